@@ -1,0 +1,25 @@
+"""What every test area shares: quiet threads, a GPU gate, and a fixed seed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+# The suite runs on a few cores with several pytest workers; one torch thread each keeps timings and order sane.
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked ``gpu`` where there is no CUDA device."""
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="no CUDA device on this machine")
+    for item in items:
+        if item.get_closest_marker("gpu") is not None:
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed() -> None:
+    """Random inputs in a test are the same in every run and under any pytest worker."""
+    torch.manual_seed(0)
