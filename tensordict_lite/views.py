@@ -1,0 +1,189 @@
+"""Walks over the entries of a collection, and the view that ``keys()`` gives.
+
+Keys of nested collections come after their content, items before it: the order that users of the
+interface know. Values wrapped as non-tensor data are entries, never levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, KeysView
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from tensordict_lite.keys import path_of
+
+if TYPE_CHECKING:
+    from tensordict_lite.base import TensorCollection
+
+__all__ = ["NestedKeysView", "StringKeysView", "default_is_leaf", "is_leaf_nontensor"]
+
+IsLeaf = Callable[[type], bool]
+
+
+def default_is_leaf(cls: type) -> bool:
+    """Whether a type is a leaf: everything but collections, non-tensor data included among those.
+
+    Example:
+        >>> import torch
+        >>> from tensordict_lite import TensorDict
+        >>> default_is_leaf(torch.Tensor), default_is_leaf(TensorDict)
+        (True, False)
+    """
+    return not hasattr(cls, "_is_non_tensor")
+
+
+def is_leaf_nontensor(cls: type) -> bool:
+    """Whether a type is a leaf when non-tensor data counts as one.
+
+    Example:
+        >>> from tensordict_lite import NonTensorData, TensorDict
+        >>> is_leaf_nontensor(NonTensorData), is_leaf_nontensor(TensorDict)
+        (True, False)
+    """
+    return bool(getattr(cls, "_is_non_tensor", True))
+
+
+def leaf_keys(td: TensorCollection, prefix: tuple[str, ...], out: list[Any]) -> list[Any]:
+    """Keys of the tensors of the whole tree: the walk that hot loops make, without options."""
+    if prefix:
+        for key, value in td._entries():
+            if isinstance(value, Tensor):
+                out.append((*prefix, key))
+            elif not value._is_non_tensor:
+                leaf_keys(value, (*prefix, key), out)
+    else:
+        for key, value in td._entries():
+            if isinstance(value, Tensor):
+                out.append(key)
+            elif not value._is_non_tensor:
+                leaf_keys(value, (key,), out)
+    return out
+
+
+def all_keys(
+    td: TensorCollection, prefix: tuple[str, ...], out: list[Any], leaves_only: bool, is_leaf: IsLeaf | None
+) -> list[Any]:
+    """Keys of the whole tree, content before its container."""
+    for key, value in td._entries():
+        full = (*prefix, key) if prefix else key
+        if not isinstance(value, Tensor) and not value._is_non_tensor:
+            all_keys(value, (*prefix, key), out, leaves_only, is_leaf)
+        if not leaves_only or (default_is_leaf if is_leaf is None else is_leaf)(type(value)):
+            out.append(full)
+    return out
+
+
+def all_items(
+    td: TensorCollection, prefix: tuple[str, ...], out: list[Any], leaves_only: bool, is_leaf: IsLeaf | None
+) -> list[tuple[Any, Any]]:
+    """Items of the whole tree, a container before its content."""
+    for key, value in td._entries():
+        full = (*prefix, key) if prefix else key
+        if isinstance(value, Tensor):
+            if not leaves_only or is_leaf is None or is_leaf(type(value)):
+                out.append((full, value))
+            continue
+        if not leaves_only or (is_leaf is not None and is_leaf(type(value))):
+            out.append((full, value))
+        if not value._is_non_tensor:
+            all_items(value, (*prefix, key), out, leaves_only, is_leaf)
+    return out
+
+
+def sort_key(key: Any) -> tuple[str, ...]:
+    """Order of nested keys: a container right before its content."""
+    return (key,) if isinstance(key, str) else key
+
+
+def _check_key(key: Any) -> tuple[str, ...]:
+    if isinstance(key, str):
+        return (key,)
+    path = path_of(key) if isinstance(key, tuple) else ()
+    if not path:
+        raise TypeError(
+            "keys are always strings: membership is defined for strings and non-empty tuples of strings, "
+            f"got {key!r} of type {type(key).__name__}"
+        )
+    return path
+
+
+class StringKeysView(KeysView):  # type: ignore[type-arg]
+    """Direct keys: a set-like view of strings. A nested key is never in it."""
+
+    __slots__ = ()
+
+    def __init__(self, td: TensorCollection) -> None:
+        self._mapping = td  # type: ignore[assignment]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._mapping._key_list())  # type: ignore[attr-defined]
+
+    def __len__(self) -> int:
+        return len(self._mapping._key_list())  # type: ignore[attr-defined]
+
+    def __contains__(self, key: object) -> bool:
+        path = _check_key(key)
+        return len(path) == 1 and path[0] in self._mapping._key_list()  # type: ignore[attr-defined]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self)})"
+
+    @classmethod
+    def _from_iterable(cls, it: Any) -> set[Any]:
+        return set(it)
+
+
+class NestedKeysView(StringKeysView):
+    """Keys of a tree under the options of :meth:`TensorDict.keys`; membership takes nested keys."""
+
+    __slots__ = ("_include_nested", "_is_leaf", "_leaves_only", "_sort")
+
+    def __init__(
+        self, td: TensorCollection, include_nested: bool, leaves_only: bool, is_leaf: IsLeaf | None, sort: bool
+    ) -> None:
+        self._mapping = td  # type: ignore[assignment]
+        self._include_nested = include_nested
+        self._leaves_only = leaves_only
+        self._is_leaf = is_leaf
+        self._sort = sort
+
+    def _list(self) -> list[Any]:
+        td: Any = self._mapping
+        if self._include_nested:
+            if self._leaves_only and (self._is_leaf is None or self._is_leaf is default_is_leaf):
+                keys = leaf_keys(td, (), [])
+            else:
+                keys = all_keys(td, (), [], self._leaves_only, self._is_leaf)
+        elif self._leaves_only:
+            is_leaf = self._is_leaf or default_is_leaf
+            keys = [key for key, value in td._entries() if is_leaf(type(value))]
+        else:
+            keys = td._key_list()
+        return sorted(keys, key=sort_key) if self._sort else keys
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._list())
+
+    def __len__(self) -> int:
+        return len(self._list())
+
+    def __contains__(self, key: object) -> bool:
+        path = _check_key(key)
+        if len(path) > 1 and not self._include_nested:
+            return False
+        node: Any = self._mapping
+        for part in path:
+            if isinstance(node, Tensor) or node._is_non_tensor:
+                return False
+            try:
+                node = node._get_str(part)
+            except KeyError:
+                return False
+        return not self._leaves_only or (self._is_leaf or default_is_leaf)(type(node))
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self._list()},\n    include_nested={self._include_nested},\n"
+            f"    leaves_only={self._leaves_only})"
+        )
