@@ -1,0 +1,598 @@
+"""Dense storage: entries in a dict, every one with the batch size in front.
+
+:class:`TensorDict` and tensorclasses are the same storage under two types, so an operation costs the
+same on either.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tensordict_lite.base import TensorCollection, as_size
+from tensordict_lite.indexing import index_batch_size, index_names, normalise_index
+from tensordict_lite.keys import missing_key_error, path_of, require_path
+from tensordict_lite.settings import settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["DenseCollection"]
+
+_MISSING = object()
+_new_object = object.__new__
+
+
+class DenseCollection(TensorCollection):
+    """Entries in ``_source: dict[str, Tensor | TensorCollection]``, each of shape ``[*batch_size, ...]``."""
+
+    __slots__ = ()
+    _source: dict[str, Any]
+
+    # -- primitives ------------------------------------------------------------------------------------
+
+    def _leaves(self) -> list[Tensor]:
+        out: list[Tensor] = []
+        for value in self._source.values():
+            if isinstance(value, Tensor):
+                out.append(value)
+            else:
+                out.extend(value._leaves())
+        return out
+
+    def _with_leaves(self, leaves: Iterator[Tensor]) -> Self:
+        return self._rebuild(
+            {
+                key: next(leaves) if isinstance(value, Tensor) else value._with_leaves(leaves)
+                for key, value in self._source.items()
+            },
+            self._batch_size,
+            self._names,
+        )
+
+    def _map_leaves(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        return self._rebuild(
+            {
+                key: fn(value) if isinstance(value, Tensor) else value._map_leaves(fn)
+                for key, value in self._source.items()
+            },
+            self._batch_size,
+            self._names,
+        )
+
+    def _get_str(self, key: str) -> Any:
+        return self._source[key]
+
+    def _set_str(self, key: str, value: Any) -> None:
+        self._source[key] = value
+
+    def _del_str(self, key: str) -> None:
+        del self._source[key]
+
+    def _key_list(self) -> list[str]:
+        return list(self._source)
+
+    def _nested(self) -> Iterable[TensorCollection]:
+        return [value for value in self._source.values() if not isinstance(value, Tensor)]
+
+    def _change_batch_size(self, new: torch.Size) -> None:
+        dims = len(new)
+        for key, value in self._source.items():
+            if value.shape[:dims] != new:
+                if isinstance(value, Tensor) or value.batch_dims >= dims:
+                    raise RuntimeError(
+                        f"the {type(value).__name__} {key} has shape {value.shape} which is incompatible with the "
+                        f"batch-size {new}."
+                    )
+                value._change_batch_size(new)  # a nested collection follows where its entries allow
+        if self._names is not None:
+            self._names = [*self._names[:dims], *([None] * (dims - len(self._names)))]
+        self._batch_size = new
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> Any:
+        cls = type(index)
+        if cls is str:
+            try:
+                value = self._source[index]
+            except KeyError:
+                raise missing_key_error(index, list(self._source), type(self).__name__) from None
+            if type(value) is Tensor:
+                return value
+            return value if isinstance(value, Tensor) else value._as_value()
+        if cls is int:
+            batch_size = self._batch_size
+            if not batch_size:
+                raise IndexError("a collection without batch dimensions cannot be indexed by an int")
+            source = self._source
+            if not source:
+                return self._rebuild({}, index_batch_size(batch_size, index), self._index_names(index, 0))
+            return self._rebuild(
+                {key: value[index] for key, value in source.items()},
+                batch_size[1:],
+                None if self._names is None else self._names[1:],
+            )
+        if cls is tuple:
+            path = path_of(index)
+            if path:
+                value = self._get_path(path)
+                return value if isinstance(value, Tensor) else value._as_value()
+        elif isinstance(index, str):
+            return self[str(index)]
+        return self._index(normalise_index(index, len(self._batch_size)))
+
+    def _get_path(self, path: tuple[str, ...]) -> Any:
+        """The raw entry at a flat path; KeyError with suggestions when there is none."""
+        node: Any = self
+        try:
+            for key in path:
+                node = node._source[key]
+        except (KeyError, TypeError, AttributeError):
+            return self._get_path_slowly(path)
+        return node
+
+    def _get_path_slowly(self, path: tuple[str, ...]) -> Any:
+        """Lazy stacks on the way, or an error that names the step that failed."""
+        node: Any = self
+        for depth, key in enumerate(path):
+            if not isinstance(node, TensorCollection):
+                rest = path[depth:]
+                raise KeyError(
+                    f"{path[depth - 1]!r} is a {type(node).__name__}, not a tensordict, so it has no entry "
+                    f"{rest[0] if len(rest) == 1 else rest!r} (looking for {path})"
+                )
+            try:
+                node = node._get_str(key)
+            except KeyError as err:
+                if err.args and err.args[0] == key:
+                    raise missing_key_error(key, node._key_list(), type(node).__name__) from None
+                raise
+        return node
+
+    def get(self, key: Any, default: Any = _MISSING) -> Any:
+        """Entry at a nested key, raw: a non-tensor value comes as its :class:`NonTensorData`.
+
+        Args:
+            key: string or (nested) tuple of strings.
+            default: returned when there is no such entry. Without it a missing key gives ``None``, or
+                KeyError under ``set_get_defaults_to_none(False)``.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> td = TensorDict({"a": {"b": torch.zeros(3)}}, [3])
+            >>> td.get(("a", "b")).shape, td.get("missing", 0)
+            (torch.Size([3]), 0)
+        """
+        if type(key) is str:
+            value = self._source.get(key, _MISSING)
+            if value is not _MISSING:
+                return value
+            path: tuple[str, ...] = (key,)
+        else:
+            path = require_path(key)
+            node: Any = self
+            try:
+                for part in path:
+                    node = node._source[part]
+                return node
+            except (KeyError, TypeError, AttributeError):
+                pass
+        try:
+            return self._get_path_slowly(path)
+        except KeyError:
+            if default is not _MISSING:
+                return default
+            if settings.get_defaults_to_none:
+                return None
+            raise
+
+    # -- indexing ----------------------------------------------------------------------------------------
+
+    def _index_names(self, index: Any, result_dims: int) -> list[str | None] | None:
+        return None if self._names is None else index_names(self._names, index, result_dims)
+
+    def _index(self, index: Any) -> Self:
+        """Entries under a normalised index (see ``indexing.normalise_index``)."""
+        if isinstance(index, Tensor):
+            return self._index_tensor(index)
+        source = self._source
+        out = {key: value[index] if isinstance(value, Tensor) else value._index(index) for key, value in source.items()}
+        dims = len(self._batch_size)
+        for key, value in source.items():
+            if isinstance(value, Tensor):  # the batch part of any leaf's shape is the answer
+                shape = out[key].shape
+                size = shape[: len(shape) - (value.ndim - dims)]
+                break
+        else:
+            size = index_batch_size(self._batch_size, index)
+        return self._rebuild(out, size, self._index_names(index, len(size)))
+
+    def _index_tensor(self, index: Tensor) -> Self:
+        """One long or bool tensor: the way data is sampled, so it has its own fast path."""
+        batch_size = self._batch_size
+        if index.dtype is torch.bool and index.ndim == 1:
+            if index.shape[0] != batch_size[0]:
+                raise IndexError(
+                    f"the shape of the mask {list(index.shape)} at index 0 does not match the batch size "
+                    f"{list(batch_size)} at index 0"
+                )
+            index = index.nonzero().squeeze(-1)  # once, instead of once a leaf
+        elif index.dtype is not torch.int64 or index.ndim != 1:
+            return self._index((index,))
+        try:
+            return self._select_rows(index)
+        except (IndexError, RuntimeError):  # negative rows, another device, vmap: torch's general indexing
+            return self._index((index,))
+
+    def _select_rows(self, rows: Tensor) -> Self:
+        out = {
+            key: torch.index_select(value, 0, rows) if isinstance(value, Tensor) else value._select_rows(rows)
+            for key, value in self._source.items()
+        }
+        size = torch.Size((rows.shape[0], *self._batch_size[1:]))
+        if not out:
+            index_batch_size(self._batch_size, rows)  # no entry has checked the range
+        return self._rebuild(out, size, self._names)
+
+    def get_at(self, key: Any, index: Any, default: Any = _MISSING) -> Any:
+        """``td.get(key)[index]``, the default when the key is missing."""
+        value = self.get(key, _MISSING if default is _MISSING else default)
+        if value is default:
+            return default
+        if value is None:
+            raise missing_key_error(key, self._key_list(), type(self).__name__)
+        return value[index]
+
+    # -- writing -------------------------------------------------------------------------------------------
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        cls = type(index)
+        if cls is str:
+            self.set(index, value)
+            return
+        if cls is tuple:
+            path = path_of(index)
+            if path:
+                self.set(path, value)
+                return
+        self._set_index(normalise_index(index, len(self._batch_size)), value)
+
+    def _set_index(self, index: Any, value: Any) -> None:
+        """Writes rows. Keys that do not exist yet are allocated, zero-filled (lazy preallocation)."""
+        if isinstance(value, Mapping) or (isinstance(value, dict)):
+            size = index_batch_size(self._batch_size, index)
+            value = self._plain_class()(value, batch_size=size, device=self._device)
+        if not isinstance(value, TensorCollection):
+            for entry in self._source.values():
+                if isinstance(entry, Tensor):
+                    entry[index] = value
+                else:
+                    entry._set_index(index, value)
+            return
+        size = index_batch_size(self._batch_size, index)
+        if value._batch_size != size and not _broadcasts(value._batch_size, size):
+            raise RuntimeError(
+                f"indexed destination of batch size {list(size)} and source batch size {list(value._batch_size)} do "
+                f"not match (index={index!r}, batch size {list(self._batch_size)})"
+            )
+        if value._batch_size != size:
+            value = value.expand(size)
+        source = self._source
+        for key in value._key_list():
+            item = value._get_str(key)
+            entry = source.get(key, _MISSING)
+            if entry is _MISSING:
+                if self._lock is not None:
+                    raise self._locked_error()
+                entry = source[key] = self._allocate_like(item, len(size))
+            if isinstance(entry, Tensor):
+                entry[index] = item if isinstance(item, Tensor) else item._as_value()
+            elif isinstance(item, TensorCollection):
+                replaced = entry._assign_rows(index, item)
+                if replaced is not entry:
+                    source[key] = replaced
+            else:
+                entry._set_index(index, item)
+
+    def _assign_rows(self, index: Any, item: Any) -> TensorCollection:
+        """``self[index] = item``; the collection to keep, since non-tensor values may change class."""
+        self._set_index(index, item)
+        return self
+
+    def _allocate_like(self, item: Any, index_dims: int) -> Any:
+        """A zero entry of the full batch size for an item whose first ``index_dims`` dims are indexed away."""
+        if isinstance(item, Tensor):
+            shape = (*self._batch_size, *item.shape[index_dims:])
+            device = self._device or item.device
+            return torch.zeros(shape, dtype=item.dtype, device=device)
+        return item._empty_rows(self._batch_size, index_dims, self._device)
+
+    def _empty_rows(self, lead: torch.Size, index_dims: int, device: torch.device | None) -> TensorCollection:
+        size = torch.Size((*lead, *self._batch_size[index_dims:]))
+        new = self._rebuild({}, size)
+        new._device = device
+        return new
+
+    def set(
+        self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: Any
+    ) -> Self:
+        """Writes an entry, replacing or (``inplace=True``) overwriting the one that is there.
+
+        Args:
+            key: string or (nested) tuple; missing levels are created.
+            item: tensor or collection whose leading shape is the batch size, or anything that converts to one.
+            inplace: write into the existing tensor. A key that does not exist is added all the same.
+            non_blocking: for the copy to :attr:`device`.
+
+        Raises:
+            RuntimeError: the shape does not fit, or the collection is locked and ``inplace`` is false.
+            KeyError: ``key`` is not a nested key.
+
+        Returns:
+            self
+        """
+        if type(key) is not str:
+            path = require_path(key)
+            if len(path) > 1:
+                self._parent_for(path, inplace)._as_parent().set(
+                    path[-1], item, inplace, non_blocking=non_blocking, **kwargs
+                )
+                return self
+            key = path[0]
+        if kwargs:
+            self._set_parsed(key, item, **kwargs)
+            return self
+        if inplace and key in self._source:
+            return self.set_(key, item, non_blocking=non_blocking)
+        if self._lock is not None:
+            raise self._locked_error()
+        if (
+            type(item) is not Tensor
+            or self._device is not None
+            or (self._batch_size and item.shape[: len(self._batch_size)] != self._batch_size)
+        ):
+            item = self._fit(item, key, non_blocking)
+        self._source[key] = item
+        return self
+
+    def _parent_for(self, path: tuple[str, ...], inplace: bool) -> TensorCollection:
+        """The collection that holds the last step of ``path``; missing levels are created on the way."""
+        node: Any = self
+        for key in path[:-1]:
+            try:
+                child = node._get_str(key)
+            except KeyError:
+                if node._lock is not None:
+                    raise node._locked_error() from None
+                child = node._new_child()
+                node._set_str(key, child)
+            if not isinstance(child, TensorCollection):
+                raise KeyError(
+                    f"the entry {key!r} is already present in {type(node).__name__} and is a {type(child).__name__}, "
+                    f"so {path} cannot be written below it"
+                )
+            node = child
+        return node
+
+    def _as_parent(self) -> TensorCollection:
+        return self
+
+    def _new_child(self) -> TensorCollection:
+        """An empty collection for a level that is created on the way to a nested key."""
+        return self._plain_class()._trusted({}, self._batch_size, self._device, self._names)
+
+    @staticmethod
+    def _plain_class() -> type[DenseCollection]:
+        from tensordict_lite.tensordict import TensorDict
+
+        return TensorDict
+
+    def set_(self, key: Any, item: Any, *, non_blocking: bool = False) -> Self:
+        """Copies a value into an existing entry, locked or not.
+
+        Raises:
+            KeyError: there is no such entry.
+            RuntimeError: the shape does not fit.
+        """
+        path = (key,) if type(key) is str else require_path(key)
+        parent = self if len(path) == 1 else self._get_path(path[:-1])
+        parent._write_in_place(path[-1], item, non_blocking)
+        return self
+
+    def _write_in_place(self, key: str, item: Any, non_blocking: bool = False) -> None:
+        try:
+            entry = self._source[key]
+        except KeyError:
+            raise missing_key_error(key, list(self._source), type(self).__name__) from None
+        if not isinstance(entry, Tensor):
+            replaced = entry._overwrite(item, self)
+            if replaced is not entry:
+                self._source[key] = replaced
+            return
+        if type(item) is not Tensor:
+            item = self._fit(item, key, False)
+        if not isinstance(item, Tensor):
+            raise RuntimeError(f"the entry {key!r} is a tensor: a {type(item).__name__} cannot be written into it")
+        if item is entry:
+            return
+        dims = len(self._batch_size)
+        if item.shape[:dims] != self._batch_size:
+            raise self._misfit(item, key)
+        try:
+            entry.copy_(item, non_blocking=non_blocking)
+        except RuntimeError as err:
+            if entry.shape == item.shape:
+                raise
+            raise RuntimeError(
+                f"failed to update {key!r} in {type(self).__name__} of batch size {list(self._batch_size)}: the value "
+                f"of shape {list(item.shape)} does not fit the entry of shape {list(entry.shape)}"
+            ) from err
+
+    def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
+        """In-place write of a whole nested collection."""
+        self.update_(item)
+        return self
+
+    def set_at_(self, key: Any, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
+        """``td.get(key)[index] = value`` in place.
+
+        Raises:
+            KeyError: there is no such entry.
+        """
+        entry = self._get_path(require_path(key))
+        entry[index] = value
+        return self
+
+    def __delitem__(self, key: Any) -> None:
+        self.del_(key)
+
+    def del_(self, key: Any) -> Self:
+        """Removes an entry.
+
+        Raises:
+            KeyError: there is no such entry.
+            RuntimeError: the collection is locked.
+        """
+        path = (key,) if type(key) is str else require_path(key)
+        parent = self if len(path) == 1 else self._get_path(path[:-1])
+        if parent._lock is not None:
+            raise parent._locked_error()
+        try:
+            parent._del_str(path[-1])
+        except KeyError:
+            raise missing_key_error(path[-1], parent._key_list(), type(self).__name__) from None
+        return self
+
+    # -- fitting values -----------------------------------------------------------------------------------
+
+    def _misfit(self, value: Any, key: str) -> RuntimeError:
+        return RuntimeError(
+            f"batch dimension mismatch, got self.batch_size={self._batch_size} and value.shape={value.shape} for key "
+            f"{key!r}. The leading dimensions of a value must match the batch size."
+        )
+
+    def _fit(self, item: Any, key: str, non_blocking: bool = False) -> Any:
+        """``item`` as an entry: converted, on this device, with the batch size in front."""
+        if not isinstance(item, (Tensor, TensorCollection)):
+            item = self._convert(item)
+        dims = len(self._batch_size)
+        if isinstance(item, Tensor):
+            if dims and item.shape[:dims] != self._batch_size:
+                raise self._misfit(item, key)
+            if self._device is not None and item.device != self._device:
+                item = item.to(self._device, non_blocking=non_blocking)
+            return item
+        return item._fit_into(self, key, non_blocking)
+
+    def _fit_into(self, parent: TensorCollection, key: str, non_blocking: bool) -> TensorCollection:
+        """This collection as an entry of ``parent``: fitting batch size, device and names."""
+        item: Any = self
+        dims = parent.batch_dims
+        if item._batch_size[:dims] != parent._batch_size:
+            if item._lock is None:
+                item = item.clone(recurse=False)
+            try:
+                item._change_batch_size(parent._batch_size)
+            except RuntimeError:
+                raise parent._misfit(item, key) from None
+        if parent._device is not None and item._device != parent._device:
+            item = item.to(parent._device, non_blocking=non_blocking)
+        if parent._names is not None and item.names[:dims] != parent._names:
+            item = item.clone(recurse=False)
+            item._set_names([*parent._names, *item.names[dims:]])
+        return item
+
+    def _convert(self, item: Any) -> Any:
+        """A tensor, a nested collection or a non-tensor wrapper for a plain Python value."""
+        if isinstance(item, (dict, Mapping)):
+            return self._plain_class()(item, batch_size=self._batch_size, device=self._device, names=self._names)
+        if isinstance(item, (numbers.Number, bool, np.generic)) and not isinstance(item, (np.str_, np.bytes_)):
+            if isinstance(item, np.generic) and item.dtype.kind not in "biufc":
+                return self._wrap(item)
+            return torch.as_tensor(item, device=self._device)
+        if isinstance(item, np.ndarray):
+            return torch.as_tensor(item, device=self._device) if item.dtype.kind in "biufc" else self._wrap(item)
+        if isinstance(item, (list, tuple)) and type(item) in (list, tuple):
+            return self._convert_sequence(item)
+        return self._wrap(item)
+
+    def _convert_sequence(self, item: Any) -> Any:
+        """A tensor where the numbers nest regularly, a stack where the rows are tensors, else the object."""
+        from tensordict_lite.nontensor import from_sequence
+
+        return from_sequence(item, self._batch_size, self._device)
+
+    def _wrap(self, item: Any) -> Any:
+        from tensordict_lite.nontensor import NonTensorData
+
+        return NonTensorData(item, batch_size=self._batch_size, device=self._device)
+
+    def _set_parsed(self, key: str, item: Any, **kwargs: Any) -> None:
+        raise TypeError(f"set() got unexpected keyword argument(s) {sorted(kwargs)} for key {key!r}")
+
+    def _as_value(self) -> Any:
+        """What ``td[key]`` gives for this entry: itself, or the payload of a non-tensor wrapper."""
+        return self
+
+    # -- pickling -------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "source": self._source,
+            "batch_size": tuple(self._batch_size),
+            "device": self._device,
+            "names": self._names,
+            "locked": self._lock is not None,
+            "extra": self.__dict__ if hasattr(self, "__dict__") else None,
+        }
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _blank, (type(self),), self.__getstate__()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._source = state["source"]
+        self._batch_size = torch.Size(state["batch_size"])
+        self._device = state["device"]
+        self._names = state["names"]
+        self._lock = None
+        if state["extra"]:
+            self.__dict__.update(state["extra"])
+        if state["locked"]:
+            self._propagate_lock(None)
+
+
+def _blank(cls: type[DenseCollection]) -> DenseCollection:
+    return _new_object(cls)
+
+
+def _broadcasts(shape: torch.Size, target: torch.Size) -> bool:
+    try:
+        return torch.broadcast_shapes(shape, target) == target
+    except RuntimeError:
+        return False
+
+
+def build_source(new: DenseCollection, source: Mapping[Any, Any], non_blocking: bool) -> None:
+    """Fills a fresh collection from a mapping, validating every entry once."""
+    size = new._batch_size
+    dims = len(size)
+    entries = new._source
+    plain = new._device is None
+    for key, item in source.items():
+        if type(key) is str:
+            if plain and type(item) is Tensor and (not dims or item.shape[:dims] == size):
+                entries[key] = item
+            else:
+                entries[key] = new._fit(item, key, non_blocking)
+        else:
+            new.set(key, item, non_blocking=non_blocking)
+
+
+__all__ += ["as_size", "build_source"]

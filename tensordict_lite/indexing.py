@@ -1,0 +1,148 @@
+"""The arithmetic of indices on a batch size. Nothing here touches the data of a tensor.
+
+An index that a user writes (``td[..., 0]``, ``td[[0, 1], None]``) is normalised once against the batch
+size; the normalised index then applies unchanged to every leaf and nested collection, whose trailing
+dimensions it leaves alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["index_batch_size", "index_names", "normalise_index"]
+
+_FULL = slice(None)
+_BASIC = (int, slice, type(None))
+
+
+def _as_index_part(part: Any) -> Any:
+    """One element of an index in the form that torch indexes fastest with."""
+    cls = type(part)
+    if cls is int or cls is slice or part is None or part is Ellipsis or cls is bool:
+        return part
+    if isinstance(part, Tensor):
+        return part
+    if cls is list or cls is range:
+        return torch.as_tensor(list(part)) if len(part) else torch.empty(0, dtype=torch.long)
+    if isinstance(part, np.ndarray):
+        return torch.as_tensor(part)
+    if isinstance(part, tuple):
+        return torch.as_tensor(part) if part else torch.empty(0, dtype=torch.long)
+    if isinstance(part, np.bool_):
+        return bool(part)
+    if hasattr(part, "__index__"):
+        return part.__index__()
+    raise IndexError(
+        "only integers, slices (`:`), ellipsis (`...`), None, ranges, lists, arrays and long or bool "
+        f"tensors are valid indices, got {part!r} of type {cls.__name__}"
+    )
+
+
+def _consumed(part: Any) -> int:
+    """How many dimensions of the indexed tensor one element of an index uses up."""
+    if part is None or isinstance(part, bool):
+        return 0
+    if isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8):
+        return part.ndim
+    return 1
+
+
+def normalise_index(index: Any, batch_dims: int) -> Any:
+    """The same index with lists, ranges and arrays as tensors and the ellipsis spelled out.
+
+    Args:
+        index: any index that torch accepts.
+        batch_dims: number of batch dimensions it applies to.
+
+    Raises:
+        IndexError: more dimensions are indexed than there are, or an element is not an index.
+
+    Example:
+        >>> normalise_index((..., 0), 3)
+        (slice(None, None, None), slice(None, None, None), 0)
+    """
+    if not isinstance(index, tuple):
+        if index is Ellipsis:
+            return ()
+        part = _as_index_part(index)
+        used = _consumed(part)
+        if used > batch_dims:
+            raise _too_many(used, batch_dims)
+        return part
+    parts = [_as_index_part(part) for part in index]
+    used = sum(_consumed(part) for part in parts if part is not Ellipsis)
+    if used > batch_dims:
+        raise _too_many(used, batch_dims)
+    where = [i for i, part in enumerate(parts) if part is Ellipsis]
+    if len(where) > 1:
+        raise IndexError("an index can only have a single ellipsis ('...')")
+    if where:
+        parts[where[0] : where[0] + 1] = [_FULL] * (batch_dims - used)
+    return tuple(parts)
+
+
+def _too_many(used: int, batch_dims: int) -> IndexError:
+    return IndexError(
+        f"too many indices: the index uses {used} dimension(s) but the batch size has {batch_dims}. "
+        "Only batch dimensions can be indexed; index the entries for the others."
+    )
+
+
+def index_batch_size(batch_size: torch.Size, index: Any) -> torch.Size:
+    """Batch size after a normalised index.
+
+    Example:
+        >>> index_batch_size(torch.Size([3, 4]), (slice(None), 0))
+        torch.Size([3])
+    """
+    cls = type(index)
+    if cls is int:
+        length = batch_size[0]
+        if not -length <= index < length:
+            raise IndexError(f"index {index} is out of bounds for dimension 0 with size {length}")
+        return batch_size[1:]
+    if cls is slice and (index.step is None or index.step > 0):
+        return torch.Size((len(range(*index.indices(batch_size[0]))), *batch_size[1:]))
+    # Advanced indexing has torch's own rules (broadcasting, dimensions that move to the front). A
+    # stride-0 view of one byte answers exactly as a tensor of that shape would.
+    device = _index_device(index)
+    probe = torch.empty((), dtype=torch.bool, device=device).expand(batch_size)
+    return probe[index].shape
+
+
+def _index_device(index: Any) -> torch.device | None:
+    for part in index if isinstance(index, tuple) else (index,):
+        if isinstance(part, Tensor) and part.device.type != "cpu":
+            return part.device
+    return None
+
+
+def index_names(names: list[str | None], index: Any, result_dims: int) -> list[str | None] | None:
+    """Dimension names after a normalised index, ``None`` when no name is left.
+
+    Integers drop their name, slices keep it, ``None`` adds an unnamed dimension. A one-dimensional
+    tensor keeps the name of the dimension that it indexes; any other tensor leaves its result unnamed.
+    """
+    parts = index if isinstance(index, tuple) else (index,)
+    out: list[str | None] = []
+    at = 0
+    for part in parts:
+        if part is None or isinstance(part, bool):
+            out.append(None)
+        elif isinstance(part, slice):
+            out.append(names[at])
+            at += 1
+        elif isinstance(part, Tensor):
+            used = _consumed(part)
+            out.extend([names[at]] if part.ndim == 1 else [None] * (1 if part.dtype is torch.bool else part.ndim))
+            at += used
+        else:
+            at += 1
+    out.extend(names[at:])
+    if len(out) != result_dims or all(name is None for name in out):
+        return None
+    return out

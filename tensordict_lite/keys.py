@@ -1,0 +1,142 @@
+"""Nested keys: ``"a"``, ``("a", "b")`` and any nesting of tuples that unravels to them.
+
+Every public entry point accepts the loose spelling ``(("a",), ("b", ("c",)))`` and works on the
+canonical one: a plain string for one level, a flat tuple of strings otherwise. Unravelling is cached,
+because a program uses a handful of keys millions of times.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any, Union
+
+__all__ = [
+    "NestedKey",
+    "is_nested_key",
+    "missing_key_error",
+    "unravel_key",
+    "unravel_key_list",
+    "unravel_key_to_tuple",
+]
+
+NestedKey = Union[str, tuple["NestedKey", ...]]  # type: ignore[misc]
+
+# Bounded: a program that generates keys without end must not leak; clearing costs one re-fill.
+_CACHE_LIMIT = 8192
+_tuple_cache: dict[tuple[Any, ...], tuple[str, ...]] = {}
+
+
+def _flatten(key: tuple[Any, ...], out: list[str]) -> bool:
+    for part in key:
+        if isinstance(part, str):
+            out.append(part)
+        elif isinstance(part, tuple):
+            if not _flatten(part, out):
+                return False
+        else:
+            return False
+    return True
+
+
+def path_of(key: tuple[Any, ...]) -> tuple[str, ...]:
+    """Flat path of a tuple key, or ``()`` when the tuple is not a key (an index, say).
+
+    The empty tuple stands for "not a key", so that callers test truth only.
+    """
+    try:
+        return _tuple_cache[key]
+    except KeyError:
+        pass
+    except TypeError:  # unhashable part (slice, list): an index, not a key
+        return ()
+    out: list[str] = []
+    if not _flatten(key, out):
+        return ()
+    if len(_tuple_cache) >= _CACHE_LIMIT:
+        _tuple_cache.clear()
+    path = _tuple_cache[key] = tuple(out)
+    return path
+
+
+def is_nested_key(key: Any) -> bool:
+    """Whether ``key`` is a string or a (nested) non-empty tuple of strings.
+
+    Example:
+        >>> is_nested_key("a"), is_nested_key(("a", ("b",))), is_nested_key((0, 1))
+        (True, True, False)
+    """
+    if isinstance(key, str):
+        return True
+    return isinstance(key, tuple) and bool(path_of(key))
+
+
+def unravel_key_to_tuple(key: Any) -> tuple[str, ...]:
+    """Flat tuple of strings for ``key``; ``()`` when it is not a nested key.
+
+    Example:
+        >>> unravel_key_to_tuple(("a", ("b", ("c",))))
+        ('a', 'b', 'c')
+        >>> unravel_key_to_tuple("a")
+        ('a',)
+    """
+    if isinstance(key, str):
+        return (key,)
+    if isinstance(key, tuple):
+        return path_of(key)
+    return ()
+
+
+def unravel_key(key: Any) -> NestedKey:
+    """Canonical form of a nested key: a string for one level, a flat tuple otherwise.
+
+    Raises:
+        KeyError: if ``key`` is not a string or a non-empty nested tuple of strings.
+
+    Example:
+        >>> unravel_key(("a", ("b",)))
+        ('a', 'b')
+        >>> unravel_key((("a",),))
+        'a'
+    """
+    if isinstance(key, str):
+        return key
+    path = path_of(key) if isinstance(key, tuple) else ()
+    if not path:
+        raise KeyError(_not_a_key(key))
+    return path if len(path) > 1 else path[0]
+
+
+def unravel_key_list(keys: Iterable[Any]) -> list[NestedKey]:
+    """:func:`unravel_key` over a list or tuple of keys.
+
+    Example:
+        >>> unravel_key_list(["a", ("b", ("c",))])
+        ['a', ('b', 'c')]
+    """
+    if isinstance(keys, str):
+        raise TypeError("unravel_key_list() expects a sequence of keys, got the string " + repr(keys))
+    return [unravel_key(key) for key in keys]
+
+
+def require_path(key: Any) -> tuple[str, ...]:
+    """Flat path of ``key`` or a KeyError that says what a key may be."""
+    path = unravel_key_to_tuple(key)
+    if not path:
+        raise KeyError(_not_a_key(key))
+    return path
+
+
+def _not_a_key(key: Any) -> str:
+    return f"a key must be a string or a non-empty, possibly nested tuple of strings; got {key!r}"
+
+
+def missing_key_error(key: Any, available: Sequence[Any], owner: str = "TensorDict") -> KeyError:
+    """KeyError for ``key`` that lists what there is and suggests the closest names."""
+    names = [name if isinstance(name, str) else ".".join(name) for name in available]
+    wanted = key if isinstance(key, str) else ".".join(key)
+    close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
+    hint = f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
+    shown = sorted(names)[:20]
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return KeyError(f'key "{wanted}" not found in {owner} with keys {shown}{more}.{hint}')

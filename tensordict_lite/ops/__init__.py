@@ -1,0 +1,31 @@
+"""Families of operations, one mixin a file, all written over the primitives of ``base.py``."""
+
+from __future__ import annotations
+
+from tensordict_lite.ops.apply import ApplyOps
+from tensordict_lite.ops.cast import CastOps
+from tensordict_lite.ops.comparison import ComparisonOps
+from tensordict_lite.ops.construct import ConstructOps
+from tensordict_lite.ops.convert import ConvertOps
+from tensordict_lite.ops.engine import EngineOps
+from tensordict_lite.ops.mapping import MappingOps
+from tensordict_lite.ops.pointwise import PointwiseOps
+from tensordict_lite.ops.reduction import ReductionOps
+from tensordict_lite.ops.rows import RowOps
+from tensordict_lite.ops.shape import ShapeOps
+from tensordict_lite.ops.storage import StorageOps
+
+FAMILIES = (
+    MappingOps,
+    ShapeOps,
+    RowOps,
+    ApplyOps,
+    PointwiseOps,
+    ComparisonOps,
+    ReductionOps,
+    CastOps,
+    ConstructOps,
+    ConvertOps,
+    StorageOps,
+    EngineOps,
+)

@@ -1,0 +1,300 @@
+"""Operations that cut, choose or fill rows: split, unbind, gather, masks, padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite.ops.shape import positive_dim
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["RowOps"]
+
+
+def _align(condition: Tensor, ndim: int) -> Tensor:
+    """A condition over leading dimensions, with trailing dimensions of size 1 up to ``ndim``."""
+    extra = ndim - condition.ndim
+    return condition[(...,) + (None,) * extra] if extra > 0 else condition
+
+
+class RowOps:
+    """Mixin of the row family."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        _source: Any
+        _batch_size: torch.Size
+        _names: list[str | None] | None
+        _device: torch.device | None
+        _lock: Any
+        _rebuild: Any
+        _reshaped: Any
+        _inplace_or: Any
+
+    # -- cutting --------------------------------------------------------------------------------------------------
+
+    def _parts(self, cut: Any, sizes: list[torch.Size], names: list[str | None] | None, locked: bool) -> Any:
+        """One collection for each element of the tuples that ``cut`` makes of the entries."""
+        keys = list(self._source)
+        rebuild = self._rebuild
+        if not keys:
+            parts = tuple(rebuild({}, size, names) for size in sizes)
+        else:
+            columns = [cut(value) for value in self._source.values()]
+            parts = tuple(
+                rebuild(dict(zip(keys, row)), size, names) for row, size in zip(zip(*columns), sizes)
+            )
+        if locked and self._lock is not None:
+            for part in parts:
+                part._propagate_lock(None)
+        return parts
+
+    def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
+        """Consecutive parts of ``split_size`` rows (the last one shorter), or of the given sizes; views.
+
+        Raises:
+            ValueError: a non-positive ``split_size``.
+            RuntimeError: sizes that do not sum to the length.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> [part.batch_size[0] for part in TensorDict({"a": torch.zeros(5)}, [5]).split(2)]
+            [2, 2, 1]
+        """
+        size = self._batch_size
+        dim = positive_dim(dim, len(size), size)
+        length = size[dim]
+        if isinstance(split_size, int):
+            if split_size <= 0:
+                raise ValueError(f"split: split_size must be positive, got {split_size}.")
+            full, rest = divmod(length, split_size)
+            same = torch.Size((*size[:dim], split_size, *size[dim + 1 :]))
+            sizes = [same] * full
+            if rest or not length:
+                sizes.append(torch.Size((*size[:dim], rest, *size[dim + 1 :])))
+        else:
+            split_size = list(split_size)
+            if any(n < 0 for n in split_size):
+                raise RuntimeError(
+                    f"split_with_sizes expects split_sizes have only non-negative entries, but got split_sizes={split_size}"
+                )
+            if sum(split_size) != length:
+                raise RuntimeError(
+                    f"split_with_sizes expects split_sizes to sum exactly to {length} (input tensor's size at dimension "
+                    f"{dim}), but got split_sizes={split_size}"
+                )
+            sizes = [torch.Size((*size[:dim], n, *size[dim + 1 :])) for n in split_size]
+        return self._parts(lambda value: value.split(split_size, dim), sizes, self._names, True)
+
+    def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
+        """At most ``chunks`` consecutive parts of equal size (the last one shorter); views."""
+        if not isinstance(chunks, int) or chunks <= 0:
+            raise ValueError(f"chunks must be a strictly positive integer, got {chunks}.")
+        size = self._batch_size
+        dim = positive_dim(dim, len(size), size)
+        return self.split(max(1, -(-size[dim] // chunks)), dim)
+
+    def tensor_split(self, indices_or_sections: Any, dim: int = 0) -> tuple[Self, ...]:
+        """Parts as :func:`torch.tensor_split` cuts them; views."""
+        size = self._batch_size
+        dim = positive_dim(dim, len(size), size)
+        probe = torch.empty((), dtype=torch.bool).expand(size)
+        sizes = [part.shape for part in probe.tensor_split(indices_or_sections, dim)]
+        return self._parts(lambda value: value.tensor_split(indices_or_sections, dim), sizes, self._names, True)
+
+    def unbind(self, dim: int = 0) -> tuple[Self, ...]:
+        """One collection for each row along ``dim``; views."""
+        size = self._batch_size
+        dim = positive_dim(dim, len(size), size)
+        rest = size[:dim] + size[dim + 1 :]
+        names = None if self._names is None else [*self._names[:dim], *self._names[dim + 1 :]]
+        return self._parts(lambda value: value.unbind(dim), [rest] * size[dim], names, False)
+
+    def narrow(self, dim: int, start: int, length: int) -> Self:
+        """Rows ``start`` to ``start + length`` along ``dim``, a view.
+
+        Raises:
+            RuntimeError: the range leaves the dimension.
+        """
+        size = self._batch_size
+        dim = positive_dim(dim, len(size), size)
+        if start < 0:
+            start += size[dim]
+        if start < 0 or length < 0 or start + length > size[dim]:
+            raise RuntimeError(f"start ({start}) + length ({length}) exceeds dimension size ({size[dim]}).")
+        new = torch.Size((*size[:dim], length, *size[dim + 1 :]))
+        return self._reshaped(lambda value: value.narrow(dim, start, length), new, self._names)
+
+    # -- choosing ---------------------------------------------------------------------------------------------------
+
+    def gather(self, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False) -> Self:
+        """Rows gathered along ``dim``; ``index`` has the batch dimensions, as :func:`torch.gather`."""
+        size = self._batch_size
+        ndim = len(size)
+        dim = positive_dim(dim, ndim, size)
+        if index.ndim != ndim:
+            raise RuntimeError(
+                f"gather: the index has {index.ndim} dimension(s), the batch size {list(size)} has {ndim}"
+            )
+
+        def pick(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value.gather(dim, _align(index, value.ndim).expand(*index.shape, *value.shape[ndim:]))
+            full = _align(index, value.ndim).expand(*index.shape, *value.shape[ndim:])
+            return torch.gather(value, dim, full)
+
+        new = self._rebuild({k: pick(v) for k, v in self._source.items()}, index.shape, self._names)
+        if out is not None:
+            out.update_(new)
+            return out
+        return self._inplace_or(inplace, new)
+
+    def masked_select(self, mask: Tensor) -> Self:
+        """The rows where ``mask`` (of the batch size, or of its first dimensions) is true, one batch dimension.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> td = TensorDict({"a": torch.arange(3)}, [3])
+            >>> td.masked_select(torch.tensor([True, False, True]))["a"]
+            tensor([0, 2])
+        """
+        out = self[mask]  # type: ignore[index]
+        out._names = None
+        return out
+
+    # -- filling ----------------------------------------------------------------------------------------------------
+
+    def masked_fill_(self, mask: Tensor, value: float | bool) -> Self:
+        """Fills the rows where ``mask`` is true, in place. ``mask`` covers the leading batch dimensions."""
+        for entry in self._source.values():
+            if isinstance(entry, Tensor):
+                entry.masked_fill_(_align(mask, entry.ndim), value)
+            else:
+                entry.masked_fill_(mask, value)
+        return self
+
+    def masked_fill(self, mask: Tensor, value: float | bool) -> Self:
+        """A copy with the rows where ``mask`` is true filled."""
+
+        def fill(entry: Any) -> Any:
+            if isinstance(entry, Tensor):
+                return entry.masked_fill(_align(mask, entry.ndim), value)
+            return entry.masked_fill(mask, value)
+
+        return self._rebuild({k: fill(v) for k, v in self._source.items()}, self._batch_size, self._names)
+
+    def where(
+        self,
+        condition: Tensor,
+        other: Any,
+        *,
+        out: Any = None,
+        pad: float | bool | None = None,
+        update_batch_size: bool = False,
+    ) -> Self:
+        """Entries of this collection where ``condition`` holds, of ``other`` elsewhere.
+
+        Args:
+            condition: bool, over the leading batch dimensions.
+            other: a scalar, a tensor, or a collection with the same keys.
+            out: collection to write the result into.
+            pad: value for keys that only one side has. Without it they are a KeyError.
+            update_batch_size: let ``out`` take the batch size of the result.
+        """
+        from tensordict_lite.base import TensorCollection
+
+        mine = self._source
+        if isinstance(other, TensorCollection):
+            theirs = {key: other._get_str(key) for key in other._key_list()}
+            if pad is None and mine.keys() != theirs.keys():
+                odd = sorted(mine.keys() ^ theirs.keys())
+                raise KeyError(
+                    f"where: both collections need the same keys; {odd} are in one only. Pass pad= to fill them."
+                )
+        else:
+            theirs = None
+
+        def choose(key: str) -> Any:
+            a = mine.get(key)
+            b = theirs.get(key) if theirs is not None else other
+            if a is None:
+                return _where(condition, torch.full_like(b, pad) if isinstance(b, Tensor) else b * 0 + pad, b)
+            if b is None:
+                b = pad
+            return _where(condition, a, b)
+
+        keys = list(mine) if theirs is None else [*mine, *[k for k in theirs if k not in mine]]
+        result = self._rebuild({key: choose(key) for key in keys}, self._batch_size, self._names)
+        if out is not None:
+            if update_batch_size:
+                out.batch_size = result._batch_size
+            return out.update(result, inplace=True) if out._lock is None else out.update_(result)
+        if self._lock is not None and theirs is None:
+            result._propagate_lock(None)
+        return result
+
+    def pad(
+        self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True
+    ) -> Self:
+        """Batch dimensions padded: ``pad_size`` is ``(before_0, after_0, before_1, after_1, ...)``.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> TensorDict({"a": torch.ones(2, 3)}, [2]).pad([0, 1])["a"].shape
+            torch.Size([3, 3])
+        """
+        size = self._batch_size
+        ndim = len(size)
+        if len(pad_size) > 2 * ndim or len(pad_size) % 2:
+            raise RuntimeError(
+                "pad_size must hold a pair (before, after) for at most each of the batch dimensions: got "
+                f"{len(pad_size)} values for {ndim} dimension(s)"
+            )
+        pairs = [tuple(pad_size[i : i + 2]) for i in range(0, len(pad_size), 2)]
+        new = torch.Size(
+            [n + sum(pairs[d]) if d < len(pairs) else n for d, n in enumerate(size)]
+        )
+
+        def grow(entry: Any) -> Any:
+            if not isinstance(entry, Tensor):
+                return entry.pad(pad_size, value)
+            # torch counts from the last dimension: none for the feature dimensions, then ours in reverse.
+            spec = [0, 0] * (entry.ndim - len(pairs))
+            for before, after in reversed(pairs):
+                spec += [before, after]
+            return torch.nn.functional.pad(entry, spec, value=value)
+
+        out = self._rebuild({k: grow(v) for k, v in self._source.items()}, new, self._names)
+        return self._inplace_or(inplace, out)
+
+    def to_padded_tensor(self, padding: float = 0.0, mask_key: Any = None) -> Self:
+        """Nested (ragged) tensors as dense ones, filled with ``padding``; ``mask_key`` tells the real elements."""
+        mask: list[Tensor] = []
+
+        def dense(leaf: Tensor) -> Tensor:
+            if not leaf.is_nested:
+                return leaf
+            if mask_key is not None and not mask:
+                ones = torch.nested.nested_tensor([torch.ones_like(t, dtype=torch.bool) for t in leaf.unbind()])
+                mask.append(torch.nested.to_padded_tensor(ones, False))
+            return torch.nested.to_padded_tensor(leaf, padding)
+
+        out = self._map_leaves(dense)  # type: ignore[attr-defined]
+        if mask:
+            out.set(mask_key, mask[0])
+        return out
+
+
+def _where(condition: Tensor, a: Any, b: Any) -> Any:
+    if not isinstance(a, Tensor):
+        return a.where(condition, b)
+    return torch.where(_align(condition, a.ndim), a, b)

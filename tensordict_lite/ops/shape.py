@@ -1,0 +1,526 @@
+"""Shape operations: every leaf and every nested collection is reshaped along the batch dimensions.
+
+One rule serves both: an operation on the batch dimensions ``[0, batch_dims)`` has the same meaning on an
+entry of shape ``[*batch_size, ...]``, so an entry is transformed by the method of the same name with
+non-negative dimensions, and the batch size of the result is computed once, here.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["ShapeOps", "positive_dim"]
+
+
+def positive_dim(dim: int, ndim: int, shape: torch.Size) -> int:
+    """``dim`` counted from the front; IndexError outside of the batch dimensions."""
+    if 0 <= dim < ndim:
+        return dim
+    if -ndim <= dim < 0:
+        return dim + ndim
+    raise IndexError(f"Incompatible dim {dim} for tensordict with shape {shape}.")
+
+
+def _sizes(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Sequence[int]:
+    """The sizes of ``f(2, 3)``, ``f((2, 3))`` or ``f(size=(2, 3))``."""
+    if not args and set(kwargs) == {"size"} and kwargs["size"] is not None:
+        args = (kwargs["size"],)
+    elif kwargs or not args:
+        raise TypeError(
+            f"{name}() takes integers, one sequence of integers, or size=; got args={args} and kwargs={kwargs}"
+        )
+    if len(args) == 1 and not isinstance(args[0], int):
+        return tuple(args[0])
+    return args
+
+
+def infer_size(sizes: Sequence[int], numel: int) -> torch.Size:
+    """``sizes`` with a -1 filled in; RuntimeError when they do not hold ``numel`` elements."""
+    known = 1
+    unknown = None
+    for at, size in enumerate(sizes):
+        if size == -1 and unknown is None:
+            unknown = at
+        elif size < 0:
+            raise RuntimeError(f"invalid shape {list(sizes)}: sizes are non-negative, with at most one -1")
+        else:
+            known *= size
+    if unknown is not None:
+        if known == 0 or numel % known:
+            raise RuntimeError(f"invalid shape {list(sizes)} for a batch of {numel} elements")
+        return torch.Size((*sizes[:unknown], numel // known, *sizes[unknown + 1 :]))
+    if known != numel:
+        raise RuntimeError(f"invalid shape {list(sizes)} for a batch of {numel} elements")
+    return torch.Size(sizes)
+
+
+class ShapeOps:
+    """Mixin of the shape family; see the module docstring."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        _source: Any
+        _batch_size: torch.Size
+        _names: list[str | None] | None
+        _device: torch.device | None
+        _lock: Any
+        _rebuild: Any
+        _last_op: Any
+
+    def _reshaped(
+        self,
+        fn: Callable[[Any], Any],
+        size: torch.Size,
+        names: list[str | None] | None = None,
+        inverse: Callable[[Any], Any] | None = None,
+    ) -> Self:
+        """``fn`` over the entries. A view of a locked collection is locked; ``inverse`` undoes it in a `with`."""
+        out = self._rebuild({key: fn(value) for key, value in self._source.items()}, size, names)
+        if self._lock is not None:
+            out._propagate_lock(None)
+        if inverse is not None:
+            out._last_op = (weakref.ref(self), inverse)
+        return out
+
+    # -- same elements, other shape -----------------------------------------------------------------------
+
+    def view(
+        self, *shape: Any, size: Sequence[int] | None = None, batch_size: torch.Size | None = None
+    ) -> Self:
+        """Same elements under another batch size, without a copy; one size may be -1.
+
+        A single dtype argument reinterprets the bits of every leaf, as :meth:`torch.Tensor.view`.
+        As a context manager, what the block changed is written back.
+
+        Raises:
+            RuntimeError: the sizes do not hold the batch, or a leaf cannot be viewed without a copy.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).view(-1)["a"].shape
+            torch.Size([6, 4])
+        """
+        if len(shape) == 1 and isinstance(shape[0], torch.dtype):
+            dtype = shape[0]
+            out = self._map_leaves(lambda leaf: leaf.view(dtype))  # type: ignore[attr-defined]
+            if batch_size is not None:
+                out._change_batch_size(torch.Size(batch_size))
+            return out
+        sizes = _sizes(shape, {} if size is None else {"size": size}, "view") if shape or size is not None else ()
+        return self._viewed(sizes, "view")
+
+    def reshape(self, *args: Any, **kwargs: Any) -> Self:
+        """Same elements under another batch size, copied only where a view is impossible; one size may be -1.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).reshape(3, 2)["a"].shape
+            torch.Size([3, 2, 4])
+        """
+        return self._viewed(_sizes(args, kwargs, "reshape"), "reshape")
+
+    def _viewed(self, sizes: Sequence[int], method: str) -> Self:
+        old = self._batch_size
+        new = infer_size(sizes, old.numel())
+        if new == old:
+            return self
+        dims = len(old)
+        if method == "view":
+            return self._reshaped(
+                lambda value: value.view(*new, *value.shape[dims:]), new, None, lambda out: out.view(*old)
+            )
+        return self._reshaped(lambda value: value.reshape(*new, *value.shape[dims:]), new)
+
+    def flatten(self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False) -> Self:
+        """One dimension instead of the batch dimensions ``start_dim`` to ``end_dim`` (inclusive)."""
+        size = self._batch_size
+        ndim = len(size)
+        start = 0 if start_dim is None else start_dim + ndim if start_dim < 0 else start_dim
+        end = ndim - 1 if end_dim is None else end_dim + ndim if end_dim < 0 else end_dim
+        if not ndim:
+            return self._inplace_or(inplace, self.view(1))
+        if end < start or start < 0 or end >= ndim:
+            raise ValueError(
+                f"The end dimension must be greater or equal to the start dim, and both within the {ndim} batch "
+                f"dimension(s): got start_dim={start_dim}, end_dim={end_dim}."
+            )
+        middle = size[start : end + 1]
+        new = torch.Size((*size[:start], middle.numel(), *size[end + 1 :]))
+        names = None
+        if self._names is not None:
+            names = _names_or_none([*self._names[:start], None, *self._names[end + 1 :]])
+        out = self._reshaped(
+            lambda value: value.flatten(start, end), new, names, lambda out: out.unflatten(start, middle)
+        )
+        return self._inplace_or(inplace, out)
+
+    def unflatten(self, dim: int, unflattened_size: Sequence[int], *, inplace: bool = False) -> Self:
+        """The batch dimension ``dim`` split into ``unflattened_size``; one size may be -1."""
+        size = self._batch_size
+        dim = positive_dim(dim, len(size), size)
+        middle = infer_size(tuple(unflattened_size), size[dim])
+        new = torch.Size((*size[:dim], *middle, *size[dim + 1 :]))
+        names = None
+        if self._names is not None:
+            names = [*self._names[:dim], *([None] * (len(middle) - 1)), *self._names[dim:]]
+        out = self._reshaped(
+            lambda value: value.unflatten(dim, middle),
+            new,
+            names,
+            lambda out: out.flatten(dim, dim + len(middle) - 1),
+        )
+        return self._inplace_or(inplace, out)
+
+    def _inplace_or(self, inplace: bool, out: Any) -> Self:
+        if not inplace:
+            return out
+        self._source = out._source
+        self._batch_size = out._batch_size
+        self._names = out._names
+        return self
+
+    def squeeze(self, *args: Any, **kwargs: Any) -> Self:
+        """Without the batch dimension ``dim`` if its size is 1; without every such dimension when no ``dim``."""
+        dim = args[0] if args else kwargs.get("dim")
+        size = self._batch_size
+        if dim is None:
+            if 1 not in size:
+                return self
+            new = torch.Size([n for n in size if n != 1])
+            dims = len(size)
+            names = None
+            if self._names is not None:
+                names = _names_or_none([name for name, n in zip(self._names, size) if n != 1])
+            return self._reshaped(
+                lambda value: value.reshape(*new, *value.shape[dims:]), new, names, lambda out: out.reshape(*size)
+            )
+        dim = positive_dim(dim, len(size), size)
+        if size[dim] != 1:
+            return self
+        names = None
+        if self._names is not None:
+            names = _names_or_none([*self._names[:dim], *self._names[dim + 1 :]])
+        return self._reshaped(
+            lambda value: value.squeeze(dim), size[:dim] + size[dim + 1 :], names, lambda out: out.unsqueeze(dim)
+        )
+
+    def unsqueeze(self, *args: Any, **kwargs: Any) -> Self:
+        """With a batch dimension of size 1 inserted at ``dim`` (``-batch_dims - 1`` to ``batch_dims``)."""
+        dim = args[0] if args else kwargs["dim"]
+        size = self._batch_size
+        ndim = len(size)
+        at = dim + ndim + 1 if dim < 0 else dim
+        if not 0 <= at <= ndim:
+            raise RuntimeError(
+                "unsqueezing is allowed for dims comprised between `-td.batch_dims - 1` and `td.batch_dims` only. "
+                f"Got dim={dim} with a batch size of {size}."
+            )
+        names = None if self._names is None else [*self._names[:at], None, *self._names[at:]]
+        return self._reshaped(
+            lambda value: value.unsqueeze(at),
+            torch.Size((*size[:at], 1, *size[at:])),
+            names,
+            lambda out: out.squeeze(at),
+        )
+
+    def _at_least(self, ndim: int, ahead: int) -> Self:
+        out = self
+        for at in range(ndim - len(self._batch_size)):
+            out = out.unsqueeze(0 if at < ahead else -1)
+        return out
+
+    def atleast_1d(self) -> Self:
+        """With at least one batch dimension, as :func:`torch.atleast_1d`."""
+        return self._at_least(1, 1)
+
+    def atleast_2d(self) -> Self:
+        """With at least two batch dimensions, as :func:`torch.atleast_2d`."""
+        return self._at_least(2, 2)
+
+    def atleast_3d(self) -> Self:
+        """With at least three batch dimensions, as :func:`torch.atleast_3d`."""
+        ndim = len(self._batch_size)
+        return self._at_least(3, 1 if ndim else 3)
+
+    # -- expansion ---------------------------------------------------------------------------------------------
+
+    def expand(self, *args: Any, **kwargs: Any) -> Self:
+        """A view with dimensions of size 1 repeated, and new ones in front; -1 keeps a size.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> TensorDict({"a": torch.zeros(3, 4)}, [3]).expand(1_000_000, 3)["a"].shape
+            torch.Size([1000000, 3, 4])
+        """
+        if not args and not kwargs:
+            sizes: Sequence[int] = ()
+        elif "shape" in kwargs and not args:
+            sizes = tuple(kwargs["shape"])
+        else:
+            sizes = _sizes(args, kwargs, "expand")
+        old = self._batch_size
+        ahead = len(sizes) - len(old)
+        if ahead < 0:
+            raise RuntimeError(
+                f"the number of sizes provided ({len(sizes)}) must be greater or equal to the number of dimensions in "
+                f"the TensorDict ({len(old)})"
+            )
+        new = torch.Size((*sizes[:ahead], *[o if s == -1 else s for s, o in zip(sizes[ahead:], old)]))
+        for size, existing in zip(new[ahead:], old):
+            if existing not in (1, size):
+                raise RuntimeError(
+                    "Incompatible expanded shape: The expanded shape length at non-singleton dimension should be same "
+                    f"as the original length. target_shape = {tuple(sizes)}, existing_shape = {old}"
+                )
+        dims = len(old)
+        names = None if self._names is None else [*([None] * ahead), *self._names]
+        return self._reshaped(lambda value: value.expand(*new, *value.shape[dims:]), new, names)
+
+    def expand_as(self, other: Any) -> Self:
+        """:meth:`expand` to the (batch) shape of a tensor or collection."""
+        return self.expand(*other.shape)
+
+    def broadcast_to(self, shape: Sequence[int]) -> Self:
+        """:meth:`expand` to ``shape``, as :func:`torch.broadcast_to`."""
+        out = self.expand(*shape)
+        out = out.clone(recurse=False) if out is self else out  # type: ignore[attr-defined]
+        out._names = None
+        return out
+
+    def repeat(self, *repeats: Any, inplace: bool = False) -> Self:
+        """The content repeated ``repeats[d]`` times along each batch dimension ``d``."""
+        if len(repeats) == 1 and not isinstance(repeats[0], int):
+            repeats = tuple(repeats[0])
+        size = self._batch_size
+        if len(repeats) != len(size):
+            raise ValueError(
+                "The number of repeat elements must match the number of dimensions of the tensordict. "
+                f"Got {len(repeats)} but ndim={len(size)}."
+            )
+        dims = len(size)
+        new = torch.Size([n * r for n, r in zip(size, repeats)])
+        out = self._reshaped(
+            lambda value: value.repeat(*repeats, *([1] * (value.ndim - dims))), new, self._names
+        )
+        return self._inplace_or(inplace, out)
+
+    def tile(self, dims: Sequence[int]) -> Self:
+        """As :func:`torch.tile`: ``dims`` may be longer or shorter than the batch dimensions."""
+        repeats = tuple(dims) if not isinstance(dims, int) else (dims,)
+        ndim = len(self._batch_size)
+        td: Any = self
+        if len(repeats) < ndim:
+            repeats = (1,) * (ndim - len(repeats)) + repeats
+        for _ in range(len(repeats) - ndim):
+            td = td.unsqueeze(0)
+        out = td.repeat(*repeats)
+        out._names = None
+        return out
+
+    def repeat_interleave(
+        self, repeats: Tensor | int, dim: int | None = None, *, output_size: int | None = None, inplace: bool = False
+    ) -> Self:
+        """Every row repeated, next to itself; over the flattened batch when ``dim`` is ``None``."""
+        td: Any = self
+        if dim is None:
+            td = self.reshape(-1) if len(self._batch_size) != 1 else self
+            td = td if td is not self else self.clone(recurse=False)  # type: ignore[attr-defined]
+            td._names = None
+            dim = 0
+        size = td._batch_size
+        dim = positive_dim(dim, len(size), size)
+        if isinstance(repeats, Tensor):
+            total = int(repeats.sum()) if repeats.numel() > 1 else int(repeats.reshape(-1)[0]) * size[dim]
+        else:
+            total = repeats * size[dim]
+        new = torch.Size((*size[:dim], total, *size[dim + 1 :]))
+        out = td._reshaped(
+            lambda value: value.repeat_interleave(repeats, dim, output_size=total), new, td._names
+        )
+        if self._lock is not None and out._lock is None:
+            out._propagate_lock(None)
+        return self._inplace_or(inplace, out)
+
+    # -- order of dimensions and rows ---------------------------------------------------------------------------
+
+    def permute(self, *args: Any, **kwargs: Any) -> Self:
+        """Batch dimensions in another order; trailing ones that are left out stay."""
+        dims = tuple(kwargs["dims"]) if "dims" in kwargs else args
+        if len(dims) == 1 and not isinstance(dims[0], int):
+            dims = tuple(dims[0])
+        size = self._batch_size
+        ndim = len(size)
+        order = [d + ndim if d < 0 else d for d in dims]
+        order += [d for d in range(len(order), ndim)] if sorted(order) == list(range(len(order))) else []
+        if sorted(order) != list(range(ndim)):
+            raise ValueError(
+                f"Cannot compute the permutation, got dims={list(dims)} but expected a permutation of "
+                f"{list(range(ndim))}."
+            )
+        if order == list(range(ndim)):
+            return self
+        names = None if self._names is None else [self._names[d] for d in order]
+        back = [order.index(d) for d in range(ndim)]
+        return self._reshaped(
+            lambda value: value.permute(*order, *range(ndim, value.ndim)),
+            torch.Size([size[d] for d in order]),
+            names,
+            lambda out: out.permute(*back),
+        )
+
+    def transpose(self, dim0: int, dim1: int) -> Self:
+        """Two batch dimensions swapped."""
+        size = self._batch_size
+        ndim = len(size)
+        a = dim0 + ndim if dim0 < 0 else dim0
+        b = dim1 + ndim if dim1 < 0 else dim1
+        if not (0 <= a < ndim and 0 <= b < ndim):
+            raise ValueError(
+                f"dim0 and dim1 must be within the range of the number of dimensions: got {dim0} and {dim1} for "
+                f"{ndim} batch dimension(s)."
+            )
+        if a == b:
+            return self
+        order = list(range(ndim))
+        order[a], order[b] = b, a
+        names = None if self._names is None else [self._names[d] for d in order]
+        return self._reshaped(
+            lambda value: value.transpose(a, b),
+            torch.Size([size[d] for d in order]),
+            names,
+            lambda out: out.transpose(a, b),
+        )
+
+    def swapaxes(self, axis0: int, axis1: int) -> Self:
+        """Alias of :meth:`transpose`."""
+        return self.transpose(axis0, axis1)
+
+    def swapdims(self, axis0: int, axis1: int) -> Self:
+        """Alias of :meth:`transpose`."""
+        return self.transpose(axis0, axis1)
+
+    def movedim(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Self:
+        """Batch dimensions moved to other positions, as :func:`torch.movedim`."""
+        ndim = len(self._batch_size)
+        # A stride-free stand-in whose strides tell where each dimension went.
+        probe = torch.empty((), device="meta").expand(ndim * (1,)).as_strided((1,) * ndim, tuple(range(1, ndim + 1)))
+        order = [stride - 1 for stride in torch.movedim(probe, source, destination).stride()]  # type: ignore[arg-type]
+        return self.permute(*order) if order else self
+
+    def moveaxis(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Self:
+        """Alias of :meth:`movedim`."""
+        return self.movedim(source, destination)
+
+    def roll(self, shifts: Any, dims: Any = None, *, inplace: bool = False) -> Self:
+        """Rows shifted along batch dimensions, those that fall off coming back at the other end."""
+        size = self._batch_size
+        if dims is None:
+            flat = self.reshape(-1)
+            shift = shifts if isinstance(shifts, int) else shifts[0]
+            out = flat._reshaped(lambda value: value.roll(shift, 0), flat._batch_size).reshape(*size)
+            out = out.clone(recurse=False) if out is self else out  # type: ignore[attr-defined]
+            out._names = self._names
+            return self._inplace_or(inplace, out)
+        axes = [positive_dim(d, len(size), size) for d in ((dims,) if isinstance(dims, int) else dims)]
+        out = self._reshaped(lambda value: value.roll(shifts, axes), size, self._names)
+        return self._inplace_or(inplace, out)
+
+    def flip(self, dims: Any, *more: int) -> Self:
+        """Rows in reverse order along the given batch dimensions."""
+        size = self._batch_size
+        axes = (dims, *more) if isinstance(dims, int) else tuple(dims)
+        axes = tuple(positive_dim(d, len(size), size) for d in axes)
+        return self._reshaped(lambda value: value.flip(axes), size, self._names)
+
+    def fliplr(self) -> Self:
+        """:meth:`flip` along dimension 1."""
+        self._need_dims(2, "fliplr")
+        return self.flip(1)
+
+    def flipud(self) -> Self:
+        """:meth:`flip` along dimension 0."""
+        self._need_dims(1, "flipud")
+        return self.flip(0)
+
+    def _need_dims(self, ndim: int, name: str) -> None:
+        if len(self._batch_size) < ndim:
+            raise RuntimeError(f"{name}() needs at least {ndim} batch dimension(s), got {len(self._batch_size)}")
+
+    def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Self:
+        """Rotated ``k`` times by 90 degrees in the plane of two batch dimensions."""
+        self._need_dims(2, "rot90")
+        size = self._batch_size
+        a, b = (positive_dim(d, len(size), size) for d in dims)
+        order = list(range(len(size)))
+        if k % 2:
+            order[a], order[b] = b, a
+        names = None if self._names is None else [self._names[d] for d in order]
+        return self._reshaped(
+            lambda value: value.rot90(k, (a, b)), torch.Size([size[d] for d in order]), names
+        )
+
+    # -- names ------------------------------------------------------------------------------------------------------
+
+    def refine_names(self, *names: Any) -> Self:
+        """Names for unnamed batch dimensions, in place; ``...`` stands for the ones to leave alone.
+
+        Raises:
+            RuntimeError: a dimension already has another name.
+        """
+        current: list[str | None] = self.names  # type: ignore[attr-defined]
+        wanted = list(names)
+        if Ellipsis in wanted:
+            at = wanted.index(Ellipsis)
+            fill = len(current) - (len(wanted) - 1)
+            wanted[at : at + 1] = current[at : at + fill]
+        if len(wanted) != len(current):
+            raise RuntimeError(f"refine_names: got {len(wanted)} names for {len(current)} batch dimensions")
+        for old, new in zip(current, wanted):
+            if old is not None and new != old:
+                raise RuntimeError(
+                    f"refine_names: cannot coerce tensordict names {current} with {list(names)}: {old!r} is already set"
+                )
+        self.names = wanted
+        return self
+
+    def _renamed(self, names: tuple[Any, ...], rename_map: dict[str, str]) -> list[str | None]:
+        current: list[str | None] = self.names  # type: ignore[attr-defined]
+        if rename_map:
+            if names:
+                raise ValueError("rename() takes either positional names or a mapping, not both")
+            missing = [name for name in rename_map if name not in current]
+            if missing:
+                raise ValueError(
+                    f"Some names to be renamed were not part of the tensordict names: {list(rename_map)} vs {current}."
+                )
+            return [rename_map.get(name, name) if name is not None else None for name in current]
+        if len(names) == 1 and names[0] is None:
+            return [None] * len(current)
+        return list(names)
+
+    def rename(self, *names: Any, **rename_map: str) -> Self:
+        """A shallow copy with other dimension names, positional or as ``old="new"``."""
+        out = self.clone(recurse=False)  # type: ignore[attr-defined]
+        out.names = self._renamed(names, rename_map)
+        return out
+
+    def rename_(self, *names: Any, **rename_map: str) -> Self:
+        """Other dimension names, in place."""
+        self.names = self._renamed(names, rename_map)
+        return self
+
+
+def _names_or_none(names: list[str | None]) -> list[str | None] | None:
+    return names if any(name is not None for name in names) else None

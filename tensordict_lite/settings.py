@@ -1,0 +1,121 @@
+"""Process-wide settings and the context managers that change them for a while."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+__all__ = [
+    "capture_non_tensor_stack",
+    "get_defaults_to_none",
+    "lazy_legacy",
+    "list_to_stack",
+    "set_capture_non_tensor_stack",
+    "set_get_defaults_to_none",
+    "set_lazy_legacy",
+    "set_list_to_stack",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Settings:
+    """The current values; read as plain attributes on the hot paths."""
+
+    __slots__ = ("capture_non_tensor_stack", "get_defaults_to_none", "lazy_legacy", "list_to_stack")
+
+    def __init__(self) -> None:
+        self.get_defaults_to_none = _from_environment("TDLITE_GET_DEFAULTS_TO_NONE", True)
+        self.list_to_stack = _from_environment("TDLITE_LIST_TO_STACK", True)
+        self.capture_non_tensor_stack = _from_environment("TDLITE_CAPTURE_NON_TENSOR_STACK", False)
+        self.lazy_legacy = _from_environment("TDLITE_LAZY_LEGACY", False)
+
+
+def _from_environment(name: str, default: bool) -> bool:
+    value = os.environ.get(name)
+    return default if value is None else value.strip().lower() in ("1", "true", "yes", "on")
+
+
+settings = Settings()
+
+
+class _SettingContext:
+    """Sets one value, as a context manager, a decorator, or for good with :meth:`set`."""
+
+    _field: str
+
+    def __init__(self, mode: bool) -> None:
+        self._mode = bool(mode)
+        self._saved: list[bool] = []
+
+    def set(self) -> None:
+        """Makes the value permanent for this process."""
+        setattr(settings, self._field, self._mode)
+
+    def __enter__(self) -> None:
+        self._saved.append(getattr(settings, self._field))
+        self.set()
+
+    def __exit__(self, *exc: object) -> None:
+        setattr(settings, self._field, self._saved.pop())
+
+    def __call__(self, fn: F) -> F:
+        @functools.wraps(fn)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with type(self)(self._mode):
+                return fn(*args, **kwargs)
+
+        return wrapper  # type: ignore[return-value]
+
+
+class set_get_defaults_to_none(_SettingContext):
+    """Whether :meth:`TensorDict.get` of a missing key gives ``None`` (default) or raises KeyError.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> with set_get_defaults_to_none(True):
+        ...     TensorDict().get("missing") is None
+        True
+    """
+
+    _field = "get_defaults_to_none"
+
+
+class set_list_to_stack(_SettingContext):
+    """Whether a list assigned to a key is stacked along the batch dimensions."""
+
+    _field = "list_to_stack"
+
+
+class set_capture_non_tensor_stack(_SettingContext):
+    """Whether stacking equal non-tensor values keeps a stack (False) or one shared value (True)."""
+
+    _field = "capture_non_tensor_stack"
+
+
+class set_lazy_legacy(_SettingContext):
+    """Whether stacking is lazy by default, as very old releases of the interface did."""
+
+    _field = "lazy_legacy"
+
+
+def get_defaults_to_none() -> bool:
+    """Current value of :class:`set_get_defaults_to_none`."""
+    return settings.get_defaults_to_none
+
+
+def list_to_stack() -> bool:
+    """Current value of :class:`set_list_to_stack`."""
+    return settings.list_to_stack
+
+
+def capture_non_tensor_stack() -> bool:
+    """Current value of :class:`set_capture_non_tensor_stack`."""
+    return settings.capture_non_tensor_stack
+
+
+def lazy_legacy() -> bool:
+    """Current value of :class:`set_lazy_legacy`."""
+    return settings.lazy_legacy
