@@ -1,0 +1,482 @@
+"""Where the leaves live and what they are made of: device, dtype, memory, copies."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from tensordict_lite.base import TensorCollection
+
+    CastFilter = Callable[[tuple[str, ...], Tensor], bool]
+
+__all__ = ["CastOps", "SharedLock"]
+
+_parse_to = torch._C._nn._parse_to
+_tensor_clone = Tensor.clone
+
+
+class SharedLock(list):  # type: ignore[type-arg]
+    """The lock of a collection that :meth:`CastOps.share_memory_` moved: unlocking drops the mark with it."""
+
+    __slots__ = ()
+
+
+class CastOps:
+    """Copies, casts and moves. A cast keeps names and lock; a clone is always unlocked."""
+
+    __slots__ = ()
+
+    # -- copies ------------------------------------------------------------------------------------------
+
+    def clone(self, recurse: bool = True) -> Self:
+        """A copy of the same type, unlocked.
+
+        Args:
+            recurse: copy the tensors too. ``False`` copies the tree of collections around the same tensors.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.ones(3)}}, [3])
+            >>> td.clone()["a"] is td["a"], td.clone(recurse=False)["a"] is td["a"]
+            (False, True)
+        """
+        return self._map_leaves(_tensor_clone if recurse else _same)
+
+    def copy(self) -> Self:
+        """``clone(recurse=False)``: a new tree around the same tensors."""
+        return self.clone(False)
+
+    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
+        """The same entries with contiguous tensors; those that already are so are shared.
+
+        Args:
+            canonical: also copy tensors whose strides are not the row-major ones (torch calls a tensor with a
+                dimension of size 1 contiguous whatever the stride there).
+            inplace: replace the tensors in this collection and return it.
+        """
+        fn = _canonical if canonical else Tensor.contiguous
+        if inplace:
+            return self._replace_leaves([fn(leaf) for leaf in self._leaves()])
+        return self._map_leaves(fn)
+
+    def is_contiguous(self) -> bool:
+        """Whether every tensor is contiguous."""
+        return all(leaf.is_contiguous() for leaf in self._leaves())
+
+    # -- to ------------------------------------------------------------------------------------------------
+
+    def to(
+        self,
+        *args: Any,
+        batch_size: Sequence[int] | None = None,
+        other: TensorCollection | Tensor | None = None,
+        non_blocking: bool | None = None,
+        non_blocking_pin: bool = False,
+        num_threads: int | None = None,
+        inplace: bool = False,
+        cast_filter: CastFilter | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Casts the leaves to a device, a dtype or both, in every form that :meth:`torch.Tensor.to` takes.
+
+        - ``to(device, dtype=None)``: the device becomes the rule of the collection, nested ones included.
+        - ``to(dtype)``: casts every tensor.
+        - ``to(tensor)``: device and dtype of a tensor.
+        - ``to(other)`` with a collection: its device, and its dtype where all its tensors share one.
+        - ``to(batch_size=...)`` alone assigns the batch size and returns ``self``.
+
+        The lock and the names are kept. As a context manager, the entries are written back when the block ends,
+        on the original device and, where they existed before, in their original dtype.
+
+        Args:
+            *args: device, dtype, tensor or collection.
+            batch_size: batch size of the result and of every nested collection in it (names are dropped).
+            other: a collection (or tensor) to imitate.
+            non_blocking: ``None`` copies asynchronously and waits once for all copies to the host; ``True`` does
+                not wait; ``False`` copies one by one.
+            non_blocking_pin: pin each tensor before it is sent.
+            num_threads: threads that pin.
+            inplace: put the cast tensors into this collection and return it.
+            cast_filter: ``fn(path, tensor) -> bool``, called with a tuple of strings: which tensors a dtype
+                applies to. The others only move.
+            **kwargs: ``device``, ``dtype``, ``memory_format``.
+
+        Returns:
+            ``self`` when there is nothing to do, a new collection otherwise.
+
+        Raises:
+            TypeError: arguments that :meth:`torch.Tensor.to` does not know.
+            RuntimeError: there is no such device.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> td = TensorDict({"a": torch.arange(3)}, [3])
+            >>> td.to(torch.float64)["a"].dtype, td.to("meta").device
+            (torch.float64, device(type='meta'))
+        """
+        if len(args) == 1 and not isinstance(args[0], (str, torch.dtype, torch.device, int)):
+            if args[0] is None:
+                args = ()
+            elif not isinstance(args[0], Tensor) and hasattr(args[0], "_leaves"):
+                args, other = (), args[0]
+        if other is not None:
+            kwargs.setdefault("device", other.device)
+            kwargs.setdefault("dtype", other.dtype)
+        device, dtype, positional, memory_format = _parse_to(*args, **kwargs) if args or kwargs else _NOTHING
+        if device is None and dtype is None and memory_format is None:
+            if batch_size is not None:
+                self.batch_size = batch_size
+            return self
+        if device is not None and device.type not in ("cpu", "meta"):
+            from tensordict_lite.tensordict import normalise_device
+
+            device = normalise_device(device)
+        if dtype is None and memory_format is None and batch_size is None and device == self._device:
+            return self
+        if non_blocking is None and len(args) > 1 and positional is False and args[-1] is False:
+            non_blocking = False
+        leaves = self._leaves()
+        moved = _move(leaves, device, dtype, memory_format, non_blocking, non_blocking_pin, num_threads)
+        if cast_filter is not None and dtype is not None:
+            moved = self._filter_cast(cast_filter, moved, device, non_blocking)
+        if inplace:
+            self._replace_leaves(moved)
+            if device is not None:
+                self._set_device(device)
+            if batch_size is not None:
+                self.batch_size = batch_size
+            return self
+        new = self._with_leaves(iter(moved))
+        if device is not None:
+            new._set_device(device)
+        if batch_size is not None:
+            _force_batch_size(new, torch.Size(batch_size))
+        if self._lock is not None:
+            new._propagate_lock(None)
+        origin = weakref.ref(self)
+        new._last_op = (origin, partial(_undo_cast, origin))
+        return new
+
+    def _filter_cast(
+        self,
+        cast_filter: CastFilter,
+        cast: list[Tensor],
+        device: torch.device | None,
+        non_blocking: bool | None,
+    ) -> list[Tensor]:
+        """``cast`` with the leaves that the filter refuses only moved."""
+        out = []
+        for path, leaf, new in zip(_leaf_paths(self), self._leaves(), cast):
+            if cast_filter(path, leaf):
+                out.append(new)
+            else:
+                out.append(leaf if device is None else leaf.to(device, non_blocking=bool(non_blocking)))
+        return out
+
+    def _set_device(self, device: torch.device | None) -> None:
+        self._device = device
+        for sub in self._nested():
+            sub._set_device(device)
+
+    def _replace_leaves(self, leaves: Sequence[Tensor]) -> Self:
+        """Other tensors in the same places of this very tree, which keeps its identity."""
+        remaining = iter(leaves)
+        _put_leaves(self, remaining)
+        return self
+
+    def cpu(self, **kwargs: Any) -> Self:
+        """``to("cpu")``."""
+        return self.to("cpu", **kwargs)
+
+    def cuda(self, device: int | str | torch.device | None = None, **kwargs: Any) -> Self:
+        """``to("cuda")``, or to the CUDA device of that index."""
+        if device is None:
+            return self.to(torch.device("cuda"), **kwargs)
+        return self.to(torch.device("cuda", device) if isinstance(device, int) else device, **kwargs)
+
+    def type(self, dst_type: torch.dtype | str, *, cast_filter: CastFilter | None = None) -> Self:
+        """Casts every tensor with :meth:`torch.Tensor.type`: a dtype or a name such as ``"torch.IntTensor"``.
+
+        The result is not locked.
+        """
+        if cast_filter is None:
+            return self._map_leaves(lambda leaf: leaf.type(dst_type))
+        leaves = [
+            leaf.type(dst_type) if cast_filter(path, leaf) else leaf
+            for path, leaf in zip(_leaf_paths(self), self._leaves())
+        ]
+        return self._with_leaves(iter(leaves))
+
+    # -- memory ---------------------------------------------------------------------------------------------
+
+    def share_memory_(self) -> Self:
+        """Moves the tensors to shared memory, locks the collection and returns it.
+
+        Another process that receives it reads and writes the same memory. Nothing happens on a CUDA device,
+        whose tensors are shared anyway.
+
+        Raises:
+            RuntimeError: the collection is memory-mapped, so already shared by its files.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3]).share_memory_()
+            >>> td.is_shared(), td.is_locked, td["a"].is_shared()
+            (True, True, True)
+        """
+        if self.is_memmap():
+            raise RuntimeError(
+                "memory-mapped tensors cannot be moved to shared memory: their files are shared already. "
+                "Clone the collection first to share a copy."
+            )
+        if self._device is not None and self._device.type == "cuda":
+            return self
+        for leaf in self._leaves():
+            leaf.share_memory_()
+        if self._lock is None:
+            self._propagate_lock(None)
+        _mark_shared(self)
+        return self
+
+    def is_shared(self) -> bool:
+        """Whether :meth:`share_memory_` was called since the last unlock; always on a CUDA device."""
+        if self._device is not None and self._device.type == "cuda":
+            return True
+        return type(self._lock) is SharedLock
+
+    def pin_memory(self, num_threads: int | None = None, inplace: bool = False) -> Self:
+        """The same entries with tensors in page-locked memory, from which copies to an accelerator are faster.
+
+        Args:
+            num_threads: threads that pin; ``None`` or 0 pins in the calling one.
+            inplace: replace the tensors in this collection and return it.
+
+        Raises:
+            RuntimeError: there is no accelerator.
+        """
+        pinned = _pin(self._leaves(), num_threads)
+        return self._replace_leaves(pinned) if inplace else self._with_leaves(iter(pinned))
+
+    def pin_memory_(self, num_threads: int = 0) -> Self:
+        """:meth:`pin_memory` in place."""
+        return self.pin_memory(num_threads, inplace=True)
+
+    def record_stream(self, stream: torch.cuda.Stream) -> Self:
+        """Tells the allocator that every tensor is in use on ``stream``, see :meth:`torch.Tensor.record_stream`."""
+        for leaf in self._leaves():
+            leaf.record_stream(stream)
+        return self
+
+    def data_ptr(self, *, storage: bool = False) -> TensorCollection:
+        """Addresses of the tensors: a TensorDict of zero-dimensional int64 tensors under the same keys.
+
+        Args:
+            storage: address of the storage, which a view shares with its base, instead of the first element.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3])
+            >>> bool((td[1:].data_ptr(storage=True) == td.data_ptr(storage=True)).all())
+            True
+        """
+        return _address_tree(self, storage)
+
+    # -- figures --------------------------------------------------------------------------------------------
+
+    def bytes(self, *, count_duplicates: bool = True) -> int:
+        """Bytes of all tensors, gradients included.
+
+        Args:
+            count_duplicates: count a tensor that is stored under two keys twice.
+        """
+        total = 0
+        for leaf in _distinct(self._leaves(), count_duplicates):
+            total += leaf.numel() * leaf.element_size()
+            grad = leaf.grad if leaf.is_leaf and leaf.requires_grad else None
+            if grad is not None:
+                total += grad.numel() * grad.element_size()
+        return total
+
+    def param_count(self, *, count_duplicates: bool = True) -> int:
+        """Number of elements of all tensors.
+
+        Args:
+            count_duplicates: count a tensor that is stored under two keys twice.
+        """
+        return sum(leaf.numel() for leaf in _distinct(self._leaves(), count_duplicates))
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the device of the collection is the CPU (not whether its tensors happen to be there)."""
+        return self._device is not None and self._device.type == "cpu"
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the device of the collection is a CUDA device."""
+        return self._device is not None and self._device.type == "cuda"
+
+    @property
+    def is_meta(self) -> bool:
+        """Whether the device of the collection is ``meta``."""
+        return self._device is not None and self._device.type == "meta"
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype that all tensors share, ``None`` where they differ or there is none."""
+        dtypes = {leaf.dtype for leaf in self._leaves()}
+        return dtypes.pop() if len(dtypes) == 1 else None
+
+    def is_floating_point(self) -> bool:
+        """Whether every tensor has a floating-point dtype."""
+        return all(leaf.is_floating_point() for leaf in self._leaves())
+
+
+_NOTHING = (None, None, False, None)
+
+
+def _same(leaf: Tensor) -> Tensor:
+    return leaf
+
+
+def _canonical(leaf: Tensor) -> Tensor:
+    leaf = leaf.contiguous()
+    stride, expected = 1, []
+    for length in reversed(leaf.shape):
+        expected.append(stride)
+        stride *= max(length, 1)
+    return (
+        leaf
+        if leaf.stride() == tuple(reversed(expected))
+        else leaf.clone(memory_format=torch.contiguous_format)
+    )
+
+
+def _pin(leaves: list[Tensor], num_threads: int | None) -> list[Tensor]:
+    if num_threads and len(leaves) > 1:
+        with ThreadPoolExecutor(min(num_threads, len(leaves))) as threads:
+            return list(threads.map(Tensor.pin_memory, leaves))
+    return [leaf.pin_memory() for leaf in leaves]
+
+
+def _move(
+    leaves: list[Tensor],
+    device: torch.device | None,
+    dtype: torch.dtype | None,
+    memory_format: torch.memory_format | None,
+    non_blocking: bool | None,
+    pin: bool,
+    num_threads: int | None,
+) -> list[Tensor]:
+    """Every tensor cast and moved; copies to the host are waited for once."""
+    if pin:
+        leaves = _pin(leaves, num_threads)
+    if memory_format is not None:
+        return [
+            leaf.to(device, dtype, bool(non_blocking), memory_format=memory_format)
+            if leaf.ndim in (4, 5)
+            else leaf.to(device, dtype, bool(non_blocking))
+            for leaf in leaves
+        ]
+    if device is None:
+        return [leaf.to(dtype) for leaf in leaves]
+    foreign = device.type != "cuda" and any(
+        leaf.device.type not in (device.type, "meta", "cpu") for leaf in leaves
+    )
+    asynchronous = non_blocking is not False
+    if dtype is None:
+        moved = [leaf.to(device, non_blocking=asynchronous) for leaf in leaves]
+    else:
+        moved = [leaf.to(device, dtype, asynchronous) for leaf in leaves]
+    if foreign and non_blocking is None:
+        torch.accelerator.synchronize()
+    return moved
+
+
+def _put_leaves(node: Any, leaves: Iterator[Tensor]) -> None:
+    source = node._source
+    if isinstance(source, dict):
+        for key, value in source.items():
+            if isinstance(value, Tensor):
+                source[key] = next(leaves)  # replacing a value does not disturb the iteration
+            else:
+                _put_leaves(value, leaves)
+    else:
+        for sub in node._nested():
+            _put_leaves(sub, leaves)
+
+
+def _leaf_paths(node: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Paths of the leaves in the order of ``_leaves()``; the members of a lazy stack repeat the same paths."""
+    source = node._source
+    if isinstance(source, dict):
+        for key, value in source.items():
+            if isinstance(value, Tensor):
+                yield (*prefix, key)
+            else:
+                yield from _leaf_paths(value, (*prefix, key))
+    else:
+        for sub in node._nested():
+            yield from _leaf_paths(sub, prefix)
+
+
+def _force_batch_size(node: Any, size: torch.Size) -> None:
+    node._names = None
+    for sub in node._nested():
+        _force_batch_size(sub, size)
+    node._change_batch_size(size)
+
+
+def _mark_shared(node: Any) -> None:
+    node._lock = SharedLock(node._lock)
+    for sub in node._nested():
+        _mark_shared(sub)
+
+
+def _distinct(leaves: list[Tensor], count_duplicates: bool) -> list[Tensor]:
+    return leaves if count_duplicates else list({id(leaf): leaf for leaf in leaves}.values())
+
+
+def _address_tree(node: Any, storage: bool) -> Any:
+    from tensordict_lite.tensordict import TensorDict
+
+    source = node._source
+    entries = (
+        source.items()
+        if isinstance(source, dict)
+        else ((str(i), sub) for i, sub in enumerate(node._nested()))
+    )
+    out = {}
+    for key, value in entries:
+        if isinstance(value, Tensor):
+            address = value.untyped_storage().data_ptr() if storage else value.data_ptr()
+            out[key] = torch.tensor(address, dtype=torch.int64)
+        elif value._leaves():
+            out[key] = _address_tree(value, storage)
+    return TensorDict._trusted(out, torch.Size(()), torch.device("cpu"))
+
+
+def _undo_cast(origin: weakref.ref[Any], changed: Any) -> Any:
+    """What a ``with td.to(...)`` block left, on the device and in the dtypes of the collection it came from."""
+    before = origin()
+    dtypes = dict(zip(_leaf_paths(before), (leaf.dtype for leaf in before._leaves())))
+    device = before._device
+    leaves = []
+    for path, leaf in zip(_leaf_paths(changed), changed._leaves()):
+        leaf = leaf.to(dtypes.get(path, leaf.dtype))
+        leaves.append(leaf if device is None else leaf.to(device))
+    back = changed._with_leaves(iter(leaves))
+    back._set_device(device)
+    return back
