@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from tensordict_lite import torch_function as _torch_function  # noqa: F401 - gives the classes their torch functions
 from tensordict_lite.base import TensorCollection, TensorDictBase, is_tensor_collection
+from tensordict_lite.combine import cat, pad, pad_sequence, stack, unpad_sequence
 from tensordict_lite.keys import NestedKey, unravel_key, unravel_key_list, unravel_key_to_tuple
 from tensordict_lite.settings import (
     capture_non_tensor_stack,

@@ -344,13 +344,7 @@ class TensorCollection(*FAMILIES):  # type: ignore[misc]
 
     # -- torch ---------------------------------------------------------------------------------------------
 
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        from tensordict_lite.torch_function import dispatch
-
-        return dispatch(func, types, args, kwargs or {})
+    # `__torch_function__` is set by torch_function.py, which needs the classes that are built on this one.
 
     def __repr__(self) -> str:
         from tensordict_lite.printing import render
@@ -388,6 +382,10 @@ def as_size(value: Any) -> torch.Size:
         return torch.Size((value,))
     if isinstance(value, Tensor):
         return torch.Size(value.reshape(-1).tolist())
+    try:
+        return torch.Size(value)
+    except TypeError:
+        pass
     try:
         return torch.Size([int(n) for n in value])
     except TypeError:

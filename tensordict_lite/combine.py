@@ -51,9 +51,7 @@ def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
             f"Dimension out of range (expected to be in range of [{-ndim - 1}, {ndim}], but got {dim})"
         )
     result = _stack_class(items)._stack_entries(items, at)
-    if out is None:
-        return result
-    return _write_out(out, result)
+    return result if out is None else _write_out(out, result)
 
 
 def _stack_class(items: Sequence[Any]) -> Any:
@@ -80,39 +78,52 @@ def dense_stack(cls: Any, items: Sequence[Any], dim: int) -> Any:
     first = items[0]
     size = first._batch_size
     source = first._source
+    count = len(source)
     sources = []
-    for at, item in enumerate(items):
-        if item._batch_size != size:
-            raise RuntimeError(
-                "stacking tensordicts requires them to have congruent batch sizes, got "
-                f"td[{at}].batch_size={item._batch_size} and td[0].batch_size={size}"
-            )
-        if item._source.keys() != source.keys():
-            raise _exclusive_keys(items, at)
-        sources.append(item._source)
+    for item in items:
+        entries = item._source
+        if item._batch_size != size or len(entries) != count:
+            raise _not_congruent(items)
+        sources.append(entries)
     out = {}
-    for key, value in source.items():
-        column = [entries[key] for entries in sources]
-        if isinstance(value, Tensor):
-            try:
+    key = ""
+    column: list[Any] = []
+    try:
+        for key, value in source.items():
+            column = [entries[key] for entries in sources]
+            if isinstance(value, Tensor):
                 out[key] = torch.stack(column, dim)
-            except (RuntimeError, TypeError) as err:
-                raise _bad_column(column, key, err) from err
-        else:
-            out[key] = _stack_class(column)._stack_entries(column, dim)
+            else:
+                out[key] = _stack_class(column)._stack_entries(column, dim)
+    except KeyError:
+        raise _not_congruent(items) from None
+    except (RuntimeError, TypeError) as err:
+        raise _bad_column(column, key, err) from err
     names = None if first._names is None else [*first._names[:dim], None, *first._names[dim:]]
     return first._rebuild(out, torch.Size((*size[:dim], len(items), *size[dim:])), names)
 
 
-def _exclusive_keys(items: Sequence[Any], at: int) -> RuntimeError:
-    odd = sorted(set(items[0]._key_list()) ^ set(items[at]._key_list()))
-    return RuntimeError(
-        f"The sets of keys in the tensordicts to stack are exclusive: {odd} are in one of items 0 and {at} only. "
-        "Consider using `LazyStackedTensorDict.maybe_dense_stack` instead."
-    )
+def _not_congruent(items: Sequence[Any]) -> RuntimeError:
+    """Why these items do not stack: the first batch size or set of keys that differs."""
+    first = items[0]
+    for at, item in enumerate(items):
+        if item._batch_size != first._batch_size:
+            return RuntimeError(
+                "stacking tensordicts requires them to have congruent batch sizes, got "
+                f"td[{at}].batch_size={item._batch_size} and td[0].batch_size={first._batch_size}"
+            )
+        odd = sorted(set(first._key_list()) ^ set(item._key_list()))
+        if odd:
+            return RuntimeError(
+                f"The sets of keys in the tensordicts to stack are exclusive: {odd} are in one of items 0 and {at} only. "
+                "Consider using `LazyStackedTensorDict.maybe_dense_stack` instead."
+            )
+    return RuntimeError("the tensordicts to stack do not have the same keys at every level")
 
 
 def _bad_column(column: Sequence[Any], key: str, err: Exception) -> Exception:
+    if not all(isinstance(value, Tensor) for value in column[:1]):
+        return err  # raised below, where the key path is known
     for value in column:
         if not isinstance(value, Tensor):
             return RuntimeError(f"cannot combine a tensor with a {type(value).__name__} for key {key}.")
@@ -157,23 +168,29 @@ def dense_cat(cls: Any, items: Sequence[Any], dim: int) -> Any:
     """Joins dense collections entry by entry; ``dim`` is non-negative."""
     first = items[0]
     size = first._batch_size
+    count = len(first._source)
     length = 0
+    sources = []
     for at, item in enumerate(items):
         other = item._batch_size
-        if other[:dim] != size[:dim] or other[dim + 1 :] != size[dim + 1 :] or len(other) != len(size):
+        if other != size and (
+            other[:dim] != size[:dim] or other[dim + 1 :] != size[dim + 1 :] or len(other) != len(size)
+        ):
             raise RuntimeError(
                 f"cat: batch sizes may differ along dim {dim} only, got {list(other)} at position {at} and {list(size)} "
                 "at position 0"
             )
-        if item._source.keys() != first._source.keys():
+        entries = item._source
+        if len(entries) != count or (entries is not first._source and entries.keys() != first._source.keys()):
             raise KeyError(
                 f"tensordict {at} has keys {sorted(item._source)} but tensordict 0 has keys {sorted(first._source)}; all "
                 "tensordicts must have the same keys"
             )
         length += other[dim]
+        sources.append(entries)
     out = {}
     for key, value in first._source.items():
-        column = [item._source[key] for item in items]
+        column = [entries[key] for entries in sources]
         if isinstance(value, Tensor):
             try:
                 out[key] = torch.cat(column, dim)

@@ -255,6 +255,11 @@ class DenseCollection(TensorCollection):
     def __setitem__(self, index: Any, value: Any) -> None:
         cls = type(index)
         if cls is str:
+            if self._lock is None and type(value) is Tensor and self._device is None:
+                size = self._batch_size
+                if not size or value.shape[: len(size)] == size:
+                    self._source[index] = value
+                    return
             self.set(index, value)
             return
         if cls is tuple:
@@ -262,20 +267,23 @@ class DenseCollection(TensorCollection):
             if path:
                 self.set(path, value)
                 return
+        elif isinstance(index, str):
+            self.set(str(index), value)
+            return
         self._set_index(normalise_index(index, len(self._batch_size)), value)
 
     def _set_index(self, index: Any, value: Any) -> None:
         """Writes rows. Keys that do not exist yet are allocated, zero-filled (lazy preallocation)."""
-        if isinstance(value, Mapping) or (isinstance(value, dict)):
+        if not isinstance(value, TensorCollection):
+            if not isinstance(value, Mapping):
+                for entry in self._source.values():
+                    if isinstance(entry, Tensor):
+                        entry[index] = value
+                    else:
+                        entry._set_index(index, value)
+                return
             size = index_batch_size(self._batch_size, index)
             value = self._plain_class()(value, batch_size=size, device=self._device)
-        if not isinstance(value, TensorCollection):
-            for entry in self._source.values():
-                if isinstance(entry, Tensor):
-                    entry[index] = value
-                else:
-                    entry._set_index(index, value)
-            return
         size = index_batch_size(self._batch_size, index)
         if value._batch_size != size and not _broadcasts(value._batch_size, size):
             raise RuntimeError(
@@ -321,7 +329,7 @@ class DenseCollection(TensorCollection):
         return new
 
     def set(
-        self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: Any
+        self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False
     ) -> Self:
         """Writes an entry, replacing or (``inplace=True``) overwriting the one that is there.
 
@@ -341,28 +349,20 @@ class DenseCollection(TensorCollection):
         if type(key) is not str:
             path = require_path(key)
             if len(path) > 1:
-                self._parent_for(path, inplace)._as_parent().set(
-                    path[-1], item, inplace, non_blocking=non_blocking, **kwargs
-                )
+                self._parent_for(path)._as_parent().set(path[-1], item, inplace, non_blocking=non_blocking)
                 return self
             key = path[0]
-        if kwargs:
-            self._set_parsed(key, item, **kwargs)
-            return self
         if inplace and key in self._source:
             return self.set_(key, item, non_blocking=non_blocking)
         if self._lock is not None:
             raise self._locked_error()
-        if (
-            type(item) is not Tensor
-            or self._device is not None
-            or (self._batch_size and item.shape[: len(self._batch_size)] != self._batch_size)
-        ):
+        size = self._batch_size
+        if type(item) is not Tensor or self._device is not None or (size and item.shape[: len(size)] != size):
             item = self._fit(item, key, non_blocking)
         self._source[key] = item
         return self
 
-    def _parent_for(self, path: tuple[str, ...], inplace: bool) -> TensorCollection:
+    def _parent_for(self, path: tuple[str, ...]) -> TensorCollection:
         """The collection that holds the last step of ``path``; missing levels are created on the way."""
         node: Any = self
         for key in path[:-1]:
@@ -534,9 +534,6 @@ class DenseCollection(TensorCollection):
 
         return NonTensorData(item, batch_size=self._batch_size, device=self._device)
 
-    def _set_parsed(self, key: str, item: Any, **kwargs: Any) -> None:
-        raise TypeError(f"set() got unexpected keyword argument(s) {sorted(kwargs)} for key {key!r}")
-
     def _as_value(self) -> Any:
         """What ``td[key]`` gives for this entry: itself, or the payload of a non-tensor wrapper."""
         return self
@@ -585,9 +582,14 @@ def build_source(new: DenseCollection, source: Mapping[Any, Any], non_blocking: 
     dims = len(size)
     entries = new._source
     plain = new._device is None
+    rows = size[0] if dims == 1 else -1  # one batch dimension, the usual case, compares ints
     for key, item in source.items():
         if type(key) is str:
-            if plain and type(item) is Tensor and (not dims or item.shape[:dims] == size):
+            if (
+                plain
+                and type(item) is Tensor
+                and (not dims or (item.shape[0] == rows if rows >= 0 and item.ndim else item.shape[:dims] == size))
+            ):
                 entries[key] = item
             else:
                 entries[key] = new._fit(item, key, non_blocking)

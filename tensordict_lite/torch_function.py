@@ -31,15 +31,22 @@ def implements(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]],
     return register
 
 
-def dispatch(func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Entry point of ``__torch_function__``."""
+@classmethod  # type: ignore[misc]
+def dispatch(
+    cls: Any,
+    func: Callable[..., Any],
+    types: Any,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+) -> Any:
+    """``TensorCollection.__torch_function__``: looks the function up in the table."""
     handler = HANDLED.get(func)
     if handler is None:
         return NotImplemented
-    for kind in types:
-        if not issubclass(kind, (Tensor, TensorCollection)):
-            return NotImplemented
-    return handler(*args, **kwargs)
+    return handler(*args, **kwargs) if kwargs else handler(*args)
+
+
+TensorCollection.__torch_function__ = dispatch  # type: ignore[attr-defined]
 
 
 # torch functions whose first argument is the collection and whose meaning is the method of the same name

@@ -7,6 +7,7 @@ non-negative dimensions, and the batch size of the result is computed once, here
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ def positive_dim(dim: int, ndim: int, shape: torch.Size) -> int:
     raise IndexError(f"Incompatible dim {dim} for tensordict with shape {shape}.")
 
 
-def _sizes(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Sequence[int]:
+def _sizes(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> tuple[int, ...]:
     """The sizes of ``f(2, 3)``, ``f((2, 3))`` or ``f(size=(2, 3))``."""
     if not args and set(kwargs) == {"size"} and kwargs["size"] is not None:
         args = (kwargs["size"],)
@@ -42,7 +43,8 @@ def _sizes(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Sequence
     return args
 
 
-def infer_size(sizes: Sequence[int], numel: int) -> torch.Size:
+@functools.lru_cache(maxsize=4096)
+def infer_size(sizes: tuple[int, ...], numel: int) -> torch.Size:
     """``sizes`` with a -1 filled in; RuntimeError when they do not hold ``numel`` elements."""
     known = 1
     unknown = None
@@ -116,8 +118,11 @@ class ShapeOps:
             if batch_size is not None:
                 out._change_batch_size(torch.Size(batch_size))
             return out
-        sizes = _sizes(shape, {} if size is None else {"size": size}, "view") if shape or size is not None else ()
-        return self._viewed(sizes, "view")
+        if not shape or size is not None:
+            shape = _sizes(shape, {} if size is None else {"size": size}, "view") if shape or size is not None else ()
+        elif len(shape) == 1 and not isinstance(shape[0], int):
+            shape = tuple(shape[0])
+        return self._viewed(shape, "view")
 
     def reshape(self, *args: Any, **kwargs: Any) -> Self:
         """Same elements under another batch size, copied only where a view is impossible; one size may be -1.
@@ -130,7 +135,7 @@ class ShapeOps:
         """
         return self._viewed(_sizes(args, kwargs, "reshape"), "reshape")
 
-    def _viewed(self, sizes: Sequence[int], method: str) -> Self:
+    def _viewed(self, sizes: tuple[int, ...], method: str) -> Self:
         old = self._batch_size
         new = infer_size(sizes, old.numel())
         if new == old:
