@@ -132,7 +132,9 @@ class TensorCollection(*FAMILIES):  # type: ignore[misc]
         return self._batch_size
 
     @batch_size.setter
-    def batch_size(self, new: Sequence[int] | torch.Size | int) -> None:
+    def batch_size(self, new: Sequence[int] | torch.Size) -> None:
+        if isinstance(new, int):
+            raise TypeError(f"a batch size is a sequence of ints, got the int {new}: write [{new}]")
         self._change_batch_size(as_size(new))
 
     def _change_batch_size(self, new: torch.Size) -> None:
@@ -310,17 +312,13 @@ class TensorCollection(*FAMILIES):  # type: ignore[misc]
     # -- context manager: undo the last operation -------------------------------------------------------
 
     def __enter__(self) -> Self:
-        op = getattr(self, "_last_op", None)
-        if op is None:
-            raise RuntimeError(
-                f"this {type(self).__name__} is not the result of an operation that can be undone at the end of a "
-                "`with` block (lock_, unlock_, flatten_keys, unflatten_keys, view, permute, transpose, squeeze, "
-                "unsqueeze, flatten, unflatten)"
-            )
         return self
 
     def __exit__(self, exc_type: Any, exc: Any, tb: Any) -> None:
-        op, argument = self._last_op
+        last = getattr(self, "_last_op", None)
+        if last is None:  # the result of an operation with no inverse: nothing to write back
+            return
+        op, argument = last
         del self._last_op
         if op == "lock":
             self.lock_()
@@ -333,14 +331,7 @@ class TensorCollection(*FAMILIES):  # type: ignore[misc]
             origin, inverse = op, argument
             target = origin()
             if target is not None:
-                target._write_back(inverse(self))
-
-    def _write_back(self, other: TensorCollection) -> None:
-        """Takes over the entries of ``other``, in place where this collection is locked."""
-        if self._lock is not None:
-            self.update_(other)
-        else:
-            self.update(other, inplace=False)
+                target.update(inverse(self), inplace=False)
 
     # -- torch ---------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection, as_size
+from tensordict_lite.errors import InplaceWriteError, KeyThroughLeafError
 from tensordict_lite.indexing import index_batch_size, index_names, normalise_index
 from tensordict_lite.keys import missing_key_error, path_of, require_path
 from tensordict_lite.settings import settings
@@ -123,6 +124,8 @@ class DenseCollection(TensorCollection):
             if path:
                 value = self._get_path(path)
                 return value if isinstance(value, Tensor) else value._as_value()
+            if index and isinstance(index[0], str):
+                raise TypeError(f"{index!r} mixes keys and indices: index the entry, td[{index[0]!r}][...]")
         elif isinstance(index, str):
             return self[str(index)]
         return self._index(normalise_index(index, len(self._batch_size)))
@@ -143,9 +146,9 @@ class DenseCollection(TensorCollection):
         for depth, key in enumerate(path):
             if not isinstance(node, TensorCollection):
                 rest = path[depth:]
-                raise KeyError(
+                raise KeyThroughLeafError(
                     f"{path[depth - 1]!r} is a {type(node).__name__}, not a tensordict, so it has no entry "
-                    f"{rest[0] if len(rest) == 1 else rest!r} (looking for {path})"
+                    f"{rest[0] if len(rest) == 1 else rest!r} (looking for {path})."
                 )
             try:
                 node = node._get_str(key)
@@ -243,12 +246,8 @@ class DenseCollection(TensorCollection):
 
     def get_at(self, key: Any, index: Any, default: Any = _MISSING) -> Any:
         """``td.get(key)[index]``, the default when the key is missing."""
-        value = self.get(key, _MISSING if default is _MISSING else default)
-        if value is default:
-            return default
-        if value is None:
-            raise missing_key_error(key, self._key_list(), type(self).__name__)
-        return value[index]
+        value = self.get(key, default)
+        return value if value is default or value is None else value[index]
 
     # -- writing -------------------------------------------------------------------------------------------
 
@@ -285,13 +284,11 @@ class DenseCollection(TensorCollection):
             size = index_batch_size(self._batch_size, index)
             value = self._plain_class()(value, batch_size=size, device=self._device)
         size = index_batch_size(self._batch_size, index)
-        if value._batch_size != size and not _broadcasts(value._batch_size, size):
+        if value._batch_size != size:
             raise RuntimeError(
                 f"indexed destination of batch size {list(size)} and source batch size {list(value._batch_size)} do "
                 f"not match (index={index!r}, batch size {list(self._batch_size)})"
             )
-        if value._batch_size != size:
-            value = value.expand(size)
         source = self._source
         for key in value._key_list():
             item = value._get_str(key)
@@ -423,14 +420,14 @@ class DenseCollection(TensorCollection):
         if item is entry:
             return
         dims = len(self._batch_size)
-        if item.shape[:dims] != self._batch_size:
+        if dims and item.shape[:dims] != self._batch_size:
             raise self._misfit(item, key)
         try:
             entry.copy_(item, non_blocking=non_blocking)
         except RuntimeError as err:
             if entry.shape == item.shape:
                 raise
-            raise RuntimeError(
+            raise InplaceWriteError(
                 f"failed to update {key!r} in {type(self).__name__} of batch size {list(self._batch_size)}: the value "
                 f"of shape {list(item.shape)} does not fit the entry of shape {list(entry.shape)}"
             ) from err
@@ -496,15 +493,20 @@ class DenseCollection(TensorCollection):
         item: Any = self
         dims = parent.batch_dims
         if item._batch_size[:dims] != parent._batch_size:
-            if item._lock is None:
-                item = item.clone(recurse=False)
+            if item.batch_dims >= dims:
+                raise parent._misfit(item, key)
             try:
                 item._change_batch_size(parent._batch_size)
-            except RuntimeError:
-                raise parent._misfit(item, key) from None
+            except RuntimeError as err:
+                raise RuntimeError(f"{parent._misfit(item, key)} {err}") from None
         if parent._device is not None and item._device != parent._device:
             item = item.to(parent._device, non_blocking=non_blocking)
         if parent._names is not None and item.names[:dims] != parent._names:
+            for own, wanted in zip(item.names, parent._names):
+                if own is not None and own != wanted:
+                    raise RuntimeError(
+                        f"the dimension names of {key!r}, {item.names}, contradict those of its parent, {parent._names}"
+                    )
             item = item.clone(recurse=False)
             item._set_names([*parent._names, *item.names[dims:]])
         return item
@@ -567,13 +569,6 @@ class DenseCollection(TensorCollection):
 
 def _blank(cls: type[DenseCollection]) -> DenseCollection:
     return _new_object(cls)
-
-
-def _broadcasts(shape: torch.Size, target: torch.Size) -> bool:
-    try:
-        return torch.broadcast_shapes(shape, target) == target
-    except RuntimeError:
-        return False
 
 
 def build_source(new: DenseCollection, source: Mapping[Any, Any], non_blocking: bool) -> None:

@@ -36,6 +36,8 @@ def _as_index_part(part: Any) -> Any:
         return bool(part)
     if hasattr(part, "__index__"):
         return part.__index__()
+    if isinstance(part, bytes):
+        raise TypeError(f"a key is a string, got the bytes {part!r}")
     raise IndexError(
         "only integers, slices (`:`), ellipsis (`...`), None, ranges, lists, arrays and long or bool "
         f"tensors are valid indices, got {part!r} of type {cls.__name__}"

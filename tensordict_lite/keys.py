@@ -90,8 +90,10 @@ def unravel_key_to_tuple(key: Any) -> tuple[str, ...]:
 def unravel_key(key: Any) -> NestedKey:
     """Canonical form of a nested key: a string for one level, a flat tuple otherwise.
 
+    A tuple that is no key (an index, say) gives ``()``.
+
     Raises:
-        KeyError: if ``key`` is not a string or a non-empty nested tuple of strings.
+        RuntimeError: ``key`` is neither a string nor a tuple.
 
     Example:
         >>> unravel_key(("a", ("b",)))
@@ -101,10 +103,10 @@ def unravel_key(key: Any) -> NestedKey:
     """
     if isinstance(key, str):
         return key
-    path = path_of(key) if isinstance(key, tuple) else ()
-    if not path:
-        raise KeyError(_not_a_key(key))
-    return path if len(path) > 1 else path[0]
+    if not isinstance(key, tuple):
+        raise RuntimeError(_not_a_key(key))
+    path = path_of(key)
+    return path[0] if len(path) == 1 else path
 
 
 def unravel_key_list(keys: Iterable[Any]) -> list[NestedKey]:

@@ -73,6 +73,8 @@ class _SettingContext:
 class set_get_defaults_to_none(_SettingContext):
     """Whether :meth:`TensorDict.get` of a missing key gives ``None`` (default) or raises KeyError.
 
+    A plain call takes effect at once and for good; in a ``with`` statement the value before is restored.
+
     Example:
         >>> from tensordict_lite import TensorDict
         >>> with set_get_defaults_to_none(True):
@@ -81,6 +83,15 @@ class set_get_defaults_to_none(_SettingContext):
     """
 
     _field = "get_defaults_to_none"
+
+    def __init__(self, mode: bool) -> None:
+        super().__init__(mode)
+        self._before = settings.get_defaults_to_none
+        self.set()
+
+    def __enter__(self) -> None:
+        self._saved.append(self._before)
+        self.set()
 
 
 class set_list_to_stack(_SettingContext):
