@@ -9,6 +9,7 @@ from tensordict_lite.ops.construct import ConstructOps
 from tensordict_lite.ops.convert import ConvertOps
 from tensordict_lite.ops.engine import EngineOps
 from tensordict_lite.ops.mapping import MappingOps
+from tensordict_lite.ops.module import ModuleOps
 from tensordict_lite.ops.pointwise import PointwiseOps
 from tensordict_lite.ops.reduction import ReductionOps
 from tensordict_lite.ops.rows import RowOps
@@ -27,5 +28,6 @@ FAMILIES = (
     ConstructOps,
     ConvertOps,
     StorageOps,
+    ModuleOps,
     EngineOps,
 )
