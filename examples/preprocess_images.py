@@ -210,7 +210,7 @@ def draw(paths: dict[str, Path], path: Path, count: int) -> None:
     stored = {name: TensorDict.load_memmap(folder) for name, folder in paths.items()}
     photographs = load_photographs()
     head = stored["photos"][: min(count, 3000)]
-    liveliness = head["image"].float().flatten(1).std(1)
+    liveliness = head["image"].float().mean(1).flatten(1).std(1)
     best = []
     for number in range(len(photographs)):
         (rows,) = torch.where(head["label"] == number)
@@ -222,7 +222,7 @@ def draw(paths: dict[str, Path], path: Path, count: int) -> None:
         ("negative\nin place", stored["negatives"]["image"][best]),
     ]
     captions = [photographs[int(head["label"][row])].name for row in best]
-    subtitle = f"{count:,} random {EDGE}×{EDGE} crops of {len(photographs)} photographs"
+    subtitle = f"{count:,} random {EDGE} x {EDGE} crops of {len(photographs)} photographs"
     write_contact_sheet(path, stages, captions, title="data.map", subtitle=subtitle)
     console.print(f"contact sheet: {path}")
 
