@@ -16,7 +16,7 @@ from tensordict_lite.keys import path_of
 if TYPE_CHECKING:
     from tensordict_lite.base import TensorCollection
 
-__all__ = ["NestedKeysView", "StringKeysView", "default_is_leaf", "is_leaf_nontensor"]
+__all__ = ["NestedKeysView", "StringKeysView", "default_is_leaf", "entry_of", "is_leaf_nontensor"]
 
 IsLeaf = Callable[[type], bool]
 
@@ -59,6 +59,37 @@ def leaf_keys(td: TensorCollection, prefix: tuple[str, ...], out: list[Any]) -> 
             elif not value._is_non_tensor:
                 leaf_keys(value, (key,), out)
     return out
+
+
+def leaf_items(
+    td: TensorCollection, prefix: tuple[str, ...], out: list[tuple[Any, Tensor]]
+) -> list[tuple[Any, Tensor]]:
+    """Items of the tensors of the whole tree."""
+    for key, value in td._entries():
+        if isinstance(value, Tensor):
+            out.append(((*prefix, key) if prefix else key, value))
+        elif not value._is_non_tensor:
+            leaf_items(value, (*prefix, key), out)
+    return out
+
+
+def entry_of(td: Any, path: tuple[str, ...]) -> Any:
+    """The raw entry at a flat path, ``None`` when there is none (no entry is ever None)."""
+    node = td
+    for part in path:
+        if isinstance(node, Tensor) or node._is_non_tensor:
+            return None
+        source = node._source
+        if type(source) is dict:
+            node = source.get(part)
+            if node is None:
+                return None
+        else:
+            try:
+                node = node._get_str(part)
+            except KeyError:
+                return None
+    return node
 
 
 def all_keys(
@@ -117,14 +148,15 @@ class StringKeysView(KeysView):  # type: ignore[type-arg]
         self._mapping = td  # type: ignore[assignment]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._mapping._key_list())  # type: ignore[attr-defined]
+        source = self._mapping._source  # type: ignore[attr-defined]
+        return iter(source if type(source) is dict else self._mapping._key_list())  # type: ignore[attr-defined]
 
     def __len__(self) -> int:
         return len(self._mapping._key_list())  # type: ignore[attr-defined]
 
     def __contains__(self, key: object) -> bool:
         path = _check_key(key)
-        return len(path) == 1 and path[0] in self._mapping._key_list()  # type: ignore[attr-defined]
+        return len(path) == 1 and entry_of(self._mapping, path) is not None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self)})"
@@ -172,15 +204,10 @@ class NestedKeysView(StringKeysView):
         path = _check_key(key)
         if len(path) > 1 and not self._include_nested:
             return False
-        node: Any = self._mapping
-        for part in path:
-            if isinstance(node, Tensor) or node._is_non_tensor:
-                return False
-            try:
-                node = node._get_str(part)
-            except KeyError:
-                return False
-        return not self._leaves_only or (self._is_leaf or default_is_leaf)(type(node))
+        value = entry_of(self._mapping, path)
+        if value is None:
+            return False
+        return not self._leaves_only or (self._is_leaf or default_is_leaf)(type(value))
 
     def __repr__(self) -> str:
         return (

@@ -1,22 +1,36 @@
-"""The mapping interface: keys, values, items, membership, update."""
+"""The mapping interface: keys, values, items, membership, removal, and what an entry is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from tensordict_lite.keys import missing_key_error, require_path
-from tensordict_lite.views import NestedKeysView, StringKeysView, all_items, sort_key
+from tensordict_lite.keys import missing_key_error, path_of, require_path
+from tensordict_lite.ops.join import JoinOps
+from tensordict_lite.ops.keyed import KeyedOps
+from tensordict_lite.ops.restructure import RestructureOps
+from tensordict_lite.ops.update import UpdateOps
+from tensordict_lite.views import (
+    NestedKeysView,
+    StringKeysView,
+    all_items,
+    default_is_leaf,
+    entry_of,
+    leaf_items,
+    sort_key,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+__all__ = ["MappingOps"]
+
 _MISSING = object()
 
 
-class MappingOps:
+class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
     """Everything that a collection does as a mapping from (nested) keys to entries."""
 
     __slots__ = ()
@@ -57,9 +71,9 @@ class MappingOps:
             >>> list(td.keys(True, True)), (("b",), "c") in td.keys(True)
             (['a', ('b', 'c')], True)
         """
-        if not include_nested and not leaves_only and not sort:
-            return StringKeysView(self)
-        return NestedKeysView(self, include_nested, leaves_only, is_leaf, sort)
+        if include_nested or leaves_only or sort:
+            return NestedKeysView(self, include_nested, leaves_only, is_leaf, sort)
+        return StringKeysView(self)
 
     def items(
         self,
@@ -69,16 +83,28 @@ class MappingOps:
         *,
         sort: bool = False,
     ) -> Any:
-        """Pairs of key and raw entry; the options are those of :meth:`keys`, a container before its content."""
+        """Pairs of key and raw entry.
+
+        The options are those of :meth:`keys`; in a tree, a container comes before its content. Non-tensor
+        values come as their :class:`NonTensorData`.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> td = TensorDict({"a": {"b": torch.tensor(1)}})
+            >>> list(td.items(include_nested=True, leaves_only=True))
+            [(('a', 'b'), tensor(1))]
+        """
         if include_nested:
-            items: Any = all_items(self, (), [], leaves_only, is_leaf)
+            if leaves_only and (is_leaf is None or is_leaf is default_is_leaf):
+                items: Any = leaf_items(self, (), [])
+            else:
+                items = all_items(self, (), [], leaves_only, is_leaf)
         else:
             items = self._entries()
             if leaves_only:
-                if is_leaf is None:
-                    items = [item for item in items if isinstance(item[1], Tensor)]
-                else:
-                    items = [item for item in items if is_leaf(type(item[1]))]
+                is_leaf = is_leaf or default_is_leaf
+                items = [item for item in items if is_leaf(type(item[1]))]
         return sorted(items, key=lambda item: sort_key(item[0])) if sort else items
 
     def values(
@@ -89,101 +115,230 @@ class MappingOps:
         *,
         sort: bool = False,
     ) -> Any:
-        """Raw entries, in the order of :meth:`items`."""
+        """Raw entries, in the order of :meth:`items` and under the same options."""
         if not include_nested and not leaves_only and not sort and type(self._source) is dict:
             return self._source.values()
         return [value for _, value in self.items(include_nested, leaves_only, is_leaf, sort=sort)]
 
-    def __contains__(self, key: Any) -> bool:
-        return self._has_path(require_path(key))
+    @property
+    def sorted_keys(self) -> list[str]:
+        """Direct keys in alphabetical order."""
+        return sorted(self._key_list())
 
-    def _has_path(self, path: tuple[str, ...]) -> bool:
+    def __contains__(self, key: Any) -> bool:
+        if isinstance(key, str):
+            source = self._source
+            return key in source if type(source) is dict else key in self._key_list()
+        path = path_of(key) if isinstance(key, tuple) else ()
+        if not path:
+            raise RuntimeError(
+                f"`in` takes a key, a string or a non-empty tuple of strings; got {key!r} of type "
+                f"{type(key).__name__}. To look for a value, go through .values()."
+            )
+        return entry_of(self, path) is not None
+
+    # -- one entry ------------------------------------------------------------------------------------------
+
+    def setdefault(self, key: Any, default: Any, inplace: bool = False) -> Any:
+        """The raw entry at ``key``, after writing ``default`` there when there is none.
+
+        Raises:
+            RuntimeError: the key is missing and the collection is locked, or ``default`` does not fit.
+        """
+        path = require_path(key)
+        value = entry_of(self, path)
+        if value is None:
+            self.set(path, default, inplace=inplace)
+            value = entry_of(self, path)
+        return value
+
+    def pop(self, key: Any, default: Any = _MISSING) -> Any:
+        """Removes an entry and returns it, raw.
+
+        Args:
+            key: nested key; the collections on its way stay.
+            default: returned when there is no such entry.
+
+        Raises:
+            KeyError: there is no such entry and no default.
+            ValueError: the path runs through a tensor, and there is no default.
+            RuntimeError: the entry exists and the collection that holds it is locked.
+        """
+        path = require_path(key)
+        value = entry_of(self, path)
+        if value is None:
+            if default is _MISSING:
+                self._raise_missing(path)
+            return default
+        parent = self if len(path) == 1 else entry_of(self, path[:-1])
+        if parent._lock is not None:
+            raise parent._locked_error()
+        parent._del_str(path[-1])
+        return value
+
+    def _raise_missing(self, path: tuple[str, ...]) -> None:
+        """KeyError for a path that leads nowhere, a ValueError as well when a tensor is in its way."""
         node: Any = self
-        for part in path:
+        for depth, key in enumerate(path):
             if isinstance(node, Tensor) or node._is_non_tensor:
-                return False
-            try:
-                node = node._get_str(part)
-            except KeyError:
+                raise KeyThroughLeafError(
+                    f"{path[depth - 1]!r} is a {type(node).__name__}, not a tensordict, so it has no entry {key!r} "
+                    f"(looking for {path})"
+                )
+            following = entry_of(node, (key,))
+            if following is None:
+                keys = node._key_list() if len(path) == 1 else self.keys(True)
+                raise missing_key_error(path if len(path) > 1 else key, list(keys), type(self).__name__)
+            node = following
+
+    def popitem(self) -> tuple[str, Any]:
+        """Removes the entry that was added last and returns it with its key.
+
+        Raises:
+            KeyError: there is no entry.
+            RuntimeError: the collection is locked.
+        """
+        if self._lock is not None:
+            raise self._locked_error()
+        keys = self._key_list()
+        if not keys:
+            raise KeyError(f"popitem(): the {type(self).__name__} is empty")
+        value = self._get_str(keys[-1])
+        self._del_str(keys[-1])
+        return keys[-1], value
+
+    def entry_class(self, key: Any) -> type:
+        """Type of an entry, ``NoneType`` when there is none."""
+        return type(entry_of(self, require_path(key)))
+
+    def get_item_shape(self, key: Any) -> Any:
+        """Shape of an entry.
+
+        Raises:
+            KeyError: there is no such entry.
+        """
+        path = require_path(key)
+        value = entry_of(self, path)
+        if value is None:
+            self._raise_missing(path)
+        return value.shape
+
+    # -- non-tensor entries -----------------------------------------------------------------------------------
+
+    def set_non_tensor(self, key: Any, value: Any) -> Self:
+        """Stores any object under ``key`` as it is, numbers and tensors included.
+
+        Raises:
+            RuntimeError: the collection is locked.
+
+        Returns:
+            self
+
+        Example:
+            >>> from tensordict_lite import TensorDict
+            >>> TensorDict().set_non_tensor(("a", "n"), 1)["a", "n"]
+            1
+        """
+        path = require_path(key)
+        parent = self if len(path) == 1 else self._parent_for(path, False)
+        return self if parent.set(path[-1], parent._wrap(value)) is not None else self
+
+    def get_non_tensor(self, key: Any, default: Any = _MISSING) -> Any:
+        """The object that a non-tensor entry wraps; other entries as they are.
+
+        Raises:
+            KeyError: there is no such entry and no default.
+        """
+        path = require_path(key)
+        value = entry_of(self, path)
+        if value is None:
+            if default is _MISSING:
+                self._raise_missing(path)
+            return default
+        return value if isinstance(value, Tensor) else value._as_value()
+
+    def is_non_tensor(self, key: Any) -> bool:
+        """Whether the entry is non-tensor data.
+
+        Raises:
+            KeyError: there is no such entry.
+        """
+        path = require_path(key)
+        value = entry_of(self, path)
+        if value is None:
+            self._raise_missing(path)
+        return not isinstance(value, Tensor) and value._is_non_tensor
+
+    def non_tensor_items(self, include_nested: bool = False) -> tuple[tuple[Any, Any], ...]:
+        """Items whose value is non-tensor data, as :class:`NonTensorData`."""
+        items = self.items(include_nested)
+        return tuple(item for item in items if not isinstance(item[1], Tensor) and item[1]._is_non_tensor)
+
+    # -- the whole ----------------------------------------------------------------------------------------------
+
+    @property
+    def depth(self) -> int:
+        """Levels of nested collections above the deepest leaf: 0 for a flat collection."""
+        below = [sub.depth + 1 for sub in self._nested() if not sub._is_non_tensor and not sub.is_empty()]
+        return max(below, default=0)
+
+    def is_empty(self) -> bool:
+        """Whether the tree holds no leaf; non-tensor data is a leaf."""
+        for _, value in self._entries():
+            if isinstance(value, Tensor) or value._is_non_tensor or not value.is_empty():
                 return False
         return True
 
-    # -- update ---------------------------------------------------------------------------------------------
+    def clear(self) -> Self:
+        """Removes every entry.
 
-    def update(
-        self,
-        input_dict_or_td: Any = None,
-        clone: bool = False,
-        inplace: bool = False,
-        *,
-        non_blocking: bool = False,
-        keys_to_update: Sequence[Any] | None = None,
-        is_leaf: Callable[[type], bool] | None = None,
-        update_batch_size: bool = False,
-        ignore_lock: bool = False,
-        **kwargs: Any,
-    ) -> Self:
-        """Writes entries."""
-        if self._lock is not None and not inplace and not ignore_lock:
+        Raises:
+            RuntimeError: the collection is locked.
+        """
+        if self._lock is not None:
             raise self._locked_error()
-        source = input_dict_or_td
-        for key, value in source.items():
-            if isinstance(value, (Mapping,)) or hasattr(value, "_is_non_tensor"):
-                path = require_path(key)
-                current = self.get(path, None)
-                if current is not None and not isinstance(current, Tensor) and not current._is_non_tensor:
-                    current.update(value, clone=clone, inplace=inplace)
-                    continue
-            if clone and hasattr(value, "clone"):
-                value = value.clone()
-            self.set(key, value, inplace=inplace, non_blocking=non_blocking)
+        for key in self._key_list():
+            self._del_str(key)
         return self
 
-    def update_(
-        self,
-        input_dict_or_td: Any = None,
-        clone: bool = False,
-        *,
-        non_blocking: bool = False,
-        keys_to_update: Sequence[Any] | None = None,
-        **kwargs: Any,
-    ) -> Self:
-        """Copies values into existing entries."""
-        for key, value in input_dict_or_td.items():
-            self.set_(key, value, non_blocking=non_blocking)
-        return self
+    def create_nested(self, key: Any) -> Self:
+        """Puts an empty collection of the same batch size at ``key``, in place of what is there.
 
-    def clone(self, recurse: bool = True, **kwargs: Any) -> Self:
-        """Copy of the tree."""
-        if recurse:
-            return self._rebuild({k: v.clone() for k, v in self._source.items()}, self._batch_size, self._names)
-        return self._rebuild(
-            {k: v if isinstance(v, Tensor) else v.clone(False) for k, v in self._source.items()},
-            self._batch_size,
-            self._names,
-        )
+        Collections on the way to a nested key are kept, other entries on the way are replaced.
 
-    def empty(self, recurse: bool = False, **kwargs: Any) -> Self:
-        """Same metadata, no entries."""
-        if not recurse:
-            return self._rebuild({}, self._batch_size, self._names)
-        return self._rebuild(
-            {k: v.empty(True) for k, v in self._source.items() if not isinstance(v, Tensor)},
-            self._batch_size,
-            self._names,
-        )
+        Raises:
+            RuntimeError: the collection is locked.
 
-    def is_empty(self) -> bool:
-        """Whether the tree holds no leaf."""
-        return all(not isinstance(v, Tensor) and not v._is_non_tensor and v.is_empty() for _, v in self._entries())
-
-    def pop(self, key: Any, default: Any = _MISSING) -> Any:
-        """Removes an entry and returns it."""
+        Returns:
+            self
+        """
+        node: Any = self
         path = require_path(key)
-        if not self._has_path(path):
-            if default is _MISSING:
-                raise missing_key_error(path, self._key_list(), type(self).__name__)
-            return default
-        value = self[path]
-        self.del_(path)
-        return value
+        for depth, part in enumerate(path):
+            if node._lock is not None:
+                raise node._locked_error()
+            child = entry_of(node, (part,))
+            kept = depth < len(path) - 1 and child is not None and not isinstance(child, Tensor)
+            if not kept or child._is_non_tensor or child._lock is not None:
+                child = node._new_child()
+                node._set_str(part, child)
+            node = child
+        return self
+
+    @classmethod
+    def fromkeys(cls, keys: Sequence[Any], value: Any = 0) -> Any:
+        """A TensorDict without batch dimensions that holds ``value`` under every key.
+
+        Example:
+            >>> from tensordict_lite import TensorDict
+            >>> TensorDict.fromkeys(["a", ("b", "c")], 1)["b", "c"]
+            tensor(1)
+        """
+        return cls._plain_class()(dict.fromkeys(keys, value), batch_size=())
+
+
+class KeyThroughLeafError(KeyError, ValueError):
+    """A nested key goes on below a tensor or non-tensor data."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])

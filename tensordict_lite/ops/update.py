@@ -1,0 +1,429 @@
+"""Writing many entries at once: ``update`` and its in-place and indexed forms."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite.indexing import index_batch_size, normalise_index
+from tensordict_lite.keys import missing_key_error, require_path
+from tensordict_lite.views import entry_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["UpdateOps"]
+
+IsLeaf = Callable[[type], bool]
+
+
+class UpdateOps:
+    """``update``, ``update_``, ``update_at_`` and ``replace``."""
+
+    __slots__ = ()
+
+    def update(
+        self,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        inplace: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Sequence[Any] | None = None,
+        is_leaf: IsLeaf | None = None,
+        update_batch_size: bool = False,
+        ignore_lock: bool = False,
+        **kwargs: Any,
+    ) -> Self:
+        """Writes the entries of a mapping or another collection. Nested collections are merged, not replaced.
+
+        It is not atomic: when an entry does not fit, those before it are written.
+
+        Args:
+            input_dict_or_td: collection, or mapping from (nested) keys to values.
+            clone: copy the values first; else tensors and new nested collections are taken as they are.
+            inplace: overwrite tensors that exist instead of replacing them.
+            non_blocking: for copies to :attr:`device`.
+            keys_to_update: nested keys to write, the others are left out.
+            is_leaf: function of a type: values of these types replace, instead of being merged key by key.
+                Default: :func:`is_leaf_nontensor`.
+            update_batch_size: take over the batch size of the input, which must hold every key of ``self``.
+            ignore_lock: deprecated, without effect.
+            **kwargs: more entries; they win over those of the input.
+
+        Raises:
+            RuntimeError: an entry does not fit, the batch sizes contradict each other, or the collection is
+                locked and ``inplace`` is false.
+            KeyError: a key is not a nested key.
+
+        Returns:
+            self
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> td = TensorDict({"n": {"x": torch.zeros(3)}}, [3])
+            >>> sorted(td.update({"n": {"y": torch.ones(3)}}, z=torch.ones(3)).keys(True, True), key=str)
+            [('n', 'x'), ('n', 'y'), 'z']
+        """
+        if ignore_lock:
+            warnings.warn(
+                "update(ignore_lock=True) has no effect any more: use `with td.unlock_(): td.update(...)`",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+        if self._lock is not None and not inplace:
+            raise self._locked_error()
+        if input_dict_or_td is self:
+            return self.update(kwargs, clone, inplace) if kwargs else self
+        if kwargs:
+            if input_dict_or_td is not None:
+                self.update(
+                    _without(input_dict_or_td, kwargs),
+                    clone,
+                    inplace,
+                    non_blocking=non_blocking,
+                    keys_to_update=keys_to_update,
+                    is_leaf=is_leaf,
+                    update_batch_size=update_batch_size,
+                )
+            input_dict_or_td = kwargs
+        elif input_dict_or_td is None:
+            return self
+        if keys_to_update is not None:
+            if update_batch_size:
+                raise ValueError("update() takes either keys_to_update or update_batch_size=True, not both")
+            input_dict_or_td = _restrict(input_dict_or_td, {require_path(key) for key in keys_to_update})
+        is_collection = hasattr(input_dict_or_td, "_entries")
+        if is_collection:
+            if input_dict_or_td._batch_size != self._batch_size:
+                self._reconcile_batch_size(input_dict_or_td, update_batch_size, inplace)
+            items = input_dict_or_td._entries()
+        else:
+            items = input_dict_or_td.items()
+        self._update_items(items, clone, inplace, non_blocking, is_leaf)
+        return self
+
+    def _update_items(
+        self,
+        items: Iterable[tuple[Any, Any]],
+        clone: bool,
+        inplace: bool,
+        non_blocking: bool,
+        is_leaf: IsLeaf | None,
+    ) -> None:
+        source = self._source
+        # The plain case, new tensors by reference into a dict, is a dictionary write after one comparison of shapes.
+        direct = type(source) is dict and not inplace and self._device is None and self._writes_directly
+        size = self._batch_size
+        dims = len(size)
+        for key, value in items:
+            if type(key) is str:
+                cls = type(value)
+                if cls is Tensor:
+                    if clone:
+                        value = value.clone()
+                    if direct and (not dims or value.shape[:dims] == size):
+                        source[key] = value
+                    else:
+                        self.set(key, value, inplace, non_blocking=non_blocking)
+                    continue
+                current = entry_of(self, (key,))
+            else:
+                path = require_path(key)
+                if len(path) > 1:
+                    child = entry_of(self, path[:1])
+                    if child is None or isinstance(child, Tensor) or child._is_non_tensor:
+                        self._parent_for(path, inplace)
+                        child = entry_of(self, path[:1])
+                    child.update(
+                        {path[1:]: value}, clone, inplace, non_blocking=non_blocking, is_leaf=is_leaf
+                    )
+                    continue
+                key, cls = path[0], type(value)
+                current = entry_of(self, path)
+            if _is_level(value, cls, is_leaf) and current is not None and not isinstance(current, Tensor):
+                if not current._is_non_tensor:
+                    merged = _merge_lazy(current, value)
+                    if merged is not None:
+                        self.set(key, merged)
+                    else:
+                        current.update(value, clone, inplace, non_blocking=non_blocking, is_leaf=is_leaf)
+                    continue
+            if clone:
+                value = _cloned(value)
+            self.set(key, value, inplace, non_blocking=non_blocking)
+
+    # Classes whose `set` does more than store (tensorclass field checks, say) switch the shortcut off.
+    _writes_directly = True
+
+    def _reconcile_batch_size(self, other: Any, update_batch_size: bool, inplace: bool) -> None:
+        mine, theirs = self._batch_size, other._batch_size
+        short = min(len(mine), len(theirs))
+        if mine[:short] == theirs[:short]:
+            return  # one is a prefix of the other: the entries decide
+        if not update_batch_size or inplace:
+            raise RuntimeError(
+                f"update() got a source of batch size {list(theirs)} for a destination of batch size {list(mine)}. "
+                "Pass update_batch_size=True (and inplace=False) to take over the batch size of the source."
+            )
+        missing = set(self.keys(True)) - set(other.keys(True))
+        if missing:
+            raise RuntimeError(
+                "update(update_batch_size=True) changes the batch size, so the source must hold every key of the "
+                f"destination: {sorted(missing, key=str)} are missing from the source of batch size {list(theirs)} "
+                f"(the destination has {list(mine)})"
+            )
+        self.clear()
+        self._batch_size = theirs
+        self._names = None if other._names is None else list(other._names)
+
+    def update_(
+        self,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Sequence[Any] | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Copies values into entries that exist, on a locked collection too.
+
+        Args:
+            input_dict_or_td: collection, or mapping from (nested) keys to values; a part of the keys will do.
+            clone: accepted for symmetry with :meth:`update`; the values are copied in any case.
+            non_blocking: for copies between devices.
+            keys_to_update: nested keys to write, the others are left out.
+            **kwargs: more entries.
+
+        Raises:
+            KeyError: there is no entry under a key.
+            RuntimeError: a value does not fit its entry.
+
+        Returns:
+            self
+        """
+        if input_dict_or_td is self and not kwargs:
+            return self
+        for source in (input_dict_or_td, kwargs):
+            if source is None or (source is kwargs and not kwargs):
+                continue
+            if keys_to_update is not None:
+                source = _restrict(source, {require_path(key) for key in keys_to_update})
+            into: list[Tensor] = []
+            values: list[Tensor] = []
+            items = source._entries() if hasattr(source, "_entries") else source.items()
+            self._pair_leaves(items, (), into, values, non_blocking)
+            if into:
+                torch._foreach_copy_(into, values, non_blocking=non_blocking)
+        return self
+
+    def _pair_leaves(
+        self,
+        items: Iterable[tuple[Any, Any]],
+        prefix: tuple[str, ...],
+        into: list[Tensor],
+        values: list[Tensor],
+        non_blocking: bool,
+    ) -> None:
+        """Collects the tensors that one fused copy serves; writes everything else on the way."""
+        source = self._source
+        if type(source) is not dict:
+            for key, value in items:
+                if entry_of(self, require_path(key)) is None:
+                    raise _not_in_destination(self, prefix, key)
+                self.set_(key, value, non_blocking=non_blocking)
+            return
+        for key, value in items:
+            if type(key) is not str:
+                key = require_path(key)
+                if len(key) > 1:
+                    child = source.get(key[0])
+                    if child is None or isinstance(child, Tensor) or child._is_non_tensor:
+                        raise _not_in_destination(self, prefix, key)
+                    child._pair_leaves([(key[1:], value)], (*prefix, key[0]), into, values, non_blocking)
+                    continue
+                key = key[0]
+            current = source.get(key)
+            if current is None:
+                raise _not_in_destination(self, prefix, key)
+            if isinstance(current, Tensor):
+                if isinstance(value, Tensor) and value.shape == current.shape:
+                    into.append(current)
+                    values.append(value)
+                else:
+                    _copy_into(self, current, value, (*prefix, key), non_blocking)
+            elif current._is_non_tensor:
+                self._write_in_place(key, value, non_blocking)
+            else:
+                items = value._entries() if hasattr(value, "_entries") else _items_of(value, (*prefix, key))
+                current._pair_leaves(items, (*prefix, key), into, values, non_blocking)
+
+    def update_at_(
+        self,
+        input_dict_or_td: Any,
+        idx: Any,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Sequence[Any] | None = None,
+    ) -> Self:
+        """Copies values into the rows ``idx`` of entries that exist, on a locked collection too.
+
+        Args:
+            input_dict_or_td: collection or mapping; values have the shape of the rows.
+            idx: any index on the batch dimensions.
+            clone: accepted for symmetry; the values are copied in any case.
+            non_blocking: for copies between devices.
+            keys_to_update: nested keys to write, the others are left out.
+
+        Raises:
+            KeyError: there is no entry under a key.
+            RuntimeError: a value does not fit the rows.
+
+        Returns:
+            self
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3])
+            >>> td.update_at_({"a": torch.ones(2)}, slice(0, 2))["a"]
+            tensor([1., 1., 0.])
+        """
+        source = input_dict_or_td
+        if keys_to_update is not None:
+            source = _restrict(source, {require_path(key) for key in keys_to_update})
+        index = normalise_index(idx, len(self._batch_size))
+        for key, value in source._entries() if hasattr(source, "_entries") else source.items():
+            path = require_path(key)
+            entry = entry_of(self, path)
+            if entry is None:
+                raise missing_key_error(path, list(self.keys(True)), type(self).__name__)
+            if isinstance(entry, Tensor):
+                entry[index] = value
+            elif entry._is_non_tensor:
+                parent = entry_of(self, path[:-1])
+                if not hasattr(value, "_entries"):
+                    value = parent._wrap(value)
+                    value._batch_size = index_batch_size(self._batch_size, index)
+                parent._set_index(index, parent.empty(batch_size=value._batch_size)._with(path[-1], value))
+            else:
+                entry.update_at_(value, index, non_blocking=non_blocking)
+        return self
+
+    def _with(self, key: str, value: Any) -> Self:
+        self._set_str(key, value)
+        return self
+
+    def replace(self, *args: Any, **kwargs: Any) -> Self:
+        """A shallow copy with some entries replaced, merged as :meth:`update` does; ``self`` for no entries.
+
+        Args:
+            *args: at most one mapping or collection.
+            **kwargs: more entries; they win.
+
+        Raises:
+            RuntimeError: more than one positional argument, or something that is no mapping.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> td = TensorDict(a=torch.zeros(1), b=torch.zeros(1))
+            >>> td.replace(a=torch.ones(1))["a"], td["a"]
+            (tensor([1.]), tensor([0.]))
+        """
+        if len(args) > 1:
+            raise RuntimeError(
+                f"replace() takes one mapping (or collection) of the entries to replace, got {len(args)} arguments"
+            )
+        source = args[0] if args else None
+        if source is not None and not hasattr(source, "_entries") and not isinstance(source, Mapping):
+            raise RuntimeError(f"replace() takes a mapping or a collection, not a {type(source).__name__}")
+        if not kwargs and (source is None or not len(list(source.keys()))):
+            return self
+        return self.copy().update(source, **kwargs)
+
+
+def _is_level(value: Any, cls: type, is_leaf: IsLeaf | None) -> bool:
+    """Whether an incoming value is merged key by key."""
+    if is_leaf is not None and is_leaf(cls):
+        return False
+    if hasattr(cls, "_is_non_tensor"):
+        return not cls._is_non_tensor
+    return isinstance(value, (dict, Mapping)) and not isinstance(value, Tensor)
+
+
+def _merge_lazy(current: Any, value: Any) -> Any:
+    """The stack that a dense level becomes when a lazy stack is merged into it, else ``None``."""
+    if type(current._source) is not dict or not hasattr(value, "_entries") or type(value._source) is dict:
+        return None
+    merged = value.copy()
+    for key, entry in current._entries():
+        if entry_of(merged, (key,)) is None:
+            merged.set(key, entry)
+    return merged
+
+
+def _cloned(value: Any) -> Any:
+    if isinstance(value, Tensor) or hasattr(value, "_entries"):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _cloned(item) for key, item in value.items()}
+    return value
+
+
+def _without(source: Any, names: Mapping[str, Any]) -> Any:
+    """The input less the top-level entries that keywords override."""
+    if hasattr(source, "_entries"):
+        return source.exclude(*names) if any(name in source for name in names) else source
+    return {key: value for key, value in source.items() if key not in names}
+
+
+def _restrict(source: Any, wanted: set[tuple[str, ...]]) -> dict[Any, Any]:
+    """Nested items of a mapping or collection whose path is wanted, or lies below a wanted one."""
+    out: dict[Any, Any] = {}
+    for key, value in source._entries() if hasattr(source, "_entries") else source.items():
+        path = require_path(key)
+        if any(path[:depth] in wanted for depth in range(1, len(path) + 1)):
+            out[key] = value
+            continue
+        below = {full[len(path) :] for full in wanted if full[: len(path)] == path}
+        if below and (hasattr(value, "_entries") or isinstance(value, Mapping)):
+            inner = _restrict(value, below)
+            if inner:
+                out[key] = inner
+    return out
+
+
+def _items_of(value: Any, path: tuple[str, ...]) -> Iterable[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        return value.items()
+    raise TypeError(f"the entry {path} is a tensordict: a {type(value).__name__} cannot be copied into it")
+
+
+def _copy_into(td: Any, entry: Tensor, value: Any, path: tuple[str, ...], non_blocking: bool) -> None:
+    """One copy that may broadcast or convert, with an error that names the entry."""
+    if not isinstance(value, Tensor):
+        if not hasattr(value, "_entries"):
+            value = td._convert(value)
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"the entry {path} is a tensor: a {type(value).__name__} cannot be copied into it"
+            )
+    try:
+        entry.copy_(value, non_blocking=non_blocking)
+    except RuntimeError as err:
+        raise RuntimeError(
+            f"update_() cannot copy a value of shape {list(value.shape)} into the entry "
+            f"{path[0] if len(path) == 1 else path!r} of shape {list(entry.shape)}: {err}"
+        ) from err
+
+
+def _not_in_destination(td: Any, prefix: tuple[str, ...], key: Any) -> KeyError:
+    path = (*prefix, *require_path(key))
+    return missing_key_error(path, [(*prefix, *require_path(k)) for k in td.keys(True)], "the destination")
