@@ -17,6 +17,7 @@ The families of operations live in ``ops/``, one mixin a file, written over the 
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -379,11 +380,7 @@ def as_size(value: Any) -> torch.Size:
     if isinstance(value, Tensor):
         return torch.Size(value.reshape(-1).tolist())
     try:
-        return torch.Size(value)
-    except TypeError:
-        pass
-    try:
-        return torch.Size([int(n) for n in value])
+        return torch.Size([operator.index(n) for n in value])
     except TypeError:
         raise ValueError(
             f"a batch size is an int, a sequence of ints or a torch.Size; got {value!r} of type {type(value).__name__}"

@@ -218,16 +218,22 @@ def pad_sequence(
     out: Any = None,
     device: Any = None,
     return_mask: bool | Any = False,
+    padding_side: str = "right",
 ) -> Any:
     """Collections whose entries differ in length, padded to the longest and stacked along a new first dimension.
 
     Args:
         list_of_tds: non-empty sequence of collections with the same keys.
         pad_dim: dimension of the entries (not counting the new one) that is padded; may be negative.
-        padding_value: fills the end of the shorter ones.
+        padding_value: fills the missing elements.
         out: collection to write into.
         device: where the result lives.
         return_mask: adds, under ``"masks"`` (or the key given), which elements are real, leaf by leaf.
+        padding_side: ``"right"`` (default) or ``"left"``.
+
+    Raises:
+        KeyError: the keys differ.
+        IndexError: an entry has no dimension ``pad_dim``.
 
     Example:
         >>> from tensordict_lite import TensorDict
@@ -237,34 +243,30 @@ def pad_sequence(
     """
     if not list_of_tds:
         raise RuntimeError("list_of_tds cannot be empty")
+    if padding_side not in ("left", "right"):
+        raise ValueError(f"padding_side is 'left' or 'right', got {padding_side!r}")
     mask_key = "masks" if return_mask is True else return_mask or None
     first = list_of_tds[0]
-    keys = first.keys(True, True)
-    ndim = first.batch_dims
-    batched = ndim > pad_dim if pad_dim >= 0 else False
-    size = list(first._batch_size)
-    if batched:
-        size[pad_dim] = max(td._batch_size[pad_dim] for td in list_of_tds)
-    values: dict[Any, Tensor] = {}
+    result = first.empty(batch_size=_padded_size(list_of_tds, pad_dim), names=None)
     masks: dict[Any, Tensor] = {}
-    for key in keys:
+    for key in first.keys(True, True):
         column = [td.get(key) for td in list_of_tds]
         if any(value is None for value in column):
             raise KeyError(f"the key {key} is missing from one of the collections to pad")
         axis = pad_dim if pad_dim >= 0 else pad_dim + column[0].ndim
-        if column[0].ndim <= axis:
-            values[key] = torch.stack(column)
-            continue
-        longest = max(value.shape[axis] for value in column)
-        values[key] = torch.stack([_grow(value, axis, longest, padding_value) for value in column])
-        if mask_key is not None:
-            lengths = torch.tensor([value.shape[axis] for value in column])
-            row = torch.arange(longest) < lengths[:, None]
-            shape = [len(column)] + [1] * axis + [longest]
-            masks[key] = row.reshape(shape).expand(len(column), *column[0].shape[:axis], longest)
-    result = first.empty(batch_size=torch.Size((len(list_of_tds), *size)), names=None)
-    for key, value in values.items():
-        result.set(key, value)
+        if not 0 <= axis < column[0].ndim:
+            raise IndexError(f"pad_dim={pad_dim} is out of range for the key {key} of shape {list(column[0].shape)}")
+        lengths = torch.tensor([value.shape[axis] for value in column])
+        longest = int(lengths.max())
+        left = padding_side == "left"
+        result.set(key, torch.stack([_grow(value, axis, longest, padding_value, left) for value in column]))
+        steps = torch.arange(longest)
+        real = steps >= (longest - lengths[:, None]) if left else steps < lengths[:, None]
+        shape = [len(column)] + [1] * axis + [longest]
+        masks[key] = real.reshape(shape).expand(len(column), *column[0].shape[:axis], longest)
+    for key in first._key_list():
+        if key not in result.keys():  # non-tensor values have no length to pad
+            result._set_str(key, _stack_non_tensors([td._get_str(key) for td in list_of_tds], result._batch_size))
     if mask_key is not None:
         for key, value in masks.items():
             result.set((mask_key, *((key,) if isinstance(key, str) else key)), value)
@@ -273,11 +275,23 @@ def pad_sequence(
     return result if out is None else _write_out(out, result)
 
 
-def _grow(value: Tensor, axis: int, length: int, padding_value: float) -> Tensor:
+def _padded_size(items: Sequence[Any], pad_dim: int) -> torch.Size:
+    size = list(items[0]._batch_size)
+    if 0 <= pad_dim < len(size):
+        size[pad_dim] = max(td._batch_size[pad_dim] for td in items)
+    return torch.Size((len(items), *size))
+
+
+def _stack_non_tensors(column: Sequence[Any], size: torch.Size) -> Any:
+    rows = [value._rebuild(value._source, torch.Size(size[1:])) for value in column]
+    return _stack_class(rows)._stack_entries(rows, 0)
+
+
+def _grow(value: Tensor, axis: int, length: int, padding_value: float, left: bool) -> Tensor:
     missing = length - value.shape[axis]
     if not missing:
         return value
-    spec = [0, 0] * (value.ndim - axis - 1) + [0, missing]
+    spec = [0, 0] * (value.ndim - axis - 1) + ([missing, 0] if left else [0, missing])
     return torch.nn.functional.pad(value, spec, value=padding_value)
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["DenseCollection"]
 
 _MISSING = object()
+_FULL = slice(None)
 _new_object = object.__new__
 
 
@@ -110,7 +111,7 @@ class DenseCollection(TensorCollection):
         if cls is int:
             batch_size = self._batch_size
             if not batch_size:
-                raise IndexError("a collection without batch dimensions cannot be indexed by an int")
+                raise RuntimeError("indexing a tensordict with td.batch_dims==0 is not permitted: it has no rows")
             source = self._source
             if not source:
                 return self._rebuild({}, index_batch_size(batch_size, index), self._index_names(index, 0))
@@ -128,6 +129,9 @@ class DenseCollection(TensorCollection):
                 raise TypeError(f"{index!r} mixes keys and indices: index the entry, td[{index[0]!r}][...]")
         elif isinstance(index, str):
             return self[str(index)]
+        if index is Ellipsis or (cls is slice and index == _FULL) or (cls is tuple and not index):
+            if cls is not slice or self._batch_size:
+                return self
         return self._index(normalise_index(index, len(self._batch_size)))
 
     def _get_path(self, path: tuple[str, ...]) -> Any:
@@ -284,7 +288,7 @@ class DenseCollection(TensorCollection):
             size = index_batch_size(self._batch_size, index)
             value = self._plain_class()(value, batch_size=size, device=self._device)
         size = index_batch_size(self._batch_size, index)
-        if value._batch_size != size:
+        if value._batch_size[: len(size)] != size:
             raise RuntimeError(
                 f"indexed destination of batch size {list(size)} and source batch size {list(value._batch_size)} do "
                 f"not match (index={index!r}, batch size {list(self._batch_size)})"
@@ -515,7 +519,7 @@ class DenseCollection(TensorCollection):
         """A tensor, a nested collection or a non-tensor wrapper for a plain Python value."""
         if isinstance(item, (dict, Mapping)):
             return self._plain_class()(item, batch_size=self._batch_size, device=self._device, names=self._names)
-        if isinstance(item, (numbers.Number, bool, np.generic)) and not isinstance(item, (np.str_, np.bytes_)):
+        if isinstance(item, (numbers.Real, bool, np.generic)) and not isinstance(item, (np.str_, np.bytes_)):
             if isinstance(item, np.generic) and item.dtype.kind not in "biufc":
                 return self._wrap(item)
             return torch.as_tensor(item, device=self._device)

@@ -87,7 +87,9 @@ def normalise_index(index: Any, batch_dims: int) -> Any:
     return tuple(parts)
 
 
-def _too_many(used: int, batch_dims: int) -> IndexError:
+def _too_many(used: int, batch_dims: int) -> Exception:
+    if not batch_dims:
+        return RuntimeError("indexing a tensordict with td.batch_dims==0 is not permitted: it has no rows to choose from")
     return IndexError(
         f"too many indices: the index uses {used} dimension(s) but the batch size has {batch_dims}. "
         "Only batch dimensions can be indexed; index the entries for the others."
@@ -126,24 +128,36 @@ def _index_device(index: Any) -> torch.device | None:
 def index_names(names: list[str | None], index: Any, result_dims: int) -> list[str | None] | None:
     """Dimension names after a normalised index, ``None`` when no name is left.
 
-    Integers drop their name, slices keep it, ``None`` adds an unnamed dimension. A one-dimensional
-    tensor keeps the name of the dimension that it indexes; any other tensor leaves its result unnamed.
+    Integers drop their name, slices keep it, ``None`` adds an unnamed dimension. One one-dimensional tensor
+    keeps the name of the dimension that it indexes; other tensors leave their joint result unnamed, in the
+    place where torch puts it: at the first of them when they are adjacent, in front otherwise.
     """
     parts = index if isinstance(index, tuple) else (index,)
     out: list[str | None] = []
+    advanced: list[int] = []  # positions of the tensors among the parts
+    joint: list[str | None] = []
+    joint_at = 0
     at = 0
-    for part in parts:
+    for position, part in enumerate(parts):
         if part is None or isinstance(part, bool):
             out.append(None)
         elif isinstance(part, slice):
             out.append(names[at])
             at += 1
         elif isinstance(part, Tensor):
-            used = _consumed(part)
-            out.extend([names[at]] if part.ndim == 1 else [None] * (1 if part.dtype is torch.bool else part.ndim))
-            at += used
+            if not advanced:
+                joint_at = len(out)
+                joint = [names[at]] if part.ndim == 1 else [None] * (1 if part.dtype is torch.bool else part.ndim)
+            else:
+                joint = [None] * max(len(joint), part.ndim)
+            advanced.append(position)
+            at += _consumed(part)
         else:
             at += 1
+    if advanced:
+        adjacent = advanced[-1] - advanced[0] == len(advanced) - 1
+        where = joint_at if adjacent else 0
+        out[where:where] = joint
     out.extend(names[at:])
     if len(out) != result_dims or all(name is None for name in out):
         return None

@@ -45,21 +45,26 @@ class _SettingContext:
     """Sets one value, as a context manager, a decorator, or for good with :meth:`set`."""
 
     _field: str
+    _explicit: set[str] = set()  # the settings that somebody has set
 
     def __init__(self, mode: bool) -> None:
         self._mode = bool(mode)
-        self._saved: list[bool] = []
+        self._saved: list[tuple[bool, bool]] = []
 
     def set(self) -> None:
         """Makes the value permanent for this process."""
+        self._explicit.add(self._field)
         setattr(settings, self._field, self._mode)
 
     def __enter__(self) -> None:
-        self._saved.append(getattr(settings, self._field))
+        self._saved.append((getattr(settings, self._field), self._field in self._explicit))
         self.set()
 
     def __exit__(self, *exc: object) -> None:
-        setattr(settings, self._field, self._saved.pop())
+        value, explicit = self._saved.pop()
+        setattr(settings, self._field, value)
+        if not explicit:
+            self._explicit.discard(self._field)
 
     def __call__(self, fn: F) -> F:
         @functools.wraps(fn)
@@ -86,7 +91,7 @@ class set_get_defaults_to_none(_SettingContext):
 
     def __init__(self, mode: bool) -> None:
         super().__init__(mode)
-        self._before = settings.get_defaults_to_none
+        self._before = (settings.get_defaults_to_none, self._field in self._explicit)
         self.set()
 
     def __enter__(self) -> None:
@@ -112,21 +117,28 @@ class set_lazy_legacy(_SettingContext):
     _field = "lazy_legacy"
 
 
-def get_defaults_to_none() -> bool:
-    """Current value of :class:`set_get_defaults_to_none`."""
-    return settings.get_defaults_to_none
+def _current(field: str, allow_none: bool) -> bool | None:
+    if allow_none and field not in _SettingContext._explicit:
+        return None
+    value: bool = getattr(settings, field)
+    return value
 
 
-def list_to_stack() -> bool:
-    """Current value of :class:`set_list_to_stack`."""
-    return settings.list_to_stack
+def get_defaults_to_none(allow_none: bool = False) -> bool | None:
+    """Current value of :class:`set_get_defaults_to_none`; ``None`` if nobody set it and ``allow_none``."""
+    return _current("get_defaults_to_none", allow_none)
 
 
-def capture_non_tensor_stack() -> bool:
-    """Current value of :class:`set_capture_non_tensor_stack`."""
-    return settings.capture_non_tensor_stack
+def list_to_stack(allow_none: bool = False) -> bool | None:
+    """Current value of :class:`set_list_to_stack`; ``None`` if nobody set it and ``allow_none``."""
+    return _current("list_to_stack", allow_none)
 
 
-def lazy_legacy() -> bool:
-    """Current value of :class:`set_lazy_legacy`."""
-    return settings.lazy_legacy
+def capture_non_tensor_stack(allow_none: bool = False) -> bool | None:
+    """Current value of :class:`set_capture_non_tensor_stack`; ``None`` if nobody set it and ``allow_none``."""
+    return _current("capture_non_tensor_stack", allow_none)
+
+
+def lazy_legacy(allow_none: bool = False) -> bool | None:
+    """Current value of :class:`set_lazy_legacy`; ``None`` if nobody set it and ``allow_none``."""
+    return _current("lazy_legacy", allow_none)

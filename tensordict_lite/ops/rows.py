@@ -107,7 +107,9 @@ class RowOps:
         dim = positive_dim(dim, len(size), size)
         probe = torch.empty((), dtype=torch.bool).expand(size)
         sizes = [part.shape for part in probe.tensor_split(indices_or_sections, dim)]
-        return self._parts(lambda value: value.tensor_split(indices_or_sections, dim), sizes, self._names, True)
+        return self._parts(
+            lambda value: value.tensor_split(indices_or_sections, dim), sizes, self._names, True
+        )
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
         """One collection for each row along ``dim``; views."""
@@ -138,7 +140,9 @@ class RowOps:
         """Rows gathered along ``dim``; ``index`` has the batch dimensions, as :func:`torch.gather`."""
         size = self._batch_size
         ndim = len(size)
-        dim = positive_dim(dim, ndim, size)
+        if not -ndim <= dim < ndim:
+            raise RuntimeError(f"Cannot gather tensordict with shape {size} along dim {dim}.")
+        dim = dim % ndim
         if index.ndim != ndim:
             raise RuntimeError(
                 f"gather: the index has {index.ndim} dimension(s), the batch size {list(size)} has {ndim}"
@@ -166,9 +170,7 @@ class RowOps:
             >>> td.masked_select(torch.tensor([True, False, True]))["a"]
             tensor([0, 2])
         """
-        out = self[mask]  # type: ignore[index]
-        out._names = None
-        return out
+        return self[mask]  # type: ignore[index]
 
     # -- filling ----------------------------------------------------------------------------------------------------
 
@@ -211,6 +213,11 @@ class RowOps:
         """
         from tensordict_lite.base import TensorCollection
 
+        if condition.ndim > len(self._batch_size):
+            raise RuntimeError(
+                f"where: the condition has {condition.ndim} dimension(s), more than the {len(self._batch_size)} of the "
+                "batch size"
+            )
         mine = self._source
         if isinstance(other, TensorCollection):
             theirs = {key: other._get_str(key) for key in other._key_list()}
@@ -260,9 +267,7 @@ class RowOps:
                 f"{len(pad_size)} values for {ndim} dimension(s)"
             )
         pairs = [tuple(pad_size[i : i + 2]) for i in range(0, len(pad_size), 2)]
-        new = torch.Size(
-            [n + sum(pairs[d]) if d < len(pairs) else n for d, n in enumerate(size)]
-        )
+        new = torch.Size([n + sum(pairs[d]) if d < len(pairs) else n for d, n in enumerate(size)])
 
         def grow(entry: Any) -> Any:
             if not isinstance(entry, Tensor):
@@ -284,7 +289,9 @@ class RowOps:
             if not leaf.is_nested:
                 return leaf
             if mask_key is not None and not mask:
-                ones = torch.nested.nested_tensor([torch.ones_like(t, dtype=torch.bool) for t in leaf.unbind()])
+                ones = torch.nested.nested_tensor(
+                    [torch.ones_like(t, dtype=torch.bool) for t in leaf.unbind()]
+                )
                 mask.append(torch.nested.to_padded_tensor(ones, False))
             return torch.nested.to_padded_tensor(leaf, padding)
 

@@ -119,7 +119,11 @@ class ShapeOps:
                 out._change_batch_size(torch.Size(batch_size))
             return out
         if not shape or size is not None:
-            shape = _sizes(shape, {} if size is None else {"size": size}, "view") if shape or size is not None else ()
+            shape = (
+                _sizes(shape, {} if size is None else {"size": size}, "view")
+                if shape or size is not None
+                else ()
+            )
         elif len(shape) == 1 and not isinstance(shape[0], int):
             shape = tuple(shape[0])
         return self._viewed(shape, "view")
@@ -147,7 +151,9 @@ class ShapeOps:
             )
         return self._reshaped(lambda value: value.reshape(*new, *value.shape[dims:]), new)
 
-    def flatten(self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False) -> Self:
+    def flatten(
+        self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False
+    ) -> Self:
         """One dimension instead of the batch dimensions ``start_dim`` to ``end_dim`` (inclusive)."""
         size = self._batch_size
         ndim = len(size)
@@ -155,11 +161,13 @@ class ShapeOps:
         end = ndim - 1 if end_dim is None else end_dim + ndim if end_dim < 0 else end_dim
         if not ndim:
             return self._inplace_or(inplace, self.view(1))
-        if end < start or start < 0 or end >= ndim:
+        if end < start:
             raise ValueError(
-                f"The end dimension must be greater or equal to the start dim, and both within the {ndim} batch "
-                f"dimension(s): got start_dim={start_dim}, end_dim={end_dim}."
+                "The end dimension must be greater or equal to the start dim: got "
+                f"start_dim={start_dim}, end_dim={end_dim} for {ndim} batch dimension(s)."
             )
+        if start < 0 or end >= ndim:
+            raise IndexError(f"flatten: start_dim={start_dim} and end_dim={end_dim} leave the {ndim} batch dimension(s)")
         middle = size[start : end + 1]
         new = torch.Size((*size[:start], middle.numel(), *size[end + 1 :]))
         names = None
@@ -208,7 +216,10 @@ class ShapeOps:
             if self._names is not None:
                 names = _names_or_none([name for name, n in zip(self._names, size) if n != 1])
             return self._reshaped(
-                lambda value: value.reshape(*new, *value.shape[dims:]), new, names, lambda out: out.reshape(*size)
+                lambda value: value.reshape(*new, *value.shape[dims:]),
+                new,
+                names,
+                lambda out: out.reshape(*size),
             )
         dim = positive_dim(dim, len(size), size)
         if size[dim] != 1:
@@ -217,7 +228,10 @@ class ShapeOps:
         if self._names is not None:
             names = _names_or_none([*self._names[:dim], *self._names[dim + 1 :]])
         return self._reshaped(
-            lambda value: value.squeeze(dim), size[:dim] + size[dim + 1 :], names, lambda out: out.unsqueeze(dim)
+            lambda value: value.squeeze(dim),
+            size[:dim] + size[dim + 1 :],
+            names,
+            lambda out: out.unsqueeze(dim),
         )
 
     def unsqueeze(self, *args: Any, **kwargs: Any) -> Self:
@@ -239,24 +253,23 @@ class ShapeOps:
             lambda out: out.squeeze(at),
         )
 
-    def _at_least(self, ndim: int, ahead: int) -> Self:
+    def _at_least(self, ndim: int) -> Self:
         out = self
-        for at in range(ndim - len(self._batch_size)):
-            out = out.unsqueeze(0 if at < ahead else -1)
+        for _ in range(ndim - len(self._batch_size)):
+            out = out.unsqueeze(0)
         return out
 
     def atleast_1d(self) -> Self:
-        """With at least one batch dimension, as :func:`torch.atleast_1d`."""
-        return self._at_least(1, 1)
+        """With at least one batch dimension."""
+        return self._at_least(1)
 
     def atleast_2d(self) -> Self:
-        """With at least two batch dimensions, as :func:`torch.atleast_2d`."""
-        return self._at_least(2, 2)
+        """With at least two batch dimensions; new ones come first."""
+        return self._at_least(2)
 
     def atleast_3d(self) -> Self:
-        """With at least three batch dimensions, as :func:`torch.atleast_3d`."""
-        ndim = len(self._batch_size)
-        return self._at_least(3, 1 if ndim else 3)
+        """With at least three batch dimensions; new ones come first (torch puts one last)."""
+        return self._at_least(3)
 
     # -- expansion ---------------------------------------------------------------------------------------------
 
@@ -335,7 +348,12 @@ class ShapeOps:
         return out
 
     def repeat_interleave(
-        self, repeats: Tensor | int, dim: int | None = None, *, output_size: int | None = None, inplace: bool = False
+        self,
+        repeats: Tensor | int,
+        dim: int | None = None,
+        *,
+        output_size: int | None = None,
+        inplace: bool = False,
     ) -> Self:
         """Every row repeated, next to itself; over the flattened batch when ``dim`` is ``None``."""
         td: Any = self
@@ -420,7 +438,11 @@ class ShapeOps:
         """Batch dimensions moved to other positions, as :func:`torch.movedim`."""
         ndim = len(self._batch_size)
         # A stride-free stand-in whose strides tell where each dimension went.
-        probe = torch.empty((), device="meta").expand(ndim * (1,)).as_strided((1,) * ndim, tuple(range(1, ndim + 1)))
+        probe = (
+            torch.empty((), device="meta")
+            .expand(ndim * (1,))
+            .as_strided((1,) * ndim, tuple(range(1, ndim + 1)))
+        )
         order = [stride - 1 for stride in torch.movedim(probe, source, destination).stride()]  # type: ignore[arg-type]
         return self.permute(*order) if order else self
 
@@ -432,6 +454,10 @@ class ShapeOps:
         """Rows shifted along batch dimensions, those that fall off coming back at the other end."""
         size = self._batch_size
         if dims is None:
+            if not isinstance(shifts, int) and len(shifts) != 1:
+                raise RuntimeError(
+                    f"roll: shifts and dims must align, got {len(shifts)} shifts for the flattened batch. Pass dims=."
+                )
             flat = self.reshape(-1)
             shift = shifts if isinstance(shifts, int) else shifts[0]
             out = flat._reshaped(lambda value: value.roll(shift, 0), flat._batch_size).reshape(*size)
@@ -461,7 +487,9 @@ class ShapeOps:
 
     def _need_dims(self, ndim: int, name: str) -> None:
         if len(self._batch_size) < ndim:
-            raise RuntimeError(f"{name}() needs at least {ndim} batch dimension(s), got {len(self._batch_size)}")
+            raise RuntimeError(
+                f"{name}() needs at least {ndim} batch dimension(s), got {len(self._batch_size)}"
+            )
 
     def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Self:
         """Rotated ``k`` times by 90 degrees in the plane of two batch dimensions."""
@@ -525,6 +553,10 @@ class ShapeOps:
         """Other dimension names, in place."""
         self.names = self._renamed(names, rename_map)
         return self
+
+
+def _implicit_squeeze(out: Any) -> Any:
+    raise RuntimeError("squeeze() cannot write back at the end of a `with` block: name the dimension, squeeze(dim)")
 
 
 def _names_or_none(names: list[str | None]) -> list[str | None] | None:
