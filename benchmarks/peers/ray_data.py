@@ -1,0 +1,60 @@
+"""Ray Data: ``from_numpy(...).map_batches(...)`` written out with ``write_numpy``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+import ray
+
+from benchmarks._harness import Benchmark
+from benchmarks._workload import Workload, normalise_array
+
+
+def normalise_batch(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The work on a batch."""
+    return {"image": normalise_array(batch["data"])}
+
+
+def add_cases(bench: Benchmark, work: Workload, against: str) -> None:
+    """Add one case; starting Ray and putting the input into its object store is not timed."""
+
+    def run() -> float:
+        _start(work)
+        try:
+            blocks = np.array_split(np.asarray(work.open_array()), max(work.workers * 8, 1))
+            data = ray.data.from_numpy(blocks)
+            with work.fresh_folder() as folder:
+                start = time.perf_counter()
+                data.map_batches(normalise_batch, batch_size=256).write_numpy(str(folder), column="image")
+                seconds = time.perf_counter() - start
+                _check(work, folder)
+            return seconds
+        finally:
+            ray.shutdown()
+
+    bench.add("Ray Data, batch 256", run, units=work.rows, kind="peer", against=against, rounds=2)
+
+
+def _start(work: Workload) -> None:
+    ray.init(
+        num_cpus=work.workers,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        object_store_memory=3 << 30,
+        runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parents[2])}},
+    )
+    ray.data.DataContext.get_current().enable_progress_bars = False
+
+
+def _check(work: Workload, folder: Path) -> None:
+    rows = sum(np.load(path, mmap_mode="r").shape[0] for path in folder.rglob("*.npy"))
+    if rows != work.rows:
+        raise AssertionError(f"{rows} rows were written, not {work.rows}")
