@@ -1,12 +1,63 @@
-"""Functions over the leaves: ``apply``, ``apply_`` and ``named_apply``."""
+"""Functions over the leaves of one or several trees: ``apply``, ``apply_`` and ``named_apply``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite.keys import missing_key_error
+from tensordict_lite.views import entry_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+__all__ = ["ApplyOps"]
+
+_KEEP = object()
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What one call of ``apply`` does at every level of the tree."""
+
+    fn: Callable[..., Any]
+    """The user's function, ``fn(leaf, *others)`` or ``fn(key, leaf, *others)``."""
+    named: bool = False
+    nested_keys: bool = False
+    """Names are whole paths instead of the last step."""
+    batch_size: torch.Size | None = None
+    device: Any = _KEEP
+    inplace: bool = False
+    default: Any = _MISSING
+    filter_empty: bool | None = None
+    call_on_nested: bool = False
+    is_leaf: Callable[[type], bool] | None = None
+
+    def takes(self, value: Any) -> bool:
+        """Whether the function is called on this entry (else it is entered, or kept)."""
+        if self.call_on_nested:
+            return True
+        if self.is_leaf is not None:
+            return self.is_leaf(type(value))
+        return isinstance(value, Tensor)
+
+    def run(self, key: str, prefix: tuple[str, ...], value: Any, others: list[Any]) -> Any:
+        """The user's result for one entry."""
+        if not self.named:
+            return self.fn(value, *others)
+        return self.fn((*prefix, key) if prefix and self.nested_keys else key, value, *others)
+
+    def emptied(self, result: Any, had_entries: bool) -> bool:
+        """Whether a level without entries is left out of the result."""
+        if self.filter_empty is False or result._key_list():
+            return False
+        return had_entries or self.filter_empty is True
 
 
 class ApplyOps:
@@ -14,8 +65,219 @@ class ApplyOps:
 
     __slots__ = ()
 
-    def apply(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self | None:
-        """Maps the leaves."""
-        if not others and not kwargs:
-            return self._map_leaves(fn)
-        raise NotImplementedError("landing")
+    def apply(
+        self,
+        fn: Callable[..., Any],
+        *others: Any,
+        batch_size: Sequence[int] | None = None,
+        device: Any = _KEEP,
+        names: Sequence[str | None] | None | object = _KEEP,
+        inplace: bool = False,
+        default: Any = _MISSING,
+        filter_empty: bool | None = None,
+        propagate_lock: bool = False,
+        call_on_nested: bool = False,
+        is_leaf: Callable[[type], bool] | None = None,
+        out: Any = None,
+        **constructor_kwargs: Any,
+    ) -> Self | None:
+        """Calls a function on every tensor of the tree and returns a tree of the results.
+
+        Args:
+            fn: ``fn(leaf, *other_leaves)``, gives a tensor or a collection, or ``None`` to leave the entry out.
+            *others: collections with the same keys, whose leaves are the further arguments.
+            batch_size: batch size of the result, at every level, for a function that changes shapes. The names
+                of dimensions are dropped then.
+            device: device of the result; results are moved there. ``None``: they stay where they are.
+            names: names of the batch dimensions of the result.
+            inplace: copy the results into the leaves of ``self`` and return it; ``None`` leaves them as they are.
+            default: argument for an entry that one of ``others`` does not have (without it: KeyError).
+            filter_empty: leave out nested collections without entries: all of them (``True``), none (``False``),
+                those that ``fn`` emptied (``None``).
+            propagate_lock: lock the result of a locked collection.
+            call_on_nested: call ``fn`` on the direct entries, collections included, and go no deeper.
+            is_leaf: function of a type: ``fn`` is called on entries of these types, collections of other types
+                are entered. Default: tensors; non-tensor data is kept as it is.
+            out: collection to write the results to.
+            **constructor_kwargs: ignored, with a warning.
+
+        Returns:
+            A collection of the same type, ``out`` or ``self`` (``inplace``). ``None`` when ``fn`` gave ``None``
+            for every leaf, unless ``filter_empty=False``.
+
+        Raises:
+            RuntimeError: a result does not have the batch size in front.
+            KeyError: an entry is missing in one of ``others``.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> td = TensorDict({"a": torch.ones(3), "b": {"c": torch.zeros(3)}}, [3])
+            >>> td.apply(lambda x, y: x + y, td)["a"]
+            tensor([2., 2., 2.])
+            >>> td.apply(lambda x: x[:2], batch_size=[2])["b"].batch_size
+            torch.Size([2])
+        """
+        call = _Call(
+            fn,
+            batch_size=None if batch_size is None else torch.Size(batch_size),
+            device=device,
+            inplace=inplace,
+            default=default,
+            filter_empty=filter_empty,
+            call_on_nested=call_on_nested,
+            is_leaf=is_leaf,
+        )
+        return self._run_apply(call, others, names, propagate_lock, out, constructor_kwargs)
+
+    def named_apply(
+        self,
+        fn: Callable[..., Any],
+        *others: Any,
+        nested_keys: bool = False,
+        batch_size: Sequence[int] | None = None,
+        device: Any = _KEEP,
+        names: Sequence[str | None] | None | object = _KEEP,
+        inplace: bool = False,
+        default: Any = _MISSING,
+        filter_empty: bool | None = None,
+        propagate_lock: bool = False,
+        call_on_nested: bool = False,
+        is_leaf: Callable[[type], bool] | None = None,
+        out: Any = None,
+        **constructor_kwargs: Any,
+    ) -> Self | None:
+        """:meth:`apply` with the key as first argument: ``fn(key, leaf, *other_leaves)``.
+
+        Args:
+            fn: the function.
+            *others: as for :meth:`apply`, like all other arguments.
+            nested_keys: pass the whole path of entries below the top, a tuple, instead of its last step.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> td = TensorDict({"a": torch.ones(3), "b": {"c": torch.zeros(3)}}, [3])
+            >>> list(td.named_apply(lambda key, x: x if key == "c" else None).keys(True, True))
+            [('b', 'c')]
+        """
+        call = _Call(
+            fn,
+            named=True,
+            nested_keys=nested_keys,
+            batch_size=None if batch_size is None else torch.Size(batch_size),
+            device=device,
+            inplace=inplace,
+            default=default,
+            filter_empty=filter_empty,
+            call_on_nested=call_on_nested,
+            is_leaf=is_leaf,
+        )
+        return self._run_apply(call, others, names, propagate_lock, out, constructor_kwargs)
+
+    def apply_(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self:
+        """:meth:`apply` with ``inplace=True``: results are copied into the leaves.
+
+        Returns:
+            self
+        """
+        return self.apply(fn, *others, inplace=True, **kwargs)
+
+    def _run_apply(
+        self, call: _Call, others: tuple[Any, ...], names: Any, propagate_lock: bool, out: Any, extra: dict[str, Any]
+    ) -> Any:
+        if extra:
+            warnings.warn(f"apply() ignores the arguments {sorted(extra)}", FutureWarning, stacklevel=3)
+        if out is not None:
+            if call.batch_size is not None and call.batch_size != out.batch_size:
+                raise RuntimeError(
+                    f"batch_size={list(call.batch_size)} and the batch size {list(out.batch_size)} of `out` must be equal"
+                )
+            self._apply_into(call, list(others), (), out)
+            return out
+        if call.inplace:
+            self._apply_into(call, list(others), (), self)
+            return self
+        result = self._apply_level(call, list(others), ())
+        if result is None:
+            return None
+        if names is not _KEEP and names is not None:
+            result.names = names
+        if propagate_lock and self._lock is not None:
+            result.lock_()
+        return result
+
+    def _apply_level(self, call: _Call, others: list[Any], prefix: tuple[str, ...]) -> Any:
+        """The results of one level as a new collection; ``None`` when it is left out."""
+        size = self._batch_size if call.batch_size is None else call.batch_size
+        result = self._rebuild({}, size, self._names if call.batch_size is None else None)
+        if call.device is not _KEEP:
+            result._device = None if call.device is None else torch.device(call.device)
+        plain = result._device is None
+        dims = len(size)
+        had_entries = False
+        for key, value in self._entries():
+            had_entries = True
+            if call.takes(value):
+                new = call.run(key, prefix, value, _arguments(others, key, call.default))
+                if new is None:
+                    continue
+                if not (plain and type(new) is Tensor and (not dims or new.shape[:dims] == size)):
+                    new = result._fit(new, key)
+            elif isinstance(value, Tensor):
+                new = value
+            elif value._is_non_tensor:
+                new = _carried(value, call.batch_size, result._device)
+            else:
+                new = value._apply_level(call, _arguments(others, key, call.default), (*prefix, key))
+                if new is None:
+                    continue
+            result._set_str(key, new)
+        return None if call.emptied(result, had_entries) else result
+
+    def _apply_into(self, call: _Call, others: list[Any], prefix: tuple[str, ...], out: Any) -> None:
+        """The results of one level, written to ``out`` (which may be ``self``)."""
+        for key, value in list(self._entries()):
+            if call.takes(value):
+                new = call.run(key, prefix, value, _arguments(others, key, call.default))
+                if new is None or (new is value and out is self):
+                    continue
+                if call.inplace and entry_of(out, (key,)) is not None:
+                    out.set_(key, new)
+                else:
+                    out.set(key, new)
+            elif isinstance(value, Tensor) or value._is_non_tensor:
+                if out is not self:
+                    out.set(key, value)
+            else:
+                target = value if out is self else entry_of(out, (key,))
+                if target is None:
+                    target = out.empty()
+                    out.set(key, target)
+                    target = entry_of(out, (key,))
+                value._apply_into(call, _arguments(others, key, call.default), (*prefix, key), target)
+
+
+def _arguments(others: list[Any], key: str, default: Any) -> list[Any]:
+    """The entries of the other trees under a key; a default stands for all that would lie below it."""
+    found = []
+    for other in others:
+        if default is not _MISSING and other is default:
+            found.append(default)
+            continue
+        value = entry_of(other, (key,))
+        if value is None:
+            if default is _MISSING:
+                raise missing_key_error(key, other._key_list(), type(other).__name__)
+            value = default
+        found.append(value)
+    return found
+
+
+def _carried(value: Any, batch_size: torch.Size | None, device: torch.device | None) -> Any:
+    """Non-tensor data of the result: the same object under the new batch size and device."""
+    new = value.copy()
+    if batch_size is not None and new.batch_size != batch_size:
+        new._change_batch_size(batch_size)
+    new._device = device
+    return new
