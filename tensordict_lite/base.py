@@ -337,7 +337,8 @@ class TensorCollection(*FAMILIES):  # type: ignore[misc]
             origin, inverse = op, argument
             target = origin()
             if target is not None:
-                target.update(inverse(self), inplace=False)
+                changed = inverse(self)
+                target.update(changed, inplace=target._lock is not None)
 
     # -- torch ---------------------------------------------------------------------------------------------
 
