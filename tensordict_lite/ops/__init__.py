@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tensordict_lite.ops.apply import ApplyOps
+from tensordict_lite.ops.autograd import AutogradOps
 from tensordict_lite.ops.cast import CastOps
 from tensordict_lite.ops.comparison import ComparisonOps
 from tensordict_lite.ops.construct import ConstructOps
@@ -25,6 +26,7 @@ FAMILIES = (
     ComparisonOps,
     ReductionOps,
     CastOps,
+    AutogradOps,
     ConstructOps,
     ConvertOps,
     StorageOps,

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tensordict_lite.ops.operands import leaf_paths
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["CastOps", "SharedLock"]
 
 _parse_to = torch._C._nn._parse_to
-_tensor_clone = Tensor.clone
+_foreach_clone = getattr(torch, "_foreach_clone", None)  # since torch 2.12
 
 
 class SharedLock(list):  # type: ignore[type-arg]
@@ -50,7 +52,15 @@ class CastOps:
             >>> td.clone()["a"] is td["a"], td.clone(recurse=False)["a"] is td["a"]
             (False, True)
         """
-        return self._map_leaves(_tensor_clone if recurse else _same)
+        source = self._source
+        if not recurse or type(source) is not dict:
+            return self._map_leaves(Tensor.clone if recurse else _same)
+        copies = iter(_clone_all([value for value in source.values() if type(value) is Tensor]))
+        return self._rebuild(
+            {key: next(copies) if type(value) is Tensor else value.clone() for key, value in source.items()},
+            self._batch_size,
+            self._names,
+        )
 
     def copy(self) -> Self:
         """``clone(recurse=False)``: a new tree around the same tensors."""
@@ -95,15 +105,15 @@ class CastOps:
         - ``to(other)`` with a collection: its device, and its dtype where all its tensors share one.
         - ``to(batch_size=...)`` alone assigns the batch size and returns ``self``.
 
-        The lock and the names are kept. As a context manager, the entries are written back when the block ends,
-        on the original device and, where they existed before, in their original dtype.
+        The lock and the names are kept. As a context manager, the entries are written back when the block
+        ends, on the original device and, where they existed before, in their original dtype.
 
         Args:
             *args: device, dtype, tensor or collection.
             batch_size: batch size of the result and of every nested collection in it (names are dropped).
             other: a collection (or tensor) to imitate.
-            non_blocking: ``None`` copies asynchronously and waits once for all copies to the host; ``True`` does
-                not wait; ``False`` copies one by one.
+            non_blocking: ``None`` copies asynchronously and waits once for all copies to the host; ``True``
+                does not wait; ``False`` copies one by one.
             non_blocking_pin: pin each tensor before it is sent.
             num_threads: threads that pin.
             inplace: put the cast tensors into this collection and return it.
@@ -177,7 +187,7 @@ class CastOps:
     ) -> list[Tensor]:
         """``cast`` with the leaves that the filter refuses only moved."""
         out = []
-        for path, leaf, new in zip(_leaf_paths(self), self._leaves(), cast):
+        for path, leaf, new in zip(leaf_paths(self), self._leaves(), cast):
             if cast_filter(path, leaf):
                 out.append(new)
             else:
@@ -214,7 +224,7 @@ class CastOps:
             return self._map_leaves(lambda leaf: leaf.type(dst_type))
         leaves = [
             leaf.type(dst_type) if cast_filter(path, leaf) else leaf
-            for path, leaf in zip(_leaf_paths(self), self._leaves())
+            for path, leaf in zip(leaf_paths(self), self._leaves())
         ]
         return self._with_leaves(iter(leaves))
 
@@ -257,7 +267,7 @@ class CastOps:
         return type(self._lock) is SharedLock
 
     def pin_memory(self, num_threads: int | None = None, inplace: bool = False) -> Self:
-        """The same entries with tensors in page-locked memory, from which copies to an accelerator are faster.
+        """The same entries in page-locked memory, from which copies to an accelerator are faster.
 
         Args:
             num_threads: threads that pin; ``None`` or 0 pins in the calling one.
@@ -274,7 +284,7 @@ class CastOps:
         return self.pin_memory(num_threads, inplace=True)
 
     def record_stream(self, stream: torch.cuda.Stream) -> Self:
-        """Tells the allocator that every tensor is in use on ``stream``, see :meth:`torch.Tensor.record_stream`."""
+        """Tells the allocator that ``stream`` uses every tensor, see :meth:`torch.Tensor.record_stream`."""
         for leaf in self._leaves():
             leaf.record_stream(stream)
         return self
@@ -345,6 +355,15 @@ class CastOps:
 
 
 _NOTHING = (None, None, False, None)
+
+
+def _clone_all(tensors: list[Tensor]) -> Sequence[Tensor]:
+    if _foreach_clone is not None and tensors:
+        try:
+            return _foreach_clone(tensors)
+        except RuntimeError:  # an integer beside one that requires grad, vmap, nested tensors
+            pass
+    return [tensor.clone() for tensor in tensors]
 
 
 def _same(leaf: Tensor) -> Tensor:
@@ -418,20 +437,6 @@ def _put_leaves(node: Any, leaves: Iterator[Tensor]) -> None:
             _put_leaves(sub, leaves)
 
 
-def _leaf_paths(node: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Paths of the leaves in the order of ``_leaves()``; the members of a lazy stack repeat the same paths."""
-    source = node._source
-    if isinstance(source, dict):
-        for key, value in source.items():
-            if isinstance(value, Tensor):
-                yield (*prefix, key)
-            else:
-                yield from _leaf_paths(value, (*prefix, key))
-    else:
-        for sub in node._nested():
-            yield from _leaf_paths(sub, prefix)
-
-
 def _force_batch_size(node: Any, size: torch.Size) -> None:
     node._names = None
     for sub in node._nested():
@@ -469,12 +474,12 @@ def _address_tree(node: Any, storage: bool) -> Any:
 
 
 def _undo_cast(origin: weakref.ref[Any], changed: Any) -> Any:
-    """What a ``with td.to(...)`` block left, on the device and in the dtypes of the collection it came from."""
+    """What a ``with td.to(...)`` block left, on the device and in the dtypes of where it came from."""
     before = origin()
-    dtypes = dict(zip(_leaf_paths(before), (leaf.dtype for leaf in before._leaves())))
+    dtypes = dict(zip(leaf_paths(before), (leaf.dtype for leaf in before._leaves())))
     device = before._device
     leaves = []
-    for path, leaf in zip(_leaf_paths(changed), changed._leaves()):
+    for path, leaf in zip(leaf_paths(changed), changed._leaves()):
         leaf = leaf.to(dtypes.get(path, leaf.dtype))
         leaves.append(leaf if device is None else leaf.to(device))
     back = changed._with_leaves(iter(leaves))

@@ -1,0 +1,176 @@
+"""Gradients: which leaves take part, what they collected, and the backward pass from all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite.ops.operands import is_object, leaf_paths, pair_leaves
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from tensordict_lite.base import TensorCollection
+
+__all__ = ["AutogradOps"]
+
+
+class AutogradOps:
+    """Mixin of the autograd family."""
+
+    __slots__ = ()
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether any tensor requires grad."""
+        return any(leaf.requires_grad for leaf in self._leaves())
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Sets ``requires_grad`` of every tensor.
+
+        Raises:
+            RuntimeError: a tensor is neither floating point nor complex.
+
+        Returns:
+            self
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> TensorDict({"a": torch.zeros(3)}, [3]).requires_grad_()["a"].requires_grad
+            True
+        """
+        for leaf in self._leaves():
+            leaf.requires_grad_(requires_grad)
+        return self
+
+    @property
+    def grad(self) -> Self | None:
+        """The gradients of the tensors that have one, under their keys; ``None`` when there is none."""
+        return self._attribute("grad")
+
+    @property
+    def data(self) -> Self:
+        """The same memory outside of the autograd graph, see :attr:`torch.Tensor.data`. Keeps the lock."""
+        return self._keep_lock(self._map_leaves(_data))
+
+    def detach(self) -> Self:
+        """The same memory outside of the autograd graph, see :meth:`torch.Tensor.detach`. Keeps the lock."""
+        return self._keep_lock(self._map_leaves(Tensor.detach))
+
+    def detach_(self) -> Self:
+        """Takes every tensor out of the autograd graph, in place. Returns ``self``."""
+        for leaf in self._leaves():
+            leaf.detach_()
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> Self:
+        """Drops the gradient of every tensor.
+
+        Args:
+            set_to_none: ``False`` fills existing gradients with zeros instead.
+
+        Returns:
+            self
+        """
+        for leaf in self._leaves():
+            if set_to_none:
+                leaf.grad = None
+            elif leaf.grad is not None:
+                leaf.grad.zero_()
+        return self
+
+    def backward(
+        self,
+        gradient: TensorCollection | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: TensorCollection | Sequence[Tensor] | None = None,
+    ) -> None:
+        """One backward pass from all the tensors that require grad.
+
+        Args:
+            gradient: a gradient for each of them under its key. Without it each must have a single element,
+                whose gradient is 1.
+            retain_graph: keep the graph for another pass; the value of ``create_graph`` by default.
+            create_graph: record the pass itself, for higher derivatives.
+            inputs: tensors (or a collection of them) that accumulate gradients; all of the graph by default.
+
+        Raises:
+            RuntimeError: no tensor requires grad, or one has several elements and there is no ``gradient``.
+            KeyError: ``gradient`` lacks an entry.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> x = torch.ones(2, requires_grad=True)
+            >>> TensorDict({"loss": x.sum(), "penalty": (x * x).sum()}).backward()
+            >>> x.grad
+            tensor([3., 3.])
+        """
+        active = [(path, leaf) for path, leaf in zip(leaf_paths(self), self._leaves()) if leaf.requires_grad]
+        if not active:
+            raise RuntimeError(
+                "backward() cannot be called on a tensordict that has no leaf tensor requiring gradients."
+            )
+        if gradient is not None:
+            keys = [path for path, _ in active]
+            gradients = pair_leaves(self.select(*keys), gradient.select(*keys))[1]
+        else:
+            for path, leaf in active:
+                if leaf.numel() != 1:
+                    name = path[0] if len(path) == 1 else path
+                    raise RuntimeError(
+                        "grad can be implicitly created only for scalar outputs: the leaf at key "
+                        f"{name!r} has shape {tuple(leaf.shape)}. Pass a gradient tensordict with the same "
+                        "keys to backward()."
+                    )
+            gradients = [torch.ones_like(leaf) for _, leaf in active]
+        if inputs is not None and hasattr(inputs, "_leaves"):
+            inputs = inputs._leaves()
+        torch.autograd.backward(
+            [leaf for _, leaf in active],
+            gradients,
+            retain_graph=retain_graph,
+            create_graph=create_graph,
+            inputs=inputs,
+        )
+
+    # -- helpers -------------------------------------------------------------------------------------------
+
+    def _keep_lock(self, new: Any) -> Any:
+        if self._lock is not None:
+            new._propagate_lock(None)
+        return new
+
+    def _attribute(self, name: str) -> Any:
+        """An attribute of every tensor, without those where it is ``None``; ``None`` when none is left."""
+        found = _collect(self, name)
+        return None if found is None else self._keep_lock(found)
+
+
+def _data(leaf: Tensor) -> Tensor:
+    return leaf.data
+
+
+def _collect(node: Any, name: str) -> Any:
+    source = node._source
+    if type(source) is not dict:
+        members = [_collect(member, name) for member in node._nested()]
+        if any(member is None for member in members):
+            return None
+        return type(node)(*members, stack_dim=node.stack_dim)
+    out = {}
+    for key, value in source.items():
+        if isinstance(value, Tensor):
+            item = getattr(value, name)
+        elif value._key_list() or not is_object(value):
+            item = _collect(value, name)
+        else:
+            item = value.clone(False)
+        if item is not None:
+            out[key] = item
+    return node._rebuild(out, node._batch_size, node._names) if out else None
