@@ -1,0 +1,33 @@
+"""The case tables, one file a family; ``ALL_CASES`` is every row of every table."""
+
+from __future__ import annotations
+
+from tests.differential.cases import (
+    apply,
+    casting,
+    construct,
+    conversion,
+    indexing,
+    joining,
+    lazystack,
+    locking,
+    mapping,
+    names,
+    nontensor,
+    pointwise,
+    printing,
+    reductions,
+    selection,
+    shape,
+    tensorclass,
+    torch_functions,
+)
+from tests.differential.harness import Case
+
+TABLES = (
+    construct, mapping, selection, shape, joining, names, indexing, apply, pointwise, reductions, casting,
+    conversion, locking, torch_functions, printing, nontensor, lazystack, tensorclass,
+)  # fmt: skip
+
+# A row that two tables share runs once.
+ALL_CASES: list[Case] = list(dict.fromkeys(case for table in TABLES for case in table.CASES))

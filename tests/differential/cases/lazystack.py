@@ -1,0 +1,209 @@
+"""``LazyStackedTensorDict``, dense-able (ds), heterogeneous (lz), ragged in the batch (tall)."""
+
+from __future__ import annotations
+
+from tests.differential.harness import parse_cases
+
+CASES = parse_cases(
+    "lazystack",
+    r"""
+list(lz.keys())
+list(lz.keys(True, True))
+(lz.batch_size, lz.stack_dim, lz.ndim, len(lz))
+lz["b"]
+lz["a"]
+lz.get("a")
+lz.get("a", None)
+lz.get("k0")
+lz["k0"]
+lz.get("zz")
+lz.get("k0", None)
+lz.get("a", as_list=True)
+lz.get("a", as_nested_tensor=True).is_nested
+lz.get("a", as_nested_tensor=True, layout=torch.jagged).is_nested
+lz.get("a", as_padded_tensor=True)
+lz.get("a", as_padded_tensor=True, padding_value=7.0, padding_side="left")[0]
+lz.get_nestedtensor("a").is_nested
+td.get("a", as_list=True)
+lz[0]
+lz[0] is lz.tensordicts[0]
+lz[0:2]
+lz[-1]
+lz[3]
+lz[:, 0]
+lz[0, 0]
+lz[..., 0]
+lz[[0, 2]]
+lz[torch.tensor([True, False, True])]
+lz[torch.tensor([0, 2])]
+lz[None]
+lz[:, None]
+lz[torch.tensor([[0, 1], [1, 2]])]
+lz[:, torch.tensor([0])]
+lz[torch.tensor([0, 1]), torch.tensor([0, 1])]
+lz[torch.ones(3, 2, dtype=torch.bool)]
+lz[range(2)]
+ds[0]["a"] is ds.tensordicts[0]["a"]
+ds["a"]
+ds["n"]
+ds["n", "c"]
+lz["z"] = torch.arange(3); lz.tensordicts[2]["z"]
+lz["z"] = torch.ones(3, 2); lz.tensordicts[2]["z"]
+lz["z"] = torch.ones(2, 2)
+lz[0] = TD({"a": torch.zeros(2, 1)}, [2]); lz.tensordicts[0]["a"]
+lz[0] = 0; lz.tensordicts[0]["a"]
+lz[0] = TD({"zz": torch.zeros(2, 1)}, [2]); lz.tensordicts[0]
+lz[:, 0] = 0; lz.tensordicts[1]["a"]
+lz[1:] = lz[:2] * 0; lz
+ds[1:] = ds[:2] * 0; ds
+ds[torch.tensor([True, False, True])] = 0; ds["a"]
+lz.insert(0, lz.tensordicts[0].clone()); lz.batch_size
+lz.append(lz.tensordicts[0].clone()); lz.batch_size
+lz.append(TD({"a": torch.ones(3)}, [3]))
+lz.append(5)
+lz.unbind(0)[0] is lz.tensordicts[0]
+lz.unbind(1)[0]
+lz.clone()
+lz.clone()[0] is lz[0]
+lz.clone(False)[0]["a"] is lz[0]["a"]
+lz + 1
+ds + 1
+ds + ds
+ds * torch.ones(3, 2)
+ds.sum(0)
+ds.sum()
+ds.mean(1)
+ds.mean(reduce=True)
+lz.sum()  #! may work
+lz.apply(lambda x: x + 1)
+ds.apply(lambda x: x.sum(), batch_size=[])
+ds.apply(lambda x, y: x + y, ds.contiguous())
+ds.contiguous()
+lz.contiguous()
+ds.densify()
+ds.view(-1)
+ds.reshape(-1)
+ds.reshape(6)
+lz.reshape(6)
+ds.flatten()
+ds.permute(1, 0)
+lz.permute(1, 0)
+lz.permute(1, 0).stack_dim
+ds.transpose(0, 1)
+ds.unsqueeze(0)
+ds.unsqueeze(0).stack_dim
+ds.unsqueeze(1).stack_dim
+ds.squeeze()
+ds.expand(4, 3, 2)
+ds.expand(4, 3, 2).stack_dim
+ds.split(2)
+ds.split([1, 2])
+ds.split(1, 1)
+ds.chunk(2)
+ds.gather(0, torch.tensor([[0, 0]]))
+ds.repeat(2, 1)
+ds.repeat_interleave(2, dim=0)
+ds.flip(0)
+ds.roll(1, 0)
+ds.select("a")
+lz.select("k0")
+lz.select("k0", strict=False)
+lz.exclude("a")
+ds.flatten_keys()
+ds.flatten_keys().unflatten_keys()
+ds.rename_key_("a", "z")
+ds.pop("a")
+ds.pop("zz", None)
+lz.pop("k0")
+ds.update({"a": torch.zeros(3, 2)})
+ds.update(ds * 0)["a"].sum()
+ds.update_(ds * 0)["a"].sum()
+ds.set_("a", torch.zeros(3, 2))["a"].sum()
+ds.set_at_("a", torch.zeros(2), 0)["a"].sum()
+ds.update_at_(ds[0] * 0, 1)["a"]
+ds.get_at("a", 0)
+(ds.lock_().is_locked, ds.lock_()[0].is_locked)
+ds.lock_(); ds["q"] = 1
+ds.lock_(); ds.append(ds[0])
+ds.lock_(); ds.insert(0, ds[0])
+(ds.is_contiguous(), lz.is_contiguous())
+(ds.is_empty(), ds.device, ds.numel(), ds.names)
+ds.to("cpu").device
+ds.to(torch.float64)["a"].dtype
+ds.float()
+ds.zero_()["a"].sum()
+ds.fill_("a", 3)["a"].sum()
+ds == ds
+lz == lz
+(ds == ds).all()
+ds == ds.contiguous()
+(ds.all(), ds.any())
+ds.all(0)
+ds.to_dict()
+lz.to_dict()  #! may work
+lz.tolist()
+ds.numpy()
+lz.numpy()  #! may work
+ds.state_dict()
+pickle.loads(pickle.dumps(lz))
+copy.deepcopy(lz)
+ds.batch_size = [3]  #! may work
+ds.batch_size = [3, 2]; ds
+ds.names = ["x", "y"]; (ds.names, ds[0].names)
+torch.stack([ds, ds])
+torch.stack([lz, lz])
+torch.cat([ds, ds])
+torch.cat([lz, lz], 1)
+torch.cat([ds, ds.contiguous()])
+lazy_stack([ds, ds], 2)
+torch.where(torch.ones(3, 2, dtype=torch.bool), ds, ds)
+torch.where(torch.ones(3, 2, dtype=torch.bool), ds, 0)
+torch.zeros_like(ds)
+torch.zeros_like(lz)
+torch.clone(lz)
+lz.to_lazystack(0)
+lz.to_lazystack(1)
+LazyStackedTensorDict(td, td, stack_dim=1)
+LazyStackedTensorDict()
+LazyStackedTensorDict(td, 5)
+LazyStackedTensorDict(td, td, stack_dim=5)
+LazyStackedTensorDict(td, td, stack_dim=-1).stack_dim
+LazyStackedTensorDict(td, td, stack_dim_name="time").names
+LazyStackedTensorDict(td, td[:2], strict_shape=True)
+LazyStackedTensorDict(td, TD({"a": torch.ones(3, 4, device="meta")}, [3], device="meta")).device
+LazyStackedTensorDict.maybe_dense_stack([td, td])
+LazyStackedTensorDict.lazy_stack([td, td])
+LazyStackedTensorDict.from_dict({"0": {"a": 1}, "1": {"a": 2}})
+lz.entry_class("a")
+lz.get_item_shape("a")
+ds.get_item_shape("a")
+lz.apply(lambda x: None)
+lz.named_apply(lambda k, x: x if k == "a" else None)
+lz.unflatten(0, (3, 1))
+lz.empty()
+lz.filter_empty_()
+lz.masked_fill(torch.ones(3, 2, dtype=torch.bool), 0)[0]["a"]
+lz.masked_select(torch.ones(3, 2, dtype=torch.bool))  #! may work
+lz.detach()
+ds.data
+ds.requires_grad_().requires_grad
+list(lz.items())
+list(lz.values())
+list(ds.items())
+("k0" in lz.keys(), "a" in lz.keys(), "k0" in lz)
+lz.to_padded_tensor()
+lazy_stack([TD({"a": torch.ones(2, 3)}, [2]), TD({"a": torch.ones(4, 3)},
+    [4])]).to_padded_tensor(mask_key="m")
+lazy_stack([TD({"a": torch.ones(2, 3)}, [2]), TD({"a": torch.ones(4, 3)}, [4])])["a"]
+lazy_stack([TD({"a": torch.ones(2, 3)}, [2]), TD({"a": torch.ones(4, 3)}, [4])]).shape
+lazy_stack([TD({"a": torch.ones(2, 3)}, [2]), TD({"a": torch.ones(4, 3)}, [4])])[:, 0]
+lazy_stack([c, c])
+lazy_stack([c, c]).x
+lazy_stack([c, c])[0]
+type(lazy_stack([c, c]))
+lazy_stack([c, C(torch.ones(3, 5), batch_size=[3])]).x
+lazy_stack([c, C(torch.ones(3, 5), batch_size=[3])]).get("x", as_list=True)
+ds.to_tensordict()
+lz.to_tensordict()
+""",
+)

@@ -1,0 +1,316 @@
+"""Reading and writing entries by key."""
+
+from __future__ import annotations
+
+from tests.differential.harness import parse_cases
+
+GET = parse_cases(
+    "get",
+    r"""
+td.get("a")
+td.get("zz")
+td.get("zz", None)
+td.get("zz", 5)
+td["zz"]
+td["n", "zz"]
+td["zz", "c"]
+td["a", "c"]
+td.get(("a", "c"))
+td.get(("n", "c"))
+td.get(("n", "zz"))
+td.get(("zz", "c"), 1)
+td["n", "c"]
+td["n", ("c",)]
+td["a",]
+td.get(("a",))
+td.get(5)
+td.get(None)
+td.get(())
+td[()]
+td.get("a", "b")
+td.get("")
+td.get(("n", 5))
+td["a", 0]  #! any error
+td[b"a"]  #! any error
+nt.get("s")
+nt["s"]
+nt["o"]
+nt.get("o")
+type(nt.get("s"))
+nt.get_non_tensor("s")
+nt.get_non_tensor("a")
+nt.get_non_tensor("zz")
+nt.get_non_tensor("zz", 1)
+nt.get_at("s", 0)
+td.get_at("a", 0)
+td.get_at("zz", 0)
+td.get_at("zz", 0, default=1)
+td.get_at(("n", "c"), slice(0, 2))
+td.get_item_shape("a")
+td.get_item_shape("n")
+nt.get_item_shape("s")
+td.entry_class("a")
+td.entry_class("n")
+nt.entry_class("s")
+td.entry_class("zz")
+""",
+)
+
+SET = parse_cases(
+    "set",
+    r"""
+td["z"] = torch.ones(3); td
+td["z"] = torch.ones(4); td
+td["z"] = 1; td
+td["z"] = 1.5; td
+td["z"] = "str"; td
+td["z"] = None; td
+td["z"] = [1, 2, 3]; td
+td["z"] = np.ones(3); td
+td["z"] = {"q": torch.ones(3)}; td
+td["n", "d"] = torch.ones(3); td
+td["p", "q", "r"] = torch.ones(3); td
+td["a", "q"] = torch.ones(3); td
+td[5] = torch.ones(3); td
+td.set(5, torch.ones(3))
+td.set(("x", 5), torch.ones(3))
+td.set("z", torch.ones(3)) is td
+td.set("z", torch.ones(3, 5), inplace=True)
+td.set("a", torch.ones(3, 4, dtype=torch.int64), inplace=True)
+td.set("a", torch.ones(3, 5), inplace=True)
+td.set("a", torch.ones(3, 5))
+td.set_("a", torch.ones(3, 4)) is td
+td.set_("a", torch.ones(3, 5))
+td.set_("a", 1.0)
+td.set_("a", torch.ones(4))
+td.set_("zz", torch.ones(3))
+td.set_("n", {"c": torch.zeros(3, 2)})
+td.set_("n", TD({"c": torch.zeros(3, 2)}, [3])); td["n", "c"].sum()
+td.set_(("n", "c"), torch.zeros(3, 2)); td["n", "c"].sum()
+nt.set_("s", "world"); nt
+td.set_at_("a", 0.0, 0); td["a"][0]
+td.set_at_("a", torch.zeros(4), 0); td["a"][0]
+td.set_at_("zz", 0.0, 0)
+td.set_at_(("n", "c"), 0.0, slice(0, 1)); td["n", "c"].sum()
+nt.set_at_("s", "bye", 0); nt
+td.setdefault("a", torch.zeros(3, 4)).sum()
+td.setdefault("z", torch.zeros(3))
+td.setdefault("z", 1)
+td.setdefault("z", "x")
+td.setdefault(("n", "z"), torch.zeros(3))
+(td.pop("a"), list(td.keys()))
+td.pop("zz")
+td.pop("zz", None)
+td.pop("zz", 3)
+(td.pop(("n", "c")), td)
+(td.pop(("n", "c"), 1), td)
+(td.pop(("q", "c"), 1), td)
+nt.pop("s")
+(td.popitem(), list(td.keys()))
+TD({}, []).popitem()
+td.del_("a") is td
+td.del_("zz")
+td.del_(("n", "c")); td
+del td["a"]; td
+del td["n", "c"]; td
+del td["zz"]; td
+td.clear(); td
+td.update({"a": torch.zeros(3, 4)}) is td
+td.update({"a": torch.zeros(3)})
+td.update({"z": torch.zeros(3), "n": {"q": torch.zeros(3)}})
+td.update(TD({"n": TD({"q": torch.zeros(3)}, [3])}, [3]))
+td.update({("n", "q"): torch.zeros(3)})
+td.update({"n": torch.zeros(3)})
+td.update({"a": {"q": torch.zeros(3)}})
+td.update(z=torch.zeros(3))
+td.update({"a": torch.zeros(3, 4)}, inplace=True)["a"].sum()
+td.update({"a": torch.zeros(3, 5)}, inplace=True)
+td.update({"z": torch.zeros(3, 5)}, inplace=True)
+td.update({"a": torch.zeros(3, 4), "b": torch.zeros(3)}, keys_to_update=["b"])["a"].sum()
+td.update({"a": torch.zeros(3, 4), "n": {"c": torch.zeros(3, 2)}}, keys_to_update=[("n", "c")])
+x = torch.zeros(3, 4); td.update({"a": x}, clone=True)["a"] is x
+x = torch.zeros(3, 4); td.update({"a": x})["a"] is x
+td.update({"a": torch.zeros(2, 4)}, update_batch_size=True)
+td.update(TD({"a": torch.zeros(2, 4)}, [2]), update_batch_size=True)
+td.update(td) is td
+td.update(5)  #! any error
+td.update(None)
+td.update([("a", torch.zeros(3))])  #! any error
+td.lock_().update({"a": torch.zeros(3, 4)})
+td.lock_().update({"a": torch.zeros(3, 4)}, inplace=True)["a"].sum()
+td.lock_().update({"a": torch.zeros(3, 4)}, ignore_lock=True)["a"].sum()
+td.update({"s": "str"})
+td.update({"a": "str"})
+td.update_({"a": torch.zeros(3, 4)}) is td
+td.update_({"zz": torch.zeros(3, 4)})
+td.update_({"a": torch.zeros(3)})
+td.update_({"a": 0})["a"].sum()
+td.update_({"n": {"c": torch.zeros(3, 2)}})["n", "c"].sum()
+td.update_({("n", "c"): torch.zeros(3, 2)})["n", "c"].sum()
+td.update_(td.clone().zero_())["a"].sum()
+td.update_(td.select("a"))
+td.update_(TD({"a": torch.zeros(3, 4), "zz": torch.zeros(3)}, [3]))
+td.update_({"a": torch.zeros(3, 4), "b": torch.zeros(3)}, keys_to_update=["b"])["a"].sum()
+td.lock_().update_({"a": torch.zeros(3, 4)})["a"].sum()
+td.update_at_({"a": torch.zeros(4)}, 0) is td
+td.update_at_({"a": torch.zeros(4)}, 0)["a"]
+td.update_at_(TD({"a": torch.zeros(2, 4)}, [2]), slice(0, 2))["a"].sum()
+td.update_at_({"zz": torch.zeros(4)}, 0)
+td.replace({"a": torch.zeros(3, 5)})
+td.replace(a=torch.zeros(3, 5))
+td.replace({"z": torch.zeros(3, 5)})
+td.replace({"a": torch.zeros(3, 5)}) is td
+td.rename_key_("a", "z") is td
+td.rename_key_("a", "z"); td
+td.rename_key_("a", "b"); td
+td.rename_key_("a", "b", safe=True); td
+td.rename_key_("zz", "b")
+td.rename_key_(("n", "c"), "z"); td
+td.rename_key_("a", ("n", "z")); td
+td.rename_key_("a", ("q", "z")); td
+td.rename_key_("a", "a"); td
+td.rename_keys({"a": "z"})
+td.rename_keys({"a": "z"}) is td
+td.rename_keys({"zz": "z"})
+td.rename_keys({"zz": "z"}, strict=False)
+# deeper trees
+deep["p", "q", "r"]
+deep["p"]["q"]["r"]
+deep["p", ("q", ("r",))]
+deep[("p",), "q"]
+deep["p", "q", "r"] = torch.zeros(2); deep
+deep["p", "q", "s", "t"] = torch.zeros(2); deep
+deep["p"] = torch.zeros(2); deep
+deep["p", "e"] = {"w": torch.zeros(2, 5)}; deep
+deep.set(("p", "e", "w"), torch.zeros(2)).get(("p", "e", "w"))
+deep.pop(("p", "q"))
+deep.pop(("p", "zz", "y"), 5)
+deep.del_(("p", "q", "r"))
+deep.update({"p": {"q": {"r": torch.zeros(2)}}})
+deep.update({("p", "q"): {"r2": torch.zeros(2)}})
+deep.update(TD({"p": TD({"q": TD({"w": torch.ones(2)}, [2])}, [2])}, [2]))
+deep.update({"p": {"e": {"f": {"g": torch.ones(2)}}}})
+deep.update_({("p", "q", "r"): torch.zeros(2, 2)})
+deep.setdefault(("p", "q", "r"), 1)
+deep.setdefault(("p", "q", "u"), torch.ones(2))
+deep.rename_key_(("p", "q"), ("p", "w"))
+deep.rename_key_(("p", "q", "r"), "top")
+deep.rename_key_("p", ("z2", "p"))
+deep.get(("p", "zz", "y"))
+deep.get(("p", "zz", "y"), "default")
+td["t"] = td.select("a"); td["t", "a"]
+td["t"] = td.clone(); td["t"]["a"] = torch.zeros(3); td
+td["t"] = TD({"x": torch.ones(3, 2)}, [3, 2]); td["t"].batch_size
+td["t"] = TD({"x": torch.ones(2)}, [2])
+td["t"] = TD({}, []); td["t"].batch_size
+td["t"] = TD({}, [4])
+td["t"] = {}; td["t"]
+td["t"] = {"s": "text", "k": {"v": [1, 2, 3]}}; td
+td["t"] = np.arange(3); td["t"]
+td["t"] = np.float64(3)
+td["t"] = torch.ones(3, dtype=torch.bfloat16); td["t"].dtype
+td["t"] = range(3); td.get("t")
+td["t"] = (1, 2, 3); td["t"]
+td["t"] = [[1, 2], [3, 4], [5, 6]]; td["t"]
+td["t"] = [True, False, True]; td["t"]
+td["t"] = [1.5, 2, 3]; td["t"]
+td["t"] = [torch.ones(2), torch.ones(2), torch.ones(2)]; td["t"]
+td["t"] = ["a", "b", "c"]; td["t"]
+td["t"] = ["a", "b", "c"]; td.get("t").tolist()
+td["t"] = [None, None, None]; td["t"]
+td["t"] = torch.nn.Parameter(torch.ones(3)); td["t"]
+td.set("t", "text", inplace=True); td["t"]
+nm["t"] = TD({"x": torch.ones(2, 3)}, [2, 3]); nm["t"].names
+nm["t"] = {"x": torch.ones(2, 3)}; nm["t"].names
+nm["t", "u"] = torch.ones(2, 3); nm["t"].names
+x = TD({}, [3], device="cpu"); x["n"] = {"a": torch.ones(3)}; x["n"].device
+x = TD({}, [3], device="meta"); x["a"] = torch.ones(3); x["a"].device
+x = TD({}, [3], device="cpu"); x["n"] = TD({"a": torch.ones(3)}, [3]); x["n"].device
+""",
+)
+
+KEYS = parse_cases(
+    "keys",
+    r"""
+list(td.keys())
+list(td.keys(True))
+list(td.keys(True, True))
+list(td.keys(leaves_only=True))
+list(td.keys(True, sort=True))
+list(TD({"b": 1, "a": 1, "n": {"z": 1, "y": 1}}, []).keys(True, sort=True))
+list(TD({"b": 1, "a": 1}, []).keys(sort=True))
+list(TD({"b": 1, "a": 1, "n": {"z": 1, "y": 1}}, []).values(True, sort=True))
+list(td.values())
+list(td.values(True))
+list(td.values(True, True))
+list(td.items())
+list(td.items(True))
+list(td.items(True, True))
+list(nt.keys())
+list(nt.keys(True, True))
+list(nt.keys(leaves_only=True))
+list(nt.keys(True, True, is_leaf=is_leaf_nontensor))
+list(nt.values())
+list(nt.values(True, True))
+list(nt.items())
+list(nt.items(True, True, is_leaf=is_leaf_nontensor))
+list(td.keys(True, True, is_leaf=lambda cls: True))
+list(td.keys(is_leaf=lambda cls: issubclass(cls, torch.Tensor), leaves_only=True))
+len(td.keys())
+len(td.keys(True))
+"a" in td.keys()
+("n", "c") in td.keys()
+("n", "c") in td.keys(True)
+(("n",), "c") in td.keys(True)
+("n", "zz") in td.keys(True)
+("a", "zz") in td.keys(True)
+"a" in td
+("n", "c") in td
+"zz" in td
+5 in td
+5 in td.keys()
+5 in td.keys(True)
+None in td.keys(True)
+"n" in td.keys(True, True)
+"n" in td.keys(False, True)
+("n", "c") in td.keys(True, True)
+set(td.keys()) == {"a", "b", "n"}
+reversed(list(td.keys())) is None
+list(reversed(td.keys()))  #! may work
+td.sorted_keys
+td.depth
+TD({}, []).depth
+TD({"a": {"b": {"c": 1}}}, []).depth
+td.is_empty()
+TD({}, []).is_empty()
+TD({"n": {}}, []).is_empty()
+nt.is_empty()
+TD({"s": "x"}, []).is_empty()
+for k in td.keys(): td[k + "_"] = 1
+for k in td.keys(): td.pop(k)  #! may work
+list(td.non_tensor_items())
+list(nt.non_tensor_items())
+list(TD({"n": nt}, [3]).non_tensor_items(True))
+list(deep.keys(True))
+list(deep.keys(True, True))
+list(deep.items(True))
+list(deep.values(True, True))
+list(deep.keys(True, sort=True))
+list(deep.keys(True, True, sort=True))
+list(deep.items(True, True, sort=True))
+list(deep.keys(True, is_leaf=lambda cls: True))
+("p", "q") in deep.keys(True)
+("p", "q") in deep.keys(True, True)
+("p", "q", "r") in deep.keys(True, True)
+("p", ("q", "r")) in deep.keys(True)
+("p", "q", "r") in deep
+sorted(deep.keys())
+len(deep.keys(True, True))
+dict(td.items())["a"] is td["a"]
+{k: v.shape for k, v in td.items(True, True)}
+[k for k in td]
+{**td.to_dict()}
+""",
+)
+
+CASES = [*GET, *SET, *KEYS]

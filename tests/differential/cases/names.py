@@ -1,0 +1,93 @@
+"""Batch sizes and dimension names, and how each operation carries them."""
+
+from __future__ import annotations
+
+from tests.differential.harness import parse_cases
+
+CASES = parse_cases(
+    "names",
+    r"""
+td.batch_size = []; td
+td.batch_size = [3, 4]; td
+td.batch_size = [3, 5]; td
+td.batch_size = 3; td  #! may work
+td.batch_size = (); td["n"].batch_size
+x = TD({"a": torch.ones(3, 4), "n": TD({"c": torch.ones(3, 4)}, [3])}, [3]); x.batch_size = [3, 4];
+    (x, x["n"].batch_size)
+nm.batch_size = [2]; nm.names
+x = TD({"a": torch.ones(3, 4)}, [3], names=["x"]); x.batch_size = [3, 4]; x.names
+td.lock_(); td.batch_size = []; td
+(td.shape, td.ndim, td.dim(), td.batch_dims, td.numel(), td.size(), td.size(0), td.ndimension())
+(TD({}, []).numel(), TD({}, [0]).numel())
+td.size(5)
+nm.names = ["p", "q"]; (nm, nm["n"].names)
+nm.names = ["p"]
+nm.names = None; nm.names
+nm.names = ["p", None]; nm["n"].names
+nm.names = ["p", "p"]
+nm.names = ("p", "q"); nm.names
+td.names
+td.names = ["p"]; (td.names, td["n"].names)
+nm.refine_names("x", "y").names
+nm.refine_names("p", "y")
+td.refine_names("p").names
+td.refine_names("p") is td
+nm.refine_names(None, "y").names
+nm.refine_names(..., "y").names
+td.refine_names(...).names
+nm.rename("p", "q").names
+nm.rename("p", "q") is nm
+nm.rename(x="p").names
+nm.rename(z="p")
+nm.rename("p")
+nm.rename(None).names
+nm.rename_("p", "q") is nm
+nm.rename_(x="p").names
+td.rename("p").names
+nm["n"].names
+nm[0].names
+nm[:, 0].names
+nm[..., 0].names
+nm[None].names
+nm[:, None].names
+nm[torch.tensor([0, 1])].names
+nm[torch.ones(2, 3, dtype=torch.bool)].names
+nm[torch.ones(2, dtype=torch.bool)].names
+nm[:, [0, 1]].names
+nm[[0, 1], [0, 1]].names
+nm[0:1].names
+nm[...].names
+nm.clone().names
+nm.transpose(0, 1).names
+(nm + 1).names
+nm.sum(0).names
+nm.sum().batch_size
+nm.sum(0, keepdim=True).names
+nm.apply(lambda x: x).names
+nm.apply(lambda x: x, batch_size=[2]).names
+nm.apply(lambda x: x.sum(), batch_size=[]).names
+(nm.select("a").names, nm.exclude("a").names, nm.flatten_keys().names)
+torch.zeros_like(nm).names
+nm.split(1)[0].names
+nm.gather(0, torch.tensor([[0]])).names
+nm.reshape(6).names
+nm.repeat(1, 2).names
+nm.unflatten(0, (1, 2)).names
+nm.repeat_interleave(2, 0).names
+(nm.float().names, nm.detach().names, nm.contiguous().names)
+nm.expand(2, 2, 3).names
+nm.flatten().names
+nm.lock_().names
+(nm == nm).names
+nm.masked_select(torch.ones(2, 3, dtype=torch.bool)).names
+nm.roll(1, 0).names
+pickle.loads(pickle.dumps(nm)).names
+copy.deepcopy(nm).names
+nm.empty().names
+torch.stack([nm, nm], dim=2).names
+nm.state_dict().keys()
+lazy_stack([nm, nm]).names
+lazy_stack([nm, nm], 1).names
+nm.to_tensordict().names
+""",
+)

@@ -1,0 +1,152 @@
+"""Reductions, predicates and fills."""
+
+from __future__ import annotations
+
+from tests.differential.harness import parse_cases
+
+FIXED = parse_cases(
+    "reduction",
+    r"""
+td.sum()
+td.sum(0)
+td.sum(dim=0)
+td.sum(-1)
+td.sum(1)
+td.sum((0,))
+td.sum(dim="feature")
+td.sum(0, keepdim=True)
+td.sum(keepdim=True)
+td.sum(reduce=True)
+td.sum(reduce=False)
+td.sum(0, reduce=True)
+td.sum(dtype=torch.float64)
+td.sum(dim=())
+nm.sum()
+nm.sum(0)
+nm.sum((0, 1))
+nm.sum(dim=(0, 1), keepdim=True)
+nm.sum(dim=None)
+nm.sum(2)
+nm.sum(reduce=True)
+nm.sum(dim=0, reduce=True)
+nm.sum(dim="feature")
+nm.sum(dim="feature", reduce=True)
+nm.mean()
+nm.mean(0)
+nm.mean(reduce=True)
+nm.mean(dim="feature")
+nm.mean(dim="feature", keepdim=True)
+td.mean()
+td.mean(dtype=torch.float32)
+nm.std()
+nm.std(0)
+nm.std(0, correction=0)
+nm.std(reduce=True)
+nm.var(0)
+nm.prod()
+nm.prod(0)
+nm.prod(reduce=True)
+nm.nansum(0)
+nm.nanmean(0)
+nm.nanmean()
+nm.amin()
+nm.amin(0)
+nm.amax(1)
+nm.amax(1, keepdim=True)
+nm.amax(reduce=True)
+nm.min()
+nm.max()
+nm.max(0)
+type(nm.max(0))
+nm.max(0, return_indices=False)
+nm.max(0, keepdim=True)
+nm.max(reduce=True)
+nm.min(dim=0, reduce=True)
+td.max(0)
+nm.cummax(0)
+nm.cummin(0, return_indices=False)
+nm.cummax(0, reduce=True)
+nm.quantile(0.5)
+nm.quantile(0.5, 0)
+nm.quantile(0.5, dim=0, keepdim=True)
+nm.quantile(torch.tensor([0.1, 0.5]), 0)
+nm.quantile(0.5, reduce=True)
+nm.logsumexp()
+nm.logsumexp(0)
+nm.logsumexp((0, 1))
+nm.logsumexp(0, keepdim=True)
+nm.logsumexp(reduce=True)  #! may work
+nm.norm()
+nm.norm(dtype=torch.float64)
+td.norm()
+td.select("a").norm()
+td.all()
+td.all(0)
+td.all(dim=0)
+(td > -1).all()
+(td > -1).all(0)
+(td > 100).any()
+(td > 1).any(0)
+nm.all(2)
+nm.all(1)
+nm.any(-1)
+td.any()
+td.isnan()
+td.isnan()["b"]
+td.isfinite().all()
+td.isreal()["b"]
+td.isposinf()["b"]
+td.isneginf()["b"]
+nt.sum()
+nt.mean()
+nt.all()
+nt.any()
+(TD({}, []).all(), TD({}, []).any())
+TD({}, [3]).sum()
+TD({}, [3]).sum(reduce=True)
+td.zero_() is td
+td.zero_()["a"].sum()
+td.fill_("a", 5)["a"].sum()
+td.fill_("a", 5) is td
+td.fill_("n", 5)["n", "c"].sum()
+td.fill_(("n", "c"), 5)["n", "c"].sum()
+td.fill_("zz", 5)
+td.fill_(5)
+td.lock_().fill_("a", 5)["a"].sum()
+td.copy_(td * 0) is td
+td.copy_(td * 0)["a"].sum()
+td.copy_(td.select("a"))
+td.copy_at_(td[0] * 0, 1) is td
+td.copy_at_(td[0] * 0, 1)["b"]
+td.copy()
+td.copy() is td
+td.copy()["n"] is td["n"]
+td.copy()["a"] is td["a"]
+td.lock_().zero_().is_locked
+""",
+)
+
+NAMES = """
+sum mean std var prod nansum nanmean amin amax min max logsumexp all any cummin cummax norm softmax
+""".split()
+ARGUMENTS = ("", "0", "1", "-1", "dim=0", "(0, 1)", "dim=0, keepdim=True", "keepdim=True", "reduce=True")
+ARGUMENTS += (
+    "dim=0, reduce=True",
+    "dim='feature'",
+    "dim='feature', reduce=True",
+    "dtype=torch.float64",
+    "None",
+)
+
+GRID = parse_cases(
+    "reduction",
+    "\n".join(
+        [f"fl.{name}({arguments})" for name in NAMES for arguments in ARGUMENTS if "(0, 1)" not in arguments]
+        + [f"nm.{name}({arguments})" for name in NAMES for arguments in ARGUMENTS]
+        + [f"nm.quantile(0.25, {arguments})" for arguments in ARGUMENTS if arguments]
+        + [f"(fl > 0).{name}()" for name in ("all", "any", "sum")]
+        + [f"(fl > 0).{name}(0)" for name in ("all", "any", "sum")]
+    ),
+)
+
+CASES = [*FIXED, *GRID]

@@ -1,0 +1,262 @@
+"""Tensorclasses: flags, fields, and every operation that keeps the type."""
+
+from __future__ import annotations
+
+from tests.differential.harness import parse_cases
+
+CASES = parse_cases(
+    "tensorclass",
+    r"""
+C(torch.ones(3))
+C(x=torch.ones(3))
+C(torch.ones(3), batch_size=[3])
+C(torch.ones(3), None, "s", batch_size=[3])
+C()
+C(torch.ones(3), zz=1)
+C(torch.ones(3), batch_size=[4])
+C(1, batch_size=[])
+C("str", batch_size=[])
+C([1, 2], batch_size=[2])
+C(None, batch_size=[2])
+(c.x, c.y, c.s)
+(c.batch_size, c.shape, c.device, c.names, len(c), c.ndim, c.numel())
+c.zz
+c.zz = 1
+c.x = torch.zeros(3, 4); c
+c.x = torch.zeros(4)
+c.x = 1
+c.x = "str"; c
+c.s = 5; c
+c.s = torch.ones(3); c
+c.y = torch.ones(3); c
+c.y = None; c
+c.x = None; c
+del c.x
+c.batch_size = []; c
+c.device
+c["x"]
+c[0]
+c[0:2]
+c[torch.tensor([True, False, True])]
+c[0].s
+c["x"] = torch.ones(3)
+c[0] = c[1].clone(); c
+c[0] = 0; c.x[0]
+c[0] = TD({"x": torch.zeros(4)}, [])
+c[0] = C(torch.zeros(4), s="other", batch_size=[]); (c.s, c.x[0])
+c[0] = D(torch.zeros(4), batch_size=[])
+c.get("x")
+c.get("s")
+c.get("y")
+c.get("zz")
+c.get("zz", None)
+c.get("zz", 5)
+c.get(("x", "y"))
+c.set("x", torch.zeros(3, 4)) is c
+c.set("zz", torch.zeros(3))
+c.set("s", "new").s
+c.set_("x", torch.zeros(3, 4)).x.sum()
+c.pop("x")
+c.update({"x": torch.zeros(3, 4)}).x.sum()
+c.update({"zz": torch.zeros(3, 4)})
+c.update({"s": "up"}).s
+c.update_({"x": torch.zeros(3, 4)}).x.sum()
+c.to_dict()
+c.to_dict(retain_none=False)
+C.from_dict({"x": torch.ones(3)}, batch_size=[3])
+C.from_dict({"x": torch.ones(3)}, auto_batch_size=True)
+[f.name for f in C.fields()]
+[f.name for f in dataclasses.fields(C)]
+dataclasses.is_dataclass(C)
+dataclasses.fields(c)[0].name
+dataclasses.replace(c, x=torch.zeros(3, 4))
+dataclasses.asdict(c)
+c == c
+c == C(torch.ones(3, 4), s="other", batch_size=[3])
+(c == c).all()
+c != c
+c == D(torch.ones(3, 4), batch_size=[3])
+c > 0
+c + 1
+c + c
+1 + c
+c * torch.ones(3)
+-c
+c + D(torch.ones(3, 4), batch_size=[3])
+c.sum()
+c.sum(0)
+c.mean(reduce=True)
+(c.all(), c.any())
+c.apply(lambda x: x + 1)
+c.apply(lambda x: None)
+c.apply(lambda x, y: x + y, c)
+c.apply(lambda x: x.sum(), batch_size=[])
+c.named_apply(lambda k, x: x * 0)
+torch.stack([c, c])
+torch.stack([c, c]).s
+torch.stack([c, C(torch.ones(3, 4), s="b", batch_size=[3])]).s
+torch.stack([c, C(torch.ones(3, 4), s="b", batch_size=[3])]).get("s")
+torch.cat([c, c])
+torch.stack([c, D(torch.ones(3, 4), batch_size=[3])])
+(c.reshape(3, 1), c.view(-1), c.unsqueeze(0), c.expand(2, 3))
+c.unbind(0)[0]
+c.split(2)
+c.to("cpu")
+c.to(torch.float64)
+c.float()
+c.clone()
+c.clone(False).x is c.x
+c.is_locked
+c.lock_().is_locked
+c.lock_(); c.x = torch.zeros(3, 4)
+c.lock_(); c.s = "x"
+c.select("x")
+c.exclude("x")
+c.flatten_keys()
+(list(c.keys()), list(c.values()), list(c.items()))
+list(c.keys(True, True))
+("x" in c.keys(), "y" in c.keys())
+c.is_empty()
+c.state_dict()
+x = c.clone().zero_(); x.load_state_dict(c.state_dict()); x.x.sum()
+pickle.loads(pickle.dumps(NonTensorData("x", batch_size=[2])))
+copy.copy(c)
+copy.deepcopy(c)
+bool(c)
+list(c)
+repr(c)
+repr(C(torch.ones(3), batch_size=[3], device="cpu"))
+text_with(set_printoptions(compact=False), c)
+hash(c)
+(isinstance(c, TensorDictBase), isinstance(c, TensorCollection), isinstance(c, TensorClass),
+    is_tensorclass(c), is_tensor_collection(c))
+(is_tensorclass(C), is_tensorclass(D), is_tensorclass(TensorClass), is_tensorclass(TD))
+td["c"] = c; td["c"]
+td["c"] = c; td["c", "x"]
+td["c"] = c; td[0]["c"]
+td["c"] = c; list(td.keys(True, True))
+td["c"] = c; list(td.keys(True))
+td["c"] = c; td.apply(lambda x: x + 1)["c"]
+td["c"] = c; (td + 1)["c"]
+td["c"] = c; td.to_dict()["c"]
+td["c"] = c; td["c"] is c
+td["c"] = c; td.flatten_keys()
+td["c"] = c; td.clone()["c"]
+td["c"] = c; torch.stack([td, td])["c"]
+D(torch.ones(3)).n
+D(torch.ones(3), n=5, batch_size=[3]).n
+D(torch.ones(3), 5, batch_size=[3]).get("n")
+Auto(torch.ones(3), n=5)
+Auto(torch.ones(3), n="5")
+Auto([1.0, 2.0], n=5).x
+Auto(torch.ones(3), n=torch.tensor(4)).n
+Auto(torch.ones(3), s=5).s
+NoCast(torch.ones(3), n=5).n
+NoCast(5, n=5)
+NoCast([1, 2]).x
+NoCast(np.ones(3)).x
+Frozen(torch.ones(3))
+f = Frozen(torch.ones(3)); f.x = torch.zeros(3)
+f = Frozen(torch.ones(3), batch_size=[3]); f[0] = 0
+f = Frozen(torch.ones(3), batch_size=[3]); f.set("x", torch.zeros(3))
+f = Frozen(torch.ones(3), batch_size=[3]); f.batch_size = []; f
+f = Frozen(torch.ones(3), batch_size=[3]); f.is_locked
+f = Frozen(torch.ones(3), batch_size=[3]); f.set_("x", torch.zeros(3)).x
+f = Frozen(torch.ones(3), batch_size=[3]); f.zero_().x
+f = Frozen(torch.ones(3), batch_size=[3]); f.unlock_()
+f = Frozen(torch.ones(3), batch_size=[3]); (f + 1).is_locked
+f = Frozen(torch.ones(3), batch_size=[3]); f[0].is_locked
+Only(torch.ones(3))
+Only(5)
+Only(np.ones(3)).x
+Only([1, 2]).x
+Only(torch.ones(3)).y
+Only(torch.ones(3), torch.zeros(3), batch_size=[3])
+Only(torch.ones(3), TD({}, []))
+(TensorClass["nocast"], TensorClass["nocast", "frozen"])
+from_dataclass(dataclasses.make_dataclass("P", [("a", int), ("b", str)])(1, "x"))
+TD.from_dataclass(dataclasses.make_dataclass("P", [("a", int), ("b", str)])(1, "x"))
+from_dataclass(dataclasses.make_dataclass("P", [("a", int), ("b", str)]))
+torch.zeros_like(c)
+torch.zeros_like(c).s
+torch.where(torch.tensor([True, False, True]), c, c * 0).x
+torch.utils._pytree.tree_map(lambda x: x + 1, c).x
+c.tolist()
+c.numpy()
+c.names = ["q"]; c.names
+C(torch.ones(3, 4), batch_size=[3], names=["t"]).names
+C(torch.ones(3, 4), batch_size=[3], device="cpu").device
+(c.data, c.grad)
+c.densify()
+c.to_lazystack()
+c.empty()
+c.replace(x=torch.zeros(3, 4))
+c.rename_key_("x", "q")
+c.unflatten_keys()
+c.setdefault("y", torch.ones(3))
+c.del_("x")
+c.fill_("x", 3).x.sum()
+c.contiguous()
+(c.bytes(), c.param_count())
+c.to_namedtuple()
+# making a class
+define("@tensorclass\nclass B:\n  clone: torch.Tensor")(globals())
+define("class B(TensorClass):\n  batch_size: torch.Tensor")(globals())
+define("class B(TensorClass):\n  names: str")(globals())
+define("class B(TensorClass, shadow=True):\n  clone: torch.Tensor")(globals())(torch.ones(3)).clone
+define("class B(TensorClass, autocast=True, nocast=True):\n  q: str")(globals())
+define("class B(TensorClass['autocast', 'nocast']):\n  q: str")(globals())
+define("class B(TensorClass['wrong']):\n  q: str")(globals())
+define("class B(TensorClass, wrong=True):\n  q: str")(globals())
+define("class B(TensorClass['tensor_only', 'nocast']):\n  q: torch.Tensor")(globals())
+define("class B(TensorClass['tensor_only', 'autocast']):\n  q: torch.Tensor")(globals())
+define("class B(TensorClass['nocast', 'frozen']):\n  q: torch.Tensor")(globals())(torch.ones(3)).is_locked
+define("@tensorclass(nocast=True)\nclass B:\n  q: torch.Tensor")(globals())([1, 2]).q
+define("@tensorclass(autocast=True)\nclass B:\n  q: int")(globals())("5").q
+define("@tensorclass\nclass B:\n  q: int = 4\n  def __post_init__(self):\n    self.q = 7")(globals())().q
+define("@tensorclass\nclass B:\n  q: torch.Tensor\n  @property\n  def twice(self):\n    return self.q * 2")
+    (globals())(torch.ones(2)).twice
+define("@tensorclass\nclass B:\n  q: torch.Tensor\n  @staticmethod\n  def f():\n    return 5")
+    (globals()).f()
+define("class B(D):\n  extra: torch.Tensor = None")
+    (globals())(torch.ones(3), extra=torch.zeros(3), batch_size=[3])
+define("class B(D):\n  extra: torch.Tensor = None")(globals())(torch.ones(3), batch_size=[3])[0]
+define("class B(TensorClass):\n  q: torch.Tensor\n  r: 'int | None' = None")
+    (globals())(torch.ones(3), batch_size=[3])
+define("class B(TensorClass):\n  q: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(2))")
+    (globals())()
+# nested
+o
+o.inner.x
+o.label
+o.z
+o[0]
+o[0].inner
+o + 1
+o.inner.x = torch.zeros(3, 4); o.inner.x
+o.inner = TD({"x": torch.zeros(3)}, [3]); o.inner
+torch.stack([o, o])
+o.reshape(3, 1).inner.batch_size
+o.to_tensordict()
+o.to_dict()
+list(o.keys(True, True))
+o.apply(lambda x: x + 1).inner
+o.clone().inner.n
+o.get(("inner", "x"))
+o.set(("inner", "x"), torch.zeros(3, 4)).inner.x
+# to and from tensordicts
+c.to_tensordict()
+c.to_tensordict(retain_none=False)
+c.to_tensordict(retain_none=True)
+C.from_tensordict(TD({"x": torch.ones(3)}, [3]))
+C.from_tensordict(TD({"x": torch.ones(3), "s": "z"}, [3]))
+C.from_tensordict(TD({"x": torch.ones(3), "q": torch.ones(3)}, [3]))
+C.from_tensordict(TD({"x": torch.ones(3)}, [3]), {"s": "nt"})
+C.from_tensordict(TD({"y": torch.ones(3)}, [3]))
+C.from_tensordict(TD({"x": torch.ones(3)}, [3]), safe=False)
+c == c.to_tensordict()
+c + c.to_tensordict()
+torch.stack([c, c.to_tensordict()])
+td["c"] = c; td.to_tensordict()["c"]
+""",
+)
