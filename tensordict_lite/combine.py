@@ -247,6 +247,9 @@ def pad_sequence(
         raise ValueError(f"padding_side is 'left' or 'right', got {padding_side!r}")
     mask_key = "masks" if return_mask is True else return_mask or None
     first = list_of_tds[0]
+    for key, value in first.items(True, True):
+        if not -value.ndim <= pad_dim < value.ndim:
+            raise IndexError(f"pad_dim={pad_dim} is out of range for the key {key} of shape {list(value.shape)}")
     result = first.empty(batch_size=_padded_size(list_of_tds, pad_dim), names=None)
     masks: dict[Any, Tensor] = {}
     for key in first.keys(True, True):
@@ -254,8 +257,6 @@ def pad_sequence(
         if any(value is None for value in column):
             raise KeyError(f"the key {key} is missing from one of the collections to pad")
         axis = pad_dim if pad_dim >= 0 else pad_dim + column[0].ndim
-        if not 0 <= axis < column[0].ndim:
-            raise IndexError(f"pad_dim={pad_dim} is out of range for the key {key} of shape {list(column[0].shape)}")
         lengths = torch.tensor([value.shape[axis] for value in column])
         longest = int(lengths.max())
         left = padding_side == "left"

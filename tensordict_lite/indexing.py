@@ -128,9 +128,9 @@ def _index_device(index: Any) -> torch.device | None:
 def index_names(names: list[str | None], index: Any, result_dims: int) -> list[str | None] | None:
     """Dimension names after a normalised index, ``None`` when no name is left.
 
-    Integers drop their name, slices keep it, ``None`` adds an unnamed dimension. One one-dimensional tensor
-    keeps the name of the dimension that it indexes; other tensors leave their joint result unnamed, in the
-    place where torch puts it: at the first of them when they are adjacent, in front otherwise.
+    Integers drop their name, slices keep it, ``None`` adds an unnamed dimension. The joint result of the
+    tensors stands where torch puts it, at the first of them when they are adjacent, in front otherwise, and
+    has the name of the dimension that the first one-dimensional tensor indexes.
     """
     parts = index if isinstance(index, tuple) else (index,)
     out: list[str | None] = []
@@ -145,11 +145,11 @@ def index_names(names: list[str | None], index: Any, result_dims: int) -> list[s
             out.append(names[at])
             at += 1
         elif isinstance(part, Tensor):
+            mine = [names[at]] if part.ndim == 1 else [None] * (1 if part.dtype is torch.bool else part.ndim)
             if not advanced:
                 joint_at = len(out)
-                joint = [names[at]] if part.ndim == 1 else [None] * (1 if part.dtype is torch.bool else part.ndim)
-            else:
-                joint = [None] * max(len(joint), part.ndim)
+            if len(mine) > len(joint):  # broadcasting: the first of the widest indices names the result
+                joint = mine
             advanced.append(position)
             at += _consumed(part)
         else:

@@ -2,4 +2,6 @@
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from tensordict_lite.nn.params import TensorDictParams
+
+__all__ = ["TensorDictParams"]

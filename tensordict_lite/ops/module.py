@@ -36,7 +36,11 @@ def _read(cls: Any, module: nn.Module, filter_empty: bool, memo: dict[int, Any],
 
 def _as_parameter(value: Tensor, old: Tensor | None) -> Tensor:
     """What to put in a parameter slot: a Parameter where that is possible, the tensor itself under transforms."""
-    if isinstance(value, nn.Parameter) or value.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(value):
+    if (
+        isinstance(value, nn.Parameter)
+        or value.requires_grad
+        or torch._C._functorch.is_functorch_wrapped_tensor(value)
+    ):
         return value
     trainable = old.requires_grad if old is not None and value.dtype.is_floating_point else False
     return nn.Parameter(value, requires_grad=trainable)
@@ -55,7 +59,9 @@ def _swap(params: Any, module: nn.Module, inplace: bool, non_blocking: bool, mem
         if not isinstance(value, Tensor):
             child = children.get(key)
             if child is None:
-                raise KeyError(f"{type(module).__name__} has no sub-module {key!r}; it has {sorted(children)}")
+                raise KeyError(
+                    f"{type(module).__name__} has no sub-module {key!r}; it has {sorted(children)}"
+                )
             old[key] = _swap(value, child, inplace, non_blocking, memo)
             continue
         if key in slots:
@@ -81,6 +87,16 @@ def _swap(params: Any, module: nn.Module, inplace: bool, non_blocking: bool, mem
     return swapped
 
 
+def _finish(out: Any, as_module: bool, lock: bool) -> Any:
+    if as_module:
+        from tensordict_lite.nn import TensorDictParams
+
+        out = TensorDictParams(out, no_convert=True)
+    if lock:
+        out._propagate_lock(None)
+    return out
+
+
 class ModuleOps:
     """Mixin of :meth:`from_module` and :meth:`to_module`."""
 
@@ -99,7 +115,7 @@ class ModuleOps:
 
         Args:
             module: any module.
-            as_module: return a module around them (needs ``tensordict_lite.nn.TensorDictParams``).
+            as_module: return a :class:`TensorDictParams`, a module around them.
             lock: lock the result.
             use_state_dict: detached tensors of what ``state_dict()`` holds, instead of the parameters.
             filter_empty: leave out sub-modules without parameters.
@@ -115,7 +131,9 @@ class ModuleOps:
         if not isinstance(module, nn.Module):
             raise TypeError(f"from_module() needs a torch.nn.Module, got a {type(module).__name__}")
         if as_module:
-            raise NotImplementedError("as_module=True needs TensorDictParams, which this release does not have yet")
+            raise NotImplementedError(
+                "as_module=True needs TensorDictParams, which this release does not have yet"
+            )
         out = _read(TensorDict, module, filter_empty, {}, use_state_dict)
         if lock:
             out._propagate_lock(None)
@@ -138,8 +156,7 @@ class ModuleOps:
         """
         if not modules:
             raise ValueError("from_modules() needs at least one module")
-        read = cls.from_module
-        parts = [read(module, as_module=as_module, use_state_dict=use_state_dict) for module in modules]
+        parts = [cls.from_module(module, use_state_dict=use_state_dict) for module in modules]
         if lazy_stack:
             out = type(parts[0]).lazy_stack(parts)  # type: ignore[attr-defined]
         else:
@@ -151,9 +168,7 @@ class ModuleOps:
                 return stacked.requires_grad_() if any(leaf.requires_grad for leaf in leaves) else stacked
 
             out = parts[0].apply(combine, *parts[1:], batch_size=[len(parts)])  # type: ignore[attr-defined]
-        if lock:
-            out._propagate_lock(None)
-        return out
+        return _finish(out, as_module, lock)
 
     def to_module(
         self,
