@@ -1,0 +1,126 @@
+"""Writing one file so that it is there whole or not at all.
+
+Bytes go to a temporary sibling, which is renamed over the target once it is complete. Data is written with
+``pwrite`` straight from the tensor's memory: no page faults, no second copy, and the interpreter lock is
+released, so several threads write at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite.memmap.mapping import check_room, no_room, reserve
+
+__all__ = ["BLOCK", "new_file", "raw_bytes", "write_all", "write_tensor", "write_tensor_to"]
+
+BLOCK = 16 << 20  # a tensor that is not contiguous in host memory is copied through blocks of this many bytes
+
+
+@contextlib.contextmanager
+def new_file(path: str, *, existsok: bool = True) -> Iterator[int]:
+    """A descriptor of a temporary sibling that becomes ``path`` when the block succeeds, and vanishes otherwise.
+
+    Raises:
+        RuntimeError: the file exists and ``existsok`` is false.
+    """
+    if not existsok and os.path.lexists(path):
+        raise RuntimeError(f"the file {path} already exists: pass existsok=True to replace it")
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name[:200]}.{secrets.token_hex(6)}.tmp")
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def raw_bytes(tensor: Tensor) -> Any:
+    """The bytes of a contiguous CPU tensor as a numpy ``uint8`` array over the same memory, for any dtype."""
+    start = tensor.storage_offset() * tensor.element_size()
+    flat = torch.empty(0, dtype=torch.uint8).set_(
+        tensor.untyped_storage(), start, (tensor.numel() * tensor.element_size(),), (1,)
+    )
+    return flat.numpy()
+
+
+def write_all(fd: int, data: Any, offset: int, path: str) -> None:
+    """``pwrite`` of the whole buffer; a full disk is an OSError with needed and available bytes."""
+    view = memoryview(data)
+    done, total = 0, len(view)
+    try:
+        while done < total:
+            done += os.pwrite(fd, view[done : done + (1 << 30)], offset + done)
+    except OSError as err:
+        if err.errno == errno.ENOSPC:
+            raise no_room(path, total - done) from None
+        raise
+
+
+def write_tensor_to(fd: int, tensor: Tensor, path: str) -> None:
+    """Writes the elements in row-major order from the start of the file."""
+    tensor = tensor.detach()
+    if not tensor.numel():
+        return
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.device.type == "cpu" and tensor.is_contiguous():
+        write_all(fd, raw_bytes(tensor), 0, path)
+        return
+    _write_blocks(fd, tensor, path, 0)
+
+
+def _write_blocks(fd: int, tensor: Tensor, path: str, offset: int) -> int:
+    """Strided, expanded or device memory: contiguous host copies of a bounded size, one after the other."""
+    nbytes = tensor.numel() * tensor.element_size()
+    if nbytes <= BLOCK or tensor.ndim == 0:
+        write_all(fd, raw_bytes(_host(tensor)), offset, path)
+        return offset + nbytes
+    per_row = nbytes // tensor.shape[0]
+    if per_row > BLOCK:
+        for row in tensor.unbind(0):
+            offset = _write_blocks(fd, row, path, offset)
+        return offset
+    for part in tensor.split(max(1, BLOCK // per_row)):
+        offset = (
+            _write_blocks(fd, part, path, offset) if part.shape[0] > 1 else _write_one(fd, part, path, offset)
+        )
+    return offset
+
+
+def _write_one(fd: int, tensor: Tensor, path: str, offset: int) -> int:
+    write_all(fd, raw_bytes(_host(tensor)), offset, path)
+    return offset + tensor.numel() * tensor.element_size()
+
+
+def _host(tensor: Tensor) -> Tensor:
+    return tensor.to("cpu").contiguous() if tensor.device.type != "cpu" else tensor.contiguous()
+
+
+def write_tensor(path: str, tensor: Tensor, *, existsok: bool = True, copy_data: bool = True) -> None:
+    """Makes ``path`` hold a tensor (or, without ``copy_data``, room for it).
+
+    Raises:
+        RuntimeError: the file exists and ``existsok`` is false.
+        OSError: there is no room; an existing file keeps its content.
+    """
+    nbytes = tensor.numel() * tensor.element_size()
+    check_room(path, nbytes)
+    with new_file(path, existsok=existsok) as fd:
+        if copy_data:
+            write_tensor_to(fd, tensor, path)
+        else:
+            reserve(fd, nbytes, path)

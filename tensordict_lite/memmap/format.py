@@ -1,0 +1,423 @@
+"""The directory format, as data: what a saved collection looks like on disk, without a tensor in sight.
+
+A collection is a folder with one ``meta.json``, one ``<key>.memmap`` of raw numbers for each tensor, and one
+sub-folder for each nested collection::
+
+    data/
+    ├── meta.json          {"image": {"device": "cpu", "shape": [8, 3], "dtype": "torch.uint8",
+    ├── image.memmap         "is_nested": false}, "extra": {"type": "TensorDict"},
+    └── extra/               "shape": [8], "device": "cpu", "_type": ..., "_format_version": 1, "_class": ...}
+        ├── meta.json
+        └── xy.memmap
+
+It is the format that the ``tensordict`` package writes (``_format_version`` 1), so either library opens what
+the other saved. Everything read here comes from outside: it is checked before anything is mapped, and a folder
+that does not add up is a :class:`~tensordict_lite.errors.DatasetError` that names the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensordict_lite.errors import DatasetError, DatasetNotFoundError
+
+__all__ = [
+    "ITEMSIZE",
+    "META",
+    "SUFFIX",
+    "LeafMeta",
+    "NodeMeta",
+    "check_leaf_file",
+    "decode_key",
+    "encode_key",
+    "leaf_meta",
+    "node_meta",
+    "read_meta",
+]
+
+META = "meta.json"
+SUFFIX = ".memmap"
+FORMAT_VERSION = 1
+
+# Entries of meta.json that describe the folder itself. A tensor under such a key is listed in `_entries` instead.
+RESERVED = frozenset(
+    {"shape", "device", "_type", "_format_version", "_class", "_names", "_entries", "_growing"}
+)
+
+MAX_META_BYTES = 64 << 20
+MAX_DIMS = 64
+MAX_BYTES = 1 << 62
+
+ITEMSIZE: dict[str, int] = {
+    **{f"torch.{name}": 1 for name in ("bool", "int8", "uint8", "bits8", "bits1x8", "bits2x4", "bits4x2")},
+    **{f"torch.float8_{kind}": 1 for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")},
+    **{f"torch.{sign}int{bits}": 1 for sign in ("", "u") for bits in range(1, 8)},
+    **{f"torch.{name}": 2 for name in ("float16", "bfloat16", "int16", "uint16", "bits16")},
+    **{f"torch.{name}": 4 for name in ("float32", "int32", "uint32", "complex32")},
+    **{f"torch.{name}": 8 for name in ("float64", "int64", "uint64", "complex64")},
+    "torch.complex128": 16,
+    "torch.float4_e2m1fn_x2": 1,
+}
+
+# -- keys as file names -------------------------------------------------------------------------------------
+
+_UNSAFE = re.compile(r'[\x00-\x20\x7f"%*/:<>?\\|]')
+_ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
+
+
+def encode_key(key: str) -> str:
+    """A key as one path component: control characters, spaces and ``"%*/:<>?\\|`` percent-encoded.
+
+    Example:
+        >>> encode_key("weird/key"), encode_key(".."), encode_key("")
+        ('weird%2Fkey', '%2E%2E', '%')
+    """
+    if key.isidentifier():  # nearly every key
+        return key
+    if key in ("", ".", ".."):
+        return "%2E" * len(key) or "%"
+    return _UNSAFE.sub(lambda match: f"%{ord(match[0]):02X}", key)
+
+
+def decode_key(name: str) -> str:
+    """The key of a path component, the inverse of :func:`encode_key`."""
+    return "" if name == "%" else _ESCAPE.sub(lambda match: chr(int(match[1], 16)), name)
+
+
+def raw_key(key: str) -> str | None:
+    """The key itself where it is a path component that stays inside its folder, else ``None``."""
+    return None if key in ("", ".", "..") or "/" in key or "\0" in key else key
+
+
+# -- metadata -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LeafMeta:
+    """One tensor of a folder."""
+
+    dtype: str
+    """Torch name, ``"torch.float32"``."""
+    shape: tuple[int, ...]
+    """Its shape; for a nested tensor the shape of the table of shapes, ``(n, dims)``."""
+    is_nested: bool = False
+    """Whether elements have shapes of their own, in ``<key>.shape.memmap``."""
+    layout: str | None = None
+    """``"jagged"`` for a nested tensor of that layout."""
+    capacity: int | None = None
+    """Rows that the file has room for, where it holds more than ``shape`` says (a growing dataset)."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a tensor that is not nested."""
+        total = ITEMSIZE[self.dtype]
+        for n in self.shape:
+            total *= n
+        return total
+
+
+@dataclass(slots=True)
+class NodeMeta:
+    """One folder, parsed and checked: only its own ``meta.json`` has been read."""
+
+    path: str
+    kind: str
+    """``tensordict``, ``lazystack``, ``nontensor``, ``nontensorstack`` or ``tensorclass``."""
+    class_name: str = ""
+    """Full name of the class that was saved, from ``_type``."""
+    shape: tuple[int, ...] = ()
+    device: str | None = None
+    names: list[str | None] | None = None
+    leaves: dict[str, LeafMeta] = field(default_factory=dict)
+    children: dict[str, str] = field(default_factory=dict)
+    """Nested collections: key -> class name."""
+    raw: dict[str, Any] = field(default_factory=dict)
+    """The whole of ``meta.json``."""
+
+
+def leaf_meta(dtype: str, shape: tuple[int, ...], is_nested: bool = False, **extra: Any) -> dict[str, Any]:
+    """The entry of a tensor in ``meta.json``."""
+    out = {"device": "cpu", "shape": list(shape), "dtype": dtype, "is_nested": is_nested}
+    out.update({key: value for key, value in extra.items() if value is not None})
+    return out
+
+
+def node_meta(
+    entries: dict[str, dict[str, Any]],
+    shape: tuple[int, ...],
+    names: list[str | None] | None = None,
+    device: str | None = "cpu",
+    **extra: Any,
+) -> dict[str, Any]:
+    """``meta.json`` of a dense collection, from the entries of its tensors and nested collections."""
+    meta: dict[str, Any] = {key: entry for key, entry in entries.items() if key not in RESERVED}
+    meta["shape"] = list(shape)
+    if device is not None:
+        meta["device"] = device
+    meta["_type"] = "<class 'tensordict._td.TensorDict'>"
+    meta["_format_version"] = FORMAT_VERSION
+    meta["_class"] = "tensordict:TensorDict"
+    if names is not None:
+        meta["_names"] = names
+    hidden = {key: entry for key, entry in entries.items() if key in RESERVED}
+    if hidden:
+        meta["_entries"] = hidden
+    meta.update(extra)
+    return meta
+
+
+# -- reading ------------------------------------------------------------------------------------------------
+
+
+def read_meta(folder: str, *, nested: bool = False) -> NodeMeta:
+    """Reads and checks the ``meta.json`` of a folder.
+
+    Args:
+        folder: the folder. With ``nested`` it must be a folder itself, not a link to one.
+
+    Raises:
+        DatasetNotFoundError: there is no folder, or no ``meta.json`` in it.
+        DatasetError: anything about it is wrong.
+    """
+    path = folder + "/" + META
+    if nested:
+        _check_folder(folder)
+    data = _read_json(path, folder)
+    if type(data) is not dict:
+        raise DatasetError(path, f"the metadata of a collection is an object, found {_short(data)}")
+    return _parse(path, folder, data)
+
+
+def _check_folder(folder: str) -> None:
+    try:
+        mode = os.lstat(folder).st_mode
+    except OSError as err:
+        raise DatasetError(
+            folder, f"a nested collection is missing ({err.strerror}); was the copy complete?"
+        ) from None
+    if stat.S_ISLNK(mode):
+        raise DatasetError(folder, "is a symbolic link; a dataset is not followed out of its folder")
+    if not stat.S_ISDIR(mode):
+        raise DatasetError(folder, "is not a folder, though the metadata lists a nested collection there")
+
+
+def _read_json(path: str, folder: str) -> Any:
+    try:
+        # Not blocking: a FIFO in place of the file must not hang the reader. No link in place of it either.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        what = "has no meta.json" if os.path.isdir(folder) else "does not exist"
+        raise DatasetNotFoundError(folder, f"{what}, so it is not a saved dataset") from None
+    except NotADirectoryError:
+        raise DatasetError(folder, "is a file, not the folder of a dataset") from None
+    except OSError as err:
+        raise DatasetError(path, f"cannot be read ({err.strerror})") from None
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise DatasetError(path, "is not a regular file")
+        if info.st_size > MAX_META_BYTES:
+            raise DatasetError(
+                path, f"metadata of {info.st_size:,} bytes is not credible (limit {MAX_META_BYTES:,})"
+            )
+        data = os.read(fd, info.st_size + 1)
+        while len(data) < info.st_size:
+            more = os.read(fd, info.st_size - len(data))
+            if not more:
+                break
+            data += more
+    finally:
+        os.close(fd)
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as err:
+        reason = "empty" if not data else f"not valid JSON ({str(err)[:100]})"
+        raise DatasetError(path, f"is {reason}; it was truncated or edited") from None
+
+
+_TYPE = re.compile(r"<class '([^']*)'>")
+_KINDS = {
+    "tensordict.tensorclass.NonTensorData": "nontensor",
+    "tensordict.tensorclass.NonTensorStack": "nontensorstack",
+    "tensordict._lazy.LazyStackedTensorDict": "lazystack",
+    "tensordict._td.TensorDict": "tensordict",
+    "tensordict.nn.params.TensorDictParams": "tensordict",
+}
+_KINDS_BY_CLASS = {
+    "tensordict:TensorDict": "tensordict",
+    "tensordict:LazyStackedTensorDict": "lazystack",
+    "tensordict:NonTensorStack": "nontensorstack",
+    "tensordict:NonTensorData": "nontensor",
+}
+
+
+def _parse(path: str, folder: str, data: dict[str, Any]) -> NodeMeta:
+    version = data.get("_format_version", 1)
+    if type(version) is not int or not 0 <= version <= FORMAT_VERSION:
+        raise DatasetError(
+            path,
+            f"format version {_short(version)} is not known here (up to {FORMAT_VERSION}); a newer release may be",
+        )
+    kind, class_name = _kind_of(path, data)
+    node = NodeMeta(folder, kind, class_name, raw=data)
+    if kind == "tensordict":
+        _parse_dense(path, data, node)
+    elif kind in ("lazystack", "nontensorstack"):
+        _check_stack_dim(path, data.get("stack_dim"))
+    return node
+
+
+def _kind_of(path: str, data: dict[str, Any]) -> tuple[str, str]:
+    if data.get("_is_non_tensor") is True:
+        return "nontensor", "tensordict.tensorclass.NonTensorData"
+    written = data.get("_type")
+    match = _TYPE.fullmatch(written) if isinstance(written, str) else None
+    if match is None:
+        raise DatasetError(path, f"'_type' should be the class that was saved, found {_short(written)}")
+    name = match[1]
+    kind = _KINDS.get(name)
+    if kind is None:
+        label = data.get("_class")
+        kind = _KINDS_BY_CLASS.get(label) if isinstance(label, str) else None
+    if kind is None and name.rpartition(".")[2] == "_SubTensorDict":
+        raise DatasetError(
+            path, "holds a view of another collection (_SubTensorDict); save `td.to_tensordict()` instead"
+        )
+    if kind is None:
+        kind = "tensordict" if "shape" in data and "device" in data else "tensorclass"
+    return kind, name
+
+
+def _parse_dense(path: str, data: dict[str, Any], node: NodeMeta) -> None:
+    node.shape = check_shape(path, data.get("shape"), "the batch size")
+    node.device = _check_device(path, data.get("device"))
+    node.names = _check_names(path, data.get("_names"), len(node.shape))
+    hidden = data.get("_entries")
+    if hidden is not None and type(hidden) is not dict:
+        raise DatasetError(path, f"'_entries' should be an object, found {_short(hidden)}")
+    for key, entry in data.items():
+        if type(entry) is dict and key not in RESERVED:
+            _parse_entry(path, key, entry, node)
+    for key, entry in (hidden or {}).items():
+        if type(entry) is not dict:
+            raise DatasetError(path, f"the entry {key!r} should be an object, found {_short(entry)}")
+        _parse_entry(path, key, entry, node)
+
+
+def _parse_entry(path: str, key: str, entry: dict[str, Any], node: NodeMeta) -> None:
+    child = entry.get("type")
+    if isinstance(child, str):
+        node.children[key] = child
+        return
+    dtype = entry.get("dtype")
+    if type(dtype) is not str or dtype not in ITEMSIZE:
+        raise DatasetError(path, f"{key!r} has the unknown dtype {_short(dtype)}")
+    shape = check_shape(path, entry.get("shape"), repr(key))
+    is_nested = entry.get("is_nested", False)
+    if type(is_nested) is not bool:
+        raise DatasetError(path, f"'is_nested' of {key!r} should be true or false, found {_short(is_nested)}")
+    layout = entry.get("layout")
+    if layout not in (None, "jagged", "strided"):
+        raise DatasetError(path, f"{key!r} has the unknown layout {_short(layout)}")
+    capacity = entry.get("capacity")
+    if capacity is not None and (type(capacity) is not int or not 0 <= capacity < MAX_BYTES):
+        raise DatasetError(
+            path, f"'capacity' of {key!r} should be a number of rows, found {_short(capacity)}"
+        )
+    leaf = LeafMeta(dtype, shape, is_nested, layout, capacity)
+    if is_nested:
+        if len(shape) != 2:
+            raise DatasetError(
+                path, f"the shapes of the nested tensor {key!r} should be two-dimensional: {list(shape)}"
+            )
+        lead = shape[:1]
+    else:
+        lead = shape
+        if leaf.nbytes >= MAX_BYTES:
+            raise DatasetError(path, f"{key!r} of shape {list(shape)} would have {leaf.nbytes:,} bytes")
+    if lead[: len(node.shape)] != node.shape[: len(lead)] or (not is_nested and len(lead) < len(node.shape)):
+        raise DatasetError(
+            path, f"{key!r} of shape {list(shape)} does not start with the batch size {list(node.shape)}"
+        )
+    node.leaves[key] = leaf
+
+
+def check_shape(path: str, value: Any, what: str) -> tuple[int, ...]:
+    """A shape out of JSON; DatasetError when it is none."""
+    if type(value) is not list or len(value) > MAX_DIMS:
+        raise DatasetError(path, f"{what} should have a list of dimensions, found {_short(value)}")
+    for n in value:
+        if type(n) is not int or not 0 <= n < MAX_BYTES:
+            raise DatasetError(path, f"{what} has the impossible shape {_short(value)}")
+    return tuple(value)
+
+
+def _check_device(path: str, value: Any) -> str | None:
+    if value is not None and (type(value) is not str or not re.fullmatch(r"[a-z_]{1,32}(:\d{1,5})?", value)):
+        raise DatasetError(path, f"'device' should be the name of a device, found {_short(value)}")
+    return value
+
+
+def _check_names(path: str, value: Any, dims: int) -> list[str | None] | None:
+    if value is None:
+        return None
+    if type(value) is not list or len(value) != dims or not all(n is None or type(n) is str for n in value):
+        raise DatasetError(
+            path, f"'_names' should have a name or null for each of {dims} dimensions: {_short(value)}"
+        )
+    given = [n for n in value if n is not None]
+    if len(set(given)) != len(given):
+        raise DatasetError(path, f"the dimension names {_short(value)} are not distinct")
+    return value if given else None
+
+
+def _check_stack_dim(path: str, value: Any) -> None:
+    if type(value) is not int or not 0 <= value < MAX_DIMS:
+        raise DatasetError(path, f"'stack_dim' should be a dimension, found {_short(value)}")
+
+
+def check_leaf_file(path: str, nbytes: int, *, room: int | None = None) -> None:
+    """The file of a tensor is a regular file of exactly the bytes that the metadata says.
+
+    Args:
+        path: the file. It may be absent when there is nothing in it.
+        nbytes: what it must hold.
+        room: what it may hold at most; ``nbytes`` when not given.
+
+    Raises:
+        DatasetError: it is missing, a link, or of another size.
+    """
+    try:
+        info = os.lstat(path)
+    except OSError as err:
+        if not nbytes and isinstance(err, FileNotFoundError):
+            return
+        raise DatasetError(
+            path, f"the file of a tensor is missing ({err.strerror}); was the copy complete?"
+        ) from None
+    if not stat.S_ISREG(info.st_mode):
+        what = (
+            "a symbolic link; a dataset is not followed out of its folder"
+            if stat.S_ISLNK(info.st_mode)
+            else "no file"
+        )
+        raise DatasetError(path, f"is {what}")
+    if info.st_size < nbytes:
+        raise DatasetError(
+            path, f"is truncated: the metadata describes {nbytes:,} bytes, the file has {info.st_size:,}"
+        )
+    if info.st_size > (nbytes if room is None else max(nbytes, room)):
+        raise DatasetError(
+            path,
+            f"does not fit the metadata, which describes {nbytes:,} bytes: the file has {info.st_size:,}",
+        )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

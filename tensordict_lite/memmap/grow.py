@@ -1,0 +1,164 @@
+"""New entries in a collection that is memory-mapped already: ``make_memmap`` and its relatives."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite.keys import require_path
+from tensordict_lite.memmap import nested
+from tensordict_lite.memmap.files import new_file, write_all
+from tensordict_lite.memmap.format import META, RESERVED, SUFFIX, encode_key, leaf_meta, node_meta
+from tensordict_lite.memmap.mapping import file_of
+from tensordict_lite.memmap.tensor import MemoryMappedTensor
+
+__all__ = ["make", "make_from_storage", "make_from_tensor"]
+
+
+def make(
+    node: Any, key: Any, shape: Any, dtype: torch.dtype | None, robust_key: bool | None
+) -> MemoryMappedTensor:
+    """A zero-filled entry."""
+
+    def build(path: str | None) -> MemoryMappedTensor:
+        return MemoryMappedTensor.empty(shape, dtype=dtype, filename=path, existsok=True)
+
+    return _add(node, key, build, robust_key)
+
+
+def make_from_tensor(
+    node: Any, key: Any, tensor: Tensor, copy_data: bool, existsok: bool, robust_key: bool | None
+) -> MemoryMappedTensor:
+    """An entry that starts as a copy of a tensor."""
+
+    def build(path: str | None) -> MemoryMappedTensor:
+        return MemoryMappedTensor.from_tensor(
+            tensor.detach(), filename=path, existsok=existsok, copy_existing=True, copy_data=copy_data
+        )
+
+    return _add(node, key, build, robust_key)
+
+
+def make_from_storage(
+    node: Any,
+    key: Any,
+    storage: torch.UntypedStorage,
+    shape: Any,
+    dtype: torch.dtype | None,
+    robust_key: bool | None,
+) -> MemoryMappedTensor:
+    """An entry over a storage that is the file of the entry already."""
+
+    def build(path: str | None) -> MemoryMappedTensor:
+        own = file_of(storage)
+        if path is not None and storage.nbytes() and (own is None or not _is_file(own, path)):
+            raise RuntimeError(
+                f"the storage of {key!r} is not mapped from {path}"
+                f" ({'it has no file' if own is None else f'it is {own}'}), so the entry would be missing when the "
+                "dataset is loaded: use make_memmap_from_tensor, which copies it there"
+            )
+        return MemoryMappedTensor.from_storage(
+            storage, shape=shape, dtype=dtype or torch.get_default_dtype(), filename=path if own else None
+        )
+
+    return _add(node, key, build, robust_key)
+
+
+def _is_file(own: str, path: str) -> bool:
+    return own == path or (os.path.exists(path) and os.path.samefile(own, path))
+
+
+def _add(
+    node: Any, key: Any, build: Callable[[str | None], MemoryMappedTensor], robust_key: bool | None
+) -> MemoryMappedTensor:
+    path = require_path(key)
+    for part in path[:-1]:
+        node = _child(node, part, robust_key)
+    name = path[-1]
+    folder = getattr(node, "_memmap_path", None)
+    if folder is None:
+        raise RuntimeError(
+            "an entry can only be made within a memory-mapped collection: call memmap_() first"
+        )
+    if name in node._key_list():
+        raise RuntimeError(
+            f"the key {name!r} exists already in this collection: delete it, or write into it in place"
+        )
+    file = os.path.join(folder, _name(name, robust_key) + SUFFIX) if folder else None
+    tensor = build(file)
+    _check_batch(node, name, tensor)
+    if folder:
+        _describe(node, folder, name, _entry(tensor))
+    node._set_str(name, tensor)
+    return tensor
+
+
+def _child(node: Any, key: str, robust_key: bool | None) -> Any:
+    """The nested collection of that name, made (and mapped) where it is missing."""
+    if key in node._key_list():
+        return node._get_str(key)
+    folder = getattr(node, "_memmap_path", None)
+    if folder is None:
+        raise RuntimeError(
+            "an entry can only be made within a memory-mapped collection: call memmap_() first"
+        )
+    child = node._new_child()
+    if folder:
+        path = os.path.join(folder, _name(key, robust_key))
+        child.memmap_(path)
+        _describe(node, folder, key, {"type": "TensorDict"})
+    else:
+        child.memmap_()
+    node._set_str(key, child)
+    child._lock = None
+    node._relock_child(child) if hasattr(node, "_relock_child") else _lock_under(node, child)
+    return child
+
+
+def _lock_under(node: Any, child: Any) -> None:
+    import weakref
+
+    child._propagate_lock(weakref.ref(node))
+
+
+def _name(key: str, robust_key: bool | None) -> str:
+    return key if robust_key is False else encode_key(key)
+
+
+def _check_batch(node: Any, key: str, tensor: Tensor) -> None:
+    dims = len(node._batch_size)
+    lead = (tensor.size(0),) if tensor.is_nested else tensor.shape
+    if tuple(lead[:dims]) != tuple(node._batch_size[: len(lead)]) or (
+        not tensor.is_nested and len(lead) < dims
+    ):
+        raise RuntimeError(
+            f"the new entry {key!r} of shape {tuple(tensor.shape)} does not start with the batch size "
+            f"{list(node._batch_size)}"
+        )
+
+
+def _entry(tensor: Tensor) -> dict[str, Any]:
+    if tensor.is_nested:
+        return leaf_meta(str(tensor.dtype), tuple(nested.sizes(tensor).shape), True)
+    return leaf_meta(str(tensor.dtype), tuple(tensor.shape))
+
+
+def _describe(node: Any, folder: str, key: str, entry: dict[str, Any]) -> None:
+    """Adds an entry to the metadata of a folder; readers see the old or the new one."""
+    path = os.path.join(folder, META)
+    try:
+        with open(path, "rb") as file:
+            meta = json.loads(file.read())
+    except FileNotFoundError:
+        meta = node_meta({}, tuple(node._batch_size), node._names)
+    if key in RESERVED:
+        meta.setdefault("_entries", {})[key] = entry
+    else:
+        meta = {key: entry, **meta} if key not in meta else {**meta, key: entry}
+    with new_file(path) as fd:
+        write_all(fd, json.dumps(meta).encode(), 0, path)

@@ -1,0 +1,278 @@
+"""Bytes on disk and in shared memory as torch storages: reserving, mapping, and finding them again.
+
+Every mapping made here knows where it came from, and so does every view of it, because torch keeps the
+file name in the storage. :func:`region_of` reads it back; that is how a tensor travels to another process
+as a name and an offset. A process maps a file once: mappings are remembered weakly by device and inode.
+
+Memory without a file lives in a ``memfd``: nothing appears in any folder, and it vanishes with its last
+user. Other processes open it as ``/proc/<owner>/fd/<number>`` while the owner holds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import weakref
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, UntypedStorage
+
+from tensordict_lite.errors import DatasetError
+
+__all__ = [
+    "Region",
+    "SharedHandle",
+    "anonymous_storage",
+    "check_room",
+    "file_of",
+    "map_file",
+    "no_room",
+    "region_of",
+    "remember",
+    "reserve",
+]
+
+_PROC = "/proc/"
+
+
+def no_room(path: str, needed: int) -> OSError:
+    """The ``OSError`` for a full file system: which file, how much it needs, how much there is."""
+    return OSError(
+        errno.ENOSPC,
+        f"no space left on device: {needed:,} bytes are needed and {available_bytes(path):,} are available; "
+        "free some space or save elsewhere",
+        path,
+    )
+
+
+def available_bytes(path: str) -> int:
+    """Free bytes for this user on the file system that holds (or would hold) ``path``; of memory for ``/proc`` paths."""
+    if path.startswith(_PROC):
+        return available_memory()
+    probe = os.path.abspath(path)
+    while not os.path.exists(probe):
+        probe = os.path.dirname(probe)
+    info = os.statvfs(probe)
+    return info.f_bavail * info.f_frsize
+
+
+def available_memory() -> int:
+    """Bytes of memory that this process may still use, the limit of its control group included."""
+    free = 1 << 62
+    with contextlib.suppress(OSError), open("/proc/meminfo") as lines:
+        free = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable")), free)
+    with contextlib.suppress(OSError, ValueError):
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        free = min(free, max(0, limit - used))
+    return free
+
+
+def check_room(path: str, needed: int) -> None:
+    """Raises ``OSError`` (ENOSPC) when ``needed`` bytes cannot fit where ``path`` lives."""
+    if needed > (1 << 20) and needed > available_bytes(path):
+        raise no_room(path, needed)
+
+
+def reserve(fd: int, nbytes: int, path: str, start: int = 0) -> None:
+    """Gives the file its full size with blocks behind it, zero-filled beyond what it held.
+
+    A sparse file would fail in the middle of a write with a bus error; this fails here, with ``OSError``.
+    """
+    if nbytes <= start:
+        return
+    check_room(path, nbytes - start)
+    try:
+        os.posix_fallocate(fd, start, nbytes - start)
+    except OSError as err:
+        if err.errno == errno.ENOSPC:
+            raise no_room(path, nbytes - start) from None
+        if err.errno == errno.EFBIG:
+            raise OSError(
+                errno.EFBIG, f"a file of {nbytes:,} bytes is too large for this file system", path
+            ) from None
+        if err.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+        _fill_zeros(fd, start, nbytes, path)  # a file system without reservations: write the zeros
+
+
+def _fill_zeros(fd: int, start: int, stop: int, path: str) -> None:
+    block = bytes(1 << 20)
+    try:
+        while start < stop:
+            start += os.pwrite(fd, block[: stop - start], start)
+    except OSError as err:
+        raise (no_room(path, stop - start) if err.errno == errno.ENOSPC else err) from None
+
+
+def map_file(path: str, nbytes: int, *, writable: bool = True) -> UntypedStorage:
+    """Maps the first ``nbytes`` of an existing file, shared (``writable``) or copy-on-write.
+
+    The caller has checked that the file is that large: torch would grow or create it.
+    """
+    storage = UntypedStorage.from_file(path, writable, nbytes)
+    if not writable:
+        storage._private_file = path  # torch forgets the name of a private mapping
+    return storage
+
+
+class SharedHandle(NamedTuple):
+    """Where shared bytes can be found: a path, the file's identity, and its size.
+
+    The identity (device and inode) tells a file that was replaced, or an owner process that has gone and whose
+    number was given to another, from the real thing. ``inode == 0``: any file of that name will do.
+    """
+
+    path: str
+    nbytes: int
+    device: int = 0
+    inode: int = 0
+
+    @property
+    def anonymous(self) -> bool:
+        """Whether this is memory of a process rather than a file in a folder."""
+        return self.path.startswith(_PROC)
+
+    def open(self, writable: bool = True) -> UntypedStorage:
+        """The mapped bytes: the mapping that this process has already, or a new one.
+
+        Raises:
+            DatasetError: the file is gone, has become too small, or the process that owned the memory has ended.
+        """
+        try:
+            info = os.stat(self.path)
+        except OSError as err:
+            raise DatasetError(self.path, self._gone(err)) from None
+        if self.anonymous and (info.st_dev, info.st_ino) != (self.device, self.inode):
+            raise DatasetError(self.path, self._gone(None))
+        if info.st_size < self.nbytes:
+            raise DatasetError(
+                self.path, f"{self.nbytes:,} bytes are expected and the file has {info.st_size:,}"
+            )
+        key = (info.st_dev, info.st_ino, self.nbytes, writable)
+        known = _mappings.get(key)
+        storage = None if known is None else known()
+        if storage is None:
+            storage = map_file(self.path, self.nbytes, writable=writable)
+            _remember(key, storage)
+        return storage
+
+    def _gone(self, err: OSError | None) -> str:
+        if self.anonymous:
+            return (
+                "this memory belonged to a process that has released it or ended; keep the tensor alive in the "
+                "process that made it until others have received it, or give it a filename"
+            )
+        return f"the file of a memory-mapped tensor cannot be opened ({err.strerror if err else 'replaced'})"
+
+
+# Mappings of this process that are still in use, so that a tensor received twice is mapped once.
+_mappings: dict[tuple[int, int, int, bool], weakref.ref[UntypedStorage]] = {}
+
+
+def remember(handle: SharedHandle, storage: UntypedStorage, writable: bool) -> None:
+    """Lets :meth:`SharedHandle.open` in this process, and in children forked later, find this mapping again."""
+    try:
+        info = os.stat(handle.path)
+    except OSError:
+        return
+    key = (info.st_dev, info.st_ino, handle.nbytes, writable)
+    if key not in _mappings:
+        _remember(key, storage)
+
+
+def _remember(key: tuple[int, int, int, bool], storage: UntypedStorage) -> None:
+    _mappings[key] = weakref.ref(storage, lambda _, key=key: _mappings.pop(key, None))
+
+
+def anonymous_storage(nbytes: int) -> UntypedStorage:
+    """Shared zero-filled memory without a file, reserved in full.
+
+    Raises:
+        OSError: there is not that much shared memory, or too many files are open.
+    """
+    try:
+        fd = os.memfd_create("tensordict", os.MFD_CLOEXEC)
+    except OSError as err:
+        if err.errno == errno.EMFILE:
+            err.strerror = "too many open files: each anonymous memory-mapped tensor holds one; raise `ulimit -n` or pass a prefix"
+        raise
+    path = f"{_PROC}{os.getpid()}/fd/{fd}"
+    try:
+        reserve(fd, nbytes, path)
+        storage = map_file(path, nbytes)
+        info = os.fstat(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    storage._memfd = (info.st_dev, info.st_ino)
+    _remember((info.st_dev, info.st_ino, nbytes, True), storage)
+    weakref.finalize(storage, _close_in, os.getpid(), fd).atexit = False
+    return storage
+
+
+def _close_in(pid: int, fd: int) -> None:
+    # A forked child has a copy of the number, and may long since use it for something else.
+    if os.getpid() == pid:
+        os.close(fd)
+
+
+def file_of(storage: UntypedStorage) -> str | None:
+    """Name of the file (or ``/proc`` entry) behind a storage, ``None`` for ordinary memory."""
+    return storage.filename or getattr(storage, "_private_file", None)
+
+
+class Region(NamedTuple):
+    """A strided tensor inside mapped bytes: everything another process needs to see the same memory.
+
+    Attributes:
+        handle: the bytes.
+        dtype: element type.
+        shape: shape of the tensor.
+        stride: strides, in elements.
+        offset: first element, counted from the start of the bytes.
+        writable: shared mapping (writes reach the file) or copy-on-write.
+    """
+
+    handle: SharedHandle
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    writable: bool = True
+
+    def open(self) -> Tensor:
+        """The same memory as a plain tensor of this process."""
+        storage = self.handle.open(self.writable)
+        return torch.empty(0, dtype=self.dtype).set_(storage, self.offset, self.shape, self.stride)
+
+
+def region_of(tensor: Tensor) -> Region | None:
+    """Where a strided CPU tensor lives, when it lives in a file or in :func:`anonymous_storage`; else ``None``.
+
+    Works for :class:`MemoryMappedTensor` and for any plain view of one.
+
+    Example:
+        >>> from tensordict_lite import MemoryMappedTensor
+        >>> x = MemoryMappedTensor.zeros(4, 2)
+        >>> region = region_of(x[1:])
+        >>> region.shape, region.offset, bool((region.open().fill_(1) == x[1:]).all())
+        ((3, 2), 2, True)
+    """
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    storage = tensor.untyped_storage()
+    path = storage.filename
+    writable = path is not None
+    if path is None:
+        path = getattr(storage, "_private_file", None)
+        if path is None:
+            return None
+    device, inode = getattr(storage, "_memfd", (0, 0))
+    handle = SharedHandle(path, storage.nbytes(), device, inode)
+    return Region(
+        handle, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), writable
+    )

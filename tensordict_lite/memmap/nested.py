@@ -1,0 +1,180 @@
+"""Nested tensors in memory maps: the elements one after the other, and a table of their shapes.
+
+The table is an int64 ``[n, dims]`` tensor; next to ``x.memmap`` it is ``x.shape.memmap``. Both the strided and
+the jagged layout of torch are this on disk.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, UntypedStorage
+
+from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap.files import write_tensor
+from tensordict_lite.memmap.mapping import SharedHandle, anonymous_storage, region_of
+from tensordict_lite.memmap.mapping import map_file as _map_storage
+
+if TYPE_CHECKING:
+    from tensordict_lite.memmap.tensor import MemoryMappedTensor
+
+__all__ = [
+    "buffer_of",
+    "from_tensor",
+    "is_nested",
+    "make",
+    "map_file",
+    "over_storage",
+    "shape_file",
+    "sizes",
+    "view",
+]
+
+
+def is_nested(tensor: Tensor) -> bool:
+    """Whether a tensor is nested, in the strided or the jagged layout."""
+    return tensor.is_nested
+
+
+def shape_file(path: str) -> str:
+    """``x.memmap`` -> ``x.shape.memmap``, where the shapes of the elements are kept."""
+    return path.removesuffix(".memmap") + ".shape.memmap"
+
+
+def sizes(tensor: Tensor) -> Tensor:
+    """Shapes of the elements, int64 ``[n, dims]``."""
+    if tensor.layout is torch.jagged:
+        return torch.tensor([list(part.shape) for part in tensor.unbind()], dtype=torch.int64).reshape(
+            tensor.shape[0], tensor.ndim - 1
+        )
+    return tensor._nested_tensor_size()
+
+
+def buffer_of(tensor: Tensor) -> Tensor:
+    """All elements in one row, each in row-major order."""
+    parts = [part.detach().reshape(-1) for part in tensor.unbind()]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=tensor.dtype)
+
+
+def view(buffer: Tensor, shapes: Tensor, layout: torch.layout = torch.strided) -> Tensor:
+    """The nested tensor over a flat buffer; shares its memory."""
+    shapes = shapes.to("cpu", torch.int64)
+    counts = shapes.prod(-1)
+    if layout is torch.jagged:
+        return _jagged_view(buffer, shapes)
+    strides = torch.ones_like(shapes)
+    for dim in range(shapes.shape[1] - 2, -1, -1):
+        strides[:, dim] = strides[:, dim + 1] * shapes[:, dim + 1]
+    offsets = counts.cumsum(0) - counts
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch calls the strided layout a prototype
+        return torch._nested_view_from_buffer(buffer, shapes, strides, offsets)
+
+
+def _jagged_view(buffer: Tensor, shapes: Tensor) -> Tensor:
+    """Jagged layout: only the first dimension of the elements may differ."""
+    lengths = shapes[:, 0]
+    offsets = torch.zeros(len(shapes) + 1, dtype=torch.int64)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    rest = shapes[0, 1:].tolist() if len(shapes) else []
+    return torch.nested.nested_tensor_from_jagged(buffer.view(int(offsets[-1]), *rest), offsets)
+
+
+def check_shapes(path: str, shapes: Tensor, layout: str | None, itemsize: int) -> int:
+    """Bytes of the elements of a table of shapes that came from a file; DatasetError when it makes no sense."""
+    total = 0
+    for row in shapes.tolist():
+        size = itemsize
+        for n in row:
+            if n < 0:
+                raise DatasetError(path, f"an element of the nested tensor has the impossible shape {row}")
+            size *= n
+        total += size
+    if total >= 1 << 62:
+        raise DatasetError(path, f"the elements of the nested tensor would have {total:,} bytes")
+    if layout == "jagged" and len(shapes) and bool((shapes[:, 1:] != shapes[0, 1:]).any()):
+        raise DatasetError(path, "a jagged tensor has elements that differ in their first dimension only")
+    return total
+
+
+def _mapped(cls: type[MemoryMappedTensor], buffer: Tensor, shapes: Tensor) -> MemoryMappedTensor:
+    out = view(buffer, shapes).as_subclass(cls)
+    out._buffer = buffer
+    return out
+
+
+def over_storage(
+    cls: type[MemoryMappedTensor], storage: UntypedStorage, dtype: torch.dtype, shapes: Tensor
+) -> MemoryMappedTensor:
+    """A nested tensor over the start of a storage."""
+    numel = int(shapes.prod(-1).sum())
+    if numel * dtype.itemsize > storage.nbytes():
+        raise RuntimeError(
+            f"the shapes need {numel * dtype.itemsize:,} bytes of {dtype}; the storage has {storage.nbytes():,}"
+        )
+    return _mapped(cls, torch.empty(0, dtype=dtype).set_(storage, 0, (numel,)), shapes)
+
+
+def map_file(
+    cls: type[MemoryMappedTensor], path: str, dtype: torch.dtype, shapes: Tensor, writable: bool
+) -> MemoryMappedTensor:
+    """Maps a file of elements whose shapes are known."""
+    nbytes = int(shapes.prod(-1).sum()) * dtype.itemsize
+    found = os.stat(path).st_size if nbytes else 0
+    if found < nbytes:
+        raise ValueError(f"{path} holds {found:,} bytes; the shapes of {dtype} need {nbytes:,}")
+    if not nbytes:
+        return _mapped(cls, torch.empty(0, dtype=dtype), shapes)
+    return over_storage(cls, _map_storage(path, nbytes, writable=writable), dtype, shapes)
+
+
+def make(
+    cls: type[MemoryMappedTensor], shapes: Tensor, dtype: torch.dtype, path: str | None, existsok: bool
+) -> MemoryMappedTensor:
+    """A zero-filled nested tensor, in a file (with its table of shapes) or in anonymous memory."""
+    nbytes = int(shapes.prod(-1).sum()) * dtype.itemsize
+    if path is None:
+        if not nbytes:
+            return _mapped(cls, torch.empty(0, dtype=dtype), shapes)
+        return over_storage(cls, anonymous_storage(nbytes), dtype, shapes)
+    write_tensor(path, torch.empty(nbytes // dtype.itemsize, dtype=dtype), existsok=existsok, copy_data=False)
+    write_tensor(shape_file(path), shapes.to("cpu", torch.int64), existsok=existsok)
+    return map_file(cls, path, dtype, shapes, True)
+
+
+def from_tensor(
+    cls: type[MemoryMappedTensor], tensor: Tensor, path: str | None, existsok: bool, copy_data: bool
+) -> MemoryMappedTensor:
+    """A mapped copy of a nested tensor, in the strided layout."""
+    shapes = sizes(tensor)
+    if path is None or not copy_data:
+        out = make(cls, shapes, tensor.dtype, path, existsok)
+        if copy_data:
+            out._buffer.copy_(buffer_of(tensor))
+        return out
+    write_tensor(path, buffer_of(tensor), existsok=existsok)
+    write_tensor(shape_file(path), shapes, existsok=existsok)
+    return map_file(cls, path, tensor.dtype, shapes, True)
+
+
+def reduce(tensor: MemoryMappedTensor) -> tuple[Any, ...]:
+    """Pickle of a mapped nested tensor: where its buffer is, and the shapes."""
+    buffer = getattr(tensor, "_buffer", None)
+    region = None if buffer is None else region_of(buffer)
+    shapes = sizes(tensor).tolist()
+    if region is None:
+        return _rebuild_values, (buffer_of(tensor), shapes)
+    return _rebuild_mapped, (tuple(region.handle), tensor.dtype, shapes)
+
+
+def _rebuild_mapped(handle: tuple[Any, ...], dtype: torch.dtype, shapes: list[list[int]]) -> Tensor:
+    from tensordict_lite.memmap.tensor import MemoryMappedTensor
+
+    return over_storage(MemoryMappedTensor, SharedHandle(*handle).open(), dtype, torch.tensor(shapes))
+
+
+def _rebuild_values(buffer: Tensor, shapes: list[list[int]]) -> Tensor:
+    return view(buffer, torch.tensor(shapes))

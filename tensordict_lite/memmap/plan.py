@@ -1,0 +1,235 @@
+"""What a collection becomes on disk: every folder with its metadata, every tensor with its file.
+
+A plan is made in one walk and written later (``save.py``). The leaves are listed in the order of
+``collection._leaves()``, so the mapped tensors go back into the same tree with ``_with_leaves``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from tensordict_lite.base import TensorCollection
+from tensordict_lite.memmap import nested
+from tensordict_lite.memmap.format import META, SUFFIX, encode_key, leaf_meta, node_meta, raw_key
+
+__all__ = ["Folder", "Leaf", "Plan", "holds_json", "plan_for"]
+
+
+@dataclass(slots=True)
+class Leaf:
+    """One tensor and the file that is to hold it."""
+
+    tensor: Tensor
+    file: str
+    """Path relative to the root, ``"nested/key.memmap"``."""
+    path: tuple[str, ...]
+    """Where it is in the collection, for messages."""
+    entry: dict[str, Any]
+    """Its entry in the metadata of its folder (the same object, so that it can still be changed)."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file."""
+        return self.tensor.numel() * self.tensor.element_size()
+
+
+@dataclass(slots=True)
+class Folder:
+    """One folder: the collection, its metadata, and small files written as they are."""
+
+    node: TensorCollection
+    path: str
+    """Relative to the root, ``""`` for the root itself."""
+    meta: dict[str, Any]
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    """File name -> content (pickled non-tensor data)."""
+    compact: bool = False
+    """Whether the JSON is written without spaces."""
+
+    def json(self) -> bytes:
+        """Content of ``meta.json``."""
+        separators = (",", ":") if self.compact else None
+        return json.dumps(self.meta, separators=separators).encode()
+
+    def join(self, name: str) -> str:
+        """Path of a file of this folder, relative to the root."""
+        return f"{self.path}/{name}" if self.path else name
+
+
+@dataclass(slots=True)
+class Plan:
+    """Everything that is written for a collection."""
+
+    robust_key: bool = True
+    allow_pickle: bool = False
+    leaves: list[Leaf] = field(default_factory=list)
+    folders: list[Folder] = field(default_factory=list)
+    taken: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """File or folder -> what needs it, to find two entries that would share one."""
+
+    def add(self, node: TensorCollection, path: str = "", where: tuple[str, ...] = ()) -> str:
+        """Plans a collection at a folder; returns the name of its class, for the metadata of the parent."""
+        return planner_for(type(node))(self, node, path, where)
+
+    def claim(self, file: str, where: tuple[str, ...]) -> str:
+        """Takes a path; two entries that want the same one are an error before anything is written."""
+        other = self.taken.setdefault(file, where)
+        if other is not where:
+            raise RuntimeError(
+                f"the entries {other} and {where} would both be saved as {file!r}; rename one of them"
+            )
+        return file
+
+    def name_of(self, key: str, where: tuple[str, ...]) -> str:
+        """File name of a key, without suffix."""
+        if self.robust_key:
+            return encode_key(key)
+        name = raw_key(key)
+        if name is None:
+            raise RuntimeError(
+                f"the key {key!r} (of {where}) is not a file name; save with robust_key=True to encode it"
+            )
+        return name
+
+    def add_leaf(self, folder: str, key: str, tensor: Tensor, where: tuple[str, ...]) -> dict[str, Any]:
+        """Plans a tensor; returns its entry for the metadata."""
+        check_savable(tensor, where)
+        name = self.name_of(key, where)
+        file = self.claim(f"{folder}/{name}{SUFFIX}" if folder else name + SUFFIX, where)
+        if tensor.is_nested:
+            self.claim(nested.shape_file(file), where)
+            jagged = "jagged" if "jagged" in str(tensor.layout) else None
+            shape = (tensor.size(0), tensor.ndim - 1)
+            entry = leaf_meta(str(tensor.dtype), shape, True, layout=jagged)
+        else:
+            entry = leaf_meta(str(tensor.dtype), tuple(tensor.shape))
+        self.leaves.append(Leaf(tensor, file, where, entry))
+        return entry
+
+
+def plan_for(node: TensorCollection, *, robust_key: bool = True, allow_pickle: bool = False) -> Plan:
+    """The plan of a whole collection.
+
+    Raises:
+        RuntimeError: two entries would share a file, or non-tensor data is not JSON and pickling is not allowed.
+        TypeError: a tensor of a kind that has no file form (quantized, sparse, meta).
+    """
+    plan = Plan(robust_key, allow_pickle)
+    plan.add(node)
+    return plan
+
+
+def check_savable(tensor: Tensor, where: tuple[str, ...]) -> None:
+    """TypeError for the kinds of tensors whose numbers alone do not describe them."""
+    kind = None
+    if tensor.device.type == "meta":
+        kind = "has no data (it is on the meta device)"
+    elif tensor.is_quantized:
+        kind = "is quantized, and its scale would be lost; save tensor.int_repr() and the scale"
+    elif not tensor.is_nested and tensor.layout not in _DENSE:
+        kind = f"has the layout {tensor.layout}; save tensor.to_dense(), or its indices and values"
+    if kind is not None:
+        raise TypeError(f"the entry {where} cannot be memory-mapped: it {kind}")
+
+
+def _dense_layouts() -> tuple[Any, ...]:
+    import torch
+
+    return (torch.strided,)
+
+
+_DENSE = _dense_layouts()
+
+
+# -- one planner a kind of collection ------------------------------------------------------------------------
+
+Planner = Callable[[Plan, Any, str, tuple[str, ...]], str]
+_planners: dict[type, Planner] = {}
+
+
+def register_planner(cls: type, planner: Planner) -> None:
+    """Says how a class of collections (and its subclasses) is laid out on disk."""
+    _planners[cls] = planner
+
+
+def planner_for(cls: type) -> Planner:
+    """The planner of the nearest class in the method resolution order."""
+    from tensordict_lite.memmap import kinds
+
+    kinds.ensure_registered()
+    for base in cls.__mro__:
+        planner = _planners.get(base)
+        if planner is not None:
+            return planner
+    raise TypeError(f"a {cls.__name__} cannot be saved: no on-disk form is known for it")
+
+
+def plan_dense(plan: Plan, node: Any, path: str, where: tuple[str, ...]) -> str:
+    """Tensors as files, collections as sub-folders."""
+    entries: dict[str, dict[str, Any]] = {}
+    slot = len(plan.folders)
+    plan.folders.append(Folder(node, path, {}))
+    if path:
+        plan.claim(path, where)
+    for key, value in node._source.items():
+        here = (*where, key)
+        if isinstance(value, Tensor):
+            entries[key] = plan.add_leaf(path, key, value, here)
+        else:
+            name = plan.name_of(key, here)
+            child = f"{path}/{name}" if path else name
+            if name == META:
+                raise RuntimeError(
+                    f"the nested collection {here} would be saved as {child!r}, the metadata file"
+                )
+            entries[key] = {"type": plan.add(value, child, here)}
+    names = list(node._names) if node._names is not None else None
+    plan.folders[slot].meta = node_meta(entries, tuple(node._batch_size), names)
+    return "TensorDict"
+
+
+def holds_json(value: Any) -> bool:
+    """Whether JSON gives the value back (tuples come back as lists)."""
+    kind = type(value)
+    if kind in (str, bool, type(None), int, float):
+        return True
+    if kind in (list, tuple):
+        return all(holds_json(item) for item in value)
+    if kind is dict:
+        return all(type(key) is str for key in value) and all(holds_json(item) for item in value.values())
+    return False
+
+
+def pickled(plan: Plan, value: Any, where: tuple[str, ...]) -> bytes:
+    """Pickle of what JSON cannot hold, where the caller allowed it."""
+    if not plan.allow_pickle:
+        raise RuntimeError(
+            f"the non-tensor entry {where} holds a {type(value).__name__}, which JSON cannot represent. Pass "
+            "allow_pickle=True to save it with pickle (it will only load with allow_pickle=True), or store it as "
+            "strings, numbers, lists and dicts."
+        )
+    return pickle.dumps(value)
+
+
+def total_bytes(plan: Plan) -> int:
+    """Bytes of all tensors."""
+    return sum(leaf.nbytes for leaf in plan.leaves)
+
+
+def relative_root(path: str, file: str) -> str | None:
+    """The root below which ``path`` is ``file``, if there is one."""
+    suffix = os.sep + file
+    return path[: -len(suffix)] if path.endswith(suffix) else None
+
+
+def is_finite_json(value: float) -> bool:
+    """Whether strict JSON has this float."""
+    return math.isfinite(value)

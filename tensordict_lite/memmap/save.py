@@ -1,0 +1,382 @@
+"""Saving a collection as a folder of memory maps, whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite.base import TensorCollection
+from tensordict_lite.memmap import nested
+from tensordict_lite.memmap.files import write_tensor_to
+from tensordict_lite.memmap.format import META
+from tensordict_lite.memmap.mapping import check_room, reserve
+from tensordict_lite.memmap.plan import Leaf, Plan, plan_for, relative_root
+from tensordict_lite.memmap.staging import Staging
+from tensordict_lite.memmap.tensor import MemoryMappedTensor
+
+__all__ = ["TensorDictFuture", "save_collection"]
+
+_CPU = torch.device("cpu")
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+
+
+class TensorDictFuture:
+    """A save that is under way, from ``return_early=True``.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from tensordict_lite import TensorDict
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> future = TensorDict({"a": torch.ones(3)}).memmap(folder.name, num_threads=2, return_early=True)
+        >>> future.result()["a"].sum()
+        tensor(3.)
+    """
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: Future[Any]) -> None:
+        self._future = future
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Waits for the files and gives the memory-mapped collection; raises what the save raised."""
+        return self._future.result(timeout)
+
+    def done(self) -> bool:
+        """Whether :meth:`result` would return at once."""
+        return self._future.done()
+
+
+def save_collection(
+    node: TensorCollection,
+    prefix: str | os.PathLike[str] | None,
+    *,
+    inplace: bool = False,
+    like: bool = False,
+    copy_existing: bool = False,
+    num_threads: int = 0,
+    return_early: bool = False,
+    existsok: bool = True,
+    robust_key: bool | None = True,
+    atomic: bool = False,
+    allow_pickle: bool = False,
+    durable: bool = False,
+) -> Any:
+    """Writes a collection and maps it: what ``memmap``, ``memmap_`` and ``memmap_like`` do.
+
+    Args:
+        node: the collection.
+        prefix: destination folder; ``None`` is the folder that it is mapped to already, or shared memory.
+        inplace: put the mapped tensors into ``node`` itself.
+        like: make room, copy nothing, keep files that are there.
+
+    Returns:
+        The mapped collection, locked; or a :class:`TensorDictFuture` of it.
+    """
+    job = _Save(
+        node,
+        prefix,
+        inplace=inplace,
+        like=like,
+        copy_existing=copy_existing,
+        num_threads=num_threads,
+        existsok=existsok,
+        robust_key=robust_key is not False,
+        atomic=atomic,
+        allow_pickle=allow_pickle,
+        durable=durable,
+    )
+    if return_early and atomic:
+        raise NotImplementedError("return_early=True and atomic=True cannot be combined: wait for the save")
+    if return_early and num_threads > 1:
+        pool = ThreadPoolExecutor(1, "memmap")
+        future = pool.submit(job.run)
+        pool.shutdown(wait=False)
+        return TensorDictFuture(future)
+    return job.run()
+
+
+class _Save:
+    """One save: plan, decide what is written, write, put in place, map."""
+
+    def __init__(
+        self,
+        node: TensorCollection,
+        prefix: str | os.PathLike[str] | None,
+        *,
+        inplace: bool,
+        like: bool,
+        copy_existing: bool,
+        num_threads: int,
+        existsok: bool,
+        robust_key: bool,
+        atomic: bool,
+        allow_pickle: bool,
+        durable: bool,
+    ) -> None:
+        self.node = node
+        self.inplace = inplace
+        self.like = like
+        self.copy_existing = copy_existing
+        self.num_threads = num_threads
+        self.existsok = existsok
+        self.atomic = atomic
+        self.durable = durable
+        self.plan: Plan = plan_for(node, robust_key=robust_key, allow_pickle=allow_pickle)
+        root = os.path.abspath(os.fspath(prefix)) if prefix is not None else self._own_root()
+        if atomic and root is None:
+            raise ValueError("atomic=True needs a folder to write to: pass prefix=")
+        self.root = root
+
+    def _own_root(self) -> str | None:
+        """The folder that every leaf is mapped from already, under the names that it would be saved with."""
+        if self.like:
+            return None
+        known = getattr(self.node, "_memmap_path", None)
+        if known:
+            return str(known)
+        root: str | None = None
+        for leaf in self.plan.leaves:
+            file = _file_of(leaf.tensor)
+            found = None if file is None else relative_root(file, leaf.file)
+            if found is None or (root is not None and found != root) or not _is_whole(leaf.tensor):
+                return None
+            root = found
+        return root
+
+    # -- running ---------------------------------------------------------------------------------------
+
+    def run(self) -> TensorCollection:
+        mapped = self._anonymous() if self.root is None else self._in_folder(self.root)
+        return self._finish(mapped)
+
+    def _anonymous(self) -> list[Tensor]:
+        out: list[Tensor] = []
+        for leaf in self.plan.leaves:
+            tensor = leaf.tensor.detach() if leaf.tensor.requires_grad else leaf.tensor
+            if self.like:
+                out.append(MemoryMappedTensor.empty_like(tensor))
+            else:
+                out.append(MemoryMappedTensor.from_tensor(tensor))
+        return out
+
+    def _in_folder(self, root: str) -> list[Tensor]:
+        kept = [self._keeps(leaf, os.path.join(root, leaf.file)) for leaf in self.plan.leaves]
+        todo = [leaf for leaf, keep in zip(self.plan.leaves, kept) if not keep]
+        if todo or not self._metadata_is_current(root):
+            self._write(root, todo)
+        return [
+            leaf.tensor if keep == "tensor" else _map_leaf(os.path.join(root, leaf.file), leaf)
+            for leaf, keep in zip(self.plan.leaves, kept)
+        ]
+
+    def _keeps(self, leaf: Leaf, path: str) -> str:
+        """``"tensor"``: it is in its file already; ``"file"``: the file there is used; ``""``: to be written."""
+        tensor = leaf.tensor
+        file = _file_of(tensor)
+        if file is not None and not self.like:
+            if file == path or _same(file, path):
+                if _is_whole(tensor) and not self.atomic:
+                    return "tensor"
+                if self.atomic and not self.copy_existing:
+                    raise self._elsewhere(leaf, file)
+            elif not self.copy_existing:
+                raise self._elsewhere(leaf, file)
+        if self.existsok and not self.like:
+            return ""
+        if not os.path.lexists(path):
+            return ""
+        if not self.existsok:
+            raise RuntimeError(f"the file {path} already exists: pass existsok=True to replace it")
+        return self._reuse(leaf, path)
+
+    def _elsewhere(self, leaf: Leaf, file: str) -> RuntimeError:
+        return RuntimeError(
+            f"the entry {leaf.path} is memory-mapped already, in {file}. To copy it to the new location, pass "
+            "copy_existing=True."
+        )
+
+    def _reuse(self, leaf: Leaf, path: str) -> str:
+        """``memmap_like`` over an existing file: its content stays, room is added where it is too short."""
+        if leaf.tensor.is_nested or not leaf.nbytes:
+            return ""
+        size = os.path.getsize(path)
+        if size < leaf.nbytes:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                reserve(fd, leaf.nbytes, path, start=size)
+            finally:
+                os.close(fd)
+        elif size > leaf.nbytes:
+            rows = leaf.tensor.shape[0] if leaf.tensor.ndim else 1
+            leaf.entry["capacity"] = -(-size * rows // leaf.nbytes)
+        return "file"
+
+    def _metadata_is_current(self, root: str) -> bool:
+        for folder in self.plan.folders:
+            if folder.blobs:
+                return False
+            try:
+                with open(os.path.join(root, folder.join(META)), "rb") as file:
+                    if file.read() != folder.json():
+                        return False
+            except OSError:
+                return False
+        return True
+
+    def _write(self, root: str, todo: list[Leaf]) -> None:
+        check_room(root, sum(leaf.nbytes for leaf in todo))
+        staging = Staging(root, atomic=self.atomic)
+        try:
+            for folder in self.plan.folders:
+                if folder.path:
+                    os.makedirs(os.path.join(staging.root, folder.path), exist_ok=True)
+            self._write_leaves(staging.root, todo)
+            files = [file for leaf in todo for file in _files_of(leaf)]
+            for folder in self.plan.folders:
+                for name, content in {**folder.blobs, META: folder.json()}.items():
+                    _write_bytes(os.path.join(staging.root, folder.join(name)), content)
+                files += [folder.join(name) for name in folder.blobs]
+            staging.commit(files, [folder.path for folder in self.plan.folders], durable=self.durable)
+        except BaseException:
+            staging.abort()
+            raise
+
+    def _write_leaves(self, root: str, todo: list[Leaf]) -> None:
+        write: Callable[[str, Leaf], None] = _reserve_leaf if self.like else _write_leaf
+        if self.num_threads <= 1 or len(todo) <= 1:
+            for leaf in todo:
+                write(root, leaf)
+            return
+        with ThreadPoolExecutor(self.num_threads, "memmap") as pool:
+            order = sorted(todo, key=lambda leaf: -leaf.nbytes)  # a large one must not be left for the end
+            jobs = [pool.submit(write, root, leaf) for leaf in order]
+            try:
+                for job in jobs:
+                    job.result()
+            except BaseException:
+                for job in jobs:
+                    job.cancel()
+                raise
+
+    # -- the result --------------------------------------------------------------------------------------
+
+    def _finish(self, mapped: list[Tensor]) -> TensorCollection:
+        if self.inplace:
+            out = self.node
+            locked = out._lock is not None
+            if not locked or not _is_same(out._leaves(), mapped):
+                out._replace_leaves(mapped)
+        else:
+            out = self.node._with_leaves(iter(mapped))
+        mark_mapped(out, self.plan, self.root, self.node)
+        return out
+
+
+def mark_mapped(out: TensorCollection, plan: Plan, root: str | None, original: TensorCollection) -> None:
+    """Locks a collection whose leaves are mapped, and tells every level where it is."""
+    paths = {id(folder.node): folder.path for folder in plan.folders}
+    _mark(out, original, paths, root)
+    if out._lock is None:
+        out._propagate_lock(None)
+
+
+def _mark(node: Any, original: Any, paths: dict[int, str], root: str | None) -> None:
+    path = paths.get(id(original), "")
+    node._device = _CPU
+    node._memmap_path = "" if root is None else (os.path.join(root, path) if path else root)
+    for child, original_child in zip(node._nested(), original._nested()):
+        _mark(child, original_child, paths, root)
+
+
+def _is_same(leaves: list[Tensor], mapped: list[Tensor]) -> bool:
+    return len(leaves) == len(mapped) and all(a is b for a, b in zip(leaves, mapped))
+
+
+def _file_of(tensor: Tensor) -> str | None:
+    """The file of a memory-mapped tensor; ``None`` for other tensors and for anonymous memory."""
+    if not isinstance(tensor, MemoryMappedTensor):
+        return None
+    try:
+        return tensor.filename
+    except RuntimeError:
+        return None
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether a mapped tensor is all of its file."""
+    if tensor.is_nested or not tensor.numel():
+        return True
+    return (
+        tensor.storage_offset() == 0
+        and tensor.is_contiguous()
+        and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+    )
+
+
+def _same(a: str, b: str) -> bool:
+    with contextlib.suppress(OSError):
+        return os.path.samefile(a, b)
+    return False
+
+
+def _files_of(leaf: Leaf) -> list[str]:
+    if leaf.tensor.is_nested:
+        return [leaf.file, nested.shape_file(leaf.file)]
+    return [leaf.file] if leaf.nbytes else []  # nothing in it: no file
+
+
+def _write_leaf(root: str, leaf: Leaf) -> None:
+    tensor = leaf.tensor
+    if tensor.is_nested:
+        _write_tensor(os.path.join(root, leaf.file), nested.buffer_of(tensor))
+        _write_tensor(os.path.join(root, nested.shape_file(leaf.file)), nested.sizes(tensor))
+    elif tensor.numel():
+        _write_tensor(f"{root}/{leaf.file}", tensor)
+
+
+def _write_tensor(path: str, tensor: Tensor) -> None:
+    fd = os.open(path, _CREATE, 0o666)
+    try:
+        write_tensor_to(fd, tensor, path)
+    finally:
+        os.close(fd)
+
+
+def _reserve_leaf(root: str, leaf: Leaf) -> None:
+    if leaf.tensor.is_nested:
+        shapes = nested.sizes(leaf.tensor)
+        _reserve(os.path.join(root, leaf.file), int(shapes.prod(-1).sum()) * leaf.tensor.element_size())
+        _write_tensor(os.path.join(root, nested.shape_file(leaf.file)), shapes)
+    elif leaf.nbytes:
+        _reserve(os.path.join(root, leaf.file), leaf.nbytes)
+
+
+def _reserve(path: str, nbytes: int) -> None:
+    fd = os.open(path, _CREATE, 0o666)
+    try:
+        reserve(fd, nbytes, path)
+    finally:
+        os.close(fd)
+
+
+def _write_bytes(path: str, content: bytes) -> None:
+    fd = os.open(path, _CREATE, 0o666)
+    try:
+        os.write(fd, content)
+    finally:
+        os.close(fd)
+
+
+def _map_leaf(path: str, leaf: Leaf) -> Tensor:
+    tensor = leaf.tensor
+    if tensor.is_nested:
+        from tensordict_lite.memmap.load import map_nested
+
+        return map_nested(path, tensor.dtype, nested.sizes(tensor), leaf.entry.get("layout"), True)
+    return MemoryMappedTensor._map(path, tensor.dtype, tensor.shape)

@@ -1,0 +1,175 @@
+"""Where a save is written until it is complete, and how it takes its place.
+
+A new dataset is written to a temporary folder beside its destination and renamed into place: it is there whole
+or not at all. Over an existing dataset everything is written first, so that a full disk or a kill leaves the old
+one as it was; then its metadata goes (the root's first), the files move in, and the new metadata follows, the
+root's last. Whoever is killed in between leaves a folder without ``meta.json``, which nobody loads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+import secrets
+import shutil
+import socket
+import zlib
+
+from tensordict_lite.memmap.format import META
+
+__all__ = ["Staging", "sync_folder"]
+
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+
+
+def _host() -> str:
+    return f"{zlib.crc32(socket.gethostname().encode()):08x}"
+
+
+class Staging:
+    """A folder to write a dataset into, and its way to ``prefix``.
+
+    Args:
+        prefix: where the dataset goes. The folder may exist.
+        atomic: exchange the whole folder even where a dataset exists (files that the new one lacks are gone).
+
+    Attributes:
+        root: write here. Paths relative to it are the paths below ``prefix``.
+    """
+
+    def __init__(self, prefix: str, *, atomic: bool = False) -> None:
+        self.prefix = os.path.realpath(prefix)
+        parent, name = os.path.split(self.prefix)
+        os.makedirs(parent, exist_ok=True)
+        self.exists = os.path.lexists(self.prefix)
+        if self.exists and not os.path.isdir(self.prefix):
+            raise NotADirectoryError(errno.ENOTDIR, "a dataset is a folder, and this is a file", self.prefix)
+        occupied = self.exists and bool(_visible(self.prefix))
+        if atomic and occupied and not os.path.exists(os.path.join(self.prefix, META)):
+            raise RuntimeError(
+                f"{self.prefix} holds files but no dataset; atomic=True would remove them. Give an empty folder."
+            )
+        self.exchange = atomic and occupied
+        beside = not occupied or self.exchange
+        if beside and (os.path.ismount(self.prefix) or not os.access(parent, os.W_OK)):
+            beside = self.exchange = False
+        self.inside = not beside
+        tag = f".tdlite-{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
+        where = self.prefix if self.inside else parent
+        _remove_stale(where)
+        self.root = os.path.join(where, tag if self.inside else f".{name[:100]}{tag}")
+        os.mkdir(self.root)
+
+    def abort(self) -> None:
+        """Removes what was written; ``prefix`` is as it was."""
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def commit(self, files: list[str], folders: list[str], *, durable: bool = False) -> None:
+        """Puts the dataset in its place.
+
+        Args:
+            files: paths of the data files, relative.
+            folders: relative paths of the folders, each with its ``meta.json``; the root is ``""``.
+            durable: also wait for the disk, data before metadata.
+        """
+        if durable:
+            _sync_tree(self.root)
+        if self.inside:
+            self._move_in(files, folders)
+        else:
+            self._rename(files, folders)
+        if durable:
+            for folder in folders:
+                sync_folder(os.path.join(self.prefix, folder))
+            sync_folder(os.path.dirname(self.prefix))
+
+    def _rename(self, files: list[str], folders: list[str]) -> None:
+        if self.exists:
+            shutil.copymode(self.prefix, self.root)
+        if self.exchange:
+            _exchange(self.root, self.prefix)
+            shutil.rmtree(self.root, ignore_errors=True)
+            return
+        try:
+            os.rename(self.root, self.prefix)
+        except OSError as err:
+            if err.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
+                raise
+            self._move_in(files, folders)  # somebody wrote there meanwhile, or it cannot be replaced
+
+    def _move_in(self, files: list[str], folders: list[str]) -> None:
+        order = sorted(folders, key=lambda folder: folder.count("/") + bool(folder))
+        for folder in order:  # from the root down: whatever is half replaced has no metadata above it
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                os.unlink(os.path.join(self.prefix, folder, META))
+        for folder in order:
+            os.makedirs(os.path.join(self.prefix, folder), exist_ok=True)
+        for file in files:
+            os.replace(os.path.join(self.root, file), os.path.join(self.prefix, file))
+        for folder in reversed(order):
+            os.replace(os.path.join(self.root, folder, META), os.path.join(self.prefix, folder, META))
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+def _visible(folder: str) -> list[str]:
+    """Entries of a folder, other than what a killed save has left."""
+    return [name for name in os.listdir(folder) if not _STALE.search(name)]
+
+
+_STALE = re.compile(r"\.tdlite-([0-9a-f]{8})-(\d+)-[0-9a-f]{8}$")
+
+
+def _remove_stale(folder: str) -> None:
+    """Removes staging folders of processes of this machine that no longer run."""
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            match = _STALE.search(entry.name)
+            if match and match[1] == _host() and not os.path.exists(f"/proc/{match[2]}"):
+                shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _exchange(a: str, b: str) -> None:
+    """Swaps two folders; in one step where the kernel and the file system can, in two renames otherwise."""
+    with contextlib.suppress(AttributeError, OSError):
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0:
+            return
+    aside = a + ".old"
+    os.rename(b, aside)
+    os.rename(a, b)
+    os.rename(aside, a)
+
+
+def sync_folder(path: str) -> None:
+    """Waits until the entries of a folder are on the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):  # some file systems cannot sync a folder
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_file(path: str) -> None:
+    """Waits until the content of a file is on the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sync_tree(root: str) -> None:
+    """Data files first, then metadata, then the folders that name them, the root last."""
+    found = [(folder, names) for folder, _, names in os.walk(root, topdown=False)]
+    for metadata in (False, True):
+        for folder, names in found:
+            for name in names:
+                if (name == META) is metadata:
+                    sync_file(os.path.join(folder, name))
+    for folder, _ in found:
+        sync_folder(folder)

@@ -1,0 +1,546 @@
+""":class:`MemoryMappedTensor`: a CPU tensor whose memory is a file, or shared memory without a name.
+
+Torch functions are switched off for the subclass, so an operation on it costs what it costs on a plain
+tensor and gives one. Methods that only look at the same memory in another way (indexing, ``unbind``,
+``split``, ``view``...) keep the type, and with it the file name in pickles.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, UntypedStorage
+
+from tensordict_lite.memmap import nested
+from tensordict_lite.memmap.files import write_tensor
+from tensordict_lite.memmap.mapping import (
+    Region,
+    SharedHandle,
+    anonymous_storage,
+    file_of,
+    map_file,
+    region_of,
+    remember,
+    reserve,
+)
+
+__all__ = ["MemoryMappedTensor"]
+
+_getitem = Tensor.__getitem__
+_as_subclass = Tensor.as_subclass
+_VIEWS_BY_TYPE = frozenset((int, slice, type(None), type(Ellipsis)))
+
+
+class MemoryMappedTensor(Tensor):
+    """A CPU tensor in a file that other processes can map too, or in anonymous shared memory.
+
+    Data larger than memory is read page by page as it is touched, writes reach the file, and sending the tensor
+    to another process sends the name of the file, never the rows. Make one with :meth:`from_tensor`,
+    :meth:`from_filename`, :meth:`from_storage`, :meth:`empty`, :meth:`zeros`, :meth:`ones`, :meth:`full` or
+    their ``_like`` forms. Disk blocks are reserved when a file is made, so a full disk is an ``OSError`` there
+    and never a bus error later.
+
+    Args:
+        source: a tensor (shares its memory, or is copied to ``filename``), a storage, or the name of a file.
+        dtype: element type, for a storage or a file name.
+        shape: shape, for a storage or a file name.
+        index: applied to the result.
+        device: ``None`` or ``"cpu"``.
+        filename: file to copy a tensor to.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from tensordict_lite import MemoryMappedTensor
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> x = MemoryMappedTensor.from_tensor(torch.arange(6.0), filename=f"{folder.name}/x.memmap")
+        >>> x[2:4] = 10.0  # in the file
+        >>> MemoryMappedTensor.from_filename(x.filename, torch.float32, (2, 3))
+        MemoryMappedTensor([[ 0.,  1., 10.],
+                            [10.,  4.,  5.]])
+        >>> type(x[0]).__name__, type(x + 1).__name__
+        ('MemoryMappedTensor', 'Tensor')
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def __new__(
+        cls,
+        source: Any,
+        *,
+        dtype: torch.dtype | None = None,
+        shape: Any = None,
+        index: Any = None,
+        device: Any = None,
+        filename: str | os.PathLike[str] | None = None,
+        handler: SharedHandle | None = None,
+    ) -> MemoryMappedTensor:
+        if device is not None and torch.device(device).type != "cpu":
+            raise ValueError(f"a MemoryMappedTensor lives on the CPU: got device={device!r}")
+        if isinstance(source, (str, os.PathLike)):
+            if dtype is None or shape is None:
+                raise TypeError(f"to map the file {os.fspath(source)!r}, give its dtype= and shape=")
+            return cls.from_filename(source, dtype, shape, index)
+        if isinstance(source, (torch.TypedStorage, UntypedStorage)):
+            return cls.from_storage(
+                source, shape=shape, dtype=dtype, index=index, filename=filename, handler=handler
+            )
+        if filename is not None:
+            if dtype is not None:
+                raise TypeError("dtype= is not accepted together with filename=: the tensor has one")
+            return cls.from_tensor(source, filename=filename, shape=shape)
+        out = _as_subclass(source, cls)
+        return out if index is None else out[index]
+
+    # -- making ----------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_tensor(
+        cls,
+        input: Tensor,
+        *,
+        filename: str | os.PathLike[str] | None = None,
+        existsok: bool = False,
+        copy_existing: bool = False,
+        copy_data: bool = True,
+        shape: Any = None,
+    ) -> MemoryMappedTensor:
+        """A memory-mapped copy of a tensor, or the tensor itself when it is mapped there already.
+
+        Args:
+            input: any dense or nested tensor that does not require grad, on any device.
+            filename: where to write; ``None`` for anonymous shared memory.
+            existsok: replace an existing file. Otherwise that is a RuntimeError.
+            copy_existing: allow a tensor that is mapped to another file to be copied.
+            copy_data: ``False`` makes room of the same shape and dtype, zero-filled, and copies nothing.
+            shape: a shape that ``input`` broadcasts to (for a nested tensor, a ``[n, dims]`` tensor of shapes).
+
+        Raises:
+            RuntimeError: ``input`` requires grad, is mapped elsewhere, or the file exists.
+            TypeError: ``input`` is not a tensor.
+            OSError: there is no room; nothing half-written stays.
+        """
+        if not isinstance(input, Tensor):
+            raise TypeError(f"convert the input to a torch.Tensor first: got a {type(input).__name__}")
+        if input.requires_grad:
+            raise RuntimeError(
+                "MemoryMappedTensor.from_tensor is incompatible with tensor.requires_grad: call detach() first"
+            )
+        path = None if filename is None else os.path.abspath(os.fspath(filename))
+        if isinstance(input, MemoryMappedTensor):
+            same = input._same_file(path, copy_existing)
+            if same and shape is None:
+                return input
+        if shape is not None and not input.is_nested:
+            input = input.expand(_size(shape))
+        if nested.is_nested(input):
+            return nested.from_tensor(cls, input, path, existsok, copy_data)
+        if path is None:
+            out = cls.empty(input.shape, dtype=input.dtype)
+            if copy_data:
+                out.copy_(input)
+            return out
+        write_tensor(path, input, existsok=existsok, copy_data=copy_data)
+        return cls._map(path, input.dtype, input.shape)
+
+    def _same_file(self, path: str | None, copy_existing: bool) -> bool:
+        """Whether this tensor is what ``path`` should hold; RuntimeError when copying was not allowed."""
+        own = file_of(self.untyped_storage()) or self.__dict__.get("_empty_file")
+        anonymous = own is None or own.startswith("/proc/")
+        if path is None:
+            return anonymous
+        if own == path or (not anonymous and _same_inode(own, path)):
+            return self.storage_offset() == 0 and self._covers_storage()
+        if not anonymous and not copy_existing:
+            raise RuntimeError(
+                f"a filename was provided ({path}) but the tensor already has a file associated ({own}). "
+                "To copy it to the new location, pass copy_existing=True."
+            )
+        return False
+
+    def _covers_storage(self) -> bool:
+        return self.is_contiguous() and self.numel() * self.element_size() == self.untyped_storage().nbytes()
+
+    @classmethod
+    def from_filename(
+        cls,
+        filename: str | os.PathLike[str],
+        dtype: torch.dtype,
+        shape: Any,
+        index: Any = None,
+        mode: str | None = None,
+    ) -> MemoryMappedTensor:
+        """Maps an existing file of raw numbers.
+
+        Args:
+            filename: the file; it must hold at least the bytes that the shape needs.
+            dtype: its element type.
+            shape: shape of the result; a ``[n, dims]`` tensor of shapes gives a nested tensor.
+            index: applied to the result.
+            mode: ``"r+"`` writes reach the file, ``"r"`` copy-on-write; default: ``"r+"`` where it is writable.
+
+        Raises:
+            FileNotFoundError: there is no such file (one is never made here).
+            ValueError: the file is smaller than the shape, a dimension is negative, or the mode is unknown.
+            PermissionError: ``mode="r+"`` on a file that cannot be written.
+        """
+        path = os.path.abspath(os.fspath(filename))
+        writable = _writable(path, mode)
+        if isinstance(shape, Tensor) and shape.ndim == 2:
+            out: MemoryMappedTensor = nested.map_file(cls, path, dtype, shape, writable)
+        else:
+            size = _size(shape)
+            needed = size.numel() * dtype.itemsize
+            found = os.stat(path).st_size if needed else 0
+            if found < needed:
+                raise ValueError(
+                    f"{path} holds {found:,} bytes; shape {tuple(size)} of {dtype} needs {needed:,}. Check shape and dtype."
+                )
+            out = cls._map(path, dtype, size, writable)
+        return out if index is None else out[index]
+
+    @classmethod
+    def _map(
+        cls, path: str, dtype: torch.dtype, shape: Sequence[int], writable: bool = True
+    ) -> MemoryMappedTensor:
+        """Maps a file that is known to exist and to be large enough."""
+        numel = 1
+        for n in shape:
+            numel *= n
+        if not numel:
+            out = _as_subclass(torch.empty(shape, dtype=dtype), cls)
+            out._empty_file = path
+            return out
+        if not writable:
+            return cls._over(map_file(path, numel * dtype.itemsize, writable=False), dtype, shape)
+        flat = torch.from_file(path, True, numel, dtype=dtype)
+        return _as_subclass(flat if len(shape) == 1 else flat.view(shape), cls)
+
+    @classmethod
+    def _over(cls, storage: UntypedStorage, dtype: torch.dtype, shape: Sequence[int]) -> MemoryMappedTensor:
+        return _as_subclass(torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape)), cls)
+
+    @classmethod
+    def from_handler(
+        cls, handler: SharedHandle, dtype: torch.dtype, shape: Any, index: Any = None
+    ) -> MemoryMappedTensor:
+        """The memory that a :attr:`handler` of another tensor names, in this or another process.
+
+        Raises:
+            DatasetError: the memory or the file is no longer there.
+        """
+        storage = handler.open()
+        out = (
+            nested.over_storage(cls, storage, dtype, shape)
+            if isinstance(shape, Tensor) and shape.ndim == 2
+            else cls._over(storage, dtype, _size(shape))
+        )
+        return out if index is None else out[index]
+
+    @classmethod
+    def from_storage(
+        cls,
+        storage: UntypedStorage | torch.TypedStorage,
+        *,
+        shape: Any = None,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+        index: Any = None,
+        filename: str | os.PathLike[str] | None = None,
+        handler: SharedHandle | None = None,
+    ) -> MemoryMappedTensor:
+        """A tensor over an existing storage; nothing is copied.
+
+        Args:
+            storage: bytes in CPU memory, mapped from a file or not.
+            shape: shape of the result (default: one dimension, all of it).
+            dtype: element type (default: the storage's own, ``torch.int64`` for an untyped one).
+            index: applied to the result.
+            filename: the file that the storage is known to be; RuntimeError when it is another.
+        """
+        _check_device(device)
+        if isinstance(storage, torch.TypedStorage):
+            dtype = dtype or storage.dtype
+            storage = storage._untyped_storage
+        dtype = dtype or torch.int64
+        own = file_of(storage)
+        if own is not None and filename is not None and not _same_inode(own, os.fspath(filename)):
+            raise RuntimeError(
+                f"the storage is mapped from {own}, not from the filename that was given ({os.fspath(filename)})"
+            )
+        if isinstance(shape, Tensor) and shape.ndim == 2:
+            out = nested.over_storage(cls, storage, dtype, shape)
+        else:
+            size = torch.Size((storage.nbytes() // dtype.itemsize,)) if shape is None else _size(shape)
+            if size.numel() * dtype.itemsize > storage.nbytes():
+                raise RuntimeError(
+                    f"shape {tuple(size)} of {dtype} needs {size.numel() * dtype.itemsize:,} bytes; the storage has "
+                    f"{storage.nbytes():,}"
+                )
+            out = cls._over(storage, dtype, size)
+        return out if index is None else out[index]
+
+    @classmethod
+    def empty(
+        cls,
+        *size: Any,
+        shape: Any = None,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+        filename: str | os.PathLike[str] | None = None,
+        existsok: bool = False,
+    ) -> MemoryMappedTensor:
+        """A new tensor with its blocks reserved (and so zero-filled).
+
+        Args:
+            *size: ints or one sequence; one ``[n, dims]`` tensor of shapes makes a nested tensor.
+            dtype: element type, the default dtype if not given.
+            device: ``None`` or ``"cpu"``.
+            filename: the file to make; ``None`` for anonymous shared memory.
+            existsok: replace an existing file; a RuntimeError otherwise.
+
+        Raises:
+            OSError: there is no room, with the bytes needed and available.
+        """
+        _check_device(device)
+        dtype = dtype or torch.get_default_dtype()
+        wanted = shape if shape is not None else size[0] if len(size) == 1 else size
+        path = None if filename is None else os.path.abspath(os.fspath(filename))
+        if isinstance(wanted, Tensor) and wanted.ndim == 2:
+            return nested.make(cls, wanted, dtype, path, existsok)
+        dims = _size(wanted)
+        nbytes = dims.numel() * dtype.itemsize
+        if path is not None:
+            _reserve_file(path, nbytes, existsok)
+            return cls._map(path, dtype, dims)
+        if not nbytes:
+            return _as_subclass(torch.empty(dims, dtype=dtype), cls)
+        return cls._over(anonymous_storage(nbytes), dtype, dims)
+
+    @classmethod
+    def zeros(cls, *size: Any, **kwargs: Any) -> MemoryMappedTensor:
+        """:meth:`empty`, filled with zeros. Same arguments."""
+        return cls.empty(*size, **kwargs)  # reserved blocks read as zeros
+
+    @classmethod
+    def ones(cls, *size: Any, **kwargs: Any) -> MemoryMappedTensor:
+        """:meth:`empty`, filled with ones. Same arguments."""
+        return cls.empty(*size, **kwargs)._filled(1)
+
+    @classmethod
+    def full(cls, *size: Any, fill_value: Any, **kwargs: Any) -> MemoryMappedTensor:
+        """:meth:`empty`, filled with ``fill_value``. Same arguments."""
+        return cls.empty(*size, **kwargs)._filled(fill_value)
+
+    @classmethod
+    def empty_like(
+        cls, input: Tensor, *, filename: str | os.PathLike[str] | None = None
+    ) -> MemoryMappedTensor:
+        """A new tensor with the shape and dtype of ``input``."""
+        shape = nested.sizes(input) if nested.is_nested(input) else input.shape
+        return cls.empty(shape, dtype=input.dtype, filename=filename)
+
+    @classmethod
+    def zeros_like(
+        cls, input: Tensor, *, filename: str | os.PathLike[str] | None = None
+    ) -> MemoryMappedTensor:
+        """Zeros with the shape and dtype of ``input``."""
+        return cls.empty_like(input, filename=filename)
+
+    @classmethod
+    def ones_like(
+        cls, input: Tensor, *, filename: str | os.PathLike[str] | None = None
+    ) -> MemoryMappedTensor:
+        """Ones with the shape and dtype of ``input``."""
+        return cls.empty_like(input, filename=filename)._filled(1)
+
+    @classmethod
+    def full_like(
+        cls, input: Tensor, fill_value: Any, *, filename: str | os.PathLike[str] | None = None
+    ) -> MemoryMappedTensor:
+        """``fill_value`` everywhere, with the shape and dtype of ``input``."""
+        return cls.empty_like(input, filename=filename)._filled(fill_value)
+
+    def _filled(self, value: Any) -> MemoryMappedTensor:
+        self.fill_(value)
+        return self
+
+    # -- where it lives ----------------------------------------------------------------------------------
+
+    @property
+    def filename(self) -> str:
+        """Absolute path of the file.
+
+        Raises:
+            RuntimeError: the tensor is in anonymous shared memory.
+        """
+        path = file_of(self.untyped_storage()) or self.__dict__.get("_empty_file")
+        if path is None or path.startswith("/proc/"):
+            raise RuntimeError(
+                "the MemoryMappedTensor has no file associated: it lives in anonymous shared memory"
+            )
+        return path
+
+    @property
+    def handler(self) -> SharedHandle | None:
+        """Name of the whole mapped memory, for :meth:`from_handler`; ``None`` when it is not mapped."""
+        region = region_of(self)
+        return None if region is None else region.handle
+
+    @property
+    def region(self) -> Region | None:
+        """File, offset, shape and strides of this view, ``None`` when the memory is not mapped."""
+        return region_of(self)
+
+    def sync(self) -> None:
+        """Returns when what was written so far is on the disk (``fsync``); nothing to do for anonymous memory."""
+        path = file_of(self.untyped_storage())
+        if path is not None and not path.startswith("/proc/"):
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    # -- pickling and copying ------------------------------------------------------------------------------
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        region = region_of(self)
+        if region is not None:
+            remember(region.handle, self.untyped_storage(), region.writable)
+            return _open_region, tuple(region)
+        if nested.is_nested(self):
+            return nested.reduce(self)
+        path = self.__dict__.get("_empty_file")
+        if path is not None:
+            return _open_empty, (path, self.dtype, tuple(self.shape))
+        return _rewrap, (_as_subclass(self, Tensor),)  # ordinary memory: travels like an ordinary tensor
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        out = memo.get(id(self))
+        if out is None:
+            out = memo[id(self)] = self.clone()
+        return out
+
+    def __format__(self, spec: str) -> str:
+        return format(_as_subclass(self, Tensor), spec)
+
+    def share_memory_(self) -> MemoryMappedTensor:
+        """Nothing to do: the memory is shared already."""
+        return self
+
+    # -- views keep the type -------------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> Any:
+        if type(index) is Tensor and index.ndim == 1 and index.dtype is torch.int64 and self.ndim:
+            # Sampling rows: copying whole rows is many times faster than torch's general indexing.
+            try:
+                return torch.index_select(self, 0, index)
+            except (IndexError, RuntimeError):  # negative rows, or vmap
+                pass
+        out = _getitem(self, index)
+        if type(index) in _VIEWS_BY_TYPE or out.untyped_storage() is self.untyped_storage():
+            return _as_subclass(out, MemoryMappedTensor)
+        return out
+
+    def __iter__(self) -> Any:
+        return iter(self.unbind(0))
+
+
+def _keep_type(name: str) -> Callable[..., Any]:
+    """The tensor method of that name, keeping the type where the result shares this tensor's memory."""
+    method = getattr(Tensor, name)
+
+    def call(self: MemoryMappedTensor, *args: Any, **kwargs: Any) -> Any:
+        out = method(self, *args, **kwargs)
+        if isinstance(out, Tensor):
+            if type(out) is Tensor and out.untyped_storage() is self.untyped_storage():
+                return _as_subclass(out, MemoryMappedTensor)
+            return out
+        return type(out)([_as_subclass(part, MemoryMappedTensor) for part in out])
+
+    call.__name__, call.__qualname__ = name, f"MemoryMappedTensor.{name}"
+    call.__doc__ = f"See :meth:`torch.Tensor.{name}`; a result in the same memory is a MemoryMappedTensor."
+    return call
+
+
+for _name in (
+    "chunk",
+    "expand",
+    "expand_as",
+    "flatten",
+    "movedim",
+    "narrow",
+    "permute",
+    "reshape",
+    "select",
+    "split",
+    "squeeze",
+    "swapaxes",
+    "t",
+    "tensor_split",
+    "transpose",
+    "unbind",
+    "unflatten",
+    "unsqueeze",
+    "view",
+):
+    setattr(MemoryMappedTensor, _name, _keep_type(_name))
+
+
+def _open_region(*fields: Any) -> MemoryMappedTensor:
+    region = Region(SharedHandle(*fields[0]), *fields[1:])
+    return _as_subclass(region.open(), MemoryMappedTensor)
+
+
+def _open_empty(path: str, dtype: torch.dtype, shape: tuple[int, ...]) -> MemoryMappedTensor:
+    return MemoryMappedTensor._map(path, dtype, shape)
+
+
+def _rewrap(tensor: Tensor) -> MemoryMappedTensor:
+    return _as_subclass(tensor, MemoryMappedTensor)
+
+
+def _size(shape: Any) -> torch.Size:
+    if isinstance(shape, int):
+        return torch.Size((shape,))
+    size = torch.Size(shape.tolist() if isinstance(shape, Tensor) else shape)
+    if any(n < 0 for n in size):
+        raise ValueError(f"a shape has no negative dimensions: got {tuple(size)}")
+    return size
+
+
+def _check_device(device: Any) -> None:
+    if device is not None and torch.device(device).type != "cpu":
+        raise RuntimeError(f"only CPU tensors are supported: a memory map cannot live on {device!r}")
+
+
+def _writable(path: str, mode: str | None) -> bool:
+    if mode not in (None, "r", "r+"):
+        raise ValueError(f'mode is None, "r" (copy-on-write) or "r+" (writes reach the file): got {mode!r}')
+    if mode == "r":
+        return False
+    writable = os.access(path, os.W_OK)
+    if not writable and not os.path.exists(path):
+        raise FileNotFoundError(2, "no such file to map", path)
+    if mode == "r+" and not writable:
+        raise PermissionError(13, 'the file cannot be written; use mode="r" to map it copy-on-write', path)
+    return writable
+
+
+def _same_inode(a: str, b: str) -> bool:
+    if os.path.abspath(a) == os.path.abspath(b):
+        return True
+    try:
+        return os.path.samefile(a, b)
+    except OSError:
+        return False
+
+
+def _reserve_file(path: str, nbytes: int, existsok: bool) -> None:
+    from tensordict_lite.memmap.files import new_file
+
+    with new_file(path, existsok=existsok) as fd:
+        reserve(fd, nbytes, path)
