@@ -497,7 +497,7 @@ class DenseCollection(TensorCollection):
         item: Any = self
         dims = parent.batch_dims
         if item._batch_size[:dims] != parent._batch_size:
-            if item.batch_dims >= dims:
+            if item.batch_dims >= dims and item._source:
                 raise parent._misfit(item, key)
             try:
                 item._change_batch_size(parent._batch_size)

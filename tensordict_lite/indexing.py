@@ -130,13 +130,14 @@ def index_names(names: list[str | None], index: Any, result_dims: int) -> list[s
 
     Integers drop their name, slices keep it, ``None`` adds an unnamed dimension. The joint result of the
     tensors stands where torch puts it, at the first of them when they are adjacent, in front otherwise, and
-    has the name of the dimension that the first one-dimensional tensor indexes.
+    has the name of the dimension that the only one-dimensional tensor of more than one row indexes.
     """
     parts = index if isinstance(index, tuple) else (index,)
     out: list[str | None] = []
     advanced: list[int] = []  # positions of the tensors among the parts
     joint: list[str | None] = []
     joint_at = 0
+    joint_wide = False  # a tensor with more than one row was among them
     at = 0
     for position, part in enumerate(parts):
         if part is None or isinstance(part, bool):
@@ -148,8 +149,12 @@ def index_names(names: list[str | None], index: Any, result_dims: int) -> list[s
             mine = [names[at]] if part.ndim == 1 else [None] * (1 if part.dtype is torch.bool else part.ndim)
             if not advanced:
                 joint_at = len(out)
-            if len(mine) > len(joint):  # broadcasting: the first of the widest indices names the result
+            if not advanced or part.ndim > len(joint):
                 joint = mine
+            elif part.ndim == len(joint) == 1:  # of two that broadcast the longer one names them, of equals none
+                wide = part.numel() > 1
+                joint = [None] if wide == joint_wide else mine if wide else joint
+            joint_wide = joint_wide or part.numel() > 1
             advanced.append(position)
             at += _consumed(part)
         else:

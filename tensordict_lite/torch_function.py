@@ -108,6 +108,8 @@ def _like(name: str) -> None:
     def make(input: Any, *args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
         out = input._map_leaves(lambda leaf: function(leaf, *args, **kwargs))
+        if input._lock is not None:
+            out._propagate_lock(None)
         if device is not None:
             from tensordict_lite.tensordict import normalise_device
 
