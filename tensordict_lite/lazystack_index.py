@@ -1,0 +1,326 @@
+"""Indexing a lazy stack: which members an index picks, and what remains to be indexed in each of them.
+
+The index is split once into the part on the stack dimension and the rest. Three cases:
+
+- *one*: an int picks a member, the rest indexes it;
+- *many*: a slice picks several, the rest indexes each, and the results are stacked where the stack dimension
+  ends up;
+- *each*: a tensor on the stack dimension (alone or broadcast against others) picks element by element, and the
+  results are nested stacks of the shape of the tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite.base import TensorCollection
+from tensordict_lite.indexing import index_batch_size
+
+__all__ = ["LazyIndexOps", "plan_index"]
+
+_FULL = slice(None)
+_MASKS = (torch.bool, torch.uint8)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an index means for a stack of ``length`` members."""
+
+    kind: str
+    """``"one"``, ``"many"`` or ``"each"``."""
+    members: Any
+    """one: the member; many: range of members; each: the broadcast long tensor of members."""
+    rest: tuple[Any, ...]
+    """Index for the members; each: with ``None`` slots filled from ``tensors``."""
+    at: int = 0
+    """many: stack dimension of the result; each: where the dimensions of the tensors go."""
+    squeeze: bool = False
+    """many: the rest keeps an axis of size 1 where the stack dimension goes."""
+    front: tuple[int, int] | None = None
+    """one: first axis and number of axes that torch moves to the front."""
+    tensors: tuple[tuple[int, Tensor], ...] = ()
+    """each: positions in ``rest`` and broadcast tensors that fill them."""
+
+
+def plan_index(index: Any, batch_dims: int, stack_dim: int, length: int) -> Plan:
+    """Splits a normalised index (see ``indexing.normalise_index``) at the stack dimension.
+
+    Raises:
+        IndexError: an int on the stack dimension is out of range.
+    """
+    parts = _expand(index, batch_dims)
+    where = _position_of(parts, stack_dim)
+    tensors = [i for i, part in enumerate(parts) if isinstance(part, Tensor)]
+    rest = (*parts[:where], *parts[where + 1 :])
+    part = parts[where]
+    if not tensors:
+        if isinstance(part, int):
+            return Plan("one", _checked(part, length), rest)
+        return Plan("many", range(*part.indices(length)), rest, sum(not isinstance(p, int) for p in parts[:where]))
+    advanced = [i for i, p in enumerate(parts) if isinstance(p, (int, Tensor))]
+    adjacent = advanced[-1] - advanced[0] + 1 == len(advanced)
+    kept_before = sum(not isinstance(p, (int, Tensor)) for p in parts[: advanced[0]])
+    if isinstance(part, Tensor):
+        return _plan_each(parts, where, advanced, kept_before if adjacent else 0)
+    block = max(parts[i].ndim for i in tensors)
+    inner = [i for i, p in enumerate(rest) if isinstance(p, (int, Tensor))]
+    inner_adjacent = inner[-1] - inner[0] + 1 == len(inner)
+    inner_before = sum(not isinstance(p, (int, Tensor)) for p in rest[: inner[0]])
+    moves = not adjacent and inner_adjacent and inner_before > 0
+    if isinstance(part, int):
+        return Plan("one", _checked(part, length), rest, front=(inner_before, block) if moves else None)
+    kept = sum(not isinstance(p, (int, Tensor)) for p in parts[:where])
+    at = kept + (block if not adjacent or where > advanced[0] else 0)
+    if moves:  # without the stack dimension between them the tensors would be neighbours: keep an axis there
+        rest = (*parts[:where], None, *parts[where + 1 :])
+    return Plan("many", range(*part.indices(length)), rest, at, squeeze=moves)
+
+
+def _plan_each(parts: list[Any], where: int, advanced: list[int], at: int) -> Plan:
+    device = parts[where].device
+    values = [p if isinstance(p, Tensor) else torch.tensor(p, device=device) for p in (parts[i] for i in advanced)]
+    broadcast = torch.broadcast_tensors(*values)
+    members = broadcast[advanced.index(where)]
+    slots = tuple((i - (i > where), t) for i, t in zip(advanced, broadcast) if i != where)
+    return Plan("each", members, (*parts[:where], *parts[where + 1 :]), at, tensors=slots)
+
+
+def _expand(index: Any, batch_dims: int) -> list[Any]:
+    """The index as a list with a part for each dimension: masks as positions, missing slices added."""
+    parts: list[Any] = []
+    used = 0
+    for part in index if isinstance(index, tuple) else (index,):
+        if isinstance(part, Tensor):
+            if part.dtype in _MASKS:
+                if part.ndim == 0:
+                    part = bool(part)
+                else:
+                    used += part.ndim
+                    parts.extend(part.nonzero().unbind(1))
+                    continue
+            elif part.ndim == 0:
+                part = int(part)
+        if part is True:
+            part = None
+        elif part is False:
+            raise IndexError("False is not an index of a lazy stack: use an empty slice")
+        if part is not None:
+            used += 1
+        parts.append(part)
+    parts.extend([_FULL] * (batch_dims - used))
+    return parts
+
+
+def _position_of(parts: list[Any], dim: int) -> int:
+    at = -1
+    for position, part in enumerate(parts):
+        if part is not None:
+            at += 1
+            if at == dim:
+                return position
+    raise IndexError(f"the index has no part for dimension {dim}")
+
+
+def _checked(member: int, length: int) -> int:
+    if not -length <= member < length:
+        raise IndexError(f"index {member} is out of bounds for the stack dim of size {length}")
+    return member
+
+
+def _is_trivial(rest: tuple[Any, ...]) -> bool:
+    return all(type(part) is slice and part == _FULL for part in rest)
+
+
+class LazyIndexOps:
+    """Reading and writing rows of a lazy stack."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        _source: list[Any]
+        _stack_dim: int
+        _batch_size: torch.Size
+        _lock: Any
+        _names: Any
+        _device: Any
+        _restacked: Callable[..., Any]
+        _index_names: Callable[..., Any]
+
+    def _index(self, index: Any) -> Any:
+        """Rows under a normalised index."""
+        members = self._source
+        plan = plan_index(index, len(self._batch_size), self._stack_dim, len(members))
+        if plan.kind == "one":
+            member = members[plan.members]
+            if _is_trivial(plan.rest):
+                return member
+            out = member._index(plan.rest)
+            return out if plan.front is None else _to_front(out, *plan.front)
+        if plan.kind == "many":
+            if not len(plan.members):
+                return self._empty_like(index)
+            return self._index_many(plan, index)
+        if not plan.members.numel():
+            return self._empty_like(index)
+        return self._index_each(plan)
+
+    def _index_many(self, plan: Plan, index: Any) -> Any:
+        members = self._source
+        rest = plan.rest
+        if _is_trivial(rest):
+            picked = [members[k] for k in plan.members]
+        else:
+            picked = [members[k]._index(rest) for k in plan.members]
+            if plan.squeeze:
+                picked = [row.squeeze(plan.at) for row in picked]
+        names = None
+        if self._names is not None and -1 not in self._batch_size:
+            names = self._index_names(index, picked[0].batch_dims + 1)
+        return self._restacked(picked, plan.at, names)
+
+    def _index_each(self, plan: Plan) -> Any:
+        members = self._source
+        numbers = plan.members.tolist()
+        length = len(members)
+        for k in plan.members.reshape(-1).tolist():
+            _checked(k, length)
+        if not plan.tensors:
+            rest = plan.rest
+            pick = members.__getitem__ if _is_trivial(rest) else (lambda k: members[k]._index(rest))
+            return self._nest(numbers, plan.at, pick)
+        tensors = [(slot, tensor.tolist()) for slot, tensor in plan.tensors]
+
+        def element(where: tuple[int, ...]) -> Any:
+            rest = list(plan.rest)
+            for slot, values in tensors:
+                rest[slot] = _at(values, where)
+            return members[_at(numbers, where)]._index(tuple(rest))
+
+        positions = _positions(plan.members.shape)
+        return self._nest(positions, plan.at, element)
+
+    def _nest(self, picks: Any, at: int, pick: Callable[[Any], Any]) -> Any:
+        """Nested stacks with the structure of nested lists of picks."""
+        if not isinstance(picks, list):
+            return pick(picks)
+        return self._restacked([self._nest(inner, at, pick) for inner in picks], at)
+
+    def _empty_like(self, index: Any) -> Any:
+        """No rows at all: dense, with the keys that the members share."""
+        keys = self._key_list()  # type: ignore[attr-defined]
+        if not self._source:
+            return self
+        first = self._source[0].select(*keys)
+        row = first._index((*[_FULL] * self._stack_dim, None))
+        parts = _expand(index, len(self._batch_size))
+        where = _position_of(parts, self._stack_dim)
+        if isinstance(parts[where], slice):
+            parts[where] = slice(0, 0)
+        return row._index(tuple(parts))
+
+    def _select_rows(self, rows: Tensor) -> Any:
+        return self._index(rows)
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    def _set_index(self, index: Any, value: Any) -> None:
+        """Writes rows: a collection of the shape of the rows, a scalar, or a tensor for every entry."""
+        plan = plan_index(index, len(self._batch_size), self._stack_dim, len(self._source))
+        known = -1 not in self._batch_size
+        size = index_batch_size(self._batch_size, index) if known else None
+        if isinstance(value, (dict, Mapping)) and not isinstance(value, TensorCollection):
+            size = self._ragged_size(plan) if size is None else size
+            value = self._plain_class()(value, batch_size=size, device=self._device)  # type: ignore[attr-defined]
+        if isinstance(value, TensorCollection):
+            if size is not None and value._batch_size != size:
+                value = _expanded(value, size, index, self._batch_size)
+        elif isinstance(value, Tensor) and value.numel() != 1:
+            size = self._ragged_size(plan) if size is None else size
+            value = self._spread_tensor(plan, value, size)
+        self._write(plan, value)
+
+    def _ragged_size(self, plan: Plan) -> torch.Size:
+        if plan.kind == "one":
+            return index_batch_size(self._source[plan.members]._batch_size, plan.rest)
+        raise RuntimeError(
+            f"the members of this stack have different batch sizes (it has {list(self._batch_size)}): rows of several "
+            "members can be written from a lazy stack only"
+        )
+
+    def _write(self, plan: Plan, value: Any) -> None:
+        scalar = not isinstance(value, TensorCollection)
+        if plan.kind == "one":
+            if plan.front is not None and not scalar:
+                value = _from_front(value, *plan.front)
+            self._assign_member(plan.members, plan.rest, value)
+        elif plan.kind == "many":
+            pieces = [value] * len(plan.members) if scalar else value.unbind(plan.at)
+            for member, piece in zip(plan.members, pieces):
+                if plan.squeeze and not scalar:
+                    piece = piece.unsqueeze(plan.at)
+                self._assign_member(member, plan.rest, piece)
+        else:
+            for where in product(*(range(n) for n in plan.members.shape)):
+                rest = list(plan.rest)
+                for slot, tensor in plan.tensors:
+                    rest[slot] = int(tensor[where])
+                piece = value if scalar else value._index((*[_FULL] * plan.at, *where))
+                member = _checked(int(plan.members[where]), len(self._source))
+                self._assign_member(member, tuple(rest), piece)
+
+    def _assign_member(self, member: int, rest: tuple[Any, ...], value: Any) -> None:
+        members = self._source
+        old = members[member]
+        new = old._assign_rows(rest, value)
+        if new is not old:  # non-tensor data that turned into another object
+            members[member] = new
+
+    def _spread_tensor(self, plan: Plan, value: Tensor, size: torch.Size) -> Any:
+        """A collection that holds the tensor under every leaf, broadcast to the rows."""
+        picked = self._source[0] if plan.kind != "one" else self._source[plan.members]
+        dims = picked.batch_dims
+        out = self._plain_class()._trusted({}, size, self._device)  # type: ignore[attr-defined]
+        for path, leaf in picked.items(True, True):
+            out.set(path, value.expand(*size, *leaf.shape[dims:]))
+        return out
+
+
+def _expanded(value: Any, size: torch.Size, index: Any, batch_size: torch.Size) -> Any:
+    try:
+        if torch.broadcast_shapes(value._batch_size, size) == size:
+            return value.expand(*size)
+    except RuntimeError:
+        pass
+    raise RuntimeError(
+        f"indexed destination of batch size {list(size)} and source batch size {list(value._batch_size)} do not match "
+        f"(index={index!r}, batch size {list(batch_size)})"
+    )
+
+
+def _to_front(td: Any, first: int, count: int) -> Any:
+    order = [*range(first, first + count), *range(first), *range(first + count, td.batch_dims)]
+    return td.permute(*order)
+
+
+def _from_front(td: Any, first: int, count: int) -> Any:
+    order = [*range(count, count + first), *range(count), *range(count + first, td.batch_dims)]
+    return td.permute(*order)
+
+
+def _at(values: Any, where: tuple[int, ...]) -> Any:
+    for k in where:
+        values = values[k]
+    return values
+
+
+def _positions(shape: torch.Size, prefix: tuple[int, ...] = ()) -> Any:
+    """Nested lists of the multi-indices of a shape."""
+    if not shape:
+        return prefix
+    return [_positions(shape[1:], (*prefix, k)) for k in range(shape[0])]

@@ -1,0 +1,431 @@
+"""Shape operations of a lazy stack: the same operation on each member, and arithmetic on the stack dimension.
+
+A member has the batch dimensions of the stack without the stack dimension; ``_inner(dim)`` translates. What mixes
+the stack dimension with others (a reshape that merges it, say) cuts the members into rows and nests these, or is
+done on the dense form where there is one.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite.ops.shape import infer_size, positive_dim
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["LazyShapeOps"]
+
+
+def _names_or_none(names: list[str | None]) -> list[str | None] | None:
+    return None if all(name is None for name in names) else names
+
+
+def _sequence(args: tuple[Any, ...]) -> tuple[int, ...]:
+    return tuple(args[0]) if len(args) == 1 and not isinstance(args[0], int) else args
+
+
+class LazyShapeOps:
+    """Overrides of the shape and row families for stacks."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        _source: list[Any]
+        _stack_dim: int
+        _batch_size: torch.Size
+        _names: list[str | None] | None
+        _lock: Any
+        _restacked: Callable[..., Any]
+        _index: Callable[..., Any]
+
+    def _inner(self, dim: int) -> int:
+        """The dimension of a member for a dimension of the stack (other than the stack dimension)."""
+        return dim - (dim > self._stack_dim)
+
+    def _positive(self, dim: int) -> int:
+        return positive_dim(dim, len(self._batch_size), self._batch_size)
+
+    def _undoable(self, out: Any, inverse: Callable[[Any], Any]) -> Any:
+        """``out``, which as a context manager is written back through ``inverse``."""
+        if out is not self:
+            out._last_op = (weakref.ref(self), inverse)
+        return out
+
+    def _dense_form(self) -> Any:
+        """The dense collection of the same content; RuntimeError where members differ."""
+        return self._densified()  # type: ignore[attr-defined]
+
+    # -- order of dimensions --------------------------------------------------------------------------------
+
+    def permute(self, *args: Any, **kwargs: Any) -> Self:
+        """Batch dimensions in another order; trailing ones that are left out stay."""
+        dims = tuple(kwargs["dims"]) if "dims" in kwargs else _sequence(args)
+        ndim = len(self._batch_size)
+        order = [d + ndim if d < 0 else d for d in dims]
+        if sorted(order) == list(range(len(order))):
+            order += range(len(order), ndim)
+        if sorted(order) != list(range(ndim)):
+            raise ValueError(
+                f"Cannot compute the permutation, got dims={list(dims)} but expected a permutation of "
+                f"{list(range(ndim))}."
+            )
+        if order == list(range(ndim)):
+            return self  # type: ignore[return-value]
+        at = order.index(self._stack_dim)
+        inner = [self._inner(d) for d in order if d != self._stack_dim]
+        members = self._source
+        if inner != sorted(inner):
+            members = [member.permute(*inner) for member in members]
+        else:
+            members = list(members)
+        names = None if self._names is None else [self._names[d] for d in order]
+        back = [order.index(d) for d in range(ndim)]
+        return self._undoable(self._restacked(members, at, names), lambda out: out.permute(*back))
+
+    def transpose(self, dim0: int, dim1: int) -> Self:
+        """Two batch dimensions swapped."""
+        ndim = len(self._batch_size)
+        a = dim0 + ndim if dim0 < 0 else dim0
+        b = dim1 + ndim if dim1 < 0 else dim1
+        if not (0 <= a < ndim and 0 <= b < ndim):
+            raise ValueError(
+                f"dim0 and dim1 must be within the range of the number of dimensions: got {dim0} and {dim1} for "
+                f"{ndim} batch dimension(s)."
+            )
+        order = list(range(ndim))
+        order[a], order[b] = b, a
+        return self.permute(*order)
+
+    # -- dimensions of size 1 -------------------------------------------------------------------------------
+
+    def unsqueeze(self, *args: Any, **kwargs: Any) -> Self:
+        """With a batch dimension of size 1 inserted at ``dim`` (``-batch_dims - 1`` to ``batch_dims``)."""
+        dim = args[0] if args else kwargs["dim"]
+        ndim = len(self._batch_size)
+        at = dim + ndim + 1 if dim < 0 else dim
+        if not 0 <= at <= ndim:
+            raise RuntimeError(
+                "unsqueezing is allowed for dims comprised between `-td.batch_dims - 1` and `td.batch_dims` only. "
+                f"Got dim={dim} with a batch size of {self._batch_size}."
+            )
+        stack_dim = self._stack_dim
+        names = None if self._names is None else [*self._names[:at], None, *self._names[at:]]
+        members = [member.unsqueeze(at if at <= stack_dim else at - 1) for member in self._source]
+        out = self._restacked(members, stack_dim + (at <= stack_dim), names)
+        return self._undoable(out, lambda result: result.squeeze(at))
+
+    def squeeze(self, *args: Any, **kwargs: Any) -> Self:
+        """Without the batch dimension ``dim`` if its size is 1; without every such dimension when no ``dim``."""
+        dim = args[0] if args else kwargs.get("dim")
+        size = self._batch_size
+        if dim is None:
+            out: Any = self
+            for d in reversed(range(len(size))):
+                if size[d] == 1:
+                    out = out.squeeze(d)
+            return out if out is self else self._undoable(out, lambda result: result.reshape(*size))
+        dim = self._positive(dim)
+        if size[dim] != 1:
+            return self  # type: ignore[return-value]
+        if dim == self._stack_dim:
+            return self._source[0]
+        names = None if self._names is None else _names_or_none([*self._names[:dim], *self._names[dim + 1 :]])
+        members = [member.squeeze(self._inner(dim)) for member in self._source]
+        out = self._restacked(members, self._inner_position(dim), names)
+        return self._undoable(out, lambda result: result.unsqueeze(dim))
+
+    def _inner_position(self, removed: int) -> int:
+        return self._stack_dim - (removed < self._stack_dim)
+
+    # -- same elements, other shape ---------------------------------------------------------------------------
+
+    def _viewed(self, sizes: Sequence[int], method: str) -> Any:
+        old = self._batch_size
+        if -1 in old:
+            raise RuntimeError(
+                f"a stack of members of different batch sizes ({list(old)}) cannot be reshaped: pad the members first"
+            )
+        new = infer_size(sizes, old.numel())
+        if new == old:
+            return self
+        out = self._regrouped(old, new, method)
+        return self._undoable(out, lambda result: result.view(*old)) if method == "view" else out
+
+    def _regrouped(self, old: torch.Size, new: torch.Size, method: str) -> Any:
+        stack_dim, length = self._stack_dim, len(self._source)
+        before, after = math.prod(old[:stack_dim]), math.prod(old[stack_dim + 1 :])
+        for at, n in enumerate(new):  # the stack dimension survives: only the members change shape
+            if n == length and math.prod(new[:at]) == before and math.prod(new[at + 1 :]) == after:
+                inner = (*new[:at], *new[at + 1 :])
+                return self._restacked([getattr(member, method)(*inner) for member in self._source], at)
+        if len(new) > 1 or not length or not before * after:
+            try:
+                return getattr(self._dense_form(), method)(*new)
+            except RuntimeError:
+                pass  # members differ: rows of them, nested
+        rows = self._rows_in_order(before)
+        outer, inner = _split_shape(new, after, len(rows))
+        if inner is None:
+            rows = [part for row in rows for part in (row.reshape(-1).unbind(0) if row.batch_dims else (row,))]
+            outer, inner = new, torch.Size(())
+        elif after != 1 or inner:
+            rows = [row.reshape(*inner) for row in rows]
+        return self._nest_rows(rows, outer)
+
+    def _rows_in_order(self, before: int) -> list[Any]:
+        """The parts of the members after the dimensions in front of the stack dimension, in row-major order."""
+        stack_dim = self._stack_dim
+        if not stack_dim:
+            return list(self._source)
+        flat = [member.flatten(0, stack_dim - 1) if stack_dim > 1 else member for member in self._source]
+        columns = [member.unbind(0) for member in flat]
+        return [column[row] for row in range(before) for column in columns]
+
+    def _nest_rows(self, rows: list[Any], shape: Sequence[int]) -> Any:
+        if len(shape) == 1:
+            return self._restacked(rows, 0)
+        step = len(rows) // shape[0] if shape[0] else 0
+        return self._restacked(
+            [self._nest_rows(rows[k * step : (k + 1) * step], shape[1:]) for k in range(shape[0])], 0
+        )
+
+    def flatten(self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False) -> Self:
+        """One dimension instead of the batch dimensions ``start_dim`` to ``end_dim`` (inclusive)."""
+        ndim = len(self._batch_size)
+        start = 0 if start_dim is None else start_dim + ndim if start_dim < 0 else start_dim
+        end = ndim - 1 if end_dim is None else end_dim + ndim if end_dim < 0 else end_dim
+        if not (0 <= start < ndim and start <= end < ndim):
+            raise ValueError(
+                f"Incompatible start_dim={start_dim} and end_dim={end_dim} for tensordict with shape {self._batch_size}."
+            )
+        size = self._batch_size
+        middle = size[start : end + 1]
+        out = self._viewed((*size[:start], math.prod(middle), *size[end + 1 :]), "reshape")
+        return self._undoable(out, lambda result: result.unflatten(start, middle))
+
+    def unflatten(self, dim: int, unflattened_size: Sequence[int], *, inplace: bool = False) -> Self:
+        """Several dimensions instead of one; one of the sizes may be -1."""
+        size = self._batch_size
+        dim = self._positive(dim)
+        middle = infer_size(tuple(unflattened_size), size[dim])
+        out = self._viewed((*size[:dim], *middle, *size[dim + 1 :]), "reshape")
+        return self._undoable(out, lambda result: result.flatten(dim, dim + len(middle) - 1))
+
+    def expand(self, *args: Any, **kwargs: Any) -> Self:
+        """Dimensions of size 1 repeated, and new ones in front, without a copy."""
+        shape = tuple(kwargs["size"]) if "size" in kwargs else _sequence(args)
+        ahead = len(shape) - len(self._batch_size)
+        if ahead < 0:
+            raise RuntimeError(
+                f"the number of sizes provided ({len(shape)}) must be greater or equal to the number of dimensions in the "
+                f"TensorDict ({len(self._batch_size)})"
+            )
+        at = self._stack_dim + ahead
+        length = len(self._source)
+        wanted = shape[at] if shape[at] != -1 else length
+        names = None if self._names is None else [*([None] * ahead), *self._names]
+        inner = (*shape[:at], *shape[at + 1 :])
+        if wanted == length:
+            return self._restacked([member.expand(*inner) for member in self._source], at, names)
+        if length != 1:
+            raise RuntimeError(
+                f"the stack dimension of size {length} cannot be expanded to {wanted}: incompatible expanded shape "
+                f"{list(shape)} for the batch size {list(self._batch_size)}"
+            )
+        member = self._source[0].expand(*inner).unsqueeze(at)
+        full = [n if n != -1 else m for n, m in zip(shape, member.batch_size)]
+        return member.expand(*full)
+
+    # -- cutting ----------------------------------------------------------------------------------------------
+
+    def unbind(self, dim: int = 0) -> tuple[Any, ...]:
+        """One collection for each row along ``dim``: the members themselves along the stack dimension."""
+        dim = self._positive(dim)
+        if dim == self._stack_dim:
+            return tuple(self._source)
+        names = None if self._names is None else _names_or_none([*self._names[:dim], *self._names[dim + 1 :]])
+        if self._batch_size[dim] == -1:
+            raise RuntimeError(f"the members have different lengths along dim {dim}: they cannot be unbound there")
+        columns = [member.unbind(self._inner(dim)) for member in self._source]
+        at = self._inner_position(dim)
+        return tuple(self._restacked(list(row), at, names) for row in zip(*columns))
+
+    def _cut(self, sizes: Sequence[int], dim: int) -> tuple[Any, ...]:
+        """Consecutive parts of the given sizes."""
+        stops, start = [], 0
+        for n in sizes:
+            stops.append((start, start + n))
+            start += n
+        full = slice(None)
+        return tuple(self._index((*[full] * dim, slice(a, b))) for a, b in stops)
+
+    def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
+        """Consecutive parts of ``split_size`` rows (the last one shorter), or of the given sizes."""
+        dim = self._positive(dim)
+        if isinstance(split_size, int) and split_size <= 0:
+            raise ValueError(f"split: split_size must be positive, got {split_size}.")
+        probe = torch.empty((), dtype=torch.bool).expand(self._batch_size[dim])
+        sizes = [len(part) for part in probe.split(split_size if isinstance(split_size, int) else list(split_size))]
+        return self._cut(sizes, dim)
+
+    def tensor_split(self, indices_or_sections: Any, dim: int = 0) -> tuple[Any, ...]:
+        """Parts as :func:`torch.tensor_split` cuts them."""
+        dim = self._positive(dim)
+        probe = torch.empty((), dtype=torch.bool).expand(self._batch_size[dim])
+        return self._cut([len(part) for part in probe.tensor_split(indices_or_sections)], dim)
+
+    def narrow(self, dim: int, start: int, length: int) -> Self:
+        """Rows ``start`` to ``start + length`` along ``dim``."""
+        dim = self._positive(dim)
+        total = self._batch_size[dim]
+        start = start + total if start < 0 else start
+        if start < 0 or length < 0 or start + length > total:
+            raise RuntimeError(f"start ({start}) + length ({length}) exceeds dimension size ({total}).")
+        return self._index((*[slice(None)] * dim, slice(start, start + length)))
+
+    # -- repeating and moving rows ----------------------------------------------------------------------------
+
+    def _take_members(self, order: Sequence[int], dim_fn: Callable[[Any], Any]) -> Any:
+        """Members in another order or number, each under ``dim_fn``."""
+        return self._restacked([dim_fn(self._source[k]) for k in order], self._stack_dim, self._names)
+
+    def repeat(self, *repeats: Any, inplace: bool = False) -> Self:
+        """The batch repeated along each dimension, copied."""
+        repeats = _sequence(repeats)
+        if len(repeats) != len(self._batch_size):
+            raise ValueError(
+                f"The number of repeats must match the number of dimensions in the tensordict: got {list(repeats)} for "
+                f"the batch size {list(self._batch_size)}."
+            )
+        at = self._stack_dim
+        inner = (*repeats[:at], *repeats[at + 1 :])
+        order = list(range(len(self._source))) * repeats[at]
+        return self._take_members(order, lambda member: member.repeat(*inner) if inner else member.clone())
+
+    def repeat_interleave(
+        self, repeats: Tensor | int, dim: int | None = None, *, output_size: int | None = None, inplace: bool = False
+    ) -> Self:
+        """Every row repeated, next to itself; over the flattened batch when ``dim`` is ``None``."""
+        if dim is None:
+            return self.reshape(-1).repeat_interleave(repeats, 0)  # type: ignore[attr-defined,no-any-return]
+        dim = self._positive(dim)
+        if dim == self._stack_dim:
+            order = torch.arange(len(self._source)).repeat_interleave(repeats).tolist()
+            return self._take_members(order, lambda member: member.clone())
+        inner = self._inner(dim)
+        members = [member.repeat_interleave(repeats, inner) for member in self._source]
+        return self._restacked(members, self._stack_dim, self._names)
+
+    def flip(self, dims: Any, *more: int) -> Self:
+        """Rows in reverse order along the given dimensions."""
+        axes = [self._positive(d) for d in _sequence((dims, *more))]
+        order = list(range(len(self._source)))
+        if self._stack_dim in axes:
+            order.reverse()
+        inner = [self._inner(d) for d in axes if d != self._stack_dim]
+        return self._take_members(order, lambda member: member.flip(inner) if inner else member.clone())
+
+    def roll(self, shifts: Any, dims: Any = None, *, inplace: bool = False) -> Self:
+        """Rows moved along dimensions, those that leave at the end coming back at the start."""
+        if dims is None:
+            return self.reshape(-1).roll(shifts, 0).reshape(*self._batch_size)  # type: ignore[attr-defined,no-any-return]
+        shifts = (shifts,) if isinstance(shifts, int) else tuple(shifts)
+        axes = [self._positive(d) for d in ((dims,) if isinstance(dims, int) else dims)]
+        order = list(range(len(self._source)))
+        inner_shifts, inner_axes = [], []
+        for shift, axis in zip(shifts, axes):
+            if axis == self._stack_dim:
+                cut = -shift % len(order) if order else 0
+                order = order[cut:] + order[:cut]
+            else:
+                inner_shifts.append(shift)
+                inner_axes.append(self._inner(axis))
+        fn = (lambda member: member.roll(inner_shifts, inner_axes)) if inner_axes else (lambda member: member.clone())
+        return self._take_members(order, fn)
+
+    # -- choosing -----------------------------------------------------------------------------------------------
+
+    def _mask_rows(self, mask: Tensor) -> Sequence[Any]:
+        """The part of a mask over the leading batch dimensions that each member sees."""
+        if mask.ndim <= self._stack_dim:
+            return [mask] * len(self._source)
+        return mask.unbind(self._stack_dim)
+
+    def masked_fill_(self, mask: Tensor, value: float | bool) -> Self:
+        """Fills the rows where ``mask`` (over the leading batch dimensions) holds, in place."""
+        for member, rows in zip(self._source, self._mask_rows(mask)):
+            if rows.ndim:
+                member.masked_fill_(rows, value)
+            elif rows:
+                for leaf in member._leaves():
+                    leaf.fill_(value)
+        return self  # type: ignore[return-value]
+
+    def masked_fill(self, mask: Tensor, value: float | bool) -> Self:
+        """A copy with the rows filled where ``mask`` (over the leading batch dimensions) holds."""
+        return self.clone().masked_fill_(mask, value)  # type: ignore[attr-defined,no-any-return]
+
+    def masked_select(self, mask: Tensor) -> Self:
+        """The rows where ``mask`` holds, in one dimension."""
+        try:
+            return self._dense_form().masked_select(mask)
+        except RuntimeError:
+            return self._index(mask)
+
+    def where(
+        self,
+        condition: Tensor,
+        other: Any,
+        *,
+        out: Any = None,
+        pad: float | bool | None = None,
+        update_batch_size: bool = False,
+    ) -> Self:
+        """Entries of this stack where ``condition`` holds, of ``other`` elsewhere."""
+        if condition.ndim > len(self._batch_size):
+            raise RuntimeError(
+                f"where: the condition has {condition.ndim} dimension(s), more than the {len(self._batch_size)} of the "
+                "batch size"
+            )
+        count = len(self._source)
+        if hasattr(other, "_leaves"):
+            others: Sequence[Any] = other.unbind(self._stack_dim)
+        elif isinstance(other, Tensor) and other.ndim:
+            others = other.expand(*self._batch_size, *other.shape[len(self._batch_size) :]).unbind(self._stack_dim)
+        else:
+            others = [other] * count
+        rows = self._mask_rows(condition)
+        members = [member.where(row, value, pad=pad) for member, row, value in zip(self._source, rows, others)]
+        result = self._restacked(members, self._stack_dim, self._names)
+        if out is None:
+            return result
+        return out.update(result, inplace=True) if out._lock is None else out.update_(result)
+
+
+def _split_shape(shape: torch.Size, after: int, rows: int) -> tuple[Sequence[int], torch.Size | None]:
+    """``shape`` cut in two, rows in front and what a row holds behind; ``None`` where no cut fits."""
+    for cut in range(len(shape), 0, -1):
+        if math.prod(shape[cut:]) == after and math.prod(shape[:cut]) == rows:
+            return shape[:cut], shape[cut:]
+    return shape, None
+
+
+def _through_dense(name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._dense_form(), name)(*args, **kwargs)
+
+    method.__name__ = name
+    method.__qualname__ = f"LazyShapeOps.{name}"
+    method.__doc__ = f"``{name}`` of the dense form; RuntimeError where keys or shapes of the members differ."
+    return method
+
+
+for _name in ("gather", "pad", "rot90"):
+    setattr(LazyShapeOps, _name, _through_dense(_name))

@@ -1,0 +1,617 @@
+"""Any Python object as an entry: one value for the whole batch, or one value an element.
+
+:class:`NonTensorData` is a collection without entries and with a payload, so every operation on shapes is
+the one of an empty collection: only the batch size changes. Values that differ from row to row are a
+:class:`NonTensorStack`, a lazy stack of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import numbers
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tensordict_lite.base import TensorCollection, as_size, check_names
+from tensordict_lite.dense import DenseCollection
+from tensordict_lite.indexing import index_batch_size
+from tensordict_lite.lazystack import LazyStackedTensorDict
+from tensordict_lite.settings import settings
+from tensordict_lite.tensordict import normalise_device
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["LinkedList", "NonTensorData", "NonTensorStack", "from_sequence", "is_non_tensor", "same_payload"]
+
+_MISSING = object()
+
+
+class NonTensorData(DenseCollection):
+    """One Python object that stands for every element of a batch.
+
+    ``td["note"] = "a string!"`` makes one; ``td["note"]`` gives the object back and ``td.get("note")`` the
+    wrapper. Slicing, stacking and reshaping change its batch size and never touch the object.
+
+    Args:
+        data: the object; the content of another :class:`NonTensorData` is taken over.
+        batch_size: the batch that shares it. Defaults to ``[]``.
+        device: carried along, for consistency with the collection that holds it.
+        names: names of the batch dimensions.
+
+    Example:
+        >>> note = NonTensorData("a string!", batch_size=[3])
+        >>> note[:2]
+        NonTensorData(data=a string!, batch_size=torch.Size([2]), device=None)
+        >>> note.tolist()
+        ['a string!', 'a string!', 'a string!']
+    """
+
+    __slots__ = ()
+
+    _is_non_tensor = True
+
+    def __init__(
+        self,
+        data: Any,
+        *,
+        batch_size: Sequence[int] | torch.Size | int | None = None,
+        device: Any = None,
+        names: Sequence[str | None] | None = None,
+        non_blocking: bool | None = None,
+        lock: bool = False,
+    ) -> None:
+        size = torch.Size(()) if batch_size is None else as_size(batch_size)
+        self._payload = data._payload if isinstance(data, NonTensorData) else data
+        self._source = {}
+        self._batch_size = size
+        self._device = None if device is None else normalise_device(device)
+        self._names = None if names is None else check_names(names, len(size))
+        self._lock = None
+        if lock:
+            self._propagate_lock(None)
+
+    # -- the payload travels with every result ----------------------------------------------------------
+
+    def _rebuild(self, source: Any, batch_size: torch.Size, names: list[str | None] | None = None) -> Self:
+        new = super()._rebuild(source, batch_size, names)
+        new._payload = self._payload
+        return new
+
+    @property
+    def data(self) -> Any:
+        """The object. Assignable, unless the collection is locked."""
+        return self._payload
+
+    @data.setter
+    def data(self, value: Any) -> None:
+        if self._lock is not None:
+            raise self._locked_error()
+        self._payload = value
+
+    def _as_value(self) -> Any:
+        return self._payload
+
+    def clone(self, recurse: bool = True, **kwargs: Any) -> Self:
+        """A copy, with a deep copy of the object unless ``recurse=False``."""
+        new = self._rebuild({}, self._batch_size, self._names)
+        if recurse and type(self._payload) not in _IMMUTABLE:
+            new._payload = copy.deepcopy(self._payload)
+        return new
+
+    def to_tensordict(self, **kwargs: Any) -> Self:
+        """Itself, copied: there is no tensor to convert."""
+        return self.clone()
+
+    def to_dict(self, **kwargs: Any) -> Any:
+        """The object."""
+        return self._payload
+
+    def tolist(self, **kwargs: Any) -> Any:
+        """The object once an element, in nested lists of the shape of the batch."""
+        return _filled(self._payload, tuple(self._batch_size))
+
+    def is_empty(self) -> bool:
+        """False: the object counts as content."""
+        return False
+
+    def get(self, key: Any, default: Any = _MISSING) -> Any:
+        """The object for ``"data"``, else the default (``None``)."""
+        if key == "data":
+            return self._payload
+        return super().get(key) if default is _MISSING else super().get(key, default)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str):
+            raise ValueError(
+                f"invalid index {index!r}: non-tensor data is indexed along its batch dimensions, its object is `.data`"
+            )
+        return super().__getitem__(index)
+
+    # -- writing -------------------------------------------------------------------------------------------
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if isinstance(value, NonTensorData) and same_payload(value._payload, self._payload):
+            self[index]  # an index out of range is an error all the same
+            return
+        raise ValueError(
+            "a NonTensorData holds one value for all of its elements, so it cannot take another one at an index. "
+            "Call maybe_to_stack() for a NonTensorStack, which holds a value an element."
+        )
+
+    def _set_index(self, index: Any, value: Any) -> None:
+        self[index] = value
+
+    def _assign_rows(self, index: Any, item: Any) -> TensorCollection:
+        if isinstance(item, NonTensorData) and same_payload(item._payload, self._payload):
+            return self
+        if not self._batch_size:
+            return self._overwrite(item, self)
+        stack = self.maybe_to_stack()
+        stack._set_index(index, item)
+        if self._lock is not None:
+            stack._propagate_lock(None)
+            stack._lock = list(self._lock)
+        return stack
+
+    def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
+        if isinstance(item, TensorCollection) and not isinstance(item, NonTensorData):
+            raise RuntimeError(
+                f"a NonTensorData cannot be updated in place with a {type(item).__name__}: set() replaces the entry"
+            )
+        new = self._rebuild({}, self._batch_size, self._names)
+        new._payload = item._payload if isinstance(item, NonTensorData) else item
+        new._lock = self._lock
+        return new
+
+    def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
+        """Takes over the object of another :class:`NonTensorData`.
+
+        Raises:
+            RuntimeError: the source is something else, or this collection is locked.
+        """
+        if self._lock is not None and not inplace and not kwargs.get("ignore_lock"):
+            raise self._locked_error()
+        if not isinstance(input_dict_or_td, NonTensorData):
+            raise RuntimeError(
+                f"a NonTensorData is updated with a NonTensorData, not with a {type(input_dict_or_td).__name__}"
+            )
+        payload = input_dict_or_td._payload
+        self._payload = copy.deepcopy(payload) if clone else payload
+        return self
+
+    def update_(self, input_dict_or_td: Any = None, clone: bool = False, **kwargs: Any) -> Self:
+        """:meth:`update`, also on a locked collection."""
+        return self.update(input_dict_or_td, clone, True)
+
+    copy_ = update_
+
+    def maybe_to_stack(self) -> Any:
+        """A :class:`NonTensorStack` with the object once an element; itself without batch dimensions."""
+        return _spread(self)
+
+    # -- comparison ------------------------------------------------------------------------------------------
+
+    def __eq__(self, other: object) -> Any:
+        if isinstance(other, NonTensorData):
+            size = torch.broadcast_shapes(self._batch_size, other._batch_size)
+            return torch.full(size, same_payload(self._payload, other._payload), dtype=torch.bool, device=self._device)
+        if is_non_tensor(other):
+            return other == self
+        return False
+
+    def __ne__(self, other: object) -> Any:
+        equal = self == other
+        return ~equal if isinstance(equal, Tensor) else not equal
+
+    __hash__ = None  # type: ignore[assignment]
+
+    # -- representation ------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return f"NonTensorData(data={self._payload}, batch_size={self._batch_size}, device={self._device})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "payload": self._payload}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._payload = state["payload"]
+
+    # -- primitives ----------------------------------------------------------------------------------------
+
+    def _leaves(self) -> list[Tensor]:
+        return []
+
+    def _map_leaves(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        return self.clone(recurse=fn is Tensor.clone)
+
+    def _with_leaves(self, leaves: Iterator[Tensor]) -> Self:
+        return self._rebuild({}, self._batch_size, self._names)
+
+    # -- stacking ------------------------------------------------------------------------------------------
+
+    _stack_priority = 1
+
+    @classmethod
+    def _lazy_stack_class(cls, values: Sequence[Any]) -> Any:
+        return NonTensorStack if all(is_non_tensor(value) for value in values) else LazyStackedTensorDict
+
+    @classmethod
+    def _stack_entries(cls, items: Sequence[Any], dim: int) -> Any:
+        return _stack_non_tensors(items, dim)
+
+    @classmethod
+    def _cat_entries(cls, items: Sequence[Any], dim: int) -> Any:
+        return _cat_non_tensors(items, dim)
+
+
+_IMMUTABLE = frozenset((str, int, float, bool, bytes, complex, type(None), type))
+
+
+def is_non_tensor(value: Any) -> bool:
+    """Whether ``value`` wraps non-tensor data: a :class:`NonTensorData` or a :class:`NonTensorStack`.
+
+    Example:
+        >>> is_non_tensor(NonTensorData("a")), is_non_tensor("a")
+        (True, False)
+    """
+    return isinstance(value, TensorCollection) and bool(type(value)._is_non_tensor)
+
+
+def same_payload(a: Any, b: Any) -> bool:
+    """Equality of two objects as one bool, arrays and tensors included; ``False`` where they do not compare."""
+    if a is b:
+        return True
+    if type(a) is not type(b) and not isinstance(a, numbers.Number):
+        return False
+    try:
+        if isinstance(a, Tensor):
+            return bool(a.shape == b.shape and torch.equal(a, b))
+        if isinstance(a, np.ndarray):
+            return bool(np.array_equal(a, b))
+        return bool(a == b)
+    except Exception:  # an __eq__ of the user's own, or nested arrays: not known to be equal
+        return False
+
+
+def _filled(value: Any, shape: tuple[int, ...]) -> Any:
+    if not shape:
+        return value
+    return [_filled(value, shape[1:]) for _ in range(shape[0])]
+
+
+def _spread(data: NonTensorData) -> Any:
+    """A nested :class:`NonTensorStack` with one :class:`NonTensorData` an element."""
+    size = data._batch_size
+    if not size:
+        return data
+    row = data._rebuild({}, size[1:], data._names[1:] if data._names is not None else None)
+    return NonTensorStack._of([_spread(row) for _ in range(size[0])], 0, data._batch_size[1:], data._device)
+
+
+def _stack_non_tensors(items: Sequence[Any], dim: int) -> Any:
+    first = items[0]
+    for item in items:
+        if not is_non_tensor(item):
+            raise RuntimeError(f"non-tensor data cannot be stacked with a {type(item).__name__}")
+        if item._batch_size != first._batch_size:
+            raise RuntimeError(
+                "stacking tensordicts requires them to have congruent batch sizes, got "
+                f"{list(first._batch_size)} and {list(item._batch_size)}"
+            )
+    if settings.capture_non_tensor_stack and _one_value(items):
+        size = first._batch_size
+        return first._rebuild({}, torch.Size((*size[:dim], len(items), *size[dim:])))
+    return NonTensorStack._of(list(items), dim, first._batch_size, first._device)
+
+
+def _cat_non_tensors(items: Sequence[Any], dim: int) -> Any:
+    first = items[0]
+    if _one_value(items):
+        size = first._batch_size
+        length = sum(item._batch_size[dim] for item in items)
+        return first._rebuild({}, torch.Size((*size[:dim], length, *size[dim + 1 :])), first._names)
+    rows = [row for item in items for row in item.unbind(dim)]
+    size = first._batch_size
+    return NonTensorStack._of(rows, dim, torch.Size((*size[:dim], *size[dim + 1 :])), first._device)
+
+
+def _one_value(items: Sequence[Any]) -> bool:
+    """Whether all items are :class:`NonTensorData` with equal objects."""
+    if not all(isinstance(item, NonTensorData) for item in items):
+        return False
+    return all(same_payload(item._payload, items[0]._payload) for item in items[1:])
+
+
+class LinkedList(list):  # type: ignore[type-arg]
+    """The values of a :class:`NonTensorStack` as a list; writing to an element writes to the stack too."""
+
+    def __init__(self, values: Sequence[Any], stack: NonTensorStack) -> None:
+        super().__init__(values)
+        self._stack = stack
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        super().__setitem__(index, value)
+        self._stack[index] = value
+
+    def __reduce__(self) -> Any:
+        return list, (list(self),)
+
+    def tolist(self) -> list[Any]:
+        """The values as plain lists."""
+        return [value.tolist() if isinstance(value, LinkedList) else value for value in self]
+
+
+class NonTensorStack(LazyStackedTensorDict):
+    """One Python object an element: a lazy stack of :class:`NonTensorData`.
+
+    A list of strings assigned to a key is one. ``td[key]`` gives the objects as (nested) lists.
+
+    Args:
+        *values: objects, or non-tensor data of one batch size.
+        stack_dim: position of the new dimension.
+        **kwargs: of :class:`LazyStackedTensorDict`.
+
+    Raises:
+        RuntimeError: a value is a collection with tensors, or batch sizes differ.
+
+    Example:
+        >>> words = NonTensorStack("a", "b", "c")
+        >>> words[1:].tolist()
+        ['b', 'c']
+    """
+
+    __slots__ = ()
+
+    _is_non_tensor = True
+    _stack_priority = 3
+
+    def __init__(self, *values: Any, stack_dim: int = 0, device: Any = None, **kwargs: Any) -> None:
+        members = [self._member(value, device) for value in values]
+        sizes = {len(member._batch_size) for member in members}
+        if len(sizes) > 1:
+            raise RuntimeError(
+                f"the values of a NonTensorStack have one number of batch dimensions, got {sorted(sizes)}"
+            )
+        super().__init__(*members, stack_dim=stack_dim, device=device, **kwargs)
+
+    @staticmethod
+    def _member(value: Any, device: Any = None) -> Any:
+        if is_non_tensor(value):
+            return value
+        if isinstance(value, TensorCollection):
+            raise RuntimeError(f"the values of a NonTensorStack are non-tensor data, got a {type(value).__name__}")
+        return NonTensorData(value, device=device)
+
+    @classmethod
+    def from_list(cls, values: Sequence[Any], **kwargs: Any) -> Any:
+        """A stack of the elements of nested lists, one dimension a level.
+
+        Example:
+            >>> NonTensorStack.from_list([["a", "b"], ["c", "d"]]).batch_size
+            torch.Size([2, 2])
+        """
+        return cls(*[cls.from_list(v) if isinstance(v, list) else v for v in values], **kwargs)
+
+    @classmethod
+    def from_nontensordata(cls, data: NonTensorData) -> Any:
+        """The object of a :class:`NonTensorData` once an element."""
+        return _spread(data)
+
+    @property
+    def data(self) -> Any:
+        """The object that all elements share.
+
+        Raises:
+            AttributeError: there are several.
+        """
+        values = _flat_payloads(self)
+        if not values or any(not same_payload(value, values[0]) for value in values[1:]):
+            raise AttributeError("a NonTensorStack holds several objects, so it has no single .data: use tolist()")
+        return values[0]
+
+    def maybe_to_stack(self) -> Any:
+        """Itself."""
+        return self
+
+    def tolist(self, **kwargs: Any) -> Any:
+        """The objects in nested lists of the shape of the batch."""
+        return _nested_payloads(self, kwargs.get("as_linked_list", False))
+
+    def to_dict(self, **kwargs: Any) -> Any:
+        """Same as :meth:`tolist`."""
+        return self.tolist()
+
+    def to_tensordict(self, **kwargs: Any) -> Any:
+        """A copy: there is no tensor to convert."""
+        return self.clone()
+
+    def _as_value(self) -> Any:
+        return _nested_payloads(self, True)
+
+    def is_empty(self) -> bool:
+        """False: the objects count as content."""
+        return False
+
+    def _densified(self) -> Any:
+        return self
+
+    def densify(self, layout: torch.layout = torch.strided) -> Any:
+        """Itself: there is no tensor to make dense."""
+        return self
+
+    def to_lazystack(self, dim: int = 0) -> Any:
+        """Itself."""
+        return self
+
+    def _apply_level(self, call: Any, others: list[Any], prefix: tuple[str, ...]) -> Any:
+        return self.copy()
+
+    def _apply_into(self, call: Any, others: list[Any], prefix: tuple[str, ...], out: Any) -> None:
+        return
+
+    def _change_batch_size(self, new: torch.Size) -> None:
+        if new != self._batch_size[: len(new)]:
+            super()._change_batch_size(new)
+
+    def _fit_into(self, parent: TensorCollection, key: str, non_blocking: bool) -> Any:
+        dims = parent.batch_dims
+        if -1 not in self._batch_size and self._batch_size[:dims] != parent._batch_size:
+            raise parent._misfit(self, key)
+        if parent._device is not None and parent._device != self._device:
+            return self.to(parent._device)
+        return self
+
+    def _set_index(self, index: Any, value: Any) -> None:
+        if not is_non_tensor(value):
+            size = index_batch_size(self._batch_size, index)
+            value = _rows_of(value, size, self._device)
+        super()._set_index(index, value)
+
+    def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
+        self.update_(item if is_non_tensor(item) else _rows_of(item, self._batch_size, self._device))
+        return self
+
+    def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Any:
+        """Takes over the objects of other non-tensor data of the same batch size."""
+        if self._lock is not None and not inplace:
+            raise self._locked_error()
+        return self.update_(input_dict_or_td, clone)
+
+    def __eq__(self, other: object) -> Any:
+        if not is_non_tensor(other):
+            return False
+        mine, theirs = self.unbind(0), other.unbind(0)  # type: ignore[attr-defined]
+        if len(mine) != len(theirs):
+            raise RuntimeError(
+                f"the batch sizes {list(self._batch_size)} and {list(other._batch_size)} cannot be compared"  # type: ignore[attr-defined]
+            )
+        return torch.stack([a == b for a, b in zip(mine, theirs)]) if mine else torch.ones(0, dtype=torch.bool)
+
+    def __ne__(self, other: object) -> Any:
+        equal = self == other
+        return ~equal if isinstance(equal, Tensor) else not equal
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"NonTensorStack(\n    {self.tolist()},\n    batch_size={self._batch_size},\n    device={self._device})"
+
+    @classmethod
+    def _lazy_stack_class(cls, values: Sequence[Any]) -> Any:
+        return NonTensorData._lazy_stack_class(values)
+
+    @classmethod
+    def _stack_entries(cls, items: Sequence[Any], dim: int) -> Any:
+        return _stack_non_tensors(items, dim)
+
+    @classmethod
+    def _cat_entries(cls, items: Sequence[Any], dim: int) -> Any:
+        return _cat_non_tensors(items, dim)
+
+
+def _rows_of(value: Any, size: torch.Size, device: Any) -> Any:
+    """A plain value as non-tensor data of the given batch size: a list row by row, anything else for all rows."""
+    if isinstance(value, list) and size and len(value) == size[0]:
+        rows = [_rows_of(row, size[1:], device) for row in value]
+        return NonTensorStack._of(rows, 0, size[1:], device)
+    return NonTensorData(value, batch_size=size, device=device)
+
+
+def _nested_payloads(data: Any, linked: bool) -> Any:
+    if isinstance(data, NonTensorData):
+        return _filled(data._payload, tuple(data._batch_size))
+    values = [_nested_payloads(row, linked) for row in data.unbind(0)]
+    return LinkedList(values, data) if linked else values
+
+
+def _flat_payloads(data: Any) -> list[Any]:
+    if isinstance(data, NonTensorData):
+        return [data._payload]
+    return [value for member in data._source for value in _flat_payloads(member)]
+
+
+# -- lists as values ---------------------------------------------------------------------------------------
+
+
+def from_sequence(item: Any, batch_size: torch.Size, device: Any = None) -> Any:
+    """What a list or a tuple becomes as an entry.
+
+    Numbers that nest regularly become a tensor, tensors of one shape and collections are stacked, and any
+    other list becomes a :class:`NonTensorStack` with an element a row. Tuples, and lists under
+    ``set_list_to_stack(False)``, are one object (an array) for the whole batch unless they hold numbers.
+
+    Args:
+        item: list or tuple.
+        batch_size: batch size of the collection that will hold the result.
+        device: its device.
+    """
+    if not isinstance(item, list) or not settings.list_to_stack:
+        return _as_one_value(item, batch_size, device)
+    value = _stacked(item, device)
+    if isinstance(value, NonTensorData):  # an empty leading dimension
+        value._batch_size = batch_size
+    return value
+
+
+def _as_one_value(item: Any, batch_size: torch.Size, device: Any) -> Any:
+    if item and isinstance(item[0], (Tensor, TensorCollection)):
+        return _stacked(list(item), device)
+    try:
+        array = np.asarray(item)
+    except ValueError:
+        raise ValueError(
+            f"a ragged {type(item).__name__} has no array form: assign a list under set_list_to_stack(True), or "
+            "set_non_tensor(key, value) to keep the object as it is"
+        ) from None
+    if array.dtype.kind in "biuf":
+        return torch.as_tensor(item, device=device) if item else torch.as_tensor(array, device=device)
+    return NonTensorData(array, batch_size=batch_size, device=device)
+
+
+def _stacked(item: list[Any], device: Any) -> Any:
+    first = item[0] if item else 0
+    if isinstance(first, Tensor):
+        if all(isinstance(part, Tensor) and part.shape == first.shape for part in item):
+            stack = _stack_tensors(item)
+            return stack if device is None else stack.to(device)
+    elif isinstance(first, TensorCollection) and not first._is_non_tensor:
+        if not all(isinstance(part, TensorCollection) and not part._is_non_tensor for part in item):
+            raise RuntimeError("a list of tensordicts and other values cannot be stacked: all must be tensordicts")
+        return torch.stack(item)  # type: ignore[arg-type]
+    elif isinstance(first, (bool, int, float)):
+        try:
+            return torch.as_tensor(item, device=device)
+        except (TypeError, ValueError, RuntimeError):
+            pass  # mixed or ragged
+    parts = [_element(part, device) for part in item]
+    if isinstance(first, list) and item and _same_tensors(parts):
+        return _stack_tensors(parts)
+    wrapped = [part if is_non_tensor(part) else NonTensorData(part, device=device) for part in parts]
+    return NonTensorStack(*wrapped, device=device)
+
+
+def _element(part: Any, device: Any) -> Any:
+    """An element of a list: a list becomes what it would become alone, when that has elements of its own."""
+    if type(part) is not list:
+        return part
+    return _stacked(part, device)
+
+
+def _same_tensors(parts: list[Any]) -> bool:
+    first = parts[0]
+    return isinstance(first, Tensor) and all(isinstance(p, Tensor) and p.shape == first.shape for p in parts)
+
+
+def _stack_tensors(parts: list[Tensor]) -> Tensor:
+    dtype = parts[0].dtype
+    if any(part.dtype is not dtype for part in parts):
+        for part in parts[1:]:
+            dtype = torch.promote_types(dtype, part.dtype)
+        parts = [part.to(dtype) for part in parts]
+    return torch.stack(parts)
