@@ -140,9 +140,7 @@ class Benchmark:
                 try:
                     seconds[case.name] = _time_once(case.run)
                 except Exception as error:
-                    result.error = (
-                        f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-                    )
+                    result.error = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                     print(f"  {case.name}: {result.error}", file=sys.stderr)
                     continue
                 if not quiet:
@@ -236,9 +234,7 @@ class Benchmark:
             low, high = r.case.units / max(r.seconds), r.case.units / min(r.seconds)
             axes.barh(place, r.rate, color=_COLOURS[r.case.kind], height=0.72)
             axes.plot([low, high], [place, place], color="black", linewidth=1)
-            text = f" {r.rate:,.0f}" + (
-                f"   ({r.ratio:.2f} × {r.case.against})" if r.ratio is not None else ""
-            )
+            text = f" {r.rate:,.0f}" + (f"   ({r.ratio:.2f} × {r.case.against})" if r.ratio is not None else "")
             axes.text(max(high, r.rate), place, text, va="center", fontsize=8)
         axes.set_yticks(range(len(shown)), [r.case.name for r in shown], fontsize=9)
         axes.invert_yaxis()

@@ -1,8 +1,8 @@
 """The work that every contender of `map_throughput` does: the same rows, the same function, the same checks.
 
-Input: ``image`` uint8 ``[rows, 3, 32, 32]`` in a memory-mapped dataset. Work: ``image / 255`` as float32. Output:
-a file of 12 KiB a row. A contender that writes into files gets fresh ones each time; laying them out is not
-timed, and what it wrote is compared with the answer afterwards, also untimed.
+Input: ``image`` uint8 ``[rows, 3, 32, 32]`` in a memory-mapped dataset. Work: ``image / 255`` as float32.
+Output: a file of 12 KiB a row. A contender that writes into files gets fresh ones each time; to lay them out is
+not timed, and what it wrote is compared with the answer afterwards, also untimed.
 """
 
 from __future__ import annotations
@@ -123,6 +123,13 @@ class Workload:
             return seconds
 
         return run
+
+    def back_to_back(self, run: Callable[[], Any]) -> float:
+        """Seconds of one of two in-place passes; the second puts the inverted rows back."""
+        start = time.perf_counter()
+        run()
+        run()
+        return (time.perf_counter() - start) / 2
 
     def check(self, image: Any) -> None:
         """Compare rows from all over the output with the answer; AssertionError where one differs."""

@@ -1,5 +1,5 @@
 """The same work done with other libraries, each the way its own documentation recommends.
 
-Every module has ``add_cases(bench, work, against)``; it raises ImportError where the library is not installed
+Every module has ``add_cases(bench, work)``; it raises ImportError where the library is not installed
 (extra ``bench``).
 """

@@ -13,6 +13,8 @@ from torch import multiprocessing
 from benchmarks._harness import Benchmark
 from benchmarks._workload import Workload
 
+FLOOR = "floor, chunk 256"
+
 
 def normalise_rows(chunk: tensordict.TensorDict) -> tensordict.TensorDict:
     """The work on a chunk."""
@@ -30,20 +32,24 @@ def plus_one(chunk: tensordict.TensorDict) -> tensordict.TensorDict:
     return tensordict.TensorDict({"x": chunk["x"] + 1}, chunk.batch_size)
 
 
-def add_cases(bench: Benchmark, work: Workload, against: str) -> None:
+def add_cases(bench: Benchmark, work: Workload) -> None:
     """Add ``tensordict.map`` at the same settings as this project."""
 
     def add(name: str, run: Callable[[], float], **options: Any) -> None:
-        bench.add(
-            f"tensordict.map {name}", run, units=work.rows, kind="reference", against=against, **options
-        )
+        bench.add(f"tensordict.map {name}", run, units=work.rows, kind="reference", **options)
 
     for chunk in (16, 256, None):
         label = f"out=memmap, chunk {chunk or 'default'}"
-        add(label, lambda chunk=chunk: _into_memmap(work, chunk), rounds=3)
-    add("out=memmap, chunk 256, kept pool", lambda: _with_pool(work), rounds=3)
-    add("out=memmap, chunk 256, spawn", lambda: _into_memmap(work, 256, mp_start_method="spawn"), rounds=2)
-    add("gather, chunk 256", lambda: _gather(work), rounds=3)
+        against = f"floor, chunk {chunk or 'default'}"
+        add(label, lambda chunk=chunk: _into_memmap(work, chunk), against=against, rounds=3)
+    add("out=memmap, chunk 256, kept pool", lambda: _with_pool(work), against=FLOOR, rounds=3)
+    add(
+        "out=memmap, chunk 256, spawn",
+        lambda: _into_memmap(work, 256, mp_start_method="spawn"),
+        against=FLOOR,
+        rounds=2,
+    )
+    add("gather, chunk 256", lambda: _gather(work), against=FLOOR, rounds=3)
 
 
 def add_in_place(bench: Benchmark, work: Workload, against: str) -> None:
@@ -51,9 +57,8 @@ def add_in_place(bench: Benchmark, work: Workload, against: str) -> None:
 
     def run() -> float:
         data = tensordict.TensorDict.load_memmap(work.source)
-        start = time.perf_counter()
-        data.map(invert_rows, num_workers=work.workers, chunksize=256, out=data, mp_start_method="fork")
-        return time.perf_counter() - start
+        options = _options(work, 256, "fork")
+        return work.back_to_back(lambda: data.map(invert_rows, out=data, **options))
 
     name = "tensordict.map in place, chunk 256"
     bench.add(name, run, units=work.rows, kind="reference", against=against, rounds=3)
@@ -65,7 +70,7 @@ def add_tiny(bench: Benchmark, work: Workload, rows: int) -> str:
 
     def run() -> float:
         start = time.perf_counter()
-        data.map(plus_one, num_workers=work.workers, chunksize=1, mp_start_method="fork")
+        data.map(plus_one, **_options(work, 1, "fork"))
         return time.perf_counter() - start
 
     name = "tensordict.map chunk 1, x + 1"
@@ -73,13 +78,22 @@ def add_tiny(bench: Benchmark, work: Workload, rows: int) -> str:
     return name
 
 
+def _options(work: Workload, chunk: int | None, method: str) -> dict[str, Any]:
+    return {
+        "num_workers": work.workers,
+        "chunksize": chunk,
+        "mp_start_method": method,
+        "generator": torch.Generator(),
+    }
+
+
 def _into_memmap(work: Workload, chunk: int | None, **options: Any) -> float:
     data = tensordict.TensorDict.load_memmap(work.source)
-    options = {"mp_start_method": "fork", **options}
+    options = {**_options(work, chunk, "fork"), **options}
     with work.fresh_folder() as folder:
         out = work.empty_row(tensordict.TensorDict).expand(work.rows).memmap_like(folder / "td")
         start = time.perf_counter()
-        data.map(normalise_rows, num_workers=work.workers, chunksize=chunk, out=out, **options)
+        data.map(normalise_rows, out=out, **options)
         seconds = time.perf_counter() - start
         work.check(out["image"])
     return seconds
@@ -94,7 +108,7 @@ def _with_pool(work: Workload) -> float:
 def _gather(work: Workload) -> float:
     data = tensordict.TensorDict.load_memmap(work.source)
     start = time.perf_counter()
-    result = data.map(normalise_rows, num_workers=work.workers, chunksize=256, mp_start_method="fork")
+    result = data.map(normalise_rows, **_options(work, 256, "fork"))
     seconds = time.perf_counter() - start
     work.check(result["image"])
     return seconds
