@@ -254,7 +254,8 @@ class CastOps:
         if self._device is not None and self._device.type == "cuda":
             return self
         for leaf in self._leaves():
-            leaf.share_memory_()
+            if leaf.device.type == "cpu":
+                leaf.share_memory_()
         if self._lock is None:
             self._propagate_lock(None)
         _mark_shared(self)
