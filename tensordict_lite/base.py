@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict_lite.ops import FAMILIES
+from tensordict_lite.ops import Families
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,7 +40,7 @@ LOCKED_MESSAGE = (
 _new_object = object.__new__
 
 
-class TensorCollection(*FAMILIES):  # type: ignore[misc]
+class TensorCollection(Families):
     """Root of everything that holds tensors under keys with a shared leading shape.
 
     ``isinstance(x, TensorCollection)`` is true for :class:`TensorDict`, lazy stacks, tensorclasses and

@@ -17,7 +17,10 @@ from tensordict_lite.ops.rows import RowOps
 from tensordict_lite.ops.shape import ShapeOps
 from tensordict_lite.ops.storage import StorageOps
 
-FAMILIES = (
+__all__ = ["Families"]
+
+
+class Families(
     MappingOps,
     ShapeOps,
     RowOps,
@@ -32,4 +35,7 @@ FAMILIES = (
     StorageOps,
     ModuleOps,
     EngineOps,
-)
+):
+    """All of them. Named one by one, so that a type checker follows the bases."""
+
+    __slots__ = ()
