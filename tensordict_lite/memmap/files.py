@@ -95,9 +95,7 @@ def _write_blocks(fd: int, tensor: Tensor, path: str, offset: int) -> int:
             offset = _write_blocks(fd, row, path, offset)
         return offset
     for part in tensor.split(max(1, BLOCK // per_row)):
-        offset = (
-            _write_blocks(fd, part, path, offset) if part.shape[0] > 1 else _write_one(fd, part, path, offset)
-        )
+        offset = _write_blocks(fd, part, path, offset) if part.shape[0] > 1 else _write_one(fd, part, path, offset)
     return offset
 
 

@@ -35,6 +35,7 @@ __all__ = [
     "check_leaf_file",
     "decode_key",
     "encode_key",
+    "is_count",
     "leaf_meta",
     "node_meta",
     "read_meta",
@@ -45,9 +46,7 @@ SUFFIX = ".memmap"
 FORMAT_VERSION = 1
 
 # Entries of meta.json that describe the folder itself. A tensor under such a key is listed in `_entries` instead.
-RESERVED = frozenset(
-    {"shape", "device", "_type", "_format_version", "_class", "_names", "_entries", "_growing"}
-)
+RESERVED = frozenset({"shape", "device", "_type", "_format_version", "_class", "_names", "_entries", "_growing"})
 
 MAX_META_BYTES = 64 << 20
 MAX_DIMS = 64
@@ -197,9 +196,7 @@ def _check_folder(folder: str) -> None:
     try:
         mode = os.lstat(folder).st_mode
     except OSError as err:
-        raise DatasetError(
-            folder, f"a nested collection is missing ({err.strerror}); was the copy complete?"
-        ) from None
+        raise DatasetError(folder, f"a nested collection is missing ({err.strerror}); was the copy complete?") from None
     if stat.S_ISLNK(mode):
         raise DatasetError(folder, "is a symbolic link; a dataset is not followed out of its folder")
     if not stat.S_ISDIR(mode):
@@ -222,9 +219,7 @@ def _read_json(path: str, folder: str) -> Any:
         if not stat.S_ISREG(info.st_mode):
             raise DatasetError(path, "is not a regular file")
         if info.st_size > MAX_META_BYTES:
-            raise DatasetError(
-                path, f"metadata of {info.st_size:,} bytes is not credible (limit {MAX_META_BYTES:,})"
-            )
+            raise DatasetError(path, f"metadata of {info.st_size:,} bytes is not credible (limit {MAX_META_BYTES:,})")
         data = os.read(fd, info.st_size + 1)
         while len(data) < info.st_size:
             more = os.read(fd, info.st_size - len(data))
@@ -326,9 +321,7 @@ def _parse_entry(path: str, key: str, entry: dict[str, Any], node: NodeMeta) -> 
         raise DatasetError(path, f"{key!r} has the unknown layout {_short(layout)}")
     capacity = entry.get("capacity")
     if capacity is not None and (type(capacity) is not int or not 0 <= capacity < MAX_BYTES):
-        raise DatasetError(
-            path, f"'capacity' of {key!r} should be a number of rows, found {_short(capacity)}"
-        )
+        raise DatasetError(path, f"'capacity' of {key!r} should be a number of rows, found {_short(capacity)}")
     leaf = LeafMeta(dtype, shape, is_nested, layout, capacity)
     if is_nested:
         if len(shape) != 2:
@@ -367,9 +360,7 @@ def _check_names(path: str, value: Any, dims: int) -> list[str | None] | None:
     if value is None:
         return None
     if type(value) is not list or len(value) != dims or not all(n is None or type(n) is str for n in value):
-        raise DatasetError(
-            path, f"'_names' should have a name or null for each of {dims} dimensions: {_short(value)}"
-        )
+        raise DatasetError(path, f"'_names' should have a name or null for each of {dims} dimensions: {_short(value)}")
     given = [n for n in value if n is not None]
     if len(set(given)) != len(given):
         raise DatasetError(path, f"the dimension names {_short(value)} are not distinct")
@@ -397,14 +388,10 @@ def check_leaf_file(path: str, nbytes: int, *, room: int | None = None) -> None:
     except OSError as err:
         if not nbytes and isinstance(err, FileNotFoundError):
             return
-        raise DatasetError(
-            path, f"the file of a tensor is missing ({err.strerror}); was the copy complete?"
-        ) from None
+        raise DatasetError(path, f"the file of a tensor is missing ({err.strerror}); was the copy complete?") from None
     if not stat.S_ISREG(info.st_mode):
         what = (
-            "a symbolic link; a dataset is not followed out of its folder"
-            if stat.S_ISLNK(info.st_mode)
-            else "no file"
+            "a symbolic link; a dataset is not followed out of its folder" if stat.S_ISLNK(info.st_mode) else "no file"
         )
         raise DatasetError(path, f"is {what}")
     if info.st_size < nbytes:
@@ -416,6 +403,11 @@ def check_leaf_file(path: str, nbytes: int, *, room: int | None = None) -> None:
             path,
             f"does not fit the metadata, which describes {nbytes:,} bytes: the file has {info.st_size:,}",
         )
+
+
+def is_count(value: Any, limit: int) -> bool:
+    """Whether a value out of JSON is a number of things, up to a limit."""
+    return type(value) is int and 0 <= value <= limit
 
 
 def _short(value: Any) -> str:

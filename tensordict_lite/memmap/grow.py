@@ -20,9 +20,7 @@ from tensordict_lite.memmap.tensor import MemoryMappedTensor
 __all__ = ["make", "make_from_storage", "make_from_tensor"]
 
 
-def make(
-    node: Any, key: Any, shape: Any, dtype: torch.dtype | None, robust_key: bool | None
-) -> MemoryMappedTensor:
+def make(node: Any, key: Any, shape: Any, dtype: torch.dtype | None, robust_key: bool | None) -> MemoryMappedTensor:
     """A zero-filled entry."""
 
     def build(path: str | None) -> MemoryMappedTensor:
@@ -82,13 +80,9 @@ def _add(
     name = path[-1]
     folder = getattr(node, "_memmap_path", None)
     if folder is None:
-        raise RuntimeError(
-            "an entry can only be made within a memory-mapped collection: call memmap_() first"
-        )
+        raise RuntimeError("an entry can only be made within a memory-mapped collection: call memmap_() first")
     if name in node._key_list():
-        raise RuntimeError(
-            f"the key {name!r} exists already in this collection: delete it, or write into it in place"
-        )
+        raise RuntimeError(f"the key {name!r} exists already in this collection: delete it, or write into it in place")
     file = os.path.join(folder, _name(name, robust_key) + SUFFIX) if folder else None
     tensor = build(file)
     _check_batch(node, name, tensor)
@@ -104,9 +98,7 @@ def _child(node: Any, key: str, robust_key: bool | None) -> Any:
         return node._get_str(key)
     folder = getattr(node, "_memmap_path", None)
     if folder is None:
-        raise RuntimeError(
-            "an entry can only be made within a memory-mapped collection: call memmap_() first"
-        )
+        raise RuntimeError("an entry can only be made within a memory-mapped collection: call memmap_() first")
     child = node._new_child()
     if folder:
         path = os.path.join(folder, _name(key, robust_key))
@@ -133,9 +125,7 @@ def _name(key: str, robust_key: bool | None) -> str:
 def _check_batch(node: Any, key: str, tensor: Tensor) -> None:
     dims = len(node._batch_size)
     lead = (tensor.size(0),) if tensor.is_nested else tensor.shape
-    if tuple(lead[:dims]) != tuple(node._batch_size[: len(lead)]) or (
-        not tensor.is_nested and len(lead) < dims
-    ):
+    if tuple(lead[:dims]) != tuple(node._batch_size[: len(lead)]) or (not tensor.is_nested and len(lead) < dims):
         raise RuntimeError(
             f"the new entry {key!r} of shape {tuple(tensor.shape)} does not start with the batch size "
             f"{list(node._batch_size)}"

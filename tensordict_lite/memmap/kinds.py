@@ -1,7 +1,14 @@
-"""How each class of collections is laid out on disk: one planner to save it, one reader to load it.
+"""How each class of collections other than the dense one is laid out on disk: a planner to save, a reader to load.
 
-The dense layout is in ``plan.py`` and ``load.py``. The others are here, and are hooked up when their classes
-are first needed, so that the format itself imports none of them.
+===================  =============================================================================================
+``NonTensorData``    ``meta.json`` with the object under ``"data"``; what JSON cannot hold is in ``other.pickle``
+``NonTensorStack``   ``meta.json`` with nested lists of objects; what JSON cannot hold is in ``pickle.pkl``
+lazy stack           ``meta.json`` with ``stack_dim``, and one sub-folder ``0``, ``1``... a member
+tensorclass          ``meta.json`` with the name of the class, and its fields as a collection in ``_tensordict``
+===================  =============================================================================================
+
+The classes are looked up when they are first needed, so that the format imports none of them. The class of a
+saved tensorclass is looked up among those that the program has defined; it is never imported.
 """
 
 from __future__ import annotations
@@ -9,18 +16,20 @@ from __future__ import annotations
 import os
 import pickle
 import stat
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.format import META, NodeMeta
+from tensordict_lite.memmap.format import FORMAT_VERSION, META, NodeMeta, is_count
 from tensordict_lite.memmap.load import Loader, register_reader
-from tensordict_lite.memmap.plan import Folder, Plan, holds_json, pickled, plan_dense, register_planner
+from tensordict_lite.memmap.plan import Plan, holds_json, pickled, plan_dense, register_planner
 
 __all__ = ["ensure_registered"]
 
 _done = False
+Where = tuple[str, ...]
 
 
 def ensure_registered() -> None:
@@ -28,29 +37,46 @@ def ensure_registered() -> None:
     global _done
     if _done:
         return
-    from tensordict_lite.nontensor import NonTensorData
-    from tensordict_lite.tensordict import TensorDict
+    from contextlib import suppress
 
-    register_planner(TensorDict, plan_dense)
+    from tensordict_lite.dense import DenseCollection
+    from tensordict_lite.nontensor import NonTensorData
+
+    register_planner(DenseCollection, plan_dense)
     register_planner(NonTensorData, plan_nontensor)
+    with suppress(ImportError):
+        from tensordict_lite.lazystack import LazyStackedTensorDict
+
+        register_planner(LazyStackedTensorDict, plan_lazy_stack)
+    with suppress(ImportError):
+        from tensordict_lite.nontensor_stack import NonTensorStack
+
+        register_planner(NonTensorStack, plan_nontensor_stack)
+    with suppress(ImportError):
+        from tensordict_lite.tensorclass import TensorClass
+
+        register_planner(TensorClass, plan_tensorclass)
     register_reader("nontensor", read_nontensor)
+    register_reader("nontensorstack", read_nontensor_stack)
+    register_reader("lazystack", read_lazy_stack)
+    register_reader("tensorclass", read_tensorclass)
     _done = True
 
 
-def plan_nontensor(plan: Plan, node: Any, path: str, where: tuple[str, ...]) -> str:
-    """One object: in the metadata where JSON can hold it, in ``other.pickle`` otherwise."""
+# -- one object ------------------------------------------------------------------------------------------------
+
+
+def plan_nontensor(plan: Plan, node: Any, path: str, where: Where) -> str:
+    """One object."""
     meta: dict[str, Any] = {"_type": "<class 'tensordict.tensorclass.NonTensorData'>"}
-    folder = Folder(node, path, meta)
+    folder = plan.folder(node, path, where, meta)
     value = node._payload
     if holds_json(value):
         meta["data"] = value
     else:
-        folder.blobs["other.pickle"] = pickled(plan, {"data": value}, where)
+        folder.blobs["other.pickle"] = pickled(plan, value, {"data": value}, where)
     meta["_metadata"] = None
     meta["_is_non_tensor"] = True
-    if path:
-        plan.claim(path, where)
-    plan.folders.append(folder)
     return "NonTensorData"
 
 
@@ -61,13 +87,209 @@ def read_nontensor(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> A
     if "data" in meta.raw:
         value = meta.raw["data"]
     else:
-        value = _unpickle(loader, meta.path, "other.pickle")
-        if type(value) is not dict or "data" not in value:
+        content = _unpickle(loader, meta.path, "other.pickle")
+        if type(content) is not dict or "data" not in content:
             raise DatasetError(meta.path + "/other.pickle", "does not hold the object of a non-tensor entry")
-        value = value["data"]
-    return NonTensorData(
-        value, batch_size=torch.Size(()) if lead is None else lead, device=loader.device or "cpu"
-    )
+        value = content["data"]
+    size = torch.Size(()) if lead is None else lead
+    return NonTensorData(value, batch_size=size, device=loader.device or "cpu")
+
+
+# -- one object an element -----------------------------------------------------------------------------------
+
+
+def plan_nontensor_stack(plan: Plan, node: Any, path: str, where: Where) -> str:
+    """Objects that differ from element to element."""
+    meta: dict[str, Any] = {
+        "_type": "<class 'tensordict.tensorclass.NonTensorStack'>",
+        "_format_version": FORMAT_VERSION,
+        "_class": "tensordict:NonTensorStack",
+        "stack_dim": node._stack_dim,
+        "device": None,
+    }
+    folder = plan.folder(node, path, where, meta)
+    folder.compact = True
+    values = node.tolist()
+    if holds_json(values):
+        meta["data"] = values
+    else:
+        folder.blobs["pickle.pkl"] = pickled(plan, values, values, where)
+        meta["data"] = "pickle.pkl"
+    if _depth(values) != len(node._batch_size):
+        meta["_batch_dims"] = len(node._batch_size)  # the objects are lists themselves
+    return "NonTensorStack"
+
+
+def _depth(values: Any) -> int:
+    depth = 0
+    while type(values) is list and values:
+        depth, values = depth + 1, values[0]
+    return depth
+
+
+def read_nontensor_stack(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> Any:
+    """The objects of :func:`plan_nontensor_stack`."""
+    path = meta.path + "/" + META
+    values = meta.raw.get("data")
+    if values == "pickle.pkl":
+        values = _unpickle(loader, meta.path, "pickle.pkl")
+    if type(values) is not list:
+        raise DatasetError(path, f"'data' of a stack should be a list, found a {type(values).__name__}")
+    dims = meta.raw.get("_batch_dims")
+    if dims is None:
+        dims = max(_regular_depth(values), 1)
+    elif not is_count(dims, 64) or dims < 1:
+        raise DatasetError(path, f"'_batch_dims' should be a number of dimensions, found {dims!r}")
+    dim = meta.raw["stack_dim"]
+    if dim >= dims:
+        raise DatasetError(path, f"the stack dim {dim} does not exist in objects of {dims} batch dims")
+    return _stack_objects(path, values, dims, loader.device or torch.device("cpu"))
+
+
+def _regular_depth(values: Any) -> int:
+    """How many levels of lists have one length each: the batch dims of objects that are not lists."""
+    if type(values) is not list or not values:
+        return 0
+    inner = {(_regular_depth(value), len(value) if type(value) is list else -1) for value in values}
+    return 1 + (next(iter(inner))[0] if len(inner) == 1 else 0)
+
+
+def _stack_objects(path: str, values: Any, dims: int, device: torch.device) -> Any:
+    from tensordict_lite.nontensor import NonTensorData
+    from tensordict_lite.nontensor_stack import NonTensorStack
+
+    if dims == 0:
+        return NonTensorData(values, device=device)
+    if type(values) is not list:
+        raise DatasetError(path, "the lists of a stack of objects are not of one depth")
+    members = [_stack_objects(path, value, dims - 1, device) for value in values]
+    sizes = {member.batch_size for member in members}
+    if len(sizes) > 1:
+        raise DatasetError(path, f"the lists of a stack of objects have different lengths: {sorted(map(list, sizes))}")
+    size = next(iter(sizes)) if sizes else torch.Size([0] * (dims - 1))
+    return NonTensorStack._of(members, 0, size, device)
+
+
+# -- lazy stacks -----------------------------------------------------------------------------------------------
+
+
+def plan_lazy_stack(plan: Plan, node: Any, path: str, where: Where) -> str:
+    """One sub-folder a member; a stack of tensorclasses is a tensorclass whose fields are a stack."""
+    from tensordict_lite.tensorclass import TensorClass
+
+    members = node._source
+    kind = type(members[0]) if members else None
+    if kind is not None and issubclass(kind, TensorClass) and all(type(member) is kind for member in members):
+        plan.folder(node, path, where, {"_type": f"<class '{_class_name(kind)}'>"})
+        inner = f"{path}/_tensordict" if path else "_tensordict"
+        _plan_members(plan, node, inner, where, plan_dense)
+        return kind.__name__
+    _plan_members(plan, node, path, where, lambda plan, *args: plan.add(*args))
+    return "LazyStackedTensorDict"
+
+
+def _plan_members(plan: Plan, node: Any, path: str, where: Where, add: Callable[..., str]) -> None:
+    dim = node._stack_dim
+    meta = {
+        "_type": "<class 'tensordict._lazy.LazyStackedTensorDict'>",
+        "_format_version": FORMAT_VERSION,
+        "_class": "tensordict:LazyStackedTensorDict",
+        "stack_dim": dim,
+        "stack_dim_name": node._names[dim] if node._names is not None else None,
+        "_length": len(node._source),
+    }
+    if not node._source:
+        meta["_member_shape"] = list(node._member_batch_size())
+    plan.folder(node, path, where, meta)
+    for number, member in enumerate(node._source):
+        add(plan, member, f"{path}/{number}" if path else str(number), (*where, str(number)))
+
+
+def read_lazy_stack(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> Any:
+    """The stack of :func:`plan_lazy_stack`."""
+    return _read_members(loader, meta, lambda member: member)
+
+
+def _read_members(loader: Loader, meta: NodeMeta, wrap: Callable[[Any], Any]) -> Any:
+    from tensordict_lite.lazystack import LazyStackedTensorDict
+
+    path = meta.path + "/" + META
+    count = _count_members(meta, path)
+    members = [wrap(loader.load(f"{meta.path}/{number}")) for number in range(count)]
+    dim, name = meta.raw["stack_dim"], meta.raw.get("stack_dim_name")
+    if name is not None and type(name) is not str:
+        raise DatasetError(path, f"'stack_dim_name' should be a name, found {name!r}")
+    if not members:
+        from tensordict_lite.memmap.format import check_shape
+
+        size = check_shape(path, meta.raw.get("_member_shape", []), "the members")
+        return LazyStackedTensorDict(stack_dim=min(dim, len(size)), batch_size=torch.Size(size))
+    try:
+        return LazyStackedTensorDict(*members, stack_dim=dim, stack_dim_name=name)
+    except (RuntimeError, ValueError, TypeError, IndexError) as err:
+        raise DatasetError(path, f"the members do not stack: {err}") from None
+
+
+def _count_members(meta: NodeMeta, path: str) -> int:
+    """Members are the sub-folders 0, 1, 2...: all of them, without a gap."""
+    numbers = {
+        int(name) for name in os.listdir(meta.path) if name.isascii() and name.isdigit() and str(int(name)) == name
+    }
+    count = meta.raw.get("_length", len(numbers))
+    if not is_count(count, 1 << 31) or numbers != set(range(count)):
+        missing = sorted(set(range(count)) - numbers)[:3] if is_count(count, 1 << 31) else []
+        raise DatasetError(
+            path,
+            f"a stack of {count} members was saved and {len(numbers)} are there"
+            + (f"; the first missing one is {missing[0]}" if missing else ""),
+        )
+    return count
+
+
+# -- tensorclasses -----------------------------------------------------------------------------------------------
+
+
+def plan_tensorclass(plan: Plan, node: Any, path: str, where: Where) -> str:
+    """The name of the class, and its fields as an ordinary collection one level down."""
+    cls = type(node)
+    plan.folder(node, path, where, {"_type": f"<class '{_class_name(cls)}'>"})
+    plan_dense(plan, node, f"{path}/_tensordict" if path else "_tensordict", where)
+    return cls.__name__
+
+
+def _class_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def read_tensorclass(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> Any:
+    """The instance of :func:`plan_tensorclass`."""
+    from tensordict_lite.memmap.format import read_meta
+    from tensordict_lite.tensorclass import registered_class
+
+    path = meta.path + "/" + META
+    cls = registered_class(meta.class_name)
+    if cls is None:
+        raise DatasetError(
+            path,
+            f"a {meta.class_name} was saved, and this program has defined no tensorclass of that name. Define or import "
+            "it first: a dataset never imports code. Its fields alone load from the sub-folder '_tensordict'",
+        )
+    inner = read_meta(meta.path + "/_tensordict", nested=True)
+    if inner.kind == "lazystack":
+        return _read_members(loader, inner, lambda member: _as_class(cls, member, path))
+    if inner.kind != "tensordict":
+        raise DatasetError(path, f"the fields of a tensorclass are a collection, found a {inner.kind}")
+    return _as_class(cls, loader.dense(inner), path)
+
+
+def _as_class(cls: Any, fields: Any, path: str) -> Any:
+    try:
+        return cls.from_tensordict(fields)
+    except (ValueError, KeyError, TypeError, RuntimeError, AttributeError) as err:
+        raise DatasetError(path, f"the saved fields do not fit the class {cls.__name__}: {err}") from err
+
+
+# -- pickles ------------------------------------------------------------------------------------------------------
 
 
 def _unpickle(loader: Loader, folder: str, name: str) -> Any:

@@ -35,9 +35,7 @@ __all__ = ["Loader", "load_collection"]
 _as_subclass = Tensor.as_subclass
 _CPU = torch.device("cpu")
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
-DTYPES: dict[str, torch.dtype] = {
-    str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)
-}
+DTYPES: dict[str, torch.dtype] = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
 @dataclass(slots=True)
@@ -99,20 +97,14 @@ class Loader:
         """One tensor."""
         dtype = DTYPES.get(leaf.dtype)
         if dtype is None:
-            raise DatasetError(
-                folder + "/" + META, f"this version of torch has no {leaf.dtype} (entry {key!r})"
-            )
+            raise DatasetError(folder + "/" + META, f"this version of torch has no {leaf.dtype} (entry {key!r})")
         if self.empty and not leaf.is_nested:
             return torch.empty(leaf.shape, dtype=dtype, device=self.device)
         path = f"{folder}/{key}{SUFFIX}" if key.isidentifier() else self._file(folder, key)
         if leaf.is_nested:
             return self._move(self._nested(path, dtype, leaf))
         nbytes = leaf.nbytes
-        room = (
-            None
-            if leaf.capacity is None or not leaf.shape
-            else nbytes // max(1, leaf.shape[0]) * leaf.capacity
-        )
+        room = None if leaf.capacity is None or not leaf.shape else nbytes // max(1, leaf.shape[0]) * leaf.capacity
         check_leaf_file(path, nbytes, room=room)
         writable = True if self.mode == "r+" else self._writable(path)
         return self._move(MemoryMappedTensor._map(path, dtype, leaf.shape, writable))
@@ -125,9 +117,7 @@ class Loader:
         raw = raw_key(key)
         if raw is None:
             if not self.robust_key:
-                raise DatasetError(
-                    folder, f"the key {key!r} is not a file name, and robust_key=False was given"
-                )
+                raise DatasetError(folder, f"the key {key!r} is not a file name, and robust_key=False was given")
             return path
         legacy = f"{folder}/{raw}{SUFFIX}"
         return legacy if not self.robust_key or os.path.lexists(legacy) else path
@@ -205,9 +195,7 @@ def load_collection(
     )
     folder = os.path.abspath(os.fspath(prefix))
     try:
-        loaded = loader.load(
-            find_subpath(loader, folder, subpath) if subpath is not None else folder, top=True
-        )
+        loaded = loader.load(find_subpath(loader, folder, subpath) if subpath is not None else folder, top=True)
     except RecursionError:
         raise DatasetError(folder, "is nested too deeply to be a dataset") from None
     if device is not None and not non_blocking:
@@ -221,9 +209,7 @@ def find_subpath(loader: Loader, folder: str, subpath: Any) -> str:
     Raises:
         ValueError: there is no such nested collection.
     """
-    parts = (
-        [part for part in subpath.split("/") if part] if isinstance(subpath, str) else list(_flat(subpath))
-    )
+    parts = [part for part in subpath.split("/") if part] if isinstance(subpath, str) else list(_flat(subpath))
     for part in parts:
         meta = read_meta(folder)
         if meta.kind == "tensorclass":
@@ -235,9 +221,7 @@ def find_subpath(loader: Loader, folder: str, subpath: Any) -> str:
                 f"{folder} has no nested collection {part!r}: it has {sorted(known)} (subpath={subpath!r})"
             )
         if known is None and not part.isdigit():
-            raise ValueError(
-                f"{folder} is a {meta.kind}, with numbered elements: {part!r} (subpath={subpath!r})"
-            )
+            raise ValueError(f"{folder} is a {meta.kind}, with numbered elements: {part!r} (subpath={subpath!r})")
         folder = loader._child(folder, part)
     return folder
 

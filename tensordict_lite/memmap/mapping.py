@@ -91,9 +91,7 @@ def reserve(fd: int, nbytes: int, path: str, start: int = 0) -> None:
         if err.errno == errno.ENOSPC:
             raise no_room(path, nbytes - start) from None
         if err.errno == errno.EFBIG:
-            raise OSError(
-                errno.EFBIG, f"a file of {nbytes:,} bytes is too large for this file system", path
-            ) from None
+            raise OSError(errno.EFBIG, f"a file of {nbytes:,} bytes is too large for this file system", path) from None
         if err.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
             raise
         _fill_zeros(fd, start, nbytes, path)  # a file system without reservations: write the zeros
@@ -149,9 +147,7 @@ class SharedHandle(NamedTuple):
         if self.anonymous and (info.st_dev, info.st_ino) != (self.device, self.inode):
             raise DatasetError(self.path, self._gone(None))
         if info.st_size < self.nbytes:
-            raise DatasetError(
-                self.path, f"{self.nbytes:,} bytes are expected and the file has {info.st_size:,}"
-            )
+            raise DatasetError(self.path, f"{self.nbytes:,} bytes are expected and the file has {info.st_size:,}")
         key = (info.st_dev, info.st_ino, self.nbytes, writable)
         known = _mappings.get(key)
         storage = None if known is None else known()
@@ -198,7 +194,9 @@ def anonymous_storage(nbytes: int) -> UntypedStorage:
         fd = os.memfd_create("tensordict", os.MFD_CLOEXEC)
     except OSError as err:
         if err.errno == errno.EMFILE:
-            err.strerror = "too many open files: each anonymous memory-mapped tensor holds one; raise `ulimit -n` or pass a prefix"
+            err.strerror = (
+                "too many open files: each anonymous memory-mapped tensor holds one; raise `ulimit -n` or pass a prefix"
+            )
         raise
     path = f"{_PROC}{os.getpid()}/fd/{fd}"
     try:
@@ -273,6 +271,4 @@ def region_of(tensor: Tensor) -> Region | None:
             return None
     device, inode = getattr(storage, "_memfd", (0, 0))
     handle = SharedHandle(path, storage.nbytes(), device, inode)
-    return Region(
-        handle, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), writable
-    )
+    return Region(handle, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), writable)

@@ -7,7 +7,6 @@ A plan is made in one walk and written later (``save.py``). The leaves are liste
 from __future__ import annotations
 
 import json
-import math
 import os
 import pickle
 from collections.abc import Callable
@@ -79,12 +78,21 @@ class Plan:
         """Plans a collection at a folder; returns the name of its class, for the metadata of the parent."""
         return planner_for(type(node))(self, node, path, where)
 
+    def folder(self, node: TensorCollection, path: str, where: tuple[str, ...], meta: dict[str, Any]) -> Folder:
+        """Plans a folder and takes its path."""
+        if path:
+            self.claim(path, where)
+        self.folders.append(Folder(node, path, meta))
+        return self.folders[-1]
+
     def claim(self, file: str, where: tuple[str, ...]) -> str:
         """Takes a path; two entries that want the same one are an error before anything is written."""
         other = self.taken.setdefault(file, where)
-        if other is not where:
+        if other is not where or file.rpartition("/")[2] == META:
             raise RuntimeError(
-                f"the entries {other} and {where} would both be saved as {file!r}; rename one of them"
+                f"the entry {where} would be saved as {file!r}, which is taken by "
+                + (f"the entry {other}" if other is not where else "the metadata")
+                + "; rename one of them"
             )
         return file
 
@@ -175,10 +183,7 @@ def planner_for(cls: type) -> Planner:
 def plan_dense(plan: Plan, node: Any, path: str, where: tuple[str, ...]) -> str:
     """Tensors as files, collections as sub-folders."""
     entries: dict[str, dict[str, Any]] = {}
-    slot = len(plan.folders)
-    plan.folders.append(Folder(node, path, {}))
-    if path:
-        plan.claim(path, where)
+    folder = plan.folder(node, path, where, {})
     for key, value in node._source.items():
         here = (*where, key)
         if isinstance(value, Tensor):
@@ -186,13 +191,9 @@ def plan_dense(plan: Plan, node: Any, path: str, where: tuple[str, ...]) -> str:
         else:
             name = plan.name_of(key, here)
             child = f"{path}/{name}" if path else name
-            if name == META:
-                raise RuntimeError(
-                    f"the nested collection {here} would be saved as {child!r}, the metadata file"
-                )
             entries[key] = {"type": plan.add(value, child, here)}
     names = list(node._names) if node._names is not None else None
-    plan.folders[slot].meta = node_meta(entries, tuple(node._batch_size), names)
+    folder.meta = node_meta(entries, tuple(node._batch_size), names)
     return "TensorDict"
 
 
@@ -208,7 +209,7 @@ def holds_json(value: Any) -> bool:
     return False
 
 
-def pickled(plan: Plan, value: Any, where: tuple[str, ...]) -> bytes:
+def pickled(plan: Plan, value: Any, content: Any, where: tuple[str, ...]) -> bytes:
     """Pickle of what JSON cannot hold, where the caller allowed it."""
     if not plan.allow_pickle:
         raise RuntimeError(
@@ -216,7 +217,7 @@ def pickled(plan: Plan, value: Any, where: tuple[str, ...]) -> bytes:
             "allow_pickle=True to save it with pickle (it will only load with allow_pickle=True), or store it as "
             "strings, numbers, lists and dicts."
         )
-    return pickle.dumps(value)
+    return pickle.dumps(content)
 
 
 def total_bytes(plan: Plan) -> int:
@@ -228,8 +229,3 @@ def relative_root(path: str, file: str) -> str | None:
     """The root below which ``path`` is ``file``, if there is one."""
     suffix = os.sep + file
     return path[: -len(suffix)] if path.endswith(suffix) else None
-
-
-def is_finite_json(value: float) -> bool:
-    """Whether strict JSON has this float."""
-    return math.isfinite(value)

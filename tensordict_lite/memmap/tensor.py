@@ -84,9 +84,7 @@ class MemoryMappedTensor(Tensor):
                 raise TypeError(f"to map the file {os.fspath(source)!r}, give its dtype= and shape=")
             return cls.from_filename(source, dtype, shape, index)
         if isinstance(source, (torch.TypedStorage, UntypedStorage)):
-            return cls.from_storage(
-                source, shape=shape, dtype=dtype, index=index, filename=filename, handler=handler
-            )
+            return cls.from_storage(source, shape=shape, dtype=dtype, index=index, filename=filename, handler=handler)
         if filename is not None:
             if dtype is not None:
                 raise TypeError("dtype= is not accepted together with filename=: the tensor has one")
@@ -202,9 +200,7 @@ class MemoryMappedTensor(Tensor):
         return out if index is None else out[index]
 
     @classmethod
-    def _map(
-        cls, path: str, dtype: torch.dtype, shape: Sequence[int], writable: bool = True
-    ) -> MemoryMappedTensor:
+    def _map(cls, path: str, dtype: torch.dtype, shape: Sequence[int], writable: bool = True) -> MemoryMappedTensor:
         """Maps a file that is known to exist and to be large enough."""
         numel = 1
         for n in shape:
@@ -335,24 +331,18 @@ class MemoryMappedTensor(Tensor):
         return cls.empty(*size, **kwargs)._filled(fill_value)
 
     @classmethod
-    def empty_like(
-        cls, input: Tensor, *, filename: str | os.PathLike[str] | None = None
-    ) -> MemoryMappedTensor:
+    def empty_like(cls, input: Tensor, *, filename: str | os.PathLike[str] | None = None) -> MemoryMappedTensor:
         """A new tensor with the shape and dtype of ``input``."""
         shape = nested.sizes(input) if nested.is_nested(input) else input.shape
         return cls.empty(shape, dtype=input.dtype, filename=filename)
 
     @classmethod
-    def zeros_like(
-        cls, input: Tensor, *, filename: str | os.PathLike[str] | None = None
-    ) -> MemoryMappedTensor:
+    def zeros_like(cls, input: Tensor, *, filename: str | os.PathLike[str] | None = None) -> MemoryMappedTensor:
         """Zeros with the shape and dtype of ``input``."""
         return cls.empty_like(input, filename=filename)
 
     @classmethod
-    def ones_like(
-        cls, input: Tensor, *, filename: str | os.PathLike[str] | None = None
-    ) -> MemoryMappedTensor:
+    def ones_like(cls, input: Tensor, *, filename: str | os.PathLike[str] | None = None) -> MemoryMappedTensor:
         """Ones with the shape and dtype of ``input``."""
         return cls.empty_like(input, filename=filename)._filled(1)
 
@@ -378,9 +368,7 @@ class MemoryMappedTensor(Tensor):
         """
         path = file_of(self.untyped_storage()) or self.__dict__.get("_empty_file")
         if path is None or path.startswith("/proc/"):
-            raise RuntimeError(
-                "the MemoryMappedTensor has no file associated: it lives in anonymous shared memory"
-            )
+            raise RuntimeError("the MemoryMappedTensor has no file associated: it lives in anonymous shared memory")
         return path
 
     @property

@@ -1,0 +1,429 @@
+"""Saving and loading: content, structure, state of the result, and both directions with the reference."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import tensordict as reference
+import torch
+
+from tensordict_lite import MemoryMappedTensor, TensorDict
+
+DTYPES = sorted(
+    {d for d in vars(torch).values() if isinstance(d, torch.dtype) and not str(d).startswith("torch.q")}, key=str
+)
+SHARED_DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
+    torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+]  # fmt: skip
+ODD_KEYS = [
+    "weird/key", "a.b", "sp ace", "ünï", "..", ".", "", "meta", "100%", "a%2Fb", "C:\\x", "A", "\n", "\x7f", "%",
+    "~-_!*'();:@&=+$,#[]<>|?", "-x", ".hidden", "trail.", "x.memmap", "CON", "😀", "a" * 200,
+]  # fmt: skip
+RESERVED = ["shape", "device", "_type", "_class", "_format_version", "_names", "_entries"]
+
+
+def random_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    raw = torch.randint(0, 255, (*shape, dtype.itemsize), dtype=torch.uint8)
+    if dtype is torch.bool:
+        raw = raw % 2
+    out = torch.empty(shape, dtype=dtype)
+    as_bytes(out).copy_(raw.reshape(-1))
+    return out
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor, whatever its dtype; NaNs compare."""
+    tensor = tensor.as_subclass(torch.Tensor)
+    size = tensor.numel() * tensor.element_size()
+    start = tensor.storage_offset() * tensor.element_size()
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), start, (size,))
+
+
+def assert_same(ours, theirs) -> None:
+    assert tuple(ours.batch_size) == tuple(theirs.batch_size)
+    assert sorted(ours.keys()) == sorted(theirs.keys())
+    for key in ours.keys():
+        a, b = ours.get(key), theirs.get(key)
+        if isinstance(a, torch.Tensor):
+            assert a.dtype == b.dtype and a.shape == b.shape, key
+            if a.numel():
+                assert torch.equal(as_bytes(a), as_bytes(b.contiguous())), key
+        else:
+            assert_same(a, b)
+
+
+def sample(cls=TensorDict):
+    return cls(
+        {
+            "a": torch.arange(3),
+            "b": {"c": torch.randn(3, 2), "d": {"e": torch.ones(3, 1, dtype=torch.bool)}},
+            "empty": cls({}, [3]),
+            "none": torch.zeros(3, 0),
+        },
+        [3],
+    )
+
+
+def test_dataset_is_equal_after_a_round_trip(tmp_path: Path) -> None:
+    td = sample()
+    mapped = td.memmap(tmp_path / "data")
+    assert mapped.is_memmap() and mapped.is_locked and mapped["b", "d"].is_memmap()
+    assert mapped.saved_path == tmp_path / "data" and mapped["b"].saved_path == tmp_path / "data" / "b"
+    assert not td.is_memmap() and not td.is_locked and type(td["a"]) is torch.Tensor
+    assert mapped.device == torch.device("cpu")
+    loaded = TensorDict.load_memmap(tmp_path / "data")
+    assert not loaded.is_memmap() and not loaded.is_locked
+    assert isinstance(loaded["b", "d", "e"], MemoryMappedTensor)
+    for out in (mapped, loaded):
+        assert_same(out, td)
+    loaded["b", "c"].fill_(4)
+    assert mapped["b", "c"].eq(4).all() and not td["b", "c"].eq(4).any()
+    assert sorted(os.listdir(tmp_path)) == ["data"]
+
+
+@pytest.mark.parametrize("direction", ["ours to theirs", "theirs to ours"])
+@pytest.mark.parametrize("key", ODD_KEYS)
+def test_odd_keys_cross_over(tmp_path: Path, key: str, direction: str) -> None:
+    save, load = (
+        (TensorDict, reference.TensorDict) if direction.startswith("ours") else (reference.TensorDict, TensorDict)
+    )
+    content = {key: torch.arange(2), "sub": {key: {key + "x": torch.ones(2)}}}
+    save(content, [2]).memmap(tmp_path / "d")
+    out = load.load_memmap(tmp_path / "d")
+    assert out[key].tolist() == [0, 1]
+    assert out["sub", key, key + "x"].tolist() == [1, 1]
+    names = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")}
+    other = tmp_path / "other"
+    load(content, [2]).memmap(other / "d")
+    assert names == {str(p.relative_to(other)) for p in other.rglob("*")}  # the same file names
+
+
+@pytest.mark.parametrize("key", RESERVED)
+def test_keys_that_the_metadata_uses_are_kept(tmp_path: Path, key: str) -> None:
+    td = TensorDict({key: torch.arange(3), "x": torch.ones(3), "sub": {key: {key: torch.zeros(3)}}}, [3])
+    td.memmap(tmp_path / "d")
+    assert_same(TensorDict.load_memmap(tmp_path / "d"), td)
+    assert reference.TensorDict.load_memmap(tmp_path / "d")["x"].sum() == 3  # it drops the key, and reads the rest
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (0, 2), (2, 1, 3)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype(tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    td = TensorDict({"x": random_tensor(dtype, shape)}, [])
+    td.memmap(tmp_path / "d")
+    assert_same(TensorDict.load_memmap(tmp_path / "d"), td)
+    if dtype in SHARED_DTYPES:
+        assert_same(td, reference.TensorDict.load_memmap(tmp_path / "d"))
+        reference.TensorDict({"x": td["x"]}, []).memmap(tmp_path / "r")
+        assert_same(TensorDict.load_memmap(tmp_path / "r"), td)
+
+
+def test_metadata_is_byte_for_byte_that_of_the_reference(tmp_path: Path) -> None:
+    sample().memmap(tmp_path / "ours")
+    sample(reference.TensorDict).memmap(tmp_path / "theirs")
+    for path in (tmp_path / "theirs").rglob("meta.json"):
+        ours = tmp_path / "ours" / path.relative_to(tmp_path / "theirs")
+        assert ours.read_text() == path.read_text()
+
+
+def test_names_and_batch_sizes_cross_over(tmp_path: Path) -> None:
+    content = {"a": torch.zeros(3, 4)}
+    for cls, other in ((TensorDict, reference.TensorDict), (reference.TensorDict, TensorDict)):
+        folder = tmp_path / cls.__module__
+        cls({**content, "b": cls({"c": torch.zeros(3, 4)}, [3, 4])}, [3], names=["t"]).memmap(folder)
+        out = other.load_memmap(folder)
+        assert list(out.names) == ["t"] and list(out["b"].names) == ["t", None]
+        assert tuple(out["b"].batch_size) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6).view(2, 3).t(),
+        torch.arange(12).view(3, 4)[:, ::2],
+        torch.ones(1).expand(3, 5),
+        torch.randn(3, dtype=torch.complex64).conj(),
+        torch.randn(3, dtype=torch.complex64).conj().imag,
+        torch.randn(3, requires_grad=True),
+        torch.nn.Parameter(torch.randn(3, 2)),
+        torch.randn(6)[3:],
+    ],
+    ids=["transposed", "strided", "expanded", "conj", "neg", "grad", "parameter", "offset"],
+)
+def test_memory_layouts(tmp_path: Path, tensor: torch.Tensor) -> None:
+    TensorDict({"x": tensor}, [3]).memmap(tmp_path / "d")
+    for cls in (TensorDict, reference.TensorDict):
+        out = cls.load_memmap(tmp_path / "d")["x"]
+        assert not out.requires_grad
+        assert torch.equal(out, tensor.detach().resolve_conj().resolve_neg())
+
+
+def test_large_strided_tensors_are_written_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensordict_lite.memmap.files.BLOCK", 1000)
+    for tensor in (torch.randn(300, 7).t(), torch.randn(9, 40, 50).permute(2, 0, 1), torch.randn(1, 1, 900, 2).mT):
+        td = TensorDict({"x": tensor}, [])
+        assert torch.equal(td.memmap(tmp_path / "d")["x"], tensor)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors(tmp_path: Path, layout: torch.layout) -> None:
+    parts = [torch.arange(6.0).view(2, 3), torch.ones(4, 3)]
+    td = TensorDict({"x": torch.nested.nested_tensor(parts, layout=layout)}, [])
+    mapped = td.memmap(tmp_path / "d")
+    for out in (mapped, TensorDict.load_memmap(tmp_path / "d")):
+        assert out["x"].layout == layout
+        assert all(torch.equal(a, b) for a, b in zip(out["x"].unbind(), parts))
+    theirs = reference.TensorDict.load_memmap(tmp_path / "d")["x"]
+    assert all(torch.equal(theirs[i], part) for i, part in enumerate(parts))
+    reference.TensorDict({"x": torch.nested.nested_tensor(parts)}, []).memmap(tmp_path / "r")
+    ours = TensorDict.load_memmap(tmp_path / "r")["x"]
+    assert all(torch.equal(a, b) for a, b in zip(ours.unbind(), parts))
+    assert TensorDict.load_memmap(tmp_path / "r", device="meta")["x"].device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    ("tensor", "word"),
+    [
+        (torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "quantized"),
+        (torch.eye(3).to_sparse(), "to_dense"),
+        (torch.eye(3).to_sparse_csr(), "to_dense"),
+        (torch.ones(3, device="meta"), "meta device"),
+    ],
+    ids=["quantized", "sparse", "csr", "meta"],
+)
+def test_tensors_without_a_file_form_are_named_and_nothing_is_written(tmp_path: Path, tensor, word: str) -> None:
+    with pytest.raises(TypeError, match=rf"\('sub', 'x'\).*{word}"):
+        TensorDict({"sub": {"x": tensor}}, []).memmap(tmp_path / "d")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"x.memmap": {"a": torch.zeros(1)}, "x": torch.ones(1)},
+        {"meta.json": {"a": torch.zeros(1)}},
+        {"x": torch.nested.nested_tensor([torch.ones(2)]), "x.shape": torch.ones(1)},
+    ],
+    ids=["folder and file", "metadata", "table of shapes"],
+)
+def test_keys_that_would_share_a_file_are_refused(tmp_path: Path, content) -> None:
+    with pytest.raises(RuntimeError, match="taken by"):
+        TensorDict(content, []).memmap(tmp_path / "d")
+    assert os.listdir(tmp_path) == []
+
+
+def test_keys_as_they_are_with_robust_key_false(tmp_path: Path) -> None:
+    td = TensorDict({"sp ace": torch.zeros(1), "b c": {"d e": torch.ones(1)}}, [])
+    td.memmap(tmp_path / "d", robust_key=False)
+    assert sorted(os.listdir(tmp_path / "d")) == ["b c", "meta.json", "sp ace.memmap"]
+    for robust in (False, True):
+        assert_same(TensorDict.load_memmap(tmp_path / "d", robust_key=robust), td)
+    with pytest.raises(RuntimeError, match="robust_key"):
+        TensorDict({"../x": torch.zeros(1)}).memmap(tmp_path / "e", robust_key=False)
+
+
+def test_sub_folder_and_subpath(tmp_path: Path) -> None:
+    sample().memmap(tmp_path)
+    for out in (
+        TensorDict.load_memmap(tmp_path / "b" / "d"),
+        TensorDict.load_memmap(tmp_path, subpath="b/d"),
+        TensorDict.load_memmap(tmp_path, subpath=("b", "d")),
+    ):
+        assert list(out.keys()) == ["e"]
+    with pytest.raises(ValueError, match="no nested collection 'x'"):
+        TensorDict.load_memmap(tmp_path, subpath="b/x")
+
+
+def test_meta_device_and_fake_mode_open_nothing_but_metadata(tmp_path: Path) -> None:
+    from torch._subclasses import FakeTensorMode
+
+    sample().memmap(tmp_path / "d")
+    for file in (tmp_path / "d").rglob("*.memmap"):
+        file.unlink()
+    meta = TensorDict.load_memmap(tmp_path / "d", device="meta")
+    assert meta.device.type == "meta" and meta["b", "c"].device.type == "meta" and meta["b", "c"].shape == (3, 2)
+    with FakeTensorMode():
+        fake = TensorDict.load_memmap(tmp_path / "d")
+        assert type(fake["a"]).__name__ == "FakeTensor" and fake["a"].dtype is torch.int64
+
+
+def test_load_into_another_collection(tmp_path: Path) -> None:
+    sample().memmap(tmp_path)
+    out = TensorDict({"a": torch.zeros(3), "extra": torch.zeros(3), "b": {"c": torch.zeros(3, 2)}}, [3])
+    sub = out["b"]
+    assert TensorDict.load_memmap(tmp_path, out=out) is out
+    assert out["b"] is sub and "extra" not in out.keys()
+    assert_same(out, TensorDict.load_memmap(tmp_path))
+
+
+def test_read_mode_does_not_reach_the_files(tmp_path: Path) -> None:
+    sample().memmap(tmp_path)
+    TensorDict.load_memmap(tmp_path, mode="r")["a"].fill_(9)
+    assert TensorDict.load_memmap(tmp_path)["a"].tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="mode"):
+        TensorDict.load_memmap(tmp_path, mode="w")
+
+
+def test_memmap_in_place(tmp_path: Path) -> None:
+    td = sample()
+    sub = td["b"]
+    assert td.memmap_(tmp_path) is td and td["b"] is sub
+    assert td.is_memmap() and td.is_locked and isinstance(sub["c"], MemoryMappedTensor)
+    assert td.device == torch.device("cpu")
+    with pytest.raises(RuntimeError, match="locked"):
+        td["new"] = torch.zeros(3)
+    td.unlock_()
+    assert not td.is_memmap()
+    with pytest.raises(AttributeError):
+        _ = td.saved_path
+    td["new"] = torch.ones(3)
+    td.memmap_(tmp_path)
+    assert_same(TensorDict.load_memmap(tmp_path), td)
+
+
+def test_anonymous_memmap(tmp_path: Path) -> None:
+    td = sample()
+    mapped = td.memmap()
+    assert mapped.is_memmap() and mapped.saved_path is None
+    again = mapped.memmap()
+    assert again["a"] is mapped["a"] and again["b", "c"] is mapped["b", "c"]
+    assert_same(mapped, td)
+    file_backed = td.memmap(tmp_path)
+    assert file_backed.memmap()["a"] is file_backed["a"]
+    loaded = TensorDict.load_memmap(tmp_path).memmap_()
+    assert loaded.saved_path == tmp_path
+
+
+def test_mapped_elsewhere_needs_permission(tmp_path: Path) -> None:
+    mapped = sample().memmap(tmp_path / "a")
+    with pytest.raises(RuntimeError, match=r"\('a',\) is memory-mapped already.*copy_existing=True"):
+        mapped.memmap(tmp_path / "b")
+    assert os.listdir(tmp_path) == ["a"]
+    copied = mapped.memmap(tmp_path / "b", copy_existing=True)
+    assert copied["a"].filename == str(tmp_path / "b" / "a.memmap")
+    with pytest.raises(RuntimeError, match="copy_existing"):
+        TensorDict.load_memmap(tmp_path / "a")[:2].memmap(tmp_path / "c")
+    assert_same(TensorDict.load_memmap(tmp_path / "a")[:2].memmap(tmp_path / "c", copy_existing=True), mapped[:2])
+
+
+def test_part_of_a_dataset_can_replace_it(tmp_path: Path) -> None:
+    td = sample()
+    td.memmap(tmp_path / "a")
+    TensorDict.load_memmap(tmp_path / "a")[1:].memmap(tmp_path / "a", copy_existing=True)
+    assert_same(TensorDict.load_memmap(tmp_path / "a"), td[1:])
+
+
+def test_existing_files(tmp_path: Path) -> None:
+    td = sample()
+    td.memmap(tmp_path)
+    with pytest.raises(RuntimeError, match="already exists"):
+        td.memmap(tmp_path, existsok=False)
+    new = TensorDict({"a": torch.full((3,), 7), "only": torch.zeros(3)}, [3])
+    old = TensorDict.load_memmap(tmp_path)
+    new.memmap(tmp_path)
+    assert_same(TensorDict.load_memmap(tmp_path), new)
+    assert old["a"].tolist() == [0, 1, 2]  # who had it open keeps what it opened
+    assert (tmp_path / "b" / "c.memmap").exists()  # as the reference: other files stay
+    new.memmap(tmp_path, atomic=True)
+    assert sorted(os.listdir(tmp_path)) == ["a.memmap", "meta.json", "only.memmap"]
+    assert_same(TensorDict.load_memmap(tmp_path), new)
+
+
+def test_atomic_refuses_to_remove_what_is_no_dataset(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(RuntimeError, match="no dataset"):
+        sample().memmap(tmp_path, atomic=True)
+    assert os.listdir(tmp_path) == ["thesis.tex"]
+
+
+def test_memmap_like(tmp_path: Path) -> None:
+    datum = TensorDict({"image": torch.ones(3, 8, dtype=torch.uint8), "meta": {"xy": torch.ones(2)}}, [])
+    data = datum.expand(1000).memmap_like(tmp_path)
+    assert data.is_memmap() and data["image"].shape == (1000, 3, 8) and not data["image"].any()
+    assert os.stat(tmp_path / "image.memmap").st_blocks * 512 >= 24_000
+    data["image"].fill_(3)
+    again = datum.expand(1000).memmap_like(tmp_path)
+    assert again["image"].eq(3).all()
+    grown = datum.expand(2000).memmap_like(tmp_path)
+    assert grown["image"][:1000].eq(3).all() and not grown["image"][1000:].any()
+    head = datum.expand(10).memmap_like(tmp_path)
+    assert head["image"].shape[0] == 10
+    assert TensorDict.load_memmap(tmp_path)["image"].eq(3).all()
+    assert reference.TensorDict.load_memmap(tmp_path)["image"].shape == (10, 3, 8)
+    assert datum.expand(5).memmap_like().saved_path is None
+
+
+@pytest.mark.parametrize("method", ["memmap", "memmap_", "memmap_like", "save", "dumps"])
+def test_threads_and_early_return(tmp_path: Path, method: str) -> None:
+    td = TensorDict({str(i): torch.full((100,), i) for i in range(50)}, [])
+    future = getattr(td, method)(tmp_path / "d", num_threads=4, return_early=True)
+    out = future.result()
+    assert future.done() and out.is_memmap()
+    if method != "memmap_like":
+        assert [int(out[str(i)][7]) for i in range(50)] == list(range(50))
+    assert_same(TensorDict.load(tmp_path / "d"), out)
+
+
+def test_new_entries_in_a_mapped_collection(tmp_path: Path) -> None:
+    td = sample().memmap(tmp_path)
+    x = td.make_memmap("x", (3, 2), dtype=torch.int32)
+    assert td["x"] is x and td.is_locked and td.is_memmap()
+    y = td.make_memmap_from_tensor(("deep", "er", "y"), torch.ones(3))
+    assert td["deep", "er"].is_memmap() and td["deep", "er"].is_locked
+    storage = torch.UntypedStorage.from_file(str(tmp_path / "b" / "z.memmap"), shared=True, nbytes=12)
+    td.make_memmap_from_storage(("b", "z"), storage, (3,), dtype=torch.int32).fill_(5)
+    x.fill_(4)
+    loaded = TensorDict.load_memmap(tmp_path)
+    assert loaded["x"].eq(4).all() and torch.equal(loaded["deep", "er", "y"], y) and loaded["b", "z"].eq(5).all()
+    assert reference.TensorDict.load_memmap(tmp_path)["deep", "er", "y"].sum() == 3
+    with pytest.raises(RuntimeError, match="exists already"):
+        td.make_memmap("x", (3,))
+    with pytest.raises(RuntimeError, match="batch size"):
+        td.make_memmap("w", (4,))
+    with pytest.raises(RuntimeError, match="make_memmap_from_tensor"):
+        td.make_memmap_from_storage("v", torch.ones(3).untyped_storage(), (3,))
+    with pytest.raises(RuntimeError, match="memory-mapped collection"):
+        sample().make_memmap("x", (3,))
+    anonymous = sample().memmap()
+    assert anonymous.make_memmap(("n", "x"), (3,)).sum() == 0 and anonymous["n"].is_memmap()
+
+
+def test_refresh_sees_what_another_process_saved(tmp_path: Path) -> None:
+    td = TensorDict({"a": torch.zeros(3)}).memmap(tmp_path)
+    TensorDict({"a": torch.ones(3), "b": torch.ones(3)}).memmap(tmp_path)
+    assert td.memmap_refresh_() is td
+    assert sorted(td.keys()) == ["a", "b"] and td["a"].sum() == 3 and td.is_memmap()
+    with pytest.raises(RuntimeError, match="not memory-mapped"):
+        TensorDict.load_memmap(tmp_path).memmap_refresh_()
+
+
+def test_load_in_place(tmp_path: Path) -> None:
+    TensorDict({"a": torch.ones(3)}).save(tmp_path)
+    td = TensorDict({"a": torch.zeros(3), "b": torch.zeros(3)})
+    assert td.load_memmap_(tmp_path) is td
+    assert list(td.keys()) == ["a"] and td["a"].sum() == 3 and not td.is_memmap()
+
+
+def test_shared_memory_and_memmap_do_not_mix(tmp_path: Path) -> None:
+    td = sample().share_memory_()
+    with pytest.raises(RuntimeError, match="mutually exclusive"):
+        td.memmap_(tmp_path)
+    assert_same(td.memmap(tmp_path), td)
+
+
+def test_sync_waits_for_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    td = sample().memmap(tmp_path / "d")
+    synced: list[str] = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd))[1])
+    td.sync()
+    data = [name for name in synced if name.endswith(".memmap")]
+    metas = [name for name in synced if name.endswith("meta.json")]
+    assert sorted(data) == sorted(str(p) for p in (tmp_path / "d").rglob("*.memmap"))
+    assert sorted(metas) == sorted(str(p) for p in (tmp_path / "d").rglob("meta.json"))
+    assert max(synced.index(name) for name in data) < min(synced.index(name) for name in metas)
+    assert metas[-1] == str(tmp_path / "d" / "meta.json")
+    assert str(tmp_path / "d") in synced and str(tmp_path) in synced
