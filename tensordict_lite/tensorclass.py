@@ -19,7 +19,7 @@ import sys
 import types
 from abc import ABCMeta
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 from weakref import WeakValueDictionary
 
 import torch
@@ -44,7 +44,22 @@ from tensordict_lite.tensorclass_fields import (
 from tensordict_lite.tensordict import TensorDict, normalise_device
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from typing_extensions import Self
+
+    class BatchSizeField:
+        def __get__(self, instance: Any, owner: Any) -> torch.Size: ...
+        def __set__(self, instance: Any, value: Sequence[int] | torch.Size | int | None) -> None: ...
+
+    class DeviceField:
+        def __get__(self, instance: Any, owner: Any) -> torch.device | None: ...
+        def __set__(self, instance: Any, value: torch.device | str | int | None) -> None: ...
+
+    class NamesField:
+        def __get__(self, instance: Any, owner: Any) -> list[str | None]: ...
+        def __set__(self, instance: Any, value: Sequence[str | None] | None) -> None: ...
+
 
 __all__ = ["TensorClass", "from_dataclass", "is_tensorclass", "registered_class", "tensorclass"]
 
@@ -53,6 +68,7 @@ _MISSING = object()
 _KNOWN: WeakValueDictionary[str, type] = WeakValueDictionary()
 
 
+@dataclass_transform(field_specifiers=(dataclasses.field, dataclasses.Field))
 class TensorClassMeta(ABCMeta):
     """Turns the body of ``class Foo(TensorClass)`` into fields, a constructor and properties."""
 
@@ -88,9 +104,7 @@ def build(
     _restore_defaults(cls, own)
     documented = cls.__dict__.get("__doc__") is not None
     custom_init = cls.__dict__.get("__init__")
-    frozen_parents = [b for b in cls.__mro__[1:] if isinstance(b, TensorClassMeta) and b.__dict__.get("_field_specs")]
-    if not options.frozen and any(base._flags.frozen for base in frozen_parents):
-        raise TypeError(f"cannot inherit non-frozen dataclass from a frozen one: {name} must be frozen as its parent is")
+    _check_frozen(cls, options)
     dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
     fields = [field.name for field in dataclasses.fields(cls)]
     if not options.shadow:
@@ -138,6 +152,17 @@ def _inherited_field(cls: Any, name: str) -> Any:
         if found is not None:
             return found
     return None
+
+
+def _check_frozen(cls: Any, options: Flags) -> None:
+    """Frozen and other classes do not mix along a line of inheritance, as with dataclasses."""
+    for base in cls.__mro__[1:]:
+        if base.__dict__.get("_field_specs") and base._flags.frozen is not options.frozen:
+            kinds = ("frozen", "non-frozen") if options.frozen else ("non-frozen", "frozen")
+            raise TypeError(
+                f"{cls.__qualname__}: cannot inherit {kinds[0]} dataclass from a {kinds[1]} one ({base.__qualname__}). "
+                "Set frozen on both or on neither."
+            )
 
 
 def _check_reserved(cls: Any, own: Mapping[str, Any]) -> None:
@@ -253,7 +278,9 @@ def _finish(cls: Any, options: Flags) -> None:
         for name in ("batch_size", "names"):
             inherited = getattr(cls, name)
             if name not in cls._field_specs and isinstance(inherited, property):
-                setattr(cls, name, property(inherited.fget, _frozen_setter(cls.__qualname__, name), None, inherited.__doc__))
+                setattr(
+                    cls, name, property(inherited.fget, _frozen_setter(cls.__qualname__, name), None, inherited.__doc__)
+                )
     if any("__dict__" in base.__dict__ for base in cls.__mro__ if base is not object):
         cls.__setattr__ = _guarded_setattr
 
@@ -291,13 +318,7 @@ def registered_class(name: str) -> type[TensorClass] | None:
     return _KNOWN.get(name.replace("__mp_main__.", "__main__.", 1))
 
 
-if TYPE_CHECKING:
-    from tensordict_lite._tensorclass_typing import TypedFields as _Base
-else:
-    _Base = DenseCollection
-
-
-class TensorClass(_Base, metaclass=TensorClassMeta):  # type: ignore[misc, valid-type]
+class TensorClass(DenseCollection, metaclass=TensorClassMeta):
     """A dataclass of tensors that share their leading dimensions, with every operation of a TensorDict.
 
     Subclass it and annotate fields. The constructor takes the fields, by position or keyword, then
@@ -336,12 +357,39 @@ class TensorClass(_Base, metaclass=TensorClassMeta):  # type: ignore[misc, valid
 
     __slots__ = ()
     _flags = Flags()
-    _field_specs: dict[str, FieldSpec] = {}
-    _cast_filter: Any = None
+    _field_specs: ClassVar[dict[str, FieldSpec]] = {}
+    _cast_filter: ClassVar[Any] = None
     _stack_priority = DenseCollection._stack_priority + 0.5  # type: ignore[attr-defined]
+
+    if TYPE_CHECKING:
+        # What every constructor takes besides the fields. The types are descriptors, because what may be passed
+        # is wider than what the attribute gives back.
+        batch_size: BatchSizeField = dataclasses.field(default=None, kw_only=True)  # type: ignore[assignment]
+        device: DeviceField = dataclasses.field(default=None, kw_only=True)  # type: ignore[assignment]
+        names: NamesField = dataclasses.field(default=None, kw_only=True)  # type: ignore[assignment]
+
+        def __init_subclass__(
+            cls,
+            *,
+            autocast: bool = False,
+            nocast: bool = False,
+            frozen: bool = False,
+            tensor_only: bool = False,
+            shadow: bool = False,
+            skip_post_init_on_rebuild: bool = False,
+            kw_only: bool = False,
+            cast_filter: Callable[..., bool] | None = None,
+        ) -> None: ...
+
+        def __iter__(self) -> Iterator[Self]: ...
 
     def __class_getitem__(cls, item: Any) -> Any:
         if cls is not TensorClass:
+            if not hasattr(super(), "__class_getitem__"):
+                raise TypeError(
+                    f"{cls.__name__} is not a generic class: flags are set on TensorClass[...], or by keyword in the "
+                    f"class statement, `class Foo({cls.__name__}, nocast=True)`"
+                )
             return super().__class_getitem__(item)  # type: ignore[misc]
         names = item if isinstance(item, tuple) else (item,)
         if any(name not in FLAGS for name in names):
@@ -351,15 +399,18 @@ class TensorClass(_Base, metaclass=TensorClassMeta):  # type: ignore[misc, valid
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError(f"{type(self).__name__} has no fields of its own: subclass it and annotate some")
 
-    def __getattr__(self, name: str) -> Any:
-        cls = type(self)
-        if hasattr(cls, name) and name not in TensorCollection.__slots__:
-            return object.__getattribute__(self, name)  # a property that failed: show its own error
-        if name.startswith("_"):
-            raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}")
-        raise AttributeError(
-            f"{cls.__name__!r} object has no attribute or field {name!r}. Its fields are {sorted(cls._field_specs)}."
-        )
+    if not TYPE_CHECKING:  # to a type checker, a class with __getattr__ has every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Called for an attribute that was not found: says which fields there are."""
+            cls = type(self)
+            if hasattr(cls, name) and name not in TensorCollection.__slots__:
+                return object.__getattribute__(self, name)  # a property that failed: show its own error
+            if name.startswith("_"):
+                raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}")
+            raise AttributeError(
+                f"{cls.__name__!r} object has no attribute or field {name!r}. Its fields are {sorted(cls._field_specs)}."
+            )
 
     # -- fields ------------------------------------------------------------------------------------------
 
@@ -488,13 +539,13 @@ class TensorClass(_Base, metaclass=TensorClassMeta):  # type: ignore[misc, valid
 
     # -- indexing ------------------------------------------------------------------------------------------
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> Self:
         if type(index) is not int and _is_key(index):
             raise ValueError(
                 f"invalid index {index!r}: a {type(self).__name__} is indexed along its batch dimensions; to read a "
                 f"field, use the attribute or get({index!r})"
             )
-        return super().__getitem__(index)
+        return super().__getitem__(index)  # type: ignore[no-any-return]
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if _is_key(index):
@@ -549,7 +600,9 @@ class TensorClass(_Base, metaclass=TensorClassMeta):  # type: ignore[misc, valid
             torch.Size([5, 2])
         """
         if not isinstance(tensordict, TensorCollection) or tensordict._is_non_tensor:
-            raise RuntimeError(f"{cls.__name__}.from_tensordict expects a TensorDict, got a {type(tensordict).__name__}")
+            raise RuntimeError(
+                f"{cls.__name__}.from_tensordict expects a TensorDict, got a {type(tensordict).__name__}"
+            )
         cls._check_keys(tensordict._key_list())
         extra = {name: value for name, value in (non_tensordict or {}).items() if value is not None}
         cls._check_keys(list(extra))
@@ -782,7 +835,8 @@ def _class_of(kind: Any, flags: frozenset[str]) -> Any:
         annotations[field.name] = field.type
         options = {name: getattr(field, name) for name in ("init", "kw_only", "metadata")}
         namespace[field.name] = dataclasses.field(
-            **options, **{k: v for k in ("default", "default_factory") if (v := getattr(field, k)) is not dataclasses.MISSING}
+            **options,
+            **{k: v for k in ("default", "default_factory") if (v := getattr(field, k)) is not dataclasses.MISSING},
         )
     namespace["__annotations__"] = annotations
     namespace["__module__"] = kind.__module__

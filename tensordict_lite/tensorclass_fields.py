@@ -191,19 +191,28 @@ def convert_tensor_only(owner: Any, spec: FieldSpec, value: Any) -> Any:
 def convert_autocast(owner: Any, spec: FieldSpec, value: Any) -> Any:
     """The annotation called on the value, where it is a class; other annotations keep the value."""
     hint = spec.hint
-    if not isinstance(hint, type) or hint is object:
+    if not _is_class(hint):
         if isinstance(value, (list, tuple)):
             return owner._wrap(value)
         return value if isinstance(value, (Tensor, TensorCollection)) else convert_default(owner, spec, value)
     if issubclass(hint, Tensor):
-        return value if isinstance(value, (Tensor, TensorCollection)) else _cast_tensor(owner, spec, value)
+        if isinstance(value, (Tensor, TensorCollection)):
+            return value
+        return owner._wrap(value) if isinstance(value, dict) else _cast_tensor(owner, spec, value)
     if issubclass(hint, TensorCollection):
         return value if isinstance(value, hint) else _cast_collection(owner, hint, value)
+    if isinstance(value, dict):
+        return owner._wrap(value)
     if hint is np.ndarray:
         return owner._wrap(np.asarray(value))
     if type(value) is hint or (isinstance(value, hint) and hint not in _CAST_TYPES):
         return owner._wrap(value)
     return owner._wrap(hint(value))
+
+
+def _is_class(hint: Any) -> bool:
+    """Whether a value can be cast by calling the annotation (``Any`` is a class too from Python 3.11 on)."""
+    return isinstance(hint, type) and hint is not object and hint is not Any
 
 
 def converter_for(flags: Flags) -> Callable[[Any, FieldSpec, Any], Any]:
@@ -297,7 +306,9 @@ def field_property(owner: str, spec: FieldSpec, flags: Flags, doc: str | None = 
         return property(getter, frozen_set, frozen_delete, doc)
     takes_any_tensor = not flags.autocast or _keeps_tensors(spec)
     setter = _compile(
-        _SETTER.format(name=name, condition="" if takes_any_tensor else " and False"), "set", {"Tensor": Tensor, **scope}
+        _SETTER.format(name=name, condition="" if takes_any_tensor else " and False"),
+        "set",
+        {"Tensor": Tensor, **scope},
     )
 
     def delete(self: Any) -> None:
@@ -308,8 +319,7 @@ def field_property(owner: str, spec: FieldSpec, flags: Flags, doc: str | None = 
 
 def _keeps_tensors(spec: FieldSpec) -> bool:
     """Whether ``autocast`` leaves a tensor alone in this field."""
-    hint = spec.hint
-    return not isinstance(hint, type) or hint is object or issubclass(hint, Tensor)
+    return not _is_class(spec.hint) or issubclass(spec.hint, Tensor)
 
 
 def unknown_field_error(cls: type, name: str) -> AttributeError:
@@ -348,6 +358,11 @@ def compile_init(cls: type, specs: Mapping[str, FieldSpec], flags: Flags) -> Cal
             else:
                 lines.append(f"{name} = None")
         else:
+            if not (source or field.kw_only) and positional and "=" in positional[-1]:
+                raise TypeError(
+                    f"{cls.__qualname__}: non-default argument {name!r} follows default argument "
+                    f"{positional[-1].partition('=')[0]!r}. Give it a default or move it up."
+                )
             (keyword if field.kw_only else positional).append(f"{name}={source}" if source else name)
         if field.default_factory is not dataclasses.MISSING:
             lines.append(f"if {name} is _FACTORY: {name} = _factory_{name}()")
