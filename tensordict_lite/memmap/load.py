@@ -98,7 +98,7 @@ class Loader:
         dtype = DTYPES.get(leaf.dtype)
         if dtype is None:
             raise DatasetError(folder + "/" + META, f"this version of torch has no {leaf.dtype} (entry {key!r})")
-        if self.empty and not leaf.is_nested:
+        if self.empty:  # of a nested tensor, only the shape of its table of shapes is known without opening it
             return torch.empty(leaf.shape, dtype=dtype, device=self.device)
         path = f"{folder}/{key}{SUFFIX}" if key.isidentifier() else self._file(folder, key)
         if leaf.is_nested:
@@ -130,8 +130,6 @@ class Loader:
         check_leaf_file(table, leaf.shape[0] * leaf.shape[1] * 8)
         shapes = MemoryMappedTensor._map(table, torch.int64, leaf.shape, False).as_subclass(Tensor).clone()
         nbytes = nested.check_shapes(table, shapes, leaf.layout, dtype.itemsize)
-        if self.empty:
-            return nested.view(torch.empty(nbytes // dtype.itemsize, dtype=dtype, device=self.device), shapes)
         check_leaf_file(path, nbytes)
         return map_nested(path, dtype, shapes, leaf.layout, self._writable(path))
 
