@@ -381,6 +381,10 @@ def as_size(value: Any) -> torch.Size:
     if isinstance(value, Tensor):
         return torch.Size(value.reshape(-1).tolist())
     try:
+        return torch.Size(value)
+    except TypeError:  # numpy integers, say
+        pass
+    try:
         return torch.Size([operator.index(n) for n in value])
     except TypeError:
         raise ValueError(

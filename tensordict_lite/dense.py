@@ -580,20 +580,15 @@ def build_source(new: DenseCollection, source: Mapping[Any, Any], non_blocking: 
     size = new._batch_size
     dims = len(size)
     entries = new._source
-    plain = new._device is None
-    rows = size[0] if dims == 1 else -1  # one batch dimension, the usual case, compares ints
+    # A tensor that needs no more than its shape checked; every other value takes the long way.
+    plain = Tensor if new._device is None else None
     for key, item in source.items():
-        if type(key) is str:
-            if (
-                plain
-                and type(item) is Tensor
-                and (not dims or (item.shape[0] == rows if rows >= 0 and item.ndim else item.shape[:dims] == size))
-            ):
-                entries[key] = item
-            else:
-                entries[key] = new._fit(item, key, non_blocking)
-        else:
+        if type(key) is not str:
             new.set(key, item, non_blocking=non_blocking)
+        elif type(item) is plain and (not dims or item.shape[:dims] == size):
+            entries[key] = item
+        else:
+            entries[key] = new._fit(item, key, non_blocking)
 
 
 __all__ += ["as_size", "build_source"]

@@ -68,7 +68,9 @@ class TensorDict(DenseCollection, TensorDictBase):
                 )
             source = kwargs
         if source is not None:
-            if isinstance(source, TensorCollection):
+            if type(source) is dict:  # spares the usual case a slow isinstance
+                pass
+            elif isinstance(source, TensorCollection):
                 source = {key: source._get_str(key) for key in source._key_list()}
             elif not isinstance(source, Mapping):
                 raise ValueError(

@@ -240,7 +240,7 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
             1
         """
         path = require_path(key)
-        parent = self if len(path) == 1 else self._parent_for(path, False)
+        parent = self if len(path) == 1 else self._parent_for(path)
         return self if parent.set(path[-1], parent._wrap(value)) is not None else self
 
     def get_non_tensor(self, key: Any, default: Any = _MISSING) -> Any:

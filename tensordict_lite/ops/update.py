@@ -138,7 +138,7 @@ class UpdateOps:
                 if len(path) > 1:
                     child = entry_of(self, path[:1])
                     if child is None or isinstance(child, Tensor) or child._is_non_tensor:
-                        self._parent_for(path, inplace)
+                        self._parent_for(path)
                         child = entry_of(self, path[:1])
                     child.update(
                         {path[1:]: value}, clone, inplace, non_blocking=non_blocking, is_leaf=is_leaf
