@@ -1,8 +1,8 @@
 """The command line: ``tdmap info PATH`` and ``tdmap map module:function IN OUT``.
 
 Exit codes: 0 done; 1 the run failed (the function raised, a worker was lost); 2 the request cannot be met as
-it stands (not a dataset, no such function, an output that is in the way), and nothing was written; 130 stopped
-by Ctrl-C.
+it stands (not a dataset, no such function, an output in the way), and nothing was written; 130 stopped by
+Ctrl-C.
 """
 
 from __future__ import annotations
@@ -45,9 +45,12 @@ def refuse(message: str) -> NoReturn:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        typer.echo(f"tdmap {version('tdmap')}")
+        try:
+            typer.echo(f"tdmap {version('tdmap')}")
+        except PackageNotFoundError:
+            typer.echo("tdmap, from a checkout that is not installed")
         raise typer.Exit
 
 
@@ -77,9 +80,7 @@ def info(
             for key, leaf, size in _leaves(data)
         ]
         kind = type(data).__name__
-        typer.echo(
-            json.dumps({"type": kind, "batch_size": list(data.batch_size), "keys": keys, "bytes": total})
-        )
+        typer.echo(json.dumps({"type": kind, "batch_size": list(data.batch_size), "keys": keys, "bytes": total}))
         return
     from rich.console import Console
     from rich.markup import escape
@@ -103,9 +104,7 @@ def _grow(tree: Any, data: Any) -> None:
             _grow(branch, value)
         else:
             size = human_bytes(_size(value)) if _size(value) else "-"
-            tree.add(
-                f"{escape(name)}  [cyan]{_type_name(value)}[/cyan] {escape(str(list(_shape(value))))}  {size}"
-            )
+            tree.add(f"{escape(name)}  [cyan]{_type_name(value)}[/cyan] {escape(str(list(_shape(value))))}  {size}")
 
 
 def _leaves(data: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, int]]:
@@ -135,9 +134,7 @@ def _size(value: Any) -> int:
 
 def _type_name(value: Any) -> str:
     dtype = getattr(value, "dtype", None)
-    return (
-        str(dtype).removeprefix("torch.") if dtype is not None else f"{type(value).__name__} (not a tensor)"
-    )
+    return str(dtype).removeprefix("torch.") if dtype is not None else f"{type(value).__name__} (not a tensor)"
 
 
 def human_bytes(size: int) -> str:
@@ -200,9 +197,7 @@ def map_command(
         typer.echo(summary)
 
 
-def _map_into(
-    data: Any, fn: Callable[[Any], Any], source: Path, out: Path, overwrite: bool, options: Any
-) -> None:
+def _map_into(data: Any, fn: Callable[[Any], Any], source: Path, out: Path, overwrite: bool, options: Any) -> None:
     """Write into a sibling of OUT and rename it when it is whole, so that OUT never holds half a result."""
     _require_free(out, source, overwrite)
     partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
@@ -226,9 +221,7 @@ def _allocate(data: Any, fn: Callable[[Any], Any], path: Path, chunksize: int | 
     if not count:
         refuse("the dataset has zero rows: there is nothing to learn the shape of the result from")
     first = data[:1].clone()
-    sample = _guard(
-        lambda: fn(first[0] if chunksize == 0 else first), f"nothing was written to {path.parent}"
-    )
+    sample = _guard(lambda: fn(first[0] if chunksize == 0 else first), f"nothing was written to {path.parent}")
     if sample is None:
         refuse("the function returned None, so it changes its chunk: use --in-place instead of OUT")
     if not is_tensor_collection(sample):
@@ -236,9 +229,7 @@ def _allocate(data: Any, fn: Callable[[Any], Any], path: Path, chunksize: int | 
     row = sample
     if chunksize != 0:
         if not len(sample.batch_size) or sample.batch_size[0] != 1:
-            refuse(
-                f"the function got 1 row and returned batch size {list(sample.batch_size)}: rows must stay"
-            )
+            refuse(f"the function got 1 row and returned batch size {list(sample.batch_size)}: rows must stay")
         row = sample[0]
     return row.expand(count, *row.batch_size).memmap_like(path)
 

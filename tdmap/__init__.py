@@ -1,0 +1,47 @@
+"""Map, reduce and stream over tensor datasets larger than memory, on every core.
+
+`map` applies a function to chunks of a dataset on several processes and joins the results; `map_iter` yields them.
+`WorkerPool` keeps workers for many calls. `Callback` objects watch a job through its events. The exceptions are in
+`tdmap.errors`.
+"""
+
+from __future__ import annotations
+
+from tdmap.api import map, map_iter
+from tdmap.diagnostics.progress import ProgressBar
+from tdmap.errors import (
+    ChunkTimeout,
+    OutputMismatch,
+    RemoteError,
+    RemoteTraceback,
+    SerializationError,
+    TdmapError,
+    WorkerLost,
+    WorkerStartError,
+)
+from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, WorkerDied
+from tdmap.plan import ChunkPlan
+from tdmap.runtime.pool import WorkerPool, close_pools
+
+__all__ = [
+    "Callback",
+    "ChunkPlan",
+    "ChunkRetried",
+    "ChunkTimeout",
+    "JobEnded",
+    "JobStarted",
+    "LeaseDone",
+    "OutputMismatch",
+    "ProgressBar",
+    "RemoteError",
+    "RemoteTraceback",
+    "SerializationError",
+    "TdmapError",
+    "WorkerDied",
+    "WorkerLost",
+    "WorkerPool",
+    "WorkerStartError",
+    "close_pools",
+    "map",
+    "map_iter",
+]

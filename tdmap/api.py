@@ -1,0 +1,337 @@
+"""`map` and `map_iter`: arguments in, a job out, and somebody to run it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from tdmap._data import Data, check_rows, data_length, data_row_bytes, empty_rows, is_data
+from tdmap.events import Callback, CallbackList
+from tdmap.job import Job, Policy, Source
+from tdmap.plan import ChunkPlan, make_plan
+from tdmap.runtime import worker as worker_module
+from tdmap.runtime.driver import Crew, Driver
+from tdmap.runtime.executors.foreign import ForeignCrew
+from tdmap.runtime.executors.processes import ProcessCrew
+from tdmap.runtime.executors.serial import SerialCrew
+from tdmap.runtime.executors.threads import ThreadCrew
+from tdmap.runtime.launch import START_METHODS
+from tdmap.runtime.pool import WorkerPool, borrow_pool, give_back
+from tdmap.runtime.resources import usable_cores
+from tdmap.seeding import base_seed
+from tdmap.sinks import Gather, InPlace, Preallocated, Sink, Stream
+
+EXECUTORS = ("process", "thread", "serial")
+
+OUTPUT_FACTOR = 4
+"""Without `out`, a row's result is taken to be so many times its bytes (uint8 to float32)."""
+
+
+def map(
+    data: Data,
+    fn: Callable[[Any], Any],
+    dim: int = 0,
+    num_workers: int | None = None,
+    *,
+    out: Data | None = None,
+    chunksize: int | None = None,
+    num_chunks: int | None = None,
+    pool: Any = None,
+    generator: torch.Generator | None = None,
+    max_tasks_per_child: int | None = None,
+    worker_threads: int = 1,
+    index_with_generator: bool = False,
+    pbar: bool = False,
+    mp_start_method: str | None = None,
+    executor: str = "process",
+    seed: int | None = None,
+    retries: int = 2,
+    timeout: float | None = None,
+    callbacks: Iterable[Callback] = (),
+) -> Any:
+    """Apply `fn` to chunks of `data` on several processes, and join the results.
+
+    Chunks are views of the data, along `dim`. Workers read them from memory that they share with the caller
+    (memory-mapped files are opened by name; anything else is moved to shared memory once) and write results into
+    shared memory or into `out`: rows never travel between processes.
+
+    Args:
+        data: a tensor or a collection of tensors, with rows along `dim`.
+        fn: called with each chunk. It returns a collection or tensor with the chunk's results, or None when it has
+            changed the chunk in place. Lambdas, closures and functions of `__main__` work, under every start
+            method.
+        dim: the dimension that is cut; negative ones count from the last batch dimension.
+        num_workers: processes or threads. Default: the cores that this process may use.
+        out: where results are written: a preallocated tensor or collection with `data`'s rows along `dim`,
+            best in memory-mapped files. It is updated in place and returned. Entries of results that `out` lacks
+            are ignored. `out=data` writes back.
+        chunksize: rows in a chunk; 0 passes rows one by one without `dim`, and stacks the results.
+            Default: from the bytes of a row, so that a chunk and its result stay in the processor's cache.
+        num_chunks: how many chunks, instead of their size.
+        pool: run there: a `tdmap.WorkerPool`, or a pool of `multiprocessing`, `torch.multiprocessing` or
+            `multiprocess`. The options about workers are ignored then.
+        generator: draws the seed of the job (one draw); see `seed`.
+        max_tasks_per_child: replace a worker by a fresh one after so many chunks.
+        worker_threads: threads that torch uses in each worker.
+        index_with_generator: accepted for compatibility; chunks are always cut when they are needed.
+        pbar: show a progress bar.
+        mp_start_method: `"fork"`, `"forkserver"` or `"spawn"`. Default: fork where that is safe (no other Python
+            thread, no CUDA context, `worker_threads=1`), else forkserver.
+        executor: `"process"`, `"thread"` or `"serial"`.
+        seed: gives each chunk its own random streams (torch, numpy, random), derived from the seed and its first
+            row: the same results for any number of workers. Default: workers' streams are independent and not
+            reproducible.
+        retries: how often a chunk runs again when its worker dies.
+        timeout: seconds that one chunk may run before its worker is killed and the chunk retried.
+        callbacks: `tdmap.Callback` objects that receive the job's events.
+
+    Returns:
+        `out` when it is given; else the results concatenated along `dim` (stacked with `chunksize=0`), without
+        those that are None; None when all are.
+
+    Raises:
+        IndexError: `dim` is out of range.
+        ValueError: both `chunksize` and `num_chunks` are given, or an option is out of range.
+        OutputMismatch: a result does not fit `out`.
+        SerializationError: `fn` cannot be sent to workers.
+        WorkerLost: workers died on the same chunk more than `retries` times.
+        ChunkTimeout: a chunk exceeded `timeout` more than `retries` times.
+        Exception: whatever `fn` raised, with a note that names the rows. Rows already written stay.
+
+    Example:
+        >>> import torch
+        >>> from tensordict_lite import TensorDict
+        >>> data = TensorDict({"x": torch.arange(6)}, batch_size=[6])
+        >>> map(data, lambda td: td.apply(lambda x: x * x), num_workers=2, chunksize=2)["x"]
+        tensor([ 0,  1,  4,  9, 16, 25])
+    """
+    plan = _plan(data, fn, dim, chunksize, num_chunks, out)
+    sink: Sink
+    if out is None:
+        sink = Gather()
+    else:
+        check_rows(out, plan, data.shape)
+        sink = InPlace(out) if out is data else Preallocated(out)
+    job = Job(Source(data), plan, fn, _policy(seed, generator, retries, timeout))
+    options = _crew_options(job, num_workers, pool, max_tasks_per_child, worker_threads, mp_start_method, executor)
+    if plan.length == 0:
+        return empty_rows(data, plan.dim) if out is None else out
+    for _ in _run(job, sink, options, pbar, callbacks):
+        pass
+    return sink.result()
+
+
+def map_iter(
+    data: Data,
+    fn: Callable[[Any], Any],
+    dim: int = 0,
+    num_workers: int | None = None,
+    *,
+    shuffle: bool = False,
+    chunksize: int | None = None,
+    num_chunks: int | None = None,
+    pool: Any = None,
+    generator: torch.Generator | None = None,
+    max_tasks_per_child: int | None = None,
+    worker_threads: int = 1,
+    index_with_generator: bool = True,
+    pbar: bool = False,
+    mp_start_method: str | None = None,
+    executor: str = "process",
+    seed: int | None = None,
+    retries: int = 2,
+    timeout: float | None = None,
+    callbacks: Iterable[Callback] = (),
+) -> Iterator[Any]:
+    """Apply `fn` to chunks of `data` on several processes, and yield the results in order.
+
+    A bounded number of chunks is in flight, whatever the consumer does; leaving the loop stops the workers.
+    The arguments are those of `map`, and `fn` may return any value that can be pickled. Results of tensors lie in
+    shared memory that is used again when the consumer lets go of them.
+
+    Args:
+        shuffle: chunks take their rows from a random permutation, drawn with `seed` or `generator`.
+        index_with_generator: accepted for compatibility; must be True with `shuffle`.
+
+    Yields:
+        The result of each chunk, None included.
+
+    Raises:
+        RuntimeError: `shuffle` without `index_with_generator`.
+        Exception: as `map`, at the first step of the iteration or when it occurs.
+
+    Example:
+        >>> import torch
+        >>> from tensordict_lite import TensorDict
+        >>> data = TensorDict({"x": torch.arange(6)}, batch_size=[6])
+        >>> [int(total) for total in map_iter(data, lambda td: td["x"].sum(), num_workers=2, chunksize=2)]
+        [1, 5, 9]
+    """
+    if shuffle and not index_with_generator:
+        raise RuntimeError("map_iter(shuffle=True) needs index_with_generator=True, its default: drop that argument.")
+    plan = _plan(data, fn, dim, chunksize, num_chunks, None)
+    policy = _policy(seed, generator, retries, timeout)
+    order = _permutation(plan.length, policy.seed) if shuffle else None
+    job = Job(Source(data, order), plan, fn, policy)
+    options = _crew_options(job, num_workers, pool, max_tasks_per_child, worker_threads, mp_start_method, executor)
+    return _values(job, options, pbar, callbacks)
+
+
+def _values(job: Job, options: _CrewOptions, pbar: bool, callbacks: Iterable[Callback]) -> Iterator[Any]:
+    if job.plan.length:
+        for _, value in _run(job, Stream(), options, pbar, callbacks):
+            yield value
+
+
+# -- arguments ---------------------------------------------------------------------------------------
+
+
+def _plan(
+    data: Data,
+    fn: Callable[[Any], Any],
+    dim: int,
+    chunksize: int | None,
+    num_chunks: int | None,
+    out: Data | None,
+) -> ChunkPlan:
+    if not is_data(data):
+        raise TypeError(f"map needs a tensor or a collection of tensors, got a {type(data).__name__}.")
+    if not callable(fn):
+        raise TypeError(f"map needs a function, got {fn!r}.")
+    dims = len(data.shape)
+    if not isinstance(dim, int) or not -dims <= dim < dims:
+        raise IndexError(
+            f"dim={dim} is out of range for data of shape {tuple(data.shape)}: "
+            + (f"use {-dims} to {dims - 1}." if dims else "it has no dimension to cut.")
+        )
+    dim %= dims
+    length = data_length(data, dim)
+    row_bytes = data_row_bytes(data, length)
+    same = out is None or out is data
+    row_bytes += row_bytes * OUTPUT_FACTOR if same else data_row_bytes(out, length)
+    return make_plan(length, dim=dim, chunksize=chunksize, num_chunks=num_chunks, row_bytes=row_bytes)
+
+
+def _policy(seed: int | None, generator: torch.Generator | None, retries: int, timeout: float | None) -> Policy:
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise ValueError(f"retries must be an integer of at least 0: got {retries!r}.")
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"timeout must be a number of seconds above 0, or None: got {timeout!r}.")
+    return Policy(base_seed(seed, generator), retries, timeout)
+
+
+def _permutation(length: int, seed: int | None) -> torch.Tensor:
+    if seed is None:
+        return torch.randperm(length)
+    own = torch.Generator()
+    own.manual_seed(seed % (1 << 63))
+    return torch.randperm(length, generator=own)
+
+
+class _CrewOptions:
+    """Who shall run a job."""
+
+    def __init__(
+        self,
+        job: Job,
+        num_workers: int | None,
+        pool: Any,
+        max_tasks_per_child: int | None,
+        worker_threads: int,
+        mp_start_method: str | None,
+        executor: str,
+    ) -> None:
+        if executor not in EXECUTORS:
+            raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}: got {executor!r}.")
+        if pool is None and num_workers is not None:
+            _positive("num_workers", num_workers)
+        _positive("worker_threads", worker_threads)
+        if max_tasks_per_child is not None:
+            _positive("max_tasks_per_child", max_tasks_per_child)
+        if mp_start_method is not None and mp_start_method not in START_METHODS:
+            raise ValueError(
+                f"mp_start_method must be one of {', '.join(START_METHODS)}, or None: got {mp_start_method!r}."
+            )
+        if pool is not None and not isinstance(pool, WorkerPool) and not _is_foreign_pool(pool):
+            raise TypeError(f"pool must be a tdmap.WorkerPool or a multiprocessing pool, got a {type(pool).__name__}.")
+        self.job = job
+        self.num_workers = num_workers or usable_cores()
+        self.pool = pool
+        self.max_tasks = max_tasks_per_child
+        self.threads = worker_threads
+        self.method = mp_start_method
+        self.executor = executor
+
+    def crew(self) -> tuple[Crew, Callable[[], None]]:
+        """Those who run the job, and what to call when they have."""
+        wanted = min(self.num_workers, self.job.plan.num_chunks)
+        if self.executor == "serial" or (self.executor == "process" and _nested()):
+            return SerialCrew(), _nothing
+        if self.executor == "thread":
+            return ThreadCrew(wanted, self.threads, self.job.policy.seed is not None), _nothing
+        if isinstance(self.pool, WorkerPool):
+            self.pool.reserve()
+            wanted = min(self.pool.num_workers, self.job.plan.num_chunks)
+            return ProcessCrew(self.pool, wanted), self.pool.release
+        if self.pool is not None:
+            return ForeignCrew(self.pool), _nothing
+        if self.max_tasks is not None:
+            own = WorkerPool(wanted, self.method, self.threads)
+            own.reserve()
+            return ProcessCrew(own, wanted, self.max_tasks), own.close
+        warm = borrow_pool(self.num_workers, self.method, self.threads)
+        return ProcessCrew(warm, wanted), lambda: give_back(warm)
+
+
+_crew_options = _CrewOptions
+
+
+def _nothing() -> None:
+    pass
+
+
+def _positive(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be an integer of at least 1: got {value!r}.")
+
+
+def _is_foreign_pool(pool: object) -> bool:
+    return all(hasattr(pool, name) for name in ("apply_async", "_pool", "_processes"))
+
+
+def _nested() -> bool:
+    """Whether this is a worker already: of this library, or a daemon of another pool, which may not have children."""
+    if worker_module.in_worker:
+        nested = True
+    else:
+        libraries = [multiprocessing, sys.modules.get("multiprocess")]
+        nested = any(library.current_process().daemon for library in libraries if library is not None)
+    if nested:
+        warnings.warn(
+            "map inside a worker process runs serially: the outer map uses the cores already. "
+            'Pass executor="serial" to say so, or executor="thread".',
+            RuntimeWarning,
+            stacklevel=5,
+        )
+    return nested
+
+
+def _run(
+    job: Job, sink: Sink, options: _CrewOptions, pbar: bool, callbacks: Iterable[Callback]
+) -> Iterator[tuple[int, Any]]:
+    watchers = list(callbacks)
+    if pbar:
+        from tdmap.diagnostics.progress import ProgressBar
+
+        watchers.append(ProgressBar())
+    crew, finish = options.crew()
+    try:
+        chunk_bytes = job.plan.size * data_row_bytes(job.source.data, job.plan.length)
+        yield from Driver(job, sink, crew, CallbackList(watchers), chunk_bytes).run()
+    finally:
+        finish()

@@ -1,0 +1,1 @@
+"""Callbacks that watch jobs."""

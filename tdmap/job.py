@@ -1,0 +1,66 @@
+"""What is to be done: data, plan, function and policy, without a word about who does it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from tdmap._data import Data
+from tdmap.plan import ChunkPlan
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where rows come from."""
+
+    data: Data
+    """The dataset."""
+    order: Tensor | None = None
+    """int64 permutation of its rows along the plan's dimension, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How failures, time and randomness are handled."""
+
+    seed: int | None = None
+    """Each chunk gets its own random stream derived from (seed, first row); None: streams are left alone."""
+    retries: int = 2
+    """How often a chunk runs again after its worker died."""
+    timeout: float | None = None
+    """Seconds that one chunk may run, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One map over a dataset."""
+
+    source: Source
+    plan: ChunkPlan
+    fn: Callable[[Any], Any]
+    policy: Policy = field(default_factory=Policy)
+    number: int = field(default_factory=lambda: next(_numbers))
+
+    @property
+    def name(self) -> str:
+        """How messages and progress bars call the function."""
+        return function_name(self.fn)
+
+
+def function_name(fn: object) -> str:
+    """A readable name of a function, method, partial or callable object.
+
+    Example:
+        >>> function_name(functools.partial(len))
+        'len'
+    """
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return getattr(fn, "__qualname__", None) or type(fn).__qualname__

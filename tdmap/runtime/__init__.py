@@ -1,0 +1,1 @@
+"""Scheduling, processes and shared memory: everything between a job and its result."""

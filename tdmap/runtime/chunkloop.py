@@ -1,0 +1,191 @@
+"""The inner loop: runs the chunks of a lease. The same code in worker processes, threads and the caller itself.
+
+Every microsecond here is paid once a chunk. So views of a few hundred chunks are made in one call, nothing is
+sent per chunk, and what the driver must know when this process dies is a handful of stores into the control
+block.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from typing import Any
+
+from tdmap._data import Data, Reader, RowWriter, tensors_of
+from tdmap.errors import add_note, describe_rows
+from tdmap.job import Policy
+from tdmap.plan import ChunkPlan
+from tdmap.runtime import control as at
+from tdmap.runtime.control import Control
+from tdmap.runtime.types import Done, GaveBack, Kind, Segment
+from tdmap.seeding import derive, seed_everything
+
+FLUSH_SECONDS = 0.005
+"""Results that travel wait at most so long for others to share a message."""
+
+FLUSH_COUNT = 64
+"""At most so many of them share one."""
+
+
+class ChunkError(Exception):
+    """Carries an exception of the user's function (its `__cause__`) and the chunk in which it came."""
+
+    def __init__(self, chunk: int) -> None:
+        super().__init__(chunk)
+        self.chunk = chunk
+
+
+class ChunkLoop:
+    """Runs leases of one job.
+
+    Args:
+        job: number of the job.
+        reader: the rows.
+        fn: the user's function.
+        policy: seeding.
+        control: the block to keep up to date.
+        pack: makes a result fit to travel.
+        emit: sends a message to the driver.
+    """
+
+    def __init__(
+        self,
+        job: int,
+        reader: Reader,
+        fn: Callable[[Any], Any],
+        policy: Policy,
+        control: Control,
+        pack: Callable[[Any], Any],
+        emit: Callable[[Any], None],
+    ) -> None:
+        self.job = job
+        self.reader = reader
+        self.fn = fn
+        self.policy = policy
+        self.control = control
+        self.pack = pack
+        self.emit = emit
+        self.writer: RowWriter | None = None
+        self._leaves = tensors_of(reader.data)
+        self._versions = self._version()
+
+    @property
+    def plan(self) -> ChunkPlan:
+        """The plan that chunk numbers refer to."""
+        return self.reader.plan
+
+    def _version(self) -> int:
+        # Views share the version counter of their base: any in-place torch operation on a chunk shows here.
+        return sum(leaf._version for leaf in self._leaves)
+
+    @property
+    def mutated(self) -> bool:
+        """Whether the function has changed rows of the source in place."""
+        return self._version() != self._versions
+
+    def run(self, lease: int, start: int, stop: int) -> Done:
+        """Run the chunks `start..stop`, sending what cannot wait, and return the report.
+
+        Raises:
+            ChunkError: the function raised. The chunks before are safe.
+        """
+        control, began = self.control, time.perf_counter()
+        control[at.COMMITTED] = 0  # never the new lease's number beside the old lease's progress
+        control[at.LEASE] = lease
+        control[at.COMMITTED] = start
+        segments = _Segments(self, lease, start)
+        chunk = start
+        try:
+            for chunk, result, rows in self._results(lease, start, stop, segments):
+                if result is None:
+                    kind = Kind.NONE
+                elif rows is not None and self.writer is not None and self.writer.write(rows, result):
+                    kind = Kind.WRITTEN
+                else:
+                    kind = Kind.PARCEL
+                    result = self.pack(result)
+                if kind is not segments.kind or kind is Kind.PARCEL:
+                    segments.add(chunk, kind, result)
+                if kind is not Kind.PARCEL:
+                    control[at.COMMITTED] = chunk + 1
+                segments.stop = chunk + 1
+        except Exception as error:
+            failed = segments.stop
+            segments.flush()
+            raise ChunkError(failed) from error
+        finally:
+            control[at.RUNNING] = -1
+        upto = segments.stop
+        last = segments.take()
+        return Done(self.job, lease, upto, time.perf_counter() - began, self.mutated, last, 0)
+
+    def _results(
+        self, lease: int, start: int, stop: int, segments: _Segments
+    ) -> Iterator[tuple[int, Any, Data | None]]:
+        control, fn, clock = self.control, self.fn, time.monotonic_ns
+        seed, plan = self.policy.seed, self.plan
+        rows: Iterator[Any] = repeat(None) if self.writer is None else self.writer.rows(start, stop)
+        for chunk, data, target in zip(range(start, stop), self.reader.read(start, stop), rows):
+            if control[at.CANCEL]:
+                return
+            if control[at.GIVE_BACK]:
+                control[at.GIVE_BACK] = 0
+                keep = chunk + (stop - chunk) // 2
+                self.emit(GaveBack(self.job, lease, keep))
+                stop = keep
+            if chunk >= stop:
+                return
+            control[at.SINCE] = clock()
+            control[at.RUNNING] = chunk
+            if seed is not None:
+                seed_everything(derive(seed, chunk * plan.size))
+            yield chunk, fn(data), target
+
+
+class _Segments:
+    """The results of a lease so far, as runs of the same kind that have not been reported yet."""
+
+    def __init__(self, loop: ChunkLoop, lease: int, start: int) -> None:
+        self.loop = loop
+        self.lease = lease
+        self.start = start
+        self.stop = start
+        self.kind: Kind | None = None
+        self.values: list[Any] = []
+        self.since = 0.0
+
+    def add(self, chunk: int, kind: Kind, value: Any) -> None:
+        """Begin a segment of another kind, or extend one of results that travel."""
+        if kind is not self.kind or len(self.values) >= FLUSH_COUNT or self._old():
+            self.flush()
+            self.kind = kind
+            self.loop.control[at.KIND] = kind
+            self.since = time.perf_counter()
+        if kind is Kind.PARCEL:
+            self.values.append(value)
+
+    def _old(self) -> bool:
+        return bool(self.values) and time.perf_counter() - self.since > FLUSH_SECONDS
+
+    def take(self) -> Segment | None:
+        """The open segment, as a message; None when it is empty."""
+        if self.kind is None or self.start == self.stop:
+            return None
+        segment = Segment(self.loop.job, self.lease, self.start, self.stop, self.kind, tuple(self.values))
+        self.start = self.stop
+        self.values = []
+        return segment
+
+    def flush(self) -> None:
+        """Send the open segment."""
+        segment = self.take()
+        if segment is not None:
+            self.loop.emit(segment)
+            self.loop.control[at.COMMITTED] = segment.stop
+
+
+def note_rows(error: BaseException, plan: ChunkPlan, chunk: int, name: str, worker: str) -> None:
+    """Tell the reader of a user's exception where it came from."""
+    start, stop = plan.rows(chunk)
+    add_note(error, f"raised by {name} on {describe_rows(start, stop)} (chunk {chunk}), {worker}")

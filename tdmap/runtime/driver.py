@@ -1,0 +1,330 @@
+"""Runs a job on a crew of workers: the loop between the scheduler and the workers' messages.
+
+    scheduler ──Lease──► driver ──grant──► crew (processes, threads, a foreign pool)
+        ▲                  │  ▲                │
+        └──commit, done────┘  └──messages──────┘
+                           ├──► sink       (results that travelled, and which chunks are safe)
+                           └──► callbacks  (events)
+
+The driver knows no process and no pipe; a crew knows no plan and no sink.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+from tdmap._data import RowWriter
+from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_rows
+from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, WorkerDied
+from tdmap.job import Job
+from tdmap.runtime.chunkloop import note_rows
+from tdmap.runtime.scheduler import Lease, Scheduler, SchedulerPolicy
+from tdmap.runtime.types import Done, Failed, GaveBack, Kind, Lost, Message, Refused, Segment
+from tdmap.sinks import Allocate, InPlace, Sink, Stream
+
+STREAM_BYTES = 4 << 20
+"""Input bytes of a lease whose results travel: what a consumer may find in flight, several times a worker."""
+
+STREAM_CHUNKS = 256
+"""And its chunks, at most."""
+
+
+class Joined(NamedTuple):
+    """A worker is ready for leases."""
+
+
+class Crew(Protocol):
+    """Those who run leases. Workers are numbers that are never used twice."""
+
+    kind: str
+    size: int
+
+    def open(self, job: Job, sink: Sink) -> None:
+        """Give the job to the workers; they join one by one."""
+        ...
+
+    def allocate(self) -> Allocate:
+        """How memory is made that the workers can write into."""
+        ...
+
+    def grant(self, worker: int, lease: Lease) -> None:
+        """Have a worker run a lease."""
+        ...
+
+    def limit(self, worker: int) -> int | None:
+        """Most chunks that the worker should be given now."""
+        ...
+
+    def output(self, writer: RowWriter) -> None:
+        """Results have a place from now on."""
+        ...
+
+    def wait(self, timeout: float) -> list[tuple[int, Message | Joined]]:
+        """What has happened, in order for each worker; waits for something at most `timeout` seconds."""
+        ...
+
+    def ask_back(self, worker: int) -> None:
+        """Have a worker give back chunks that it has not begun."""
+        ...
+
+    def running(self) -> dict[int, tuple[int, float]]:
+        """The chunk that each busy worker runs, and since when on the monotonic clock."""
+        ...
+
+    def kill(self, worker: int, reason: str) -> None:
+        """End a worker that is stuck; a `Lost` follows."""
+        ...
+
+    def describe(self, worker: int) -> str:
+        """How messages name a worker."""
+        ...
+
+    def pid(self, worker: int) -> int:
+        """Its process id, or its own number within this process."""
+        ...
+
+    def close(self, ok: bool, changed: bool) -> None:
+        """The job is over; unless `ok`, stop what still runs. `changed`: rows of the source were written."""
+        ...
+
+
+class Driver:
+    """One run of one job.
+
+    Args:
+        job: what is to be done.
+        sink: where results go.
+        crew: who does it.
+        callbacks: who watches.
+    """
+
+    def __init__(self, job: Job, sink: Sink, crew: Crew, callbacks: Callback, chunk_bytes: int) -> None:
+        self.job = job
+        self.sink = sink
+        self.crew = crew
+        self.callbacks = callbacks
+        self.scheduler = Scheduler(job.plan.num_chunks, crew.size, self._policy(chunk_bytes))
+        self.done_rows = 0
+        self.changed = False
+        self._workers: set[int] = set()
+        self._announced = False
+        self._first_result = False
+        self._lost: dict[int, Lost] = {}
+
+    def _policy(self, chunk_bytes: int) -> SchedulerPolicy:
+        policy = self.job.policy
+        if not self.sink.streams:
+            return SchedulerPolicy(retries=policy.retries, timeout=policy.timeout)
+        largest = max(min(STREAM_BYTES // max(chunk_bytes, 1), STREAM_CHUNKS), 1)
+        return SchedulerPolicy(
+            retries=policy.retries,
+            timeout=policy.timeout,
+            ordered=True,
+            max_lease=largest,
+            window=2 * largest * self.crew.size + self.crew.size,
+        )
+
+    def run(self) -> Iterator[tuple[int, Any]]:
+        """Run the job. Yields (chunk, result) in order when the sink streams, else nothing.
+
+        Raises:
+            WorkerLost: a chunk's worker died once too often.
+            ChunkTimeout: a chunk ran too long once too often.
+            Exception: whatever the function raised, with a note.
+        """
+        plan, began = self.job.plan, time.monotonic()
+        self.callbacks.on_job_started(
+            JobStarted(
+                self.job.number,
+                self.job.name,
+                plan.length,
+                plan.num_chunks,
+                plan.size,
+                self.crew.size,
+                self.crew.kind,
+                began,
+            )
+        )
+        error: BaseException | None = None
+        try:
+            self.sink.open(plan, self.crew.allocate())
+            self.crew.open(self.job, self.sink)
+            self._announced = self.sink.writer is not None
+            yield from self._loop()
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            self.scheduler.cancel()
+            try:
+                self.crew.close(error is None, self.changed)
+            finally:
+                self.callbacks.on_job_ended(
+                    JobEnded(self.job.number, error is None, self.done_rows, time.monotonic() - began, error)
+                )
+
+    def _loop(self) -> Iterator[tuple[int, Any]]:
+        scheduler = self.scheduler
+        tick = 0.5 if self.job.policy.timeout is None else min(0.5, self.job.policy.timeout / 4)
+        while not scheduler.finished:
+            for worker, message in self.crew.wait(tick):
+                self._handle(worker, message)
+            if isinstance(self.sink, Stream):
+                for chunk in range(*scheduler.release()):
+                    yield chunk, self.sink.take(chunk)
+                    # Back at work: the consumer has had its time, and asks for the next one.
+                    scheduler.consumed(chunk + 1)
+            self._fill_all()
+            if self.job.policy.timeout is not None:
+                self._check_clock()
+
+    # -- giving out --------------------------------------------------------------------------------
+
+    def _fill_all(self) -> None:
+        if not self._announced and self.sink.writer is not None:
+            self.crew.output(self.sink.writer)
+            self._announced = True
+        for worker in list(self._workers):
+            self._fill(worker)
+
+    def _fill(self, worker: int) -> None:
+        now = time.monotonic()
+        while True:
+            limit = self.crew.limit(worker)
+            if limit == 0:
+                break
+            if not self._first_result and not self._announced:
+                # Nothing is known about the results yet: one chunk each, which travels, and then the place is set.
+                limit = 1
+            lease = self.scheduler.lease(worker, now, limit)
+            if lease is None:
+                break
+            self.crew.grant(worker, lease)
+        if not self.scheduler.holds(worker):
+            straggler = self.scheduler.straggler(now)
+            if straggler is not None:
+                self.crew.ask_back(straggler.worker)
+
+    def _check_clock(self) -> None:
+        running = self.crew.running()
+        for worker in self.scheduler.overdue(running, time.monotonic()):
+            first, last = self.job.plan.rows(running[worker][0])
+            self.crew.kill(worker, f"{describe_rows(first, last)} ran longer than {self.job.policy.timeout} s")
+
+    # -- coming back -------------------------------------------------------------------------------
+
+    def _handle(self, worker: int, message: Message | Joined) -> None:
+        if isinstance(message, Done):
+            if message.segment is not None:
+                self._segment(message.segment)
+            self.changed |= message.mutated
+            lease = self.scheduler.get(message.lease)
+            if lease is not None:
+                start, seconds = lease.start, message.seconds
+                self.scheduler.done(message.lease, message.upto, seconds, time.monotonic())
+                self._report(worker, start, message.upto, seconds)
+        elif isinstance(message, Segment):
+            self._segment(message)
+        elif isinstance(message, Joined):
+            self._workers.add(worker)
+        elif isinstance(message, GaveBack):
+            self.scheduler.shrunk(message.lease, message.stop)
+        elif isinstance(message, Failed):
+            self.changed |= message.mutated
+            note_rows(message.error, self.job.plan, message.chunk, self.job.name, self.crew.describe(worker))
+            raise message.error
+        elif isinstance(message, Refused):
+            raise message.error
+        else:
+            self._handle_loss(worker, message)
+
+    def _segment(self, segment: Segment) -> None:
+        lease = self.scheduler.get(segment.lease)
+        if lease is None:
+            return
+        self._safe(lease, segment.stop, segment.kind, segment.values)
+
+    def _safe(self, lease: Lease, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
+        start = lease.cursor
+        if stop <= start:
+            return
+        self._first_result = True
+        self.changed |= kind is Kind.NONE or isinstance(self.sink, InPlace)
+        self.sink.accept(start, stop, kind, values)
+        self.scheduler.commit(lease.id, stop)
+        self.done_rows += self.job.plan.count(start, stop)
+
+    def _report(self, worker: int, start: int, stop: int, seconds: float) -> None:
+        self.callbacks.on_lease_done(
+            LeaseDone(
+                self.job.number,
+                self.crew.pid(worker),
+                start,
+                stop,
+                self.job.plan.count(start, stop),
+                seconds,
+                self.done_rows,
+                time.monotonic(),
+            )
+        )
+
+    def _handle_loss(self, worker: int, lost: Lost) -> None:
+        self._workers.discard(worker)
+        lease = self.scheduler.get(lost.lease)
+        if lease is not None and lease.worker == worker and lost.kind is not Kind.PARCEL:
+            self._safe(lease, min(lost.committed, lease.stop), lost.kind, ())
+        loss = self.scheduler.worker_lost(worker, lost.running)
+        self.callbacks.on_worker_died(
+            WorkerDied(self.job.number, self.crew.pid(worker), lost.signal, lost.exit_code, loss.chunk)
+        )
+        if loss.exhausted:
+            raise self._loss_error(worker, lost, loss.chunk, loss.attempts)
+        if loss.chunk is not None:
+            self.callbacks.on_chunk_retried(
+                ChunkRetried(
+                    self.job.number, loss.chunk, self.job.plan.rows(loss.chunk), loss.attempts, how_it_ended(lost)
+                )
+            )
+
+    def _loss_error(self, worker: int, lost: Lost, chunk: int | None, attempts: int) -> Exception:
+        how = how_it_ended(lost)
+        if chunk is None:
+            return WorkerStartError(
+                f"workers end before they can run anything ({how}). Does the program import, and is there memory?"
+            )
+        rows = self.job.plan.rows(chunk)
+        text = f"{describe_rows(*rows)} (chunk {chunk}) of {self.job.name}"
+        if lost.reason:
+            return ChunkTimeout(f"{text}: stopped {attempts} times, because {lost.reason}.", rows)
+        return WorkerLost(
+            f"{text}: {attempts} workers died while running it, the last one ({self.crew.describe(worker)}) {how}"
+            f"{_peak(lost)}. The function crashes on these rows, or needs more memory than there is: run it on "
+            f"them alone, or use a smaller chunksize.",
+            rows,
+            lost.signal,
+            lost.exit_code,
+            lost.peak_memory or None,
+        )
+
+
+def how_it_ended(lost: Lost) -> str:
+    """How a worker ended, in words."""
+    import signal
+
+    if lost.reason:
+        return lost.reason
+    if lost.signal is not None:
+        try:
+            name = signal.Signals(lost.signal).name
+        except ValueError:
+            name = f"signal {lost.signal}"
+        return f"killed by {name}" + (" (the out-of-memory killer uses it)" if name == "SIGKILL" else "")
+    if lost.exit_code is not None:
+        return f"left with exit code {lost.exit_code}"
+    return "gone, and nothing tells how"
+
+
+def _peak(lost: Lost) -> str:
+    return f", with a peak memory of {lost.peak_memory / 2**20:.0f} MiB" if lost.peak_memory else ""

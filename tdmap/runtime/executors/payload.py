@@ -1,0 +1,71 @@
+"""A job as bytes for worker processes, and the memory that these bytes refer to."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+
+from tdmap._data import RowWriter
+from tdmap.errors import SerializationError
+from tdmap.job import Job
+from tdmap.runtime.culprit import explain_unpicklable
+from tdmap.runtime.packing import Arena, Packer
+from tdmap.runtime.worker import Payload
+from tdmap.sinks import Sink
+
+
+class JobPacker:
+    """Packs one job; keep it as long as workers run it."""
+
+    def __init__(self) -> None:
+        self.arena = Arena()
+        self._packer = Packer()
+        self._fn_packer = Packer(private=True)
+        self._num_source = 0
+        self._read_only_source = False
+        self._name = ""
+
+    def pack(self, job: Job, sink: Sink) -> bytes:
+        """The payload of a job.
+
+        Raises:
+            SerializationError: the function or the data cannot be sent; names the part that cannot.
+            PermissionError: the output may only be read.
+        """
+        self._name = job.name
+        try:
+            fn = self._fn_packer.dumps(job.fn, by_value=True)
+        except Exception as error:
+            raise SerializationError(explain_unpicklable(job.fn, error)) from error
+        try:
+            source = self._packer.dumps((job.source.data, job.source.order))
+            self._num_source = len(self._packer.staged)
+            self._read_only_source, self._packer.read_only = self._packer.read_only, False
+            writer = self._packer.dumps(sink.writer)
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:
+            raise SerializationError(
+                f"the data cannot be sent to the workers: {type(error).__name__}: {error}"
+            ) from error
+        if self._packer.read_only:
+            raise PermissionError("out lies in files that may only be read. Open them for writing, or write elsewhere.")
+        path = [os.path.abspath(entry) for entry in sys.path]
+        return pickle.dumps((path, Payload(source, job.plan, job.policy, writer, fn)), pickle.HIGHEST_PROTOCOL)
+
+    def pack_writer(self, writer: RowWriter) -> bytes:
+        """A writer that has come later."""
+        return self._packer.dumps(writer)
+
+    def check_mutation(self, mutated: bool) -> None:
+        """Raise PermissionError when a function changes rows that may only be read."""
+        if mutated and self._read_only_source:
+            raise PermissionError(
+                f"{self._name} changes rows in place, and the data lie in files that may only be read: "
+                "nothing was written. Open the dataset for writing, or pass out=."
+            )
+
+    def write_back(self, changed: bool) -> None:
+        """Bring what workers wrote into copies of ordinary memory back to where it belongs."""
+        self._packer.write_back(0 if changed else self._num_source)

@@ -1,0 +1,236 @@
+"""A crew of worker processes."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from typing import Any
+
+import torch
+
+from tdmap._data import RowWriter
+from tdmap.job import Job
+from tdmap.runtime import control as at
+from tdmap.runtime.driver import Joined
+from tdmap.runtime.executors.payload import JobPacker
+from tdmap.runtime.pool import Member, WorkerPool
+from tdmap.runtime.remote import unpack_error
+from tdmap.runtime.scheduler import Lease
+from tdmap.runtime.types import (
+    Begin,
+    Done,
+    Drop,
+    Failed,
+    Grant,
+    Hello,
+    Kind,
+    Lost,
+    Message,
+    Output,
+    Refused,
+    Segment,
+)
+from tdmap.sinks import Allocate, Sink
+
+GRACE_SECONDS = 0.3
+"""After an error or Ctrl-C, workers have so long to end their chunk before they are killed."""
+
+
+class ProcessCrew:
+    """The members of a pool, for one job.
+
+    Args:
+        pool: a reserved pool.
+        max_tasks_per_child: chunks after which a worker is replaced by a fresh one, or None.
+    """
+
+    kind = "process"
+
+    def __init__(self, pool: WorkerPool, wanted: int, max_tasks_per_child: int | None = None) -> None:
+        self.pool = pool
+        self.size = wanted
+        self.max_tasks = max_tasks_per_child
+        self._packing = JobPacker()
+        self._output: bytes | None = None
+        self._pids: dict[int, int] = {}
+        self._reasons: dict[int, str] = {}
+        self._begun: set[int] = set()
+
+    # -- the job -------------------------------------------------------------------------------------
+
+    def allocate(self) -> Allocate:
+        return self._packing.arena.empty
+
+    def open(self, job: Job, sink: Sink) -> None:
+        self._job = job
+        self.pool.refresh(self.size)  # first of all: workers that have to start do so while we pack
+        payload = self._packing.pack(job, sink)
+        self._begin = pickle.dumps(Begin(job.number, payload), pickle.HIGHEST_PROTOCOL)
+
+    def output(self, writer: RowWriter) -> None:
+        self._output = pickle.dumps(
+            Output(self._job.number, self._packing.pack_writer(writer)), pickle.HIGHEST_PROTOCOL
+        )
+        for number in self._begun:
+            self.pool.members[number].send_bytes(self._output)
+
+    # -- talking to workers --------------------------------------------------------------------------
+
+    def _join(self, member: Member) -> Joined:
+        member.control[at.CANCEL] = member.control[at.GIVE_BACK] = 0
+        member.new_job()
+        member.send_bytes(self._begin)
+        if self._output is not None:
+            member.send_bytes(self._output)
+        self._begun.add(member.number)
+        self._pids[member.number] = member.pid
+        return Joined()
+
+    def limit(self, worker: int) -> int | None:
+        if self.max_tasks is None:
+            return None
+        member = self.pool.members.get(worker)
+        return 0 if member is None else max(self.max_tasks - member.granted, 0)
+
+    def grant(self, worker: int, lease: Lease) -> None:
+        member = self.pool.members[worker]
+        member.outstanding += 1
+        member.granted += lease.stop - lease.start
+        freed = member.reader.take_freed()
+        member.send(Grant(self._job.number, lease.id, lease.start, lease.stop, freed))
+
+    def ask_back(self, worker: int) -> None:
+        self.pool.members[worker].control[at.GIVE_BACK] = 1
+
+    def running(self) -> dict[int, tuple[int, float]]:
+        found = {}
+        for number, member in self.pool.members.items():
+            since, chunk = member.control[at.SINCE], member.control[at.RUNNING]
+            if member.outstanding and chunk >= 0 and since == member.control[at.SINCE]:
+                found[number] = (chunk, since / 1e9)
+        return found
+
+    def kill(self, worker: int, reason: str) -> None:
+        self._reasons[worker] = reason
+        self.pool.members[worker].process.kill()
+
+    def describe(self, worker: int) -> str:
+        return f"in worker process {self._pids.get(worker, 0)}"
+
+    def pid(self, worker: int) -> int:
+        return self._pids.get(worker, 0)
+
+    # -- listening -----------------------------------------------------------------------------------
+
+    def wait(self, timeout: float) -> list[tuple[int, Message | Joined]]:
+        events: list[tuple[int, Message | Joined]] = []
+        for member in list(self.pool.members.values()):
+            if member.ready and member.number not in self._begun and len(self._begun) < self.size:
+                events.append((member.number, self._join(member)))
+        if events:
+            return events
+        for member in self.pool.wait(timeout):
+            # Asked before reading: what a dead worker sent is all in the pipe by then.
+            ended = member.has_ended()
+            try:
+                for message in member.receive():
+                    event = self._event(member, message)
+                    if event is not None:
+                        events.append((member.number, event))
+            except EOFError:
+                ended = True
+            if ended:
+                events.append((member.number, self._lose(member)))
+            elif self.max_tasks is not None:
+                self._retire(member)
+        return events
+
+    def _event(self, member: Member, message: Any) -> Message | Joined | None:
+        if isinstance(message, Hello):
+            return self._join(member) if len(self._begun) < self.size else None
+        if isinstance(message, (Done, Failed)):
+            member.outstanding -= 1
+        if message.job != self._job.number:
+            return None
+        if isinstance(message, (Done, Failed)):
+            self._packing.check_mutation(message.mutated)
+        if isinstance(message, Segment):
+            return _opened(member, message)
+        if isinstance(message, Done) and message.segment is not None:
+            segment = _opened(member, message.segment)
+            # A parcel that cannot be opened any more belongs to a worker that has died: its chunks run again.
+            return message._replace(segment=segment) if segment is not None else None
+        if isinstance(message, (Failed, Refused)):
+            message = message._replace(error=unpack_error(message.error))
+        event: Message = message
+        return event
+
+    def _lose(self, member: Member) -> Lost:
+        control = member.control
+        running = int(control[at.RUNNING])
+        code = self.pool.remove(member, lost=True, kill=False)
+        self._begun.discard(member.number)
+        self._pids.setdefault(member.number, member.pid)
+        self.pool.refresh(self.size)
+        return Lost(
+            signal=-code if code is not None and code < 0 else None,
+            exit_code=code if code is not None and code >= 0 else None,
+            running=running if running >= 0 and member.outstanding else None,
+            lease=int(control[at.LEASE]),
+            committed=int(control[at.COMMITTED]),
+            kind=Kind(control[at.KIND]),
+            peak_memory=int(control[at.PEAK]),
+            reason=self._reasons.pop(member.number, ""),
+        )
+
+    def _retire(self, member: Member) -> None:
+        """Replace a worker that has run as many chunks as it may."""
+        assert self.max_tasks is not None
+        if member.granted >= self.max_tasks and not member.outstanding:
+            self.pool.remove(member, kill=False)
+            self._begun.discard(member.number)
+            self.pool.refresh(self.size)
+
+    # -- the end -------------------------------------------------------------------------------------
+
+    def close(self, ok: bool, changed: bool) -> None:
+        try:
+            if not ok:
+                self._stop()
+            for number in self._begun:
+                member = self.pool.members.get(number)
+                if member is not None:
+                    member.send(Drop(self._job.number))
+        finally:
+            with torch.no_grad():
+                self._packing.write_back(changed)
+
+    def _stop(self) -> None:
+        """Let workers end their chunk, for a moment; then end them."""
+        busy = [m for m in self.pool.members.values() if m.outstanding]
+        for member in busy:
+            member.control[at.CANCEL] = 1
+        deadline = time.monotonic() + GRACE_SECONDS
+        while (left := deadline - time.monotonic()) > 0 and any(
+            m.outstanding and m.number in self.pool.members for m in busy
+        ):
+            for member in self.pool.wait(left):
+                try:
+                    for message in member.receive():
+                        if isinstance(message, (Done, Failed)):
+                            member.outstanding -= 1
+                except EOFError:
+                    self.pool.remove(member)
+        for member in busy:
+            if member.outstanding and member.number in self.pool.members:
+                self._begun.discard(member.number)
+                self.pool.remove(member)
+
+
+def _opened(member: Member, segment: Segment) -> Segment | None:
+    if segment.kind is not Kind.PARCEL:
+        return segment
+    try:
+        return segment._replace(values=tuple(member.reader.unpack(parcel) for parcel in segment.values))
+    except OSError:
+        return None

@@ -1,0 +1,98 @@
+"""A crew of one: the caller itself, without threads or processes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from typing import Any
+
+import torch
+
+from tdmap._data import Reader, RowWriter
+from tdmap.job import Job
+from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
+from tdmap.runtime.control import local_control
+from tdmap.runtime.driver import Joined
+from tdmap.runtime.scheduler import Lease
+from tdmap.runtime.types import Failed, Message
+from tdmap.seeding import preserved_generators
+from tdmap.sinks import Allocate, Sink
+
+
+def empty(dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    """Ordinary memory: the workers are in this process."""
+    return torch.empty(shape, dtype=dtype)
+
+
+class SerialCrew:
+    """Runs leases in the caller, one whenever the driver waits. The caller's random streams are put back."""
+
+    kind = "serial"
+    size = 1
+
+    def __init__(self) -> None:
+        self._inbox: deque[tuple[int, Message | Joined]] = deque([(0, Joined())])
+        self._leases: deque[Lease] = deque()
+
+    def allocate(self) -> Allocate:
+        return empty
+
+    def open(self, job: Job, sink: Sink) -> None:
+        self._job = job
+        self._loop = ChunkLoop(
+            job.number,
+            Reader(job.source.data, job.plan, job.source.order),
+            job.fn,
+            job.policy,
+            local_control(),
+            lambda result: result,
+            self._emit,
+        )
+        if sink.writer is not None:
+            self.output(sink.writer)
+
+    def output(self, writer: RowWriter) -> None:
+        self._loop.writer = RowWriter(writer.out, writer.plan, writer.exact, writer.aliased)
+        self._loop.writer.prepare()
+
+    def _emit(self, message: Any) -> None:
+        self._inbox.append((0, message))
+
+    def limit(self, worker: int) -> int | None:
+        return None
+
+    def grant(self, worker: int, lease: Lease) -> None:
+        self._leases.append(lease)
+
+    def wait(self, timeout: float) -> list[tuple[int, Message | Joined]]:
+        if not self._inbox and self._leases:
+            self._run(self._leases.popleft())
+        events = list(self._inbox)
+        self._inbox.clear()
+        return events
+
+    def _run(self, lease: Lease) -> None:
+        seeded = self._job.policy.seed is not None
+        with preserved_generators() if seeded else contextlib.nullcontext():
+            try:
+                self._emit(self._loop.run(lease.id, lease.start, lease.stop))
+            except ChunkError as failure:
+                self._emit(Failed(self._job.number, lease.id, failure.chunk, failure.__cause__, False))
+
+    def ask_back(self, worker: int) -> None:
+        pass
+
+    def running(self) -> dict[int, tuple[int, float]]:
+        return {}
+
+    def kill(self, worker: int, reason: str) -> None:
+        pass
+
+    def describe(self, worker: int) -> str:
+        return "in the calling process"
+
+    def pid(self, worker: int) -> int:
+        return worker
+
+    def close(self, ok: bool, changed: bool) -> None:
+        self._leases.clear()

@@ -1,0 +1,417 @@
+"""Three ways to start a worker process, none of which imports the user's script.
+
+- **fork**: the child is a copy of this process, there in a millisecond. Safe only while this process has no other
+  Python thread and no CUDA context, and the worker runs torch with one thread (a forked OpenMP pool hangs).
+- **forkserver**: a *template* process, started once, imports torch and this package and never runs an operation;
+  workers are forks of it.
+- **spawn**: a fresh interpreter for every worker.
+
+    driver ──Popen──► template ──fork──► worker
+       └────socketpair───┘                  │
+       └──────────socketpair────────────────┘   (passed through the template by SCM_RIGHTS)
+
+The template is single-threaded: it answers `fork` and `wait` requests and ends when the driver's end of its socket
+closes. Forked workers ask the kernel to kill them with their parent; spawned ones watch a pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from tdmap.errors import WorkerStartError
+from tdmap.runtime.shm import high_fd
+
+START_METHODS = ("fork", "forkserver", "spawn")
+
+# The driver's ends of every pipe. A fork, ours or the user's, must not hold them: a worker sees that its driver has
+# gone only when the last copy of the other end is closed. Objects, not numbers: closing an object twice is
+# harmless, closing a number twice hits whoever has it by then.
+_driver_ends: dict[int, Any] = {}
+
+
+def register_end(end: Any) -> None:
+    """Have `end`, which has a `close` method, closed in every fork of this process."""
+    _driver_ends[id(end)] = end
+
+
+def close_end(end: Any) -> None:
+    """Close `end` here and forget it."""
+    _driver_ends.pop(id(end), None)
+    with contextlib.suppress(OSError):
+        end.close()
+
+
+def _close_ends_in_child() -> None:
+    global _template, _template_lock
+    for end in list(_driver_ends.values()):
+        close_end(end)
+    _template = None
+    _template_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_close_ends_in_child)
+
+
+class Process(Protocol):
+    """A started worker process."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Exit status as `subprocess` gives it (negative: the signal), or None while it runs."""
+        ...
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        ...
+
+
+def socket_pair() -> tuple[Connection, Connection]:
+    """Two ends of a pipe, clear of the standard streams."""
+    ours, theirs = socket.socketpair()
+    return Connection(high_fd(ours.detach())), Connection(high_fd(theirs.detach()))
+
+
+def safe_to_fork(worker_threads: int) -> bool:
+    """Whether a fork of this process can run torch."""
+    if threading.active_count() > 1 or worker_threads != 1:
+        return False
+    torch = sys.modules.get("torch")
+    return torch is None or not torch.cuda.is_initialized()
+
+
+def start_worker(method: str, control: str, threads: int, idle_seconds: float) -> tuple[Process, Connection]:
+    """Start a worker.
+
+    Args:
+        method: one of `START_METHODS`.
+        control: path of its control block.
+        threads: threads that torch uses in it.
+        idle_seconds: it leaves after so long without work.
+
+    Returns:
+        The process and the driver's end of its pipe.
+    """
+    ours, theirs = socket_pair()
+    register_end(ours)
+    try:
+        if method == "fork":
+            process: Process = _fork(theirs, control, threads, idle_seconds)
+        elif method == "forkserver":
+            process = template().fork(theirs, control, threads, idle_seconds)
+        else:
+            process = _spawn(theirs, control, threads, idle_seconds)
+    except BaseException:
+        close_end(ours)
+        raise
+    finally:
+        theirs.close()
+    return process, ours
+
+
+# -- fork --------------------------------------------------------------------------------------------
+
+
+class ForkedProcess:
+    """A direct child."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        if self._status is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:
+                self._status = 0  # somebody else waited for it (SIGCHLD ignored, for one): its code is not known
+                return self._status
+            if pid:
+                self._status = os.waitstatus_to_exitcode(status)
+        return self._status
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def _fork(connection: Connection, control: str, threads: int, idle_seconds: float) -> ForkedProcess:
+    from tdmap.runtime.worker import die_with_parent, run_worker
+
+    parent = os.getpid()
+    for stream in (sys.stdout, sys.stderr):  # what is buffered here must not be printed by the child as well
+        with contextlib.suppress(Exception):
+            stream.flush()
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    with warnings.catch_warnings():
+        # Python 3.12 counts torch's own idle threads too; whether forking is safe was decided before.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid:
+        return ForkedProcess(pid)
+    try:
+        if in_main_thread:  # else the kernel would kill the worker when that thread ends
+            die_with_parent(parent)
+        run_worker(connection, control, threads, idle_seconds, parent)
+    finally:
+        os._exit(1)
+
+
+# -- spawn -------------------------------------------------------------------------------------------
+
+_BOOT = (
+    "import sys, json; a = json.loads(sys.argv[1]); sys.path[:] = a['path']; "
+    "from tdmap.runtime.launch import {entry}; {entry}(a)"
+)
+
+
+def _popen(entry: str, fds: tuple[int, ...], arguments: dict[str, Any]) -> subprocess.Popen[bytes]:
+    arguments = {**arguments, "path": [entry or os.getcwd() for entry in sys.path], "parent": os.getpid()}
+    env = {**os.environ, "OMP_NUM_THREADS": str(arguments.get("threads", 1))}
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-c", _BOOT.format(entry=entry), json.dumps(arguments)],
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            env=env,
+        )
+    except OSError as error:
+        raise WorkerStartError(f"cannot start {sys.executable} as a worker: {error}") from error
+
+
+class SpawnedProcess:
+    """A fresh interpreter, and the pipe whose closing ends it."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], lifeline: Any) -> None:
+        self.pid = popen.pid
+        self._popen = popen
+        self._lifeline = lifeline
+
+    def poll(self) -> int | None:
+        code = self._popen.poll()
+        if code is not None:
+            close_end(self._lifeline)
+        return code
+
+    def kill(self) -> None:
+        self._popen.kill()
+
+
+def _spawn(connection: Connection, control: str, threads: int, idle_seconds: float) -> SpawnedProcess:
+    read, write = (high_fd(fd) for fd in os.pipe())
+    lifeline = open(write, "wb", buffering=0)
+    register_end(lifeline)
+    arguments = {
+        "fd": connection.fileno(),
+        "lifeline": read,
+        "control": control,
+        "threads": threads,
+        "idle": idle_seconds,
+    }
+    try:
+        return SpawnedProcess(_popen("spawn_main", (connection.fileno(), read), arguments), lifeline)
+    except BaseException:
+        close_end(lifeline)
+        raise
+    finally:
+        os.close(read)
+
+
+def spawn_main(arguments: dict[str, Any]) -> None:
+    """Entry of a spawned worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from tdmap.runtime.worker import run_worker, watch_parent
+
+    watch_parent(arguments["lifeline"])
+    run_worker(
+        Connection(arguments["fd"]),
+        arguments["control"],
+        arguments["threads"],
+        arguments["idle"],
+        arguments["parent"],
+    )
+
+
+# -- forkserver --------------------------------------------------------------------------------------
+
+
+class Template:
+    """The driver's side of the template process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        ours, theirs = socket.socketpair()
+        self._socket = socket.socket(fileno=high_fd(ours.detach()))
+        child = high_fd(theirs.detach())
+        register_end(self._socket)
+        try:
+            self._process = _popen("template_main", (child,), {"fd": child})
+        finally:
+            os.close(child)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def _ask(self, request: Any, fds: tuple[int, ...] = ()) -> Any:
+        with self._lock:
+            try:
+                _send(self._socket, request, fds)
+                answer, _ = _receive(self._socket)
+            except (OSError, EOFError) as error:
+                raise WorkerStartError(
+                    f"the process that workers are forked from has ended (exit status {self._process.poll()}). "
+                    "Its messages, if any, are on standard error"
+                ) from error
+        return answer
+
+    def fork(self, connection: Connection, control: str, threads: int, idle_seconds: float) -> Process:
+        """Fork a worker that serves `connection`."""
+        pid = self._ask(("fork", control, threads, idle_seconds), (connection.fileno(),))
+        return TemplateChild(self, pid)
+
+    def poll(self, pid: int) -> int | None:
+        """Exit status of a worker; 0 when the template is gone and cannot tell."""
+        try:
+            status: int | None = self._ask(("wait", pid))
+        except WorkerStartError:
+            return 0
+        return status
+
+    def close(self) -> None:
+        """End the template, and with it every worker that it forked."""
+        close_end(self._socket)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.5)
+            return
+        self._process.kill()
+        self._process.wait()
+
+
+class TemplateChild:
+    """A worker that the template forked."""
+
+    def __init__(self, owner: Template, pid: int) -> None:
+        self.pid = pid
+        self._owner = owner
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        if self._status is None:
+            self._status = self._owner.poll(self.pid)
+        return self._status
+
+    def kill(self) -> None:
+        if self.poll() is None:  # the template has not reaped it, so the pid is still its own
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+_template: Template | None = None
+_template_lock = threading.Lock()
+
+
+def template() -> Template:
+    """The template process of this process, started at the first call."""
+    global _template
+    with _template_lock:
+        if _template is None or not _template.alive:
+            _template = Template()
+        return _template
+
+
+def close_template() -> None:
+    """End the template process, if there is one."""
+    global _template
+    with _template_lock:
+        if _template is not None:
+            _template.close()
+            _template = None
+
+
+def _send(sock: socket.socket, value: Any, fds: tuple[int, ...] = ()) -> None:
+    data = pickle.dumps(value)
+    socket.send_fds(sock, [len(data).to_bytes(4, "little") + data], list(fds))
+
+
+def _receive(sock: socket.socket) -> tuple[Any, list[int]]:
+    data, fds, _, _ = socket.recv_fds(sock, 1 << 16, 4)
+    if not data:
+        raise EOFError
+    while len(data) < 4 + int.from_bytes(data[:4], "little"):
+        more = sock.recv(1 << 16)
+        if not more:
+            raise EOFError
+        data += more
+    return pickle.loads(data[4:]), list(fds)
+
+
+def template_main(arguments: dict[str, Any]) -> None:
+    """Entry of the template process: import everything, run nothing, fork on request."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from tdmap.runtime import worker
+
+    sock = socket.socket(fileno=arguments["fd"])
+    parent = os.getpid()
+    while True:
+        try:
+            request, fds = _receive(sock)
+        except (EOFError, OSError):
+            os._exit(0)
+        if request[0] == "wait":
+            _send(sock, _reap(request[1]))
+            continue
+        pid = os.fork()
+        if pid == 0:
+            _serve_fork(worker.run_worker, worker.die_with_parent, sock, fds[0], request, parent)
+        os.close(fds[0])
+        _send(sock, pid)
+
+
+def _serve_fork(
+    run_worker: Callable[..., None],
+    die_with_parent: Callable[[int], None],
+    sock: socket.socket,
+    fd: int,
+    request: Any,
+    parent: int,
+) -> None:
+    try:
+        die_with_parent(parent)
+        sock.close()
+        _, control, threads, idle_seconds = request
+        run_worker(Connection(fd), control, threads, idle_seconds, parent)
+    finally:
+        os._exit(1)
+
+
+def _reap(pid: int) -> int | None:
+    try:
+        done, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return 0
+    return os.waitstatus_to_exitcode(status) if done else None
+
+
+def wait_exit(process: Process, seconds: float) -> int | None:
+    """Exit status of a process that is about to end; None when it still runs after `seconds`."""
+    deadline = time.monotonic() + seconds
+    pause = 0.0002
+    while (code := process.poll()) is None and time.monotonic() < deadline:
+        time.sleep(pause)
+        pause = min(2 * pause, 0.01)
+    return code

@@ -1,0 +1,231 @@
+"""Objects as bytes, with tensors as handles to memory that the receiver maps.
+
+This is the way from the driver to a worker: the source, the output and the function of a job. A tensor that lies
+in a file or in shared memory becomes its `Region`; other tensors are first copied to shared memory, once, or, for
+what the function carries and each worker must own, copied again by the receiver. `parcels` is the way back.
+
+Functions, classes and instances of `__main__` go by value with dill, because a worker never imports the user's
+script: no `if __name__ == "__main__"` guard is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+import sys
+import types
+from typing import Any
+
+import dill
+import torch
+from torch import Tensor
+
+from tdmap._data import Region, SharedHandle
+from tdmap.runtime.shm import align, anonymous_tensor, shared_region
+
+INLINE_BYTES = 4096
+"""Tensors of at most so many bytes that are not shared already travel as bytes."""
+
+ARENA_BYTES = 1 << 26
+"""Size of the blocks that hold copies of tensors; untouched pages cost nothing."""
+
+_PLAIN_TYPES: set[type] = {Tensor, torch.nn.Parameter}
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in _PLAIN_TYPES:
+        return True
+    if isinstance(value, Tensor) and type(value).__name__ == "MemoryMappedTensor":
+        _PLAIN_TYPES.add(type(value))
+        return True
+    return False
+
+
+# -- rebuilding, in the receiver --------------------------------------------------------------------
+
+
+def open_shared(handle: tuple[Any, ...], *fields: Any) -> Tensor:
+    """The tensor over memory or a file of another process."""
+    return Region(SharedHandle(*handle), *fields).open()
+
+
+def open_private(handle: tuple[Any, ...], *fields: Any) -> Tensor:
+    """A copy of that tensor."""
+    return open_shared(handle, *fields).clone()
+
+
+def rebuild_bytes(dtype: torch.dtype, shape: tuple[int, ...], data: bytes) -> Tensor:
+    """A tensor from its bytes."""
+    if not data:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+
+
+def as_parameter(tensor: Tensor, requires_grad: bool) -> Tensor:
+    """An `nn.Parameter` around `tensor`."""
+    return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+
+
+_main_classes: dict[tuple[str, str], type] = {}
+
+
+def rebuild_main_class(name: str, digest: str, data: bytes) -> type:
+    """A class of the driver's `__main__`, made once and put into ours, so that its instances pickle back by name."""
+    known = _main_classes.get((name, digest))
+    if known is None:
+        known = _main_classes[name, digest] = dill.loads(data)
+        if "." not in name:
+            setattr(sys.modules["__main__"], name, known)
+    return known
+
+
+# -- packing, in the driver ---------------------------------------------------------------------------
+
+
+class Arena:
+    """Shared memory for copies of tensors, given out from the front of large blocks."""
+
+    def __init__(self) -> None:
+        self._block: Tensor | None = None
+        self._used = 0
+
+    def like(self, tensor: Tensor) -> Tensor:
+        """Uninitialised shared memory for a copy of `tensor`; its expanded dimensions stay expanded."""
+        compact = tuple(1 if s == 0 else n for n, s in zip(tensor.shape, tensor.stride()))
+        view = self.empty(tensor.dtype, torch.Size(compact))
+        return view.expand(tensor.shape)
+
+    def empty(self, dtype: torch.dtype, shape: torch.Size) -> Tensor:
+        """Zeroed shared memory as a contiguous tensor."""
+        nbytes = shape.numel() * dtype.itemsize
+        start = align(self._used)
+        if self._block is None or start + nbytes > self._block.numel():
+            self._block = anonymous_tensor(max(ARENA_BYTES, nbytes))
+            start = 0
+        self._used = start + nbytes
+        return self._block[start : start + nbytes].view(dtype).view(shape)
+
+
+class Packer:
+    """Packs what a worker needs; keep it alive as long as workers may open what it packed.
+
+    Args:
+        private: tensors are copied by each receiver (for what a function carries), instead of shared.
+
+    Attributes:
+        staged: pairs of a tensor and its copy in shared memory.
+        read_only: True when a packed tensor lies in a file that may only be read.
+    """
+
+    def __init__(self, private: bool = False) -> None:
+        self.private = private
+        self.staged: list[tuple[Tensor, Tensor]] = []
+        self.read_only = False
+        self._keep: list[Tensor] = []
+        self._copies: dict[tuple[Any, ...], Tensor] = {}
+        self._arena = Arena()
+
+    def dumps(self, value: Any, by_value: bool = False) -> bytes:
+        """The bytes of `value`.
+
+        Args:
+            value: anything that pickle, or dill, can handle.
+            by_value: use dill from the start, for functions.
+        """
+        if not by_value:
+            try:
+                return self._dump(_FastPickler, value)
+            except Exception:  # whatever an object's own reduction raises: dill may know better, or explain it
+                pass
+        return self._dump(_DillPickler, value)
+
+    def _dump(self, pickler: Any, value: Any) -> bytes:
+        buffer = io.BytesIO()
+        pickler(self, buffer).dump(value)
+        return buffer.getvalue()
+
+    def reduce(self, value: Any) -> Any:
+        """How to pack one object; NotImplemented leaves it to pickle."""
+        if isinstance(value, Tensor):
+            if type(value) is torch.nn.Parameter:
+                return as_parameter, (value.data, value.requires_grad)
+            return self._reduce_tensor(value) if _is_plain(value) else NotImplemented
+        if isinstance(value, type) and value.__module__ == "__main__":
+            data = dill.dumps(value, byref=False, recurse=True)
+            return rebuild_main_class, (value.__qualname__, hashlib.sha1(data).hexdigest(), data)
+        return NotImplemented
+
+    def _reduce_tensor(self, tensor: Tensor) -> Any:
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
+            return NotImplemented
+        tensor = tensor.detach()
+        region = shared_region(tensor)
+        if region is None:
+            nbytes = tensor.numel() * tensor.element_size()
+            if nbytes == 0 or (self.private and nbytes <= INLINE_BYTES):
+                return rebuild_bytes, (tensor.dtype, tuple(tensor.shape), _raw(tensor))
+            region = shared_region(self._stage(tensor))
+            assert region is not None
+        else:
+            self._keep.append(tensor)
+        self.read_only |= not region.writable
+        build = open_private if self.private and not _is_file(region) else open_shared
+        return build, (tuple(region.handle), *region[1:])
+
+    def _stage(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.resolve_conj().resolve_neg()
+        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        copy = self._copies.get(key)
+        if copy is None:
+            copy = self._copies[key] = self._arena.like(tensor)
+            _base(copy).copy_(_base(tensor))
+            self.staged.append((tensor, copy))
+        return copy
+
+    def write_back(self, start: int = 0) -> None:
+        """Copy the staged memory, from the pair `start` on, back to the tensors that it stands for."""
+        for tensor, copy in self.staged[start:]:
+            _base(tensor).copy_(_base(copy))
+
+
+def _is_file(region: Region) -> bool:
+    return not region.handle.anonymous
+
+
+def _base(tensor: Tensor) -> Tensor:
+    """`tensor` with its expanded dimensions cut to one element."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def _raw(tensor: Tensor) -> bytes:
+    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+    return flat.numpy().tobytes()
+
+
+class _FastPickler(pickle.Pickler):
+    def __init__(self, packer: Packer, file: Any) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._packer = packer
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, types.FunctionType) and (value.__module__ == "__main__" or "<" in value.__qualname__):
+            return dill.loads, (self._packer.dumps(value, by_value=True),)
+        return self._packer.reduce(value)
+
+
+class _DillPickler(dill.Pickler):  # type: ignore[misc]
+    def __init__(self, packer: Packer, file: Any) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL, byref=False, recurse=True)
+        self._packer = packer
+
+    def reducer_override(self, value: Any) -> Any:
+        return self._packer.reduce(value)
+
+
+def unpack(data: bytes) -> Any:
+    """What `Packer.dumps` packed."""
+    return dill.loads(data)

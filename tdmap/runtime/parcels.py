@@ -1,0 +1,231 @@
+"""Results that have no output to be written into, on their way from a worker to the driver.
+
+A small result travels as bytes. The tensors of a large one are copied into a *slot*: shared memory of the worker,
+which the driver maps once. What the driver yields are tensors over the slot itself; when the last of them has
+gone, the number of the slot goes back to the worker with the next lease, and the slot is used again. A consumer
+that keeps results instead of using them up gets copies, so that the number of slots stays bounded.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+import weakref
+from collections import deque
+from typing import Any, NamedTuple
+
+import dill
+import torch
+from torch import Tensor
+
+from tdmap.errors import SerializationError
+from tdmap.runtime.packing import _is_plain
+from tdmap.runtime.shm import align, anonymous_file, map_path, release_file
+
+SMALL_BYTES = 1 << 15
+"""Results of at most so many bytes travel through the pipe."""
+
+MAX_SLOTS = 8
+"""Slots of one worker that a consumer may hold before results are copied for it."""
+
+
+class Parcel(NamedTuple):
+    """A result: its pickle, and its tensors' bytes in line or in a slot."""
+
+    body: bytes
+    layout: tuple[tuple[torch.dtype, tuple[int, ...], int], ...]
+    """dtype, shape and offset of each tensor."""
+    data: bytes
+    """The tensors' bytes, or empty when they lie in a slot."""
+    slot: int
+    path: str
+    nbytes: int
+
+
+class _CollectingPickler(pickle.Pickler):
+    """Puts plain tensors aside and leaves their numbers."""
+
+    def __init__(self, file: Any, tensors: list[Tensor]) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.tensors = tensors
+
+    def persistent_id(self, value: Any) -> int | None:
+        if not (isinstance(value, Tensor) and _is_movable(value)):
+            return None
+        self.tensors.append(value.detach())
+        return len(self.tensors) - 1
+
+
+class _CollectingDillPickler(dill.Pickler):  # type: ignore[misc]
+    def __init__(self, file: Any, tensors: list[Tensor]) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL, byref=False, recurse=True)
+        self.tensors = tensors
+
+    persistent_id = _CollectingPickler.persistent_id
+
+
+def _is_movable(value: Tensor) -> bool:
+    return (
+        type(value) is not torch.nn.Parameter
+        and _is_plain(value)
+        and value.device.type == "cpu"
+        and value.layout is torch.strided
+        and not value.is_quantized
+    )
+
+
+class _Slot:
+    """A piece of shared memory that a worker owns."""
+
+    def __init__(self, number: int, nbytes: int) -> None:
+        self.number = number
+        self.nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._fd, self.path, self._unlink = anonymous_file(self.nbytes)
+        self.buffer = torch.frombuffer(map_path(self.path, self.nbytes), dtype=torch.uint8)
+
+    def close(self) -> None:
+        release_file(self._fd, self._unlink, os.getpid())
+
+
+class ParcelWriter:
+    """The worker's side: packs results, and owns the slots.
+
+    Args:
+        small_bytes: results of at most so many bytes go in line.
+    """
+
+    def __init__(self, small_bytes: int = SMALL_BYTES) -> None:
+        self.small_bytes = small_bytes
+        self._slots: dict[int, _Slot] = {}
+        self._free: set[int] = set()
+        self._next = 0
+
+    def pack(self, result: Any) -> Parcel:
+        """A parcel for `result`; the result may be changed afterwards.
+
+        Raises:
+            SerializationError: it cannot be pickled.
+        """
+        tensors: list[Tensor] = []
+        body = self._body(result, tensors)
+        layout, offset = [], 0
+        for tensor in tensors:
+            start = align(offset)
+            layout.append((tensor.dtype, tuple(tensor.shape), start))
+            offset = start + tensor.numel() * tensor.element_size()
+        if offset == 0:
+            return Parcel(body, tuple(layout), b"", -1, "", 0)
+        slot = None if offset <= self.small_bytes else self._take(offset)
+        buffer = torch.empty(offset, dtype=torch.uint8) if slot is None else slot.buffer
+        for tensor, (dtype, shape, start) in zip(tensors, layout):
+            nbytes = tensor.numel() * tensor.element_size()
+            if nbytes:
+                buffer[start : start + nbytes].view(dtype).view(shape).copy_(tensor)
+        if slot is None:
+            return Parcel(body, tuple(layout), buffer.numpy().tobytes(), -1, "", offset)
+        return Parcel(body, tuple(layout), b"", slot.number, slot.path, slot.nbytes)
+
+    def _body(self, result: Any, tensors: list[Tensor]) -> bytes:
+        buffer = io.BytesIO()
+        try:
+            _CollectingPickler(buffer, tensors).dump(result)
+            return buffer.getvalue()
+        except Exception:
+            tensors.clear()
+        buffer = io.BytesIO()
+        try:
+            _CollectingDillPickler(buffer, tensors).dump(result)
+        except Exception as error:
+            raise SerializationError(
+                f"the function returned a {type(result).__name__} that cannot be sent back from the worker: "
+                f"{type(error).__name__}: {error}. Return tensors, collections of tensors or plain values."
+            ) from error
+        return buffer.getvalue()
+
+    def _take(self, nbytes: int) -> _Slot:
+        fitting = [n for n in self._free if self._slots[n].nbytes >= nbytes]
+        if fitting:
+            number = min(fitting, key=lambda n: self._slots[n].nbytes)
+            self._free.remove(number)
+            return self._slots[number]
+        if self._free:  # all too small: replace one, so that growing results do not leave a trail of slots
+            self._slots.pop(self._free.pop()).close()
+        slot = self._slots[self._next] = _Slot(self._next, nbytes)
+        self._next += 1
+        return slot
+
+    def freed(self, numbers: tuple[int, ...]) -> None:
+        """The driver has finished with these slots."""
+        self._free.update(n for n in numbers if n in self._slots)
+
+    def close(self) -> None:
+        """Give up every slot; what the driver has mapped stays."""
+        for slot in self._slots.values():
+            slot.close()
+        self._slots.clear()
+        self._free.clear()
+
+
+class ParcelReader:
+    """The driver's side, one for each worker and job."""
+
+    def __init__(self) -> None:
+        self._maps: dict[int, mmap.mmap] = {}
+        self._freed: deque[int] = deque()
+        self._held = 0
+
+    def unpack(self, parcel: Parcel) -> Any:
+        """The result.
+
+        Raises:
+            OSError: its slot has gone, because the worker has.
+        """
+        return _Unpickler(io.BytesIO(parcel.body), self._tensors(parcel)).load()
+
+    def _tensors(self, parcel: Parcel) -> list[Tensor]:
+        if parcel.slot < 0:
+            buffer: Any = bytearray(parcel.data)
+            return [_over(buffer, *entry) for entry in parcel.layout]
+        mapped = self._maps.get(parcel.slot)
+        if mapped is None:
+            mapped = self._maps[parcel.slot] = map_path(parcel.path, parcel.nbytes)
+        view = memoryview(mapped)
+        tensors = [_over(view, *entry) for entry in parcel.layout]
+        if self._held >= MAX_SLOTS:
+            tensors = [tensor.clone() for tensor in tensors]
+            self._freed.append(parcel.slot)
+            return tensors
+        self._held += 1
+        weakref.finalize(view, self._release, parcel.slot).atexit = False
+        return tensors
+
+    def _release(self, slot: int) -> None:
+        self._held -= 1
+        self._freed.append(slot)
+
+    def take_freed(self) -> tuple[int, ...]:
+        """Slots that nobody reads any more, since the last call."""
+        freed = []
+        while self._freed:
+            freed.append(self._freed.popleft())
+        return tuple(freed)
+
+
+class _Unpickler(dill.Unpickler):  # type: ignore[misc]
+    def __init__(self, file: Any, tensors: list[Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_load(self, number: int) -> Tensor:
+        return self._tensors[number]
+
+
+def _over(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> Tensor:
+    count = 1
+    for n in shape:
+        count *= n
+    if count == 0:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset).view(shape)

@@ -1,0 +1,346 @@
+"""Long-lived worker processes, one pipe each.
+
+    WorkerPool ── Member ── pipe ──────► worker process
+        │            ├── pidfd (the sentinel: a death is seen even when a grandchild holds the pipe)
+        │            └── control block (what ran when it died)
+        └── used by one job at a time (`reserve`); other jobs meanwhile get a pool of their own
+
+Pools are warm: `borrow_pool` hands out one that has the wanted size and start method, and `give_back` keeps it for
+the next call. A worker that idles leaves by itself; it is started again when needed. There is no thread in this
+process, because a thread would make forking unsafe.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import os
+import pickle
+import select
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+from tdmap.errors import WorkerStartError
+from tdmap.runtime import control as at
+from tdmap.runtime import launch
+from tdmap.runtime.parcels import ParcelReader
+from tdmap.runtime.resources import usable_cores
+from tdmap.runtime.types import Hello
+
+IDLE_SECONDS = 30.0
+"""A worker without a job leaves after so long."""
+
+MAX_WARM = 3
+"""Idle pools that are kept."""
+
+_numbers = itertools.count(1)
+
+
+class Member:
+    """The driver's view of one worker process."""
+
+    def __init__(self, method: str, threads: int, idle_seconds: float) -> None:
+        self.number = next(_numbers)
+        self.block = at.ControlBlock()
+        try:
+            self.process, self.connection = launch.start_worker(method, self.block.path, threads, idle_seconds)
+        except BaseException:
+            self.block.close()
+            raise
+        self.method = method
+        self.control: Any = self.block.slots
+        self.reader = ParcelReader()
+        self.ready = False
+        self.outstanding = 0
+        """Leases that it has not answered."""
+        self.granted = 0
+        """Chunks that it was given since it started."""
+        self.closed = False
+        self.started = time.monotonic()
+        try:
+            self.pidfd = os.pidfd_open(self.process.pid)
+        except (AttributeError, OSError):
+            self.pidfd = -1
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    def send(self, message: Any) -> None:
+        """Send a message; a worker that has gone is noticed by whoever waits."""
+        self.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send a message that is packed already."""
+        with contextlib.suppress(OSError):
+            self.connection.send_bytes(data)
+
+    def new_job(self) -> None:
+        """Forget what belonged to the last job; its results stay with those who hold them."""
+        self.reader = ParcelReader()
+        self.outstanding = 0
+
+    def receive(self) -> Iterator[Any]:
+        """Whatever it has sent so far.
+
+        Raises:
+            EOFError: the pipe is closed, and everything that was in it has been yielded.
+        """
+        while self.connection.poll(0):
+            try:
+                data = self.connection.recv_bytes()
+            except (OSError, EOFError):
+                raise EOFError from None
+            message = pickle.loads(data)
+            if isinstance(message, Hello):
+                self.ready = True
+                self.block.close()
+            yield message
+
+    def has_ended(self) -> bool:
+        """Whether the process is over."""
+        if self.pidfd < 0:
+            return self.process.poll() is not None
+        poller = select.poll()
+        poller.register(self.pidfd, select.POLLIN)
+        return bool(poller.poll(0))
+
+    def close(self, kill: bool = True) -> int | None:
+        """End the process and give its resources back; its exit status."""
+        if self.closed:
+            return self.process.poll()
+        self.closed = True
+        launch.close_end(self.connection)
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+        self.block.close()
+        code = launch.wait_exit(self.process, 0.0 if kill else 1.0)
+        if code is None:
+            self.process.kill()
+            code = launch.wait_exit(self.process, 5.0)
+        return code
+
+
+class WorkerPool:
+    """Worker processes that stay for many calls.
+
+    Args:
+        num_workers: how many; None: the cores that this process may use.
+        start_method: `"fork"`, `"forkserver"`, `"spawn"`, or None: fork where that is safe, else forkserver.
+        worker_threads: threads that torch uses in each worker.
+        idle_seconds: workers without work leave after so long; they are started again when needed.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> import torch, tdmap
+        >>> with WorkerPool(num_workers=2) as pool:
+        ...     data = TensorDict({"x": torch.arange(4)}, [4])
+        ...     tdmap.map(data, lambda td: td["x"] + 1, pool=pool)
+        tensor([1, 2, 3, 4])
+    """
+
+    def __init__(
+        self,
+        num_workers: int | None = None,
+        start_method: str | None = None,
+        worker_threads: int = 1,
+        *,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
+        if num_workers is None:
+            num_workers = usable_cores()
+        if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1:
+            raise ValueError(f"num_workers must be an integer of at least 1, or None: got {num_workers!r}.")
+        if start_method is not None and start_method not in launch.START_METHODS:
+            raise ValueError(
+                f"mp_start_method must be one of {', '.join(launch.START_METHODS)}, or None: got {start_method!r}."
+            )
+        if isinstance(worker_threads, bool) or not isinstance(worker_threads, int) or worker_threads < 1:
+            raise ValueError(f"worker_threads must be an integer of at least 1: got {worker_threads!r}.")
+        self.num_workers = num_workers
+        self.start_method = start_method
+        self.worker_threads = worker_threads
+        self.idle_seconds = idle_seconds
+        self.members: dict[int, Member] = {}
+        self._owner = os.getpid()
+        self._reserved = threading.Lock()
+        self._closed = False
+        self._started = 0
+        self._lost = 0
+        _all_pools.add(self)
+
+    # -- use by one job at a time ------------------------------------------------------------------
+
+    def reserve(self, blocking: bool = True) -> bool:
+        """Take the pool for a job; False when it is in use and `blocking` is False."""
+        if self._closed or os.getpid() != self._owner:
+            raise RuntimeError(
+                "this WorkerPool is closed" if self._closed else "this WorkerPool belongs to the parent process"
+            )
+        return self._reserved.acquire(blocking)
+
+    def release(self) -> None:
+        """The job is over."""
+        self._reserved.release()
+
+    def refresh(self, wanted: int) -> None:
+        """Forget workers that have left, and start others until there are `wanted`."""
+        for member in list(self.members.values()):
+            if member.has_ended():
+                self.remove(member)
+        while len(self.members) < wanted:
+            self.start()
+
+    def start(self) -> Member:
+        """Start one more worker."""
+        method = self.start_method
+        if method is None:
+            method = "fork" if launch.safe_to_fork(self.worker_threads) else "forkserver"
+        member = Member(method, self.worker_threads, self.idle_seconds)
+        self.members[member.number] = member
+        self._started += 1
+        return member
+
+    def remove(self, member: Member, lost: bool = False, kill: bool = True) -> int | None:
+        """End a worker; its exit status."""
+        self.members.pop(member.number, None)
+        self._lost += lost
+        return member.close(kill)
+
+    def wait(self, timeout: float | None) -> list[Member]:
+        """Members that have sent something, or ended, within `timeout` seconds."""
+        poller = select.poll()
+        by_fd: dict[int, Member] = {}
+        for member in self.members.values():
+            for fd in (member.connection.fileno(), member.pidfd):
+                if fd >= 0:
+                    by_fd[fd] = member
+                    poller.register(fd, select.POLLIN)
+        events = poller.poll(None if timeout is None else max(timeout * 1000, 0))
+        return list({by_fd[fd].number: by_fd[fd] for fd, _ in events}.values())
+
+    # -- for users ---------------------------------------------------------------------------------
+
+    def warm_up(self) -> None:
+        """Start every worker now and wait until all are ready.
+
+        Raises:
+            WorkerStartError: a worker ends before it is ready.
+        """
+        self.reserve()
+        try:
+            self.refresh(self.num_workers)
+            while any(not member.ready for member in self.members.values()):
+                for member in self.wait(None):
+                    try:
+                        for _ in member.receive():
+                            pass
+                        ended = not member.ready and member.has_ended()
+                    except EOFError:
+                        ended = True
+                    if ended:
+                        code = self.remove(member, lost=True)
+                        raise WorkerStartError(f"a worker ended while it started (exit status {code})")
+        finally:
+            self.release()
+
+    def stats(self) -> dict[str, Any]:
+        """Numbers about the pool: workers alive (with their process ids), started and lost since it was made."""
+        alive = [m for m in self.members.values() if not m.has_ended()]
+        return {
+            "num_workers": self.num_workers,
+            "pids": [m.pid for m in alive],
+            "alive": len(alive),
+            "started": self._started,
+            "lost": self._lost,
+            "chunks": {m.pid: m.granted for m in alive},
+            "peak_memory": {m.pid: int(m.control[at.PEAK]) for m in alive},
+        }
+
+    def close(self) -> None:
+        """End every worker. The pool cannot be used afterwards."""
+        if os.getpid() != self._owner or self._closed:
+            return
+        self._closed = True
+        for member in list(self.members.values()):
+            member.process.kill()
+        for member in list(self.members.values()):
+            self.remove(member)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_closed"):
+            self.close()
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tail: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{len(self.members)} running"
+        return f"WorkerPool({self.num_workers} workers, {self.start_method or 'default'} start, {state})"
+
+
+# -- warm pools --------------------------------------------------------------------------------------
+
+_Key = tuple[int, "str | None", int]
+_all_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+_warm: list[tuple[_Key, WorkerPool]] = []
+_warm_lock = threading.Lock()
+
+
+def borrow_pool(num_workers: int, start_method: str | None, worker_threads: int) -> WorkerPool:
+    """A reserved pool, warm if one is idle; pass it to `give_back` at the end."""
+    key = (num_workers, start_method, worker_threads)
+    with _warm_lock:
+        place = next((i for i, (known, _) in enumerate(_warm) if known == key), None)
+        if place is not None:
+            pool = _warm.pop(place)[1]
+        else:
+            pool = WorkerPool(num_workers, start_method, worker_threads)
+    pool.reserve()
+    return pool
+
+
+def give_back(pool: WorkerPool) -> None:
+    """Keep a borrowed pool for the next call."""
+    pool.release()
+    surplus = []
+    with _warm_lock:
+        _warm.append(((pool.num_workers, pool.start_method, pool.worker_threads), pool))
+        while len(_warm) > MAX_WARM:
+            surplus.append(_warm.pop(0)[1])
+    for old in surplus:
+        old.close()
+
+
+def close_pools() -> None:
+    """End every worker of this process, and the template that they are forked from."""
+    with _warm_lock:
+        _warm.clear()
+    for pool in list(_all_pools):
+        pool.close()
+    launch.close_template()
+
+
+def _forget_in_child() -> None:
+    global _warm_lock
+    _warm.clear()
+    _all_pools.clear()
+    _warm_lock = threading.Lock()
+
+
+atexit.register(close_pools)
+os.register_at_fork(after_in_child=_forget_in_child)

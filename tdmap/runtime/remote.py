@@ -1,0 +1,49 @@
+"""Exceptions on their way from a worker to the driver, with type, traceback and notes."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from typing import NamedTuple
+
+import dill
+
+from tdmap.errors import RemoteError, RemoteTraceback
+
+
+class PackedError(NamedTuple):
+    """An exception as bytes, and what to say when these cannot be read."""
+
+    data: bytes
+    type_name: str
+    text: str
+    """The formatted traceback."""
+
+
+def pack_error(error: BaseException) -> PackedError:
+    """`error` for the pipe. Its type is kept when the type can be pickled, else it becomes a `RemoteError`."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    name = f"{type(error).__module__}.{type(error).__qualname__}"
+    for dumps in (pickle.dumps, dill.dumps):
+        try:
+            data = dumps(error)
+            if type(dill.loads(data)).__name__ == type(error).__name__:
+                return PackedError(data, name, text)
+        except Exception:
+            continue
+    return PackedError(b"", name, text)
+
+
+def unpack_error(packed: PackedError) -> BaseException:
+    """The exception, with the worker's traceback as its cause."""
+    error: BaseException | None = None
+    if packed.data:
+        try:
+            error = dill.loads(packed.data)
+        except Exception:
+            error = None
+    if not isinstance(error, BaseException):
+        last = packed.text.strip().splitlines()[-1] if packed.text.strip() else packed.type_name
+        error = RemoteError(f"the function raised {last} (its type cannot be sent between processes)", packed.type_name)
+    error.__cause__ = RemoteTraceback(packed.text)
+    return error

@@ -1,0 +1,131 @@
+"""What crosses the pipe between the driver and a worker: numbers and small bytes, never rows.
+
+driver ──► worker   Begin(job, payload)  Output(job, payload)  Grant(job, lease, start, stop)  Drop(job)
+worker ──► driver   Hello  Segment(...)  Done(...)  GaveBack(...)  Failed(...)  Refused(...)
+crew   ──► driver   Lost(...), when a pipe closes or a process ends
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, NamedTuple
+
+
+class Kind(enum.IntEnum):
+    """What became of the result of a chunk."""
+
+    WRITTEN = 0
+    """It was copied into the output."""
+    NONE = 1
+    """The function returned None."""
+    PARCEL = 2
+    """It travels to the driver."""
+
+
+class Begin(NamedTuple):
+    """A new job; its source and function are in the payload."""
+
+    job: int
+    payload: bytes
+
+
+class Output(NamedTuple):
+    """Where results go from now on."""
+
+    job: int
+    payload: bytes
+
+
+class Grant(NamedTuple):
+    """Chunks to run."""
+
+    job: int
+    lease: int
+    start: int
+    stop: int
+    freed: tuple[int, ...]
+    """Slots of this worker that the driver has finished reading."""
+
+
+class Drop(NamedTuple):
+    """The job is over: forget it."""
+
+    job: int
+
+
+class Hello(NamedTuple):
+    """A worker is ready."""
+
+    pid: int
+
+
+class Segment(NamedTuple):
+    """Consecutive chunks of a lease with the same kind of result are safe."""
+
+    job: int
+    lease: int
+    start: int
+    stop: int
+    kind: Kind
+    values: tuple[Any, ...]
+    """One value a chunk for PARCEL, else empty."""
+
+
+class Done(NamedTuple):
+    """A lease is over: chunks below `upto` are safe."""
+
+    job: int
+    lease: int
+    upto: int
+    seconds: float
+    mutated: bool
+    """The function changed rows of the source in place."""
+    segment: Segment | None
+    """The last segment, spared its own message."""
+    peak_memory: int
+
+
+class GaveBack(NamedTuple):
+    """The worker will not run the chunks of the lease from `stop` on."""
+
+    job: int
+    lease: int
+    stop: int
+
+
+class Failed(NamedTuple):
+    """The function raised, or its result did not fit."""
+
+    job: int
+    lease: int
+    chunk: int
+    error: Any
+    """The exception itself, or its bytes (see `tdmap.runtime.remote`)."""
+    mutated: bool
+
+
+class Refused(NamedTuple):
+    """The worker cannot take the job at all."""
+
+    job: int
+    error: Any
+
+
+class Lost(NamedTuple):
+    """A worker is gone."""
+
+    signal: int | None
+    exit_code: int | None
+    running: int | None
+    """Chunk that it ran, or None."""
+    lease: int
+    """Lease that it ran."""
+    committed: int
+    """Chunks of that lease below this one are safe."""
+    kind: Kind
+    """Kind of the results since the last segment that was reported."""
+    peak_memory: int
+    reason: str
+
+
+Message = Segment | Done | GaveBack | Failed | Refused | Lost

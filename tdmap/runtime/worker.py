@@ -1,0 +1,219 @@
+"""A worker process: waits for messages, runs leases, and leaves when nobody needs it.
+
+The process never imports the user's script; whatever it runs comes in a `Begin` message. It ignores SIGINT,
+because Ctrl-C reaches every process of the terminal and the driver alone decides what it means. It ends when the
+driver's end of the pipe closes, when it has idled for `idle_seconds`, or when it is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pickle
+import resource
+import signal
+import sys
+import threading
+from collections import deque
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from tdmap._data import Reader, RowWriter
+from tdmap.job import Policy
+from tdmap.plan import ChunkPlan
+from tdmap.runtime import control as at
+from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
+from tdmap.runtime.packing import unpack
+from tdmap.runtime.parcels import ParcelWriter
+from tdmap.runtime.remote import pack_error
+from tdmap.runtime.types import Begin, Done, Drop, Failed, Grant, Hello, Output, Refused
+from tdmap.seeding import seed_everything
+
+in_worker = False
+"""True in a worker process of this library: nested maps run serially there."""
+
+
+def run_worker(connection: Connection, control: str, threads: int, idle_seconds: float, parent: int) -> None:
+    """Serve until the driver is gone or has no work for `idle_seconds`; never returns."""
+    code = 1
+    try:
+        _settle(threads)
+        _Worker(connection, control, idle_seconds, parent).serve()
+        code = 0
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        code = 0  # the driver has gone
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+        with contextlib.suppress(Exception):
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _settle(threads: int) -> None:
+    """Signals, standard input, threads and random streams of a fresh worker."""
+    global in_worker
+    in_worker = True
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    with contextlib.suppress(OSError):
+        null = os.open(os.devnull, os.O_RDONLY)
+        if null != 0:
+            os.dup2(null, 0)
+            os.close(null)
+    torch.set_num_threads(threads)
+    # Unseeded maps: each worker draws other numbers, as forks of one process otherwise would not.
+    seed_everything(int.from_bytes(os.urandom(8), "little") >> 1)
+    np.random.seed(int.from_bytes(os.urandom(4), "little"))
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel for SIGKILL when the parent thread ends; leave at once if it has ended already."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def watch_parent(lifeline: int) -> None:
+    """End this process when the other end of `lifeline` closes, even while the user's function runs."""
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            os.read(lifeline, 1)
+        os._exit(0)
+
+    threading.Thread(target=wait, name="tdmap-lifeline", daemon=True).start()
+
+
+class _Worker:
+    """The state of a worker process: at most one job."""
+
+    def __init__(self, connection: Connection, control: str, idle_seconds: float, parent: int) -> None:
+        self.connection = connection
+        self.control = at.map_control(control)
+        self.idle_seconds = idle_seconds
+        self.parent = parent
+        self.inbox: deque[Any] = deque()
+        self.loop: ChunkLoop | None = None
+        self.parcels = ParcelWriter()
+
+    def send(self, message: Any) -> None:
+        self.connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+    def serve(self) -> None:
+        """Handle messages until the driver is gone or silent for too long."""
+        self.send(Hello(os.getpid()))
+        while True:
+            if self.loop is None and not self.connection.poll(self.idle_seconds):
+                return
+            message = pickle.loads(self.connection.recv_bytes())
+            if isinstance(message, Grant):
+                self.grant(message)
+            elif isinstance(message, Begin):
+                self.begin(message)
+            elif isinstance(message, Output):
+                self.output(message)
+            elif isinstance(message, Drop):
+                self.drop()
+
+    def begin(self, message: Begin) -> None:
+        """Take a job: open its memory, read its function."""
+        self.drop()
+        try:
+            self.loop = load_loop(message.job, message.payload, self.control, self.parcels.pack, self.send)
+        except Exception as error:
+            self.loop = None
+            self.send(Refused(message.job, pack_error(error)))
+
+    def output(self, message: Output) -> None:
+        """Results have a place from now on."""
+        if self.loop is not None and self.loop.job == message.job:
+            writer: RowWriter = unpack(message.payload)
+            writer.prepare()
+            self.loop.writer = writer
+
+    def grant(self, message: Grant) -> None:
+        """Run a lease and report."""
+        self.parcels.freed(message.freed)
+        loop = self.loop
+        if loop is None or loop.job != message.job:
+            self.send(Done(message.job, message.lease, message.start, 0.0, False, None, 0))
+            return
+        try:
+            done = loop.run(message.lease, message.start, message.stop)
+        except ChunkError as failure:
+            cause = failure.__cause__
+            assert cause is not None
+            if isinstance(cause, (EOFError, BrokenPipeError, ConnectionResetError)) and self.orphaned:
+                raise EOFError from None
+            tail = cause.__traceback__
+            cause.__traceback__ = _user_frames(tail)
+            self.send(Failed(message.job, message.lease, failure.chunk, pack_error(cause), loop.mutated))
+            return
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        self.control[at.PEAK] = peak
+        self.send(done._replace(peak_memory=peak))
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether the driver has gone."""
+        return os.getppid() != self.parent
+
+    def drop(self) -> None:
+        """Forget the job and its memory."""
+        self.loop = None
+        self.parcels.close()
+
+
+def _user_frames(tail: Any) -> Any:
+    """The traceback from the user's function on, without the engine's own frames above it."""
+    step = tail
+    while step is not None and step.tb_frame.f_code.co_filename.startswith(_HERE):
+        step = step.tb_next
+    return step if step is not None else tail
+
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+class Payload(NamedTuple):
+    """What a worker needs to know about a job; `fn` is packed on its own, so that errors can name it."""
+
+    source: bytes
+    """The data and their order."""
+    plan: ChunkPlan
+    policy: Policy
+    writer: bytes
+    """A RowWriter, or None."""
+    fn: bytes
+
+
+def load_loop(job: int, data: bytes, control: Any, pack: Any, emit: Any) -> ChunkLoop:
+    """The loop of a job from its payload and the import path of the driver."""
+    payload: Payload
+    path, payload = pickle.loads(data)
+    for entry in reversed(path):
+        if entry not in sys.path:
+            sys.path.insert(0, entry)
+    fn = unpack(payload.fn)  # first: classes of the driver's script come with it
+    dataset, order = unpack(payload.source)
+    loop = ChunkLoop(job, Reader(dataset, payload.plan, order), fn, payload.policy, control, pack, emit)
+    writer: RowWriter | None = unpack(payload.writer)
+    if writer is not None:
+        writer.prepare()
+        loop.writer = writer
+    return loop

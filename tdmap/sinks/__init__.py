@@ -1,0 +1,11 @@
+"""Where results go: one file a sink."""
+
+from __future__ import annotations
+
+from tdmap.sinks.base import Allocate, Sink
+from tdmap.sinks.gather import Gather
+from tdmap.sinks.inplace import InPlace
+from tdmap.sinks.preallocated import Preallocated
+from tdmap.sinks.stream import Stream
+
+__all__ = ["Allocate", "Gather", "InPlace", "Preallocated", "Sink", "Stream"]

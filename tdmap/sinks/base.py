@@ -1,0 +1,44 @@
+"""What every sink is: the place where results go, seen from the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+from tdmap._data import RowWriter
+from tdmap.plan import ChunkPlan
+from tdmap.runtime.types import Kind
+
+Allocate: TypeAlias = Callable[[torch.dtype, torch.Size], torch.Tensor]
+"""Makes a tensor that the workers of a job can write into."""
+
+
+class Sink(Protocol):
+    """Takes the results of a job, chunk by chunk, in any order.
+
+    A worker writes into the sink's memory through `writer`; what it could not write reaches `accept` as a value.
+    """
+
+    @property
+    def streams(self) -> bool:
+        """Results are handed to the consumer in order, instead of being kept."""
+        ...
+
+    def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
+        """Called once, before the first chunk."""
+        ...
+
+    @property
+    def writer(self) -> RowWriter | None:
+        """How workers write results; None as long as (or if) they send them instead."""
+        ...
+
+    def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
+        """The chunks `start..stop` are safe; `values` holds one result each when they travelled."""
+        ...
+
+    def result(self) -> Any:
+        """What `map` returns; called once, after the last chunk."""
+        ...

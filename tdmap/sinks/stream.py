@@ -1,0 +1,33 @@
+"""Results are handed to a consumer in the order of their chunks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdmap._data import RowWriter
+from tdmap.plan import ChunkPlan
+from tdmap.runtime.types import Kind
+from tdmap.sinks.base import Allocate
+
+
+class Stream:
+    """Keeps the few results that are ahead of their turn."""
+
+    streams = True
+    writer: RowWriter | None = None
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Any] = {}
+
+    def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
+        pass
+
+    def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
+        self._waiting.update(zip(range(start, stop), values or (None,) * (stop - start)))
+
+    def take(self, chunk: int) -> Any:
+        """The result of `chunk`, which is not kept any longer."""
+        return self._waiting.pop(chunk)
+
+    def result(self) -> Any:
+        return None
