@@ -114,11 +114,7 @@ def differences(expected: Any, found: Any, path: str = "result") -> list[str]:
         return [line for i, (a, b) in pairs for line in differences(a, b, f"{path}[{i}]")]
     if isinstance(expected, float) and expected != expected and found != found:
         return []
-    same = (
-        expected is found
-        or bool(expected == found)
-        or (_is_opaque(expected) and type(expected) is type(found))
-    )
+    same = expected is found or bool(expected == found) or (_is_opaque(expected) and type(expected) is type(found))
     return [] if same else [f"{path}: expected {_brief(expected)}, found {_brief(found)}"]
 
 
