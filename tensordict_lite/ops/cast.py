@@ -135,8 +135,18 @@ class CastOps:
             >>> td.to(torch.float64)["a"].dtype, td.to("meta").device
             (torch.float64, device(type='meta'))
         """
-        if len(args) == 1 and not isinstance(args[0], (str, torch.dtype, torch.device, int)):
-            if args[0] is None:
+        if len(args) == 1:
+            kind = type(args[0])
+            plain = not (kwargs or inplace or non_blocking_pin) and batch_size is other is cast_filter is None
+            if kind is torch.dtype:
+                if plain:
+                    return self._cast(args[0])
+            elif kind is torch.device or kind is str:
+                if plain and non_blocking is None:
+                    device = torch.device(args[0])
+                    if device.type in ("cpu", "meta") and device.index is None:
+                        return self if device == self._device else self._relocated(device)
+            elif args[0] is None:
                 args = ()
             elif not isinstance(args[0], Tensor) and hasattr(args[0], "_leaves"):
                 args, other = (), args[0]
@@ -174,6 +184,36 @@ class CastOps:
             _force_batch_size(new, torch.Size(batch_size))
         if self._lock is not None:
             new._propagate_lock(None)
+        return self._undoable(new)
+
+    def _cast(self, dtype: torch.dtype) -> Self:
+        """Every tensor in ``dtype``; those that have it are shared."""
+        new = self._map_leaves(lambda leaf: leaf if leaf.dtype is dtype else leaf.to(dtype))
+        if self._lock is not None:
+            new._propagate_lock(None)
+        return self._undoable(new)
+
+    def _relocated(self, device: torch.device) -> Self:
+        """Every tensor on the host (or nowhere); one wait for all copies."""
+        away = False
+
+        def move(leaf: Tensor) -> Tensor:
+            nonlocal away
+            here = leaf.device
+            if here == device:
+                return leaf
+            away |= here.type not in ("cpu", "meta")
+            return leaf.to(device, non_blocking=True)
+
+        new = _moved(self, move, device)
+        if away and device.type == "cpu":
+            torch.accelerator.synchronize()
+        if self._lock is not None:
+            new._propagate_lock(None)
+        return self._undoable(new)
+
+    def _undoable(self, new: Self) -> Self:
+        """``new``, which as a context manager writes itself back into this collection."""
         origin = weakref.ref(self)
         new._last_op = (origin, partial(_undo_cast, origin))
         return new
@@ -377,11 +417,7 @@ def _canonical(leaf: Tensor) -> Tensor:
     for length in reversed(leaf.shape):
         expected.append(stride)
         stride *= max(length, 1)
-    return (
-        leaf
-        if leaf.stride() == tuple(reversed(expected))
-        else leaf.clone(memory_format=torch.contiguous_format)
-    )
+    return leaf if leaf.stride() == tuple(reversed(expected)) else leaf.clone(memory_format=torch.contiguous_format)
 
 
 def _pin(leaves: list[Tensor], num_threads: int | None) -> list[Tensor]:
@@ -412,9 +448,7 @@ def _move(
         ]
     if device is None:
         return [leaf.to(dtype) for leaf in leaves]
-    foreign = device.type != "cuda" and any(
-        leaf.device.type not in (device.type, "meta", "cpu") for leaf in leaves
-    )
+    foreign = device.type != "cuda" and any(leaf.device.type not in (device.type, "meta", "cpu") for leaf in leaves)
     asynchronous = non_blocking is not False
     if dtype is None:
         moved = [leaf.to(device, non_blocking=asynchronous) for leaf in leaves]
@@ -423,6 +457,24 @@ def _move(
     if foreign and non_blocking is None:
         torch.accelerator.synchronize()
     return moved
+
+
+def _moved(node: Any, move: Callable[[Tensor], Tensor], device: torch.device) -> Any:
+    source = node._source
+    if type(source) is not dict:
+        new = node._map_leaves(move)
+        new._set_device(device)
+        return new
+    new = node._rebuild(
+        {
+            key: move(value) if isinstance(value, Tensor) else _moved(value, move, device)
+            for key, value in source.items()
+        },
+        node._batch_size,
+        node._names,
+    )
+    new._device = device
+    return new
 
 
 def _put_leaves(node: Any, leaves: Iterator[Tensor]) -> None:
@@ -459,11 +511,7 @@ def _address_tree(node: Any, storage: bool) -> Any:
     from tensordict_lite.tensordict import TensorDict
 
     source = node._source
-    entries = (
-        source.items()
-        if isinstance(source, dict)
-        else ((str(i), sub) for i, sub in enumerate(node._nested()))
-    )
+    entries = source.items() if isinstance(source, dict) else ((str(i), sub) for i, sub in enumerate(node._nested()))
     out = {}
     for key, value in entries:
         if isinstance(value, Tensor):

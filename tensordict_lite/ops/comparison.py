@@ -10,12 +10,22 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from tensordict_lite.ops.operands import NUMBERS, align, is_collection, is_object, keys_mismatch, spread
+from tensordict_lite.ops.operands import (
+    NUMBERS,
+    align,
+    broadcast,
+    is_collection,
+    is_object,
+    keys_mismatch,
+    spread,
+    widened,
+)
 
 __all__ = ["ComparisonOps"]
+
+_ORDERINGS = (operator.lt, operator.le, operator.gt, operator.ge, operator.or_, operator.xor)
 
 
 class ComparisonOps:
@@ -70,18 +80,18 @@ def _compare(node: Any, other: Any, op: Callable[[Any, Any], Any]) -> Any:
     if kind in NUMBERS:
         return _with_number(node, other, op)
     if is_collection(other):
-        if other._batch_size != node._batch_size:
-            node, other = align(node, other)
-        return _with_collection(node, other, op)
+        if other._batch_size == node._batch_size:
+            return _with_collection(node, other, op)
+        node, other = align(node, other)
+        dims = len(node._batch_size)
+        return _with_collection(node, other, lambda a, b: op(*_widened(a, b, dims)))
     if isinstance(other, np.generic):
         return _with_number(node, other.item(), op)
     if isinstance(other, Tensor):
-        size = torch.broadcast_shapes(node._batch_size, other.shape)
-        if size != node._batch_size:
+        size = other.shape
+        if size != node._batch_size and (size := broadcast(node._batch_size, size)) != node._batch_size:
             node = node.expand(size)
-        return node._with_leaves(
-            iter([op(leaf, row) for leaf, row in zip(node._leaves(), spread(node, other))])
-        )
+        return node._with_leaves(iter([op(leaf, row) for leaf, row in zip(node._leaves(), spread(node, other))]))
     if isinstance(other, Mapping):
         return _with_mapping(node, other, op)
     return NotImplemented
@@ -117,6 +127,10 @@ def _with_collection(node: Any, other: Any, op: Callable[[Any, Any], Any]) -> An
     return _rebuilt(node, lambda key, value: _entries(value, found[key], op))
 
 
+def _widened(a: Any, b: Any, dims: int) -> tuple[Any, Any]:
+    return widened(a, b, dims) if isinstance(a, Tensor) and isinstance(b, Tensor) else (a, b)
+
+
 def _entries(value: Any, match: Any, op: Callable[[Any, Any], Any]) -> Any:
     if isinstance(value, Tensor):
         return op(value, match)  # a collection on the right answers through its reflected operator
@@ -124,7 +138,7 @@ def _entries(value: Any, match: Any, op: Callable[[Any, Any], Any]) -> Any:
         return _compare(value, match, op)
     if is_object(value) or is_object(match):
         # Objects are equal or not; they have no order and no bits.
-        return op(value, match) if op is operator.eq or op is operator.ne else value
+        return value if op in _ORDERINGS else op(value, match)
     return _with_collection(value, match, op)
 
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict_lite.ops.operands import NUMBERS, fused, resolve
+from tensordict_lite.ops.operands import NUMBERS, fused, pair_leaves, resolve
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from tensordict_lite.base import TensorCollection
 
-__all__ = ["BINARY", "DTYPES", "PREDICATES", "UNARY", "GeneratedOps", "inplace"]
+__all__ = ["BINARY", "DTYPES", "OPERATORS", "PREDICATES", "UNARY", "GeneratedOps", "inplace"]
 
 # name: (what it computes, an argument in the domain). Each has an in-place form.
 UNARY: dict[str, tuple[str, str]] = {
@@ -77,6 +77,18 @@ BINARY: dict[str, tuple[str, Callable[..., Tensor], bool, bool, bool]] = {
     "clamp_max": ("value, not above ``other``", torch.clamp_max, True, False, True),
     "bitwise_and": ("bitwise and with ``other``", torch.bitwise_and, False, False, False),
     "logical_and": ("logical and with ``other``", torch.logical_and, False, False, False),
+}
+
+# The operators that a row stands for, without the keyword arguments of the method.
+OPERATORS: dict[str, tuple[str, ...]] = {
+    "add": ("__add__", "__radd__"),
+    "sub": ("__sub__",),
+    "rsub": ("__rsub__",),
+    "mul": ("__mul__", "__rmul__"),
+    "div": ("__truediv__",),
+    "pow": ("__pow__",),
+    "mod": ("__mod__",),
+    "bitwise_and": ("__and__", "__rand__"),
 }
 
 _CASTS = """
@@ -138,9 +150,7 @@ def _unary(name: str, meaning: str, data: str) -> Callable[..., Any]:
         return new
 
     doc = f"{_sentence(meaning)} of every element, see :func:`torch.{name}`. Keeps names and lock.\n"
-    return _named(
-        method, name, doc + _EXAMPLE.format(data=data, call=f"{name}()", expected=f'td["a"].{name}()')
-    )
+    return _named(method, name, doc + _EXAMPLE.format(data=data, call=f"{name}()", expected=f'td["a"].{name}()'))
 
 
 def _unary_inplace(name: str, meaning: str) -> Callable[..., Any]:
@@ -150,14 +160,10 @@ def _unary_inplace(name: str, meaning: str) -> Callable[..., Any]:
         inplace(foreach, each, self._leaves())
         return self
 
-    return _named(
-        method, f"{name}_", f":meth:`{name}` in place: {meaning} of every element. Returns ``self``."
-    )
+    return _named(method, f"{name}_", f":meth:`{name}` in place: {meaning} of every element. Returns ``self``.")
 
 
-def inplace(
-    foreach: Callable[..., Any] | None, each: Callable[..., Any], leaves: list[Tensor], *args: Any
-) -> None:
+def inplace(foreach: Callable[..., Any] | None, each: Callable[..., Any], leaves: list[Tensor], *args: Any) -> None:
     """Like ``fused``, but a call that changes tensors must not be tried twice: decide beforehand."""
     if not leaves:
         return
@@ -180,9 +186,7 @@ def _predicate(name: str, meaning: str) -> Callable[..., Any]:
         return new
 
     doc = f"Whether each element {meaning}: bool tensors under the same keys.\n"
-    return _named(
-        method, name, doc + _EXAMPLE.format(data="0.5", call=f"{name}()", expected=f'torch.{name}(td["a"])')
-    )
+    return _named(method, name, doc + _EXAMPLE.format(data="0.5", call=f"{name}()", expected=f'torch.{name}(td["a"])'))
 
 
 _BINARY_DOC = """{meaning} of every element, see :func:`torch.{torch_name}`. Keeps names and lock.
@@ -202,14 +206,16 @@ _BINARY_DOC = """{meaning} of every element, see :func:`torch.{torch_name}`. Kee
 
 def _binary(
     name: str, meaning: str, each: Callable[..., Tensor], has_foreach: bool, has_alpha: bool
-) -> Callable[..., Any]:
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
     foreach = getattr(torch, f"_foreach_{name}", None) if has_foreach else None
     single = _EACH.get(name, each)
 
-    def compute(self: Any, other: Any, default: Any) -> Any:
+    def compute(self: Any, other: Any, default: Any = None) -> Any:
         locked = self._lock is not None
         if type(other) in NUMBERS:
             leaves = self._leaves()
+        elif type(other) is type(self) and other._batch_size == self._batch_size and default is None:
+            leaves, other = pair_leaves(self, other)
         else:
             self, leaves, other = resolve(self, other, default)
         new = self._with_leaves(iter(fused(foreach, single, leaves, other) if leaves else ()))
@@ -258,7 +264,8 @@ def _binary(
         ) -> Self:
             return compute(self, other, default)
 
-    return _named(method, name, doc)
+    compute.__name__, compute.__qualname__ = f"__{name}__", f"GeneratedOps.__{name}__"
+    return _named(method, name, doc), compute
 
 
 def _binary_inplace(name: str, has_alpha: bool) -> Callable[..., Any]:
@@ -282,9 +289,7 @@ def _binary_inplace(name: str, has_alpha: bool) -> Callable[..., Any]:
         def method(self, other: TensorCollection | Tensor | float) -> Self:  # type: ignore[no-untyped-def,misc]
             return compute(self, other)
 
-    return _named(
-        method, f"{name}_", f":meth:`{name}` in place. Returns ``self``, whose tensors keep their dtype."
-    )
+    return _named(method, f"{name}_", f":meth:`{name}` in place. Returns ``self``, whose tensors keep their dtype.")
 
 
 def _copying(each: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -300,7 +305,7 @@ def _cast(name: str, dtype: torch.dtype) -> Callable[..., Any]:
     def method(  # type: ignore[no-untyped-def]
         self, *, cast_filter: Callable[[tuple[str, ...], Tensor], Any] | None = None
     ) -> Self:
-        return self.to(dtype, cast_filter=cast_filter)
+        return self._cast(dtype) if cast_filter is None else self.to(dtype, cast_filter=cast_filter)
 
     return _named(
         method,
@@ -322,7 +327,10 @@ for _name, (_meaning, _data) in UNARY.items():
 for _name, _meaning in PREDICATES.items():
     setattr(GeneratedOps, _name, _predicate(_name, _meaning))
 for _name, (_meaning, _each, _has_foreach, _has_alpha, _has_inplace) in BINARY.items():
-    setattr(GeneratedOps, _name, _binary(_name, _meaning, _each, _has_foreach, _has_alpha))
+    _method, _operator = _binary(_name, _meaning, _each, _has_foreach, _has_alpha)
+    setattr(GeneratedOps, _name, _method)
+    for _symbol in OPERATORS.get(_name, ()):
+        setattr(GeneratedOps, _symbol, _operator)
     if _has_inplace:
         setattr(GeneratedOps, f"{_name}_", _binary_inplace(_name, _has_alpha))
 for _name, _dtype in DTYPES.items():

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["align", "fused", "is_collection", "is_object", "keys_mismatch", "leaf_paths", "pair_leaves"]
-__all__ += ["resolve", "spread"]
+__all__ = ["align", "broadcast", "fused", "is_collection", "is_object", "keys_mismatch", "leaf_paths", "pair_leaves"]
+__all__ += ["resolve", "spread", "widened"]
 
 NUMBERS = frozenset((int, float, bool, complex))
 
@@ -78,6 +78,25 @@ def leaf_paths(node: Any, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]
         for sub in node._nested():
             out.extend(leaf_paths(sub, prefix))
     return out
+
+
+def broadcast(left: torch.Size, right: torch.Size) -> torch.Size:
+    """Shape that two shapes broadcast to.
+
+    Raises:
+        RuntimeError: they do not.
+    """
+    if len(left) < len(right):
+        left, right = right, left
+    offset = len(left) - len(right)
+    out = list(left)
+    for i, length in enumerate(right):
+        mine = left[offset + i]
+        if mine == 1:
+            out[offset + i] = length
+        elif length not in (mine, 1):
+            raise RuntimeError(f"shapes {list(left)} and {list(right)} do not broadcast: {mine} against {length}")
+    return torch.Size(out)
 
 
 # -- tensors ------------------------------------------------------------------------------------------------
@@ -147,7 +166,10 @@ def _pair(node: Any, other: Any, ours: list[Tensor], theirs: list[Tensor]) -> bo
     same = len(source) == len(found)
     for key, value in source.items():
         match = found.get(key)
-        if isinstance(value, Tensor):
+        if type(value) is Tensor and type(match) is Tensor:  # the usual case first
+            ours.append(value)
+            theirs.append(match)
+        elif isinstance(value, Tensor):
             if not isinstance(match, Tensor):
                 same = False
                 continue
@@ -214,6 +236,19 @@ def _intersection(node: Any, other: Any) -> tuple[Any, Any]:
     return node.select(*keys), other.select(*keys)
 
 
+def widened(left: Tensor, right: Tensor, dims: int) -> tuple[Tensor, Tensor]:
+    """Two tensors of the same leading ``dims``, the one with fewer others with ones right behind those.
+
+    A value without feature dimensions, expanded over a batch, then meets the same row of the other side.
+    """
+    missing = left.ndim - right.ndim
+    if missing > 0:
+        right = right[(slice(None),) * dims + (None,) * missing]
+    elif missing < 0:
+        left = left[(slice(None),) * dims + (None,) * -missing]
+    return left, right
+
+
 # -- all of them --------------------------------------------------------------------------------------------
 
 
@@ -227,7 +262,7 @@ def align(node: Any, other: Any, inplace: bool = False) -> tuple[Any, Any]:
     mine = node._batch_size
     if size == mine:
         return node, other
-    target = mine if inplace else torch.broadcast_shapes(mine, size)
+    target = mine if inplace else broadcast(mine, size)
     if mine != target:
         node = node.expand(target)
     if size != target:
@@ -235,9 +270,7 @@ def align(node: Any, other: Any, inplace: bool = False) -> tuple[Any, Any]:
     return node, other
 
 
-def resolve(
-    node: Any, other: Any, default: Any = None, inplace: bool = False
-) -> tuple[Any, list[Tensor], Any]:
+def resolve(node: Any, other: Any, default: Any = None, inplace: bool = False) -> tuple[Any, list[Tensor], Any]:
     """What a binary operation works on: the collection whose tree the result has, its leaves, the operand.
 
     The operand is a number or a list with one tensor (or number) for each leaf.
@@ -253,18 +286,21 @@ def resolve(
     if is_collection(other):
         if default is not None:
             node, other = _with_default(node, other, default)
-        if other._batch_size != node._batch_size:
-            node, other = align(node, other, inplace)
+        if other._batch_size == node._batch_size:
+            return node, *pair_leaves(node, other)
+        node, other = align(node, other, inplace)
+        dims = len(node._batch_size)
         ours, theirs = pair_leaves(node, other)
-        return node, ours, theirs
+        pairs = [widened(mine, match, dims) for mine, match in zip(ours, theirs)]
+        return node, [mine for mine, _ in pairs], [match for _, match in pairs]
     if isinstance(other, np.generic):
         return node, node._leaves(), other.item()
     if isinstance(other, Tensor):
         if not other.ndim:
             leaves = node._leaves()
             return node, leaves, [other] * len(leaves)
-        size = torch.broadcast_shapes(node._batch_size, other.shape)
-        if size != node._batch_size:
+        size = other.shape
+        if size != node._batch_size and (size := broadcast(node._batch_size, size)) != node._batch_size:
             if inplace:
                 raise RuntimeError(
                     f"an in-place operation cannot change the batch size: {list(node._batch_size)} and "

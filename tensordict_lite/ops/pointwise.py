@@ -114,15 +114,11 @@ class PointwiseOps(GeneratedOps):
             other2: the same.
             value: multiplier of the product.
         """
-        return self._ternary(
-            torch._foreach_addcmul, torch.addcmul, *self._factors(other1, other2), value=value
-        )
+        return self._ternary(torch._foreach_addcmul, torch.addcmul, *self._factors(other1, other2), value=value)
 
     def addcmul_(self, other1: Any, other2: Any, *, value: float | None = 1) -> Self:
         """:meth:`addcmul` in place. Returns ``self``."""
-        return self._ternary_(
-            torch._foreach_addcmul_, Tensor.addcmul_, *self._factors(other1, other2), value=value
-        )
+        return self._ternary_(torch._foreach_addcmul_, Tensor.addcmul_, *self._factors(other1, other2), value=value)
 
     def addcdiv(
         self, other1: TensorCollection | Tensor, other2: TensorCollection | Tensor, value: float | None = 1
@@ -134,15 +130,11 @@ class PointwiseOps(GeneratedOps):
             other2: the same.
             value: multiplier of the quotient.
         """
-        return self._ternary(
-            torch._foreach_addcdiv, torch.addcdiv, *self._factors(other1, other2), value=value
-        )
+        return self._ternary(torch._foreach_addcdiv, torch.addcdiv, *self._factors(other1, other2), value=value)
 
     def addcdiv_(self, other1: Any, other2: Any, *, value: float | None = 1) -> Self:
         """:meth:`addcdiv` in place. Returns ``self``."""
-        return self._ternary_(
-            torch._foreach_addcdiv_, Tensor.addcdiv_, *self._factors(other1, other2), value=value
-        )
+        return self._ternary_(torch._foreach_addcdiv_, Tensor.addcdiv_, *self._factors(other1, other2), value=value)
 
     def _factors(self, other1: Any, other2: Any) -> tuple[list[Tensor], list[Tensor]]:
         first, second = self._beside(other1)[1], self._beside(other2)[1]
@@ -271,37 +263,16 @@ class PointwiseOps(GeneratedOps):
             target.copy_(source, non_blocking=non_blocking)
         return self
 
-    # -- operators ----------------------------------------------------------------------------------------
-
-    def __add__(self, other: Operand) -> Self:
-        return self.add(other)
-
-    def __radd__(self, other: Operand) -> Self:
-        return self.add(other)
+    # -- operators (the table in generated.py has the others) ---------------------------------------------
 
     def __iadd__(self, other: Operand) -> Self:
         return self.add_(other)
 
-    def __sub__(self, other: Operand) -> Self:
-        return self.sub(other)
-
-    def __rsub__(self, other: Operand) -> Self:
-        return self.rsub(other)
-
     def __isub__(self, other: Operand) -> Self:
         return self.sub_(other)
 
-    def __mul__(self, other: Operand) -> Self:
-        return self.mul(other)
-
-    def __rmul__(self, other: Operand) -> Self:
-        return self.mul(other)
-
     def __imul__(self, other: Operand) -> Self:
         return self.mul_(other)
-
-    def __truediv__(self, other: Operand) -> Self:
-        return self.div(other)
 
     def __rtruediv__(self, other: Operand) -> Self:
         return self._reflected(torch.div, other)
@@ -309,23 +280,11 @@ class PointwiseOps(GeneratedOps):
     def __itruediv__(self, other: Operand) -> Self:
         return self.div_(other)
 
-    def __pow__(self, other: Operand) -> Self:
-        return self.pow(other)
-
     def __rpow__(self, other: Operand) -> Self:
         return self._reflected(torch.pow, other)
 
     def __ipow__(self, other: Operand) -> Self:
         return self.pow_(other)
-
-    def __mod__(self, other: Operand) -> Self:
-        return self.mod(other)
-
-    def __and__(self, other: Operand) -> Self:
-        return self.bitwise_and(other)
-
-    def __rand__(self, other: Operand) -> Self:
-        return self.bitwise_and(other)
 
     def __neg__(self) -> Self:
         return self.neg()

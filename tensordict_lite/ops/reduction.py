@@ -56,7 +56,10 @@ class ReductionOps:
             (False, tensor([False,  True]))
         """
         if dim is None:
-            return all(bool(leaf.all()) for leaf in self._leaves())
+            for leaf in self._leaves():
+                if not leaf.all():
+                    return False
+            return True
         return self._truth(torch.all, dim)
 
     def any(self, dim: int | None = None) -> bool | Any:
@@ -69,7 +72,10 @@ class ReductionOps:
             RuntimeError: ``dim`` is not a batch dimension.
         """
         if dim is None:
-            return any(bool(leaf.any()) for leaf in self._leaves())
+            for leaf in self._leaves():
+                if leaf.any():
+                    return True
+            return False
         return self._truth(torch.any, dim)
 
     def _truth(self, fn: Callable[..., Tensor], dim: int) -> Any:
@@ -81,7 +87,7 @@ class ReductionOps:
                 "dim must be greater than or equal to -tensordict.batch_dims and smaller than "
                 f"tensordict.batch_dims; got {dim} for {ndim} batch dimension(s)"
             )
-        return _along_dims(self, fn, (dim % ndim,), False, None, single=True)
+        return _along_dims(self, fn, (dim % ndim,), False, None)
 
     # -- sums ------------------------------------------------------------------------------------------------
 
@@ -394,8 +400,8 @@ def _one_dim(fn: Callable[..., Tensor], leads: bool = False) -> Callable[..., Te
     return call
 
 
-def _logsumexp(leaf: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
-    return torch.logsumexp(leaf, dims, keepdim) if dims else leaf.clone()
+def _logsumexp(leaf: Tensor, dims: Any, keepdim: bool) -> Tensor:
+    return leaf.clone() if dims == () else torch.logsumexp(leaf, dims, keepdim)
 
 
 # -- trees ----------------------------------------------------------------------------------------------------
@@ -458,10 +464,9 @@ def _along_dims(
     keepdim: bool,
     key_transform: KeyTransform,
     lead: int | None = None,
-    single: bool = False,
 ) -> Any:
     after = _without(dims, keepdim)
-    where = dims[0] if single else dims
+    where = dims[0] if len(dims) == 1 else dims
     return _walk(
         node,
         lambda leaf, _: fn(leaf, where, keepdim),
