@@ -1,8 +1,31 @@
-"""Tensors and collections in files: memory maps, the directory format, safe loading, growing datasets."""
+"""Tensors and collections in files: memory maps, the directory format, safe loading, growing datasets.
+
+===============  ====================================================================================
+``tensor.py``    :class:`MemoryMappedTensor`, over ``mapping.py`` (files and shared memory as storages)
+``format.py``    the directory format as data: names, metadata, checks; no tensor in it
+``plan.py``      what a collection becomes on disk, ``kinds.py`` for every class but the dense ones
+``save.py``      writing a plan, in ``staging.py``'s folder, and mapping the result
+``load.py``      opening a folder
+``grow.py``      new entries in a mapped collection
+``writer.py``    :class:`DatasetWriter`: rows appended by one or many processes
+``checksum.py``  per-file checksums, stored and verified
+===============  ====================================================================================
+"""
 
 from __future__ import annotations
 
+from tensordict_lite.memmap.api import load, load_memmap, save
 from tensordict_lite.memmap.mapping import Region, SharedHandle, region_of
+from tensordict_lite.memmap.save import TensorDictFuture
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
-__all__ = ["MemoryMappedTensor", "Region", "SharedHandle", "region_of"]
+__all__ = [
+    "MemoryMappedTensor",
+    "Region",
+    "SharedHandle",
+    "TensorDictFuture",
+    "load",
+    "load_memmap",
+    "region_of",
+    "save",
+]

@@ -78,9 +78,7 @@ def _add(
     for part in path[:-1]:
         node = _child(node, part, robust_key)
     name = path[-1]
-    folder = getattr(node, "_memmap_path", None)
-    if folder is None:
-        raise RuntimeError("an entry can only be made within a memory-mapped collection: call memmap_() first")
+    folder = _folder(node)
     if name in node._key_list():
         raise RuntimeError(f"the key {name!r} exists already in this collection: delete it, or write into it in place")
     file = os.path.join(folder, _name(name, robust_key) + SUFFIX) if folder else None
@@ -96,9 +94,7 @@ def _child(node: Any, key: str, robust_key: bool | None) -> Any:
     """The nested collection of that name, made (and mapped) where it is missing."""
     if key in node._key_list():
         return node._get_str(key)
-    folder = getattr(node, "_memmap_path", None)
-    if folder is None:
-        raise RuntimeError("an entry can only be made within a memory-mapped collection: call memmap_() first")
+    folder = _folder(node)
     child = node._new_child()
     if folder:
         path = os.path.join(folder, _name(key, robust_key))
@@ -116,6 +112,19 @@ def _lock_under(node: Any, child: Any) -> None:
     import weakref
 
     child._propagate_lock(weakref.ref(node))
+
+
+def _folder(node: Any) -> str:
+    """Folder that holds the entries of a mapped collection, ``""`` for one in anonymous memory."""
+    folder = getattr(node, "_memmap_path", None)
+    if folder is None:
+        raise RuntimeError("an entry can only be made within a memory-mapped collection: call memmap_() first")
+    inner = os.path.join(folder, "_tensordict")
+    return (
+        inner
+        if folder and os.path.exists(os.path.join(inner, META)) and "_tensordict" not in node._key_list()
+        else folder
+    )
 
 
 def _name(key: str, robust_key: bool | None) -> str:

@@ -280,7 +280,9 @@ class _Save:
 
 def mark_mapped(out: TensorCollection, plan: Plan, root: str | None, original: TensorCollection) -> None:
     """Locks a collection whose leaves are mapped, and tells every level where it is."""
-    paths = {id(folder.node): folder.path for folder in plan.folders}
+    paths: dict[int, str] = {}
+    for folder in plan.folders:  # a tensorclass has two, and is at the first
+        paths.setdefault(id(folder.node), folder.path)
     _mark(out, original, paths, root)
     if out._lock is None:
         out._propagate_lock(None)
