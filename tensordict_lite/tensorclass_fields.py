@@ -140,7 +140,7 @@ def _resolve(text: str, cls: type, namespaces: list[Mapping[str, Any]]) -> Any:
         names.update(space)
     names[cls.__name__] = cls
     try:
-        return eval(text, {"__builtins__": __builtins__}, names)  # noqa: S307 - an annotation of the user's own source
+        return eval(text, {"__builtins__": __builtins__}, names)
     except Exception:  # a name under TYPE_CHECKING, a syntax of a later Python, a class that is defined later
         return text
 
@@ -250,7 +250,7 @@ def _cast_collection(owner: Any, hint: type, value: Any) -> Any:
 
 def _compile(text: str, name: str, scope: dict[str, Any]) -> Any:
     out: dict[str, Any] = {}
-    exec(compile(text, f"<tensorclass {name}>", "exec"), scope, out)  # noqa: S102 - built from identifiers only
+    exec(compile(text, f"<tensorclass {name}>", "exec"), scope, out)
     return out[name.rpartition(".")[2]]
 
 
@@ -418,7 +418,8 @@ def _field_lines(specs: Mapping[str, FieldSpec], flags: Flags) -> list[str]:
     for name, spec in specs.items():
         if not flags.autocast or _keeps_tensors(spec):
             lines += [
-                f"    if type({name}) is _Tensor and _td_plain and (not _td_dims or {name}.shape[:_td_dims] == _td_size):",
+                f"    if _td_plain and type({name}) is _Tensor"
+                f" and (not _td_dims or {name}.shape[:_td_dims] == _td_size):",
                 f"        _td_source[{name!r}] = {name}",
                 f"    elif {name} is not None:",
             ]
