@@ -1,0 +1,37 @@
+"""Ready-made reductions: per key, per channel, several in one pass.
+
+Sums of integers, counts, extrema, histograms, quantile sketches, distinct values and checksums are exact, so they
+are the same bits for every chunk size. Floating point sums and moments are computed in float64 and merged in a
+fixed tree over the chunks: the same bits for any number of workers, and equal up to rounding across chunk sizes.
+"""
+
+from __future__ import annotations
+
+from tdmap.reducers.base import Associative, MergeTree, Reducer, Several, as_reducer, fold, nodes
+from tdmap.reducers.counting import Checksum, Histogram, Quantile, TopK, Unique, ValueCounts
+from tdmap.reducers.moments import Count, CovarianceMatrix, Max, Mean, Min, MinMax, Std, Sum, Var
+
+__all__ = [
+    "Associative",
+    "Checksum",
+    "Count",
+    "CovarianceMatrix",
+    "Histogram",
+    "Max",
+    "Mean",
+    "MergeTree",
+    "Min",
+    "MinMax",
+    "Quantile",
+    "Reducer",
+    "Several",
+    "Std",
+    "Sum",
+    "TopK",
+    "Unique",
+    "ValueCounts",
+    "Var",
+    "as_reducer",
+    "fold",
+    "nodes",
+]

@@ -1,0 +1,237 @@
+"""What a reduction is: a state that chunks are folded into and that merges with others.
+
+    rows ──chunk k──► update(init(), chunk k) = s_k          (in a worker)
+    s_0 s_1 s_2 s_3 ...
+      \\_/     \\_/
+      s_01     s_23        merge(left, right), always with the same neighbours
+         \\_____/
+          s_0123 ──► finish(state) = the answer
+
+States merge in a fixed binary tree over the chunk numbers. Which worker computed which chunk, and when, does not
+change the shape of the tree, so the same rows give the same bits for any number of workers, any executor, any
+crash and any resume. It depends on the chunk size only, which derives from the data.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
+
+S = TypeVar("S")
+
+Key = str | tuple[str, ...]
+
+
+class Reducer(ABC, Generic[S]):
+    """A reduction over rows. States must survive pickling; :meth:`merge` must not change its arguments.
+
+    Example:
+        >>> class Longest(Reducer[int]):
+        ...     def init(self): return 0
+        ...     def update(self, state, chunk, start=0): return max(state, int(chunk["length"].max()))
+        ...     def merge(self, a, b): return max(a, b)
+        >>> import torch
+        >>> from tensordict_lite import TensorDict
+        >>> reducer = Longest()
+        >>> reducer.update(reducer.init(), TensorDict({"length": torch.tensor([3, 7])}, [2]))
+        7
+    """
+
+    @abstractmethod
+    def init(self) -> S:
+        """The state of no rows at all."""
+
+    @abstractmethod
+    def update(self, state: S, chunk: Any, start: int = 0) -> S:
+        """The state with the rows of ``chunk`` folded in; ``start`` is the number of its first row."""
+
+    @abstractmethod
+    def merge(self, a: S, b: S) -> S:
+        """The state of the rows of ``a`` followed by those of ``b``. Neither argument changes."""
+
+    def finish(self, state: S) -> Any:
+        """The answer: a tensor, a number, a collection or any object. The state itself by default."""
+        return state
+
+
+class Associative(Reducer[Any]):
+    """A plain function ``fn(a, b)`` as a reducer: chunks are states, and states are chunks.
+
+    Args:
+        fn: associative; called with the results of chunks, in row order.
+        of: makes the first state out of a chunk. The chunk itself by default.
+    """
+
+    def __init__(self, fn: Callable[[Any, Any], Any], of: Callable[[Any], Any] | None = None) -> None:
+        self.fn = fn
+        self.of = of
+
+    def init(self) -> Any:
+        return None
+
+    def update(self, state: Any, chunk: Any, start: int = 0) -> Any:
+        value = chunk if self.of is None else self.of(chunk)
+        return value if state is None else self.fn(state, value)
+
+    def merge(self, a: Any, b: Any) -> Any:
+        if a is None or b is None:
+            return a if b is None else b
+        return self.fn(a, b)
+
+    def finish(self, state: Any) -> Any:
+        if state is None:
+            raise ValueError(
+                "reducing zero rows with a plain function has no result: use a tdmap.Reducer, whose init() says what "
+                "the answer for no rows is"
+            )
+        return state
+
+
+class Several(Reducer[dict[str, Any]]):
+    """Several named reductions in one pass over the rows; the answer is a TensorDict where all parts fit one."""
+
+    def __init__(self, parts: Mapping[str, Reducer[Any]]) -> None:
+        if not parts:
+            raise ValueError("a mapping of reducers needs at least one entry")
+        for name, part in parts.items():
+            if not isinstance(part, Reducer):
+                raise TypeError(f"the reducer {name!r} is a {type(part).__name__}, not a tdmap.Reducer")
+        self.parts = dict(parts)
+
+    def init(self) -> dict[str, Any]:
+        return {name: part.init() for name, part in self.parts.items()}
+
+    def update(self, state: dict[str, Any], chunk: Any, start: int = 0) -> dict[str, Any]:
+        return {name: part.update(state[name], chunk, start) for name, part in self.parts.items()}
+
+    def merge(self, a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+        return {name: part.merge(a[name], b[name]) for name, part in self.parts.items()}
+
+    def finish(self, state: dict[str, Any]) -> Any:
+        from tensordict_lite import TensorDict
+
+        return TensorDict({name: part.finish(state[name]) for name, part in self.parts.items()}, [])
+
+
+def as_reducer(value: Any) -> Reducer[Any]:
+    """A reducer from what a user may pass: a reducer, a mapping of them, or a plain associative function."""
+    if isinstance(value, Reducer):
+        return value
+    if isinstance(value, Mapping):
+        return Several(value)
+    if isinstance(value, type) and issubclass(value, Reducer):
+        raise TypeError(f"pass an instance: {value.__name__}(...), not the class")
+    if callable(value):
+        return Associative(value)
+    raise TypeError(f"a reducer is a tdmap.Reducer, a mapping of them, or a function of two states; got {value!r}")
+
+
+class MergeTree:
+    """Merges the states of chunks ``0..n`` in a fixed binary tree, whatever order they arrive in.
+
+    Node ``(level, i)`` covers the chunks ``[i * 2**level, (i + 1) * 2**level)``; its children are nodes
+    ``2 * i`` and ``2 * i + 1`` of the level below. A node at the right edge without a right sibling stands for
+    itself. At most one state a level waits in the usual, nearly ordered, arrival.
+
+    Example:
+        >>> tree = MergeTree(3, lambda a, b: f"({a}{b})")
+        >>> for chunk in (2, 0, 1):
+        ...     tree.add(chunk, chunk + 1, str(chunk))
+        >>> tree.result()
+        '((01)2)'
+    """
+
+    def __init__(self, num_chunks: int, merge: Callable[[Any, Any], Any]) -> None:
+        self.num_chunks = num_chunks
+        self.merge = merge
+        self._waiting: dict[tuple[int, int], Any] = {}
+
+    def add(self, start: int, stop: int, state: Any) -> None:
+        """Add the state of the chunks ``start..stop``, which must be one node of the tree (see :func:`nodes`)."""
+        level = (stop - start - 1).bit_length()
+        index = start >> level
+        if index << level != start or stop != min((index + 1) << level, self.num_chunks):
+            raise ValueError(f"the chunks {start}..{stop} are no node of the merge tree over {self.num_chunks} chunks")
+        while True:
+            sibling = index ^ 1
+            if index & 1:
+                left = self._waiting.pop((level, sibling), _MISSING)
+                if left is _MISSING:
+                    break
+                state = self.merge(left, state)
+            elif sibling << level < self.num_chunks:
+                right = self._waiting.pop((level, sibling), _MISSING)
+                if right is _MISSING:
+                    break
+                state = self.merge(state, right)
+            elif index == 0:
+                break
+            level, index = level + 1, index >> 1
+        self._waiting[level, index] = state
+
+    def result(self) -> Any:
+        """The state of all chunks. Raises RuntimeError when some are missing."""
+        if len(self._waiting) != 1 or next(iter(self._waiting))[1] != 0:
+            raise RuntimeError(f"the merge tree over {self.num_chunks} chunks is not complete")
+        return next(iter(self._waiting.values()))
+
+
+_MISSING = object()
+
+
+def nodes(start: int, stop: int, num_chunks: int) -> list[tuple[int, int]]:
+    """The fewest nodes of the merge tree over ``num_chunks`` chunks that make up the run ``start..stop``.
+
+    Example:
+        >>> nodes(1, 7, 100)
+        [(1, 2), (2, 4), (4, 6), (6, 7)]
+    """
+    out = []
+    while start < stop:
+        level = (start & -start).bit_length() - 1 if start else stop.bit_length()
+        while start + (1 << level) > stop and not (start + (1 << level) > num_chunks and stop == num_chunks):
+            level -= 1
+        end = min(start + (1 << level), num_chunks)
+        out.append((start, end))
+        start = end
+    return out
+
+
+def fold(reducer: Reducer[Any], states: list[Any]) -> Any:
+    """The states of one node, in chunk order, merged as the tree would."""
+    tree = MergeTree(len(states), reducer.merge)
+    for at, state in enumerate(states):
+        tree.add(at, at + 1, state)
+    return tree.result()
+
+
+@functools.lru_cache(maxsize=256)
+def reduced_dims(dim: int | tuple[int, ...] | None, ndim: int) -> tuple[int, ...]:
+    """Dimensions to reduce as non-negative numbers; rows (dimension 0) must be among them."""
+    if dim is None:
+        return tuple(range(ndim))
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    out = []
+    for d in dims:
+        if not -ndim <= d < ndim:
+            raise IndexError(f"dim={d} is out of range for entries of {ndim} dimension(s)")
+        out.append(d % ndim)
+    if 0 not in out:
+        raise ValueError(f"dim={dim} leaves out dimension 0, the rows: a reduction is over rows. Add 0 to dim.")
+    return tuple(sorted(set(out)))
+
+
+def values_of(chunk: Any, key: Key | None) -> Tensor:
+    """The tensor at ``key`` of a chunk, or the chunk itself when it is one."""
+    if isinstance(chunk, Tensor):
+        return chunk
+    if key is None:
+        raise ValueError("this reducer needs a key: the rows are a collection, not a tensor")
+    value = chunk[key]
+    if not isinstance(value, Tensor):
+        raise TypeError(f"the entry {key!r} is a {type(value).__name__}: statistics are over tensors")
+    return value

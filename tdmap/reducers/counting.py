@@ -1,0 +1,266 @@
+"""Histograms, quantiles, distinct values, the largest rows, checksums."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdmap.reducers.base import Key, Reducer, values_of
+from tdmap.reducers.moments import _Keyed
+
+__all__ = ["Checksum", "Histogram", "Quantile", "TopK", "Unique", "ValueCounts"]
+
+
+class Histogram(_Keyed):
+    """Counts of values in equal bins, per channel when ``dim`` leaves dimensions out.
+
+    Answer: a TensorDict with ``count`` (int64 ``[..., bins]``), ``edges`` (float64 ``[bins + 1]``), ``below`` and
+    ``above`` (int64 ``[...]``): values outside of the range, so that nothing disappears silently.
+    The last bin contains its upper edge, as :func:`numpy.histogram`; NaN are counted nowhere.
+
+    Args:
+        key: entry to reduce.
+        bins: number of bins.
+        range: lower edge of the first and upper edge of the last bin.
+        dim: dimensions of the whole entry that are counted together, rows being 0; ``None`` for all.
+    """
+
+    def __init__(
+        self,
+        key: Key | None = None,
+        bins: int = 256,
+        range: tuple[float, float] = (0.0, 256.0),
+        dim: int | tuple[int, ...] | None = None,
+    ) -> None:
+        super().__init__(key, dim)
+        if bins < 1 or not range[0] < range[1]:
+            raise ValueError(f"a histogram needs bins >= 1 and range[0] < range[1], got bins={bins}, range={range}")
+        self.bins = bins
+        self.range = (float(range[0]), float(range[1]))
+
+    def of(self, values: Tensor, dims: tuple[int, ...]) -> Tensor:
+        low, high = self.range
+        kept = [d for d in torch.arange(values.ndim).tolist() if d not in dims]
+        groups = values.permute(*kept, *dims).reshape(*[values.shape[d] for d in kept], -1)
+        flat = groups.reshape(-1, groups.shape[-1]).double()
+        where = torch.floor((flat - low) * (self.bins / (high - low))).clamp(-1, self.bins)
+        # One slot below and one above the bins; the upper edge itself belongs to the last bin.
+        where = torch.where(flat == high, float(self.bins - 1), where) + 1
+        slots = self.bins + 2
+        offsets = torch.arange(flat.shape[0]).unsqueeze(1) * slots
+        real = ~flat.isnan()
+        index = (where.nan_to_num().long() + offsets)[real]
+        counts = torch.bincount(index, minlength=flat.shape[0] * slots)
+        return counts.reshape(*groups.shape[:-1], slots)
+
+    def join(self, a: Tensor, b: Tensor) -> Tensor:
+        return a + b
+
+    def finish(self, state: Any) -> Any:
+        from tensordict_lite import TensorDict
+
+        counts = torch.zeros(self.bins + 2, dtype=torch.int64) if state is None else state
+        edges = torch.linspace(*self.range, self.bins + 1, dtype=torch.float64)
+        return TensorDict(
+            {"count": counts[..., 1:-1].clone(), "edges": edges, "below": counts[..., 0], "above": counts[..., -1]}, []
+        )
+
+
+class Quantile(_Keyed):
+    """Quantiles of all values of an entry, by a DDSketch: within ``relative_error`` of a true quantile value.
+
+    The sketch (Masson, Rim and Lee, "DDSketch: a fast and fully-mergeable quantile sketch with relative-error
+    guarantees", VLDB 2019) counts values in buckets whose bounds grow geometrically, so states merge by addition
+    and the answer does not depend on the order: the libraries at hand either draw random numbers when they merge
+    or take one value a call. Magnitudes below 1e-9 count as zero. NaN are left out.
+
+    Args:
+        key: entry to reduce.
+        q: quantiles in [0, 1]; the answer has one float64 for each.
+        relative_error: of each answer with respect to the true value.
+    """
+
+    _TINY = 1e-9
+
+    def __init__(
+        self, key: Key | None = None, q: float | tuple[float, ...] = 0.5, relative_error: float = 0.01
+    ) -> None:
+        super().__init__(key, None)
+        self.q = q
+        for one in (q,) if isinstance(q, (int, float)) else q:
+            if not 0 <= one <= 1:
+                raise ValueError(f"quantiles lie in [0, 1], got {one}")
+        if not 0 < relative_error < 1:
+            raise ValueError(f"relative_error lies in (0, 1), got {relative_error}")
+        self.relative_error = relative_error
+        self._gamma = (1 + relative_error) / (1 - relative_error)
+
+    def of(self, values: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        flat = values.reshape(-1).double()
+        flat = flat[~flat.isnan()]
+        bucket = torch.ceil(flat.abs().clamp(min=self._TINY).log() / math.log(self._gamma)).long()
+        offset = 1 - math.floor(math.log(self._TINY) / math.log(self._gamma))
+        signed = torch.where(flat.abs() <= self._TINY, 0, torch.sign(flat).long() * (bucket + offset))
+        buckets, counts = torch.unique(signed, return_counts=True)
+        return buckets, counts
+
+    def join(self, a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return _add_counts(a, b)
+
+    def finish(self, state: Any) -> Tensor:
+        buckets, counts = self.need(state)
+        if not len(buckets):
+            raise ValueError(f"{self!r}: every value is NaN")
+        offset = 1 - math.floor(math.log(self._TINY) / math.log(self._gamma))
+        magnitude = 2 * self._gamma ** (buckets.abs() - offset).double() / (self._gamma + 1)
+        values = torch.where(buckets == 0, 0.0, buckets.sign() * magnitude)
+        ranks = torch.as_tensor(self.q, dtype=torch.float64) * (int(counts.sum()) - 1)
+        where = torch.searchsorted(counts.cumsum(0), ranks.floor().long(), right=True)
+        return values[where.clamp(max=len(values) - 1)]
+
+
+def _add_counts(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Two tables (sorted distinct values, counts) as one."""
+    values, inverse = torch.unique(torch.cat([a[0], b[0]]), return_inverse=True, dim=0)
+    counts = torch.zeros(values.shape[0], dtype=torch.int64).index_add_(0, inverse, torch.cat([a[1], b[1]]))
+    return values, counts
+
+
+class ValueCounts(_Keyed):
+    """Every distinct value of an entry with the number of times it occurs, sorted.
+
+    Answer: a TensorDict of batch size ``[distinct]`` with ``value`` and ``count`` (int64). A state holds every
+    distinct value, so bound them with ``max_values``.
+
+    Args:
+        key: entry to reduce, with any number of elements a row.
+        max_values: error when there are more distinct values.
+    """
+
+    def __init__(self, key: Key | None = None, max_values: int = 10_000_000) -> None:
+        super().__init__(key, None)
+        self.max_values = max_values
+
+    def of(self, values: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        distinct, counts = torch.unique(values.reshape(-1), return_counts=True)
+        return distinct, counts
+
+    def join(self, a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        out = _add_counts(a, b)
+        if len(out[0]) > self.max_values:
+            raise ValueError(
+                f"{type(self).__name__}({self.key!r}) met more than max_values={self.max_values} distinct values; use "
+                "tdmap.group_by(), which works through files, or raise the limit"
+            )
+        return out
+
+    def finish(self, state: Any) -> Any:
+        from tensordict_lite import TensorDict
+
+        values, counts = state if state is not None else (torch.empty(0), torch.empty(0, dtype=torch.int64))
+        return TensorDict({"value": values, "count": counts}, [len(values)])
+
+
+class Unique(ValueCounts):
+    """The distinct values of an entry, sorted."""
+
+    def finish(self, state: Any) -> Tensor:
+        values: Tensor = state[0] if state is not None else torch.empty(0)
+        return values
+
+
+class TopK(Reducer[Any]):
+    """The rows with the largest (or smallest) values of a scalar entry; ties go to the earlier row.
+
+    Answer: a TensorDict of batch size ``[min(k, rows)]`` with ``value`` and ``row`` (int64), best first. NaN rank
+    below every number.
+
+    Args:
+        key: entry with one value a row.
+        k: how many.
+        largest: largest first, or smallest first.
+    """
+
+    def __init__(self, key: Key | None = None, k: int = 10, largest: bool = True) -> None:
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        self.key = key
+        self.k = k
+        self.largest = largest
+
+    def init(self) -> Any:
+        return None
+
+    def update(self, state: Any, chunk: Any, start: int = 0) -> Any:
+        values = values_of(chunk, self.key)
+        if values.numel() != values.shape[0]:
+            raise ValueError(
+                f"TopK ranks rows by one value each; the entry {self.key!r} has rows of shape {list(values.shape[1:])}"
+            )
+        values = values.reshape(-1)
+        return self.merge(state, self._best(values, torch.arange(start, start + len(values))))
+
+    def _best(self, values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        order = torch.argsort(rows)
+        values, rows = values[order], rows[order]
+        rank = values
+        if values.dtype.is_floating_point:
+            worst = -math.inf if self.largest else math.inf
+            rank = torch.where(values.isnan(), worst, values)
+        best = torch.sort(rank, descending=self.largest, stable=True).indices[: self.k]
+        return values[best], rows[best]
+
+    def merge(self, a: Any, b: Any) -> Any:
+        if a is None or b is None:
+            return a if b is None else b
+        return self._best(torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]]))
+
+    def finish(self, state: Any) -> Any:
+        from tensordict_lite import TensorDict
+
+        if state is None:
+            return TensorDict({"value": torch.empty(0), "row": torch.empty(0, dtype=torch.int64)}, [0])
+        return TensorDict({"value": state[0], "row": state[1]}, [len(state[1])])
+
+
+class Checksum(Reducer[int]):
+    """A 64-bit checksum of the bytes of entries and their order; the same for every chunk size.
+
+    Every byte is multiplied by an odd weight that depends on its position and on its key, and the products are
+    added modulo 2**64. A swap or a flip anywhere changes the sum; it is no defence against an adversary.
+
+    Args:
+        key: one entry, or ``None`` for all leaves.
+    """
+
+    _STEP = -7046029254386353131  # 2**64 / golden ratio, as a signed number (Knuth, vol. 3, 6.4)
+
+    def __init__(self, key: Key | None = None) -> None:
+        self.key = key
+
+    def init(self) -> int:
+        return 0
+
+    def update(self, state: int, chunk: Any, start: int = 0) -> int:
+        if isinstance(chunk, Tensor) or self.key is not None:
+            return self._add(state, values_of(chunk, self.key), start, str(self.key))
+        for key, value in chunk.items(True, True):
+            state = self._add(state, value, start, str(key))
+        return state
+
+    def _add(self, state: int, values: Tensor, start: int, key: str) -> int:
+        data = values.contiguous().reshape(values.shape[0], -1).view(torch.uint8).reshape(-1)
+        row_bytes = data.numel() // max(values.shape[0], 1)
+        salt = int.from_bytes(key.encode()[:7].ljust(7, b"\0"), "little")
+        positions = torch.arange(start * row_bytes, start * row_bytes + data.numel())
+        weights = ((positions + salt) * self._STEP) | 1
+        return (state + int(((data.long() + 1) * weights).sum())) % (1 << 64)
+
+    def merge(self, a: int, b: int) -> int:
+        return (a + b) % (1 << 64)
+
+    def finish(self, state: int) -> int:
+        return state

@@ -1,0 +1,188 @@
+"""Reducers against numpy: any way of cutting the rows into chunks gives the same answer."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tdmap import reducers as r
+from tensordict_lite import TensorDict
+
+ROWS = 101
+
+
+def make_data() -> TensorDict:
+    generator = torch.Generator().manual_seed(7)
+    return TensorDict(
+        {
+            "image": torch.randint(0, 256, (ROWS, 3, 4, 4), dtype=torch.uint8, generator=generator),
+            "x": torch.randn(ROWS, 5, generator=generator) * 3 + 1000,
+            "score": torch.randint(-50, 50, (ROWS,), generator=generator),
+            "nested": {"v": torch.randn(ROWS, generator=generator)},
+        },
+        [ROWS],
+    )
+
+
+def reduce_in_chunks(reducer: r.Reducer[Any], data: Any, size: int) -> Any:
+    """The reduction as workers and driver do it: states of chunks, merged by the tree, through pickle."""
+    parts = list(data.split(size))
+    tree = r.MergeTree(len(parts), reducer.merge)
+    for at, part in reversed(list(enumerate(parts))):
+        state = pickle.loads(pickle.dumps(reducer.update(reducer.init(), part, at * size)))
+        tree.add(at, at + 1, state)
+    return reducer.finish(tree.result())
+
+
+CASES: list[tuple[r.Reducer[Any], Callable[[dict[str, np.ndarray]], Any]]] = [
+    (r.Count(), lambda d: len(d["x"])),
+    (r.Sum("image", dim=(0, 2, 3)), lambda d: d["image"].sum((0, 2, 3), dtype=np.int64)),
+    (r.Sum("x"), lambda d: d["x"].sum(0, dtype=np.float64)),
+    (r.Mean("image", dim=(0, 2, 3)), lambda d: d["image"].mean((0, 2, 3))),
+    (r.Mean("x"), lambda d: d["x"].astype(np.float64).mean(0)),
+    (r.Mean(("nested", "v"), dim=None), lambda d: d["v"].astype(np.float64).mean()),
+    (r.Var("image", dim=(0, 2, 3)), lambda d: d["image"].astype(np.float64).var((0, 2, 3), ddof=1)),
+    (r.Var("x", correction=0), lambda d: d["x"].astype(np.float64).var(0)),
+    (r.Std("x"), lambda d: d["x"].astype(np.float64).std(0, ddof=1)),
+    (r.Min("score"), lambda d: d["score"].min(0)),
+    (r.Max("x"), lambda d: d["x"].max(0)),
+    (r.CovarianceMatrix("x"), lambda d: np.cov(d["x"].astype(np.float64).T)),
+    (r.Unique("score"), lambda d: np.unique(d["score"])),
+]
+
+
+@pytest.mark.parametrize("reducer, oracle", CASES, ids=lambda case: repr(case)[:40])
+@pytest.mark.parametrize("size", [1, 7, 64, ROWS])
+def test_statistics_equal_numpy(reducer: r.Reducer[Any], oracle: Callable[..., Any], size: int) -> None:
+    data = make_data()
+    arrays = {"image": data["image"].numpy(), "x": data["x"].numpy(), "score": data["score"].numpy()}
+    arrays["v"] = data["nested", "v"].numpy()
+    got = torch.as_tensor(reduce_in_chunks(reducer, data, size))
+    np.testing.assert_allclose(got.numpy(), oracle(arrays), rtol=1e-9, atol=1e-12)
+
+
+def test_variance_does_not_cancel_far_from_zero() -> None:
+    x = torch.arange(1000, dtype=torch.float64) % 2 + 1e9
+    got = reduce_in_chunks(r.Var(None), x, 10)
+    assert abs(float(got) - float(x.numpy().var(ddof=1))) < 1e-6
+
+
+@pytest.mark.parametrize("size", [1, 13, ROWS])
+def test_histogram_per_channel_equals_numpy(size: int) -> None:
+    data = make_data()
+    got = reduce_in_chunks(r.Histogram("image", bins=16, range=(0, 255), dim=(0, 2, 3)), data, size)
+    for channel in range(3):
+        wanted, edges = np.histogram(data["image"][:, channel].numpy(), 16, (0, 255))
+        np.testing.assert_array_equal(got["count"][channel], wanted)
+        np.testing.assert_allclose(got["edges"], edges)
+    assert int(got["below"].sum() + got["above"].sum()) == 0
+
+
+def test_histogram_counts_what_lies_outside_and_leaves_nan_out() -> None:
+    x = torch.tensor([-5.0, 0.0, 0.5, 1.0, 7.0, torch.nan])
+    got = reduce_in_chunks(r.Histogram(None, bins=2, range=(0, 1)), x, 2)
+    assert got["count"].tolist() == [1, 2] and int(got["below"]) == 1 and int(got["above"]) == 1
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=200),
+    st.floats(0, 1),
+    st.integers(1, 50),
+)
+@settings(max_examples=60, deadline=None)
+def test_quantile_is_within_its_error_bound(values: list[float], q: float, size: int) -> None:
+    x = torch.tensor(values, dtype=torch.float64)
+    got = float(reduce_in_chunks(r.Quantile(None, q, 0.01), x, size))
+    true = float(np.quantile(x.numpy(), q, method="lower"))
+    assert abs(got - true) <= 0.01 * abs(true) * (1 + 1e-9) + 1e-9
+
+
+@given(st.lists(st.integers(-5, 5), min_size=1, max_size=60), st.integers(1, 20), st.integers(1, 10))
+@settings(max_examples=60, deadline=None)
+def test_value_counts_and_top_k(values: list[int], size: int, k: int) -> None:
+    x = torch.tensor(values)
+    counts = reduce_in_chunks(r.ValueCounts(None), x, size)
+    distinct, wanted = np.unique(x.numpy(), return_counts=True)
+    assert counts["value"].tolist() == distinct.tolist() and counts["count"].tolist() == wanted.tolist()
+    top = reduce_in_chunks(r.TopK(None, k), x, size)
+    order = sorted(range(len(values)), key=lambda row: (-values[row], row))[:k]
+    assert top["row"].tolist() == order
+
+
+@given(st.integers(1, 40), st.integers(0, 39), st.integers(0, 2))
+@settings(max_examples=60, deadline=None)
+def test_checksum_sees_every_change_and_no_chunking(size: int, row: int, column: int) -> None:
+    data = TensorDict({"a": torch.arange(120).reshape(40, 3), "b": torch.ones(40)}, [40])
+    base = reduce_in_chunks(r.Checksum(), data, 40)
+    assert reduce_in_chunks(r.Checksum(), data, size) == base
+    data["a"][row, column] += 1
+    assert reduce_in_chunks(r.Checksum(), data, size) != base
+
+
+@given(st.integers(1, 70), st.randoms())
+@settings(max_examples=80, deadline=None)
+def test_the_merge_tree_has_one_shape_whatever_the_order(n: int, random: Any) -> None:
+    def run(cuts: list[tuple[int, int]]) -> str:
+        tree = r.MergeTree(n, lambda a, b: f"({a}{b})")
+        for start, stop in cuts:
+            tree.add(start, stop, r.fold(_Words(), [f"[{i}]" for i in range(start, stop)]))
+        return str(tree.result())
+
+    singles = [(i, i + 1) for i in range(n)]
+    wanted = run(singles)
+    random.shuffle(singles)
+    assert run(singles) == wanted
+    cut = sorted({0, n, *[random.randint(0, n) for _ in range(3)]})
+    runs = [node for a, b in zip(cut, cut[1:]) for node in r.nodes(a, b, n)]
+    random.shuffle(runs)
+    assert run(runs) == wanted
+
+
+class _Words(r.Reducer[str]):
+    def init(self) -> str:
+        return ""
+
+    def update(self, state: str, chunk: Any, start: int = 0) -> str:
+        return state + chunk
+
+    def merge(self, a: str, b: str) -> str:
+        return f"({a}{b})"
+
+
+def test_merging_leaves_its_arguments_alone() -> None:
+    data = make_data()
+    for reducer, _ in CASES:
+        a = reducer.update(reducer.init(), data[:50], 0)
+        b = reducer.update(reducer.init(), data[50:], 50)
+        before = pickle.dumps((a, b))
+        reducer.merge(a, b)
+        assert pickle.dumps((a, b)) == before, reducer
+
+
+def test_several_reductions_give_one_collection() -> None:
+    data = make_data()
+    got = reduce_in_chunks(r.as_reducer({"mean": r.Mean("x"), "n": r.Count()}), data, 10)
+    assert got["mean"].shape == (5,) and int(got["n"]) == ROWS
+
+
+def test_errors_say_what_was_asked() -> None:
+    data = make_data()
+    with pytest.raises(ValueError, match="leaves out dimension 0"):
+        r.Mean("x", dim=1).update(None, data)
+    with pytest.raises(ValueError, match="zero rows is not defined"):
+        r.Mean("x").finish(None)
+    with pytest.raises(ValueError, match="one value each"):
+        r.TopK("x").update(None, data)
+    with pytest.raises(TypeError, match="pass an instance"):
+        r.as_reducer(r.Mean)
+    with pytest.raises(TypeError, match="a function of two states"):
+        r.as_reducer(3)
+    with pytest.raises(ValueError, match=r"quantiles lie in \[0, 1\]"):
+        r.Quantile("x", 1.5)
