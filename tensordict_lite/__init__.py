@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
-from tensordict_lite import torch_function as _torch_function  # noqa: F401 - gives the classes their torch functions
+from tensordict_lite import pytree as _pytree
+from tensordict_lite import torch_function as _torch_function  # noqa: F401  (gives the classes __torch_function__)
 from tensordict_lite.base import TensorCollection, TensorDictBase, is_tensor_collection
+from tensordict_lite.batches import collate, merge_tensordicts
+from tensordict_lite.builders import (
+    from_any,
+    from_namedtuple,
+    from_struct_array,
+    from_tuple,
+    fromkeys,
+    make_tensordict,
+)
 from tensordict_lite.combine import cat, pad, pad_sequence, stack, unpad_sequence
 from tensordict_lite.keys import NestedKey, unravel_key, unravel_key_list, unravel_key_to_tuple
+from tensordict_lite.lazystack import LazyStackedTensorDict, lazy_stack, maybe_dense_stack
+from tensordict_lite.memmap import MemoryMappedTensor
+from tensordict_lite.memmap.api import load, load_memmap, save
+from tensordict_lite.nn import TensorDictParams
+from tensordict_lite.nontensor import NonTensorData, is_non_tensor
+from tensordict_lite.nontensor_stack import NonTensorStack
+from tensordict_lite.parsing import parse_tensor_dict_string
+from tensordict_lite.printing import get_printoptions, set_printoptions
+from tensordict_lite.pytree import from_pytree
 from tensordict_lite.settings import (
     capture_non_tensor_stack,
     get_defaults_to_none,
@@ -18,16 +35,86 @@ from tensordict_lite.settings import (
     set_lazy_legacy,
     set_list_to_stack,
 )
+from tensordict_lite.tensorclass import TensorClass, from_dataclass, is_tensorclass, tensorclass
 from tensordict_lite.tensordict import TensorDict
+from tensordict_lite.testing import assert_allclose_td, assert_close
 from tensordict_lite.views import default_is_leaf, is_leaf_nontensor
 
-with suppress(ImportError):
-    from tensordict_lite.nontensor import NonTensorData, NonTensorStack, is_non_tensor
-with suppress(ImportError):
-    from tensordict_lite.lazystack import LazyStackedTensorDict, lazy_stack
-with suppress(ImportError):
-    from tensordict_lite.tensorclass import TensorClass, is_tensorclass, tensorclass
-with suppress(ImportError):
-    from tensordict_lite.memmap import MemoryMappedTensor
+from tensordict_lite.functions import (  # isort: skip  (`memmap` replaces the package of that name as attribute)
+    dense_stack_tds,
+    from_module,
+    from_modules,
+    group_by,
+    is_bool,
+    is_floating,
+    is_inexact,
+    is_integer,
+    memmap,
+)
 
-__all__ = [name for name in dir() if not name.startswith("_") and name not in ("annotations", "suppress")]
+for _cls in (TensorDict, LazyStackedTensorDict):
+    _pytree.register(_cls)
+
+__all__ = [
+    "LazyStackedTensorDict",
+    "MemoryMappedTensor",
+    "NestedKey",
+    "NonTensorData",
+    "NonTensorStack",
+    "TensorClass",
+    "TensorCollection",
+    "TensorDict",
+    "TensorDictBase",
+    "TensorDictParams",
+    "assert_allclose_td",
+    "assert_close",
+    "capture_non_tensor_stack",
+    "cat",
+    "collate",
+    "default_is_leaf",
+    "dense_stack_tds",
+    "from_any",
+    "from_dataclass",
+    "from_module",
+    "from_modules",
+    "from_namedtuple",
+    "from_pytree",
+    "from_struct_array",
+    "from_tuple",
+    "fromkeys",
+    "get_defaults_to_none",
+    "get_printoptions",
+    "group_by",
+    "is_bool",
+    "is_floating",
+    "is_inexact",
+    "is_integer",
+    "is_leaf_nontensor",
+    "is_non_tensor",
+    "is_tensor_collection",
+    "is_tensorclass",
+    "lazy_legacy",
+    "lazy_stack",
+    "list_to_stack",
+    "load",
+    "load_memmap",
+    "make_tensordict",
+    "maybe_dense_stack",
+    "memmap",
+    "merge_tensordicts",
+    "pad",
+    "pad_sequence",
+    "parse_tensor_dict_string",
+    "save",
+    "set_capture_non_tensor_stack",
+    "set_get_defaults_to_none",
+    "set_lazy_legacy",
+    "set_list_to_stack",
+    "set_printoptions",
+    "stack",
+    "tensorclass",
+    "unpad_sequence",
+    "unravel_key",
+    "unravel_key_list",
+    "unravel_key_to_tuple",
+]

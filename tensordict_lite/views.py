@@ -47,13 +47,13 @@ def is_leaf_nontensor(cls: type) -> bool:
 def leaf_keys(td: TensorCollection, prefix: tuple[str, ...], out: list[Any]) -> list[Any]:
     """Keys of the tensors of the whole tree: the walk that hot loops make, without options."""
     if prefix:
-        for key, value in td._entries():
+        for key, value in td._key_entries():
             if isinstance(value, Tensor):
                 out.append((*prefix, key))
             elif not value._is_non_tensor:
                 leaf_keys(value, (*prefix, key), out)
     else:
-        for key, value in td._entries():
+        for key, value in td._key_entries():
             if isinstance(value, Tensor):
                 out.append(key)
             elif not value._is_non_tensor:
@@ -96,7 +96,7 @@ def all_keys(
     td: TensorCollection, prefix: tuple[str, ...], out: list[Any], leaves_only: bool, is_leaf: IsLeaf | None
 ) -> list[Any]:
     """Keys of the whole tree, content before its container."""
-    for key, value in td._entries():
+    for key, value in td._key_entries():
         full = (*prefix, key) if prefix else key
         if not isinstance(value, Tensor) and not value._is_non_tensor:
             all_keys(value, (*prefix, key), out, leaves_only, is_leaf)

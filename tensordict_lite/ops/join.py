@@ -92,9 +92,7 @@ class JoinOps:
         keys = [unravel_key(key) for key in order]
         leaves = dict(leaf_items(self, (), []))
         if set(keys) != set(leaves) or len(keys) != len(leaves):
-            raise RuntimeError(
-                f"sorted= must list every leaf once: got {keys}, the leaves are {list(leaves)}"
-            )
+            raise RuntimeError(f"sorted= must list every leaf once: got {keys}, the leaves are {list(leaves)}")
         return [leaves[key] for key in keys]
 
     # -- metadata from the entries ---------------------------------------------------------------------------

@@ -26,9 +26,7 @@ class KeyedOps:
 
     # -- select, exclude ------------------------------------------------------------------------------------
 
-    def select(
-        self, *keys: Any, inplace: bool = False, strict: bool = True, as_tensordict: bool = False
-    ) -> Self:
+    def select(self, *keys: Any, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Self:
         """A collection with these entries only; values are shared, the result is not locked.
 
         Args:
@@ -64,9 +62,7 @@ class KeyedOps:
             return self._plain_class()._trusted(kept, self._batch_size, self._device, self._names)  # type: ignore[return-value]
         return self._rebuild(kept, self._batch_size, self._names)
 
-    def _select_tree(
-        self, groups: dict[str, list[Any] | None], inplace: bool, strict: bool
-    ) -> dict[str, Any]:
+    def _select_tree(self, groups: dict[str, list[Any] | None], inplace: bool, strict: bool) -> dict[str, Any]:
         kept = {}
         for key, below in groups.items():
             value = entry_of(self, (key,))
@@ -188,12 +184,7 @@ class KeyedOps:
         for old, _ in moves:
             for depth in range(len(old) - 1, 0, -1):
                 parent = entry_of(result, old[:depth])
-                if (
-                    parent is None
-                    or isinstance(parent, Tensor)
-                    or parent._is_non_tensor
-                    or parent._key_list()
-                ):
+                if parent is None or isinstance(parent, Tensor) or parent._is_non_tensor or parent._key_list():
                     break
                 result.del_(old[:depth])
         return result
@@ -257,9 +248,7 @@ class KeyedOps:
                 new._set_str(key, value._levels())
         return new
 
-    def separates(
-        self, *keys: Any, default: Any = _MISSING, strict: bool = True, filter_empty: bool = True
-    ) -> Self:
+    def separates(self, *keys: Any, default: Any = _MISSING, strict: bool = True, filter_empty: bool = True) -> Self:
         """Takes entries out of this collection and returns them in a new one.
 
         Args:
@@ -351,6 +340,4 @@ def _check_free(td: Any, path: tuple[str, ...]) -> None:
         if depth == len(path):
             raise ValueError(f"the destination {path} is already present and is not renamed away")
         if isinstance(value, Tensor) or value._is_non_tensor:
-            raise ValueError(
-                f"the destination {path} runs through the entry {path[:depth]}, which is not a tensordict"
-            )
+            raise ValueError(f"the destination {path} runs through the entry {path[:depth]}, which is not a tensordict")

@@ -45,6 +45,9 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
             return source.items()
         return [(key, self._get_str(key)) for key in self._key_list()]
 
+    # What a walk over keys reads; a lazy stack lists its keys without stacking anything.
+    _key_entries = _entries
+
     # -- views --------------------------------------------------------------------------------------------
 
     def keys(

@@ -25,9 +25,7 @@ class RestructureOps:
 
     __slots__ = ()
 
-    def flatten_keys(
-        self, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None
-    ) -> Self:
+    def flatten_keys(self, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None) -> Self:
         """Nested entries under joined names: ``("a", "b")`` becomes ``"a.b"``. Leaves are shared.
 
         As a context manager, what the block leaves is written back to the nested form.
@@ -165,6 +163,11 @@ class RestructureOps:
                 kept[key] = value
             elif not value._is_non_tensor:
                 kept[key] = value.filter_non_tensor_data()
+        return self._rebuild(kept, self._batch_size, self._names)
+
+    def _non_tensor_part(self) -> Self:
+        """The non-tensor entries alone."""
+        kept = {key: value for key, value in self._entries() if not isinstance(value, Tensor) and value._is_non_tensor}
         return self._rebuild(kept, self._batch_size, self._names)
 
 

@@ -140,9 +140,7 @@ class UpdateOps:
                     if child is None or isinstance(child, Tensor) or child._is_non_tensor:
                         self._parent_for(path)
                         child = entry_of(self, path[:1])
-                    child.update(
-                        {path[1:]: value}, clone, inplace, non_blocking=non_blocking, is_leaf=is_leaf
-                    )
+                    child.update({path[1:]: value}, clone, inplace, non_blocking=non_blocking, is_leaf=is_leaf)
                     continue
                 key, cls = path[0], type(value)
                 current = entry_of(self, path)
@@ -412,9 +410,7 @@ def _copy_into(td: Any, entry: Tensor, value: Any, path: tuple[str, ...], non_bl
         if not hasattr(value, "_entries"):
             value = td._convert(value)
         if not isinstance(value, Tensor):
-            raise TypeError(
-                f"the entry {path} is a tensor: a {type(value).__name__} cannot be copied into it"
-            )
+            raise TypeError(f"the entry {path} is a tensor: a {type(value).__name__} cannot be copied into it")
     try:
         entry.copy_(value, non_blocking=non_blocking)
     except RuntimeError as err:
