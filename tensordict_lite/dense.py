@@ -162,13 +162,24 @@ class DenseCollection(TensorCollection):
                 raise
         return node
 
-    def get(self, key: Any, default: Any = _MISSING) -> Any:
+    def get(
+        self,
+        key: Any,
+        default: Any = _MISSING,
+        *,
+        as_list: bool = False,
+        as_nested_tensor: bool = False,
+        as_padded_tensor: bool = False,
+        **stacked_as: Any,
+    ) -> Any:
         """Entry at a nested key, raw: a non-tensor value comes as its :class:`NonTensorData`.
 
         Args:
             key: string or (nested) tuple of strings.
             default: returned when there is no such entry. Without it a missing key gives ``None``, or
                 KeyError under ``set_get_defaults_to_none(False)``.
+            as_list: with the other keywords, how a path through a lazy stack gives an entry whose shape differs
+                from member to member: see :meth:`LazyStackedTensorDict.get`.
 
         Example:
             >>> import torch
@@ -192,6 +203,15 @@ class DenseCollection(TensorCollection):
             except (KeyError, TypeError, AttributeError):
                 pass
         try:
+            if as_list or as_nested_tensor or as_padded_tensor:
+                node = self
+                for depth, part in enumerate(path[:-1]):
+                    node = node._get_str(part)
+                    if not isinstance(node, DenseCollection):
+                        stacked_as.update(
+                            as_list=as_list, as_nested_tensor=as_nested_tensor, as_padded_tensor=as_padded_tensor
+                        )
+                        return node.get(path[depth + 1 :], default, **stacked_as)
             return self._get_path_slowly(path)
         except KeyError:
             if default is not _MISSING:
@@ -279,11 +299,11 @@ class DenseCollection(TensorCollection):
         """Writes rows. Keys that do not exist yet are allocated, zero-filled (lazy preallocation)."""
         if not isinstance(value, TensorCollection):
             if not isinstance(value, Mapping):
-                for entry in self._source.values():
+                for key, entry in self._source.items():
                     if isinstance(entry, Tensor):
                         entry[index] = value
                     else:
-                        entry._set_index(index, value)
+                        self._assign_entry(index, key, entry, value)
                 return
             size = index_batch_size(self._batch_size, index)
             value = self._plain_class()(value, batch_size=size, device=self._device)
@@ -303,12 +323,13 @@ class DenseCollection(TensorCollection):
                 entry = source[key] = self._allocate_like(item, len(size))
             if isinstance(entry, Tensor):
                 entry[index] = item if isinstance(item, Tensor) else item._as_value()
-            elif isinstance(item, TensorCollection):
-                replaced = entry._assign_rows(index, item)
-                if replaced is not entry:
-                    source[key] = replaced
             else:
-                entry._set_index(index, item)
+                self._assign_entry(index, key, entry, item)
+
+    def _assign_entry(self, index: Any, key: str, entry: TensorCollection, item: Any) -> None:
+        replaced = entry._assign_rows(index, item)
+        if replaced is not entry:  # non-tensor data that turned into a stack
+            self._source[key] = replaced
 
     def _assign_rows(self, index: Any, item: Any) -> TensorCollection:
         """``self[index] = item``; the collection to keep, since non-tensor values may change class."""
@@ -447,8 +468,13 @@ class DenseCollection(TensorCollection):
         Raises:
             KeyError: there is no such entry.
         """
-        entry = self._get_path(require_path(key))
-        entry[index] = value
+        path = require_path(key)
+        entry = self._get_path(path)
+        if isinstance(entry, Tensor):
+            entry[index] = value
+        else:
+            parent = self if len(path) == 1 else self._get_path(path[:-1])
+            parent._assign_entry(normalise_index(index, entry.batch_dims), path[-1], entry, value)
         return self
 
     def __delitem__(self, key: Any) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.indexing import index_batch_size
+from tensordict_lite.views import is_leaf_nontensor
 
 __all__ = ["LazyIndexOps", "plan_index"]
 
@@ -238,12 +239,23 @@ class LazyIndexOps:
             size = self._ragged_size(plan) if size is None else size
             value = self._plain_class()(value, batch_size=size, device=self._device)  # type: ignore[attr-defined]
         if isinstance(value, TensorCollection):
-            if size is not None and value._batch_size != size:
+            if size is not None and value._batch_size[: len(size)] != size:
                 value = _expanded(value, size, index, self._batch_size)
         elif isinstance(value, Tensor) and value.numel() != 1:
             size = self._ragged_size(plan) if size is None else size
             value = self._spread_tensor(plan, value, size)
-        self._write(plan, value)
+        if not isinstance(value, TensorCollection):
+            self._restricted()._write(plan, value)
+        else:
+            self._write(plan, value)
+
+    def _restricted(self) -> Any:
+        """The stack without the leaves that only some members have: what a plain value is written to."""
+        leaves = [set(member.keys(True, True, is_leaf_nontensor)) for member in self._source]
+        common = set.intersection(*leaves) if leaves else set()
+        if all(len(found) == len(common) for found in leaves):
+            return self
+        return self.select(*common)  # type: ignore[attr-defined]
 
     def _ragged_size(self, plan: Plan) -> torch.Size:
         if plan.kind == "one":

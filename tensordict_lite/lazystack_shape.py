@@ -62,6 +62,16 @@ class LazyShapeOps:
         """The dense collection of the same content; RuntimeError where members differ."""
         return self._densified()  # type: ignore[attr-defined]
 
+    def _dense_or_none(self) -> Any:
+        """The dense form where it holds everything: members with the same keys and shapes."""
+        keys = self._key_list()  # type: ignore[attr-defined]
+        if any(len(member._key_list()) != len(keys) for member in self._source):
+            return None
+        try:
+            return self._dense_form()
+        except (RuntimeError, TypeError):
+            return None
+
     # -- order of dimensions --------------------------------------------------------------------------------
 
     def permute(self, *args: Any, **kwargs: Any) -> Self:
@@ -166,10 +176,9 @@ class LazyShapeOps:
                 inner = (*new[:at], *new[at + 1 :])
                 return self._restacked([getattr(member, method)(*inner) for member in self._source], at)
         if len(new) > 1 or not length or not before * after:
-            try:
-                return getattr(self._dense_form(), method)(*new)
-            except RuntimeError:
-                pass  # members differ: rows of them, nested
+            dense = self._dense_or_none()
+            if dense is not None:
+                return getattr(dense, method)(*new)
         rows = self._rows_in_order(before)
         outer, inner = _split_shape(new, after, len(rows))
         if inner is None:
@@ -203,7 +212,8 @@ class LazyShapeOps:
         end = ndim - 1 if end_dim is None else end_dim + ndim if end_dim < 0 else end_dim
         if not (0 <= start < ndim and start <= end < ndim):
             raise ValueError(
-                f"Incompatible start_dim={start_dim} and end_dim={end_dim} for tensordict with shape {self._batch_size}."
+                f"Incompatible start_dim={start_dim} and end_dim={end_dim} for tensordict with shape "
+                f"{self._batch_size}."
             )
         size = self._batch_size
         middle = size[start : end + 1]
@@ -224,8 +234,8 @@ class LazyShapeOps:
         ahead = len(shape) - len(self._batch_size)
         if ahead < 0:
             raise RuntimeError(
-                f"the number of sizes provided ({len(shape)}) must be greater or equal to the number of dimensions in the "
-                f"TensorDict ({len(self._batch_size)})"
+                f"the number of sizes provided ({len(shape)}) must be greater or equal to the number of dimensions "
+                f"in the TensorDict ({len(self._batch_size)})"
             )
         at = self._stack_dim + ahead
         length = len(self._source)
@@ -326,6 +336,9 @@ class LazyShapeOps:
     def flip(self, dims: Any, *more: int) -> Self:
         """Rows in reverse order along the given dimensions."""
         axes = [self._positive(d) for d in _sequence((dims, *more))]
+        dense = self._dense_or_none()
+        if dense is not None:
+            return dense.flip(axes)
         order = list(range(len(self._source)))
         if self._stack_dim in axes:
             order.reverse()
@@ -336,6 +349,9 @@ class LazyShapeOps:
         """Rows moved along dimensions, those that leave at the end coming back at the start."""
         if dims is None:
             return self.reshape(-1).roll(shifts, 0).reshape(*self._batch_size)  # type: ignore[attr-defined,no-any-return]
+        dense = self._dense_or_none()
+        if dense is not None:
+            return dense.roll(shifts, dims)
         shifts = (shifts,) if isinstance(shifts, int) else tuple(shifts)
         axes = [self._positive(d) for d in ((dims,) if isinstance(dims, int) else dims)]
         order = list(range(len(self._source)))
@@ -374,10 +390,8 @@ class LazyShapeOps:
 
     def masked_select(self, mask: Tensor) -> Self:
         """The rows where ``mask`` holds, in one dimension."""
-        try:
-            return self._dense_form().masked_select(mask)
-        except RuntimeError:
-            return self._index(mask)
+        dense = self._dense_or_none()
+        return self._index(mask) if dense is None else dense.masked_select(mask)
 
     def where(
         self,

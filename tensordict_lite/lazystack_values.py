@@ -10,12 +10,21 @@ from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.keys import missing_key_error, require_path
-from tensordict_lite.views import NestedKeysView
+from tensordict_lite.views import NestedKeysView, StringKeysView
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["LazyValueOps"]
+
+
+class LazyStringKeysView(StringKeysView):
+    """Direct keys of a lazy stack. Nothing is stacked to look for one."""
+
+    __slots__ = ()
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and key in self._mapping._key_list()  # type: ignore[attr-defined]
 
 
 class LazyKeysView(NestedKeysView):
@@ -68,7 +77,10 @@ class LazyValueOps:
         """The keys that all members have, see :meth:`TensorDict.keys`."""
         if include_nested or leaves_only or sort:
             return LazyKeysView(self, include_nested, leaves_only, is_leaf, sort)
-        return super().keys()  # type: ignore[misc]
+        return LazyStringKeysView(self)  # type: ignore[arg-type]
+
+    def _key_entries(self) -> Any:
+        return self._skeleton()._source.items()
 
     def valid_keys(self, *args: Any, **kwargs: Any) -> Any:
         """Same as :meth:`keys`."""
@@ -94,7 +106,7 @@ class LazyValueOps:
     @property
     def depth(self) -> int:
         """Levels of nested collections above the deepest leaf: 0 for members without any."""
-        return max((member.depth for member in self._source), default=0)
+        return self._skeleton().depth  # type: ignore[no-any-return]
 
     def get_item_shape(self, key: Any) -> torch.Size:
         """Shape of an entry, -1 where it differs from member to member.
@@ -229,6 +241,18 @@ class LazyValueOps:
         """Puts an empty collection at ``key`` of every member."""
         return self._each_in_place("create_nested", key)
 
+    def fill_(self, key: Any, value: float | bool) -> Self:
+        """Fills an entry that every member has, in place.
+
+        Raises:
+            KeyError: a member has no such entry.
+        """
+        if require_path(key) not in self:  # type: ignore[operator]
+            raise missing_key_error(require_path(key), self._key_list(), type(self).__name__)
+        for member in self._source:
+            member.fill_(key, value)
+        return self  # type: ignore[return-value]
+
     # -- update -----------------------------------------------------------------------------------------------------
 
     def update(
@@ -288,8 +312,8 @@ class LazyValueOps:
             pieces = source.unbind(dim)
         else:
             raise RuntimeError(
-                f"a collection of batch size {list(source._batch_size)} cannot be cut along the stack dim {dim} of a stack of "
-                f"batch size {list(self._batch_size)}"
+                f"a collection of batch size {list(source._batch_size)} cannot be cut along the stack dim {dim} of a "
+                f"stack of batch size {list(self._batch_size)}"
             )
         if len(pieces) != count:
             raise RuntimeError(
@@ -467,8 +491,8 @@ class LazyValueOps:
                 return torch.stack(tensors, self._stack_dim)
             if self._stack_dim:
                 raise NotImplementedError(
-                    f"the shapes of the entry {key!r} differ and the stack dim is {self._stack_dim}: nested tensors are "
-                    "ragged along the first dimension only"
+                    f"the shapes of the entry {key!r} differ and the stack dim is {self._stack_dim}: nested tensors "
+                    "are ragged along the first dimension only"
                 )
             return nested(tensors, layout)
         if len(kinds) < len(values):
@@ -486,6 +510,38 @@ class LazyValueOps:
             dense = self._densified().softmax(dim, dtype)
             return self._restacked(list(dense.unbind(dim)), dim, self._names)
         return self._each("softmax", self._inner(dim), dtype)  # type: ignore[attr-defined]
+
+    def to_padded_tensor(self, padding: float = 0.0, mask_key: Any = None) -> Any:
+        """The stack with nested tensors of its members as dense ones.
+
+        Entries whose shape differs from member to member stay apart: ``densify().to_padded_tensor()`` pads those.
+
+        Raises:
+            RuntimeError: a ``mask_key``, which would have to tell the elements of one tensor.
+        """
+        if mask_key is not None:
+            raise RuntimeError(
+                "mask_key needs one tensor an entry: make the stack dense first, "
+                "td.densify(layout=torch.jagged).to_padded_tensor(mask_key=...)"
+            )
+        return self._each("to_padded_tensor", padding)
+
+    def to_lazystack(self, dim: int = 0) -> Any:
+        """A lazy stack of the rows along ``dim``; itself where that is the stack dimension."""
+        dim = self._positive(dim)  # type: ignore[attr-defined]
+        if dim == self._stack_dim:
+            return self
+        from tensordict_lite.lazystack import stack_lazily
+
+        return stack_lazily(list(self.unbind(dim)), dim)  # type: ignore[attr-defined]
+
+    @classmethod
+    def from_dict(cls, input_dict: Mapping[Any, Any], *, stack_dim: int = 0, **kwargs: Any) -> Any:
+        """A lazy stack of the values of a mapping, each one the mapping of a member."""
+        from tensordict_lite.lazystack import lazy_stack
+        from tensordict_lite.tensordict import TensorDict
+
+        return lazy_stack([TensorDict.from_dict(value, **kwargs) for value in input_dict.values()], stack_dim)
 
 
 def _through_dense(name: str) -> Callable[..., Any]:

@@ -18,15 +18,13 @@ from torch import Tensor
 
 from tensordict_lite.base import TensorCollection, as_size, check_names
 from tensordict_lite.dense import DenseCollection
-from tensordict_lite.indexing import index_batch_size
-from tensordict_lite.lazystack import LazyStackedTensorDict
 from tensordict_lite.settings import settings
 from tensordict_lite.tensordict import normalise_device
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["LinkedList", "NonTensorData", "NonTensorStack", "from_sequence", "is_non_tensor", "same_payload"]
+__all__ = ["NonTensorData", "filled", "from_sequence", "is_non_tensor", "same_payload", "spread"]
 
 _MISSING = object()
 
@@ -113,7 +111,7 @@ class NonTensorData(DenseCollection):
 
     def tolist(self, **kwargs: Any) -> Any:
         """The object once an element, in nested lists of the shape of the batch."""
-        return _filled(self._payload, tuple(self._batch_size))
+        return filled(self._payload, tuple(self._batch_size))
 
     def is_empty(self) -> bool:
         """False: the object counts as content."""
@@ -159,6 +157,8 @@ class NonTensorData(DenseCollection):
         return stack
 
     def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
+        if isinstance(item, list) and settings.list_to_stack:
+            item = _stacked(item, self._device)
         if isinstance(item, TensorCollection) and not isinstance(item, NonTensorData):
             raise RuntimeError(
                 f"a NonTensorData cannot be updated in place with a {type(item).__name__}: set() replaces the entry"
@@ -190,9 +190,18 @@ class NonTensorData(DenseCollection):
 
     copy_ = update_
 
+    def where(self, condition: Tensor, other: Any, **kwargs: Any) -> Any:
+        """The object where ``condition`` holds and that of ``other`` elsewhere: a stack when they differ."""
+        other = other if is_non_tensor(other) else NonTensorData(other, batch_size=self._batch_size)
+        if isinstance(other, NonTensorData) and same_payload(other._payload, self._payload):
+            return self
+        if not condition.ndim:
+            return self if bool(condition) else other
+        return self.maybe_to_stack().where(condition, other)
+
     def maybe_to_stack(self) -> Any:
         """A :class:`NonTensorStack` with the object once an element; itself without batch dimensions."""
-        return _spread(self)
+        return spread(self)
 
     # -- comparison ------------------------------------------------------------------------------------------
 
@@ -238,16 +247,16 @@ class NonTensorData(DenseCollection):
     _stack_priority = 1
 
     @classmethod
-    def _lazy_stack_class(cls, values: Sequence[Any]) -> Any:
-        return NonTensorStack if all(is_non_tensor(value) for value in values) else LazyStackedTensorDict
-
-    @classmethod
     def _stack_entries(cls, items: Sequence[Any], dim: int) -> Any:
-        return _stack_non_tensors(items, dim)
+        from tensordict_lite.nontensor_stack import stack_non_tensors
+
+        return stack_non_tensors(items, dim)
 
     @classmethod
     def _cat_entries(cls, items: Sequence[Any], dim: int) -> Any:
-        return _cat_non_tensors(items, dim)
+        from tensordict_lite.nontensor_stack import cat_non_tensors
+
+        return cat_non_tensors(items, dim)
 
 
 _IMMUTABLE = frozenset((str, int, float, bool, bytes, complex, type(None), type))
@@ -279,261 +288,21 @@ def same_payload(a: Any, b: Any) -> bool:
         return False
 
 
-def _filled(value: Any, shape: tuple[int, ...]) -> Any:
+def filled(value: Any, shape: tuple[int, ...]) -> Any:
     if not shape:
         return value
-    return [_filled(value, shape[1:]) for _ in range(shape[0])]
+    return [filled(value, shape[1:]) for _ in range(shape[0])]
 
 
-def _spread(data: NonTensorData) -> Any:
+def spread(data: NonTensorData) -> Any:
     """A nested :class:`NonTensorStack` with one :class:`NonTensorData` an element."""
     size = data._batch_size
     if not size:
         return data
+    from tensordict_lite.nontensor_stack import NonTensorStack
+
     row = data._rebuild({}, size[1:], data._names[1:] if data._names is not None else None)
-    return NonTensorStack._of([_spread(row) for _ in range(size[0])], 0, data._batch_size[1:], data._device)
-
-
-def _stack_non_tensors(items: Sequence[Any], dim: int) -> Any:
-    first = items[0]
-    for item in items:
-        if not is_non_tensor(item):
-            raise RuntimeError(f"non-tensor data cannot be stacked with a {type(item).__name__}")
-        if item._batch_size != first._batch_size:
-            raise RuntimeError(
-                "stacking tensordicts requires them to have congruent batch sizes, got "
-                f"{list(first._batch_size)} and {list(item._batch_size)}"
-            )
-    if settings.capture_non_tensor_stack and _one_value(items):
-        size = first._batch_size
-        return first._rebuild({}, torch.Size((*size[:dim], len(items), *size[dim:])))
-    return NonTensorStack._of(list(items), dim, first._batch_size, first._device)
-
-
-def _cat_non_tensors(items: Sequence[Any], dim: int) -> Any:
-    first = items[0]
-    if _one_value(items):
-        size = first._batch_size
-        length = sum(item._batch_size[dim] for item in items)
-        return first._rebuild({}, torch.Size((*size[:dim], length, *size[dim + 1 :])), first._names)
-    rows = [row for item in items for row in item.unbind(dim)]
-    size = first._batch_size
-    return NonTensorStack._of(rows, dim, torch.Size((*size[:dim], *size[dim + 1 :])), first._device)
-
-
-def _one_value(items: Sequence[Any]) -> bool:
-    """Whether all items are :class:`NonTensorData` with equal objects."""
-    if not all(isinstance(item, NonTensorData) for item in items):
-        return False
-    return all(same_payload(item._payload, items[0]._payload) for item in items[1:])
-
-
-class LinkedList(list):  # type: ignore[type-arg]
-    """The values of a :class:`NonTensorStack` as a list; writing to an element writes to the stack too."""
-
-    def __init__(self, values: Sequence[Any], stack: NonTensorStack) -> None:
-        super().__init__(values)
-        self._stack = stack
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        super().__setitem__(index, value)
-        self._stack[index] = value
-
-    def __reduce__(self) -> Any:
-        return list, (list(self),)
-
-    def tolist(self) -> list[Any]:
-        """The values as plain lists."""
-        return [value.tolist() if isinstance(value, LinkedList) else value for value in self]
-
-
-class NonTensorStack(LazyStackedTensorDict):
-    """One Python object an element: a lazy stack of :class:`NonTensorData`.
-
-    A list of strings assigned to a key is one. ``td[key]`` gives the objects as (nested) lists.
-
-    Args:
-        *values: objects, or non-tensor data of one batch size.
-        stack_dim: position of the new dimension.
-        **kwargs: of :class:`LazyStackedTensorDict`.
-
-    Raises:
-        RuntimeError: a value is a collection with tensors, or batch sizes differ.
-
-    Example:
-        >>> words = NonTensorStack("a", "b", "c")
-        >>> words[1:].tolist()
-        ['b', 'c']
-    """
-
-    __slots__ = ()
-
-    _is_non_tensor = True
-    _stack_priority = 3
-
-    def __init__(self, *values: Any, stack_dim: int = 0, device: Any = None, **kwargs: Any) -> None:
-        members = [self._member(value, device) for value in values]
-        sizes = {len(member._batch_size) for member in members}
-        if len(sizes) > 1:
-            raise RuntimeError(
-                f"the values of a NonTensorStack have one number of batch dimensions, got {sorted(sizes)}"
-            )
-        super().__init__(*members, stack_dim=stack_dim, device=device, **kwargs)
-
-    @staticmethod
-    def _member(value: Any, device: Any = None) -> Any:
-        if is_non_tensor(value):
-            return value
-        if isinstance(value, TensorCollection):
-            raise RuntimeError(f"the values of a NonTensorStack are non-tensor data, got a {type(value).__name__}")
-        return NonTensorData(value, device=device)
-
-    @classmethod
-    def from_list(cls, values: Sequence[Any], **kwargs: Any) -> Any:
-        """A stack of the elements of nested lists, one dimension a level.
-
-        Example:
-            >>> NonTensorStack.from_list([["a", "b"], ["c", "d"]]).batch_size
-            torch.Size([2, 2])
-        """
-        return cls(*[cls.from_list(v) if isinstance(v, list) else v for v in values], **kwargs)
-
-    @classmethod
-    def from_nontensordata(cls, data: NonTensorData) -> Any:
-        """The object of a :class:`NonTensorData` once an element."""
-        return _spread(data)
-
-    @property
-    def data(self) -> Any:
-        """The object that all elements share.
-
-        Raises:
-            AttributeError: there are several.
-        """
-        values = _flat_payloads(self)
-        if not values or any(not same_payload(value, values[0]) for value in values[1:]):
-            raise AttributeError("a NonTensorStack holds several objects, so it has no single .data: use tolist()")
-        return values[0]
-
-    def maybe_to_stack(self) -> Any:
-        """Itself."""
-        return self
-
-    def tolist(self, **kwargs: Any) -> Any:
-        """The objects in nested lists of the shape of the batch."""
-        return _nested_payloads(self, kwargs.get("as_linked_list", False))
-
-    def to_dict(self, **kwargs: Any) -> Any:
-        """Same as :meth:`tolist`."""
-        return self.tolist()
-
-    def to_tensordict(self, **kwargs: Any) -> Any:
-        """A copy: there is no tensor to convert."""
-        return self.clone()
-
-    def _as_value(self) -> Any:
-        return _nested_payloads(self, True)
-
-    def is_empty(self) -> bool:
-        """False: the objects count as content."""
-        return False
-
-    def _densified(self) -> Any:
-        return self
-
-    def densify(self, layout: torch.layout = torch.strided) -> Any:
-        """Itself: there is no tensor to make dense."""
-        return self
-
-    def to_lazystack(self, dim: int = 0) -> Any:
-        """Itself."""
-        return self
-
-    def _apply_level(self, call: Any, others: list[Any], prefix: tuple[str, ...]) -> Any:
-        return self.copy()
-
-    def _apply_into(self, call: Any, others: list[Any], prefix: tuple[str, ...], out: Any) -> None:
-        return
-
-    def _change_batch_size(self, new: torch.Size) -> None:
-        if new != self._batch_size[: len(new)]:
-            super()._change_batch_size(new)
-
-    def _fit_into(self, parent: TensorCollection, key: str, non_blocking: bool) -> Any:
-        dims = parent.batch_dims
-        if -1 not in self._batch_size and self._batch_size[:dims] != parent._batch_size:
-            raise parent._misfit(self, key)
-        if parent._device is not None and parent._device != self._device:
-            return self.to(parent._device)
-        return self
-
-    def _set_index(self, index: Any, value: Any) -> None:
-        if not is_non_tensor(value):
-            size = index_batch_size(self._batch_size, index)
-            value = _rows_of(value, size, self._device)
-        super()._set_index(index, value)
-
-    def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
-        self.update_(item if is_non_tensor(item) else _rows_of(item, self._batch_size, self._device))
-        return self
-
-    def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Any:
-        """Takes over the objects of other non-tensor data of the same batch size."""
-        if self._lock is not None and not inplace:
-            raise self._locked_error()
-        return self.update_(input_dict_or_td, clone)
-
-    def __eq__(self, other: object) -> Any:
-        if not is_non_tensor(other):
-            return False
-        mine, theirs = self.unbind(0), other.unbind(0)  # type: ignore[attr-defined]
-        if len(mine) != len(theirs):
-            raise RuntimeError(
-                f"the batch sizes {list(self._batch_size)} and {list(other._batch_size)} cannot be compared"  # type: ignore[attr-defined]
-            )
-        return torch.stack([a == b for a, b in zip(mine, theirs)]) if mine else torch.ones(0, dtype=torch.bool)
-
-    def __ne__(self, other: object) -> Any:
-        equal = self == other
-        return ~equal if isinstance(equal, Tensor) else not equal
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"NonTensorStack(\n    {self.tolist()},\n    batch_size={self._batch_size},\n    device={self._device})"
-
-    @classmethod
-    def _lazy_stack_class(cls, values: Sequence[Any]) -> Any:
-        return NonTensorData._lazy_stack_class(values)
-
-    @classmethod
-    def _stack_entries(cls, items: Sequence[Any], dim: int) -> Any:
-        return _stack_non_tensors(items, dim)
-
-    @classmethod
-    def _cat_entries(cls, items: Sequence[Any], dim: int) -> Any:
-        return _cat_non_tensors(items, dim)
-
-
-def _rows_of(value: Any, size: torch.Size, device: Any) -> Any:
-    """A plain value as non-tensor data of the given batch size: a list row by row, anything else for all rows."""
-    if isinstance(value, list) and size and len(value) == size[0]:
-        rows = [_rows_of(row, size[1:], device) for row in value]
-        return NonTensorStack._of(rows, 0, size[1:], device)
-    return NonTensorData(value, batch_size=size, device=device)
-
-
-def _nested_payloads(data: Any, linked: bool) -> Any:
-    if isinstance(data, NonTensorData):
-        return _filled(data._payload, tuple(data._batch_size))
-    values = [_nested_payloads(row, linked) for row in data.unbind(0)]
-    return LinkedList(values, data) if linked else values
-
-
-def _flat_payloads(data: Any) -> list[Any]:
-    if isinstance(data, NonTensorData):
-        return [data._payload]
-    return [value for member in data._source for value in _flat_payloads(member)]
+    return NonTensorStack._of([spread(row) for _ in range(size[0])], 0, data._batch_size[1:], data._device)
 
 
 # -- lists as values ---------------------------------------------------------------------------------------
@@ -584,23 +353,26 @@ def _stacked(item: list[Any], device: Any) -> Any:
         if not all(isinstance(part, TensorCollection) and not part._is_non_tensor for part in item):
             raise RuntimeError("a list of tensordicts and other values cannot be stacked: all must be tensordicts")
         return torch.stack(item)  # type: ignore[arg-type]
-    elif isinstance(first, (bool, int, float)):
+    elif isinstance(_innermost(first), (bool, int, float)):
         try:
             return torch.as_tensor(item, device=device)
         except (TypeError, ValueError, RuntimeError):
             pass  # mixed or ragged
-    parts = [_element(part, device) for part in item]
-    if isinstance(first, list) and item and _same_tensors(parts):
+    nests = all(type(part) is list for part in item)
+    parts = [_stacked(part, device) for part in item] if nests else item
+    if nests and item and _same_tensors(parts):
         return _stack_tensors(parts)
+    from tensordict_lite.nontensor_stack import NonTensorStack
+
     wrapped = [part if is_non_tensor(part) else NonTensorData(part, device=device) for part in parts]
     return NonTensorStack(*wrapped, device=device)
 
 
-def _element(part: Any, device: Any) -> Any:
-    """An element of a list: a list becomes what it would become alone, when that has elements of its own."""
-    if type(part) is not list:
-        return part
-    return _stacked(part, device)
+def _innermost(value: Any) -> Any:
+    """The first element of the first element of... nested lists."""
+    while type(value) is list and value:
+        value = value[0]
+    return value
 
 
 def _same_tensors(parts: list[Any]) -> bool:

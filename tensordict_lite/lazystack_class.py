@@ -1,0 +1,659 @@
+"""A stack of collections that is not materialised.
+
+:class:`LazyStackedTensorDict` keeps its members in a list and stacks an entry when it is read. So members may
+have different keys (the common ones are visible on top) and an entry may have another shape in each of them.
+Everything is written over the members: a value operation runs on all their leaves at once, a shape operation
+is the arithmetic of one dimension, the stack dimension, plus the same operation on each member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite.base import TensorCollection, TensorDictBase, as_size
+from tensordict_lite.dense import _MISSING, DenseCollection
+from tensordict_lite.indexing import normalise_index
+from tensordict_lite.keys import missing_key_error, path_of, require_path
+from tensordict_lite.lazystack_index import LazyIndexOps
+from tensordict_lite.lazystack_members import (
+    is_ragged,
+    member_device,
+    member_names,
+    member_size,
+    stack_error,
+    stack_position,
+)
+from tensordict_lite.lazystack_shape import LazyShapeOps
+from tensordict_lite.lazystack_values import LazyValueOps
+from tensordict_lite.settings import settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["LazyStackedTensorDict"]
+
+_new_object = object.__new__
+
+
+class LazyStackedTensorDict(LazyIndexOps, LazyShapeOps, LazyValueOps, TensorDictBase):
+    """Members stacked along a new dimension, kept apart until an entry is read.
+
+    Args:
+        *tensordicts: the members, of one number of batch dimensions. Where their batch sizes differ, the batch
+            size of the stack has -1 there.
+        stack_dim: position of the new dimension in the batch size of the stack; negative counts from its end.
+        batch_size: of the members, for a stack without any.
+        device: of a stack without members.
+        names: names of all batch dimensions of the stack.
+        stack_dim_name: name of the new dimension.
+        strict_shape: refuse members of different batch sizes.
+
+    Raises:
+        RuntimeError: the batch sizes or devices do not go together, or ``stack_dim`` is out of range.
+        ValueError: the names of the members differ.
+
+    Example:
+        >>> import torch
+        >>> from tensordict_lite import TensorDict
+        >>> stack = LazyStackedTensorDict(
+        ...     TensorDict(a=torch.zeros(2), b=torch.ones(3)), TensorDict(a=torch.ones(2), b=torch.ones(4))
+        ... )
+        >>> stack["a"].shape, stack[1]["b"].shape, [b.shape[0] for b in stack.get("b", as_list=True)]
+        (torch.Size([2, 2]), torch.Size([4]), [3, 4])
+    """
+
+    __slots__ = ("_stack_dim",)
+
+    _source: list[Any]
+    _stack_dim: int
+    _stack_priority = 2
+
+    def __init__(
+        self,
+        *tensordicts: TensorCollection,
+        stack_dim: int = 0,
+        batch_size: Sequence[int] | torch.Size | None = None,
+        device: Any = None,
+        names: Sequence[str | None] | None = None,
+        stack_dim_name: str | None = None,
+        strict_shape: bool = False,
+    ) -> None:
+        members = list(tensordicts)
+        for member in members:
+            if not isinstance(member, TensorCollection):
+                raise TypeError(f"the members of a lazy stack are tensor collections, got a {type(member).__name__}")
+        size = member_size(members, strict_shape) if members else as_size(() if batch_size is None else batch_size)
+        dim = stack_position(stack_dim, len(size))
+        self._source = members
+        self._stack_dim = dim
+        self._batch_size = torch.Size((*size[:dim], len(members), *size[dim:]))
+        self._device = member_device(members, device)
+        self._names = member_names(members, dim, stack_dim_name)
+        self._lock = None
+        if names is not None:
+            self.names = names  # type: ignore[assignment]
+
+    @classmethod
+    def _of(
+        cls,
+        members: list[Any],
+        dim: int,
+        member_size: torch.Size,
+        device: torch.device | None = None,
+        names: list[str | None] | None = None,
+    ) -> Self:
+        """Trusted constructor: the members are known to go together."""
+        new = _new_object(cls)
+        new._source = members
+        new._stack_dim = dim
+        new._batch_size = torch.Size((*member_size[:dim], len(members), *member_size[dim:]))
+        new._device = device
+        new._names = names
+        new._lock = None
+        return new
+
+    def _rebuild(self, source: Any, batch_size: torch.Size, names: list[str | None] | None = None) -> Self:
+        new = super()._rebuild(source, batch_size, names)
+        new._stack_dim = self._stack_dim
+        return new
+
+    def _with_members(self, members: list[Any]) -> Self:
+        """The same stack around other members of the same batch sizes."""
+        new = _new_object(type(self))
+        new._source = members
+        new._stack_dim = self._stack_dim
+        new._batch_size = self._batch_size
+        new._device = self._device
+        new._names = self._names
+        new._lock = None
+        return new
+
+    def _restacked(self, members: list[Any], dim: int, names: list[str | None] | None = None) -> Any:
+        """A stack of the same type around members of another batch size, locked as this one is."""
+        size = member_size(members, False) if members else self._member_batch_size()
+        new = type(self)._of(members, dim, size, self._device, names)
+        if self._lock is not None:
+            new._lock = []
+        return new
+
+    # -- constructors -------------------------------------------------------------------------------------
+
+    @classmethod
+    def lazy_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+        """Function form: see :func:`tensordict_lite.lazy_stack`."""
+        from tensordict_lite.lazystack import lazy_stack
+
+        return lazy_stack(input, dim, out=out, **kwargs)
+
+    @classmethod
+    def maybe_dense_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+        """A dense stack where keys and shapes agree, a lazy one otherwise."""
+        from tensordict_lite.lazystack import maybe_dense_stack
+
+        return maybe_dense_stack(input, dim, out=out, **kwargs)
+
+    # -- members ------------------------------------------------------------------------------------------
+
+    @property
+    def tensordicts(self) -> list[Any]:
+        """The members, in order (a copy of the list, not of the members)."""
+        return list(self._source)
+
+    @tensordicts.setter
+    def tensordicts(self, members: Sequence[Any]) -> None:
+        if self._lock is not None:
+            raise self._locked_error()
+        new = type(self)(*members, stack_dim=self._stack_dim)
+        self._source, self._batch_size, self._device = new._source, new._batch_size, new._device
+        self._names = new._names
+
+    @property
+    def stack_dim(self) -> int:
+        """Position of the stack dimension in the batch size."""
+        return self._stack_dim
+
+    def _member_batch_size(self) -> torch.Size:
+        size, dim = self._batch_size, self._stack_dim
+        return torch.Size((*size[:dim], *size[dim + 1 :]))
+
+    def insert(self, index: int, tensordict: Any) -> None:
+        """Inserts a member before position ``index`` along the stack dimension, as :meth:`list.insert`.
+
+        Raises:
+            TypeError: it is not a tensor collection.
+            ValueError: its batch size or device differs from that of the members.
+            RuntimeError: the stack is locked.
+        """
+        if self._lock is not None:
+            raise self._locked_error()
+        tensordict = self._check_member(tensordict)
+        members = self._source
+        if not members:  # an empty stack takes the shape of its first member
+            size = tensordict._batch_size
+            if self._stack_dim > len(size):
+                raise ValueError(f"a member of batch size {list(size)} has no room for stack dim {self._stack_dim}")
+            self._device = tensordict._device if self._device is None else self._device
+        else:
+            size = self._member_batch_size()
+        members.insert(index, tensordict)
+        dim = self._stack_dim
+        self._batch_size = torch.Size((*size[:dim], len(members), *size[dim:]))
+
+    def _check_member(self, value: Any) -> Any:
+        if not isinstance(value, TensorCollection):
+            raise TypeError(f"a member of a lazy stack is a tensor collection, got a {type(value).__name__}")
+        if self._source:
+            size = self._member_batch_size()
+            if value._batch_size != size and not (-1 in size and len(value._batch_size) == len(size)):
+                raise ValueError(
+                    f"Batch sizes in tensordicts differs: stack has batch_size={size}, new_value has "
+                    f"batch_size={value._batch_size}."
+                )
+        if value._device != self._device and self._source:
+            raise ValueError(f"Devices differ: stack has device={self._device}, new value has device={value._device}.")
+        return value
+
+    def append(self, tensordict: Any) -> None:
+        """Adds a member at the end of the stack dimension, see :meth:`insert`."""
+        self.insert(len(self._source), tensordict)
+
+    def extend(self, tensordicts: Iterable[Any]) -> None:
+        """Adds several members at the end of the stack dimension, see :meth:`insert`."""
+        for member in list(tensordicts):
+            self.insert(len(self._source), member)
+
+    # -- primitives ---------------------------------------------------------------------------------------
+
+    def _leaves(self) -> list[Tensor]:
+        out: list[Tensor] = []
+        for member in self._source:
+            out.extend(member._leaves())
+        return out
+
+    def _with_leaves(self, leaves: Iterator[Tensor]) -> Self:
+        return self._with_members([member._with_leaves(leaves) for member in self._source])
+
+    def _map_leaves(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        return self._with_members([member._map_leaves(fn) for member in self._source])
+
+    def _nested(self) -> Iterable[TensorCollection]:
+        return self._source
+
+    def _key_list(self) -> list[str]:
+        members = self._source
+        if not members:
+            return []
+        keys = members[0]._key_list()
+        for member in members[1:]:
+            source = member._source
+            present = source if type(source) is dict else set(member._key_list())
+            keys = [key for key in keys if key in present]
+        return keys
+
+    valid_keys = TensorCollection.keys
+
+    def _column(self, key: str) -> list[Any]:
+        """The entries of the members under a key; KeyError when one of them has none."""
+        try:
+            return [member._source[key] for member in self._source]
+        except TypeError:  # a member is a lazy stack itself
+            return [member._get_str(key) for member in self._source]
+
+    def _get_str(self, key: str) -> Any:
+        if not self._source:
+            raise KeyError(key)
+        return self._stack_column(self._column(key), key)
+
+    def _stack_column(self, values: list[Any], key: str) -> Any:
+        try:
+            if isinstance(values[0], Tensor):
+                return torch.stack(values, self._stack_dim)
+        except (RuntimeError, TypeError) as err:
+            raise stack_error(values, key, err) from None
+        for value in values:
+            if not isinstance(value, TensorCollection):
+                raise stack_error(values, key, None)
+        from tensordict_lite.lazystack import stack_lazily
+
+        stack = stack_lazily(values, self._stack_dim)
+        if self._lock is not None:
+            stack._lock = []
+        return stack
+
+    def _set_str(self, key: str, value: Any) -> None:
+        for member, piece in zip(self._source, self._pieces(value)):
+            member._set_str(key, piece)
+
+    def _del_str(self, key: str) -> None:
+        """Removes an entry from every member that has it; KeyError when none has."""
+        found = False
+        for member in self._source:
+            try:
+                member._del_str(key)
+                found = True
+            except KeyError:
+                continue
+        if not found:
+            raise KeyError(key)
+
+    def _pieces(self, value: Any) -> Sequence[Any]:
+        """A fitting value cut into the parts of the members."""
+        if isinstance(value, (list, tuple)):
+            return value
+        return value.unbind(self._stack_dim)
+
+    # -- reading ------------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> Any:
+        cls = type(index)
+        if cls is str:
+            try:
+                value = self._get_str(index)
+            except KeyError:
+                raise missing_key_error(index, self._key_list(), type(self).__name__) from None
+            return value if isinstance(value, Tensor) else value._as_value()
+        if cls is int and self._stack_dim == 0:
+            try:
+                return self._source[index]
+            except IndexError:
+                raise IndexError(
+                    f"index {index} is out of bounds for the stack dim of size {len(self._source)}"
+                ) from None
+        if cls is tuple:
+            path = path_of(index)
+            if path:
+                value = self._get_path_slowly(path)
+                return value if isinstance(value, Tensor) else value._as_value()
+        return self._index(normalise_index(index, len(self._batch_size)))
+
+    def get(
+        self,
+        key: Any,
+        default: Any = _MISSING,
+        *,
+        as_list: bool = False,
+        as_nested_tensor: bool = False,
+        as_padded_tensor: bool = False,
+        layout: torch.layout | None = None,
+        padding_side: str = "right",
+        padding_value: float = 0.0,
+    ) -> Any:
+        """Entry at a nested key, stacked along the stack dimension.
+
+        Args:
+            key: string or (nested) tuple of strings that every member has.
+            default: returned when one of them does not. Without it a missing key gives ``None``, or KeyError
+                under ``set_get_defaults_to_none(False)``.
+            as_list: the tensors of the members, as a list.
+            as_nested_tensor: a nested tensor of them, members first; ``layout`` is ``torch.strided`` or
+                ``torch.jagged``.
+            as_padded_tensor: one tensor, members first, the shorter ones filled with ``padding_value`` at the
+                ``padding_side`` (``"right"`` or ``"left"``).
+
+        Raises:
+            RuntimeError: the shapes differ and none of the forms above is asked for.
+        """
+        path = (key,) if type(key) is str else require_path(key)
+        try:
+            if as_list or as_nested_tensor or as_padded_tensor:
+                values = self._member_values(path)
+                if isinstance(values, list):
+                    from tensordict_lite.lazystack_ragged import nested, padded
+
+                    if as_list:
+                        return values
+                    if as_nested_tensor:
+                        return nested(values, layout)
+                    return padded(values, padding_side, padding_value, key)
+                return values
+            if len(path) == 1:
+                return self._get_str(path[0])
+            return self._get_path_slowly(path)
+        except KeyError:
+            if default is not _MISSING:
+                return default
+            if settings.get_defaults_to_none:
+                return None
+            raise missing_key_error(path, self._key_list(), type(self).__name__) from None
+
+    def _member_values(self, path: tuple[str, ...]) -> Any:
+        """The tensors of the members at a path as a list, or the lazy stack that is there."""
+        node: Any = self
+        for part in path[:-1]:
+            node = node._get_str(part)
+        if not isinstance(node, LazyStackedTensorDict):
+            return node._get_str(path[-1])
+        values = node._column(path[-1])
+        return values if isinstance(values[0], Tensor) else node._stack_column(values, path[-1])
+
+    def get_nestedtensor(self, key: Any, default: Any = _MISSING, *, layout: torch.layout | None = None) -> Any:
+        """The entries of the members as a nested tensor: ``get(key, as_nested_tensor=True)``."""
+        return self.get(key, default, as_nested_tensor=True, layout=layout)
+
+    def __contains__(self, key: Any) -> bool:
+        if isinstance(key, tuple) and not path_of(key):
+            return super().__contains__(key)
+        return bool(self._source) and all(key in member for member in self._source)
+
+    _get_path = _get_path_slowly = DenseCollection._get_path_slowly
+    _index_names = DenseCollection._index_names
+    get_at = DenseCollection.get_at
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        cls = type(index)
+        if cls is str:
+            self.set(index, value)
+            return
+        if cls is tuple:
+            path = path_of(index)
+            if path:
+                self.set(path, value)
+                return
+        self._set_index(normalise_index(index, len(self._batch_size)), value)
+
+    def set(self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: Any) -> Self:
+        """Writes an entry into every member, cut along the stack dimension.
+
+        Args:
+            key: string or (nested) tuple; missing levels are created.
+            item: value of the batch size of the stack, or anything that converts to one. For entries whose shape
+                differs from member to member, a list with a tensor a member, or a nested tensor.
+            inplace: overwrite the tensors that are there.
+            non_blocking: for copies to :attr:`device`.
+
+        Raises:
+            RuntimeError: the shape does not fit, or the stack is locked and ``inplace`` is false.
+
+        Returns:
+            self
+        """
+        path = (key,) if type(key) is str else require_path(key)
+        if self._lock is not None and not (inplace and path in self):
+            raise self._locked_error()
+        for member, piece in zip(self._source, self._fitting_pieces(item, path, non_blocking)):
+            member.set(path, piece, inplace, non_blocking=non_blocking, **kwargs)
+        return self
+
+    def _fitting_pieces(self, item: Any, path: tuple[str, ...], non_blocking: bool = False) -> Sequence[Any]:
+        count = len(self._source)
+        if isinstance(item, (list, tuple)) and len(item) == count and is_ragged(item):
+            return item
+        if isinstance(item, Tensor) and item.is_nested and item.size(0) == count:
+            return item.unbind(0)
+        if -1 in self._batch_size:
+            dim = self._stack_dim
+            if isinstance(item, LazyStackedTensorDict) and item._stack_dim == dim and len(item._source) == count:
+                return item._source
+            if isinstance(item, (Tensor, list, Mapping)) or getattr(item, "_batch_size", self._batch_size):
+                raise RuntimeError(
+                    f"the members of this stack have different batch sizes (it has {list(self._batch_size)}): write "
+                    f"the entry {'.'.join(path)!r} as a list with a value a member, or member by member"
+                )
+            return [item] * count
+        return self._pieces(self._fit(item, ".".join(path), non_blocking))
+
+    def set_(self, key: Any, item: Any, *, non_blocking: bool = False) -> Self:
+        """Copies a value into an entry that every member has, locked or not.
+
+        Raises:
+            KeyError: a member has no such entry.
+            RuntimeError: the shape does not fit.
+        """
+        path = (key,) if type(key) is str else require_path(key)
+        if path not in self:
+            raise KeyError(
+                f"in-place writes need the key in every member of a lazy stack: {'.'.join(path)!r} is not in all of "
+                f"them, the common ones are {self._key_list()}"
+            )
+        for member, piece in zip(self._source, self._fitting_pieces(item, path, non_blocking)):
+            member.set_(path, piece, non_blocking=non_blocking)
+        return self
+
+    def _write_in_place(self, key: str, item: Any, non_blocking: bool = False) -> None:
+        self.set_(key, item, non_blocking=non_blocking)
+
+    def set_at_(self, key: Any, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
+        """``td.get(key)[index] = value`` in place.
+
+        Raises:
+            KeyError: a member has no such entry.
+        """
+        path = require_path(key)
+        if path not in self:
+            raise missing_key_error(path, self._key_list(), type(self).__name__)
+        index = normalise_index(index, len(self._batch_size))
+        if all(isinstance(member._get_path(path), Tensor) for member in self._source):
+            self.select(path)._set_index(index, value)  # shares the tensors of the members
+            return self
+        entry = self._get_path(path)
+        written = entry._assign_rows(index, value)
+        if entry._is_non_tensor:
+            self.set_(path, written)
+        return self
+
+    def del_(self, key: Any) -> Self:
+        """Removes an entry from every member that has it.
+
+        Raises:
+            KeyError: no member has such an entry.
+            RuntimeError: the stack is locked.
+        """
+        if self._lock is not None:
+            raise self._locked_error()
+        path = (key,) if type(key) is str else require_path(key)
+        owners = [member for member in self._source if path in member]
+        if not owners:
+            raise missing_key_error(path, self._key_list(), type(self).__name__)
+        for member in owners:
+            member.del_(path)
+        return self
+
+    def __delitem__(self, key: Any) -> None:
+        self.del_(key)
+
+    def _parent_for(self, path: tuple[str, ...], *args: Any) -> Any:
+        for member in self._source:
+            member._parent_for(path, *args)
+        return self._get_path_slowly(path[:-1])
+
+    def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
+        self.update_(item)
+        return self
+
+    def _assign_rows(self, index: Any, item: Any) -> TensorCollection:
+        self._set_index(index, item)
+        return self
+
+    def _empty_rows(self, lead: torch.Size, index_dims: int, device: torch.device | None) -> Any:
+        """Zero rows for lazy preallocation: the stack dimension stays one where it is not indexed away."""
+        dim = self._stack_dim
+        if dim < index_dims:  # which member a row comes from is not known for rows not yet written
+            first = self._source[0] if self._source else self._plain_class()._trusted({}, self._member_batch_size())
+            return first._empty_rows(lead, index_dims - 1, device)
+        at = dim - index_dims
+        rest = self._member_batch_size()[index_dims:]
+        members = [member._empty_rows(lead, index_dims, device) for member in self._source]
+        new = type(self)._of(members, len(lead) + at, torch.Size((*lead, *rest)), device)
+        return new
+
+    def _as_parent(self) -> TensorCollection:
+        return self
+
+    def _as_value(self) -> Any:
+        return self
+
+    _misfit = DenseCollection._misfit
+    _fit = DenseCollection._fit
+    _fit_into = DenseCollection._fit_into
+    _convert = DenseCollection._convert
+    _convert_sequence = DenseCollection._convert_sequence
+    _wrap = DenseCollection._wrap
+    _plain_class = staticmethod(DenseCollection._plain_class)
+    _new_child = DenseCollection._new_child
+
+    # -- batch size, names, lock --------------------------------------------------------------------------
+
+    def _change_batch_size(self, new: torch.Size) -> None:
+        if new != self._batch_size:
+            raise RuntimeError(
+                f"the batch size {list(self._batch_size)} of a lazy stack is that of its members: it cannot become "
+                f"{list(new)}. Make it dense first with to_tensordict()."
+            )
+
+    def _set_names(self, names: list[str | None] | None) -> None:
+        self._names = names
+        dim = self._stack_dim
+        for member in self._source:
+            if names is None:
+                member._set_names(None)
+                continue
+            own = [*names[:dim], *names[dim + 1 :]]
+            member._set_names(None if all(name is None for name in own) else own)
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether entries can only be modified in place: the stack was locked, or every member is."""
+        if self._lock is not None:
+            return True
+        return bool(self._source) and all(member.is_locked for member in self._source)
+
+    @is_locked.setter
+    def is_locked(self, value: bool) -> None:
+        if value:
+            self.lock_()
+        else:
+            self.unlock_()
+
+    # -- pickling -----------------------------------------------------------------------------------------
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        state = {
+            "members": self._source,
+            "stack_dim": self._stack_dim,
+            "batch_size": tuple(self._batch_size),
+            "device": self._device,
+            "names": self._names,
+            "locked": self._lock is not None,
+        }
+        return _blank, (type(self),), state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._source = state["members"]
+        self._stack_dim = state["stack_dim"]
+        self._batch_size = torch.Size(state["batch_size"])
+        self._device = state["device"]
+        self._names = state["names"]
+        self._lock = None
+        if state["locked"]:
+            self._propagate_lock(None)
+
+    # -- combining ----------------------------------------------------------------------------------------
+
+    @classmethod
+    def _stack_entries(cls, items: Sequence[Any], dim: int) -> Any:
+        """``torch.stack`` of lazy stacks: member by member, so that different shapes stay possible."""
+        from tensordict_lite.combine import stack
+
+        lazy = [isinstance(item, LazyStackedTensorDict) for item in items]
+        if not all(lazy) or any(item._stack_dim != items[0]._stack_dim for item in items):
+            dense = [item._dense_or_none() if stacked else item for item, stacked in zip(items, lazy)]
+            if all(item is not None for item in dense):
+                return stack(dense, dim)
+        model, columns = _member_columns(items)
+        at = model._stack_dim
+        inner = dim - (dim > at)
+        return model._restacked([stack(column, inner) for column in columns], at + (dim <= at))
+
+    @classmethod
+    def _cat_entries(cls, items: Sequence[Any], dim: int) -> Any:
+        from tensordict_lite.combine import cat
+
+        model = next(item for item in items if isinstance(item, LazyStackedTensorDict))
+        at = model._stack_dim
+        if dim == at:
+            return model._restacked([member for item in items for member in item.unbind(at)], at, model._names)
+        model, columns = _member_columns(items)
+        return model._restacked([cat(column, dim - (dim > at)) for column in columns], at, model._names)
+
+
+def _blank(cls: type[Any]) -> Any:
+    return _new_object(cls)
+
+
+def _member_columns(items: Sequence[Any]) -> tuple[Any, Iterable[Any]]:
+    """A lazy stack among the items, and for each of its members the parts of all items that go with it."""
+    model = next(item for item in items if isinstance(item, LazyStackedTensorDict))
+    at = model._stack_dim
+    for item in items:
+        if len(item._batch_size) != len(model._batch_size) or item._batch_size[at] != len(model._source):
+            raise RuntimeError(
+                "stacking tensordicts requires them to have congruent batch sizes, got "
+                f"{list(item._batch_size)} and {list(model._batch_size)}"
+            )
+    return model, [list(column) for column in zip(*(item.unbind(at) for item in items))]

@@ -1,0 +1,297 @@
+"""One Python object an element: :class:`NonTensorStack`, and how non-tensor data is stacked and joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite.base import TensorCollection
+from tensordict_lite.indexing import index_batch_size
+from tensordict_lite.lazystack_class import LazyStackedTensorDict
+from tensordict_lite.nontensor import NonTensorData, filled, is_non_tensor, same_payload, spread
+from tensordict_lite.settings import settings
+
+__all__ = ["LinkedList", "NonTensorStack", "cat_non_tensors", "stack_non_tensors"]
+
+
+def stack_non_tensors(items: Sequence[Any], dim: int) -> Any:
+    first = items[0]
+    for item in items:
+        if not is_non_tensor(item):
+            raise RuntimeError(f"non-tensor data cannot be stacked with a {type(item).__name__}")
+        if item._batch_size != first._batch_size:
+            raise RuntimeError(
+                "stacking tensordicts requires them to have congruent batch sizes, got "
+                f"{list(first._batch_size)} and {list(item._batch_size)}"
+            )
+    if settings.capture_non_tensor_stack and _one_value(items):
+        size = first._batch_size
+        return first._rebuild({}, torch.Size((*size[:dim], len(items), *size[dim:])))
+    return NonTensorStack._of(list(items), dim, first._batch_size, first._device)
+
+
+def cat_non_tensors(items: Sequence[Any], dim: int) -> Any:
+    first = items[0]
+    if _one_value(items):
+        size = first._batch_size
+        length = sum(item._batch_size[dim] for item in items)
+        return first._rebuild({}, torch.Size((*size[:dim], length, *size[dim + 1 :])), first._names)
+    rows = [row for item in items for row in item.unbind(dim)]
+    size = first._batch_size
+    return NonTensorStack._of(rows, dim, torch.Size((*size[:dim], *size[dim + 1 :])), first._device)
+
+
+def _one_value(items: Sequence[Any]) -> bool:
+    """Whether all items are :class:`NonTensorData` with equal objects."""
+    if not all(isinstance(item, NonTensorData) for item in items):
+        return False
+    return all(same_payload(item._payload, items[0]._payload) for item in items[1:])
+
+
+class LinkedList(list):  # type: ignore[type-arg]
+    """The values of a :class:`NonTensorStack` as a list; writing to an element writes to the stack too."""
+
+    def __init__(self, values: Sequence[Any], stack: NonTensorStack) -> None:
+        super().__init__(values)
+        self._stack = stack
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        super().__setitem__(index, value)
+        self._stack[index] = value
+
+    def __reduce__(self) -> Any:
+        return list, (list(self),)
+
+    def tolist(self) -> list[Any]:
+        """The values as plain lists."""
+        return [value.tolist() if isinstance(value, LinkedList) else value for value in self]
+
+
+class NonTensorStack(LazyStackedTensorDict):
+    """One Python object an element: a lazy stack of :class:`NonTensorData`.
+
+    A list of strings assigned to a key is one. ``td[key]`` gives the objects as (nested) lists.
+
+    Args:
+        *values: objects, or non-tensor data of one batch size.
+        stack_dim: position of the new dimension.
+        **kwargs: of :class:`LazyStackedTensorDict`.
+
+    Raises:
+        RuntimeError: a value is a collection with tensors, or batch sizes differ.
+
+    Example:
+        >>> words = NonTensorStack("a", "b", "c")
+        >>> words[1:].tolist()
+        ['b', 'c']
+    """
+
+    __slots__ = ()
+
+    _is_non_tensor = True
+    _stack_priority = 3
+
+    def __init__(self, *values: Any, stack_dim: int = 0, device: Any = None, **kwargs: Any) -> None:
+        members = [self._member(value, device) for value in values]
+        sizes = {len(member._batch_size) for member in members}
+        if len(sizes) > 1:
+            raise RuntimeError(
+                f"the values of a NonTensorStack have one number of batch dimensions, got {sorted(sizes)}"
+            )
+        super().__init__(*members, stack_dim=stack_dim, device=device, **kwargs)
+
+    @staticmethod
+    def _member(value: Any, device: Any = None) -> Any:
+        if is_non_tensor(value):
+            return value
+        if isinstance(value, TensorCollection):
+            raise RuntimeError(f"the values of a NonTensorStack are non-tensor data, got a {type(value).__name__}")
+        return NonTensorData(value, device=device)
+
+    @classmethod
+    def from_list(cls, values: Sequence[Any], **kwargs: Any) -> Any:
+        """A stack of the elements of nested lists, one dimension a level.
+
+        Example:
+            >>> NonTensorStack.from_list([["a", "b"], ["c", "d"]]).batch_size
+            torch.Size([2, 2])
+        """
+        return cls(*[cls.from_list(v) if isinstance(v, list) else v for v in values], **kwargs)
+
+    @classmethod
+    def from_nontensordata(cls, data: NonTensorData) -> Any:
+        """The object of a :class:`NonTensorData` once an element."""
+        return spread(data)
+
+    @property
+    def data(self) -> Any:
+        """The object that all elements share.
+
+        Raises:
+            AttributeError: there are several.
+        """
+        values = _flat_payloads(self)
+        if not values or any(not same_payload(value, values[0]) for value in values[1:]):
+            raise AttributeError("a NonTensorStack holds several objects, so it has no single .data: use tolist()")
+        return values[0]
+
+    def maybe_to_stack(self) -> Any:
+        """Itself."""
+        return self
+
+    def tolist(self, **kwargs: Any) -> Any:
+        """The objects in nested lists of the shape of the batch."""
+        return _nested_payloads(self, kwargs.get("as_linked_list", False))
+
+    def to_dict(self, **kwargs: Any) -> Any:
+        """Same as :meth:`tolist`."""
+        return self.tolist()
+
+    def to_tensordict(self, **kwargs: Any) -> Any:
+        """A copy: there is no tensor to convert."""
+        return self.clone()
+
+    def _as_value(self) -> Any:
+        return _nested_payloads(self, True)
+
+    def is_empty(self) -> bool:
+        """False: the objects count as content."""
+        return False
+
+    def _densified(self) -> Any:
+        return self
+
+    def densify(self, layout: torch.layout = torch.strided) -> Any:
+        """Itself: there is no tensor to make dense."""
+        return self
+
+    def to_lazystack(self, dim: int = 0) -> Any:
+        """Itself."""
+        return self
+
+    def _apply_level(self, call: Any, others: list[Any], prefix: tuple[str, ...]) -> Any:
+        return self.copy()
+
+    def _apply_into(self, call: Any, others: list[Any], prefix: tuple[str, ...], out: Any) -> None:
+        return
+
+    def _change_batch_size(self, new: torch.Size) -> None:
+        if new != self._batch_size[: len(new)]:
+            super()._change_batch_size(new)
+
+    def _fit_into(self, parent: TensorCollection, key: str, non_blocking: bool) -> Any:
+        dims = parent.batch_dims
+        if -1 not in self._batch_size and self._batch_size[:dims] != parent._batch_size:
+            raise parent._misfit(self, key)
+        if parent._device is not None and parent._device != self._device:
+            return self.to(parent._device)
+        return self
+
+    def _set_index(self, index: Any, value: Any) -> None:
+        if not is_non_tensor(value):
+            size = index_batch_size(self._batch_size, index)
+            value = _rows_of(value, size, self._device)
+        super()._set_index(index, value)
+
+    def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
+        self.update_(item if is_non_tensor(item) else _rows_of(item, self._batch_size, self._device))
+        return self
+
+    def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Any:
+        """Takes over the objects of other non-tensor data of the same batch size."""
+        if self._lock is not None and not inplace:
+            raise self._locked_error()
+        return self.update_(input_dict_or_td, clone)
+
+    def __eq__(self, other: object) -> Any:
+        if not is_non_tensor(other):
+            return False
+        mine, theirs = self.unbind(0), other.unbind(0)  # type: ignore[attr-defined]
+        if len(mine) != len(theirs):
+            raise RuntimeError(
+                f"the batch sizes {list(self._batch_size)} and {list(other._batch_size)} cannot be compared"  # type: ignore[attr-defined]
+            )
+        return torch.stack([a == b for a, b in zip(mine, theirs)]) if mine else torch.ones(0, dtype=torch.bool)
+
+    def __ne__(self, other: object) -> Any:
+        equal = self == other
+        return ~equal if isinstance(equal, Tensor) else not equal
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"NonTensorStack(\n    {self.tolist()},\n    batch_size={self._batch_size},\n    device={self._device})"
+
+    @classmethod
+    def _stack_entries(cls, items: Sequence[Any], dim: int) -> Any:
+        return stack_non_tensors(items, dim)
+
+    @classmethod
+    def _cat_entries(cls, items: Sequence[Any], dim: int) -> Any:
+        return cat_non_tensors(items, dim)
+
+    # -- rows in another order: found out on their positions ------------------------------------------------
+
+    def _moved(self, move: Callable[[Tensor], Tensor]) -> Any:
+        """The objects at the positions that ``move`` leaves of a tensor of all positions; -1 is ``None``."""
+        values = _flat_rows(self.tolist(), self.batch_dims)
+        positions = torch.arange(len(values)).reshape(self._batch_size)
+        return _picked(values, move(positions).tolist(), self._device)
+
+    def gather(self, dim: int, index: Tensor, out: Any = None, **kwargs: Any) -> Any:
+        """Rows gathered along ``dim``, as :func:`torch.gather`."""
+        return self._moved(lambda positions: positions.gather(dim, index))
+
+    def roll(self, shifts: Any, dims: Any = None, **kwargs: Any) -> Any:
+        """Rows moved along dimensions, as :func:`torch.roll`."""
+        return self._moved(lambda positions: positions.roll(shifts, dims if dims is not None else ()))
+
+    def flip(self, dims: Any, *more: int) -> Any:
+        """Rows in reverse order, as :func:`torch.flip`."""
+        return self._moved(lambda positions: positions.flip(dims, *more))
+
+    def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Any:
+        """Rows turned, as :func:`torch.rot90`."""
+        return self._moved(lambda positions: positions.rot90(k, dims))
+
+    def pad(self, pad_size: Sequence[int], value: Any = None, **kwargs: Any) -> Any:
+        """More rows before and after, which hold ``None``."""
+        spec = [0, 0] * (self.batch_dims - len(pad_size) // 2)
+        for pair in reversed(range(0, len(pad_size), 2)):
+            spec += pad_size[pair : pair + 2]
+        return self._moved(lambda positions: torch.nn.functional.pad(positions, spec, value=-1))
+
+
+def _flat_rows(values: list[Any], dims: int) -> list[Any]:
+    return values if dims == 1 else [item for row in values for item in _flat_rows(row, dims - 1)]
+
+
+def _picked(values: list[Any], positions: Any, device: Any) -> Any:
+    if not isinstance(positions, list):
+        return NonTensorData(values[positions] if positions >= 0 else None, device=device)
+    rows = [_picked(values, position, device) for position in positions]
+    return NonTensorStack._of(rows, 0, rows[0]._batch_size if rows else torch.Size(()), device)
+
+
+def _rows_of(value: Any, size: torch.Size, device: Any) -> Any:
+    """A plain value as non-tensor data of the given batch size: a list row by row, anything else for all rows."""
+    if isinstance(value, list) and size and len(value) == size[0]:
+        rows = [_rows_of(row, size[1:], device) for row in value]
+        return NonTensorStack._of(rows, 0, size[1:], device)
+    return NonTensorData(value, batch_size=size, device=device)
+
+
+def _nested_payloads(data: Any, linked: bool) -> Any:
+    if isinstance(data, NonTensorData):
+        return filled(data._payload, tuple(data._batch_size))
+    values = [_nested_payloads(row, linked) for row in data.unbind(0)]
+    return LinkedList(values, data) if linked else values
+
+
+def _flat_payloads(data: Any) -> list[Any]:
+    if isinstance(data, NonTensorData):
+        return [data._payload]
+    return [value for member in data._source for value in _flat_payloads(member)]
