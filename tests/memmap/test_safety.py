@@ -1,0 +1,318 @@
+"""Data from outside is data: whatever a folder holds, loading gives a whole dataset or a DatasetError."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tensordict_lite import NonTensorData, TensorDict, lazy_stack
+from tensordict_lite.errors import DatasetError, DatasetNotFoundError
+
+
+def build(folder: Path) -> TensorDict:
+    td = TensorDict(
+        {
+            "a": torch.arange(4),
+            "b": {"c": torch.ones(4, 3), "weird/key": torch.zeros(4, dtype=torch.bool)},
+            "note": NonTensorData({"k": [1, "x"]}, batch_size=[4]),
+            "lazy": lazy_stack([TensorDict({"r": torch.ones(4, i + 1)}, [4]) for i in range(2)], 1),
+            "ragged": torch.nested.nested_tensor([torch.ones(i + 1, 2) for i in range(4)], layout=torch.jagged),
+        },
+        [4],
+    )
+    return td.memmap(folder)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    build(tmp_path / "data")
+    return tmp_path / "data"
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    meta = json.loads(path.read_text())
+    change(meta)
+    path.write_text(json.dumps(meta))
+
+
+EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "longer shape": (lambda m: m["a"].update(shape=[4, 100]), "a.memmap.*truncated.*3,200 bytes.*32"),
+    "shorter shape": (lambda m: (m["a"].update(shape=[4, 0]),), "a.memmap.*does not fit"),
+    "other batch": (lambda m: m["a"].update(shape=[3]), "does not start with the batch size"),
+    "negative": (lambda m: m["a"].update(shape=[-4]), "impossible shape"),
+    "float dim": (lambda m: m["a"].update(shape=[4.0]), "impossible shape"),
+    "bool dim": (lambda m: m["a"].update(shape=[True]), "impossible shape"),
+    "huge dim": (lambda m: m["a"].update(shape=[4, 1 << 60]), "would have"),
+    "product overflow": (lambda m: m["a"].update(shape=[4, 1 << 40, 1 << 40]), "would have"),
+    "many dims": (lambda m: m["a"].update(shape=[4] + [1] * 1000), "list of dimensions"),
+    "shape text": (lambda m: m["a"].update(shape="4"), "list of dimensions"),
+    "dtype code": (lambda m: m["a"].update(dtype="torch.hub.load"), "unknown dtype"),
+    "dtype object": (lambda m: m["a"].update(dtype="object"), "unknown dtype"),
+    "dtype list": (lambda m: m["a"].update(dtype=["torch.int64"]), "unknown dtype"),
+    "dtype gone": (lambda m: m["a"].pop("dtype"), "unknown dtype"),
+    "nested text": (lambda m: m["a"].update(is_nested="no"), "is_nested"),
+    "nested flat": (lambda m: m["ragged"].update(is_nested=False), "does not start|ragged"),
+    "batch text": (lambda m: m.update(shape="x"), "batch size"),
+    "batch gone": (lambda m: m.pop("shape"), "batch size|tensorclass|defined no"),
+    "names": (lambda m: m.update(_names=["a", "b"]), "_names"),
+    "same names": (lambda m: m.update(_names=[3]), "_names"),
+    "device": (lambda m: m.update(device="../../etc"), "device"),
+    "version": (lambda m: m.update(_format_version=2), "format version 2"),
+    "version text": (lambda m: m.update(_format_version="1"), "format version"),
+    "type": (lambda m: m.update(_type=None), "_type"),
+    "type gone": (lambda m: m.pop("_type"), "_type"),
+    "class": (lambda m: (m.update(_type="<class 'os.system'>"), m.pop("_class"), m.pop("device")), "os.system"),
+    "missing leaf": (lambda m: m.update(zz=m["a"]), "zz.memmap.*missing"),
+    "missing node": (lambda m: m.update(zz={"type": "TensorDict"}), "zz.*missing"),
+    "escaping leaf": (lambda m: m.update({"../../x": m["a"]}), r"%2F.*missing"),
+    "absolute leaf": (lambda m: m.update({"/etc/passwd": m["a"]}), "missing"),
+    "escaping node": (lambda m: m.update({"..": {"type": "TensorDict"}}), "missing"),
+    "nul": (lambda m: m.update({"a\0b": m["a"]}), "missing"),
+    "capacity": (lambda m: m["a"].update(capacity=-1), "capacity"),
+    "layout": (lambda m: m["ragged"].update(layout="csr"), "layout"),
+    "entries": (lambda m: m.update(_entries=[1]), "_entries"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_edited_metadata_is_found(folder: Path, name: str) -> None:
+    change, message = EDITS[name]
+    edit(folder / "meta.json", change)
+    sizes = {p: p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+    with pytest.raises(DatasetError, match=message) as caught:
+        TensorDict.load_memmap(folder)
+    assert str(folder) in str(caught.value)
+    assert {p: p.stat().st_size for p in folder.rglob("*") if p.is_file()} == sizes  # nothing grew, nothing was made
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty"),
+        (b"{", "not valid JSON"),
+        (b"[1]", "is an object"),
+        (b"null", "is an object"),
+        (b"\xff\xfe\x00", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b'{"a": 1e999999}', "_type"),
+        (b"9" * 10_000, "not valid JSON|object"),
+    ],
+)
+def test_truncated_or_foreign_metadata(folder: Path, content: bytes, message: str) -> None:
+    (folder / "meta.json").write_bytes(content)
+    with pytest.raises(DatasetError, match=message):
+        TensorDict.load_memmap(folder)
+
+
+def test_every_prefix_of_the_metadata_is_an_error(folder: Path) -> None:
+    whole = (folder / "b" / "meta.json").read_bytes()
+    for length in range(len(whole)):
+        (folder / "b" / "meta.json").write_bytes(whole[:length])
+        with pytest.raises(DatasetError, match="b/meta.json"):
+            TensorDict.load_memmap(folder)
+
+
+def test_truncated_and_longer_data_is_found(folder: Path) -> None:
+    for name in ("a.memmap", "b/c.memmap", "ragged.memmap", "ragged.shape.memmap", "lazy/1/r.memmap"):
+        path = folder / name
+        content = path.read_bytes()
+        for wrong in (b"", content[:-1], content + b"\0"):
+            path.write_bytes(wrong)
+            with pytest.raises(DatasetError, match=path.name.replace(".", r"\.")):
+                TensorDict.load_memmap(folder)
+        path.write_bytes(content)
+    TensorDict.load_memmap(folder)
+
+
+def test_shapes_of_a_nested_tensor_are_checked(folder: Path) -> None:
+    for row in ([-1, 2], [1 << 62, 4], [5, 5]):
+        (folder / "ragged.shape.memmap").write_bytes(torch.tensor([row, [2, 2], [3, 2], [4, 2]]).numpy().tobytes())
+        with pytest.raises(DatasetError):
+            TensorDict.load_memmap(folder)
+
+
+@pytest.mark.parametrize("target", ["a.memmap", "b", "b/meta.json", "meta.json", "ragged.shape.memmap", "lazy/1"])
+def test_links_are_not_followed(folder: Path, tmp_path: Path, target: str) -> None:
+    outside = tmp_path / "outside"
+    os.rename(folder / target, outside)
+    os.symlink(outside, folder / target)
+    with pytest.raises(DatasetError, match="link|cannot be read"):
+        TensorDict.load_memmap(folder)
+
+
+def test_the_folder_itself_may_be_a_link(folder: Path, tmp_path: Path) -> None:
+    os.symlink(folder, tmp_path / "link")
+    assert TensorDict.load_memmap(tmp_path / "link")["a"].sum() == 6
+
+
+@pytest.mark.parametrize("target", ["meta.json", "a.memmap"])
+def test_special_files_do_not_hang_the_reader(folder: Path, target: str) -> None:
+    os.unlink(folder / target)
+    os.mkfifo(folder / target)
+    with pytest.raises(DatasetError, match="no file|regular file"):
+        TensorDict.load_memmap(folder)
+    os.unlink(folder / target)
+    os.mkdir(folder / target)
+    with pytest.raises(DatasetError):
+        TensorDict.load_memmap(folder)
+
+
+def test_keys_cannot_leave_the_folder_with_robust_key_false(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.memmap").write_bytes(bytes(32))
+    edit(folder / "meta.json", lambda m: m.update({"../secret": m["a"]}))
+    for robust in (True, False):
+        with pytest.raises(DatasetError):
+            TensorDict.load_memmap(folder, robust_key=robust)
+
+
+def test_no_dataset_there(tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError, match="does not exist"):
+        TensorDict.load_memmap(tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match=r"has no meta\.json"):
+        TensorDict.load_memmap(tmp_path)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DatasetError, match="is a file"):
+        TensorDict.load_memmap(tmp_path / "file")
+    with pytest.raises(NotADirectoryError, match="is a file"):
+        TensorDict({"a": torch.ones(1)}).memmap(tmp_path / "file")
+
+
+def test_deeply_nested_folders_are_an_error_not_a_crash(tmp_path: Path) -> None:
+    meta = (
+        '{"b": {"type": "TensorDict"}, "shape": [], "device": "cpu", "_type": "<class \'tensordict._td.TensorDict\'>"}'
+    )
+    here = os.getcwd()
+    try:
+        for _ in range(1900):
+            os.chdir(tmp_path) if _ == 0 else None
+            Path("meta.json").write_text(meta)
+            os.mkdir("b")
+            os.chdir("b")
+    finally:
+        os.chdir(here)
+    with pytest.raises(DatasetError):
+        TensorDict.load_memmap(tmp_path)
+    subprocess.run(["rm", "-rf", str(tmp_path / "b")], check=True)
+
+
+# -- fuzzing ---------------------------------------------------------------------------------------------------
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.floats() | st.text(max_size=8)
+    | st.sampled_from(["torch.int64", "torch.float32", "TensorDict", "cpu", "meta", "..", "/", "<class 'x.y'>", "pickle.pkl"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    max_leaves=8,
+)  # fmt: skip
+
+
+def nodes(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths of everything inside a JSON value."""
+    out = [path]
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        out += nodes(inner, (*path, key))
+    return out
+
+
+def mutate_json(data: st.DataObject, path: Path) -> None:
+    meta = json.loads(path.read_text())
+    where = data.draw(st.sampled_from(nodes(meta)))
+    if not where:
+        meta = data.draw(VALUES)
+    else:
+        parent = meta
+        for step in where[:-1]:
+            parent = parent[step]
+        action = data.draw(st.sampled_from(["set", "delete", "rename"]))
+        if action == "set" or isinstance(parent, list):
+            parent[where[-1]] = data.draw(VALUES)
+        elif action == "delete":
+            del parent[where[-1]]
+        else:
+            parent[data.draw(st.text(max_size=8))] = parent.pop(where[-1])
+    path.write_text(json.dumps(meta))
+
+
+def mutate_bytes(data: st.DataObject, path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    at = data.draw(st.integers(0, len(content)))
+    content[at : at + data.draw(st.integers(0, 6))] = data.draw(st.binary(max_size=6))
+    path.write_bytes(bytes(content))
+
+
+def mutate_tree(data: st.DataObject, path: Path) -> None:
+    action = data.draw(st.sampled_from(["delete", "folder", "link", "swap"]))
+    if action == "swap":
+        other = data.draw(st.sampled_from(sorted(p for p in path.parents[0].iterdir() if p.is_file())))
+        content = other.read_bytes()
+        other.write_bytes(path.read_bytes())
+        path.write_bytes(content)
+        return
+    path.unlink()
+    if action == "folder":
+        path.mkdir()
+    elif action == "link":
+        path.symlink_to("/etc/passwd")
+
+
+@settings(
+    max_examples=int(os.environ.get("TDLITE_FUZZ_EXAMPLES", "120")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(data=st.data())
+def test_fuzzed_folders_load_whole_or_not_at_all(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    root = tmp_path_factory.mktemp("fuzz", numbered=True)
+    try:
+        build(root / "data")
+        for _ in range(data.draw(st.integers(1, 3))):
+            files = sorted(p for p in (root / "data").rglob("*") if p.is_file() and not p.is_symlink())
+            path = data.draw(st.sampled_from(files))
+            mutate = mutate_bytes
+            if data.draw(st.booleans()):
+                mutate = mutate_tree
+            elif path.suffix == ".json" and data.draw(st.booleans()):
+                mutate = mutate_json
+            try:
+                mutate(data, path)
+            except (ValueError, KeyError, IndexError, OSError, UnicodeError):
+                continue
+        before = sorted(str(p) for p in root.rglob("*"))
+        try:
+            loaded = TensorDict.load_memmap(root / "data")
+        except DatasetError:
+            pass
+        else:
+            touch(loaded)
+        assert sorted(str(p) for p in root.rglob("*")) == before  # nothing was created
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def touch(loaded: Any) -> None:
+    """Reads every byte: memory beyond the end of a file would be a bus error here."""
+    for leaf in loaded._leaves():
+        for part in leaf.unbind() if leaf.is_nested else [leaf]:
+            part.as_subclass(torch.Tensor).clone()
+
+
+@pytest.mark.soak
+def test_fuzzed_folders_for_longer(tmp_path: Path) -> None:
+    """The same mutations, coverage-guided where atheris is installed."""
+    pytest.importorskip("atheris")
+    script = Path(__file__).with_name("fuzz_loading.py")
+    done = subprocess.run(
+        [sys.executable, str(script), "-max_total_time=300", str(tmp_path)], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
