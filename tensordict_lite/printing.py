@@ -130,17 +130,17 @@ def render(td: Any) -> str:
 
 
 def _fields(td: Any) -> Iterator[tuple[str, Any]]:
-    """Entries in the order to print; the fields of a tensorclass that hold nothing come as ``None``."""
+    """Entries in the order to print; the fields of a tensorclass that hold nothing follow as ``None``."""
+    entries: Any = _shared_entries(td)
+    if _options["sort_keys"] == "alphabetical":
+        entries = sorted(entries, key=lambda item: item[0])
     if _is_tensorclass(td):
-        known = dict(_shared_entries(td))
-        entries: Any = [(name, known.get(name)) for name in type(td).__dataclass_fields__]
-    else:
-        entries = _shared_entries(td)
-    return iter(sorted(entries, key=lambda item: item[0])) if _options["sort_keys"] == "alphabetical" else iter(entries)
+        entries = [*entries, *((name, None) for name in td._none_fields())]
+    return iter(entries)
 
 
 def _is_tensorclass(td: Any) -> bool:
-    return hasattr(type(td), "__dataclass_fields__")
+    return hasattr(type(td), "_field_specs")
 
 
 def _shared_entries(td: Any) -> list[tuple[str, Any]]:
@@ -212,7 +212,7 @@ class _Block:
 def _compact(td: Any) -> str:
     head = []
     if _options["show_batch_size"]:
-        head.append(f"batch_size={list(td.batch_size)}")
+        head.append(f"batch_size={_dimensions(td._batch_size)}")
     if _options["show_device"] and td.device is not None:
         head.append(f"device={td.device}")
     if type(td._source) is not dict:
