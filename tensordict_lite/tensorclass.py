@@ -335,12 +335,6 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
 
         return lazy_class(cls) if all(type(item) is cls for item in items) else LazyStackedTensorDict
 
-    def __contains__(self, key: Any) -> bool:
-        raise TypeError(
-            f"`in` has no meaning for a {type(self).__name__}: use `name in tc.keys()` for fields that are set, or "
-            "(tc == value).any() for values"
-        )
-
 
 def _is_key(index: Any) -> bool:
     """Whether an index is a field name, or a tuple of them, by mistake."""
