@@ -149,7 +149,7 @@ def _unary(name: str, meaning: str, data: str) -> Callable[..., Any]:
             new._propagate_lock(None)
         return new
 
-    doc = f"{_sentence(meaning)} of every element, see :func:`torch.{name}`. Keeps names and lock.\n"
+    doc = f"{_sentence(meaning)}, element by element, see :func:`torch.{name}`. Keeps names and lock.\n"
     return _named(method, name, doc + _EXAMPLE.format(data=data, call=f"{name}()", expected=f'td["a"].{name}()'))
 
 
@@ -160,7 +160,7 @@ def _unary_inplace(name: str, meaning: str) -> Callable[..., Any]:
         inplace(foreach, each, self._leaves())
         return self
 
-    return _named(method, f"{name}_", f":meth:`{name}` in place: {meaning} of every element. Returns ``self``.")
+    return _named(method, f"{name}_", f":meth:`{name}` in place: {meaning}, element by element. Returns ``self``.")
 
 
 def inplace(foreach: Callable[..., Any] | None, each: Callable[..., Any], leaves: list[Tensor], *args: Any) -> None:
@@ -189,7 +189,7 @@ def _predicate(name: str, meaning: str) -> Callable[..., Any]:
     return _named(method, name, doc + _EXAMPLE.format(data="0.5", call=f"{name}()", expected=f'torch.{name}(td["a"])'))
 
 
-_BINARY_DOC = """{meaning} of every element, see :func:`torch.{torch_name}`. Keeps names and lock.
+_BINARY_DOC = """{meaning}, element by element, see :func:`torch.{torch_name}`. Keeps names and lock.
 
     Args:
         other: a number; a tensor, aligned with the batch dimensions and expanded over the others; or a
