@@ -1,0 +1,189 @@
+"""TensorDict operations: this project and the `tensordict` package in turn, on the same inputs, in one process.
+
+    python -m benchmarks.core_ops                    # every case, a minute or two
+    python -m benchmarks.core_ops --filter index --quick
+
+Prints a line a case: nanoseconds a call for both, their ratio (below 1 is faster than the reference), and how
+many times the bare-tensor loop it costs. Times are of this thread (torch has one here); ratios are medians of
+ratios within rounds, and the order within a round changes, so that a noisy machine slows both sides alike.
+Ends with the geometric mean, and writes `core_ops.json` into `benchmarks/results`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import random
+import re
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks._core_cases import LEAF_BOUND, CoreCase, Kit, all_cases
+from benchmarks._harness import RESULTS, machine
+
+OURS, REFERENCE = "tensordict_lite", "tensordict"
+WANTED_MEAN = 0.6
+
+
+@dataclass
+class Measured:
+    """What the rounds gave for one case; times in nanoseconds a call."""
+
+    case: CoreCase
+    ours: float = float("nan")
+    reference: float = float("nan")
+    floor: float | None = None
+    ratio: float = float("nan")
+    floor_ratio: float | None = None
+    error: str | None = None
+
+    @property
+    def met(self) -> bool:
+        """Both promises: the share of the reference's time, and the bound on the bare loop."""
+        bounded = not self.case.leaf_bound or self.floor_ratio is None or self.floor_ratio <= LEAF_BOUND
+        return self.error is None and self.ratio <= self.case.wanted and bounded
+
+
+def main() -> int:
+    """Run the benchmark from the command line; the exit status says whether every promise was kept."""
+    parser = argparse.ArgumentParser(description="TensorDict operations beside the reference package.")
+    parser.add_argument("--filter", default="", help="regular expression on 'group: name'")
+    parser.add_argument("--quick", action="store_true", help="fewer, shorter rounds")
+    parser.add_argument("--rounds", type=int, default=None)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    rounds, slice_s = (7, 5e-4) if options.quick else (25, 2e-3)
+    rounds = options.rounds or rounds
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    kits = [Kit(importlib.import_module(name)) for name in (OURS, REFERENCE)]
+    cases = [case for case in all_cases() if re.search(options.filter, f"{case.group}: {case.name}")]
+    print(f"{'case':34} {'ours':>10} {'reference':>10} {'ratio':>7} {'x floor':>8}")
+    results = []
+    for case in cases:
+        results.append(measure(case, kits, rounds, slice_s))
+        print(_line(results[-1]), flush=True)
+    print(summary(results))
+    save(results, options.results, rounds)
+    return 0 if all(result.met for result in results) else 1
+
+
+def measure(case: CoreCase, kits: list[Kit], rounds: int, slice_s: float) -> Measured:
+    """Time the case for both kits and the floor, ``rounds`` times in changing order."""
+    result = Measured(case)
+    calls: dict[str, Callable[[], Any]] = {}
+    try:
+        for label, kit in zip(("ours", "reference"), kits):
+            calls[label] = case.make(kit)
+            calls[label]()
+    except Exception as error:
+        text = str(error).splitlines()[0] if str(error) else ""
+        result.error = f"{label}: {type(error).__name__}: {text}"
+        return result
+    if case.floor is not None:
+        calls["floor"] = case.floor
+    counts = {label: _calibrate(call, slice_s) for label, call in calls.items()}
+    order, chance = list(calls), random.Random(0)
+    seen: dict[str, list[float]] = {label: [] for label in calls}
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            chance.shuffle(order)
+            for label in order:
+                seen[label].append(_time(calls[label], counts[label]))
+    finally:
+        gc.enable()
+    result.ours, result.reference = statistics.median(seen["ours"]), statistics.median(seen["reference"])
+    result.ratio = _paired(seen["ours"], seen["reference"])
+    if "floor" in seen:
+        result.floor = statistics.median(seen["floor"])
+        result.floor_ratio = _paired(seen["ours"], seen["floor"])
+    return result
+
+
+def _paired(mine: list[float], theirs: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(mine, theirs))
+
+
+def _calibrate(call: Callable[[], Any], slice_s: float) -> int:
+    count = 1
+    while (spent := _time(call, count) * count * 1e-9) < slice_s / 4:
+        count *= 2
+    return max(1, int(count * slice_s / spent))
+
+
+def _time(call: Callable[[], Any], count: int) -> float:
+    """Nanoseconds a call over ``count`` calls: of this thread, so that what else the machine runs is left out."""
+    times = range(count)
+    start = time.thread_time_ns()
+    for _ in times:
+        call()
+    return (time.thread_time_ns() - start) / count
+
+
+def _line(result: Measured) -> str:
+    name = f"{result.case.group}: {result.case.name}"
+    if result.error is not None:
+        return f"{name:34} failed  {result.error[:100]}"
+    floor = "" if result.floor_ratio is None else f"{result.floor_ratio:8.2f}"
+    mark = "" if result.met else "   <-- " + _reason(result)
+    return f"{name:34} {result.ours:8.0f}ns {result.reference:8.0f}ns {result.ratio:7.2f} {floor:>8}{mark}"
+
+
+def _reason(result: Measured) -> str:
+    if result.ratio > result.case.wanted:
+        return f"wanted {result.case.wanted:g} of the reference"
+    return f"wanted {LEAF_BOUND:g} x floor"
+
+
+def summary(results: list[Measured]) -> str:
+    """The geometric means, overall and a group, and what missed its mark."""
+    good = [result for result in results if result.error is None]
+    if not good:
+        return "no case ran"
+    mean = statistics.geometric_mean(result.ratio for result in good)
+    lines = ["", f"geometric mean {mean:.3f} of the reference's time over {len(good)} cases (wanted {WANTED_MEAN})"]
+    for group in dict.fromkeys(result.case.group for result in good):
+        ratios = [result.ratio for result in good if result.case.group == group]
+        lines.append(f"  {group:12} {statistics.geometric_mean(ratios):.3f}   worst {max(ratios):.2f}")
+    above = sum(result.ratio > 1 for result in good)
+    missed = sum(not result.met for result in results)
+    lines.append(f"{above} slower than the reference, {missed} short of a mark, {len(results) - len(good)} failed")
+    return "\n".join(lines)
+
+
+def save(results: list[Measured], folder: Path, rounds: int) -> None:
+    """Write everything measured to ``core_ops.json``."""
+    good = [result.ratio for result in results if result.error is None]
+    cases = [
+        {
+            "group": r.case.group, "name": r.case.name, "ours_ns": r.ours, "reference_ns": r.reference,
+            "floor_ns": r.floor, "ratio": r.ratio, "floor_ratio": r.floor_ratio, "wanted": r.case.wanted,
+            "leaf_bound": r.case.leaf_bound, "met": r.met, "error": r.error,
+        }
+        for r in results
+    ]  # fmt: skip
+    for case in cases:
+        case.update({key: None for key, value in case.items() if isinstance(value, float) and value != value})
+    document = {
+        "benchmark": "core_ops", "rounds": rounds, "machine": machine(),
+        "geometric_mean": statistics.geometric_mean(good) if good else None, "cases": cases,
+    }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "core_ops.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
