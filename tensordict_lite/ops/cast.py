@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict_lite.ops.operands import leaf_paths
+from tensordict_lite.ops.operands import leaf_paths, tracked_rows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -184,14 +184,14 @@ class CastOps:
             _force_batch_size(new, torch.Size(batch_size))
         if self._lock is not None:
             new._propagate_lock(None)
-        return self._undoable(new)
+        return self._writes_back(new)
 
     def _cast(self, dtype: torch.dtype) -> Self:
         """Every tensor in ``dtype``; those that have it are shared."""
         new = self._map_leaves(lambda leaf: leaf if leaf.dtype is dtype else leaf.to(dtype))
         if self._lock is not None:
             new._propagate_lock(None)
-        return self._undoable(new)
+        return self._writes_back(new)
 
     def _relocated(self, device: torch.device) -> Self:
         """Every tensor on the host (or nowhere); one wait for all copies."""
@@ -210,9 +210,9 @@ class CastOps:
             torch.accelerator.synchronize()
         if self._lock is not None:
             new._propagate_lock(None)
-        return self._undoable(new)
+        return self._writes_back(new)
 
-    def _undoable(self, new: Self) -> Self:
+    def _writes_back(self, new: Self) -> Self:
         """``new``, which as a context manager writes itself back into this collection."""
         origin = weakref.ref(self)
         new._last_op = (origin, partial(_undo_cast, origin))
@@ -401,7 +401,7 @@ _NOTHING = (None, None, False, None)
 def _clone_all(tensors: list[Tensor]) -> Sequence[Tensor]:
     if _foreach_clone is not None and tensors:
         try:
-            return _foreach_clone(tensors)
+            return tracked_rows(_foreach_clone(tensors), tensors)
         except RuntimeError:  # an integer beside one that requires grad, vmap, nested tensors
             pass
     return [tensor.clone() for tensor in tensors]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 __all__ = ["align", "broadcast", "fused", "is_collection", "is_object", "keys_mismatch", "leaf_paths", "pair_leaves"]
-__all__ += ["resolve", "spread", "widened"]
+__all__ += ["resolve", "spread", "tracked_rows", "widened"]
 
 NUMBERS = frozenset((int, float, bool, complex))
 
@@ -43,13 +43,27 @@ def fused(
     """
     if foreach is not None:
         try:
-            return foreach(leaves, *args)
+            return tracked_rows(foreach(leaves, *args), leaves, *args)
         except RuntimeError:
             pass
     if not args:
         return [each(leaf) for leaf in leaves]
     columns = [arg if type(arg) is list else [arg] * len(leaves) for arg in args]
     return [each(*row) for row in zip(leaves, *columns)]
+
+
+def tracked_rows(out: Sequence[Tensor], *columns: Any) -> Sequence[Tensor]:
+    """``out`` of a fused call, which tracks gradients for all of its results as soon as one needs them.
+
+    Those whose own operands need none are detached, as operations leaf by leaf would leave them.
+    """
+    if not out[0].requires_grad:
+        return out
+    needed = [False] * len(out)
+    for column in columns:
+        for i, operand in enumerate(column if type(column) is list else ()):
+            needed[i] |= isinstance(operand, Tensor) and operand.requires_grad
+    return [new if need else new.detach() for new, need in zip(out, needed)]
 
 
 def is_collection(value: Any) -> bool:
