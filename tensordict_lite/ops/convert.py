@@ -85,7 +85,7 @@ class ConvertOps(StateOps):
         if not self._batch_size:
             if not convert_nodes:
                 return self
-            return self.to_dict(convert_tensors=convert_tensors, tolist_first=tolist_first)
+            return self.to_dict(retain_none=False, convert_tensors=convert_tensors, tolist_first=tolist_first)
         rows = [
             row.tolist(convert_nodes=convert_nodes, convert_tensors=convert_tensors, tolist_first=tolist_first)
             for row in self.unbind(0)
