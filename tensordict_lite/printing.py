@@ -152,7 +152,11 @@ def _shared_entries(td: Any) -> list[tuple[str, Any]]:
         try:
             out.append((key, td._get_str(key)))
         except RuntimeError:  # members that do not stack
-            out.append((key, _Ragged(td._source[0]._get_str(key), td.get_item_shape(key))))
+            try:
+                shape = td.get_item_shape(key)
+            except RuntimeError:  # of different numbers of dimensions, even
+                shape = torch.Size((*td._batch_size, -1))
+            out.append((key, _Ragged(td._source[0]._get_str(key), shape)))
     return out
 
 
@@ -215,7 +219,7 @@ def _compact(td: Any) -> str:
         head.append(f"batch_size={_dimensions(td._batch_size)}")
     if _options["show_device"] and td.device is not None:
         head.append(f"device={td.device}")
-    if type(td._source) is not dict:
+    if type(td._source) is not dict and not _is_tensorclass(td):
         head.append(f"stack_dim={td._stack_dim}")
     start = f"{type(td).__name__}({', '.join([*head, 'fields='])}"
     fields = _block(td, "", td.batch_dims, td.device)
@@ -229,14 +233,14 @@ def _compact(td: Any) -> str:
 
 
 def _block(td: Any, head: str, dims: int, device: Any) -> _Block:
-    return _Block(head, [(key, _field(value, dims, device)) for key, value in _fields(td)])
+    return _Block(head, [(key, _field(value, dims, device, td)) for key, value in _fields(td)])
 
 
 def _member_block(own: dict[str, Any], dims: int) -> _Block:
     return _Block("", [(key, _field(value, dims, None)) for key, value in own.items()])
 
 
-def _field(value: Any, dims: int, device: Any) -> str | _Block:
+def _field(value: Any, dims: int, device: Any, parent: Any = None) -> str | _Block:
     if isinstance(value, _Ragged):
         if not isinstance(value.first, Tensor):
             return type(value.first).__name__
@@ -247,12 +251,14 @@ def _field(value: Any, dims: int, device: Any) -> str | _Block:
         return "None"
     if not hasattr(value, "_entries"):
         return type(value).__name__
+    in_stack = parent is not None and isinstance(parent._source, list)
     if value._is_non_tensor:
+        while in_stack and isinstance(value._source, list) and value._source:
+            value = value._source[0]  # the stack is the parent: what counts is what a member holds
         return type(value._payload if type(value._source) is dict else value).__name__
-    name = type(value).__name__
-    plain = type(value) is value._plain_class() if hasattr(value, "_plain_class") else False
+    plain = type(value) is value._plain_class() or (in_stack and isinstance(value._source, list))
     extra = value.batch_size[dims:]
-    head = ("" if plain else name) + (_dimensions(extra) if extra else "")
+    head = ("" if plain else type(value).__name__) + (_dimensions(extra) if extra else "")
     return _block(value, head, value.batch_dims, value.device if value.device is not None else device)
 
 
