@@ -132,8 +132,9 @@ def render(td: Any) -> str:
 def _fields(td: Any) -> Iterator[tuple[str, Any]]:
     """Entries in the order to print; the fields of a tensorclass that hold nothing follow as ``None``."""
     entries: Any = _shared_entries(td)
-    if _options["sort_keys"] == "alphabetical":
-        entries = sorted(entries, key=lambda item: item[0])
+    if _options["sort_keys"]:
+        # The colon counts: "a1" comes before "a", as in every printed form of the interface.
+        entries = sorted(entries, key=lambda item: item[0] + ":")
     if _is_tensorclass(td):
         entries = [*entries, *((name, None) for name in td._none_fields())]
     return iter(entries)
@@ -170,7 +171,7 @@ class _Ragged:
 
 def _exclusive(td: Any) -> list[tuple[int, dict[str, Any]]]:
     """For a lazy stack, the entries of each member that the others do not all have."""
-    if type(td._source) is dict or not td._source:
+    if type(td._source) is dict or not td._source or _is_tensorclass(td):
         return []
     common = set(td._key_list())
     out = []
