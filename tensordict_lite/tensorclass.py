@@ -150,6 +150,11 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
                 f"{sorted(cls._field_specs)}."
             )
 
+    @property
+    def shape(self) -> torch.Size:
+        """Same as :attr:`batch_size`, which is the one to assign to."""
+        return self._batch_size
+
     # -- fields ------------------------------------------------------------------------------------------
 
     @classmethod
@@ -200,7 +205,12 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
             if value is _MISSING:
                 return None if default is _MISSING or key in self._field_specs else default
         else:
-            value = super().get(key, None if default is _MISSING else default)
+            default = None if default is _MISSING else default
+            try:
+                value = super().get(key, default)
+            except (KeyError, ValueError):  # the path goes on below a tensor
+                require_path(key)
+                return default
         if isinstance(value, Tensor) or not isinstance(value, TensorCollection) or self._flags.tensor_only:
             return value
         return value._as_value()

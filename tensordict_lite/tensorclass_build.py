@@ -93,7 +93,7 @@ def build(
     if not documented:
         cls.__doc__ = f"{cls.__name__}{inspect.signature(cls.__init__)}".replace("(self, ", "(").replace("(self)", "()")
     if cast_filter is not None:
-        cls._cast_filter = staticmethod(cast_filter)
+        _install_cast_filter(cls, cast_filter)
     _install_rebuild(cls, options)
     _finish(cls, options)
     _KNOWN[_public_name(cls)] = cls
@@ -164,7 +164,7 @@ def _check_private_names(cls: Any) -> None:
 
 _BOOKKEEPING = frozenset(
     ("_flags", "_field_specs", "_raw_defaults", "_convert_value", "_cast_filter", "_abc_impl", "_is_flag_carrier")
-    + ("_rebuild", "_trusted", "_is_protocol", "_lazy_class", "_dense_class")
+    + ("_rebuild", "_trusted", "_apply_level", "_is_protocol", "_lazy_class", "_dense_class")
 )
 
 
@@ -230,6 +230,7 @@ def _install_rebuild(cls: Any, options: Flags) -> None:
     if options.skip_post_init_on_rebuild or dataclasses.MISSING in defaults:
         cls._rebuild = TensorCollection._rebuild
         cls._trusted = classmethod(TensorCollection._trusted.__func__)  # type: ignore[attr-defined]
+        cls._apply_level = TensorCollection._apply_level
         return
 
     def _rebuild(self: Any, source: Any, batch_size: torch.Size, names: Any = None) -> Any:
@@ -244,8 +245,28 @@ def _install_rebuild(cls: Any, options: Flags) -> None:
             new.__post_init__(*defaults)
         return new
 
+    def _apply_level(self: Any, *args: Any) -> Any:  # fills a shell, so it is the one place that rebuilds late
+        new = TensorCollection._apply_level(self, *args)
+        if new is not None:
+            new.__post_init__(*defaults)
+        return new
+
     cls._rebuild = _rebuild
     cls._trusted = classmethod(_trusted)
+    cls._apply_level = _apply_level
+
+
+def _install_cast_filter(cls: Any, cast_filter: Callable[..., bool]) -> None:
+    """Makes a filter the default of :meth:`to` and of the casts by name."""
+    cls._cast_filter = staticmethod(cast_filter)
+    for name in ("to", "float", "double", "half", "bfloat16", "int", "type"):
+        method = getattr(_root(cls), name)
+
+        def cast(self: Any, *args: Any, _method: Any = method, **kwargs: Any) -> Any:
+            kwargs.setdefault("cast_filter", cast_filter)
+            return _method(self, *args, **kwargs)
+
+        setattr(cls, name, functools.wraps(method)(cast))
 
 
 def _finish(cls: Any, options: Flags) -> None:

@@ -193,6 +193,8 @@ class TensorClassConversions(DenseCollection):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, *args: Any, **kwargs: Any) -> Any:
         """Copies the values of a state dict into the fields, see :meth:`TensorDict.load_state_dict`.
 
+        Fields that the state dict lacks keep their value.
+
         Raises:
             KeyError: a key of the state dict is not a field (with ``strict``).
         """
@@ -203,7 +205,7 @@ class TensorClassConversions(DenseCollection):
                     f"the key {key!r} of the state dict does not belong to {type(self).__name__}, whose fields are "
                     f"{sorted(self._field_specs)}"
                 )
-        return super().load_state_dict(state_dict, strict, *args, **kwargs)
+        return super().load_state_dict(state_dict, False, *args, **kwargs)
 
 
 # -- dataclasses -----------------------------------------------------------------------------------------------

@@ -379,7 +379,8 @@ def compile_init(cls: type, specs: Mapping[str, FieldSpec], flags: Flags) -> Cal
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__module__ = cls.__module__
     init._tensorclass_generated = True
-    hints = {name: getattr(fields[name].type, "type", fields[name].type) for name in (*specs, *init_vars)}
+    types_ = {name: fields[name].type for name in (*specs, *init_vars)}
+    hints = {name: hint.type if isinstance(hint, dataclasses.InitVar) else hint for name, hint in types_.items()}
     init.__annotations__ = {**hints, "return": None}
     signature = inspect.signature(init)
     init.__signature__ = signature.replace(
