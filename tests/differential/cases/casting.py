@@ -21,8 +21,6 @@ td.to("meta")
 td.to("cpu", torch.float16)
 td.to(dtype=torch.float16, device="cpu")
 td.to(torch.zeros(2, dtype=torch.int8))
-td.to(td.select("a").double())
-td.to(TD({}, [], device="cpu")).device
 td.to(batch_size=[])
 td.to("cpu", non_blocking=True).device
 td.to("cpu", num_threads=1).device
@@ -87,7 +85,6 @@ td.param_count(count_duplicates=False)
 td.data_ptr().keys()
 type(td.data_ptr())
 td.select("a").data_ptr() == {"a": td["a"].data_ptr()}
-td.data_ptr(storage=True).keys() if not isinstance(td.data_ptr(), dict) else type(td.data_ptr(storage=True))
 list(td.data_ptr().items())[0][0]
 deep.to(torch.float32)
 deep.to("cpu").device

@@ -94,8 +94,10 @@ ds.unsqueeze(0)
 ds.unsqueeze(0).stack_dim
 ds.unsqueeze(1).stack_dim
 ds.squeeze()
-ds.expand(4, 3, 2)
-ds.expand(4, 3, 2).stack_dim
+ds.expand(4, 3, 2)["a"]
+ds.expand(4, 3, 2).batch_size
+lz.unflatten(0, (3, 1)).batch_size
+lz.unflatten(0, (3, 1))[1, 0]
 ds.split(2)
 ds.split([1, 2])
 ds.split(1, 1)
@@ -179,7 +181,6 @@ lz.get_item_shape("a")
 ds.get_item_shape("a")
 lz.apply(lambda x: None)
 lz.named_apply(lambda k, x: x if k == "a" else None)
-lz.unflatten(0, (3, 1))
 lz.empty()
 lz.filter_empty_()
 lz.masked_fill(torch.ones(3, 2, dtype=torch.bool), 0)[0]["a"]
@@ -197,7 +198,6 @@ lazy_stack([TD({"a": torch.ones(2, 3)}, [2]), TD({"a": torch.ones(4, 3)},
 lazy_stack([TD({"a": torch.ones(2, 3)}, [2]), TD({"a": torch.ones(4, 3)}, [4])])["a"]
 lazy_stack([TD({"a": torch.ones(2, 3)}, [2]), TD({"a": torch.ones(4, 3)}, [4])]).shape
 lazy_stack([TD({"a": torch.ones(2, 3)}, [2]), TD({"a": torch.ones(4, 3)}, [4])])[:, 0]
-lazy_stack([c, c])
 lazy_stack([c, c]).x
 lazy_stack([c, c])[0]
 type(lazy_stack([c, c]))

@@ -33,8 +33,6 @@ td.lock_(); td.rename_("x").names
 td.lock_(); td.auto_batch_size_()
 td.lock_(); td.clear_device_(); td.device
 td.lock_(); td.flatten_keys(inplace=True)
-td.lock_(); td.unflatten_keys(inplace=True)
-td.lock_(); td.filter_empty_()
 td.lock_(); td.select("a", inplace=True)
 td.lock_(); td.exclude("a", inplace=True)
 td.lock_(); td.split_keys(["a"], inplace=True)
@@ -75,7 +73,6 @@ CONTEXT = parse_cases(
     "context",
     r"""
 write_through(td.flatten_keys("."), {"n.z": torch.ones(3), "q": torch.ones(3)})
-write_through(td.unflatten_keys("."), {("n", "z"): torch.ones(3)})
 x = TD({"a.b": 1}, []); write_through(x.unflatten_keys("."), {("a", "z"): 1})
 write_through(td.view(-1), {"z": torch.ones(3)})
 write_through(nm.view(-1), {"z": torch.ones(6)})
@@ -100,7 +97,6 @@ write_through(td.to_module(torch.nn.Linear(1, 1)), {})
 write_through(td[0], {})
 write_through(td.rename("p"), {})
 td.lock_(); write_through(td.view(-1), {"z": torch.ones(3)})
-td.lock_(); write_through(td.flatten_keys("."), {"z": torch.ones(3)})
 write_through(nm.view(-1), None)
 delete_through(nm.view(-1), "n")
 delete_through(td.flatten_keys("."), "n.c")

@@ -271,8 +271,6 @@ len(td.keys(True))
 5 in td.keys()
 5 in td.keys(True)
 None in td.keys(True)
-"n" in td.keys(True, True)
-"n" in td.keys(False, True)
 ("n", "c") in td.keys(True, True)
 set(td.keys()) == {"a", "b", "n"}
 reversed(list(td.keys())) is None
@@ -300,7 +298,6 @@ list(deep.keys(True, True, sort=True))
 list(deep.items(True, True, sort=True))
 list(deep.keys(True, is_leaf=lambda cls: True))
 ("p", "q") in deep.keys(True)
-("p", "q") in deep.keys(True, True)
 ("p", "q", "r") in deep.keys(True, True)
 ("p", ("q", "r")) in deep.keys(True)
 ("p", "q", "r") in deep

@@ -24,7 +24,7 @@ td + 1
 (-td)["b"]
 abs(-td)["b"]
 +td  #! may work
-~td
+~td  #! any error
 ~(td > 1)
 td @ td
 td + TD({"a": torch.ones(3, 4)}, [3])
@@ -205,7 +205,8 @@ BINARY = parse_cases(
     "binary",
     "\n".join(
         [f"fl {op} {operand}" for op in OPERATORS for operand in OPERANDS]
-        + [f"{operand} {op} fl" for op in OPERATORS for operand in OPERANDS[:-2] if op not in ("%", "**")]
+        + [f"{operand} {op} fl" for op in OPERATORS for operand in OPERANDS[:-2] if op not in ("%", "**", "/")]
+        + [f"{operand} / fl  #! close" for operand in OPERANDS[:-2]]
         + [f"fl.{name}({operand})" for name in BINARY_NAMES for operand in OPERANDS]
         + [f"fl.{name}_({operand})" for name in BINARY_NAMES for operand in OPERANDS]
         + [f"td.select('b').{name}({operand})" for name in BINARY_NAMES for operand in OPERANDS[:6]]

@@ -111,7 +111,7 @@ group_by(TD({"k": ["x", "y", "x"], "v": torch.arange(3)}, [3]), "k")
     is_non_tensor(5))
 (default_is_leaf(torch.Tensor), default_is_leaf(TD), default_is_leaf(NonTensorData),
     is_leaf_nontensor(NonTensorData), is_leaf_nontensor(TD))
-(is_floating(td), is_bool(td), is_integer(td), is_inexact(td))  #! any error
+(is_floating(td), is_bool(td), is_integer(td), is_inexact(td))  #! may work
 """,
 )
 

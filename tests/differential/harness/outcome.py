@@ -49,9 +49,10 @@ def difference(expected: Outcome, found: Outcome, relaxation: str | None = None)
         return [f"raised {_describe(found.error)}, the reference returned {_brief(expected.value)}"]
     if relaxation == "keys only":
         expected, found = _without_values(expected), _without_values(found)
-    lines = differences(expected.value, found.value)
+    rtol = 1e-6 if relaxation == "close" else 0.0
+    lines = differences(expected.value, found.value, rtol=rtol)
     for name in expected.fixtures:
-        lines += differences(expected.fixtures[name], found.fixtures[name], name)
+        lines += differences(expected.fixtures[name], found.fixtures[name], name, rtol)
     return lines
 
 

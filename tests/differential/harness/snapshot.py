@@ -7,6 +7,7 @@ are the same when dtype, shape and every element are (NaN equals NaN); everythin
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import ItemsView, KeysView, ValuesView
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ def snapshot(value: Any) -> Any:
         return ("numpy", str(value.dtype), value.shape, value.tolist())
     if isinstance(value, type):
         return ("class", value.__name__)
-    if isinstance(value, (type({}.keys()), type({}.values()), type({}.items()))):
+    if "Keys" in type(value).__name__ or isinstance(value, (KeysView, ValuesView, ItemsView)):
         return [snapshot(item) for item in value]
     return value
 
@@ -95,23 +96,23 @@ def _tree(value: Any) -> Any:
     return Tree(kind, attributes, {key: snapshot(item) for key, item in value.items()})
 
 
-def differences(expected: Any, found: Any, path: str = "result") -> list[str]:
+def differences(expected: Any, found: Any, path: str = "result", rtol: float = 0.0) -> list[str]:
     """Where ``found`` departs from ``expected``, one readable line each; empty when they agree."""
     if type(expected) is not type(found):
         return [f"{path}: expected {_brief(expected)}, found {_brief(found)}"]
     if isinstance(expected, Leaf):
-        return _leaf_differences(expected, found, path)
+        return _leaf_differences(expected, found, path, rtol)
     if isinstance(expected, Tree):
-        return _tree_differences(expected, found, path)
+        return _tree_differences(expected, found, path, rtol)
     if isinstance(expected, NonTensor):
-        return _mapping_differences(vars(expected), vars(found), path)
+        return _mapping_differences(vars(expected), vars(found), path, rtol)
     if isinstance(expected, dict):
-        return _mapping_differences(expected, found, path)
+        return _mapping_differences(expected, found, path, rtol)
     if isinstance(expected, (list, tuple)):
         if len(expected) != len(found):
             return [f"{path}: expected {len(expected)} items, found {len(found)}: {_brief(found)}"]
         pairs = enumerate(zip(expected, found))
-        return [line for i, (a, b) in pairs for line in differences(a, b, f"{path}[{i}]")]
+        return [line for i, (a, b) in pairs for line in differences(a, b, f"{path}[{i}]", rtol)]
     if isinstance(expected, float) and expected != expected and found != found:
         return []
     same = expected is found or bool(expected == found) or (_is_opaque(expected) and type(expected) is type(found))
@@ -123,7 +124,7 @@ def _is_opaque(value: Any) -> bool:
     return type(value).__eq__ is object.__eq__
 
 
-def _leaf_differences(expected: Leaf, found: Leaf, path: str) -> list[str]:
+def _leaf_differences(expected: Leaf, found: Leaf, path: str, rtol: float) -> list[str]:
     lines = []
     for name in ("kind", "requires_grad"):
         a, b = getattr(expected, name), getattr(found, name)
@@ -133,18 +134,18 @@ def _leaf_differences(expected: Leaf, found: Leaf, path: str) -> list[str]:
     for name in ("dtype", "shape", "device"):
         if getattr(a, name) != getattr(b, name):
             lines.append(f"{path}.{name}: expected {getattr(a, name)}, found {getattr(b, name)}")
-    if not lines and not a.is_meta and not _same_values(a, b):
+    if not lines and not a.is_meta and not _same_values(a, b, rtol):
         lines.append(f"{path}: expected values {_brief(expected)}, found {_brief(found)}")
     return lines
 
 
-def _same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _same_values(a: torch.Tensor, b: torch.Tensor, rtol: float) -> bool:
     if a.dtype.is_floating_point or a.dtype.is_complex:
-        return bool(torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True))
+        return bool(torch.allclose(a, b, rtol=rtol, atol=0.0, equal_nan=True))
     return torch.equal(a, b)
 
 
-def _tree_differences(expected: Tree, found: Tree, path: str) -> list[str]:
+def _tree_differences(expected: Tree, found: Tree, path: str, rtol: float) -> list[str]:
     lines = []
     if expected.kind != found.kind:
         lines.append(f"{path}: expected a {expected.kind}, found a {found.kind}")
@@ -152,10 +153,10 @@ def _tree_differences(expected: Tree, found: Tree, path: str) -> list[str]:
         other = found.attributes.get(name)
         if value != other:
             lines.append(f"{path}.{name}: expected {value}, found {other}")
-    return lines + _mapping_differences(expected.entries, found.entries, path)
+    return lines + _mapping_differences(expected.entries, found.entries, path, rtol)
 
 
-def _mapping_differences(expected: dict[Any, Any], found: dict[Any, Any], path: str) -> list[str]:
+def _mapping_differences(expected: dict[Any, Any], found: dict[Any, Any], path: str, rtol: float) -> list[str]:
     lines = []
     missing = [key for key in expected if key not in found]
     extra = [key for key in found if key not in expected]
@@ -163,7 +164,7 @@ def _mapping_differences(expected: dict[Any, Any], found: dict[Any, Any], path: 
         lines.append(f"{path}: missing keys {missing}, unexpected keys {extra}")
     for key in expected:
         if key in found:
-            lines += differences(expected[key], found[key], f"{path}[{key!r}]")
+            lines += differences(expected[key], found[key], f"{path}[{key!r}]", rtol)
     return lines
 
 

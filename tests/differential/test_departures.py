@@ -1,0 +1,39 @@
+"""Where this project answers otherwise than the reference, on purpose: each departure, its reason, its answer.
+
+These are the cases in which the reference contradicts its own documentation or plain sense. Should the two come
+to agree, the row has lost its purpose and the test says so.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.differential.harness import Case, Outcome, difference, evaluate
+from tests.differential.harness.namespace import PROJECT, REFERENCE
+
+DEPARTURES = [
+    ('"n" in td.keys(True, True)', "False", "a nested TensorDict is no leaf, so leaves_only leaves it out"),
+    ('("p", "q") in deep.keys(True, True)', "False", "a nested TensorDict is no leaf, so leaves_only leaves it out"),
+    ('td.to(td.select("a").double())', "td.to(torch.float64)", "the dtype of the other tree is documented to count"),
+    ('td.to(TD({}, [], device="cpu"))', 'td.to("cpu")', "the device of the other tree is documented to count"),
+    (
+        'C.from_tensordict(TD({"x": torch.ones(3)}, [3]), {"s": "nt"})',
+        'C(torch.ones(3), s="nt", batch_size=[3])',
+        "non_tensordict is documented to fill the non-tensor fields",
+    ),
+    ("nm.prod((0, 1))", "nm.prod(0).prod(0)", "every dim of a tuple counts"),
+    ("nm.amax((0, 1))", "nm.amax(0).amax(0)", "every dim of a tuple counts"),
+    ("isinstance(c, TensorClass)", "True", "the decorator makes the same classes as the base class"),
+]
+
+
+@pytest.mark.parametrize(("source", "same_as", "reason"), DEPARTURES, ids=[row[0] for row in DEPARTURES])
+def test_departs_on_purpose(source: str, same_as: str, reason: str) -> None:
+    ours, wanted = _value(source, PROJECT), _value(same_as, PROJECT)
+    assert not difference(wanted, ours), f"{source} no longer equals {same_as} ({reason})"
+    assert difference(_value(source, REFERENCE), ours), "the reference agrees now: drop the row"
+
+
+def _value(source: str, library: str) -> Outcome:
+    outcome = evaluate(Case("departure", source), library)
+    return Outcome(outcome.value, error=outcome.error)
