@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tensordict_lite.memmap.mapping import check_room, no_room, reserve
 
-__all__ = ["BLOCK", "new_file", "raw_bytes", "write_all", "write_tensor", "write_tensor_to"]
+__all__ = ["BLOCK", "new_file", "raw_bytes", "write_all", "write_rows", "write_tensor", "write_tensor_to"]
 
 BLOCK = 16 << 20  # a tensor that is not contiguous in host memory is copied through blocks of this many bytes
 
@@ -83,10 +83,19 @@ def write_tensor_to(fd: int, tensor: Tensor, path: str) -> None:
     _write_blocks(fd, tensor, path, 0)
 
 
+def write_rows(fd: int, tensor: Tensor, path: str, offset: int) -> None:
+    """Writes the elements in row-major order at a byte offset."""
+    tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.numel():
+        _write_blocks(fd, tensor, path, offset)
+
+
 def _write_blocks(fd: int, tensor: Tensor, path: str, offset: int) -> int:
     """Strided, expanded or device memory: contiguous host copies of a bounded size, one after the other."""
     nbytes = tensor.numel() * tensor.element_size()
-    if nbytes <= BLOCK or tensor.ndim == 0:
+    if nbytes <= BLOCK or tensor.ndim == 0 or (tensor.device.type == "cpu" and tensor.is_contiguous()):
         write_all(fd, raw_bytes(_host(tensor)), offset, path)
         return offset + nbytes
     per_row = nbytes // tensor.shape[0]

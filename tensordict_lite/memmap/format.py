@@ -21,7 +21,7 @@ import json
 import os
 import re
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
@@ -109,13 +109,25 @@ class LeafMeta:
     layout: str | None = None
     """``"jagged"`` for a nested tensor of that layout."""
     capacity: int | None = None
-    """Rows that the file has room for, where it holds more than ``shape`` says (a growing dataset)."""
+    """Rows that the file has room for, where that is more than ``shape`` says; -1 for any number."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of a tensor that is not nested."""
         total = ITEMSIZE[self.dtype]
         for n in self.shape:
+            total *= n
+        return total
+
+    @property
+    def room(self) -> int | None:
+        """Bytes that the file may hold at most, where that is more than :attr:`nbytes`."""
+        if self.capacity is None or not self.shape:
+            return None
+        if self.capacity < 0:
+            return MAX_BYTES
+        total = ITEMSIZE[self.dtype] * self.capacity
+        for n in self.shape[1:]:
             total *= n
         return total
 
@@ -137,6 +149,15 @@ class NodeMeta:
     """Nested collections: key -> class name."""
     raw: dict[str, Any] = field(default_factory=dict)
     """The whole of ``meta.json``."""
+
+    def keep_rows(self, rows: int) -> None:
+        """Only the first rows of a dataset that grows: those that its outermost folder has committed."""
+        if self.shape[0] < rows:
+            raise DatasetError(self.path, f"has {self.shape[0]} rows, and the parent has committed {rows}")
+        self.shape = (rows, *self.shape[1:])
+        for key, leaf in self.leaves.items():
+            if not leaf.is_nested:
+                self.leaves[key] = replace(leaf, shape=(rows, *leaf.shape[1:]), capacity=-1)
 
 
 def leaf_meta(dtype: str, shape: tuple[int, ...], is_nested: bool = False, **extra: Any) -> dict[str, Any]:
@@ -292,6 +313,8 @@ def _parse_dense(path: str, data: dict[str, Any], node: NodeMeta) -> None:
     node.shape = check_shape(path, data.get("shape"), "the batch size")
     node.device = _check_device(path, data.get("device"))
     node.names = _check_names(path, data.get("_names"), len(node.shape))
+    if "_growing" in data and (not is_count(data["_growing"], MAX_BYTES) or not node.shape):
+        raise DatasetError(path, f"'_growing' should be the number of rows with room, found {_short(data['_growing'])}")
     hidden = data.get("_entries")
     if hidden is not None and type(hidden) is not dict:
         raise DatasetError(path, f"'_entries' should be an object, found {_short(hidden)}")

@@ -50,11 +50,13 @@ class Loader:
     empty: bool = False
     """Whether tensors are made without their data (meta device, fake mode)."""
 
-    def load(self, folder: str, *, top: bool = False, lead: torch.Size | None = None) -> TensorCollection:
-        """The collection of a folder. ``lead``: batch size that it must start with."""
+    def load(
+        self, folder: str, *, top: bool = False, lead: torch.Size | None = None, rows: int | None = None
+    ) -> TensorCollection:
+        """The collection of a folder. ``lead``: batch size that it must start with. ``rows``: see :meth:`dense`."""
         meta = read_meta(folder, nested=not top)
         if meta.kind == "tensordict":
-            out: TensorCollection = self.dense(meta)
+            out: TensorCollection = self.dense(meta, rows)
         else:
             out = _reader(meta.kind)(self, meta, lead)
         if lead and out.batch_size[: len(lead)] != lead:
@@ -64,8 +66,14 @@ class Loader:
             )
         return out
 
-    def dense(self, meta: NodeMeta) -> TensorDict:
-        """Tensors and sub-folders."""
+    def dense(self, meta: NodeMeta, rows: int | None = None) -> TensorDict:
+        """Tensors and sub-folders.
+
+        ``rows``: the parent is a dataset that grows, with this many rows committed; this folder may know of more.
+        """
+        if "_growing" in meta.raw:
+            rows = meta.shape[0] if rows is None else rows
+            meta.keep_rows(rows)  # and nothing about the size of the files: they may be growing at this moment
         source: dict[str, Any] = {}
         size = torch.Size(meta.shape)
         folder = meta.path
@@ -78,7 +86,7 @@ class Loader:
                 if key in leaves:
                     source[key] = self.leaf(folder, key, leaves[key])
                 elif key in children:
-                    source[key] = self.load(self._child(folder, key), lead=size)
+                    source[key] = self.load(self._child(folder, key), lead=size, rows=rows)
         device = self.device if self.device is not None else (None if meta.device is None else _CPU)
         return TensorDict._trusted(source, size, device, meta.names)
 
@@ -104,8 +112,7 @@ class Loader:
         if leaf.is_nested:
             return self._move(self._nested(path, dtype, leaf))
         nbytes = leaf.nbytes
-        room = None if leaf.capacity is None or not leaf.shape else nbytes // max(1, leaf.shape[0]) * leaf.capacity
-        check_leaf_file(path, nbytes, room=room)
+        check_leaf_file(path, nbytes, room=leaf.room)
         writable = True if self.mode == "r+" else self._writable(path)
         return self._move(MemoryMappedTensor._map(path, dtype, leaf.shape, writable))
 

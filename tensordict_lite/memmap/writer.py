@@ -1,0 +1,496 @@
+"""Datasets that grow: rows appended by one or many processes, readable at any moment.
+
+The files have room for more rows than are committed, and the metadata says how many are. A flush takes a lock,
+writes rows behind the committed ones, and then the metadata, that of the outermost collection last: its row
+count, replaced in one rename, is what counts. Whoever is killed earlier has written behind the end, where
+nobody looks and the next flush writes again. Nested folders are described before the root, so a reader, who goes
+the other way, finds at least the rows that the root promises (``load.py`` cuts the rest off).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite.base import TensorCollection
+from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap.files import new_file, write_all, write_rows
+from tensordict_lite.memmap.format import META, SUFFIX, encode_key, read_meta
+from tensordict_lite.memmap.mapping import reserve
+from tensordict_lite.memmap.plan import Plan, plan_for
+from tensordict_lite.memmap.staging import Staging, sync_folder
+
+__all__ = ["DatasetWriter"]
+
+_BUFFER = 8 << 20  # appended rows are kept until they are this many bytes
+_STEP = 1 << 30  # room is doubled, but never by more than this many bytes a file
+
+
+class DatasetWriter:
+    """Appends rows to a dataset on disk.
+
+    Args:
+        path: folder of the dataset; made if it is not there, continued if it is.
+        example: one row, whose keys, shapes and dtypes all rows have: a TensorDict or a tensorclass, or a (nested)
+            mapping from keys to ``(shape, dtype)``. May be left out for a dataset that exists.
+        capacity: rows to reserve room for at once. The dataset grows beyond it all the same.
+
+    Raises:
+        ValueError: the dataset that is there has other keys, shapes or dtypes.
+        DatasetError: what is there is not a dataset.
+        OSError: there is no room.
+
+    Several writers, in any number of processes, may append to one dataset: each flush adds a contiguous block of
+    rows. Rows are kept in memory until :meth:`flush` (or until they are a few megabytes), and a crash loses those
+    only. Readers see committed rows: ``TensorDict.load_memmap(path)``, again whenever they want to see more.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from tensordict_lite import TensorDict
+        >>> from tensordict_lite.memmap.writer import DatasetWriter
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> with DatasetWriter(folder.name, TensorDict({"x": torch.zeros(2), "y": torch.tensor(0)})) as writer:
+        ...     for i in range(3):
+        ...         writer.append(TensorDict({"x": torch.ones(2) * i, "y": torch.tensor(i)}))
+        ...     rows = writer.flush()
+        ...     _ = writer.append(TensorDict({"x": torch.ones(5, 2), "y": torch.arange(5)}, [5]))
+        >>> rows, TensorDict.load_memmap(folder.name)["y"].tolist()
+        (3, [0, 1, 2, 0, 1, 2, 3, 4])
+        >>> DatasetWriter(folder.name).finalize().batch_size
+        torch.Size([8])
+    """
+
+    def __init__(self, path: str | os.PathLike[str], example: Any = None, capacity: int | None = None) -> None:
+        self.path = os.path.abspath(os.fspath(path))
+        self._rows: list[list[Tensor]] = []
+        self._pending = self._pending_bytes = 0
+        self._files: dict[str, int] = {}
+        self._folder: int | None = None
+        row = None if example is None else _as_row(example)
+        if not os.path.exists(os.path.join(self.path, META)):
+            if row is None:
+                raise DatasetError(self.path, "there is no dataset to continue: give an example row to start one")
+            _create_once(self.path, row, 0 if capacity is None else capacity)
+        self._schema = _Schema.read(self.path)
+        if row is not None:
+            self._schema.check_example(row)
+        self._folder = _open_folder(self.path)
+        self._pid = os.getpid()
+        if capacity:
+            with self._locked():
+                rows, room = self._state()
+                if capacity > room:
+                    self._grow(rows, capacity)
+
+    # -- appending -----------------------------------------------------------------------------------------
+
+    def append(self, rows: Any) -> int:
+        """Adds a row (of the batch size of the example) or a batch of rows (one more dimension in front).
+
+        Returns:
+            Rows that wait for :meth:`flush`.
+
+        Raises:
+            ValueError: keys, shapes or dtypes are not those of the example; nothing is added.
+        """
+        self._check_open()
+        leaves, count = self._schema.leaves_of(rows)
+        size = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+        if size >= _BUFFER:
+            self.flush()
+            self._write([leaves], count)
+            return 0
+        self._rows.append([leaf.detach().clone() for leaf in leaves])
+        self._pending += count
+        self._pending_bytes += size
+        if self._pending_bytes >= _BUFFER:
+            self.flush()
+        return self._pending
+
+    def flush(self, durable: bool = False) -> int:
+        """Commits the appended rows: from now on readers see them, and a crash keeps them.
+
+        Args:
+            durable: also wait for the disk, data before metadata, so that a power failure keeps them too.
+
+        Returns:
+            Rows in the dataset, those of other writers included.
+        """
+        self._check_open()
+        if not self._rows:
+            return self._write([], 0, durable) if durable else len(self)
+        total = self._write(self._rows, self._pending, durable)
+        self._rows, self._pending, self._pending_bytes = [], 0, 0
+        return total
+
+    def __len__(self) -> int:
+        """Committed rows, those of other writers included."""
+        return self._state()[0]
+
+    def _write(self, blocks: list[list[Tensor]], count: int, durable: bool = False) -> int:
+        with self._locked():
+            rows, room = self._state()
+            if rows + count > room:
+                self._grow(rows, rows + count)
+            for number, leaf in enumerate(self._schema.leaves):
+                if leaf.row_bytes and blocks:
+                    parts = [block[number] for block in blocks]
+                    tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
+                    write_rows(self._file(leaf.file), tensor, leaf.file, rows * leaf.row_bytes)
+            if durable:
+                for leaf in self._schema.leaves:
+                    if leaf.row_bytes:
+                        os.fdatasync(self._file(leaf.file))
+            self._commit(rows + count, durable)
+        return rows + count
+
+    def _file(self, file: str) -> int:
+        fd = self._files.get(file)
+        if fd is None:
+            fd = self._files[file] = os.open(os.path.join(self.path, file), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        return fd
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One writer at a time; the kernel lets go of the lock of a writer that dies."""
+        assert self._folder is not None
+        with _flock(self._folder):
+            yield
+
+    def _state(self) -> tuple[int, int]:
+        """Committed rows, and rows that there is room for."""
+        meta = _load_json(os.path.join(self.path, self._schema.head))
+        return int(meta["shape"][0]), int(meta.get("_growing") or 0)
+
+    def _grow(self, rows: int, wanted: int) -> None:
+        """Reserves room, then says so; a reader never meets a file that is larger than its metadata allows."""
+        largest = max((leaf.row_bytes for leaf in self._schema.leaves), default=1) or 1
+        room = max(wanted, min(2 * rows, rows + max(1, _STEP // largest)))
+        room = max(room, min(1024, max(1, _BUFFER // largest)))
+        self._commit(rows, False, room)
+        for leaf in self._schema.leaves:
+            if leaf.row_bytes:
+                fd = self._file(leaf.file)
+                reserve(fd, room * leaf.row_bytes, leaf.file, start=os.fstat(fd).st_size)
+
+    def _commit(self, rows: int, durable: bool, room: int | None = None) -> None:
+        """Writes the row count everywhere, the head last."""
+        for file in reversed(self._schema.metas):  # innermost first, the head of all last
+            path = os.path.join(self.path, file)
+            meta = _load_json(path)
+            _set_rows(meta, rows, room if room is not None else meta.get("_growing"))
+            _replace_json(path, meta, durable)
+
+    # -- ending --------------------------------------------------------------------------------------------
+
+    def finalize(self) -> Any:
+        """Commits, gives the unused room back and makes the folder an ordinary dataset, without a copy.
+
+        Appending goes on with a new :class:`DatasetWriter`, if need be.
+
+        Returns:
+            The dataset, loaded.
+        """
+        from tensordict_lite.memmap.load import load_collection
+
+        self.flush()
+        with self._locked():
+            rows, _ = self._state()
+            for leaf in self._schema.leaves:
+                if leaf.row_bytes:
+                    os.ftruncate(self._file(leaf.file), rows * leaf.row_bytes)
+            for file in reversed(self._schema.metas):
+                path = os.path.join(self.path, file)
+                meta = _load_json(path)
+                _set_rows(meta, rows, None)
+                _replace_json(path, meta, False)
+        self._release()
+        return load_collection(self.path)
+
+    def close(self) -> None:
+        """Commits what was appended. The dataset stays open for growth by other writers."""
+        if self._folder is not None:
+            self.flush()
+            self._release()
+
+    def _release(self) -> None:
+        for fd in self._files.values():
+            os.close(fd)
+        self._files = {}
+        if self._folder is not None:
+            os.close(self._folder)
+            self._folder = None
+
+    def _check_open(self) -> None:
+        if self._folder is None:
+            raise ValueError(f"this writer of {self.path} is closed: open another DatasetWriter to continue")
+        if os.getpid() != self._pid:
+            # In a forked child: the lock needs a file of its own, and the waiting rows are those of the parent.
+            self._folder, self._pid = _open_folder(self.path), os.getpid()
+            self._rows, self._pending, self._pending_bytes = [], 0, 0
+
+    def __enter__(self) -> DatasetWriter:
+        return self
+
+    def __exit__(self, exc_type: Any, exc: Any, tb: Any) -> None:
+        if exc_type is None:
+            self.close()
+        else:  # rows of an interrupted block are not committed behind the user's back
+            self._release()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A writer travels to another process as its path; rows that are not flushed do not."""
+        return {"path": self.path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["path"])  # type: ignore[misc]
+
+
+# -- schema --------------------------------------------------------------------------------------------------
+
+
+class _Leaf:
+    """One tensor of a row: where it is in the collection, on disk, and what it looks like."""
+
+    __slots__ = ("dtype", "file", "path", "row_bytes", "shape")
+
+    def __init__(self, path: tuple[str, ...], file: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        self.path = path
+        self.file = file
+        self.dtype = dtype
+        self.shape = shape
+        self.row_bytes = dtype.itemsize
+        for n in shape:
+            self.row_bytes *= n
+
+
+class _Schema:
+    """Leaves and metadata files of a dataset; ``head`` is the metadata whose row count rules."""
+
+    def __init__(self) -> None:
+        self.leaves: list[_Leaf] = []
+        self.metas: list[str] = []
+        self.batch: tuple[int, ...] = ()
+
+    @property
+    def head(self) -> str:
+        return self.metas[0]
+
+    @classmethod
+    def read(cls, root: str) -> _Schema:
+        schema = cls()
+        schema._walk(root, "", ())
+        return schema
+
+    def _walk(self, root: str, folder: str, path: tuple[str, ...]) -> None:
+        from tensordict_lite.memmap.load import DTYPES
+
+        meta = read_meta(os.path.join(root, folder) if folder else root)
+        if meta.kind == "tensorclass":
+            self._walk(root, _join(folder, "_tensordict"), path)
+            return
+        if meta.kind == "nontensor" and path:
+            return  # one object for all rows, there is nothing to append
+        if meta.kind != "tensordict" or not meta.shape:
+            raise DatasetError(meta.path, "a dataset that grows is made of dense collections with a batch dimension")
+        if not self.metas:
+            self.batch = meta.shape[1:]
+        self.metas.append(_join(folder, META))
+        for key, leaf in meta.leaves.items():
+            if leaf.is_nested:
+                raise DatasetError(meta.path, f"the nested tensor {key!r} cannot grow")
+            file = _join(folder, encode_key(key) + SUFFIX)
+            self.leaves.append(_Leaf((*path, key), file, DTYPES[leaf.dtype], leaf.shape[1:]))
+        for key in meta.children:
+            self._walk(root, _join(folder, encode_key(key)), (*path, key))
+
+    def leaves_of(self, rows: Any) -> tuple[list[Tensor], int]:
+        """The tensors of a row or a batch, each ``[count, ...]``, in the order of the schema."""
+        if not isinstance(rows, TensorCollection):
+            raise ValueError(f"rows are a TensorDict or a tensorclass, got a {type(rows).__name__}")
+        size = tuple(rows._batch_size)
+        if size == self.batch:
+            count, lead = 1, ()
+        elif size[1:] == self.batch and len(size) == len(self.batch) + 1:
+            count, lead = size[0], size[:1]
+        else:
+            raise ValueError(
+                f"a row has the batch size {list(self.batch)} and a batch of rows one more dimension in front: got "
+                f"{list(size)}"
+            )
+        out = []
+        for leaf in self.leaves:
+            tensor = _entry(rows, leaf.path)
+            if tensor.dtype != leaf.dtype or tuple(tensor.shape) != (*lead, *leaf.shape):
+                raise ValueError(
+                    f"{leaf.path} should be {leaf.dtype} of shape {[*lead, *leaf.shape]}, got {tensor.dtype} of shape "
+                    f"{list(tensor.shape)}"
+                )
+            out.append(tensor if lead else tensor.unsqueeze(0))
+        self._check_no_more(rows)
+        return out, count
+
+    def _check_no_more(self, rows: Any) -> None:
+        if len(rows._leaves()) != len(self.leaves):
+            known = {leaf.path for leaf in self.leaves}
+            extra = [path for path in _tensor_paths(rows, ()) if path not in known]
+            raise ValueError(f"the rows have entries that the dataset lacks: {extra}")
+
+    def check_example(self, row: TensorCollection) -> None:
+        try:
+            self.leaves_of(row)
+        except ValueError as err:
+            raise ValueError(f"the dataset that is there does not fit the example: {err}") from None
+
+
+def _join(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def _entry(rows: Any, path: tuple[str, ...]) -> Tensor:
+    node = rows
+    for part in path:
+        try:
+            node = node._get_str(part)
+        except (KeyError, AttributeError):
+            raise ValueError(f"the rows have no entry {path}") from None
+    if not isinstance(node, Tensor):
+        raise ValueError(f"{path} should be a tensor, got a {type(node).__name__}")
+    return node
+
+
+def _tensor_paths(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for key in node._key_list():
+        value = node._get_str(key)
+        if isinstance(value, Tensor):
+            yield (*path, key)
+        else:
+            yield from _tensor_paths(value, (*path, key))
+
+
+def _as_row(example: Any) -> TensorCollection:
+    """A row from an example, or from a mapping of keys to ``(shape, dtype)``."""
+    from tensordict_lite.tensordict import TensorDict
+
+    if isinstance(example, TensorCollection):
+        return example
+    if not isinstance(example, Mapping):
+        raise ValueError(
+            "an example is a TensorDict or a tensorclass, a schema a mapping from keys to (shape, dtype): got a "
+            f"{type(example).__name__}"
+        )
+    entries: dict[Any, Any] = {}
+    for key, value in example.items():
+        if isinstance(value, Mapping):
+            entries[key] = _as_row(value)
+            continue
+        try:
+            shape, dtype = value
+            entries[key] = torch.zeros((), dtype=dtype).expand(torch.Size(shape))
+        except (TypeError, ValueError):
+            raise ValueError(f"the schema of {key!r} should be (shape, dtype), got {value!r}") from None
+    return TensorDict(entries, [])
+
+
+# -- metadata --------------------------------------------------------------------------------------------------
+
+
+def _open_folder(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+@contextlib.contextmanager
+def _flock(fd: int) -> Iterator[None]:
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def _create_once(path: str, row: TensorCollection, capacity: int) -> None:
+    """Several processes may start the same dataset: the first one makes it."""
+    parent = os.path.dirname(path)
+    os.makedirs(parent, exist_ok=True)
+    fd = _open_folder(parent)
+    try:
+        with _flock(fd):
+            if not os.path.exists(os.path.join(path, META)):
+                _create(path, row, capacity)
+    finally:
+        os.close(fd)
+
+
+def _create(path: str, row: TensorCollection, capacity: int) -> None:
+    """An empty dataset with the structure of a row."""
+    if any(leaf.is_nested for leaf in row._leaves()):
+        raise ValueError("a dataset that grows has no nested tensors: their rows have no fixed size")
+    plan: Plan = plan_for(row)
+    for folder in plan.folders:
+        meta = folder.meta
+        if "shape" not in meta:
+            continue
+        meta["shape"] = [0, *meta["shape"]]
+        if meta.get("_names") is not None:
+            meta["_names"] = [None, *meta["_names"]]
+    for leaf in plan.leaves:
+        leaf.entry["shape"] = [0, *leaf.entry["shape"]]
+    for folder in plan.folders:
+        if "shape" in folder.meta:
+            _set_rows(folder.meta, 0, capacity)
+    staging = Staging(path)
+    try:
+        files = []
+        for folder in plan.folders:
+            os.makedirs(os.path.join(staging.root, folder.path), exist_ok=True)
+            for name, content in {**folder.blobs, META: folder.json()}.items():
+                with open(os.path.join(staging.root, folder.join(name)), "wb") as file:
+                    file.write(content)
+            files += [folder.join(name) for name in folder.blobs]
+        for leaf in plan.leaves:
+            fd = os.open(os.path.join(staging.root, leaf.file), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                reserve(fd, capacity * leaf.nbytes, leaf.file)
+            finally:
+                os.close(fd)
+            files.append(leaf.file)
+        staging.commit(files, [folder.path for folder in plan.folders])
+    except BaseException:
+        staging.abort()
+        raise
+
+
+def _set_rows(meta: dict[str, Any], rows: int, room: int | None) -> None:
+    """Row count and room of one folder; without room it is an ordinary dataset."""
+    meta["shape"] = [rows, *meta["shape"][1:]]
+    entries = [*meta.values(), *meta.get("_entries", {}).values()]
+    for entry in entries:
+        if type(entry) is dict and "dtype" in entry:
+            entry["shape"] = [rows, *entry["shape"][1:]]
+            entry.pop("capacity", None)
+            if room is not None:
+                entry["capacity"] = room
+    meta.pop("_growing", None)
+    if room is not None:
+        meta["_growing"] = room
+
+
+def _load_json(path: str) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        return json.loads(file.read())  # type: ignore[no-any-return]
+
+
+def _replace_json(path: str, meta: dict[str, Any], durable: bool) -> None:
+    with new_file(path) as fd:
+        write_all(fd, json.dumps(meta).encode(), 0, path)
+        if durable:
+            os.fsync(fd)
+    if durable:
+        sync_folder(os.path.dirname(path))

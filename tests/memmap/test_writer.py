@@ -1,0 +1,257 @@
+"""DatasetWriter: rows appended by one or many processes, seen when committed, kept through crashes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensordict as reference
+import torch
+
+from tensordict_lite import TensorClass, TensorDict
+from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap.writer import DatasetWriter
+
+SCHEMA = {"x": ((3,), torch.float32), "n": {"id": ((), torch.int64), "flag": ((2,), torch.bool)}}
+
+
+def rows(start: int, count: int) -> TensorDict:
+    """Rows whose content follows from their number, so that a mixed-up one shows."""
+    ids = torch.arange(start, start + count)
+    x = ids[:, None] * torch.ones(3)
+    return TensorDict({"x": x, "n": {"id": ids, "flag": (ids % 2 == 0)[:, None].expand(-1, 2)}}, [count])
+
+
+def check_rows(data: TensorDict) -> list[int]:
+    ids = data["n", "id"]
+    assert torch.equal(data["x"], ids[:, None] * torch.ones(3))
+    assert torch.equal(data["n", "flag"], (ids % 2 == 0)[:, None].expand(-1, 2))
+    return ids.tolist()
+
+
+def test_readers_see_committed_rows_only(tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "d", SCHEMA) as writer:
+        assert TensorDict.load_memmap(tmp_path / "d").batch_size == (0,)
+        assert writer.append(rows(0, 5)) == 5 and len(writer) == 0
+        assert writer.flush() == 5
+        early = TensorDict.load_memmap(tmp_path / "d")
+        writer.append(rows(5, 1)[0])
+        writer.flush()
+        assert check_rows(early) == [0, 1, 2, 3, 4]
+        assert check_rows(TensorDict.load_memmap(tmp_path / "d")) == [0, 1, 2, 3, 4, 5]
+        assert TensorDict.load_memmap(tmp_path / "d" / "n").batch_size == (6,)
+        assert tuple(reference.TensorDict.load_memmap(tmp_path / "d").batch_size) == (6,)
+        writer.append(rows(6, 1))
+    assert check_rows(TensorDict.load_memmap(tmp_path / "d")) == list(range(7))
+
+
+def test_finalize_gives_an_ordinary_dataset(tmp_path: Path) -> None:
+    writer = DatasetWriter(tmp_path / "d", rows(0, 1)[0], capacity=1000)
+    writer.append(rows(0, 10))
+    inode = os.stat(tmp_path / "d" / "x.memmap").st_ino
+    assert os.path.getsize(tmp_path / "d" / "x.memmap") == 12_000
+    done = writer.finalize()
+    assert check_rows(done) == list(range(10))
+    assert os.path.getsize(tmp_path / "d" / "x.memmap") == 120
+    assert os.stat(tmp_path / "d" / "x.memmap").st_ino == inode  # no copy
+    rows(0, 10).memmap(tmp_path / "plain")
+    for file in (tmp_path / "plain").rglob("*"):
+        if file.is_file():
+            assert file.read_bytes() == (tmp_path / "d" / file.relative_to(tmp_path / "plain")).read_bytes()
+    assert sorted(p.name for p in (tmp_path / "d").iterdir()) == ["meta.json", "n", "x.memmap"]
+    with pytest.raises(ValueError, match="closed"):
+        writer.append(rows(0, 1))
+    with DatasetWriter(tmp_path / "d") as again:
+        again.append(rows(10, 2))
+    assert check_rows(TensorDict.load_memmap(tmp_path / "d")) == list(range(12))
+
+
+def test_growth_beyond_the_capacity(tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "d", SCHEMA, capacity=4) as writer:
+        total = 0
+        for count in (3, 1, 700, 1, 5000, 2):
+            writer.append(rows(total, count))
+            total += count
+            assert writer.flush() == total
+    assert check_rows(TensorDict.load_memmap(tmp_path / "d")) == list(range(total))
+
+
+def test_large_batches_are_not_kept_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensordict_lite.memmap.writer._BUFFER", 1000)
+    with DatasetWriter(tmp_path / "d", SCHEMA) as writer:
+        assert writer.append(rows(0, 3)) == 3
+        assert writer.append(rows(3, 500)) == 0 and len(writer) == 503
+        for i in range(503, 600):
+            writer.append(rows(i, 1)[0])
+        assert len(writer) > 503
+    assert check_rows(TensorDict.load_memmap(tmp_path / "d")) == list(range(600))
+
+
+def test_rows_may_be_changed_after_append(tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "d", SCHEMA) as writer:
+        row = rows(0, 1)[0]
+        writer.append(row)
+        row["x"].fill_(9)
+    assert check_rows(TensorDict.load_memmap(tmp_path / "d")) == [0]
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (lambda r: r.exclude("x"), r"no entry \('x',\)"),
+        (lambda r: TensorDict({**dict(r.items()), "more": torch.zeros(2)}, [2]), r"lacks: \[\('more',\)\]"),
+        (lambda r: TensorDict({**dict(r.items()), "x": torch.zeros(2, 4)}, [2]), r"\('x',\).*shape \[2, 3\].*\[2, 4\]"),
+        (lambda r: TensorDict({**dict(r.items()), "x": torch.zeros(2, 3).double()}, [2]), "float32.*float64"),
+        (lambda r: r.unsqueeze(0), r"got \[1, 2\]"),
+        (lambda r: {"x": 1}, "got a dict"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_and_the_rest_stays(tmp_path: Path, bad: Any, message: str) -> None:
+    with DatasetWriter(tmp_path / "d", SCHEMA) as writer:
+        writer.append(rows(0, 2))
+        with pytest.raises(ValueError, match=message):
+            writer.append(bad(rows(2, 2)))
+        writer.append(rows(2, 2))
+    assert check_rows(TensorDict.load_memmap(tmp_path / "d")) == [0, 1, 2, 3]
+
+
+def test_opening_what_does_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="example"):
+        DatasetWriter(tmp_path / "none")
+    DatasetWriter(tmp_path / "d", SCHEMA).close()
+    with pytest.raises(ValueError, match="does not fit the example"):
+        DatasetWriter(tmp_path / "d", {"y": ((), torch.int8)})
+    with pytest.raises(ValueError, match=r"\(shape, dtype\)"):
+        DatasetWriter(tmp_path / "e", {"y": 3})
+    with pytest.raises(OSError, match="bytes are needed"):
+        DatasetWriter(tmp_path / "f", SCHEMA, capacity=1 << 45)
+    assert not (tmp_path / "f").exists()
+
+
+class Sample(TensorClass):
+    x: torch.Tensor
+    label: torch.Tensor
+
+
+def test_tensorclass_rows(tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "d", Sample(torch.zeros(2), torch.tensor(0))) as writer:
+        for i in range(3):
+            writer.append(Sample(torch.full((2,), float(i)), torch.tensor(i)))
+    out = DatasetWriter(tmp_path / "d").finalize()
+    assert type(out) is Sample and out.label.tolist() == [0, 1, 2] and out.x[2].tolist() == [2, 2]
+
+
+def test_an_error_in_the_block_commits_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), DatasetWriter(tmp_path / "d", SCHEMA) as writer:
+        writer.append(rows(0, 2))
+        raise KeyError
+    assert TensorDict.load_memmap(tmp_path / "d").batch_size == (0,)
+
+
+def fork(work: Any) -> int:
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+            os._exit(1)
+    return child
+
+
+def test_many_processes_append_while_others_read(tmp_path: Path) -> None:
+    path = tmp_path / "d"
+
+    def write(number: int) -> None:
+        writer = DatasetWriter(path, SCHEMA)
+        for k in range(25):
+            writer.append(rows(number * 1000 + k * 4, 4))
+            writer.flush()
+
+    children = [fork(lambda n=n: write(n)) for n in range(4)]
+    seen = 0
+    while children:
+        try:
+            data = TensorDict.load_memmap(path)
+        except FileNotFoundError:
+            data = None
+        if data is not None:
+            ids = check_rows(data)
+            assert len(ids) >= seen and len(set(ids)) == len(ids)
+            seen = len(ids)
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            assert status == 0
+            children.remove(pid)
+    ids = check_rows(TensorDict.load_memmap(path))
+    assert sorted(ids) == sorted(n * 1000 + i for n in range(4) for i in range(100))
+    for n in range(4):  # rows of one writer keep their order, and a flush stays together
+        own = [i for i in ids if i // 1000 == n]
+        assert own == sorted(own)
+    assert all(ids[k + 1] == ids[k] + 1 for k in range(0, 400, 4))
+
+
+def test_a_writer_travels_as_its_path_and_forks_without_its_rows(tmp_path: Path) -> None:
+    writer = DatasetWriter(tmp_path / "d", SCHEMA)
+    writer.append(rows(0, 2))
+    other = pickle.loads(pickle.dumps(writer))
+    other.append(rows(10, 1))
+    other.close()
+    child = fork(lambda: (writer.append(rows(20, 1)), writer.close()))
+    assert os.waitpid(child, 0)[1] == 0
+    writer.close()
+    assert check_rows(TensorDict.load_memmap(tmp_path / "d")) == [10, 20, 0, 1]
+
+
+def kill_appends(path: Path, kills: int, seed: int) -> None:
+    """Kills writers at random instants; after each, the dataset must be a prefix-closed log of whole flushes."""
+    chance = random.Random(seed)
+    committed: list[int] = []
+    for kill in range(kills):
+        report_read, report_write = os.pipe()
+
+        def write(start: int = kill * 1000, out: int = report_write) -> None:
+            writer = DatasetWriter(path, SCHEMA)
+            for k in range(500):
+                writer.append(rows(start + k * 3, 3))
+                writer.flush()
+                os.write(out, b"x")  # three more rows are promised to survive
+
+        child = fork(write)
+        os.close(report_write)
+        time.sleep(chance.uniform(0.0, 0.02))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        promised = 0
+        while chunk := os.read(report_read, 4096):
+            promised += 3 * len(chunk)
+        os.close(report_read)
+        try:
+            ids = check_rows(TensorDict.load_memmap(path))
+        except FileNotFoundError:
+            assert not committed and not promised
+            continue
+        assert ids[: len(committed)] == committed
+        new = ids[len(committed) :]
+        assert len(new) in (promised, promised + 3)
+        assert new == list(range(kill * 1000, kill * 1000 + len(new)))
+        committed = ids
+
+
+def test_killed_writers_lose_uncommitted_rows_only(tmp_path: Path) -> None:
+    kill_appends(tmp_path / "d", kills=60, seed=0)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_five_thousand_killed_writers(tmp_path: Path) -> None:
+    kill_appends(tmp_path / "d", kills=5000, seed=1)
