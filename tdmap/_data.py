@@ -377,8 +377,6 @@ def join(parts: list[Data], plan: ChunkPlan) -> Data:
 
 def check_rows(out: Data, plan: ChunkPlan, source_shape: Sequence[int]) -> None:
     """Raise OutputMismatch unless `out` has the plan's rows along its dimension."""
-    if not is_data(out):
-        raise TypeError(f"out must be a tensor or a collection of tensors, got a {type(out).__name__}.")
     shape = tuple(out.shape)
     if len(shape) <= plan.dim or shape[plan.dim] != plan.length:
         raise OutputMismatch(

@@ -203,6 +203,8 @@ def _plan(
         raise TypeError(f"map needs a tensor or a collection of tensors, got a {type(data).__name__}.")
     if not callable(fn):
         raise TypeError(f"map needs a function, got {fn!r}.")
+    if out is not None and not is_data(out):
+        raise TypeError(f"out must be a tensor or a collection of tensors, got a {type(out).__name__}.")
     dims = len(data.shape)
     if not isinstance(dim, int) or not -dims <= dim < dims:
         raise IndexError(

@@ -11,6 +11,7 @@ script: no `if __name__ == "__main__"` guard is needed.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import io
 import pickle
 import sys
@@ -151,6 +152,9 @@ class Packer:
             if type(value) is torch.nn.Parameter:
                 return as_parameter, (value.data, value.requires_grad)
             return self._reduce_tensor(value) if _is_plain(value) else NotImplemented
+        if isinstance(value, types.ModuleType) and value.__name__ != "__main__":
+            # By name always: dill would send the whole content of modules outside site-packages.
+            return importlib.import_module, (value.__name__,)
         if isinstance(value, type) and value.__module__ == "__main__":
             data = dill.dumps(value, byref=False, recurse=True)
             return rebuild_main_class, (value.__qualname__, hashlib.sha1(data).hexdigest(), data)

@@ -125,6 +125,7 @@ class ForeignCrew:
         self._output: _Bytes | None = None
         self._flying: dict[int, Lease] = {}
         self._joined = False
+        self._broken = False
 
     def allocate(self) -> Allocate:
         return self._packing.arena.empty
@@ -204,6 +205,7 @@ class ForeignCrew:
             return
         gone, self._pids = self._pids - now, now
         if gone and self._flying:
+            self._broken = True
             rows = [self._job.plan.span(lease.start, lease.stop) for lease in self._flying.values()]
             raise WorkerLost(
                 f"process {', '.join(map(str, sorted(gone)))} of the pool died while {self._job.name} ran "
@@ -230,7 +232,7 @@ class ForeignCrew:
 
     def close(self, ok: bool, changed: bool) -> None:
         deadline = time.monotonic() + 5.0
-        while self._flying and time.monotonic() < deadline and self._alive() == self._pids:
+        while self._flying and not self._broken and time.monotonic() < deadline:
             try:  # leases in flight write into our memory: let them end
                 self._flying.pop(self._inbox.get(timeout=0.1)[0], None)
             except queue.Empty:

@@ -1,0 +1,159 @@
+"""`map_iter`: order, back-pressure, leaving early."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import time
+
+import pytest
+import torch
+
+import tdmap
+from tensordict_lite import TensorDict
+
+EXECUTORS = ["serial", "thread", "process"]
+
+
+@pytest.fixture(params=EXECUTORS)
+def iterate(request):
+    def call(data, fn, *args, **options):
+        options.setdefault("num_workers", 2)
+        return tdmap.map_iter(data, fn, *args, executor=request.param, **options)
+
+    return call
+
+
+def test_results_come_in_order(iterate, data):
+    def uneven(td):
+        time.sleep(0.002 * float(td["x"][0, 0] % 4))
+        return td["x"] * 2
+
+    parts = list(iterate(data, uneven, chunksize=3))
+    assert [len(part) for part in parts] == [3] * 13 + [1]
+    assert torch.equal(torch.cat(parts), data["x"] * 2)
+
+
+def test_any_value_may_be_yielded(iterate, data):
+    values = list(iterate(data, lambda td: {"sum": td["x"].sum().item(), "n": (td.shape[0], "rows")}, chunksize=15))
+    assert [v["n"] for v in values] == [(15, "rows"), (15, "rows"), (10, "rows")]
+    assert sum(v["sum"] for v in values) == data["x"].sum().item()
+
+
+def test_none_is_yielded(iterate, data):
+    assert list(iterate(data, lambda td: None, chunksize=10)) == [None] * 4
+
+
+def test_collections_of_large_tensors(iterate):
+    data = TensorDict({"x": torch.arange(16 * 20_000.0).reshape(16, 20_000)}, [16])
+    parts = list(iterate(data, lambda td: td.apply(lambda x: x + 1), chunksize=2))
+    assert all(type(part) is TensorDict and part.batch_size == torch.Size([2]) for part in parts)
+    assert torch.equal(torch.cat(parts)["x"], data["x"] + 1)
+
+
+def test_results_stay_valid_while_they_are_held_and_after_the_loop(iterate):
+    data = torch.arange(64 * 20_000.0).reshape(64, 20_000)
+    held = []
+    for number, part in enumerate(iterate(data, lambda x: x * 2, chunksize=1)):
+        if number % 3 == 0:
+            held.append((number, part))
+    gc.collect()
+    for number, part in held:
+        assert torch.equal(part, data[number : number + 1] * 2)
+
+
+def test_unbound_rows(iterate, data):
+    rows = list(iterate(data, lambda td: td["x"].sum(), chunksize=0))
+    assert torch.equal(torch.stack(rows), data["x"].sum(1))
+
+
+def test_no_rows_yield_nothing(iterate, data):
+    assert list(iterate(data[:0], lambda td: td)) == []
+
+
+def test_shuffle_is_a_permutation_that_the_seed_decides(iterate, data):
+    def rows(**options):
+        return torch.cat(list(iterate(data, lambda td: td["meta", "row"], shuffle=True, chunksize=7, **options)))
+
+    first = rows(seed=5)
+    assert not torch.equal(first, torch.arange(40))
+    assert torch.equal(first.sort()[0], torch.arange(40))
+    assert torch.equal(first, rows(seed=5, num_workers=3))
+    assert not torch.equal(first, rows(seed=6))
+
+
+def test_shuffle_with_unbound_rows_and_with_other_dimensions(iterate):
+    data = TensorDict({"x": torch.arange(20).reshape(2, 10)}, [2, 10])
+    parts = list(iterate(data, lambda td: td["x"], 1, shuffle=True, chunksize=4, seed=1))
+    joined = torch.cat(parts, 1)
+    assert torch.equal(joined.sort(1)[0], data["x"])
+    assert torch.equal(joined[1] - joined[0], torch.full((10,), 10))
+    rows = list(iterate(data, lambda td: td["x"], 1, shuffle=True, chunksize=0, seed=1))
+    assert torch.equal(torch.stack(rows, 1), joined)
+
+
+def test_shuffle_without_index_with_generator_is_refused(data):
+    with pytest.raises(RuntimeError, match="index_with_generator"):
+        tdmap.map_iter(data, lambda td: td, shuffle=True, index_with_generator=False)
+
+
+def test_an_exception_comes_after_the_results_before_it(iterate, data):
+    def fail(td):
+        if td["meta", "row"][0] == 20:
+            raise ValueError("twenty")
+        return int(td["meta", "row"][0])
+
+    got = []
+    with pytest.raises(ValueError, match="twenty"):
+        for value in iterate(data, fail, chunksize=1):
+            got.append(value)
+    assert got == list(range(len(got)))
+
+
+def test_leaving_the_loop_stops_the_work(iterate, tmp_path):
+    log = tmp_path / "log"
+    data = torch.arange(10_000)
+
+    def note(x):
+        with open(log, "a") as file:
+            file.write("x")
+        return x
+
+    for _ in itertools.islice(iterate(data, note, chunksize=1), 3):
+        pass
+    gc.collect()
+    ran = log.stat().st_size
+    assert 3 <= ran < 5_000
+    # The pool is free again, and nobody goes on in the background.
+    assert torch.equal(torch.cat(list(iterate(data[:100], lambda x: x, chunksize=10))), data[:100])
+    assert log.stat().st_size == ran
+
+
+def test_a_slow_consumer_bounds_what_is_computed(iterate, tmp_path):
+    log = tmp_path / "log"
+    data = torch.zeros(400, 500_000 // 4)  # 200 MB, half a megabyte a row
+
+    def note(x):
+        with open(log, "a") as file:
+            file.write("x")
+        return x.sum()
+
+    stream = iterate(data.expand(400, -1), note, chunksize=1)
+    for _ in range(3):
+        next(stream)
+    seen = -1
+    while seen != (seen := log.stat().st_size):  # until the workers have nothing more to do
+        time.sleep(0.1)
+    assert seen <= 3 + 60
+    stream.close()
+
+
+def test_two_loops_at_once(data):
+    a = tdmap.map_iter(data, lambda td: td["x"].sum().item(), num_workers=2, chunksize=5)
+    b = tdmap.map_iter(data, lambda td: td["x"].sum().item() + 1, num_workers=2, chunksize=5)
+    assert [y - x for x, y in zip(a, b)] == [1] * 8
+
+
+def test_map_inside_the_loop(data):
+    for part in tdmap.map_iter(data, lambda td: td["x"], num_workers=2, chunksize=20):
+        assert torch.equal(tdmap.map(part, lambda x: x + 1, num_workers=2, chunksize=5), part + 1)
