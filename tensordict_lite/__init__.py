@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tensordict_lite import pytree as _pytree
 from tensordict_lite import torch_function as _torch_function  # noqa: F401  (gives the classes __torch_function__)
+from tensordict_lite.attrs import TensorAttrs
 from tensordict_lite.base import TensorCollection, TensorDictBase, is_tensor_collection
 from tensordict_lite.batches import collate, merge_tensordicts
 from tensordict_lite.builders import (
@@ -52,15 +52,13 @@ from tensordict_lite.functions import (  # isort: skip  (`memmap` replaces the p
     memmap,
 )
 
-for _cls in (TensorDict, LazyStackedTensorDict):
-    _pytree.register(_cls)
-
 __all__ = [
     "LazyStackedTensorDict",
     "MemoryMappedTensor",
     "NestedKey",
     "NonTensorData",
     "NonTensorStack",
+    "TensorAttrs",
     "TensorClass",
     "TensorCollection",
     "TensorDict",

@@ -8,13 +8,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["describe"]
+from tensordict_lite.tensorclass import tensorclass
+
+__all__ = ["TensorAttrs", "describe"]
+
+
+@tensorclass
+class TensorAttrs:
+    """Device, dtype and shape of one tensor; a field is ``None`` when it was not asked for.
+
+    Args:
+        tgt_device: ``torch.device``.
+        tgt_dtype: ``torch.dtype``.
+        tgt_shape: ``torch.Size``.
+    """
+
+    tgt_device: Any = None
+    tgt_dtype: Any = None
+    tgt_shape: Any = None
 
 
 def describe(td: Any, fields: Sequence[str]) -> Any:
     """The tree of ``td`` with a ``TensorAttrs`` for each tensor, without batch dimensions or device."""
-    from tensordict_lite.tensorclass import TensorAttrs
-
     unknown = set(fields) - {"device", "dtype", "shape"}
     if unknown:
         raise ValueError(f"unknown fields {sorted(unknown)}: expected any of 'device', 'dtype' and 'shape'")

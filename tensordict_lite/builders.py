@@ -36,7 +36,8 @@ def from_mapping(
         elif template is not None and isinstance(value, Mapping) and hasattr(template, "_entries"):
             new.set(key, _from_template(template, value, size, device))
         else:
-            new.set(key, _as_entry(value, size, device))
+            # Through update(): a nested dict and a tuple key may add to one level.
+            new.update({key: _as_entry(value, size, device)})
     if batch_size is None and (auto_batch_size or (auto_batch_size is None and batch_dims is not None)):
         new.auto_batch_size_(batch_dims)
     return new
@@ -57,6 +58,8 @@ def _as_entry(value: Any, size: torch.Size, device: Any) -> Any:
     """A value of a dict as an entry: containers become collections, the rest is left to ``set``."""
     if isinstance(value, Mapping) and not hasattr(value, "_entries"):
         return from_any(value, batch_size=size, device=device)
+    if isinstance(value, list):
+        return _from_list_value(value, device)
     if isinstance(value, tuple) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
         return value if hasattr(value, "_entries") else from_any(value, batch_size=size, device=device)
     return value
@@ -218,7 +221,9 @@ def from_struct_array(
         if column.dtype.names:
             entries[name] = from_struct_array(column, device=device)
         else:
-            entries[name] = column
+            # torch needs strides in whole elements, which a packed record does not promise.
+            whole = all(stride % column.dtype.itemsize == 0 for stride in column.strides)
+            entries[name] = column if whole else column.copy()
     new = _dict_class()(entries, batch_size=size, device=device)
     return new.auto_batch_size_(batch_dims) if auto_batch_size else new
 

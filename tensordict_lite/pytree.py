@@ -55,10 +55,11 @@ class NodeSpec:
 def _flatten(td: Any) -> tuple[list[Any], NodeSpec]:
     keys, values = [], []
     for key, value in td._entries():
-        if isinstance(value, Tensor) or not value._is_non_tensor:
+        # A tree of something else (dimensions for vmap, say) has children that are no tensors at all.
+        if isinstance(value, Tensor) or not getattr(value, "_is_non_tensor", False):
             keys.append(key)
             values.append(value)
-    return values, NodeSpec(td, tuple(keys), tuple(value.ndim for value in values))
+    return values, NodeSpec(td, tuple(keys), tuple(getattr(value, "ndim", 0) for value in values))
 
 
 def _flatten_with_keys(td: Any) -> tuple[list[tuple[Any, Any]], NodeSpec]:
@@ -83,11 +84,21 @@ def _unflatten(values: Any, spec: NodeSpec) -> Any:
         return template._rebuild(entries, size, None if names is None else list(names))
     out = {}
     for key, value in template._source.items():
-        new = value.copy()
-        if new._batch_size != size:
-            new._change_batch_size(size)
-        out[key] = new
+        out[key] = _resized(value, size)
     return template._rebuild({**entries, **out}, size, None if names is None else list(names))
+
+
+def _resized(value: Any, size: torch.Size) -> Any:
+    """Non-tensor data under another batch size; rows that lost their dimension become one list."""
+    if value._batch_size == size:
+        return value.copy()
+    if type(value._source) is dict:
+        new = value.copy()
+        new._change_batch_size(size)
+        return new
+    from tensordict_lite.nontensor import NonTensorData
+
+    return NonTensorData(value.tolist(), batch_size=size, device=value._device)
 
 
 def _batch_size_of(shapes: list[torch.Size], spec: NodeSpec) -> torch.Size:
@@ -105,15 +116,83 @@ def _batch_size_of(shapes: list[torch.Size], spec: NodeSpec) -> torch.Size:
     return torch.Size(size)
 
 
-def register(cls: type) -> None:
-    """Makes instances of ``cls`` nodes of pytrees."""
-    _pytree.register_pytree_node(
-        cls,
-        _flatten,
-        _unflatten,
-        flatten_with_keys_fn=_flatten_with_keys,
-        serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
-    )
+def _flatten_payload(td: Any) -> tuple[list[Any], Any]:
+    """Non-tensor data has no children: it is all context."""
+    return [], _Opaque(td)
+
+
+class _Opaque:
+    """Non-tensor data as the context of a node: equal to any other, because only the tree is compared."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Opaque)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+class LazySpec:
+    """What a lazy stack keeps apart from its children, which are its stacked entries, or its members.
+
+    Entries where they stack, so that ``torch.vmap`` maps the dimension it is asked to map; members otherwise.
+    """
+
+    __slots__ = ("cls", "dense", "stack_dim")
+
+    def __init__(self, td: Any, dense: NodeSpec | None) -> None:
+        self.cls = type(td)
+        self.dense = dense
+        self.stack_dim = td._stack_dim
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, LazySpec)
+            and self.cls is other.cls
+            and self.dense == other.dense
+            and self.stack_dim == other.stack_dim
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.cls, self.stack_dim))
+
+
+def _flatten_lazy(td: Any) -> tuple[list[Any], LazySpec]:
+    members = td._source
+    if members and len({frozenset(member._key_list()) for member in members}) == 1:
+        try:
+            entries = dict(td._entries())
+        except RuntimeError:  # shapes differ
+            return list(members), LazySpec(td, None)
+        values, spec = _flatten(td._plain_class()._trusted(entries, td._batch_size, td._device, td._names))
+        return values, LazySpec(td, spec)
+    return list(members), LazySpec(td, None)
+
+
+def _unflatten_lazy(values: Any, spec: LazySpec) -> Any:
+    from tensordict_lite.lazystack import LazyStackedTensorDict
+
+    if spec.dense is None:
+        return LazyStackedTensorDict(*values, stack_dim=spec.stack_dim)
+    dense = _unflatten(values, spec.dense)
+    plain = all(isinstance(value, Tensor) or hasattr(value, "_entries") for value in dense._source.values())
+    if dense._batch_size != spec.dense.batch_size or not plain:
+        return dense
+    return LazyStackedTensorDict(*dense.unbind(spec.stack_dim), stack_dim=spec.stack_dim)
+
+
+def register(cls: Any) -> None:
+    """Makes instances of a class of collections nodes of pytrees."""
+    if cls._is_non_tensor:
+        _pytree.register_pytree_node(cls, _flatten_payload, lambda _, spec: spec.value)
+    elif hasattr(cls, "stack_dim"):
+        _pytree.register_pytree_node(cls, _flatten_lazy, _unflatten_lazy)
+    elif not issubclass(cls, torch.nn.Module):  # a module is a leaf
+        _pytree.register_pytree_node(cls, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys)
 
 
 # -- nested containers --------------------------------------------------------------------------------------

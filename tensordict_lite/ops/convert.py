@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tensordict_lite import pytree
 from tensordict_lite.ops.state import StateOps
 
 if TYPE_CHECKING:
@@ -22,6 +23,10 @@ class ConvertOps(StateOps):
     """``to_dict``, ``tolist``, ``numpy`` and the like."""
 
     __slots__ = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        pytree.register(cls)
 
     def to_dict(
         self,
@@ -133,9 +138,7 @@ class ConvertOps(StateOps):
 
     def to_pytree(self) -> Any:
         """The lists, tuples and dicts that :meth:`from_pytree` made this from; ``self`` if it did not."""
-        from tensordict_lite.pytree import to_pytree
-
-        return to_pytree(self)
+        return pytree.to_pytree(self)
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
         """A plain, unlocked TensorDict with copies of all tensors, nested collections converted too.

@@ -167,7 +167,7 @@ class RestructureOps:
 
     def _non_tensor_part(self) -> Self:
         """The non-tensor entries alone."""
-        kept = {key: value for key, value in self._entries() if not isinstance(value, Tensor) and value._is_non_tensor}
+        kept = {key: value for key, value in self._entries() if getattr(value, "_is_non_tensor", False)}
         return self._rebuild(kept, self._batch_size, self._names)
 
 
