@@ -121,9 +121,14 @@ class LazyStackedTensorDict(LazyIndexOps, LazyShapeOps, LazyValueOps, TensorDict
         new._stack_dim = self._stack_dim
         return new
 
-    def _with_members(self, members: list[Any]) -> Self:
+    @classmethod
+    def _class_for(cls, members: Sequence[Any]) -> Any:
+        """The class of a stack like this one around other members."""
+        return cls
+
+    def _with_members(self, members: list[Any]) -> Any:
         """The same stack around other members of the same batch sizes."""
-        new = _new_object(type(self))
+        new = _new_object(self._class_for(members))
         new._source = members
         new._stack_dim = self._stack_dim
         new._batch_size = self._batch_size
@@ -135,7 +140,7 @@ class LazyStackedTensorDict(LazyIndexOps, LazyShapeOps, LazyValueOps, TensorDict
     def _restacked(self, members: list[Any], dim: int, names: list[str | None] | None = None) -> Any:
         """A stack of the same type around members of another batch size, locked as this one is."""
         size = member_size(members, False) if members else self._member_batch_size()
-        new = type(self)._of(members, dim, size, self._device, names)
+        new = self._class_for(members)._of(members, dim, size, self._device, names)
         if self._lock is not None:
             new._lock = []
         return new
@@ -248,10 +253,13 @@ class LazyStackedTensorDict(LazyIndexOps, LazyShapeOps, LazyValueOps, TensorDict
         if not members:
             return []
         keys = members[0]._key_list()
+        first = members[0]._source
         for member in members[1:]:
             source = member._source
-            present = source if type(source) is dict else set(member._key_list())
-            keys = [key for key in keys if key in present]
+            if type(source) is not dict:
+                source = dict.fromkeys(member._key_list())
+            if type(first) is not dict or source.keys() != first.keys():
+                keys = [key for key in keys if key in source]
         return keys
 
     valid_keys = TensorCollection.keys
@@ -357,7 +365,15 @@ class LazyStackedTensorDict(LazyIndexOps, LazyShapeOps, LazyValueOps, TensorDict
         Raises:
             RuntimeError: the shapes differ and none of the forms above is asked for.
         """
-        path = (key,) if type(key) is str else require_path(key)
+        if type(key) is str:
+            if not (as_list or as_nested_tensor or as_padded_tensor):
+                try:
+                    return self._get_str(key)
+                except KeyError:
+                    pass
+            path: tuple[str, ...] = (key,)
+        else:
+            path = require_path(key)
         try:
             if as_list or as_nested_tensor or as_padded_tensor:
                 values = self._member_values(path)
@@ -433,12 +449,27 @@ class LazyStackedTensorDict(LazyIndexOps, LazyShapeOps, LazyValueOps, TensorDict
         Returns:
             self
         """
+        if type(item) is Tensor and type(key) is str and not inplace and not kwargs and self._set_directly(key, item):
+            return self
         path = (key,) if type(key) is str else require_path(key)
         if self._lock is not None and not (inplace and path in self):
             raise self._locked_error()
         for member, piece in zip(self._source, self._fitting_pieces(item, path, non_blocking)):
             member.set(path, piece, inplace, non_blocking=non_blocking, **kwargs)
         return self
+
+    _member_class: Any = None  # the tensorclass of the members, in the stacks of one
+
+    def _set_directly(self, key: str, item: Tensor) -> bool:
+        """Writes a tensor that needs no conversion; False where something has to be looked at."""
+        size = self._batch_size
+        if self._lock is not None or self._device is not None or self._member_class is not None:
+            return False
+        if item.shape[: len(size)] != size or any(member._lock is not None for member in self._source):
+            return False
+        for member, piece in zip(self._source, item.unbind(self._stack_dim)):
+            member._set_str(key, piece)
+        return True
 
     def _fitting_pieces(self, item: Any, path: tuple[str, ...], non_blocking: bool = False) -> Sequence[Any]:
         count = len(self._source)

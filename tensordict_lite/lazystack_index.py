@@ -84,6 +84,8 @@ def plan_index(index: Any, batch_dims: int, stack_dim: int, length: int) -> Plan
 
 
 def _plan_each(parts: list[Any], where: int, advanced: list[int], at: int) -> Plan:
+    if len(advanced) == 1:
+        return Plan("each", parts[where], (*parts[:where], *parts[where + 1 :]), at)
     device = parts[where].device
     values = [p if isinstance(p, Tensor) else torch.tensor(p, device=device) for p in (parts[i] for i in advanced)]
     broadcast = torch.broadcast_tensors(*values)
@@ -138,6 +140,11 @@ def _is_trivial(rest: tuple[Any, ...]) -> bool:
     return all(type(part) is slice and part == _FULL for part in rest)
 
 
+def _simple(rest: tuple[Any, ...]) -> Any:
+    """An index of one part without its tuple, which has shorter ways."""
+    return rest[0] if len(rest) == 1 else rest
+
+
 class LazyIndexOps:
     """Reading and writing rows of a lazy stack."""
 
@@ -161,7 +168,7 @@ class LazyIndexOps:
             member = members[plan.members]
             if _is_trivial(plan.rest):
                 return member
-            out = member._index(plan.rest)
+            out = member._index(_simple(plan.rest))
             return out if plan.front is None else _to_front(out, *plan.front)
         if plan.kind == "many":
             if not len(plan.members):
@@ -177,6 +184,7 @@ class LazyIndexOps:
         if _is_trivial(rest):
             picked = [members[k] for k in plan.members]
         else:
+            rest = _simple(rest)
             picked = [members[k]._index(rest) for k in plan.members]
             if plan.squeeze:
                 picked = [row.squeeze(plan.at) for row in picked]
@@ -189,19 +197,18 @@ class LazyIndexOps:
         members = self._source
         numbers = plan.members.tolist()
         length = len(members)
-        for k in plan.members.reshape(-1).tolist():
-            _checked(k, length)
         if not plan.tensors:
             rest = plan.rest
-            pick = members.__getitem__ if _is_trivial(rest) else (lambda k: members[k]._index(rest))
-            return self._nest(numbers, plan.at, pick)
+            if _is_trivial(rest):
+                return self._nest(numbers, plan.at, lambda k: members[_checked(k, length)])
+            return self._nest(numbers, plan.at, lambda k: members[_checked(k, length)]._index(rest))
         tensors = [(slot, tensor.tolist()) for slot, tensor in plan.tensors]
 
         def element(where: tuple[int, ...]) -> Any:
             rest = list(plan.rest)
             for slot, values in tensors:
                 rest[slot] = _at(values, where)
-            return members[_at(numbers, where)]._index(tuple(rest))
+            return members[_checked(_at(numbers, where), length)]._index(tuple(rest))
 
         positions = _positions(plan.members.shape)
         return self._nest(positions, plan.at, element)
@@ -289,7 +296,7 @@ class LazyIndexOps:
     def _assign_member(self, member: int, rest: tuple[Any, ...], value: Any) -> None:
         members = self._source
         old = members[member]
-        new = old._assign_rows(rest, value)
+        new = old._assign_rows(_simple(rest), value)
         if new is not old:  # non-tensor data that turned into another object
             members[member] = new
 

@@ -38,6 +38,7 @@ def _make_class(kind: Any) -> type[LazyStackedTensorDict]:
         "_member_class": kind,
         "_stack_priority": LazyStackedTensorDict._stack_priority + 0.5,
         "get": _get,
+        "_class_for": classmethod(_class_for),
         "fields": classmethod(lambda cls: kind.fields()),
     }
     for base in reversed(kind.__mro__):
@@ -57,6 +58,12 @@ def _field(name: str) -> property:
         self.set(name, value)
 
     return property(read, write, doc=f"The field ``{name}`` of the members, stacked.")
+
+
+def _class_for(cls: Any, members: Any) -> Any:
+    """Members that an operation turned into another kind (TensorDicts, say) make an ordinary stack."""
+    kind = cls._member_class
+    return cls if all(getattr(m, "_member_class", type(m)) is kind for m in members) else LazyStackedTensorDict
 
 
 def _get(self: Any, key: Any, default: Any = _MISSING, **how: Any) -> Any:

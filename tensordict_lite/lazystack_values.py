@@ -90,13 +90,17 @@ class LazyValueOps:
         """A dense collection with the keys of the stack, and an entry of the right kind under each."""
         out: dict[str, Any] = {}
         if self._source:
-            columns = {key: [member._get_str(key) for member in self._source] for key in self._key_list()}
-            for key, values in columns.items():
-                first = values[0]
-                if isinstance(first, Tensor) or first._is_non_tensor:
-                    out[key] = first
-                elif all(isinstance(value, TensorCollection) for value in values):
-                    out[key] = type(self)._of(values, 0, first._batch_size)._skeleton()  # type: ignore[attr-defined]
+            first = self._source[0]
+            if isinstance(first, LazyValueOps):
+                first = first._skeleton()
+            for key in self._key_list():
+                value = first._get_str(key)
+                if not isinstance(value, Tensor) and not value._is_non_tensor:
+                    values = [member._get_str(key) for member in self._source]
+                    if not all(isinstance(other, TensorCollection) for other in values):
+                        continue
+                    value = type(self)._of(values, 0, values[0]._batch_size)._skeleton()  # type: ignore[attr-defined]
+                out[key] = value
         return self._plain_class()._trusted(out, self._batch_size)
 
     def is_empty(self) -> bool:

@@ -164,6 +164,16 @@ class NonTensorStack(LazyStackedTensorDict):
     def _densified(self) -> Any:
         return self
 
+    def _dense_or_none(self) -> Any:
+        return None
+
+    def _empty_like(self, index: Any) -> Any:
+        return _without_rows(index_batch_size(self._batch_size, index), self._device)
+
+    @classmethod
+    def _class_for(cls, members: Sequence[Any]) -> Any:
+        return cls if all(is_non_tensor(member) for member in members) else LazyStackedTensorDict
+
     def densify(self, layout: torch.layout = torch.strided) -> Any:
         """Itself: there is no tensor to make dense."""
         return self
@@ -274,6 +284,12 @@ def _picked(values: list[Any], positions: Any, device: Any) -> Any:
         return NonTensorData(values[positions] if positions >= 0 else None, device=device)
     rows = [_picked(values, position, device) for position in positions]
     return NonTensorStack._of(rows, 0, rows[0]._batch_size if rows else torch.Size(()), device)
+
+
+def _without_rows(size: torch.Size, device: Any) -> Any:
+    """A stack of a batch size without elements."""
+    rows = [_without_rows(size[1:], device) for _ in range(size[0])]
+    return NonTensorStack._of(rows, 0, size[1:], device)
 
 
 def _rows_of(value: Any, size: torch.Size, device: Any) -> Any:
