@@ -192,6 +192,10 @@ class DenseCollection(TensorCollection):
             value = self._source.get(key, _MISSING)
             if value is not _MISSING:
                 return value
+            if default is not _MISSING:  # no error is built that nobody would see
+                return default
+            if settings.get_defaults_to_none:
+                return None
             path: tuple[str, ...] = (key,)
         else:
             path = require_path(key)
@@ -200,7 +204,13 @@ class DenseCollection(TensorCollection):
                 for part in path:
                     node = node._source[part]
                 return node
-            except (KeyError, TypeError, AttributeError):
+            except KeyError:
+                # `_source` of every level so far was a dict: the entry is absent, whatever its spelling
+                if default is not _MISSING:
+                    return default
+                if settings.get_defaults_to_none:
+                    return None
+            except (TypeError, AttributeError):
                 pass
         try:
             if as_list or as_nested_tensor or as_padded_tensor:

@@ -68,16 +68,16 @@ class TensorDict(DenseCollection, TensorDictBase):
                 )
             source = kwargs
         if source is not None:
-            if type(source) is dict:  # spares the usual case a slow isinstance
-                pass
-            elif isinstance(source, TensorCollection):
-                source = {key: source._get_str(key) for key in source._key_list()}
-            elif not isinstance(source, Mapping):
-                raise ValueError(
-                    "a TensorDict source is expected to be a TensorDictBase sub-type or a Mapping, found "
-                    f"type(source)={type(source)}."
-                )
-            build_source(self, source, bool(non_blocking))
+            if type(source) is not dict:  # the usual case is spared two slow tests
+                if isinstance(source, TensorCollection):
+                    source = {key: source._get_str(key) for key in source._key_list()}
+                elif not isinstance(source, Mapping):
+                    raise ValueError(
+                        "a TensorDict source is expected to be a TensorDictBase sub-type or a Mapping, found "
+                        f"type(source)={type(source)}."
+                    )
+            if source:
+                build_source(self, source, bool(non_blocking))
         if lock:
             self._propagate_lock(None)
 
