@@ -14,12 +14,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import types
+from typing import Any
+
 from tensordict_lite.memmap.api import load, load_memmap, save
 from tensordict_lite.memmap.mapping import Region, SharedHandle, region_of
 from tensordict_lite.memmap.save import TensorDictFuture
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
+from tensordict_lite.memmap.writer import DatasetWriter
 
 __all__ = [
+    "DatasetWriter",
     "MemoryMappedTensor",
     "Region",
     "SharedHandle",
@@ -29,3 +36,14 @@ __all__ = [
     "region_of",
     "save",
 ]
+
+
+class _Package(types.ModuleType):
+    """This package is also the function ``memmap(data, prefix, ...)`` of the public interface."""
+
+    def __call__(self, data: Any, prefix: str | os.PathLike[str] | None = None, *args: Any, **kwargs: Any) -> Any:
+        """``data.memmap(prefix, ...)``, see :meth:`TensorDict.memmap`."""
+        return data.memmap(prefix, *args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -211,7 +211,7 @@ def read_lazy_stack(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> 
 
 
 def _read_members(loader: Loader, meta: NodeMeta, wrap: Callable[[Any], Any]) -> Any:
-    from tensordict_lite.lazystack import LazyStackedTensorDict
+    from tensordict_lite.lazystack import LazyStackedTensorDict, lazy_stack
 
     path = meta.path + "/" + META
     count = _count_members(meta, path)
@@ -225,7 +225,7 @@ def _read_members(loader: Loader, meta: NodeMeta, wrap: Callable[[Any], Any]) ->
         size = check_shape(path, meta.raw.get("_member_shape", []), "the members")
         return LazyStackedTensorDict(stack_dim=min(dim, len(size)), batch_size=torch.Size(size))
     try:
-        return LazyStackedTensorDict(*members, stack_dim=dim, stack_dim_name=name)
+        return lazy_stack(members, dim, stack_dim_name=name)
     except (RuntimeError, ValueError, TypeError, IndexError) as err:
         raise DatasetError(path, f"the members do not stack: {err}") from None
 
