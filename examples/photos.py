@@ -33,9 +33,7 @@ def load_photographs() -> list[Photograph]:
         from skimage import data
         from sklearn.datasets import load_sample_image
     except ImportError as error:
-        raise ImportError(
-            "the photographs come with the extra `images`: pip install 'tdmap[images]'"
-        ) from error
+        raise ImportError("the photographs come with the extra `images`: pip install 'tdmap[images]'") from error
 
     sources: dict[str, Callable[[], np.ndarray]] = {
         "temple": lambda: load_sample_image("china.jpg"),

