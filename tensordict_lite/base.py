@@ -374,21 +374,23 @@ def is_tensor_collection(value: Any) -> bool:
 
 def as_size(value: Any) -> torch.Size:
     """``torch.Size`` from a size, a sequence of ints, one int or a one-dimensional tensor."""
-    if type(value) is torch.Size:
+    cls = type(value)
+    if cls is torch.Size:
         return value
-    if isinstance(value, int):
+    if cls is list or cls is tuple:
+        try:
+            return torch.Size(value)
+        except TypeError:  # numpy integers, say
+            pass
+    elif isinstance(value, int):
         return torch.Size((value,))
-    if isinstance(value, Tensor):
+    elif isinstance(value, Tensor):
         return torch.Size(value.reshape(-1).tolist())
-    try:
-        return torch.Size(value)
-    except TypeError:  # numpy integers, say
-        pass
     try:
         return torch.Size([operator.index(n) for n in value])
     except TypeError:
         raise ValueError(
-            f"a batch size is an int, a sequence of ints or a torch.Size; got {value!r} of type {type(value).__name__}"
+            f"a batch size is an int, a sequence of ints or a torch.Size; got {value!r} of type {cls.__name__}"
         ) from None
 
 

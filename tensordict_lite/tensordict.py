@@ -54,7 +54,7 @@ class TensorDict(DenseCollection, TensorDictBase):
         lock: bool = False,
         **kwargs: Any,
     ) -> None:
-        size = _EMPTY if batch_size is None else batch_size if type(batch_size) is torch.Size else as_size(batch_size)
+        size = _EMPTY if batch_size is None else as_size(batch_size)
         self._source = {}
         self._batch_size = size
         self._device = None if device is None else normalise_device(device)
