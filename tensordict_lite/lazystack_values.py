@@ -558,9 +558,6 @@ def _through_dense(name: str) -> Callable[..., Any]:
     return method
 
 
-REDUCTIONS = """
-    sum mean std var prod nansum nanmean amin amax min max cummin cummax quantile logsumexp
-    cat_tensors stack_tensors cat_from_tensordict stack_from_tensordict
-""".split()
-for _name in REDUCTIONS:
+THROUGH_DENSE = "cat_tensors stack_tensors cat_from_tensordict stack_from_tensordict".split()
+for _name in THROUGH_DENSE:
     setattr(LazyValueOps, _name, _through_dense(_name))

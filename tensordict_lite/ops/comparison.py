@@ -97,34 +97,43 @@ def _compare(node: Any, other: Any, op: Callable[[Any, Any], Any]) -> Any:
     return NotImplemented
 
 
-def _rebuilt(node: Any, entry: Callable[[str, Any], Any]) -> Any:
-    """A collection of the class of ``node`` without names, its entries made from the key and the entry."""
-    return node._rebuild({key: entry(key, value) for key, value in node._source.items()}, node._batch_size)
-
-
 def _with_number(node: Any, other: Any, op: Callable[[Any, Any], Any]) -> Any:
-    if type(node._source) is not dict:
+    source = node._source
+    if (type(source) is not dict or not source) and is_object(node):
+        # An object has no order, and is not compared with numbers: kept, or left without an answer.
+        ordered = op in _ORDERINGS[:4]
+        return node if ordered else node._plain_class()._trusted({}, node._batch_size, node._device)
+    if type(source) is not dict:
         return _members(node, [_with_number(member, other, op) for member in node._nested()])
-    if is_object(node):
-        return node._plain_class()._trusted({}, node._batch_size, node._device)
-    return _rebuilt(
-        node,
-        lambda _, value: op(value, other) if isinstance(value, Tensor) else _with_number(value, other, op),
+    return node._rebuild(
+        {
+            key: op(value, other) if isinstance(value, Tensor) else _with_number(value, other, op)
+            for key, value in source.items()
+        },
+        node._batch_size,
     )
 
 
 def _with_collection(node: Any, other: Any, op: Callable[[Any, Any], Any]) -> Any:
-    if type(node._source) is not dict:
+    source, found = node._source, other._source
+    if type(source) is not dict:
         stack_dim = node.stack_dim
-        same = type(other._source) is not dict and other.stack_dim == stack_dim
+        same = type(found) is not dict and other.stack_dim == stack_dim
         rows = other._nested() if same else other.unbind(stack_dim)
         return _members(node, [_with_collection(a, b, op) for a, b in zip(node._nested(), rows)])
-    source, keys = node._source, other._key_list()
-    if len(keys) != len(source) or not all(key in source for key in keys):
-        ours, theirs = set(source), set(keys)
+    if type(found) is not dict:
+        found = {key: other._get_str(key) for key in other._key_list()}
+    if source.keys() != found.keys():
+        ours, theirs = set(source), set(found)
         raise keys_mismatch({(key,) for key in ours - theirs}, {(key,) for key in theirs - ours})
-    found = other._source if type(other._source) is dict else {key: other._get_str(key) for key in keys}
-    return _rebuilt(node, lambda key, value: _entries(value, found[key], op))
+    # A collection on the right of a tensor answers through its reflected operator.
+    return node._rebuild(
+        {
+            key: op(value, found[key]) if isinstance(value, Tensor) else _entries(value, found[key], op)
+            for key, value in source.items()
+        },
+        node._batch_size,
+    )
 
 
 def _widened(a: Any, b: Any, dims: int) -> tuple[Any, Any]:
@@ -132,8 +141,7 @@ def _widened(a: Any, b: Any, dims: int) -> tuple[Any, Any]:
 
 
 def _entries(value: Any, match: Any, op: Callable[[Any, Any], Any]) -> Any:
-    if isinstance(value, Tensor):
-        return op(value, match)  # a collection on the right answers through its reflected operator
+    """A nested collection against whatever the other side has under its key."""
     if isinstance(match, Tensor):
         return _compare(value, match, op)
     if is_object(value) or is_object(match):
@@ -154,7 +162,7 @@ def _with_mapping(node: Any, other: Mapping[str, Any], op: Callable[[Any, Any], 
             return op(value, match)
         return _compare(value, match, op)
 
-    return _rebuilt(node, entry)
+    return node._rebuild({key: entry(key, value) for key, value in source.items()}, node._batch_size)
 
 
 def _members(node: Any, members: list[Any]) -> Any:

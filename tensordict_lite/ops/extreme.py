@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.ops.operands import is_object
-from tensordict_lite.ops.reduce_tree import batch_dims, kept, ones, scalar, together, walk, without
+from tensordict_lite.ops.reduce_tree import batch_dims, dense, kept, ones, scalar, together, walk, without
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -113,7 +113,7 @@ def _extreme(node: Any, fn: Callable[..., Tensor], dim: Any, keepdim: bool, redu
         raise RuntimeError(f'{fn.__name__}() has no dim="feature": reduce batch dimensions, or use min() and max()')
     if reduce:
         return together(node, fn.__name__, fn, dim, keepdim)
-    root = node = node if type(node._source) is dict else node.contiguous()
+    root = node = dense(node)
     if dim is None or dim == ():
         size, names = ones(node) if keepdim else scalar(node)
         every = _flat(size, names, root)
@@ -139,6 +139,7 @@ def _located(
         if keepdim:
             raise TypeError(f"{name}() keeps dimensions along a batch dimension only: got keepdim=True without dim")
         return _extreme(node, value_fn, None, False, None)
+    node = dense(node)
     (at,) = batch_dims(dim, len(node._batch_size))
     if not return_indices:
         return _extreme(node, value_fn, at, keepdim, None)
@@ -155,7 +156,7 @@ def _running(node: Any, fn: Any, dim: Any, reduce: bool | None, return_indices: 
     if reduce:
         return together(node, name, lambda leaf, at, _: fn(leaf, at), dim, False)
     (at,) = batch_dims(dim, len(node._batch_size))
-    node = node if type(node._source) is dict else node.contiguous()
+    node = dense(node)
     size, names = kept(node)
     if return_indices:
         return _pair(node, getattr(torch.return_types, name), lambda leaf: fn(leaf, at), size, names)
@@ -167,7 +168,7 @@ def _pair(node: Any, result: Any, fn: Callable[[Tensor], Any], size: torch.Size,
 
     def split(node: Any) -> tuple[Any, Any]:
         values, indices = {}, {}
-        for key, value in (node if type(node._source) is dict else node.contiguous())._source.items():
+        for key, value in dense(node)._source.items():
             if isinstance(value, Tensor):
                 values[key], indices[key] = fn(value)
             elif not is_object(value) and value._leaves():

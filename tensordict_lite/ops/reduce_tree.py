@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.ops.generated import inplace
-from tensordict_lite.ops.operands import pair_leaves
+from tensordict_lite.ops.operands import is_object, pair_leaves
 
 KeyTransform = Callable[[str], str] | None
 Along = Callable[[Tensor, Any, bool], Tensor]
@@ -17,6 +17,7 @@ Along = Callable[[Tensor, Any, bool], Tensor]
 __all__ = [
     "along_dims",
     "batch_dims",
+    "dense",
     "kept",
     "of_one_dim",
     "ones",
@@ -78,12 +79,28 @@ def of_one_dim(fn: Callable[..., Tensor], leads: bool = False) -> Callable[..., 
 def walk(node: Any, fn: Callable[[Tensor, Any], Any], after: Any, key_transform: KeyTransform = None) -> Any:
     """``fn(leaf, its collection)`` in place of every leaf; ``after(collection)`` is its new size and names."""
     if type(node._source) is not dict:
-        node = node.contiguous()  # a lazy stack: reduced as the dense collection that it stands for
+        node = dense(node)
     out = {}
     for key, value in node._source.items():
         new = fn(value, node) if isinstance(value, Tensor) else walk(value, fn, after, key_transform)
         out[key if key_transform is None else key_transform(key)] = new
     return node._rebuild(out, *after(node))
+
+
+def dense(node: Any) -> Any:
+    """The dense collection that a lazy stack stands for; a dense collection itself.
+
+    Raises:
+        RuntimeError: a stack of objects, which nothing can reduce.
+    """
+    if type(node._source) is dict:
+        return node
+    if is_object(node):
+        raise RuntimeError(
+            f"a {type(node).__name__} of {len(node._nested())} objects cannot be reduced: leave it out with "
+            "filter_non_tensor_data() or exclude() first"
+        )
+    return node._densified()
 
 
 def scalar(node: Any) -> tuple[torch.Size, None]:
@@ -197,7 +214,8 @@ def reduction(
 
 
 def together(node: Any, name: str, fn: Callable[..., Any], dim: Any, keepdim: bool) -> Any:
-    leaves = node._leaves() if type(node._source) is dict else node.contiguous()._leaves()
+    # Everything at once does not need the members of a lazy stack to have one shape.
+    leaves = (node if dim is None else dense(node))._leaves()
     if not leaves:
         raise ValueError(
             f"{name}(reduce=True) reduces the tensor leaves together, and this tensordict has no tensor leaves."

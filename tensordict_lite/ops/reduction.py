@@ -22,6 +22,7 @@ from tensordict_lite.ops.operands import fused
 from tensordict_lite.ops.reduce_tree import (
     KeyTransform,
     along_dims,
+    dense,
     of_one_dim,
     reduction,
     scalar,
@@ -281,13 +282,23 @@ class ReductionOps(ExtremeOps):
         Raises:
             RuntimeError: a tensor is neither floating point nor complex.
         """
-        leaves = self._leaves()
+        tree = _all_dense(self)
+        leaves = tree._leaves()
         each = with_options(torch.linalg.vector_norm, dtype=dtype)
         norms = iter(fused(with_options(torch._foreach_norm, dtype=dtype), each, leaves) if leaves else ())
-        new = walk(self, lambda leaf, node: next(norms), scalar, key_transform)
+        new = walk(tree, lambda leaf, node: next(norms), scalar, key_transform)
         if self._lock is not None:
             new._propagate_lock(None)
         return new if out is None else written(out, new)
+
+
+def _all_dense(node: Any) -> Any:
+    """The same tree without lazy stacks, so that its leaves are those that a walk meets."""
+    node = dense(node)
+    if all(isinstance(value, Tensor) for value in node._source.values()):
+        return node
+    source = {key: value if isinstance(value, Tensor) else _all_dense(value) for key, value in node._source.items()}
+    return node._rebuild(source, node._batch_size, node._names)
 
 
 def _logsumexp(leaf: Tensor, dims: Any, keepdim: bool) -> Tensor:

@@ -207,3 +207,16 @@ def test_lazy_stacks_reduce_like_dense_collections() -> None:
     torch.testing.assert_close(stack.max(0).values["n", "c"], dense.max(0).values["n", "c"])
     assert stack.all() == dense.all()
     torch.testing.assert_close(stack.sum(reduce=True), dense.sum(reduce=True))
+    torch.testing.assert_close(stack.norm()["n", "c"], dense.norm()["n", "c"])
+
+
+def test_rows_of_different_shapes_reduce_together() -> None:
+    rows = [TensorDict({"a": torch.ones(3)}), TensorDict({"a": torch.ones(4)})]
+    assert LazyStackedTensorDict(*rows, stack_dim=0).sum(reduce=True) == 7
+
+
+def test_a_stack_of_objects_cannot_be_reduced() -> None:
+    td = TensorDict({"a": torch.ones(2), "s": ["x", "y"]}, [2])
+    with pytest.raises(RuntimeError, match="objects cannot be reduced"):
+        td.sum(0)
+    assert td.max(0).values.keys() == {"a"}
