@@ -1,82 +1,148 @@
-"""Lazy stacks of tensorclasses: a stack that has the fields and methods of the class of its members.
+"""Lazy stacks of tensorclass instances, which read and write like one instance.
 
-The stack is a lazy stack in its storage and an instance of the tensorclass for whoever asks with ``isinstance``:
-reading a field stacks the entries of the members, writing one cuts the value.
+``lazy_stack([foo, foo])`` is an instance of ``Foo`` and of :class:`LazyStackedTensorDict`: fields and methods
+are those of ``Foo``, everything else is the lazy stack. The class for it is made once a tensorclass.
 """
 
 from __future__ import annotations
 
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from tensordict_lite.base import TensorCollection
+from tensordict_lite.keys import require_path
 from tensordict_lite.lazystack_class import LazyStackedTensorDict
+from tensordict_lite.tensorclass_build import TensorClassMeta
+from tensordict_lite.tensorclass_fields import unknown_field_error
 
-__all__ = ["typed_stack_class"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-_CLASSES: WeakKeyDictionary[type, type[LazyStackedTensorDict]] = WeakKeyDictionary()
+__all__ = ["TypedLazyStack", "typed_stack_class"]
+
 _MISSING = object()
+_new_object = object.__new__
 
 
-def typed_stack_class(kind: Any) -> type[LazyStackedTensorDict]:
-    """The class of the lazy stacks of a tensorclass, made once."""
-    found = _CLASSES.get(kind)
-    if found is None:
-        found = _CLASSES[kind] = _make_class(kind)
-    return found
+class TypedLazyStack(LazyStackedTensorDict):
+    """Access by field on top of a lazy stack; members are instances of ``_member_class``."""
 
+    __slots__ = ()
+    _member_class: Any = None
+    _field_specs: Any = {}
+    _stack_priority = LazyStackedTensorDict._stack_priority + 0.5
 
-def _make_class(kind: Any) -> type[LazyStackedTensorDict]:
-    namespace: dict[str, Any] = {
-        "__slots__": (),
-        "__doc__": f"A lazy stack of {kind.__qualname__} instances.",
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
-        "__class__": property(lambda self: kind),
-        "__reduce_ex__": _reduce,
-        "_member_class": kind,
-        "_stack_priority": LazyStackedTensorDict._stack_priority + 0.5,
-        "get": _get,
-        "_class_for": classmethod(_class_for),
-        "fields": classmethod(lambda cls: kind.fields()),
-    }
-    for base in reversed(kind.__mro__):
-        if hasattr(base, "_field_specs") and base.__module__ != "tensordict_lite.tensorclass":
-            own = {name: value for name, value in vars(base).items() if not name.startswith("_")}
-            namespace.update({name: value for name, value in own.items() if name not in kind._field_specs})
-    for name in kind._field_specs:
-        namespace[name] = _field(name)
-    return type(kind.__name__, (LazyStackedTensorDict,), namespace)
+    @classmethod
+    def _class_for(cls, members: Any) -> Any:
+        """Members that an operation turned into another kind (TensorDicts, say) make an ordinary stack."""
+        kind = cls._member_class
+        return cls if all(getattr(m, "_member_class", type(m)) is kind for m in members) else LazyStackedTensorDict
 
+    def get(self, key: Any, default: Any = _MISSING, **kwargs: Any) -> Any:
+        """The field as the attribute gives it; keywords are those of :meth:`LazyStackedTensorDict.get`."""
+        if default is _MISSING:
+            value = super().get(key, None, **kwargs)
+        else:
+            value = super().get(key, default, **kwargs)
+        if isinstance(value, TensorCollection) and value._is_non_tensor:
+            return value._as_value()
+        return value
 
-def _field(name: str) -> property:
-    def read(self: Any) -> Any:
-        return self.get(name)
+    def set(self, key: Any, value: Any, *args: Any, **kwargs: Any) -> Self:
+        """Writes a field of every member, see :meth:`TensorClass.set`."""
+        path = (key,) if type(key) is str else require_path(key)
+        if path[0] not in self._field_specs:
+            raise unknown_field_error(type(self), path[0])
+        if value is None:
+            self._delete_field(path[0])
+            return self
+        return super().set(key, value, *args, **kwargs)
 
-    def write(self: Any, value: Any) -> None:
+    def _set_field(self, name: str, value: Any) -> None:
         self.set(name, value)
 
-    return property(read, write, doc=f"The field ``{name}`` of the members, stacked.")
+    def _delete_field(self, name: str) -> None:
+        if self._lock is not None:
+            raise self._locked_error()
+        for member in self._source:
+            member._source.pop(name, None)
+
+    def __getitem__(self, index: Any) -> Any:
+        self._refuse_key(index, "read")
+        return super().__getitem__(index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._refuse_key(index, "write")
+        super().__setitem__(index, value)
+
+    def _refuse_key(self, index: Any, verb: str) -> None:
+        if isinstance(index, str) or (type(index) is tuple and index and isinstance(index[0], str)):
+            raise ValueError(
+                f"invalid index {index!r}: a {type(self).__name__} is indexed along its batch dimensions; to {verb} a "
+                "field, use the attribute"
+            )
+
+    def _check_member(self, value: Any) -> Any:
+        if not isinstance(value, self._member_class):
+            raise TypeError(
+                f"a member of a lazy stack of {type(self).__name__} is a {type(self).__name__}, got a "
+                f"{type(value).__name__}"
+            )
+        return super()._check_member(value)
+
+    def _none_fields(self) -> list[str]:
+        present = set(self._key_list())
+        return [name for name in self._field_specs if name not in present]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _, _, state = super().__reduce_ex__(protocol)
+        return _blank_lazy, (self._member_class,), state
 
 
-def _class_for(cls: Any, members: Any) -> Any:
-    """Members that an operation turned into another kind (TensorDicts, say) make an ordinary stack."""
-    kind = cls._member_class
-    return cls if all(getattr(m, "_member_class", type(m)) is kind for m in members) else LazyStackedTensorDict
+def _blank_lazy(cls: Any) -> Any:
+    return _new_object(typed_stack_class(cls))
 
 
-def _get(self: Any, key: Any, default: Any = _MISSING, **how: Any) -> Any:
-    """Value of a field, stacked; see :meth:`LazyStackedTensorDict.get`."""
-    extra = () if default is _MISSING else (default,)
-    value = LazyStackedTensorDict.get(self, key, *extra, **how)
-    return value if isinstance(value, (Tensor, list)) or not hasattr(value, "_as_value") else value._as_value()
+def typed_stack_class(cls: Any) -> Any:
+    """The class of lazy stacks of instances of ``cls``."""
+    made = cls.__dict__.get("_typed_stack")
+    if made is not None:
+        return made
+    if issubclass(cls, TypedLazyStack):
+        return cls
+    namespace: dict[str, Any] = {"_member_class": cls, "_field_specs": cls._field_specs, "_is_flag_carrier": True}
+    namespace.update(_own_methods(cls))
+    namespace.update({name: _lazy_property(name) for name in cls._field_specs})
+    namespace.update(__module__=cls.__module__, __qualname__=cls.__qualname__, __doc__=cls.__doc__)
+    cls._typed_stack = made = TensorClassMeta(cls.__name__, (TypedLazyStack, cls), namespace)
+    return made
 
 
-def _reduce(self: Any, protocol: Any) -> Any:
-    _, _, state = LazyStackedTensorDict.__reduce_ex__(self, protocol)
-    return _blank_typed, (self._member_class,), state
+def _own_methods(cls: Any) -> dict[str, Any]:
+    """What the class defines itself, where the lazy stack would come first otherwise."""
+    out: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if isinstance(base, TensorClassMeta) and base.__dict__.get("_field_specs"):
+            for name, value in base.__dict__.items():
+                if not name.startswith("_") and name not in cls._field_specs and hasattr(LazyStackedTensorDict, name):
+                    out[name] = value
+    return out
 
 
-def _blank_typed(kind: type) -> Any:
-    return object.__new__(typed_stack_class(kind))
+def _lazy_property(name: str) -> property:
+    def get(self: Any) -> Any:
+        try:
+            value = self._get_str(name)
+        except KeyError:
+            return None
+        return value if isinstance(value, Tensor) else value._as_value()
+
+    def set(self: Any, value: Any) -> None:
+        self.set(name, value)
+
+    def delete(self: Any) -> None:
+        self._delete_field(name)
+
+    get.__name__ = name
+    return property(get, set, delete)

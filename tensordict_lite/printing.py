@@ -257,7 +257,8 @@ def _field(value: Any, dims: int, device: Any, parent: Any = None) -> str | _Blo
         while in_stack and isinstance(value._source, list) and value._source:
             value = value._source[0]  # the stack is the parent: what counts is what a member holds
         return type(value._payload if type(value._source) is dict else value).__name__
-    plain = type(value) is value._plain_class() or (in_stack and isinstance(value._source, list))
+    bare = in_stack and isinstance(value._source, list) and not _is_tensorclass(value)
+    plain = type(value) is value._plain_class() or bare
     extra = value.batch_size[dims:]
     head = ("" if plain else type(value).__name__) + (_dimensions(extra) if extra else "")
     return _block(value, head, value.batch_dims, value.device if value.device is not None else device)

@@ -337,14 +337,6 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
         cls._check_same_class(items, "concatenate")
         return super()._cat_entries(items, dim)  # type: ignore[misc]
 
-    @classmethod
-    def _lazy_stack_class(cls, items: Sequence[Any]) -> Any:
-        """The class of a lazy stack of these: one with the fields of this class when all are of it."""
-        from tensordict_lite.lazystack import LazyStackedTensorDict
-        from tensordict_lite.tensorclass_lazy import lazy_class
-
-        return lazy_class(cls) if all(type(item) is cls for item in items) else LazyStackedTensorDict
-
 
 def _is_key(index: Any) -> bool:
     """Whether an index is a field name, or a tuple of them, by mistake."""

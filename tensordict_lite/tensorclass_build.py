@@ -164,7 +164,7 @@ def _check_private_names(cls: Any) -> None:
 
 _BOOKKEEPING = frozenset(
     ("_flags", "_field_specs", "_raw_defaults", "_convert_value", "_cast_filter", "_abc_impl", "_is_flag_carrier")
-    + ("_rebuild", "_trusted", "_apply_level", "_is_protocol", "_lazy_class", "_dense_class")
+    + ("_rebuild", "_trusted", "_apply_level", "_is_protocol", "_typed_stack", "_member_class")
 )
 
 

@@ -91,10 +91,10 @@ class TensorClassConversions(DenseCollection):
     @classmethod
     def _from_lazy(cls, tensordict: Any, extra: Mapping[str, Any]) -> Any:
         """A lazy stack of instances of this class, around the members of a lazy stack."""
-        from tensordict_lite.tensorclass_lazy import lazy_class
+        from tensordict_lite.lazystack_typed import typed_stack_class
 
         members = [cls.from_tensordict(member) for member in tensordict._source]
-        new = lazy_class(cls)._of(
+        new = typed_stack_class(cls)._of(
             members, tensordict._stack_dim, tensordict._member_batch_size(), tensordict._device, tensordict._names
         )
         for name, value in extra.items():
