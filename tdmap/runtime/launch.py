@@ -22,6 +22,7 @@ import os
 import pickle
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -164,11 +165,34 @@ def _fork(connection: Connection, control: str, threads: int, idle_seconds: floa
     if pid:
         return ForkedProcess(pid)
     try:
+        _let_go_of_pipes(keep=connection.fileno())
         if in_main_thread:  # else the kernel would kill the worker when that thread ends
             die_with_parent(parent)
         run_worker(connection, control, threads, idle_seconds, parent)
     finally:
         os._exit(1)
+
+
+def _let_go_of_pipes(keep: int) -> None:
+    """Drop the caller's pipes and sockets, which a fork inherits.
+
+    A warm worker that held them would keep a child of the caller from seeing the end of its input, or a port from
+    being bound again. Each number is pointed at the null device instead of closed, so that an object of the caller
+    that is collected here cannot close a file that has taken its number.
+    """
+    try:
+        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:
+        return
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in numbers:
+        if fd <= 2 or fd in (keep, null):
+            continue
+        with contextlib.suppress(OSError):
+            mode = os.fstat(fd).st_mode
+            if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+                os.dup2(null, fd, inheritable=False)
+    os.close(null)
 
 
 # -- spawn -------------------------------------------------------------------------------------------

@@ -1,0 +1,27 @@
+"""Warm workers hold nothing of the caller's that the caller may want to close."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+
+import pytest
+import torch
+
+import tdmap
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_let_go_of_the_callers_pipes_and_sockets(method: str) -> None:
+    read, write = os.pipe()
+    server = socket.create_server(("127.0.0.1", 0))
+    port = server.getsockname()[1]
+    out = tdmap.map(torch.arange(8), lambda x: x + 1, num_workers=2, chunksize=1, mp_start_method=method)
+    assert out.tolist() == list(range(1, 9))
+    os.close(write)
+    assert select.select([read], [], [], 5.0)[0], "a worker keeps the pipe open"
+    assert os.read(read, 1) == b""
+    os.close(read)
+    server.close()
+    socket.create_server(("127.0.0.1", port)).close()
