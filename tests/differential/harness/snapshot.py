@@ -57,7 +57,7 @@ def snapshot(value: Any) -> Any:
     if type(value) is tuple:
         return tuple(snapshot(item) for item in value)
     if isinstance(value, dict):
-        return {"type": type(value).__name__, "items": [(k, snapshot(v)) for k, v in value.items()]}
+        return {("type",): type(value).__name__, **{k: snapshot(v) for k, v in value.items()}}
     if isinstance(value, np.ndarray):
         return ("numpy", str(value.dtype), value.shape, value.tolist())
     if isinstance(value, type):

@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool", "complex64")
@@ -22,6 +23,18 @@ class TreeSource:
 
     source: str
     batch_size: tuple[int, ...]
+
+
+def examples(count: int) -> settings:
+    """The same examples on every run and every machine."""
+    return settings(
+        max_examples=count,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
 
 
 def leaf_source(shape: Sequence[int], dtype: str, start: int) -> str:
