@@ -322,9 +322,11 @@ def _keeps_tensors(spec: FieldSpec) -> bool:
     return not _is_class(spec.hint) or issubclass(spec.hint, Tensor)
 
 
-def unknown_field_error(cls: type, name: str) -> AttributeError:
+def unknown_field_error(cls: type, name: str) -> Exception:
     """The error for an attribute that is no field, with the fields that there are."""
     known = sorted(cls._field_specs)  # type: ignore[attr-defined]
+    if name in known:
+        return TypeError(f"{cls.__name__}.__init__() takes no argument {name!r}: the field is declared with init=False")
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return AttributeError(
