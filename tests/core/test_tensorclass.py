@@ -64,7 +64,7 @@ class Decorated:
     y: Any = None
 
     def kind(self) -> str:
-        return __class__.__name__ + super().__repr__()[:9]  # type: ignore[name-defined]  # noqa: F821
+        return __class__.__name__ + super().__repr__()[:9]  # type: ignore[name-defined]
 
 
 class Node(TensorClass):
@@ -251,7 +251,7 @@ def test_post_init_runs_in_constructors_and_on_results() -> None:
 def test_post_init_can_stay_in_the_constructor() -> None:
     calls = []
 
-    class Quiet(TensorClass["skip_post_init_on_rebuild"]):  # type: ignore[misc, type-arg, name-defined]  # noqa: F821
+    class Quiet(TensorClass["skip_post_init_on_rebuild"]):  # type: ignore[misc, type-arg, name-defined]
         x: Tensor
 
         def __post_init__(self) -> None:
@@ -377,7 +377,7 @@ def test_numbers_become_tensors_unless_the_batch_cannot_hold_them() -> None:
 def test_every_spelling_sets_the_flag(spelling: str) -> None:
     if spelling == "brackets":
 
-        class Foo(TensorClass["nocast"]):  # type: ignore[misc, type-arg, name-defined]  # noqa: F821
+        class Foo(TensorClass["nocast"]):  # type: ignore[misc, type-arg, name-defined]
             x: Any
     elif spelling == "keyword":
 
@@ -482,18 +482,18 @@ def test_frozen_and_other_classes_do_not_inherit_from_each_other() -> None:
 
 def test_contradictory_and_unknown_flags_are_refused() -> None:
     with pytest.raises(TypeError, match="autocast is exclusive with nocast"):
-        TensorClass["autocast", "nocast"]  # type: ignore[misc, type-arg, name-defined]  # noqa: F821
+        TensorClass["autocast", "nocast"]  # type: ignore[misc, type-arg, name-defined]
     with pytest.raises(TypeError, match="autocast is exclusive with nocast"):
         tensorclass(autocast=True, nocast=True)
     with pytest.raises(TypeError, match="nocats"):
-        TensorClass["nocats"]  # type: ignore[misc, type-arg, name-defined]  # noqa: F821
+        TensorClass["nocats"]  # type: ignore[misc, type-arg, name-defined]
     with pytest.raises(TypeError):
 
         class Wrong(TensorClass, nocats=True):  # type: ignore[call-arg]
             x: Any
 
     with pytest.raises(TypeError, match="Sample is not a generic class"):
-        Sample["nocast"]  # type: ignore[misc, type-arg, name-defined]  # noqa: F821
+        Sample["nocast"]  # type: ignore[misc, type-arg, name-defined]
 
 
 @pytest.mark.parametrize("name", ["batch_size", "device", "names", "values", "shape", "sum", "get", "from_tensordict"])
@@ -608,7 +608,7 @@ def test_mixins_generics_and_abstract_bases() -> None:
     class Box(TensorClass, Generic[T]):
         x: T
 
-    assert Box[Tensor](torch.zeros(3))[0].x.shape == ()
+    assert Box[Tensor](torch.zeros(3), batch_size=[3])[0].x.shape == ()
 
     class Shape(TensorClass, ABC):
         x: Tensor
