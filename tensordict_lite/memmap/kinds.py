@@ -271,8 +271,8 @@ def read_tensorclass(loader: Loader, meta: NodeMeta, lead: torch.Size | None) ->
     if cls is None:
         raise DatasetError(
             path,
-            f"a {meta.class_name} was saved, and this program has defined no tensorclass of that name. Define or import "
-            "it first: a dataset never imports code. Its fields alone load from the sub-folder '_tensordict'",
+            f"a {meta.class_name} was saved, and this program has defined no tensorclass of that name. Define or "
+            "import it first: a dataset never imports code. Its fields alone load from the sub-folder '_tensordict'",
         )
     inner = read_meta(meta.path + "/_tensordict", nested=True)
     if inner.kind == "lazystack":
@@ -304,8 +304,8 @@ def _unpickle(loader: Loader, folder: str, name: str) -> Any:
     if not loader.allow_pickle:
         raise DatasetError(
             path,
-            "holds pickled data, which can run any code when it is opened. Pass allow_pickle=True only if you trust "
-            "whoever wrote this dataset",
+            "holds pickled data, which can run any code when it is opened. Pass allow_pickle=True only if you "
+            "trust whoever wrote this dataset",
         )
     with open(path, "rb") as file:
         try:

@@ -49,7 +49,7 @@ def no_room(path: str, needed: int) -> OSError:
 
 
 def available_bytes(path: str) -> int:
-    """Free bytes for this user on the file system that holds (or would hold) ``path``; of memory for ``/proc`` paths."""
+    """Free bytes on the file system that holds (or would hold) ``path``; of memory for ``/proc`` paths."""
     if path.startswith(_PROC):
         return available_memory()
     probe = os.path.abspath(path)

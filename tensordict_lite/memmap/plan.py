@@ -18,8 +18,9 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.format import META, SUFFIX, encode_key, leaf_meta, node_meta, raw_key
+from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
-__all__ = ["Folder", "Leaf", "Plan", "holds_json", "plan_for"]
+__all__ = ["Folder", "Leaf", "Plan", "file_of", "holds_json", "is_whole", "mapped_root", "plan_for"]
 
 
 @dataclass(slots=True)
@@ -220,9 +221,40 @@ def pickled(plan: Plan, value: Any, content: Any, where: tuple[str, ...]) -> byt
     return pickle.dumps(content)
 
 
-def total_bytes(plan: Plan) -> int:
-    """Bytes of all tensors."""
-    return sum(leaf.nbytes for leaf in plan.leaves)
+def mapped_root(node: TensorCollection, plan: Plan | None = None) -> str | None:
+    """The folder that every tensor is mapped from, whole and under the name that it would be saved with."""
+    known = getattr(node, "_memmap_path", None)
+    if known:
+        return str(known)
+    root: str | None = None
+    for leaf in (plan or plan_for(node, allow_pickle=True)).leaves:
+        file = file_of(leaf.tensor)
+        found = None if file is None else relative_root(file, leaf.file)
+        if found is None or (root is not None and found != root) or not is_whole(leaf.tensor):
+            return None
+        root = found
+    return root
+
+
+def file_of(tensor: Tensor) -> str | None:
+    """The file of a memory-mapped tensor; ``None`` for other tensors and for anonymous memory."""
+    if not isinstance(tensor, MemoryMappedTensor):
+        return None
+    try:
+        return tensor.filename
+    except RuntimeError:
+        return None
+
+
+def is_whole(tensor: Tensor) -> bool:
+    """Whether a mapped tensor is all of its file."""
+    if tensor.is_nested or not tensor.numel():
+        return True
+    return (
+        tensor.storage_offset() == 0
+        and tensor.is_contiguous()
+        and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+    )
 
 
 def relative_root(path: str, file: str) -> str | None:

@@ -16,7 +16,7 @@ from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.files import write_tensor_to
 from tensordict_lite.memmap.format import META
 from tensordict_lite.memmap.mapping import check_room, reserve
-from tensordict_lite.memmap.plan import Leaf, Plan, plan_for, relative_root
+from tensordict_lite.memmap.plan import Leaf, Plan, file_of, is_whole, mapped_root, plan_for
 from tensordict_lite.memmap.staging import Staging
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
@@ -127,6 +127,7 @@ class _Save:
         self.existsok = existsok
         self.atomic = atomic
         self.durable = durable
+        self.grown: list[tuple[str, int, int]] = []  # files that are too short: path, size, wanted
         self.plan: Plan = plan_for(node, robust_key=robust_key, allow_pickle=allow_pickle)
         root = os.path.abspath(os.fspath(prefix)) if prefix is not None else self._own_root()
         if atomic and root is None:
@@ -134,20 +135,8 @@ class _Save:
         self.root = root
 
     def _own_root(self) -> str | None:
-        """The folder that every leaf is mapped from already, under the names that it would be saved with."""
-        if self.like:
-            return None
-        known = getattr(self.node, "_memmap_path", None)
-        if known:
-            return str(known)
-        root: str | None = None
-        for leaf in self.plan.leaves:
-            file = _file_of(leaf.tensor)
-            found = None if file is None else relative_root(file, leaf.file)
-            if found is None or (root is not None and found != root) or not _is_whole(leaf.tensor):
-                return None
-            root = found
-        return root
+        """The folder that the collection is mapped from already."""
+        return None if self.like else mapped_root(self.node, self.plan)
 
     # -- running ---------------------------------------------------------------------------------------
 
@@ -178,10 +167,10 @@ class _Save:
     def _keeps(self, leaf: Leaf, path: str) -> str:
         """``"tensor"``: it is in its file already; ``"file"``: the file there is used; ``""``: to be written."""
         tensor = leaf.tensor
-        file = _file_of(tensor)
+        file = file_of(tensor)
         if file is not None and not self.like:
             if file == path or _same(file, path):
-                if _is_whole(tensor) and not self.atomic:
+                if is_whole(tensor) and not self.atomic:
                     return "tensor"
                 if self.atomic and not self.copy_existing:
                     raise self._elsewhere(leaf, file)
@@ -207,15 +196,19 @@ class _Save:
             return ""
         size = os.path.getsize(path)
         if size < leaf.nbytes:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                reserve(fd, leaf.nbytes, path, start=size)
-            finally:
-                os.close(fd)
+            self.grown.append((path, size, leaf.nbytes))
         elif size > leaf.nbytes:
             rows = leaf.tensor.shape[0] if leaf.tensor.ndim else 1
             leaf.entry["capacity"] = -(-size * rows // leaf.nbytes)
         return "file"
+
+    def _grow_files(self) -> None:
+        for path, size, wanted in self.grown:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                reserve(fd, wanted, path, start=size)
+            finally:
+                os.close(fd)
 
     def _metadata_is_current(self, root: str) -> bool:
         for folder in self.plan.folders:
@@ -230,7 +223,7 @@ class _Save:
         return True
 
     def _write(self, root: str, todo: list[Leaf]) -> None:
-        check_room(root, sum(leaf.nbytes for leaf in todo))
+        check_room(root, sum(leaf.nbytes for leaf in todo) + sum(wanted - size for _, size, wanted in self.grown))
         staging = Staging(root, atomic=self.atomic)
         try:
             for folder in self.plan.folders:
@@ -242,7 +235,8 @@ class _Save:
                 for name, content in {**folder.blobs, META: folder.json()}.items():
                     _write_bytes(os.path.join(staging.root, folder.join(name)), content)
                 files += [folder.join(name) for name in folder.blobs]
-            staging.commit(files, [folder.path for folder in self.plan.folders], durable=self.durable)
+            folders = [folder.path for folder in self.plan.folders]
+            staging.commit(files, folders, durable=self.durable, meanwhile=self._grow_files)
         except BaseException:
             staging.abort()
             raise
@@ -298,27 +292,6 @@ def _mark(node: Any, original: Any, paths: dict[int, str], root: str | None) -> 
 
 def _is_same(leaves: list[Tensor], mapped: list[Tensor]) -> bool:
     return len(leaves) == len(mapped) and all(a is b for a, b in zip(leaves, mapped))
-
-
-def _file_of(tensor: Tensor) -> str | None:
-    """The file of a memory-mapped tensor; ``None`` for other tensors and for anonymous memory."""
-    if not isinstance(tensor, MemoryMappedTensor):
-        return None
-    try:
-        return tensor.filename
-    except RuntimeError:
-        return None
-
-
-def _is_whole(tensor: Tensor) -> bool:
-    """Whether a mapped tensor is all of its file."""
-    if tensor.is_nested or not tensor.numel():
-        return True
-    return (
-        tensor.storage_offset() == 0
-        and tensor.is_contiguous()
-        and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
-    )
 
 
 def _same(a: str, b: str) -> bool:

@@ -17,10 +17,11 @@ import secrets
 import shutil
 import socket
 import zlib
+from collections.abc import Callable
 
 from tensordict_lite.memmap.format import META
 
-__all__ = ["Staging", "sync_folder"]
+__all__ = ["Staging", "is_temporary", "sync_folder"]
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -68,18 +69,26 @@ class Staging:
         """Removes what was written; ``prefix`` is as it was."""
         shutil.rmtree(self.root, ignore_errors=True)
 
-    def commit(self, files: list[str], folders: list[str], *, durable: bool = False) -> None:
+    def commit(
+        self,
+        files: list[str],
+        folders: list[str],
+        *,
+        durable: bool = False,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
         """Puts the dataset in its place.
 
         Args:
             files: paths of the data files, relative.
             folders: relative paths of the folders, each with its ``meta.json``; the root is ``""``.
             durable: also wait for the disk, data before metadata.
+            meanwhile: changes files of the old dataset in place; called while there is no metadata.
         """
         if durable:
             _sync_tree(self.root)
         if self.inside:
-            self._move_in(files, folders)
+            self._move_in(files, folders, meanwhile)
         else:
             self._rename(files, folders)
         if durable:
@@ -101,7 +110,7 @@ class Staging:
                 raise
             self._move_in(files, folders)  # somebody wrote there meanwhile, or it cannot be replaced
 
-    def _move_in(self, files: list[str], folders: list[str]) -> None:
+    def _move_in(self, files: list[str], folders: list[str], meanwhile: Callable[[], None] | None = None) -> None:
         order = sorted(folders, key=lambda folder: folder.count("/") + bool(folder))
         for folder in order:  # from the root down: whatever is half replaced has no metadata above it
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -110,6 +119,8 @@ class Staging:
             os.makedirs(os.path.join(self.prefix, folder), exist_ok=True)
         for file in files:
             os.replace(os.path.join(self.root, file), os.path.join(self.prefix, file))
+        if meanwhile is not None:
+            meanwhile()
         for folder in reversed(order):
             os.replace(os.path.join(self.root, folder, META), os.path.join(self.prefix, folder, META))
         shutil.rmtree(self.root, ignore_errors=True)
@@ -117,9 +128,15 @@ class Staging:
 
 def _visible(folder: str) -> list[str]:
     """Entries of a folder, other than what a killed save has left."""
-    return [name for name in os.listdir(folder) if not _STALE.search(name)]
+    return [name for name in os.listdir(folder) if not is_temporary(name)]
 
 
+def is_temporary(name: str) -> bool:
+    """Whether a file or folder is one that a save writes before it renames it (or that a killed one has left)."""
+    return bool(_STALE.search(name) or _UNFINISHED.fullmatch(name))
+
+
+_UNFINISHED = re.compile(r"\..*\.[0-9a-f]{12}\.tmp")
 _STALE = re.compile(r"\.tdlite-([0-9a-f]{8})-(\d+)-[0-9a-f]{8}$")
 
 

@@ -193,9 +193,7 @@ class MemoryMappedTensor(Tensor):
             needed = size.numel() * dtype.itemsize
             found = os.stat(path).st_size if needed else 0
             if found < needed:
-                raise ValueError(
-                    f"{path} holds {found:,} bytes; shape {tuple(size)} of {dtype} needs {needed:,}. Check shape and dtype."
-                )
+                raise ValueError(f"{path} holds {found:,} bytes; shape {tuple(size)} of {dtype} needs {needed:,}")
             out = cls._map(path, dtype, size, writable)
         return out if index is None else out[index]
 

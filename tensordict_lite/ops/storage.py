@@ -109,9 +109,7 @@ class StorageOps:
         if hasattr(self, "named_parameters"):
             raise RuntimeError("parameters cannot become memory maps in place: use memmap() for a mapped copy")
         if self.is_shared() and not self.is_memmap() and not _all_mapped(self):
-            raise RuntimeError(
-                "memmap and shared memory are mutually exclusive features: use memmap() for a copy"
-            )
+            raise RuntimeError("memmap and shared memory are mutually exclusive features: use memmap() for a copy")
         return save_collection(
             self,
             prefix,
@@ -300,9 +298,7 @@ class StorageOps:
         """
         path = getattr(self, "_memmap_path", None)
         if not path:
-            raise RuntimeError(
-                "cannot refresh a collection that is not memory-mapped in a folder: use load_memmap"
-            )
+            raise RuntimeError("cannot refresh a collection that is not memory-mapped in a folder: use load_memmap")
         return self.load_memmap_(path, allow_pickle=allow_pickle)
 
     # -- state -------------------------------------------------------------------------------------------
@@ -341,6 +337,35 @@ class StorageOps:
 
         sync_collection(self)
         return self
+
+    def checksum(self, num_threads: int | None = None) -> dict[str, list[int]]:
+        """Stores the checksums of the files of a mapped collection, for ``tdmap verify`` and :func:`verify`.
+
+        Args:
+            num_threads: threads that read; by default one a core.
+
+        Returns:
+            CRC-32 of every block of each file, by path below the folder.
+
+        Raises:
+            RuntimeError: the collection is not mapped from a folder.
+
+        Example:
+            >>> import tempfile, torch
+            >>> from tensordict_lite import TensorDict
+            >>> from tensordict_lite.memmap.checksum import verify
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> sums = TensorDict({"a": torch.arange(1000)}).memmap(folder.name).checksum()
+            >>> sorted(sums), verify(folder.name).ok
+            (['a.memmap', 'meta.json'], True)
+        """
+        from tensordict_lite.memmap.checksum import store
+        from tensordict_lite.memmap.plan import mapped_root
+
+        root = mapped_root(self)
+        if root is None:
+            raise RuntimeError("only a collection that is mapped from a folder has files: call memmap(prefix) first")
+        return store(root, num_threads)
 
     # -- growing -------------------------------------------------------------------------------------------
 

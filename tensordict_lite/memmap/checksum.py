@@ -1,0 +1,253 @@
+"""Checksums of saved datasets: is every byte still what was saved?
+
+``checksums.json`` in the root of a dataset lists every file with its size and the CRC-32 of each block of
+:data:`BLOCK` bytes, so that corruption is reported as a range of rows and not only as a file. It is written on
+request, with a checksum of its own, and describes the bytes at that moment: a dataset that is written to later
+needs a new one. The metadata files are covered too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap.files import new_file, write_all
+from tensordict_lite.memmap.format import META, SUFFIX, LeafMeta, encode_key, is_count, read_meta
+from tensordict_lite.memmap.staging import is_temporary
+
+__all__ = ["BLOCK", "CHECKSUMS", "Corruption", "Report", "store", "verify"]
+
+CHECKSUMS = "checksums.json"
+BLOCK = 4 << 20
+_READ = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Corruption:
+    """One thing that is not as it was when the checksums were stored."""
+
+    file: str
+    """Path relative to the dataset."""
+    reason: str
+    """What is wrong, in words."""
+    rows: tuple[int, int] | None = None
+    """First and last-plus-one affected row of the tensor in that file, where it is one."""
+
+    def __str__(self) -> str:
+        where = "" if self.rows is None else f", rows {self.rows[0]} to {self.rows[1] - 1}"
+        return f"{self.file}{where}: {self.reason}"
+
+
+@dataclass(slots=True)
+class Report:
+    """What :func:`verify` found."""
+
+    path: str
+    files: int = 0
+    """Files that were read."""
+    nbytes: int = 0
+    """Bytes that were read."""
+    problems: list[Corruption] = field(default_factory=list)
+    """In the order of the files; empty when everything is as it was saved."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def raise_if_corrupt(self) -> None:
+        """Raises :class:`DatasetError` with the problems, if there are any."""
+        if self.problems:
+            shown = "; ".join(map(str, self.problems[:5]))
+            more = f" and {len(self.problems) - 5} more" if len(self.problems) > 5 else ""
+            raise DatasetError(self.path, f"is corrupt: {shown}{more}")
+
+
+def store(path: str | os.PathLike[str], num_threads: int | None = None) -> dict[str, list[int]]:
+    """Computes and stores the checksums of a dataset.
+
+    Args:
+        path: folder of the dataset.
+        num_threads: threads that read; by default one a core.
+
+    Returns:
+        CRC-32 of the blocks of each file.
+
+    Raises:
+        DatasetError: there is no dataset.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from tensordict_lite import TensorDict
+        >>> from tensordict_lite.memmap.checksum import store, verify
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> _ = TensorDict({"a": torch.arange(1000)}).memmap(folder.name)
+        >>> sorted(store(folder.name))
+        ['a.memmap', 'meta.json']
+        >>> verify(folder.name).ok
+        True
+    """
+    root = os.path.abspath(os.fspath(path))
+    read_meta(root)
+    names = list(_files(root))
+    entries: dict[str, dict[str, object]] = {}
+    with ThreadPoolExecutor(_threads(num_threads)) as pool:
+        for name, (size, crcs) in zip(names, pool.map(lambda name: _crcs(os.path.join(root, name), BLOCK), names)):
+            entries[name] = {"size": size, "crc32": crcs}
+    body = {"algorithm": "crc32", "block": BLOCK, "files": entries}
+    content = json.dumps({**body, "self": zlib.crc32(json.dumps(body).encode())})
+    with new_file(os.path.join(root, CHECKSUMS)) as fd:
+        write_all(fd, content.encode(), 0, CHECKSUMS)
+    return {name: list(entry["crc32"]) for name, entry in entries.items()}  # type: ignore[call-overload]
+
+
+def verify(path: str | os.PathLike[str], num_threads: int | None = None) -> Report:
+    """Compares a dataset with its stored checksums; reads every byte, in parallel.
+
+    Args:
+        path: folder of the dataset.
+        num_threads: threads that read; by default one a core.
+
+    Returns:
+        A :class:`Report`: each problem with its file and, in a tensor, the range of rows.
+
+    Raises:
+        DatasetError: there is no dataset, no ``checksums.json``, or that file itself is damaged.
+    """
+    root = os.path.abspath(os.fspath(path))
+    block, expected = _stored(root)
+    report = Report(root)
+    found = set(_files(root))
+    for name in sorted(found - expected.keys()):
+        report.problems.append(Corruption(name, "was not there when the checksums were stored"))
+    names = sorted(expected)
+    tensors = {**_tensor_files(root)} if META in expected else {}
+    with ThreadPoolExecutor(_threads(num_threads)) as pool:
+        results = pool.map(lambda name: _check(root, name, expected[name], block, tensors.get(name)), names)
+        for size, problems in results:
+            report.files += 1
+            report.nbytes += size
+            report.problems += problems
+    return report
+
+
+def _threads(wanted: int | None) -> int:
+    return max(1, wanted or len(os.sched_getaffinity(0)))
+
+
+def _files(root: str) -> Iterator[str]:
+    """Files of a dataset, relative to it; links and the checksums themselves are not among them."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if not is_temporary(name))
+        for name in sorted(names):
+            file = os.path.join(folder, name)
+            relative = os.path.relpath(file, root)
+            if relative != CHECKSUMS and not is_temporary(name) and not os.path.islink(file):
+                yield relative
+
+
+def _crcs(path: str, block: int) -> tuple[int, list[int]]:
+    """Size of a file and the CRC-32 of each of its blocks."""
+    out: list[int] = []
+    size, crc, filled = 0, 0, 0
+    with open(path, "rb", buffering=0) as file:
+        buffer = memoryview(bytearray(_READ))
+        while count := file.readinto(buffer[: min(_READ, block - filled)]):
+            crc = zlib.crc32(buffer[:count], crc)
+            size += count
+            filled += count
+            if filled == block:
+                out.append(crc)
+                crc, filled = 0, 0
+    if filled or not out:
+        out.append(crc)
+    return size, out
+
+
+def _check(
+    root: str, name: str, expected: tuple[int, list[int]], block: int, leaf: LeafMeta | None
+) -> tuple[int, list[Corruption]]:
+    path = os.path.join(root, name)
+    wanted_size, wanted = expected
+    try:
+        size, crcs = _crcs(path, block)
+    except OSError as err:
+        return 0, [Corruption(name, f"cannot be read ({err.strerror})")]
+    problems = []
+    if size != wanted_size:
+        problems.append(Corruption(name, f"has {size:,} bytes instead of {wanted_size:,}"))
+    bad = [
+        n for n, (a, b) in enumerate(zip(crcs, wanted)) if a != b and not (size < wanted_size and n == len(crcs) - 1)
+    ]
+    for first, last in _runs(bad):
+        start, stop = first * block, min((last + 1) * block, size)
+        reason = f"bytes {start:,} to {stop - 1:,} are not what was saved"
+        problems.append(Corruption(name, reason, _rows(leaf, start, stop)))
+    return size, problems
+
+
+def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """Consecutive numbers as (first, last)."""
+    start = previous = None
+    for n in numbers:
+        if previous is None or n != previous + 1:
+            if start is not None and previous is not None:
+                yield start, previous
+            start = n
+        previous = n
+    if start is not None and previous is not None:
+        yield start, previous
+
+
+def _rows(leaf: LeafMeta | None, start: int, stop: int) -> tuple[int, int] | None:
+    if leaf is None or leaf.is_nested or not leaf.shape or not leaf.shape[0]:
+        return None
+    row = max(1, leaf.nbytes // leaf.shape[0])
+    return min(start // row, leaf.shape[0] - 1), min(-(-stop // row), leaf.shape[0])
+
+
+def _tensor_files(root: str) -> dict[str, LeafMeta]:
+    """File of each tensor -> its metadata, as far as the metadata can be read."""
+    out: dict[str, LeafMeta] = {}
+    for folder, _, names in os.walk(root):
+        if META not in names:
+            continue
+        try:
+            meta = read_meta(folder)
+        except DatasetError:
+            continue  # damaged metadata is reported as such, by its own checksum
+        for key, leaf in meta.leaves.items():
+            for name in (encode_key(key), key):
+                out.setdefault(os.path.relpath(os.path.join(folder, name + SUFFIX), root), leaf)
+    return out
+
+
+def _stored(root: str) -> tuple[int, dict[str, tuple[int, list[int]]]]:
+    path = os.path.join(root, CHECKSUMS)
+    try:
+        with open(path, "rb") as file:
+            data = json.loads(file.read())
+    except FileNotFoundError:
+        raise DatasetError(
+            root, "has no checksums: store them with td.checksum() when the dataset is known to be good"
+        ) from None
+    except (OSError, ValueError, RecursionError) as err:
+        raise DatasetError(path, f"cannot be read ({err}), so there is nothing to compare with") from None
+    if type(data) is not dict or data.pop("self", None) != zlib.crc32(json.dumps(data).encode()):
+        raise DatasetError(path, "is damaged itself, so there is nothing to compare with")
+    try:
+        block = data["block"]
+        files = {name: (entry["size"], entry["crc32"]) for name, entry in data["files"].items()}
+    except (KeyError, TypeError, AttributeError):
+        raise DatasetError(path, "is not a list of checksums") from None
+    if not is_count(block, 1 << 40) or block < 1:
+        raise DatasetError(path, f"has an impossible block size {block!r}")
+    for name in files:
+        if os.path.isabs(name) or ".." in name.split("/"):
+            raise DatasetError(path, f"lists a file outside of the dataset: {name!r}")
+    return block, files

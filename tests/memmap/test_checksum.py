@@ -1,0 +1,95 @@
+"""Checksums: what has changed on disk is found, with its file and rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tensordict_lite import TensorDict
+from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap import checksum
+from tensordict_lite.memmap.checksum import store, verify
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(checksum, "BLOCK", 1000)
+    td = TensorDict(
+        {
+            "a": torch.randn(1000, 5),
+            "b": {"weird/key": torch.arange(1000)},
+            "s": "note",
+            ".x": {".y": torch.ones(1000)},
+        },
+        [1000],
+    )
+    td.memmap(tmp_path / "d").checksum()
+    return tmp_path / "d"
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 0x10
+    path.write_bytes(bytes(content))
+
+
+def test_an_untouched_dataset_is_whole(folder: Path) -> None:
+    report = verify(folder)
+    assert report.ok and report.files == 7 and report.nbytes > 28_000
+    report.raise_if_corrupt()
+    assert TensorDict.load_memmap(folder)["a"].shape == (1000, 5)
+
+
+@pytest.mark.parametrize("at", [0, 999, 1000, 10_500, 19_999])
+def test_a_flipped_bit_is_found_with_its_rows(folder: Path, at: int) -> None:
+    flip(folder / "a.memmap", at)
+    [problem] = verify(folder, num_threads=1).problems
+    assert problem.file == "a.memmap"
+    first, last = problem.rows
+    assert first <= at // 20 < last and last - first <= 51
+    assert f"rows {first} to {last - 1}" in str(problem)
+
+
+def test_several_places_and_nested_files(folder: Path) -> None:
+    flip(folder / "b" / "weird%2Fkey.memmap", 100)
+    flip(folder / "b" / "weird%2Fkey.memmap", 1100)
+    flip(folder / "b" / "weird%2Fkey.memmap", 7900)
+    rows = [(p.file, p.rows) for p in verify(folder).problems]
+    assert rows == [("b/weird%2Fkey.memmap", (0, 250)), ("b/weird%2Fkey.memmap", (875, 1000))]
+    with pytest.raises(DatasetError, match=r"rows 0 to 249.*rows 875 to 999"):
+        verify(folder).raise_if_corrupt()
+
+
+def test_sizes_missing_and_new_files(folder: Path) -> None:
+    content = (folder / "a.memmap").read_bytes()
+    (folder / "a.memmap").write_bytes(content[:-1500])
+    (folder / "b" / "weird%2Fkey.memmap").unlink()
+    (folder / "new.memmap").write_bytes(b"x")
+    flip(folder / "s" / "meta.json", 5)
+    found = {problem.file: problem.reason for problem in verify(folder).problems}
+    assert "18,500 bytes instead of 20,000" in found["a.memmap"]
+    assert "cannot be read" in found["b/weird%2Fkey.memmap"]
+    assert "was not there" in found["new.memmap"]
+    assert "s/meta.json" in found
+
+
+def test_checksums_follow_a_rewrite(folder: Path) -> None:
+    TensorDict.load_memmap(folder)["a"].fill_(0)
+    assert not verify(folder).ok
+    TensorDict.load_memmap(folder).checksum()
+    assert verify(folder).ok
+
+
+def test_damaged_or_missing_checksums(folder: Path, tmp_path: Path) -> None:
+    flip(folder / "checksums.json", 60)
+    with pytest.raises(DatasetError, match=r"checksums\.json"):
+        verify(folder)
+    (folder / "checksums.json").unlink()
+    with pytest.raises(DatasetError, match="no checksums"):
+        verify(folder)
+    with pytest.raises(DatasetError):
+        store(tmp_path / "none")
+    with pytest.raises(RuntimeError, match="memmap"):
+        TensorDict({"a": torch.ones(2)}).checksum()
