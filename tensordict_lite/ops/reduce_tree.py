@@ -56,7 +56,7 @@ def of_one_dim(fn: Callable[..., Tensor], leads: bool = False) -> Callable[..., 
     """
 
     def call(leaf: Tensor, dims: Any = None, keepdim: bool = False) -> Tensor:
-        if dims is None:
+        if dims is None or dims == ():  # a leaf without dimensions keeps none
             return fn(leaf)
         if isinstance(dims, int):
             return fn(leaf, dims, keepdim)

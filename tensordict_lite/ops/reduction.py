@@ -209,8 +209,15 @@ class ReductionOps(ExtremeOps):
         dtype: torch.dtype | None = None,
         reduce: bool | None = None,
     ) -> Self | Tensor:
-        """Product of every tensor. Arguments as in :meth:`sum`."""
-        return reduction(self, "prod", of_one_dim(with_options(torch.prod, dtype=dtype)), dim, keepdim, reduce, None)
+        """Product of every tensor. Arguments as in :meth:`sum`.
+
+        ``keepdim`` without ``dim`` gives every tensor and nested collection the batch dimensions only, of size 1.
+        """
+        fn = of_one_dim(with_options(torch.prod, dtype=dtype))
+        if keepdim and not reduce and (dim is None or dim == ()):
+            ones = torch.Size([1] * len(self._batch_size))
+            return walk(dense(self), lambda leaf, _: fn(leaf).reshape(ones), lambda node: (ones, None))
+        return reduction(self, "prod", fn, dim, keepdim, reduce, None)
 
     def quantile(
         self,

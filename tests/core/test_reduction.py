@@ -35,7 +35,8 @@ def test_over_everything(name: str) -> None:
     torch.testing.assert_close(new["a"], plain(name, td["a"]))
     torch.testing.assert_close(call(td, name, dim=())["n", "c"], plain(name, td["n", "c"]))
     kept = call(td, name, keepdim=True)
-    assert kept.batch_size == torch.Size([1, 1]) and kept.names == ["x", "y"] and kept["a"].shape == (1, 1, 1)
+    assert kept.batch_size == torch.Size([1, 1]) and kept["a"].shape == ((1, 1) if name == "prod" else (1, 1, 1))
+    assert call(TensorDict({"a": torch.ones(())}), name, keepdim=True)["a"].shape == ()
     torch.testing.assert_close(kept["a"].flatten()[0], new["a"])
 
 
