@@ -1,0 +1,44 @@
+"""Every case of the operations benchmark runs, with both libraries and on bare tensors."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import core_ops
+from benchmarks._core_cases import Kit, all_cases
+
+
+@pytest.fixture(scope="module", params=[core_ops.OURS, core_ops.REFERENCE])
+def kit(request: pytest.FixtureRequest) -> Kit:
+    return Kit(pytest.importorskip(request.param))
+
+
+@pytest.mark.parametrize("case", all_cases(), ids=lambda case: f"{case.group}: {case.name}")
+def test_case_runs_more_than_once(kit: Kit, case: object) -> None:
+    call = case.make(kit)  # type: ignore[attr-defined]
+    call(), call()
+
+
+def test_there_are_enough_cases_and_names_are_unique() -> None:
+    names = [(case.group, case.name) for case in all_cases()]
+    assert len(names) == len(set(names)) >= 80
+    for case in all_cases():
+        if case.floor is not None:
+            case.floor()
+
+
+def test_a_measured_case_is_saved_with_its_ratio(tmp_path: Path) -> None:
+    pytest.importorskip(core_ops.REFERENCE)
+    kits = [Kit(importlib.import_module(name)) for name in (core_ops.OURS, core_ops.REFERENCE)]
+    case = next(case for case in all_cases() if case.group == "index" and case.floor is not None)
+    result = core_ops.measure(case, kits, rounds=3, slice_s=1e-4)
+    assert result.error is None
+    assert 0 < result.ratio < 100
+    core_ops.save([result], tmp_path, rounds=3)
+    document = json.loads((tmp_path / "core_ops.json").read_text())
+    assert document["cases"][0]["floor_ratio"] == pytest.approx(result.floor_ratio)
+    assert "geometric mean" in core_ops.summary([result])
