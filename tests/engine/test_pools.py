@@ -1,0 +1,194 @@
+"""Pools: warm, shared, foreign, and gone when they should be."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import multiprocess
+import psutil
+import pytest
+import torch
+
+import tdmap
+from tdmap.runtime import pool as pools
+
+
+def pid_of(x):
+    return torch.full((len(x),), os.getpid())
+
+
+def gone(pids, seconds=10.0):
+    """Whether all these processes end within some seconds (a zombie has ended)."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        alive = [p for p in pids if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE]
+        if not alive:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("method", [None, "spawn"])
+def test_a_second_call_uses_the_same_workers_and_starts_in_milliseconds(method):
+    x = torch.zeros(1000)
+    options = {"num_workers": 2, "chunksize": 100, "mp_start_method": method}
+    first = set(tdmap.map(x, pid_of, **options).tolist())
+    times = []
+    for _ in range(20):
+        began = time.perf_counter()
+        again = set(tdmap.map(x, pid_of, **options).tolist())
+        times.append(time.perf_counter() - began)
+        assert len(first | again) <= 2
+    assert min(times) < 0.02
+
+
+def test_a_pool_of_ones_own():
+    with tdmap.WorkerPool(2) as pool:
+        pool.warm_up()
+        pids = pool.stats()["pids"]
+        assert len(pids) == 2
+        used = set(tdmap.map(torch.zeros(100), pid_of, pool=pool, chunksize=1).tolist())
+        assert used <= set(pids)
+        assert sum(pool.stats()["chunks"].values()) == 100
+    assert gone(pids)
+    with pytest.raises(RuntimeError, match="closed"):
+        tdmap.map(torch.zeros(4), pid_of, pool=pool)
+
+
+def test_a_pool_that_nobody_holds_ends_its_workers():
+    pool = tdmap.WorkerPool(1)
+    pool.warm_up()
+    pids = pool.stats()["pids"]
+    del pool
+    assert gone(pids)
+
+
+def test_idle_workers_leave_and_come_back():
+    with tdmap.WorkerPool(1, idle_seconds=0.05) as pool:
+        first = tdmap.map(torch.zeros(3), pid_of, pool=pool).tolist()
+        assert gone(first[:1])
+        second = tdmap.map(torch.zeros(3), pid_of, pool=pool).tolist()
+        assert first != second
+
+
+def test_a_worker_killed_while_idle_is_replaced():
+    with tdmap.WorkerPool(2) as pool:
+        pool.warm_up()
+        for pid in pool.stats()["pids"]:
+            os.kill(pid, signal.SIGKILL)
+        assert torch.equal(tdmap.map(torch.arange(50), lambda x: x + 1, pool=pool), torch.arange(1, 51))
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"start_method": "beam"}, {"worker_threads": 0}])
+def test_bad_pools_are_refused(options):
+    with pytest.raises(ValueError, match="must be"):
+        tdmap.WorkerPool(**{"num_workers": 1, **options})
+
+
+def test_callers_in_many_threads():
+    x = torch.arange(200)
+    with ThreadPoolExecutor(4) as threads:
+        jobs = [threads.submit(tdmap.map, x, lambda part, k=k: part * k, num_workers=2, chunksize=9) for k in range(8)]
+        for k, job in enumerate(jobs):
+            assert torch.equal(job.result(60), x * k)
+
+
+def test_a_warm_fork_pool_serves_after_threads_were_started():
+    x = torch.arange(50)
+    assert torch.equal(tdmap.map(x, lambda part: part, num_workers=2), x)
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    try:
+        assert torch.equal(tdmap.map(x, lambda part: part + 1, num_workers=2), x + 1)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_the_workers_of_a_thread_survive_it():
+    pids = []
+
+    def use():
+        pids.extend(
+            tdmap.map(torch.zeros(40), pid_of, num_workers=2, chunksize=1, mp_start_method="forkserver").tolist()
+        )
+
+    for _ in range(2):
+        thread = threading.Thread(target=use)
+        thread.start()
+        thread.join()
+    assert len(set(pids)) <= 2
+
+
+FOREIGN = {
+    "multiprocessing": lambda: multiprocessing.get_context("fork").Pool(2),
+    "torch": lambda: torch.multiprocessing.get_context("fork").Pool(2),
+    "multiprocess": lambda: multiprocess.get_context("fork").Pool(2),
+}
+
+
+@pytest.mark.parametrize("library", FOREIGN)
+def test_foreign_pools(library, data):
+    with FOREIGN[library]() as pool:
+        pids = set(tdmap.map(torch.zeros(500), pid_of, pool=pool, chunksize=1).tolist())
+        assert os.getpid() not in pids
+        assert torch.equal(tdmap.map(data, lambda td: td["x"] + 1, pool=pool, chunksize=7), data["x"] + 1)
+        before = data["x"].clone()
+        assert tdmap.map(data, lambda td: (td["x"].add_(1), None)[1], pool=pool, chunksize=7) is None
+        assert torch.equal(data["x"], before + 1)
+        sums = list(tdmap.map_iter(data, lambda td: td["x"].sum(), pool=pool, chunksize=10))
+        assert torch.equal(torch.stack(sums), torch.stack([part.sum() for part in data["x"].split(10)]))
+        with pytest.raises(KeyError) as caught:
+            tdmap.map(data, lambda td: td["nothing"], pool=pool, chunksize=7)
+        assert "rows" in caught.value.__notes__[0]
+        assert torch.equal(tdmap.map(data, lambda td: td["x"], pool=pool), data["x"])
+
+
+def test_a_death_in_a_foreign_pool_is_an_error_and_not_a_hang():
+    with FOREIGN["multiprocessing"]() as pool:
+        with pytest.raises(tdmap.WorkerLost, match="WorkerPool"):
+            tdmap.map(torch.arange(20), lambda x: os.kill(os.getpid(), 9), pool=pool, chunksize=5)
+
+
+def test_inside_a_worker_of_another_pool_maps_run_serially():
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        with_warning = pool.apply(_map_in_child)
+    assert with_warning == (True, list(range(1, 11)))
+
+
+def _map_in_child():
+    import warnings
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = tdmap.map(torch.arange(10), lambda x: x + 1, num_workers=2).tolist()
+    return any("serially" in str(w.message) for w in caught), result
+
+
+def test_a_fork_of_the_caller_does_not_disturb_its_pools():
+    x = torch.arange(30)
+    tdmap.map(x, lambda part: part, num_workers=2)
+    pid = os.fork()
+    if pid == 0:
+        ok = not pools._warm
+        os._exit(0 if ok else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert torch.equal(tdmap.map(x, lambda part: part + 1, num_workers=2), x + 1)
+
+
+def test_descriptors_do_not_pile_up():
+    def use():
+        tdmap.map(torch.arange(100), lambda x: x + 1, num_workers=2, chunksize=3)
+        list(tdmap.map_iter(torch.zeros(20, 20_000), lambda x: x, num_workers=2, chunksize=1))
+
+    use()
+    before = psutil.Process().num_fds()
+    for _ in range(10):
+        use()
+    assert psutil.Process().num_fds() <= before + 2

@@ -1,0 +1,229 @@
+"""Whole programs: no guard around `__main__`, Ctrl-C, closed stdin, quiet exits, no orphans."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(tmp_path, code, *arguments, **options):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(code))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    return subprocess.Popen(
+        [sys.executable, str(script), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+        start_new_session=True,
+        **options,
+    )
+
+
+def run(tmp_path, code, *arguments, **options):
+    process = start(tmp_path, code, *arguments, **options)
+    out, err = process.communicate(timeout=100)
+    return process.returncode, out, err
+
+
+def assert_no_orphans(session):
+    """Nothing of the script's session lives on for more than a moment."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        left = []
+        for process in psutil.process_iter():
+            try:
+                if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                    left.append(process.pid)
+            except (ProcessLookupError, psutil.NoSuchProcess):
+                continue
+        if not left:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"processes {left} were left behind")
+
+
+SCRIPT = """
+    import sys, torch, tdmap
+    from tensordict_lite import TensorDict
+
+    print("imported")
+    SCALE = 3
+
+    class Box:
+        def __init__(self, value):
+            self.value = value
+
+    def helper(x):
+        return x * SCALE
+
+    def scale(td):
+        return TensorDict({"y": helper(td["x"])}, td.batch_size)
+
+    class Oops(Exception):
+        pass
+
+    def fail(td):
+        raise Oops("from a script")
+
+    data = TensorDict({"x": torch.arange(20.0)}, [20])
+    method = sys.argv[1]
+    result = data.map(scale, num_workers=2, chunksize=3, mp_start_method=method)
+    assert torch.equal(result["y"], data["x"] * 3)
+    boxes = list(data.map_iter(lambda td: Box(int(td["x"][0])), num_workers=2, chunksize=5, mp_start_method=method))
+    assert [box.value for box in boxes] == [0, 5, 10, 15] and all(type(box) is Box for box in boxes)
+    try:
+        data.map(fail, num_workers=2, mp_start_method=method)
+    except Oops as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_a_script_needs_no_guard_and_exits_quietly(tmp_path, method):
+    process = start(tmp_path, SCRIPT, method)
+    out, err = process.communicate(timeout=100)
+    assert (process.returncode, err) == (0, "")
+    assert out.splitlines() == ["imported", "from a script"]
+    assert_no_orphans(process.pid)
+
+
+def test_printed_lines_appear_once(tmp_path):
+    code = """
+        import sys, torch, tdmap
+        sys.stdout.write("before ")
+        def show(x):
+            print("chunk", int(x[0]))
+        tdmap.map(torch.arange(4), show, num_workers=2, chunksize=1, mp_start_method="fork")
+        print("after")
+    """
+    code, out, err = run(tmp_path, code)
+    assert (code, err) == (0, "")
+    assert out.count("before") == 1
+    assert sorted(line for line in out.replace("before ", "").splitlines()) == [
+        "after",
+        "chunk 0",
+        "chunk 1",
+        "chunk 2",
+        "chunk 3",
+    ]
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_closed_standard_streams(tmp_path, method):
+    code = """
+        import os, sys
+        os.close(0)
+        import torch, tdmap
+        x = torch.arange(10)
+        ok = torch.equal(tdmap.map(x, lambda part: part + 1, num_workers=2, mp_start_method=sys.argv[1]), x + 1)
+        sys.exit(0 if ok else 1)
+    """
+    assert run(tmp_path, code, method) == (0, "", "")
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("to_group", [True, False], ids=["terminal", "driver only"])
+def test_ctrl_c_stops_within_a_second_and_leaves_nobody(tmp_path, method, to_group):
+    code = """
+        import sys, time, torch, tdmap
+        mark = sys.argv[2]
+        def slow(x):
+            open(mark, "w").close()
+            time.sleep(60)
+        try:
+            tdmap.map(torch.arange(10), slow, num_workers=2, chunksize=1, mp_start_method=sys.argv[1])
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    mark = tmp_path / "running"
+    process = start(tmp_path, code, method, str(mark))
+    deadline = time.monotonic() + 60
+    while not mark.exists():
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.01)
+    began = time.monotonic()
+    (os.killpg if to_group else os.kill)(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    took = time.monotonic() - began
+    assert (process.returncode, out, err) == (0, "interrupted\n", "")
+    assert took < 5  # a second on a machine of one's own
+    assert_no_orphans(process.pid)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_a_killed_driver_leaves_nobody(tmp_path, method):
+    code = """
+        import sys, time, torch, tdmap
+        mark = sys.argv[2]
+        def slow(x):
+            open(mark, "w").close()
+            time.sleep(60)
+        tdmap.map(torch.arange(10), slow, num_workers=2, chunksize=1, mp_start_method=sys.argv[1])
+    """
+    before = set(os.listdir("/dev/shm"))
+    mark = tmp_path / "running"
+    process = start(tmp_path, code, method, str(mark))
+    deadline = time.monotonic() + 60
+    while not mark.exists():
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert_no_orphans(process.pid)
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "tdmap" in name]
+    process.stdout.close()
+    process.stderr.close()
+
+
+def test_exit_in_the_middle_of_a_loop(tmp_path):
+    code = """
+        import sys, torch, tdmap
+        for part in tdmap.map_iter(torch.arange(1000), lambda x: x, num_workers=2, chunksize=1):
+            sys.exit(3)
+    """
+    process = start(tmp_path, code)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (3, "", "")
+    assert_no_orphans(process.pid)
+
+
+def test_a_loop_that_is_still_open_at_exit(tmp_path):
+    code = """
+        import torch, tdmap
+        stream = tdmap.map_iter(torch.arange(1000), lambda x: x, num_workers=2, chunksize=1)
+        print(next(stream))
+    """
+    assert run(tmp_path, code) == (0, "tensor([0])\n", "")
+
+
+def test_a_sigterm_of_the_driver_leaves_nobody(tmp_path):
+    code = """
+        import sys, time, torch, tdmap
+        mark = sys.argv[1]
+        def slow(x):
+            open(mark, "w").close()
+            time.sleep(60)
+        tdmap.map(torch.arange(10), slow, num_workers=2, chunksize=1)
+    """
+    mark = tmp_path / "running"
+    process = start(tmp_path, code, str(mark))
+    deadline = time.monotonic() + 60
+    while not mark.exists():
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.01)
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGTERM
+    assert_no_orphans(process.pid)

@@ -1,0 +1,233 @@
+"""Real processes, real signals: nothing is lost, and it never hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+import tdmap
+from tensordict_lite import TensorDict
+
+METHODS = ["fork", "forkserver"]
+
+
+class Log(tdmap.Callback):
+    """Keeps the events."""
+
+    def __init__(self):
+        self.died, self.retried, self.leases, self.ended, self.started = [], [], [], [], []
+
+    def on_job_started(self, event):
+        self.started.append(event)
+
+    def on_lease_done(self, event):
+        self.leases.append(event)
+
+    def on_worker_died(self, event):
+        self.died.append(event)
+
+    def on_chunk_retried(self, event):
+        self.retried.append(event)
+
+    def on_job_ended(self, event):
+        self.ended.append(event)
+
+
+def dying(how, marker, times):
+    """A function that ends its process on row 50 as often as told, and doubles its rows else."""
+
+    def double(x):
+        if 50 in x:
+            for number in range(times):
+                try:
+                    os.close(os.open(f"{marker}{number}", os.O_CREAT | os.O_EXCL))
+                except FileExistsError:
+                    continue
+                how()
+        return x * 2
+
+    return double
+
+
+def by_signal(number):
+    return lambda: os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "how",
+    [by_signal(signal.SIGKILL), by_signal(signal.SIGSEGV), by_signal(signal.SIGTERM), lambda: os._exit(3)],
+    ids=["SIGKILL", "SIGSEGV", "SIGTERM", "_exit"],
+)
+def test_a_killed_worker_loses_no_rows(method, how, tmp_path):
+    x, log = torch.arange(400), Log()
+    fn = dying(how, tmp_path / "died", times=2)
+    result = tdmap.map(x, fn, num_workers=2, chunksize=4, mp_start_method=method, callbacks=[log])
+    assert torch.equal(result, x * 2)
+    assert [event.rows for event in log.retried] == [(48, 52)] * 2
+    assert len(log.died) == 2
+    assert sum(event.rows for event in log.leases) <= 400
+    assert log.ended[0].ok and log.ended[0].done_rows == 400
+
+
+def test_only_the_chunk_that_ran_is_run_again(tmp_path):
+    x = torch.arange(3000)
+    fn = dying(by_signal(signal.SIGKILL), tmp_path / "died", times=1)
+    runs = tmp_path / "runs"
+
+    def counted(part):
+        with open(runs, "a") as file:
+            file.write(f"{int(part[0])}\n")
+        return fn(part)
+
+    result = tdmap.map(x, counted, num_workers=2, chunksize=1)
+    assert torch.equal(result, x * 2)
+    rows = [int(line) for line in runs.read_text().split()]
+    assert sorted(rows) == sorted([*range(3000), 50])
+
+
+def test_a_worker_killed_between_chunks_is_replaced(tmp_path):
+    x, log = torch.arange(60), Log()
+
+    def slow(part):
+        (tmp_path / str(os.getpid())).touch()
+        time.sleep(0.01)
+        return part + 1
+
+    class Killer(Log):
+        killed = False
+
+        def on_lease_done(self, event):
+            if not self.killed and event.worker != os.getpid():
+                self.killed = True
+                os.kill(event.worker, signal.SIGKILL)
+
+    killer = Killer()
+    result = tdmap.map(x, slow, num_workers=2, chunksize=2, callbacks=[killer, log])
+    assert torch.equal(result, x + 1)
+    assert [event.signal for event in log.died] == [signal.SIGKILL]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_poison_rows_are_named_after_the_retries():
+    def poison(x):
+        if 50 in x:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return x
+
+    began = time.monotonic()
+    with pytest.raises(tdmap.WorkerLost, match=r"rows 48:52.*3 workers died.*SIGSEGV") as caught:
+        tdmap.map(torch.arange(100), poison, num_workers=2, chunksize=4)
+    assert caught.value.rows == (48, 52)
+    assert (caught.value.signal, caught.value.exit_code) == (signal.SIGSEGV, None)
+    assert isinstance(caught.value, RuntimeError)
+    assert time.monotonic() - began < 20
+
+
+def test_no_retries_if_none_are_wanted(tmp_path):
+    fn = dying(lambda: os._exit(7), tmp_path / "died", times=1)
+    with pytest.raises(tdmap.WorkerLost) as caught:
+        tdmap.map(torch.arange(100), fn, num_workers=2, chunksize=4, retries=0)
+    assert caught.value.exit_code == 7
+
+
+def test_the_pool_is_usable_after_a_lost_job(tmp_path):
+    with tdmap.WorkerPool(2) as pool:
+        with pytest.raises(tdmap.WorkerLost):
+            tdmap.map(torch.arange(100), lambda x: os._exit(1), chunksize=4, pool=pool)
+        assert torch.equal(tdmap.map(torch.arange(100), lambda x: x + 1, pool=pool), torch.arange(1, 101))
+        assert pool.stats()["lost"] >= 3
+
+
+def test_map_iter_survives_deaths_and_keeps_order(tmp_path):
+    fn = dying(by_signal(signal.SIGKILL), tmp_path / "died", times=2)
+    parts = list(tdmap.map_iter(torch.arange(400), fn, num_workers=2, chunksize=4))
+    assert torch.equal(torch.cat(parts), torch.arange(400) * 2)
+
+
+def test_large_results_of_a_killed_worker_are_computed_again(tmp_path):
+    x = torch.arange(100.0)[:, None].expand(100, 30_000)
+    fn = dying(by_signal(signal.SIGKILL), tmp_path / "died", times=2)
+    for number, part in enumerate(tdmap.map_iter(x, fn, num_workers=2, chunksize=1)):
+        assert torch.equal(part, x[number : number + 1] * 2)
+    assert number == 99
+
+
+@pytest.mark.parametrize("undo", ["data", None])
+@pytest.mark.parametrize("mapped", [True, False])
+def test_in_place_work_is_done_exactly_once(tmp_path, mapped, undo):
+    data = TensorDict({"x": torch.arange(400.0), "meta": {"y": torch.arange(400)}}, [400])
+    if mapped:
+        data = data.memmap_(tmp_path / "td")
+    die = dying(by_signal(signal.SIGKILL), tmp_path / "died", times=2)
+
+    def increment(td):
+        td["x"].add_(1)
+        td["meta", "y"].mul_(2)
+        die(td["x"] - 1)  # half-way: the rows are changed, and the worker dies
+        td["x"].add_(1)
+
+    tdmap.map(data, increment, num_workers=2, chunksize=4, out=data if undo else None)
+    assert torch.equal(data["x"], torch.arange(400.0) + 2)
+    assert torch.equal(data["meta", "y"], torch.arange(400) * 2)
+
+
+def test_a_stuck_chunk_is_stopped_and_named():
+    def stuck(x):
+        if 50 in x:
+            time.sleep(600)
+        return x
+
+    log, began = Log(), time.monotonic()
+    with pytest.raises(tdmap.ChunkTimeout, match=r"rows 48:52") as caught:
+        tdmap.map(torch.arange(100), stuck, num_workers=2, chunksize=4, timeout=0.3, retries=1, callbacks=[log])
+    assert caught.value.rows == (48, 52)
+    assert isinstance(caught.value, TimeoutError)
+    assert len(log.retried) == 1
+    assert time.monotonic() - began < 20
+
+
+def test_a_stuck_chunk_may_succeed_the_second_time(tmp_path):
+    fn = dying(lambda: time.sleep(600), tmp_path / "stuck", times=1)
+    result = tdmap.map(torch.arange(100), fn, num_workers=2, chunksize=4, timeout=0.5)
+    assert torch.equal(result, torch.arange(100) * 2)
+
+
+def test_other_workers_stop_soon_after_an_exception():
+    def fail(x):
+        if 0 in x:
+            raise ValueError("first rows")
+        time.sleep(60)
+        return x
+
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="first rows"):
+        tdmap.map(torch.arange(4), fn=fail, num_workers=2, chunksize=1)
+    assert time.monotonic() - began < 15
+
+
+def test_a_straggler_shares_its_chunks():
+    # Chunks become slow after the estimate was made; without sharing, one worker would hold them all.
+    def uneven(x):
+        time.sleep(0.05 if int(x[0]) >= 1500 else 0.00001)
+        return x + os.getpid() * 0
+
+    log = Log()
+    x = torch.arange(1540)
+    assert torch.equal(tdmap.map(x, uneven, num_workers=2, chunksize=1, callbacks=[log]), x)
+    slow = {event.worker for event in log.leases if event.stop > 1500}
+    assert len(slow) == 2
+
+
+def test_max_tasks_per_child_replaces_workers(tmp_path):
+    def who(x):
+        (tmp_path / str(os.getpid())).touch()
+        return x
+
+    x = torch.arange(20)
+    assert torch.equal(tdmap.map(x, who, num_workers=2, chunksize=1, max_tasks_per_child=4), x)
+    assert len(list(tmp_path.iterdir())) >= 5
