@@ -21,6 +21,8 @@ from tdmap.errors import (
 )
 from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, WorkerDied
 from tdmap.plan import ChunkPlan
+from tdmap.reducers import Reducer
+from tdmap.reduction import map_reduce, reduce
 from tdmap.runtime.pool import WorkerPool, close_pools
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "LeaseDone",
     "OutputMismatch",
     "ProgressBar",
+    "Reducer",
     "RemoteError",
     "RemoteTraceback",
     "SerializationError",
@@ -44,4 +47,6 @@ __all__ = [
     "close_pools",
     "map",
     "map_iter",
+    "map_reduce",
+    "reduce",
 ]

@@ -125,6 +125,7 @@ class ChunkLoop:
     ) -> Iterator[tuple[int, Any, Data | None]]:
         control, fn, clock = self.control, self.fn, time.monotonic_ns
         seed, plan = self.policy.seed, self.plan
+        positional = getattr(fn, "takes_start", False)  # a function that wants the number of its first row
         rows: Iterator[Any] = repeat(None) if self.writer is None else self.writer.rows(start, stop)
         for chunk, data, target in zip(range(start, stop), self.reader.read(start, stop), rows):
             if control[at.CANCEL]:
@@ -140,7 +141,7 @@ class ChunkLoop:
             control[at.RUNNING] = chunk
             if seed is not None:
                 seed_everything(derive(seed, chunk * plan.size))
-            yield chunk, fn(data), target
+            yield chunk, fn(data, chunk * plan.size) if positional else fn(data), target
 
 
 class _Segments:

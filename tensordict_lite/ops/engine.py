@@ -94,3 +94,11 @@ class EngineOps:
             executor=executor,
             **policy,
         )
+
+    def map_reduce(
+        self, mapper: Callable[[Any], Any] | None, reducer: Any, num_workers: int | None = None, **options: Any
+    ) -> Any:
+        """Folds ``mapper(chunk)`` over all chunks, on several processes: see :func:`tdmap.map_reduce`."""
+        from tdmap import map_reduce as engine_map_reduce
+
+        return engine_map_reduce(self, mapper, reducer, num_workers, **options)

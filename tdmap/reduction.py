@@ -1,0 +1,121 @@
+"""`reduce` and `map_reduce`: a dataset in, one answer out, the same bits for any number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from tdmap._data import Data
+from tdmap.api import _crew_options, _plan, _policy, _run
+from tdmap.events import Callback
+from tdmap.job import Job, Source
+from tdmap.reducers import Reducer, as_reducer
+from tdmap.sinks import Fold
+
+
+class FoldChunk:
+    """What a worker calls: the state of one chunk, after an optional function of the user's.
+
+    Args:
+        reducer: folds the rows.
+        mapper: applied to the chunk first, or None.
+    """
+
+    takes_start = True
+
+    def __init__(self, reducer: Reducer[Any], mapper: Callable[[Any], Any] | None) -> None:
+        self.reducer = reducer
+        self.mapper = mapper
+        # Messages and progress bars name what the user wrote.
+        named = mapper if mapper is not None else type(reducer)
+        self.__qualname__ = getattr(named, "__qualname__", type(named).__qualname__)
+
+    def __call__(self, chunk: Any, start: int = 0) -> Any:
+        rows = chunk if self.mapper is None else self.mapper(chunk)
+        return self.reducer.update(self.reducer.init(), rows, start)
+
+
+def map_reduce(
+    data: Data,
+    mapper: Callable[[Any], Any] | None,
+    reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
+    num_workers: int | None = None,
+    *,
+    dim: int = 0,
+    chunksize: int | None = None,
+    num_chunks: int | None = None,
+    pool: Any = None,
+    generator: torch.Generator | None = None,
+    worker_threads: int = 1,
+    pbar: bool = False,
+    mp_start_method: str | None = None,
+    executor: str = "process",
+    seed: int | None = None,
+    retries: int = 2,
+    timeout: float | None = None,
+    callbacks: Iterable[Callback] = (),
+) -> Any:
+    """Fold `mapper(chunk)` over all chunks of a dataset.
+
+    Workers fold their chunks into states; states merge in a fixed binary tree over the chunk numbers. So the
+    answer is the same, bit for bit, for any number of workers, any executor and any crash. It depends on the chunk
+    size where the arithmetic rounds (`tdmap.reducers` says which does).
+
+    Args:
+        data: a tensor or a collection of tensors, with rows along `dim`.
+        mapper: applied to each chunk before it is folded; None folds the chunk itself.
+        reducer: a `tdmap.reducers.Reducer`, a mapping of names to reducers (all in one pass; the answer is a
+            TensorDict), or an associative function of two mapped chunks.
+        num_workers: processes or threads; 0 runs in the caller. Default: the cores that this process may use.
+        dim, chunksize, num_chunks, pool, generator, worker_threads, pbar, mp_start_method, executor, seed, retries,
+            timeout, callbacks: as `tdmap.map`.
+
+    Returns:
+        What `reducer.finish` makes of the merged state; for zero rows, of `reducer.init()`.
+
+    Raises:
+        ValueError: the reduction of zero rows is not defined, or an option is out of range.
+        Exception: as `tdmap.map`.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> data = TensorDict({"x": torch.arange(6.0)}, batch_size=[6])
+        >>> map_reduce(data, lambda td: td["x"].sum(), lambda a, b: a + b, num_workers=2, chunksize=2)
+        tensor(15.)
+    """
+    reducer = as_reducer(reducer)
+    if num_workers == 0:
+        num_workers, executor = None, "serial"
+    if mapper is not None and not callable(mapper):
+        raise TypeError(f"mapper must be a function or None, got {mapper!r}.")
+    fn = FoldChunk(reducer, mapper)
+    plan = _plan(data, fn, dim, chunksize, num_chunks, None)
+    job = Job(Source(data), plan, fn, _policy(seed, generator, retries, timeout))
+    options = _crew_options(job, num_workers, pool, None, worker_threads, mp_start_method, executor)
+    if plan.length == 0:
+        return reducer.finish(reducer.init())
+    sink = Fold(reducer)
+    for _ in _run(job, sink, options, pbar, callbacks):
+        pass
+    return reducer.finish(sink.result())
+
+
+def reduce(
+    data: Data,
+    reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
+    num_workers: int | None = None,
+    **options: Any,
+) -> Any:
+    """Fold the chunks of a dataset: `map_reduce` without a mapper, with the same options.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> from tdmap.reducers import Count, Mean
+        >>> data = TensorDict({"x": torch.arange(6.0)}, batch_size=[6])
+        >>> stats = reduce(data, {"mean": Mean("x"), "n": Count()}, num_workers=2)
+        >>> float(stats["mean"]), int(stats["n"])
+        (2.5, 6)
+    """
+    return map_reduce(data, None, reducer, num_workers, **options)

@@ -1,0 +1,39 @@
+"""Results are states of a reduction; they merge in a fixed tree as they arrive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdmap._data import RowWriter
+from tdmap.plan import ChunkPlan
+from tdmap.reducers.base import MergeTree, Reducer
+from tdmap.runtime.types import Kind
+from tdmap.sinks.base import Allocate
+
+
+class Fold:
+    """Merges states by the tree over the chunk numbers: the same neighbours whatever the workers and their order.
+
+    A handful of states wait for a neighbour at any time, one a level of the tree and worker in the usual order.
+    """
+
+    streams = False
+    writer: RowWriter | None = None
+
+    def __init__(self, reducer: Reducer[Any]) -> None:
+        self.reducer = reducer
+        self._tree: MergeTree | None = None
+
+    def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
+        self._tree = MergeTree(plan.num_chunks, self.reducer.merge)
+
+    def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
+        assert self._tree is not None
+        states = values if kind is Kind.PARCEL else (None,) * (stop - start)
+        for chunk, state in zip(range(start, stop), states):
+            self._tree.add(chunk, chunk + 1, state)
+
+    def result(self) -> Any:
+        """The merged state."""
+        assert self._tree is not None
+        return self._tree.result()

@@ -1,0 +1,88 @@
+"""Reductions through the engine: the same bits for any number of workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tdmap
+from tdmap import reducers as r
+from tensordict_lite import TensorDict
+
+
+@pytest.fixture(scope="module")
+def data() -> TensorDict:
+    generator = torch.Generator().manual_seed(3)
+    return TensorDict(
+        {"x": torch.randn(1000, 4, generator=generator), "k": torch.randint(0, 9, (1000,), generator=generator)}, [1000]
+    )
+
+
+ALL = {
+    "mean": r.Mean("x"),
+    "var": r.Var("x"),
+    "sum": r.Sum("x"),
+    "n": r.Count(),
+    "top": r.TopK("k", 5),
+    "hist": r.Histogram("x", bins=8, range=(-3, 3)),
+}
+
+
+def bits(answer: TensorDict) -> dict[Any, bytes]:
+    return {key: value.numpy().tobytes() for key, value in answer.items(True, True)}
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 3, "executor": "thread"}, {"num_workers": 0}])
+def test_the_answer_has_the_same_bits_for_any_workers_and_executor(data: TensorDict, options: dict[str, Any]) -> None:
+    wanted = tdmap.reduce(data, ALL, num_workers=1, chunksize=7)
+    assert bits(tdmap.reduce(data, ALL, chunksize=7, **options)) == bits(wanted)
+    torch.testing.assert_close(wanted["var"], data["x"].double().var(0))
+    assert int(wanted["n"]) == 1000
+
+
+def test_a_killed_worker_changes_nothing(data: TensorDict, tmp_path: Path) -> None:
+    flag = tmp_path / "died"
+
+    def mapper(td: TensorDict) -> TensorDict:
+        if 500 in range(int(td["row"][0]), int(td["row"][-1]) + 1) and not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return td
+
+    rows = data.clone()
+    rows["row"] = torch.arange(1000)
+    wanted = tdmap.map_reduce(rows, None, r.Var("x"), num_workers=0, chunksize=9)
+    got = tdmap.map_reduce(rows, mapper, r.Var("x"), num_workers=2, chunksize=9)
+    assert flag.exists() and torch.equal(got, wanted)
+
+
+def test_rows_are_numbered_over_the_whole_dataset(data: TensorDict) -> None:
+    top = data.map_reduce(None, r.TopK("k", 3, largest=False), 2, chunksize=10)
+    assert top["row"].tolist() == torch.nonzero(data["k"] == data["k"].min())[:3, 0].tolist()
+
+
+def test_a_plain_function_folds_in_row_order() -> None:
+    words = torch.arange(20)
+    got = tdmap.map_reduce(words, lambda c: "".join(map(str, c.tolist())), lambda a, b: a + b, 2, chunksize=3)
+    assert got == "".join(map(str, range(20)))
+
+
+def test_zero_rows_give_what_init_says_or_a_clear_error() -> None:
+    empty = TensorDict({"x": torch.zeros(0, 2)}, [0])
+    assert int(tdmap.reduce(empty, r.Count())) == 0
+    assert tdmap.reduce(empty, r.Checksum()) == 0
+    with pytest.raises(ValueError, match="zero rows"):
+        tdmap.reduce(empty, r.Mean("x"))
+    with pytest.raises(ValueError, match="zero rows"):
+        tdmap.reduce(empty, lambda a, b: a)
+
+
+def test_an_error_names_the_rows(data: TensorDict) -> None:
+    with pytest.raises(KeyError, match="nope") as caught:
+        tdmap.reduce(data, r.Mean("nope"), num_workers=2, chunksize=100)
+    assert any("Mean" in note and "rows" in note for note in caught.value.__notes__)
