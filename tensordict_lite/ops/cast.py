@@ -207,7 +207,7 @@ class CastOps:
 
         new = _moved(self, move, device)
         if away and device.type == "cpu":
-            torch.accelerator.synchronize()
+            _synchronise()
         if self._lock is not None:
             new._propagate_lock(None)
         return self._writes_back(new)
@@ -455,8 +455,13 @@ def _move(
     else:
         moved = [leaf.to(device, dtype, asynchronous) for leaf in leaves]
     if foreign and non_blocking is None:
-        torch.accelerator.synchronize()
+        _synchronise()
     return moved
+
+
+def _synchronise() -> None:
+    """Waits for the copies under way on the accelerator (torch before 2.6 knows one kind only)."""
+    (torch.accelerator if hasattr(torch, "accelerator") else torch.cuda).synchronize()
 
 
 def _moved(node: Any, move: Callable[[Tensor], Tensor], device: torch.device) -> Any:

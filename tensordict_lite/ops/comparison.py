@@ -102,7 +102,7 @@ def _with_number(node: Any, other: Any, op: Callable[[Any, Any], Any]) -> Any:
     if (type(source) is not dict or not source) and is_object(node):
         # An object has no order, and is not compared with numbers: kept, or left without an answer.
         ordered = op in _ORDERINGS[:4]
-        return node if ordered else node._plain_class()._trusted({}, node._batch_size, node._device)
+        return _kept(node) if ordered else node._plain_class()._trusted({}, node._batch_size, node._device)
     if type(source) is not dict:
         return _members(node, [_with_number(member, other, op) for member in node._nested()])
     return node._rebuild(
@@ -146,7 +146,7 @@ def _entries(value: Any, match: Any, op: Callable[[Any, Any], Any]) -> Any:
         return _compare(value, match, op)
     if is_object(value) or is_object(match):
         # Objects are equal or not; they have no order and no bits.
-        return value if op in _ORDERINGS else op(value, match)
+        return _kept(value) if op in _ORDERINGS else op(value, match)
     return _with_collection(value, match, op)
 
 
@@ -163,6 +163,13 @@ def _with_mapping(node: Any, other: Mapping[str, Any], op: Callable[[Any, Any], 
         return _compare(value, match, op)
 
     return node._rebuild({key: entry(key, value) for key, value in source.items()}, node._batch_size)
+
+
+def _kept(node: Any) -> Any:
+    """A non-tensor entry as it is, unlocked and unnamed as all of the result."""
+    new = node.clone(False)
+    new._set_names(None)
+    return new
 
 
 def _members(node: Any, members: list[Any]) -> Any:
