@@ -53,7 +53,7 @@ class ChunkLoop:
         self,
         job: int,
         reader: Reader,
-        fn: Callable[[Any], Any],
+        fn: Callable[..., Any],
         policy: Policy,
         control: Control,
         pack: Callable[[Any], Any],
