@@ -50,7 +50,7 @@ def _outcome(call: Callable[[], Any]) -> Any:
         return error
 
 
-@examples(3000)
+@examples(200)
 @given(st.data())
 def test_indexing_is_that_of_the_stacked_tensor(data: st.DataObject) -> None:
     stack, whole = data.draw(stacks())
@@ -75,7 +75,7 @@ def _as_torch(index: Any) -> Any:
     return torch.as_tensor(index) if isinstance(index, np.ndarray) else index
 
 
-@examples(3000)
+@examples(200)
 @given(st.data())
 def test_assignment_by_index_is_that_of_the_stacked_tensor(data: st.DataObject) -> None:
     stack, whole = data.draw(stacks())
@@ -141,7 +141,7 @@ def _one(size: tuple[int, ...], dim: int) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("name", SHAPE)
 def test_shape_operations_are_those_of_the_stacked_tensor(name: str) -> None:
-    @examples(300)
+    @examples(20)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         stack, whole = data.draw(stacks())

@@ -24,7 +24,8 @@ SHAPE: dict[str, Row] = {
     "transpose": lambda d, t: f"x.transpose({d(dims(len(t.batch_size)))}, {d(dims(len(t.batch_size)))})",
     "movedim": lambda d, t: f"x.movedim({d(dims(len(t.batch_size)))}, {d(dims(len(t.batch_size)))})",
     "squeeze": lambda d, t: f"x.squeeze({d(dims(len(t.batch_size)))})",
-    "squeeze all": lambda d, t: "x.squeeze()",
+    # With a leading 2: the reference cannot squeeze every dimension away.
+    "squeeze all": lambda d, t: f"x.expand(2, *{t.batch_size}).squeeze()",
     "unsqueeze": lambda d, t: f"x.unsqueeze({d(dims(len(t.batch_size)))})",
     "split": lambda d, t: f"x.split({d(st.integers(1, 3))}, {d(dims(len(t.batch_size)))})",
     "chunk": lambda d, t: f"x.chunk({d(st.integers(1, 3))}, {d(dims(len(t.batch_size)))})",

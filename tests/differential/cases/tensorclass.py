@@ -185,7 +185,10 @@ C(torch.ones(3, 4), batch_size=[3], names=["t"]).names
 C(torch.ones(3, 4), batch_size=[3], device="cpu").device
 (c.data, c.grad)
 c.densify()
-c.to_lazystack()
+c.to_lazystack().batch_size
+c.to_lazystack().x
+c.to_lazystack()[0]
+type(c.to_lazystack()[0])
 c.empty()
 c.replace(x=torch.zeros(3, 4))
 c.rename_key_("x", "q")

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool", "complex64")
@@ -34,6 +34,7 @@ def examples(count: int) -> settings:
         database=None,
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
+        phases=(Phase.generate, Phase.shrink),
     )
 
 
