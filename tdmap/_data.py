@@ -134,7 +134,8 @@ def narrow(data: Data, dim: int, begin: int, end: int) -> Data:
 def cut(data: Data, dim: int, begin: int, end: int, size: int) -> Sequence[Data]:
     """Rows `begin..end` along `dim` as pieces of `size` rows, the last one perhaps shorter."""
     if isinstance(data, Tensor):
-        return data.narrow(dim, begin, end - begin).split(size, dim)
+        pieces: Sequence[Data] = data.narrow(dim, begin, end - begin).split(size, dim)
+        return pieces
     if not is_dense(data):
         return tuple(narrow(data, dim, begin, end).split(size, dim))
     keys = tuple(data._source)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import multiprocessing
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -52,6 +55,7 @@ def map(
     seed: int | None = None,
     retries: int = 2,
     timeout: float | None = None,
+    undo: bool = True,
     callbacks: Iterable[Callback] = (),
 ) -> Any:
     """Apply `fn` to chunks of `data` on several processes, and join the results.
@@ -88,6 +92,9 @@ def map(
             reproducible.
         retries: how often a chunk runs again when its worker dies.
         timeout: seconds that one chunk may run before its worker is killed and the chunk retried.
+        undo: keep a copy of the rows that a worker is changing in place, and put them back when it dies, raises or is
+            interrupted, so that a chunk is done once or not at all. False saves a copy of each chunk; a worker
+            that dies then ends the job.
         callbacks: `tdmap.Callback` objects that receive the job's events.
 
     Returns:
@@ -117,7 +124,7 @@ def map(
     else:
         check_rows(out, plan, data.shape)
         sink = InPlace(out) if out is data else Preallocated(out)
-    job = Job(Source(data), plan, fn, _policy(seed, generator, retries, timeout))
+    job = Job(Source(data), plan, fn, _policy(seed, generator, retries, timeout, undo))
     options = _crew_options(job, num_workers, pool, max_tasks_per_child, worker_threads, mp_start_method, executor)
     if plan.length == 0:
         return empty_rows(data, plan.dim) if out is None else out
@@ -146,6 +153,7 @@ def map_iter(
     seed: int | None = None,
     retries: int = 2,
     timeout: float | None = None,
+    undo: bool = True,
     callbacks: Iterable[Callback] = (),
 ) -> Iterator[Any]:
     """Apply `fn` to chunks of `data` on several processes, and yield the results in order.
@@ -175,11 +183,23 @@ def map_iter(
     if shuffle and not index_with_generator:
         raise RuntimeError("map_iter(shuffle=True) needs index_with_generator=True, its default: drop that argument.")
     plan = _plan(data, fn, dim, chunksize, num_chunks, None)
-    policy = _policy(seed, generator, retries, timeout)
+    policy = _policy(seed, generator, retries, timeout, undo)
     order = _permutation(plan.length, policy.seed) if shuffle else None
     job = Job(Source(data, order), plan, fn, policy)
     options = _crew_options(job, num_workers, pool, max_tasks_per_child, worker_threads, mp_start_method, executor)
-    return _values(job, options, pbar, callbacks)
+    stream = _values(job, options, pbar, callbacks)
+    _open_streams.add(stream)
+    return stream
+
+
+_open_streams: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@atexit.register  # after the pools' own function was registered, so before it runs
+def _close_streams() -> None:
+    for stream in list(_open_streams):
+        with contextlib.suppress(ValueError):  # it is running: somebody exits from inside the loop
+            stream.close()
 
 
 def _values(job: Job, options: _CrewOptions, pbar: bool, callbacks: Iterable[Callback]) -> Iterator[Any]:
@@ -219,12 +239,18 @@ def _plan(
     return make_plan(length, dim=dim, chunksize=chunksize, num_chunks=num_chunks, row_bytes=row_bytes)
 
 
-def _policy(seed: int | None, generator: torch.Generator | None, retries: int, timeout: float | None) -> Policy:
+def _policy(
+    seed: int | None,
+    generator: torch.Generator | None,
+    retries: int,
+    timeout: float | None,
+    undo: bool = True,
+) -> Policy:
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
         raise ValueError(f"retries must be an integer of at least 0: got {retries!r}.")
     if timeout is not None and not timeout > 0:
         raise ValueError(f"timeout must be a number of seconds above 0, or None: got {timeout!r}.")
-    return Policy(base_seed(seed, generator), retries, timeout)
+    return Policy(base_seed(seed, generator), retries, timeout, bool(undo))
 
 
 def _permutation(length: int, seed: int | None) -> torch.Tensor:

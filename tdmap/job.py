@@ -36,6 +36,8 @@ class Policy:
     """How often a chunk runs again after its worker died."""
     timeout: float | None = None
     """Seconds that one chunk may run, or None."""
+    undo: bool = True
+    """Keep the rows that an in-place function changes, to put them back when it does not come to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,4 +65,5 @@ def function_name(fn: object) -> str:
     """
     while isinstance(fn, functools.partial):
         fn = fn.func
-    return getattr(fn, "__qualname__", None) or type(fn).__qualname__
+    name = getattr(fn, "__qualname__", None) or type(fn).__qualname__
+    return str(name).rpartition("<locals>.")[2]

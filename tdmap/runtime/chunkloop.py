@@ -19,6 +19,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.runtime import control as at
 from tdmap.runtime.control import Control
 from tdmap.runtime.types import Done, GaveBack, Kind, Segment
+from tdmap.runtime.undo import Undo
 from tdmap.seeding import derive, seed_everything
 
 FLUSH_SECONDS = 0.005
@@ -67,6 +68,8 @@ class ChunkLoop:
         self.pack = pack
         self.emit = emit
         self.writer: RowWriter | None = None
+        self.undo: Undo | None = None
+        self._guard = True
         self._leaves = tensors_of(reader.data)
         self._versions = self._version()
 
@@ -95,6 +98,8 @@ class ChunkLoop:
         control[at.LEASE] = lease
         control[at.COMMITTED] = start
         segments = _Segments(self, lease, start)
+        guarded = self.undo is not None
+        aliased = self.writer is not None and self.writer.aliased
         chunk = start
         try:
             for chunk, result, rows in self._results(lease, start, stop, segments):
@@ -105,6 +110,8 @@ class ChunkLoop:
                 else:
                     kind = Kind.PARCEL
                     result = self.pack(result)
+                if guarded and self._guard:
+                    self._guard = kind is Kind.NONE or aliased or self._version() != self._versions
                 if kind is not segments.kind or kind is Kind.PARCEL:
                     segments.add(chunk, kind, result)
                 if kind is not Kind.PARCEL:
@@ -112,19 +119,33 @@ class ChunkLoop:
                 segments.stop = chunk + 1
         except Exception as error:
             failed = segments.stop
+            self._put_back(failed)
             segments.flush()
             raise ChunkError(failed) from error
         finally:
             control[at.RUNNING] = -1
         upto = segments.stop
         last = segments.take()
-        return Done(self.job, lease, upto, time.perf_counter() - began, self.mutated, last, 0)
+        mutated = self.mutated
+        self._guard |= mutated
+        return Done(self.job, lease, upto, time.perf_counter() - began, mutated, last, 0)
+
+    def _save(self, undo: Undo, chunk: int) -> None:
+        self.control[at.UNDO] = 0
+        undo.save(chunk)
+        self.control[at.UNDO] = chunk + 1
+
+    def _put_back(self, chunk: int) -> None:
+        """A chunk that raised leaves its rows as they were."""
+        if self.undo is not None and self.control[at.UNDO] == chunk + 1:
+            self.undo.restore(chunk)
+            self.control[at.UNDO] = 0
 
     def _results(
         self, lease: int, start: int, stop: int, segments: _Segments
     ) -> Iterator[tuple[int, Any, Data | None]]:
         control, fn, clock = self.control, self.fn, time.monotonic_ns
-        seed, plan = self.policy.seed, self.plan
+        seed, plan, undo = self.policy.seed, self.plan, self.undo
         positional = getattr(fn, "takes_start", False)  # a function that wants the number of its first row
         rows: Iterator[Any] = repeat(None) if self.writer is None else self.writer.rows(start, stop)
         for chunk, data, target in zip(range(start, stop), self.reader.read(start, stop), rows):
@@ -139,6 +160,8 @@ class ChunkLoop:
                 return
             control[at.SINCE] = clock()
             control[at.RUNNING] = chunk
+            if undo is not None and self._guard:
+                self._save(undo, chunk)
             if seed is not None:
                 seed_everything(derive(seed, chunk * plan.size))
             yield chunk, fn(data, chunk * plan.size) if positional else fn(data), target

@@ -29,7 +29,9 @@ KIND = 6
 """Kind of the results since the last reported segment."""
 PEAK = 7
 """Largest resident set so far, in bytes."""
-SLOTS = 8
+UNDO = 8
+"""One more than the chunk whose rows are in the undo buffer, or 0."""
+SLOTS = 9
 
 Control: TypeAlias = MutableSequence[int]
 

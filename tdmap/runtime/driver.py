@@ -279,6 +279,8 @@ class Driver:
         self.callbacks.on_worker_died(
             WorkerDied(self.job.number, self.crew.pid(worker), lost.signal, lost.exit_code, loss.chunk)
         )
+        if lost.unprotected and loss.chunk is not None:
+            raise self._loss_error(worker, lost, loss.chunk, loss.attempts, half_changed=True)
         if loss.exhausted:
             raise self._loss_error(worker, lost, loss.chunk, loss.attempts)
         if loss.chunk is not None:
@@ -288,7 +290,9 @@ class Driver:
                 )
             )
 
-    def _loss_error(self, worker: int, lost: Lost, chunk: int | None, attempts: int) -> Exception:
+    def _loss_error(
+        self, worker: int, lost: Lost, chunk: int | None, attempts: int, half_changed: bool = False
+    ) -> Exception:
         how = how_it_ended(lost)
         if chunk is None:
             return WorkerStartError(
@@ -298,6 +302,16 @@ class Driver:
         text = f"{describe_rows(*rows)} (chunk {chunk}) of {self.job.name}"
         if lost.reason:
             return ChunkTimeout(f"{text}: stopped {attempts} times, because {lost.reason}.", rows)
+        if half_changed:
+            return WorkerLost(
+                f"{text}: the worker ({self.crew.describe(worker)}) {how}{_peak(lost)}. The function works in place "
+                "and these rows may be changed in part: they were not kept (undo=False, or chunks too large), so "
+                "the chunk was not run again. Restore them, or use a smaller chunksize.",
+                rows,
+                lost.signal,
+                lost.exit_code,
+                lost.peak_memory or None,
+            )
         return WorkerLost(
             f"{text}: {attempts} workers died while running it, the last one ({self.crew.describe(worker)}) {how}"
             f"{_peak(lost)}. The function crashes on these rows, or needs more memory than there is: run it on "

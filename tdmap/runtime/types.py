@@ -1,6 +1,6 @@
 """What crosses the pipe between the driver and a worker: numbers and small bytes, never rows.
 
-driver ──► worker   Begin(job, payload)  Output(job, payload)  Grant(job, lease, start, stop)  Drop(job)
+driver ──► worker   Begin(job, payload)  Protect(...)  Output(job, payload)  Grant(job, lease, start, stop)  Drop(job)
 worker ──► driver   Hello  Segment(...)  Done(...)  GaveBack(...)  Failed(...)  Refused(...)
 crew   ──► driver   Lost(...), when a pipe closes or a process ends
 """
@@ -24,6 +24,13 @@ class Kind(enum.IntEnum):
 
 class Begin(NamedTuple):
     """A new job; its source and function are in the payload."""
+
+    job: int
+    payload: bytes
+
+
+class Protect(NamedTuple):
+    """Room for the rows of a chunk, this worker's own."""
 
     job: int
     payload: bytes
@@ -126,6 +133,8 @@ class Lost(NamedTuple):
     """Kind of the results since the last segment that was reported."""
     peak_memory: int
     reason: str
+    unprotected: bool
+    """Its function works in place, and the rows of the chunk could not be put back."""
 
 
 Message = Segment | Done | GaveBack | Failed | Refused | Lost

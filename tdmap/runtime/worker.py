@@ -30,7 +30,8 @@ from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.packing import unpack
 from tdmap.runtime.parcels import ParcelWriter
 from tdmap.runtime.remote import pack_error
-from tdmap.runtime.types import Begin, Done, Drop, Failed, Grant, Hello, Output, Refused
+from tdmap.runtime.types import Begin, Done, Drop, Failed, Grant, Hello, Output, Protect, Refused
+from tdmap.runtime.undo import Undo
 from tdmap.seeding import seed_everything
 
 in_worker = False
@@ -124,6 +125,8 @@ class _Worker:
                 self.begin(message)
             elif isinstance(message, Output):
                 self.output(message)
+            elif isinstance(message, Protect):
+                self.protect(message)
             elif isinstance(message, Drop):
                 self.drop()
 
@@ -142,6 +145,12 @@ class _Worker:
             writer: RowWriter = unpack(message.payload)
             writer.prepare()
             self.loop.writer = writer
+
+    def protect(self, message: Protect) -> None:
+        """Rows can be put back from now on."""
+        if self.loop is not None and self.loop.job == message.job:
+            reader = self.loop.reader
+            self.loop.undo = Undo(reader.data, reader.plan, unpack(message.payload))
 
     def grant(self, message: Grant) -> None:
         """Run a lease and report."""

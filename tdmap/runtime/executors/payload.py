@@ -6,11 +6,15 @@ import os
 import pickle
 import sys
 
-from tdmap._data import RowWriter
+import torch
+from torch import Tensor
+
+from tdmap._data import RowWriter, data_row_bytes
 from tdmap.errors import SerializationError
 from tdmap.job import Job
 from tdmap.runtime.culprit import explain_unpicklable
-from tdmap.runtime.packing import Arena, Packer
+from tdmap.runtime.packing import Arena, Packer, unpack
+from tdmap.runtime.undo import MAX_BYTES, Undo
 from tdmap.runtime.worker import Payload
 from tdmap.sinks import Sink
 
@@ -25,6 +29,7 @@ class JobPacker:
         self._num_source = 0
         self._read_only_source = False
         self._name = ""
+        self._source = b""
 
     def pack(self, job: Job, sink: Sink) -> bytes:
         """The payload of a job.
@@ -39,7 +44,7 @@ class JobPacker:
         except Exception as error:
             raise SerializationError(explain_unpicklable(job.fn, error)) from error
         try:
-            source = self._packer.dumps((job.source.data, job.source.order))
+            source = self._source = self._packer.dumps((job.source.data, job.source.order))
             self._num_source = len(self._packer.staged)
             self._read_only_source, self._packer.read_only = self._packer.read_only, False
             writer = self._packer.dumps(sink.writer)
@@ -57,6 +62,21 @@ class JobPacker:
     def pack_writer(self, writer: RowWriter) -> bytes:
         """A writer that has come later."""
         return self._packer.dumps(writer)
+
+    def undo_buffers(self, job: Job) -> tuple[list[Tensor], bytes] | None:
+        """Room for the rows of one chunk, here and packed; None when chunks are copies or too large."""
+        plan = job.plan
+        chunk_bytes = data_row_bytes(job.source.data, plan.length) * plan.size
+        if not job.policy.undo or job.source.order is not None or chunk_bytes > MAX_BYTES:
+            return None
+        buffers = Undo.allocate(job.source.data, plan, self.arena.empty)
+        return buffers, self._packer.dumps(buffers)
+
+    def restore(self, job: Job, buffers: list[Tensor], chunk: int) -> None:
+        """Put the rows of a chunk back into the memory that the workers see."""
+        data, _ = unpack(self._source)
+        with torch.no_grad():
+            Undo(data, job.plan, buffers).restore(chunk)
 
     def check_mutation(self, mutated: bool) -> None:
         """Raise PermissionError when a function changes rows that may only be read."""

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tdmap._data import RowWriter
 from tdmap.job import Job
@@ -27,6 +28,7 @@ from tdmap.runtime.types import (
     Lost,
     Message,
     Output,
+    Protect,
     Refused,
     Segment,
 )
@@ -55,6 +57,8 @@ class ProcessCrew:
         self._pids: dict[int, int] = {}
         self._reasons: dict[int, str] = {}
         self._begun: set[int] = set()
+        self._undo: dict[int, list[Tensor]] = {}
+        self._in_place = False
 
     # -- the job -------------------------------------------------------------------------------------
 
@@ -79,7 +83,12 @@ class ProcessCrew:
     def _join(self, member: Member) -> Joined:
         member.control[at.CANCEL] = member.control[at.GIVE_BACK] = 0
         member.new_job()
+        member.control[at.UNDO] = 0
         member.send_bytes(self._begin)
+        protection = self._packing.undo_buffers(self._job)
+        if protection is not None:
+            self._undo[member.number] = protection[0]
+            member.send(Protect(self._job.number, protection[1]))
         if self._output is not None:
             member.send_bytes(self._output)
         self._begun.add(member.number)
@@ -153,6 +162,7 @@ class ProcessCrew:
         if message.job != self._job.number:
             return None
         if isinstance(message, (Done, Failed)):
+            self._in_place |= message.mutated
             self._packing.check_mutation(message.mutated)
         if isinstance(message, Segment):
             return _opened(member, message)
@@ -169,6 +179,7 @@ class ProcessCrew:
         control = member.control
         running = int(control[at.RUNNING])
         code = self.pool.remove(member, lost=True, kill=False)
+        self._put_back(member)
         self._begun.discard(member.number)
         self._pids.setdefault(member.number, member.pid)
         self.pool.refresh(self.size)
@@ -181,7 +192,17 @@ class ProcessCrew:
             kind=Kind(control[at.KIND]),
             peak_memory=int(control[at.PEAK]),
             reason=self._reasons.pop(member.number, ""),
+            unprotected=self._in_place and member.number not in self._undo,
         )
+
+    def _put_back(self, member: Member) -> None:
+        """Undo what a worker that has ended did to the rows of the chunk that it ran."""
+        control = member.control
+        running, buffers = int(control[at.RUNNING]), self._undo.get(member.number)
+        if buffers is None or not member.outstanding or running < 0:
+            return
+        if control[at.UNDO] == running + 1 and control[at.COMMITTED] <= running:
+            self._packing.restore(self._job, buffers, running)
 
     def _retire(self, member: Member) -> None:
         """Replace a worker that has run as many chunks as it may."""
@@ -225,6 +246,7 @@ class ProcessCrew:
             if member.outstanding and member.number in self.pool.members:
                 self._begun.discard(member.number)
                 self.pool.remove(member)
+                self._put_back(member)
 
 
 def _opened(member: Member, segment: Segment) -> Segment | None:

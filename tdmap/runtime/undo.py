@@ -1,0 +1,65 @@
+"""Copies of the rows that an in-place function is about to change.
+
+    worker                                             driver, when the worker has died
+    ──────                                             ────────────────────────────────
+    UNDO := 0          nothing to put back
+    copy rows ──► buffer (shared, owned by the driver)
+    UNDO := chunk + 1  the copy is complete
+    run the function                                   UNDO names the chunk that ran: buffer ──► rows
+    COMMITTED := chunk + 1                             then the chunk may run again
+
+Whether a function works in place is only known once it has run. So every worker copies the rows of its first
+chunk, and goes on as long as results are None or rows were changed; a function that returns new values costs one
+copy in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from tdmap._data import Data, tensors_of
+from tdmap.plan import ChunkPlan
+
+MAX_BYTES = 1 << 28
+"""Chunks larger than this are not copied: a worker that dies in one ends the job instead."""
+
+
+class Undo:
+    """Room for the rows of one chunk.
+
+    Args:
+        data: the dataset.
+        plan: how its rows are cut.
+        buffers: room for one chunk of each of its tensors.
+    """
+
+    def __init__(self, data: Data, plan: ChunkPlan, buffers: Sequence[Tensor]) -> None:
+        self.leaves = tensors_of(data)
+        self.plan = plan
+        self.buffers = buffers
+
+    @staticmethod
+    def allocate(data: Data, plan: ChunkPlan, empty: Callable[[torch.dtype, torch.Size], Tensor]) -> list[Tensor]:
+        """Buffers for one chunk."""
+        rows = min(plan.size, plan.length)
+        return [
+            empty(leaf.dtype, torch.Size((*leaf.shape[: plan.dim], rows, *leaf.shape[plan.dim + 1 :])))
+            for leaf in tensors_of(data)
+        ]
+
+    def save(self, chunk: int) -> None:
+        """Copy the rows of `chunk` into the buffers."""
+        start, stop = self.plan.rows(chunk)
+        dim, count = self.plan.dim, stop - start
+        for leaf, buffer in zip(self.leaves, self.buffers):
+            buffer.narrow(dim, 0, count).copy_(leaf.narrow(dim, start, count))
+
+    def restore(self, chunk: int) -> None:
+        """Put the rows of `chunk` back."""
+        start, stop = self.plan.rows(chunk)
+        dim, count = self.plan.dim, stop - start
+        for leaf, buffer in zip(self.leaves, self.buffers):
+            leaf.narrow(dim, start, count).copy_(buffer.narrow(dim, 0, count))
