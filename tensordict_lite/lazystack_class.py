@@ -465,7 +465,7 @@ class LazyStackedTensorDict(LazyIndexOps, LazyShapeOps, LazyValueOps, TensorDict
         size = self._batch_size
         if self._lock is not None or self._device is not None or self._member_class is not None:
             return False
-        if item.shape[: len(size)] != size or any(member._lock is not None for member in self._source):
+        if item.is_nested or item.shape[: len(size)] != size or any(member._lock is not None for member in self._source):
             return False
         for member, piece in zip(self._source, item.unbind(self._stack_dim)):
             member._set_str(key, piece)
@@ -481,7 +481,7 @@ class LazyStackedTensorDict(LazyIndexOps, LazyShapeOps, LazyValueOps, TensorDict
             dim = self._stack_dim
             if isinstance(item, LazyStackedTensorDict) and item._stack_dim == dim and len(item._source) == count:
                 return item._source
-            if isinstance(item, (Tensor, list, Mapping)) or getattr(item, "_batch_size", self._batch_size):
+            if isinstance(item, (Tensor, list, Mapping, TensorCollection)):
                 raise RuntimeError(
                     f"the members of this stack have different batch sizes (it has {list(self._batch_size)}): write "
                     f"the entry {'.'.join(path)!r} as a list with a value a member, or member by member"

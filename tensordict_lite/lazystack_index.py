@@ -11,7 +11,7 @@ The index is split once into the part on the stack dimension and the rest. Three
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -43,19 +43,18 @@ class Plan:
     """many: stack dimension of the result; each: where the dimensions of the tensors go."""
     squeeze: bool = False
     """many: the rest keeps an axis of size 1 where the stack dimension goes."""
-    front: tuple[int, int] | None = None
-    """one: first axis and number of axes that torch moves to the front."""
     tensors: tuple[tuple[int, Tensor], ...] = ()
     """each: positions in ``rest`` and broadcast tensors that fill them."""
 
 
-def plan_index(index: Any, batch_dims: int, stack_dim: int, length: int) -> Plan:
+def plan_index(index: Any, batch_size: torch.Size, stack_dim: int) -> Plan:
     """Splits a normalised index (see ``indexing.normalise_index``) at the stack dimension.
 
     Raises:
-        IndexError: an int on the stack dimension is out of range.
+        IndexError: an int on the stack dimension is out of range, or a mask does not have the size of its dimensions.
     """
-    parts = _expand(index, batch_dims)
+    parts = _expand(index, batch_size)
+    length = batch_size[stack_dim]
     where = _position_of(parts, stack_dim)
     tensors = [i for i, part in enumerate(parts) if isinstance(part, Tensor)]
     rest = (*parts[:where], *parts[where + 1 :])
@@ -64,37 +63,40 @@ def plan_index(index: Any, batch_dims: int, stack_dim: int, length: int) -> Plan
         if isinstance(part, int):
             return Plan("one", _checked(part, length), rest)
         return Plan("many", range(*part.indices(length)), rest, sum(not isinstance(p, int) for p in parts[:where]))
-    advanced = [i for i, p in enumerate(parts) if isinstance(p, (int, Tensor))]
-    adjacent = advanced[-1] - advanced[0] + 1 == len(advanced)
-    kept_before = sum(not isinstance(p, (int, Tensor)) for p in parts[: advanced[0]])
+    if isinstance(part, int):  # torch selects ints first: they take no part in the broadcast of tensors
+        return Plan("one", _checked(part, length), rest)
+    kept_before = sum(not isinstance(p, (int, Tensor)) for p in parts[: tensors[0]])
+    adjacent = _adjacent(parts)
     if isinstance(part, Tensor):
-        return _plan_each(parts, where, advanced, kept_before if adjacent else 0)
+        return _plan_each(parts, where, tensors, kept_before if adjacent else 0)
     block = max(parts[i].ndim for i in tensors)
-    inner = [i for i, p in enumerate(rest) if isinstance(p, (int, Tensor))]
-    inner_adjacent = inner[-1] - inner[0] + 1 == len(inner)
-    inner_before = sum(not isinstance(p, (int, Tensor)) for p in rest[: inner[0]])
-    moves = not adjacent and inner_adjacent and inner_before > 0
-    if isinstance(part, int):
-        return Plan("one", _checked(part, length), rest, front=(inner_before, block) if moves else None)
     kept = sum(not isinstance(p, (int, Tensor)) for p in parts[:where])
-    at = kept + (block if not adjacent or where > advanced[0] else 0)
+    at = kept + (block if not adjacent or where > tensors[0] else 0)
+    first = next(i for i, p in enumerate(rest) if isinstance(p, Tensor))
+    moves = not adjacent and _adjacent(rest) and any(not isinstance(p, int) for p in rest[:first])
     if moves:  # without the stack dimension between them the tensors would be neighbours: keep an axis there
         rest = (*parts[:where], None, *parts[where + 1 :])
     return Plan("many", range(*part.indices(length)), rest, at, squeeze=moves)
 
 
+def _adjacent(parts: Sequence[Any]) -> bool:
+    """Whether no slice or new axis stands between two tensors: else their dimensions go to the front."""
+    kinds = [isinstance(p, Tensor) for p in parts if not isinstance(p, int)]
+    first, last = kinds.index(True), len(kinds) - 1 - kinds[::-1].index(True)
+    return all(kinds[first : last + 1])
+
+
 def _plan_each(parts: list[Any], where: int, advanced: list[int], at: int) -> Plan:
     if len(advanced) == 1:
         return Plan("each", parts[where], (*parts[:where], *parts[where + 1 :]), at)
-    device = parts[where].device
-    values = [p if isinstance(p, Tensor) else torch.tensor(p, device=device) for p in (parts[i] for i in advanced)]
+    values = [parts[i] for i in advanced]
     broadcast = torch.broadcast_tensors(*values)
     members = broadcast[advanced.index(where)]
     slots = tuple((i - (i > where), t) for i, t in zip(advanced, broadcast) if i != where)
     return Plan("each", members, (*parts[:where], *parts[where + 1 :]), at, tensors=slots)
 
 
-def _expand(index: Any, batch_dims: int) -> list[Any]:
+def _expand(index: Any, batch_size: torch.Size) -> list[Any]:
     """The index as a list with a part for each dimension: masks as positions, missing slices added."""
     parts: list[Any] = []
     used = 0
@@ -104,6 +106,12 @@ def _expand(index: Any, batch_dims: int) -> list[Any]:
                 if part.ndim == 0:
                     part = bool(part)
                 else:
+                    covered = batch_size[used : used + part.ndim]
+                    if any(n not in (m, -1) for m, n in zip(part.shape, covered)):
+                        raise IndexError(
+                            f"the shape of the mask {list(part.shape)} at dimension {used} does not match the batch "
+                            f"size {list(batch_size)}"
+                        )
                     used += part.ndim
                     parts.extend(part.nonzero().unbind(1))
                     continue
@@ -116,7 +124,7 @@ def _expand(index: Any, batch_dims: int) -> list[Any]:
         if part is not None:
             used += 1
         parts.append(part)
-    parts.extend([_FULL] * (batch_dims - used))
+    parts.extend([_FULL] * (len(batch_size) - used))
     return parts
 
 
@@ -163,13 +171,12 @@ class LazyIndexOps:
     def _index(self, index: Any) -> Any:
         """Rows under a normalised index."""
         members = self._source
-        plan = plan_index(index, len(self._batch_size), self._stack_dim, len(members))
+        plan = plan_index(index, self._batch_size, self._stack_dim)
         if plan.kind == "one":
             member = members[plan.members]
             if _is_trivial(plan.rest):
                 return member
-            out = member._index(_simple(plan.rest))
-            return out if plan.front is None else _to_front(out, *plan.front)
+            return member._index(_simple(plan.rest))
         if plan.kind == "many":
             if not len(plan.members):
                 return self._empty_like(index)
@@ -226,7 +233,7 @@ class LazyIndexOps:
             return self
         first = self._source[0].select(*keys)
         row = first._index((*[_FULL] * self._stack_dim, None))
-        parts = _expand(index, len(self._batch_size))
+        parts = _expand(index, self._batch_size)
         where = _position_of(parts, self._stack_dim)
         if isinstance(parts[where], slice):
             parts[where] = slice(0, 0)
@@ -239,7 +246,7 @@ class LazyIndexOps:
 
     def _set_index(self, index: Any, value: Any) -> None:
         """Writes rows: a collection of the shape of the rows, a scalar, or a tensor for every entry."""
-        plan = plan_index(index, len(self._batch_size), self._stack_dim, len(self._source))
+        plan = plan_index(index, self._batch_size, self._stack_dim)
         known = -1 not in self._batch_size
         size = index_batch_size(self._batch_size, index) if known else None
         if isinstance(value, (dict, Mapping)) and not isinstance(value, TensorCollection):
@@ -275,8 +282,6 @@ class LazyIndexOps:
     def _write(self, plan: Plan, value: Any) -> None:
         scalar = not isinstance(value, TensorCollection)
         if plan.kind == "one":
-            if plan.front is not None and not scalar:
-                value = _from_front(value, *plan.front)
             self._assign_member(plan.members, plan.rest, value)
         elif plan.kind == "many":
             pieces = [value] * len(plan.members) if scalar else value.unbind(plan.at)
@@ -320,16 +325,6 @@ def _expanded(value: Any, size: torch.Size, index: Any, batch_size: torch.Size) 
         f"indexed destination of batch size {list(size)} and source batch size {list(value._batch_size)} do not match "
         f"(index={index!r}, batch size {list(batch_size)})"
     )
-
-
-def _to_front(td: Any, first: int, count: int) -> Any:
-    order = [*range(first, first + count), *range(first), *range(first + count, td.batch_dims)]
-    return td.permute(*order)
-
-
-def _from_front(td: Any, first: int, count: int) -> Any:
-    order = [*range(count, count + first), *range(count), *range(count + first, td.batch_dims)]
-    return td.permute(*order)
 
 
 def _at(values: Any, where: tuple[int, ...]) -> Any:

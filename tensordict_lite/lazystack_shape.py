@@ -140,7 +140,7 @@ class LazyShapeOps:
             for d in reversed(range(len(size))):
                 if size[d] == 1:
                     out = out.squeeze(d)
-            return out if out is self else self._undoable(out, lambda result: result.reshape(*size))
+            return out if out is self else self._undoable(out, lambda result: result.reshape(tuple(size)))
         dim = self._positive(dim)
         if size[dim] != 1:
             return self  # type: ignore[return-value]
@@ -166,7 +166,7 @@ class LazyShapeOps:
         if new == old:
             return self
         out = self._regrouped(old, new, method)
-        return self._undoable(out, lambda result: result.view(*old)) if method == "view" else out
+        return self._undoable(out, lambda result: result.view(tuple(old))) if method == "view" else out
 
     def _regrouped(self, old: torch.Size, new: torch.Size, method: str) -> Any:
         stack_dim, length = self._stack_dim, len(self._source)
@@ -174,18 +174,18 @@ class LazyShapeOps:
         for at, n in enumerate(new):  # the stack dimension survives: only the members change shape
             if n == length and math.prod(new[:at]) == before and math.prod(new[at + 1 :]) == after:
                 inner = (*new[:at], *new[at + 1 :])
-                return self._restacked([getattr(member, method)(*inner) for member in self._source], at)
+                return self._restacked([getattr(member, method)(inner) for member in self._source], at)
         if len(new) > 1 or not length or not before * after:
             dense = self._dense_or_none()
             if dense is not None:
-                return getattr(dense, method)(*new)
+                return getattr(dense, method)(tuple(new))
         rows = self._rows_in_order(before)
         outer, inner = _split_shape(new, after, len(rows))
         if inner is None:
             rows = [part for row in rows for part in (row.reshape(-1).unbind(0) if row.batch_dims else (row,))]
             outer, inner = new, torch.Size(())
-        elif after != 1 or inner:
-            rows = [row.reshape(*inner) for row in rows]
+        else:
+            rows = [row.reshape(tuple(inner)) for row in rows]
         return self._nest_rows(rows, outer)
 
     def _rows_in_order(self, before: int) -> list[Any]:
@@ -243,7 +243,7 @@ class LazyShapeOps:
         names = None if self._names is None else [*([None] * ahead), *self._names]
         inner = (*shape[:at], *shape[at + 1 :])
         if wanted == length:
-            return self._restacked([member.expand(*inner) for member in self._source], at, names)
+            return self._restacked([member.expand(inner) for member in self._source], at, names)
         if length != 1:
             raise RuntimeError(
                 f"the stack dimension of size {length} cannot be expanded to {wanted}: incompatible expanded shape "
@@ -348,7 +348,7 @@ class LazyShapeOps:
     def roll(self, shifts: Any, dims: Any = None, *, inplace: bool = False) -> Self:
         """Rows moved along dimensions, those that leave at the end coming back at the start."""
         if dims is None:
-            return self.reshape(-1).roll(shifts, 0).reshape(*self._batch_size)  # type: ignore[attr-defined,no-any-return]
+            return self.reshape(-1).roll(shifts, 0).reshape(tuple(self._batch_size))  # type: ignore[attr-defined,no-any-return]
         dense = self._dense_or_none()
         if dense is not None:
             return dense.roll(shifts, dims)

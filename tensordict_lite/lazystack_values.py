@@ -23,6 +23,12 @@ class LazyStringKeysView(StringKeysView):
 
     __slots__ = ()
 
+    def __iter__(self) -> Any:
+        return iter(self._mapping._key_list())  # type: ignore[attr-defined]
+
+    def __len__(self) -> int:
+        return len(self._mapping._key_list())  # type: ignore[attr-defined]
+
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and key in self._mapping._key_list()  # type: ignore[attr-defined]
 

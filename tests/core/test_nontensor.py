@@ -1,0 +1,240 @@
+"""Any object as an entry: shared by the batch, or one an element."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tensordict_lite import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    is_non_tensor,
+    set_capture_non_tensor_stack,
+    set_list_to_stack,
+)
+
+OBJECTS = ["a string!", b"bytes", None, {"nested": [1, 2]}, {1, 2}, print, object(), np.array(["x", "y"]), 1 + 2j]
+
+
+@pytest.mark.parametrize("value", OBJECTS, ids=lambda value: type(value).__name__)
+def test_any_object_comes_back_as_it_went_in(value: Any) -> None:
+    td = TensorDict({}, [3])
+    td.set_non_tensor("x", value)
+    assert td["x"] is value
+    assert type(td.get("x")) is NonTensorData
+    assert td.get("x").batch_size == (3,)
+    assert td[1]["x"] is value
+    assert td.reshape(1, 3).unsqueeze(0)["x"] is value
+    assert torch.stack([td[0], td[1]])["x"] == [value, value] or isinstance(value, np.ndarray)
+
+
+def test_shape_operations_change_the_batch_size_only() -> None:
+    td = TensorDict({"x": "word", "t": torch.zeros(4, 6)}, [4])
+    for out in (
+        td[:2],
+        td[torch.tensor([0, 3])],
+        td[None],
+        td.view(2, 2),
+        td.split(3)[0],
+        td.repeat(2),
+        td.gather(0, torch.tensor([1])),
+    ):
+        assert out.get("x").batch_size == out.batch_size
+        assert out["x"] == "word"
+
+
+def test_rows_with_another_value_turn_the_entry_into_a_stack() -> None:
+    td = TensorDict({"x": "a"}, [3])
+    td[1] = {"x": "a"}
+    assert type(td.get("x")) is NonTensorData
+    td[1] = {"x": "b"}
+    assert td["x"] == ["a", "b", "a"]
+    td[:2] = TensorDict({"x": ["p", "q"]}, [2])
+    assert td["x"] == ["p", "q", "a"]
+    td[torch.tensor([False, False, True])] = {"x": "z"}
+    assert td["x"] == ["p", "q", "z"]
+
+
+def test_rows_of_a_locked_collection_can_be_written_and_stay_locked() -> None:
+    td = TensorDict({"x": "a"}, [2]).lock_()
+    td[0] = TensorDict({"x": "b"})
+    assert td["x"] == ["b", "a"]
+    assert td.get("x").is_locked
+    with pytest.raises(RuntimeError, match="locked"):
+        td["x"] = "c"
+
+
+def test_lazy_preallocation_in_any_order() -> None:
+    td = TensorDict({}, [3])
+    for row in (2, 0, 1):
+        td[row] = TensorDict({"x": f"row {row}"})
+    assert td["x"] == ["row 0", "row 1", "row 2"]
+
+
+def test_stacking_collapses_equal_values_when_asked_to() -> None:
+    parts = [TensorDict({"x": "same", "y": k}) for k in range(2)]
+    assert type(torch.stack(parts).get("x")) is NonTensorStack
+    with set_capture_non_tensor_stack(True):
+        out = torch.stack(parts)
+        assert type(out.get("x")) is NonTensorData
+        assert out["x"] == "same"
+        parts[1].set_non_tensor("x", "other")
+        assert torch.stack(parts)["x"] == ["same", "other"]
+
+
+def test_joining_keeps_one_value_where_all_are_equal() -> None:
+    a, b = TensorDict({"x": "a"}, [2]), TensorDict({"x": "b"}, [1])
+    assert torch.cat([a, a])["x"] == "a"
+    assert torch.cat([a, b])["x"] == ["a", "a", "b"]
+
+
+def test_lists_of_words_become_rows() -> None:
+    td = TensorDict({"x": ["a", "b"]}, [2])
+    assert td[1]["x"] == "b"
+    assert td.get("x").tolist() == ["a", "b"]
+    with pytest.raises(RuntimeError, match="batch dimension mismatch.*'x'"):
+        td["x"] = ["a", "b", "c"]
+    with set_list_to_stack(False):
+        td["x"] = ["p", "q", "r"]
+    assert td["x"].tolist() == ["p", "q", "r"]
+    assert td.get("x").batch_size == (2,)
+
+
+@pytest.mark.parametrize(
+    ("value", "shape"),
+    [([1, 2], (2,)), ([[1, 2], [3, 4]], (2, 2)), ([1.5, 2], (2,)), ([torch.ones(3)] * 2, (2, 3)), ([[], []], (2, 0))],
+)
+def test_lists_of_numbers_become_tensors(value: Any, shape: tuple[int, ...]) -> None:
+    td = TensorDict({"x": value}, [2])
+    assert isinstance(td["x"], torch.Tensor)
+    assert td["x"].shape == shape
+
+
+def test_writing_to_the_list_of_a_key_writes_to_the_entry() -> None:
+    td = TensorDict({"x": [["a", "b"], ["c", "d"]]}, [2, 2])
+    td["x"][0][1] = "Q"
+    assert td["x"] == [["a", "Q"], ["c", "d"]]
+    assert type(copy.deepcopy(td["x"])) is list
+
+
+def test_apply_arithmetic_and_casts_leave_objects_alone() -> None:
+    td = TensorDict({"x": "word", "l": ["p", "q"], "t": torch.ones(2)}, [2])
+    for out in (td + 1, td.apply(lambda leaf: leaf * 2), td.to(torch.float64), td.clone(), td.detach(), td.float()):
+        assert out["x"] == "word"
+        assert out["l"] == ["p", "q"]
+
+
+def test_comparison_is_element_by_element() -> None:
+    td = TensorDict({"x": "a", "l": ["p", "q"]}, [2])
+    same = td == TensorDict({"x": ["a", "b"], "l": ["z", "q"]}, [2])
+    assert same["x"].tolist() == [True, False]
+    assert same["l"].tolist() == [False, True]
+    assert (td != td)["x"].tolist() == [False, False]
+    assert (NonTensorData("a") == "a") is False
+
+
+def test_values_that_cannot_be_compared_count_as_different() -> None:
+    class Stubborn:
+        def __eq__(self, other: object) -> bool:
+            raise RuntimeError("no")
+
+        __hash__ = None  # type: ignore[assignment]
+
+    assert not (NonTensorData(Stubborn()) == NonTensorData(Stubborn()))
+    assert NonTensorData(np.ones(3)) == NonTensorData(np.ones(3))
+
+
+def test_clone_copies_the_object_deeply_and_a_shallow_copy_shares_it() -> None:
+    td = TensorDict({}, [2])
+    td.set_non_tensor("x", {"k": [1]})
+    deep, shallow = td.clone(), td.clone(False)
+    td["x"]["k"].append(2)
+    assert deep["x"] == {"k": [1]}
+    assert shallow["x"] == {"k": [1, 2]}
+
+
+def test_in_place_writes_replace_the_object() -> None:
+    td = TensorDict({"x": "a", "l": ["p", "q"]}, [2]).lock_()
+    view = td[:1]
+    td.set_("x", "b")
+    td.update_({"l": ["r", "s"]})
+    assert (td["x"], td["l"]) == ("b", ["r", "s"])
+    assert view["x"] == "a"
+    with pytest.raises(RuntimeError, match="NonTensorStack"):
+        td.set_("x", ["b", "c"])
+
+
+def test_conversions_give_the_plain_objects() -> None:
+    td = TensorDict({"x": "a", "l": ["p", "q"], "t": torch.arange(2)}, [2])
+    assert td.to_dict()["x"] == "a"
+    assert td.to_dict()["l"] == ["p", "q"]
+    assert [row["l"] for row in td.tolist()] == ["p", "q"]
+    assert NonTensorData("a", batch_size=[2, 1]).tolist() == [["a"], ["a"]]
+
+
+def test_pickling_keeps_objects_names_and_batch_size() -> None:
+    td = TensorDict({"x": {"a", "b"}, "l": ["p", "q"]}, [2], names=["time"])
+    back = pickle.loads(pickle.dumps(td))
+    assert back["x"] == {"a", "b"}
+    assert back["l"] == ["p", "q"]
+    assert back.get("x").names == ["time"]
+
+
+def test_an_object_that_cannot_be_pickled_says_so_itself() -> None:
+    with pytest.raises(TypeError, match="lock"):
+        pickle.dumps(TensorDict({"x": threading.Lock()}))
+
+
+def test_rows_of_a_stack_move_as_those_of_a_tensor() -> None:
+    words = NonTensorStack.from_list([["a", "b", "c"], ["d", "e", "f"]])
+    assert words.flip(1).tolist() == [["c", "b", "a"], ["f", "e", "d"]]
+    assert words.roll(1, 0).tolist() == [["d", "e", "f"], ["a", "b", "c"]]
+    assert words.gather(1, torch.tensor([[2], [0]])).tolist() == [["c"], ["d"]]
+    assert words.permute(1, 0).tolist() == [["a", "d"], ["b", "e"], ["c", "f"]]
+    assert words.reshape(3, 2).tolist() == [["a", "b"], ["c", "d"], ["e", "f"]]
+    assert words[:, torch.tensor([True, False, True])].tolist() == [["a", "c"], ["d", "f"]]
+    assert words[:, :0].batch_size == (2, 0)
+
+
+def test_where_chooses_among_objects() -> None:
+    td = TensorDict({"x": "a", "l": ["p", "q"]}, [2])
+    out = td.where(torch.tensor([True, False]), TensorDict({"x": "b", "l": ["r", "s"]}, [2]))
+    assert out["x"] == ["a", "b"]
+    assert out["l"] == ["p", "s"]
+
+
+def test_ragged_lists_keep_the_lengths_of_their_rows() -> None:
+    td = TensorDict({"x": [["a", "b"], ["c"]]}, [2])
+    assert td["x"] == [["a", "b"], ["c"]]
+    assert td[1]["x"] == ["c"]
+
+
+def test_data_of_a_stack_exists_only_when_all_agree() -> None:
+    assert NonTensorStack("a", "a").data == "a"
+    with pytest.raises(AttributeError, match="tolist"):
+        _ = NonTensorStack("a", "b").data
+
+
+def test_predicates_and_classes() -> None:
+    stack = NonTensorStack("a", "b")
+    assert is_non_tensor(stack) and is_non_tensor(NonTensorData("a")) and not is_non_tensor("a")
+    assert isinstance(stack, LazyStackedTensorDict)
+    assert TensorDict({"x": "a"}).is_non_tensor("x")
+    with pytest.raises(RuntimeError, match="TensorDict"):
+        NonTensorStack(TensorDict())
+
+
+def test_the_object_of_locked_data_is_fixed() -> None:
+    data = NonTensorData("a")
+    data.data = "b"
+    assert data.data == "b"
+    with pytest.raises(RuntimeError, match="locked"):
+        data.lock_().data = "c"
