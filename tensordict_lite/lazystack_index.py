@@ -120,7 +120,7 @@ def _expand(index: Any, batch_size: torch.Size) -> list[Any]:
         if part is True:
             part = None
         elif part is False:
-            raise IndexError("False is not an index of a lazy stack: use an empty slice")
+            raise IndexError("False is an index of a lazy stack alone only: use an empty slice")
         if part is not None:
             used += 1
         parts.append(part)
@@ -170,6 +170,8 @@ class LazyIndexOps:
 
     def _index(self, index: Any) -> Any:
         """Rows under a normalised index."""
+        if index is False:
+            return self._index(None)._index(slice(0, 0))
         members = self._source
         plan = plan_index(index, self._batch_size, self._stack_dim)
         if plan.kind == "one":
@@ -246,6 +248,8 @@ class LazyIndexOps:
 
     def _set_index(self, index: Any, value: Any) -> None:
         """Writes rows: a collection of the shape of the rows, a scalar, or a tensor for every entry."""
+        if index is False:  # no row at all
+            return
         plan = plan_index(index, self._batch_size, self._stack_dim)
         known = -1 not in self._batch_size
         size = index_batch_size(self._batch_size, index) if known else None
