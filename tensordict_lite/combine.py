@@ -57,13 +57,17 @@ def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
 def _stack_class(items: Sequence[Any]) -> Any:
     """The class that knows how to stack these items: a lazy or non-tensor one wins over a dense one."""
     first = type(items[0])
+    mixed = False
     for item in items:
         kind = type(item)
         if kind is not first:
             if not isinstance(item, TensorCollection):
                 raise TypeError(f"cannot stack a {first.__name__} with a {kind.__name__}")
+            mixed = True
             if kind._stack_priority > first._stack_priority:
                 first = kind
+    if mixed:
+        first._check_kinds(items)
     return first
 
 
@@ -202,6 +206,11 @@ def dense_cat(cls: Any, items: Sequence[Any], dim: int) -> Any:
 
 
 DenseCollection._stack_priority = 0  # type: ignore[attr-defined]
+def _any_kinds(cls: Any, items: Sequence[Any]) -> None:
+    """Collections of different classes go together, unless the class that stacks them objects."""
+
+
+TensorCollection._check_kinds = classmethod(_any_kinds)  # type: ignore[attr-defined]
 DenseCollection._stack_entries = classmethod(dense_stack)  # type: ignore[attr-defined]
 DenseCollection._cat_entries = classmethod(dense_cat)  # type: ignore[attr-defined]
 

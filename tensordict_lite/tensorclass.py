@@ -316,26 +316,15 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
     # -- stacking ----------------------------------------------------------------------------------------
 
     @classmethod
-    def _check_same_class(cls, items: Sequence[Any], verb: str) -> None:
+    def _check_kinds(cls, items: Sequence[Any]) -> None:
         for item in items:
             kind = type(item)
-            if kind is not cls and not (
-                issubclass(kind, TensorClass) and (issubclass(kind, cls) or issubclass(cls, kind))
-            ):
-                raise TypeError(
-                    f"cannot {verb} a {cls.__name__} with a {kind.__name__}: all items must be of one tensorclass. "
-                    f"Convert with {cls.__name__}.from_tensordict() or to_tensordict() first."
-                )
-
-    @classmethod
-    def _stack_entries(cls, items: Sequence[Any], dim: int) -> Any:
-        cls._check_same_class(items, "stack")
-        return super()._stack_entries(items, dim)  # type: ignore[misc]
-
-    @classmethod
-    def _cat_entries(cls, items: Sequence[Any], dim: int) -> Any:
-        cls._check_same_class(items, "concatenate")
-        return super()._cat_entries(items, dim)  # type: ignore[misc]
+            if kind is cls or (issubclass(kind, TensorClass) and (issubclass(kind, cls) or issubclass(cls, kind))):
+                continue
+            raise TypeError(
+                f"cannot combine a {cls.__name__} with a {kind.__name__}: all items must be of one tensorclass. "
+                f"Convert with {cls.__name__}.from_tensordict() or to_tensordict() first."
+            )
 
 
 def _is_key(index: Any) -> bool:
