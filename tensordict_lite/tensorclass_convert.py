@@ -190,6 +190,17 @@ class TensorClassConversions(DenseCollection):
             out.update(dict.fromkeys(self._none_fields()))
         return out
 
+    def flatten_keys(self, separator: str = ".", *args: Any, **kwargs: Any) -> Any:
+        """The entries of all levels on one, see :meth:`TensorDict.flatten_keys`.
+
+        An instance without nested collections stays one; otherwise the joined keys are no fields, and the result is
+        a plain TensorDict.
+        """
+        flat = super().flatten_keys(separator, *args, **kwargs)
+        if all(name in self._field_specs for name in flat._key_list()):
+            return flat if isinstance(flat, TensorClassConversions) else type(self).from_tensordict(flat)
+        return flat
+
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, *args: Any, **kwargs: Any) -> Any:
         """Copies the values of a state dict into the fields, see :meth:`TensorDict.load_state_dict`.
 

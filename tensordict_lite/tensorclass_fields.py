@@ -68,6 +68,8 @@ class Flags:
         new = dataclasses.replace(self, **{name: bool(value) for name, value in changes.items()})
         if new.autocast and new.nocast:
             raise TypeError(f"{owner}: autocast is exclusive with nocast, set one of them")
+        if new.tensor_only and (new.autocast or new.nocast):
+            raise TypeError(f"{owner}: tensor_only and autocast or nocast are exclusive, set one of them")
         return new
 
 
