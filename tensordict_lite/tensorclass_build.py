@@ -143,11 +143,15 @@ def _root(cls: Any) -> Any:
 def _check_reserved(cls: Any, own: Mapping[str, Any]) -> None:
     root = _root(cls)
     for field in own:
-        if hasattr(root, field):
+        if hasattr(root, field) and field not in _FREE_NAMES:
             raise AttributeError(
                 f"{cls.__qualname__}: the attribute name {field} can't be used for a field, as tensorclasses have a "
                 "member of that name. Rename it, or pass shadow=True to hide the member."
             )
+
+
+# Members that a field may hide all the same: `data` is what many call their only field.
+_FREE_NAMES = frozenset(("data", "fields", "checksum"))
 
 
 def _check_private_names(cls: Any) -> None:
@@ -162,9 +166,13 @@ def _check_private_names(cls: Any) -> None:
             )
 
 
+# The methods that rebuild an empty shell first and fill it afterwards.
+_SHELL_FILLERS = tuple(name for name in ("_apply_level", "_apply_plainly") if hasattr(TensorCollection, name))
+
 _BOOKKEEPING = frozenset(
     ("_flags", "_field_specs", "_raw_defaults", "_convert_value", "_cast_filter", "_abc_impl", "_is_flag_carrier")
-    + ("_rebuild", "_trusted", "_apply_level", "_is_protocol", "_typed_stack", "_member_class")
+    + _SHELL_FILLERS
+    + ("_rebuild", "_trusted", "_is_protocol", "_typed_stack", "_member_class")
 )
 
 
@@ -230,7 +238,8 @@ def _install_rebuild(cls: Any, options: Flags) -> None:
     if options.skip_post_init_on_rebuild or dataclasses.MISSING in defaults:
         cls._rebuild = TensorCollection._rebuild
         cls._trusted = classmethod(TensorCollection._trusted.__func__)  # type: ignore[attr-defined]
-        cls._apply_level = TensorCollection._apply_level
+        for name in _SHELL_FILLERS:
+            setattr(cls, name, getattr(TensorCollection, name))
         return
 
     def _rebuild(self: Any, source: Any, batch_size: torch.Size, names: Any = None) -> Any:
@@ -245,15 +254,20 @@ def _install_rebuild(cls: Any, options: Flags) -> None:
             new.__post_init__(*defaults)
         return new
 
-    def _apply_level(self: Any, *args: Any) -> Any:  # fills a shell, so it is the one place that rebuilds late
-        new = TensorCollection._apply_level(self, *args)
+    cls._rebuild = _rebuild
+    cls._trusted = classmethod(_trusted)
+    for name in _SHELL_FILLERS:
+        setattr(cls, name, _with_post_init(getattr(TensorCollection, name), defaults))
+
+
+def _with_post_init(method: Callable[..., Any], defaults: list[Any]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any) -> Any:
+        new = method(self, *args)
         if new is not None:
             new.__post_init__(*defaults)
         return new
 
-    cls._rebuild = _rebuild
-    cls._trusted = classmethod(_trusted)
-    cls._apply_level = _apply_level
+    return call
 
 
 def _install_cast_filter(cls: Any, cast_filter: Callable[..., bool]) -> None:
