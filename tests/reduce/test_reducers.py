@@ -58,7 +58,9 @@ CASES: list[tuple[r.Reducer[Any], Callable[[dict[str, np.ndarray]], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("reducer, oracle", CASES, ids=lambda case: repr(case)[:40])
+@pytest.mark.parametrize(
+    "reducer, oracle", CASES, ids=[f"{type(case[0]).__name__}-{at}" for at, case in enumerate(CASES)]
+)
 @pytest.mark.parametrize("size", [1, 7, 64, ROWS])
 def test_statistics_equal_numpy(reducer: r.Reducer[Any], oracle: Callable[..., Any], size: int) -> None:
     data = make_data()
