@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -293,3 +296,14 @@ def test_a_cast_filter_of_the_class_is_the_default() -> None:
     assert mixed.double().data.dtype == torch.float64 and mixed.double().rows.dtype == torch.float32
     assert mixed.to(torch.float16).rows.dtype == torch.float32
     assert mixed.to(torch.float16, cast_filter=None).rows.dtype == torch.float16
+
+
+def test_the_example_of_images_runs() -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "examples/tensorclass_images.py", "--images", "20", "--side", "8"]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    result = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "MyData(batch_size=[10,2]" in result.stdout and "with the same labels: True" in result.stdout
+    refused = subprocess.run([*command[:2], "--images", "7"], cwd=root, env=environment, capture_output=True, text=True)
+    assert refused.returncode == 2 and "multiple of 10, got 7" in refused.stderr

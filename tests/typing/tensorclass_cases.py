@@ -112,7 +112,7 @@ photo.caption = "new"
 photo.batch_size = [3]
 photo.caption = 3  # E: assignment
 photo.image = "text"  # E: assignment
-photo.colour  # E: attr-defined
+print(photo.colour)  # E: attr-defined
 photo.colour = 3  # E: attr-defined
 Frozen(zeros).x = zeros  # E: misc
 
