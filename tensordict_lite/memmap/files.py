@@ -21,6 +21,8 @@ from tensordict_lite.memmap.mapping import check_room, no_room, reserve
 
 __all__ = ["BLOCK", "new_file", "raw_bytes", "write_all", "write_rows", "write_tensor", "write_tensor_to"]
 
+_SMALL = 1 << 20
+_NUMPY = frozenset((torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool))
 BLOCK = 16 << 20  # a tensor that is not contiguous in host memory is copied through blocks of this many bytes
 
 
@@ -49,7 +51,9 @@ def new_file(path: str, *, existsok: bool = True) -> Iterator[int]:
 
 
 def raw_bytes(tensor: Tensor) -> Any:
-    """The bytes of a contiguous CPU tensor as a numpy ``uint8`` array over the same memory, for any dtype."""
+    """The bytes of a contiguous CPU tensor as a numpy array over the same memory, for any dtype."""
+    if tensor.dtype in _NUMPY:
+        return tensor.numpy()
     start = tensor.storage_offset() * tensor.element_size()
     flat = torch.empty(0, dtype=torch.uint8).set_(
         tensor.untyped_storage(), start, (tensor.numel() * tensor.element_size(),), (1,)
@@ -59,9 +63,12 @@ def raw_bytes(tensor: Tensor) -> Any:
 
 def write_all(fd: int, data: Any, offset: int, path: str) -> None:
     """``pwrite`` of the whole buffer; a full disk is an OSError with needed and available bytes."""
-    view = memoryview(data)
-    done, total = 0, len(view)
     try:
+        total = data.nbytes if hasattr(data, "nbytes") else len(data)
+        done = os.pwrite(fd, data, offset) if total < _SMALL else 0
+        if done == total:
+            return
+        view = memoryview(data).cast("B")
         while done < total:
             done += os.pwrite(fd, view[done : done + (1 << 30)], offset + done)
     except OSError as err:
@@ -72,15 +79,15 @@ def write_all(fd: int, data: Any, offset: int, path: str) -> None:
 
 def write_tensor_to(fd: int, tensor: Tensor, path: str) -> None:
     """Writes the elements in row-major order from the start of the file."""
-    tensor = tensor.detach()
-    if not tensor.numel():
-        return
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     if tensor.device.type == "cpu" and tensor.is_contiguous():
-        write_all(fd, raw_bytes(tensor), 0, path)
-        return
-    _write_blocks(fd, tensor, path, 0)
+        data = raw_bytes(tensor)
+        write_all(fd, data, 0, path)
+    elif tensor.numel():
+        _write_blocks(fd, tensor, path, 0)
 
 
 def write_rows(fd: int, tensor: Tensor, path: str, offset: int) -> None:

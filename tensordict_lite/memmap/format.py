@@ -21,8 +21,8 @@ import json
 import os
 import re
 import stat
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 
@@ -96,14 +96,15 @@ def raw_key(key: str) -> str | None:
 # -- metadata -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LeafMeta:
+class LeafMeta(NamedTuple):
     """One tensor of a folder."""
 
     dtype: str
     """Torch name, ``"torch.float32"``."""
     shape: tuple[int, ...]
     """Its shape; for a nested tensor the shape of the table of shapes, ``(n, dims)``."""
+    nbytes: int
+    """Bytes of a tensor that is not nested."""
     is_nested: bool = False
     """Whether elements have shapes of their own, in ``<key>.shape.memmap``."""
     layout: str | None = None
@@ -112,24 +113,19 @@ class LeafMeta:
     """Rows that the file has room for, where that is more than ``shape`` says; -1 for any number."""
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of a tensor that is not nested."""
-        total = ITEMSIZE[self.dtype]
-        for n in self.shape:
-            total *= n
-        return total
-
-    @property
     def room(self) -> int | None:
         """Bytes that the file may hold at most, where that is more than :attr:`nbytes`."""
         if self.capacity is None or not self.shape:
             return None
-        if self.capacity < 0:
-            return MAX_BYTES
-        total = ITEMSIZE[self.dtype] * self.capacity
-        for n in self.shape[1:]:
-            total *= n
-        return total
+        return MAX_BYTES if self.capacity < 0 else tensor_bytes(self.dtype, (self.capacity, *self.shape[1:]))
+
+
+def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a dense tensor."""
+    total = ITEMSIZE[dtype]
+    for n in shape:
+        total *= n
+    return total
 
 
 @dataclass(slots=True)
@@ -157,7 +153,8 @@ class NodeMeta:
         self.shape = (rows, *self.shape[1:])
         for key, leaf in self.leaves.items():
             if not leaf.is_nested:
-                self.leaves[key] = replace(leaf, shape=(rows, *leaf.shape[1:]), capacity=-1)
+                shape = (rows, *leaf.shape[1:])
+                self.leaves[key] = leaf._replace(shape=shape, nbytes=tensor_bytes(leaf.dtype, shape), capacity=-1)
 
 
 def leaf_meta(dtype: str, shape: tuple[int, ...], is_nested: bool = False, **extra: Any) -> dict[str, Any]:
@@ -310,7 +307,7 @@ def _kind_of(path: str, data: dict[str, Any]) -> tuple[str, str]:
 
 
 def _parse_dense(path: str, data: dict[str, Any], node: NodeMeta) -> None:
-    node.shape = check_shape(path, data.get("shape"), "the batch size")
+    node.shape = check_shape(path, data.get("shape"), "batch size")
     node.device = _check_device(path, data.get("device"))
     node.names = _check_names(path, data.get("_names"), len(node.shape))
     if "_growing" in data and (not is_count(data["_growing"], MAX_BYTES) or not node.shape):
@@ -335,7 +332,16 @@ def _parse_entry(path: str, key: str, entry: dict[str, Any], node: NodeMeta) -> 
     dtype = entry.get("dtype")
     if type(dtype) is not str or dtype not in ITEMSIZE:
         raise DatasetError(path, f"{key!r} has the unknown dtype {_short(dtype)}")
-    shape = check_shape(path, entry.get("shape"), repr(key))
+    batch = node.shape
+    shape = check_shape(path, entry.get("shape"), key)
+    nbytes = tensor_bytes(dtype, shape)
+    if nbytes >= MAX_BYTES:
+        raise DatasetError(path, f"{key!r} of shape {list(shape)} would have {nbytes:,} bytes")
+    if len(entry) == 4 and entry.get("is_nested") is False:  # nearly every entry
+        if batch and shape[: len(batch)] != batch:
+            raise _no_batch(path, key, shape, batch)
+        node.leaves[key] = LeafMeta(dtype, shape, nbytes)
+        return
     is_nested = entry.get("is_nested", False)
     if type(is_nested) is not bool:
         raise DatasetError(path, f"'is_nested' of {key!r} should be true or false, found {_short(is_nested)}")
@@ -343,33 +349,27 @@ def _parse_entry(path: str, key: str, entry: dict[str, Any], node: NodeMeta) -> 
     if layout not in (None, "jagged", "strided"):
         raise DatasetError(path, f"{key!r} has the unknown layout {_short(layout)}")
     capacity = entry.get("capacity")
-    if capacity is not None and (type(capacity) is not int or not 0 <= capacity < MAX_BYTES):
+    if capacity is not None and not is_count(capacity, MAX_BYTES):
         raise DatasetError(path, f"'capacity' of {key!r} should be a number of rows, found {_short(capacity)}")
-    leaf = LeafMeta(dtype, shape, is_nested, layout, capacity)
-    if is_nested:
-        if len(shape) != 2:
-            raise DatasetError(
-                path, f"the shapes of the nested tensor {key!r} should be two-dimensional: {list(shape)}"
-            )
-        lead = shape[:1]
-    else:
-        lead = shape
-        if leaf.nbytes >= MAX_BYTES:
-            raise DatasetError(path, f"{key!r} of shape {list(shape)} would have {leaf.nbytes:,} bytes")
-    if lead[: len(node.shape)] != node.shape[: len(lead)] or (not is_nested and len(lead) < len(node.shape)):
-        raise DatasetError(
-            path, f"{key!r} of shape {list(shape)} does not start with the batch size {list(node.shape)}"
-        )
-    node.leaves[key] = leaf
+    if is_nested and len(shape) != 2:
+        raise DatasetError(path, f"the shapes of the nested tensor {key!r} should be two-dimensional: {list(shape)}")
+    lead = shape[:1] if is_nested else shape
+    if lead[: len(batch)] != batch[: len(lead)] or (not is_nested and len(lead) < len(batch)):
+        raise _no_batch(path, key, shape, batch)
+    node.leaves[key] = LeafMeta(dtype, shape, nbytes, is_nested, layout, capacity)
+
+
+def _no_batch(path: str, key: str, shape: tuple[int, ...], batch: tuple[int, ...]) -> DatasetError:
+    return DatasetError(path, f"{key!r} of shape {list(shape)} does not start with the batch size {list(batch)}")
 
 
 def check_shape(path: str, value: Any, what: str) -> tuple[int, ...]:
     """A shape out of JSON; DatasetError when it is none."""
     if type(value) is not list or len(value) > MAX_DIMS:
-        raise DatasetError(path, f"{what} should have a list of dimensions, found {_short(value)}")
+        raise DatasetError(path, f"{what!r} should have a list of dimensions, found {_short(value)}")
     for n in value:
         if type(n) is not int or not 0 <= n < MAX_BYTES:
-            raise DatasetError(path, f"{what} has the impossible shape {_short(value)}")
+            raise DatasetError(path, f"{what!r} has the impossible shape {_short(value)}")
     return tuple(value)
 
 

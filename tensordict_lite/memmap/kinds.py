@@ -222,7 +222,7 @@ def _read_members(loader: Loader, meta: NodeMeta, wrap: Callable[[Any], Any]) ->
     if not members:
         from tensordict_lite.memmap.format import check_shape
 
-        size = check_shape(path, meta.raw.get("_member_shape", []), "the members")
+        size = check_shape(path, meta.raw.get("_member_shape", []), "_member_shape")
         return LazyStackedTensorDict(stack_dim=min(dim, len(size)), batch_size=torch.Size(size))
     try:
         return lazy_stack(members, dim, stack_dim_name=name)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from os import lstat
+from stat import S_ISREG
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, from_file
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import DatasetError
@@ -79,8 +81,7 @@ class Loader:
         folder = meta.path
         leaves, children = meta.leaves, meta.children
         if not children:
-            for key, leaf in leaves.items():
-                source[key] = self.leaf(folder, key, leaf)
+            self.leaves(folder, leaves, source)
         else:
             for key in meta.raw if "_entries" not in meta.raw else (*leaves, *children):
                 if key in leaves:
@@ -100,6 +101,27 @@ class Loader:
         if name is None:
             raise DatasetError(folder, f"the key {key!r} is not a file name, and robust_key=False was given")
         return path
+
+    def leaves(self, folder: str, leaves: dict[str, LeafMeta], source: dict[str, Any]) -> None:
+        """All tensors of a folder: a loop around the common case, an ordinary tensor in a file of its size."""
+        if self.empty or self.mode is not None or self.device not in (None, _CPU):
+            for key, leaf in leaves.items():
+                source[key] = self.leaf(folder, key, leaf)
+            return
+        for key, leaf in leaves.items():
+            dtype, shape, nbytes, is_nested, _, capacity = leaf
+            if nbytes and not is_nested and capacity is None and key.isidentifier():
+                path = f"{folder}/{key}.memmap"
+                try:
+                    info = lstat(path)
+                    if info.st_size == nbytes and S_ISREG(info.st_mode):
+                        known = DTYPES[dtype]
+                        flat = from_file(path, True, nbytes // known.itemsize, dtype=known)
+                        source[key] = _as_subclass(flat if len(shape) == 1 else flat.view(shape), MemoryMappedTensor)
+                        continue
+                except (OSError, KeyError, RuntimeError):
+                    pass  # missing, not writable...: below, with a check and a message for each
+            source[key] = self.leaf(folder, key, leaf)
 
     def leaf(self, folder: str, key: str, leaf: LeafMeta) -> Tensor:
         """One tensor."""

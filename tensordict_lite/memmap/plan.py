@@ -13,12 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.format import META, SUFFIX, encode_key, leaf_meta, node_meta, raw_key
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
+
+_STRIDED = torch.strided
 
 __all__ = ["Folder", "Leaf", "Plan", "file_of", "holds_json", "is_whole", "mapped_root", "plan_for"]
 
@@ -111,7 +114,7 @@ class Plan:
     def add_leaf(self, folder: str, key: str, tensor: Tensor, where: tuple[str, ...]) -> dict[str, Any]:
         """Plans a tensor; returns its entry for the metadata."""
         check_savable(tensor, where)
-        name = self.name_of(key, where)
+        name = key if key.isidentifier() else self.name_of(key, where)
         file = self.claim(f"{folder}/{name}{SUFFIX}" if folder else name + SUFFIX, where)
         if tensor.is_nested:
             self.claim(nested.shape_file(file), where)
@@ -138,24 +141,17 @@ def plan_for(node: TensorCollection, *, robust_key: bool = True, allow_pickle: b
 
 def check_savable(tensor: Tensor, where: tuple[str, ...]) -> None:
     """TypeError for the kinds of tensors whose numbers alone do not describe them."""
+    if type(tensor) is Tensor and tensor.is_cpu and tensor.layout is _STRIDED and not tensor.is_quantized:
+        return  # nearly every one
     kind = None
     if tensor.device.type == "meta":
         kind = "has no data (it is on the meta device)"
     elif tensor.is_quantized:
         kind = "is quantized, and its scale would be lost; save tensor.int_repr() and the scale"
-    elif not tensor.is_nested and tensor.layout not in _DENSE:
+    elif not tensor.is_nested and tensor.layout is not _STRIDED:
         kind = f"has the layout {tensor.layout}; save tensor.to_dense(), or its indices and values"
     if kind is not None:
         raise TypeError(f"the entry {where} cannot be memory-mapped: it {kind}")
-
-
-def _dense_layouts() -> tuple[Any, ...]:
-    import torch
-
-    return (torch.strided,)
-
-
-_DENSE = _dense_layouts()
 
 
 # -- one planner a kind of collection ------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.memmap import nested
-from tensordict_lite.memmap.files import write_tensor_to
+from tensordict_lite.memmap.files import write_all, write_tensor_to
 from tensordict_lite.memmap.format import META
 from tensordict_lite.memmap.mapping import check_room, reserve
 from tensordict_lite.memmap.plan import Leaf, Plan, file_of, is_whole, mapped_root, plan_for
@@ -155,12 +155,16 @@ class _Save:
         return out
 
     def _in_folder(self, root: str) -> list[Tensor]:
-        kept = [self._keeps(leaf, os.path.join(root, leaf.file)) for leaf in self.plan.leaves]
+        fresh = not os.path.exists(root)
+        kept = [
+            "" if fresh and type(leaf.tensor) is Tensor else self._keeps(leaf, os.path.join(root, leaf.file))
+            for leaf in self.plan.leaves
+        ]
         todo = [leaf for leaf, keep in zip(self.plan.leaves, kept) if not keep]
         if todo or not self._metadata_is_current(root):
             self._write(root, todo)
         return [
-            leaf.tensor if keep == "tensor" else _map_leaf(os.path.join(root, leaf.file), leaf)
+            leaf.tensor if keep == "tensor" else _map_leaf(f"{root}/{leaf.file}", leaf)
             for leaf, keep in zip(self.plan.leaves, kept)
         ]
 
@@ -343,7 +347,7 @@ def _reserve(path: str, nbytes: int) -> None:
 def _write_bytes(path: str, content: bytes) -> None:
     fd = os.open(path, _CREATE, 0o666)
     try:
-        os.write(fd, content)
+        write_all(fd, content, 0, path)
     finally:
         os.close(fd)
 

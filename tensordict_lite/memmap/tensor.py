@@ -420,14 +420,17 @@ class MemoryMappedTensor(Tensor):
     # -- views keep the type -------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Any:
-        if type(index) is Tensor and index.ndim == 1 and index.dtype is torch.int64 and self.ndim:
+        kind = type(index)
+        if kind in _VIEWS_BY_TYPE:
+            return _as_subclass(_getitem(self, index), MemoryMappedTensor)
+        if kind is Tensor and index.ndim == 1 and index.dtype is torch.int64 and self.ndim:
             # Sampling rows: copying whole rows is many times faster than torch's general indexing.
             try:
                 return torch.index_select(self, 0, index)
             except (IndexError, RuntimeError):  # negative rows, or vmap
                 pass
         out = _getitem(self, index)
-        if type(index) in _VIEWS_BY_TYPE or out.untyped_storage() is self.untyped_storage():
+        if out.untyped_storage() is self.untyped_storage():
             return _as_subclass(out, MemoryMappedTensor)
         return out
 
@@ -435,45 +438,56 @@ class MemoryMappedTensor(Tensor):
         return iter(self.unbind(0))
 
 
-def _keep_type(name: str) -> Callable[..., Any]:
-    """The tensor method of that name, keeping the type where the result shares this tensor's memory."""
+def _view_method(name: str) -> Callable[..., Any]:
+    """The tensor method of that name, whose result is always in the same memory, keeping the type."""
+    method = getattr(Tensor, name)
+
+    def call(self: MemoryMappedTensor, *args: Any, **kwargs: Any) -> Any:
+        return _as_subclass(method(self, *args, **kwargs), MemoryMappedTensor)
+
+    return _named(call, name)
+
+
+def _maybe_view_method(name: str) -> Callable[..., Any]:
+    """The same for a method that copies where it must: a copy is a plain tensor."""
     method = getattr(Tensor, name)
 
     def call(self: MemoryMappedTensor, *args: Any, **kwargs: Any) -> Any:
         out = method(self, *args, **kwargs)
-        if isinstance(out, Tensor):
-            if type(out) is Tensor and out.untyped_storage() is self.untyped_storage():
-                return _as_subclass(out, MemoryMappedTensor)
-            return out
-        return type(out)([_as_subclass(part, MemoryMappedTensor) for part in out])
+        if out.untyped_storage() is self.untyped_storage():
+            return _as_subclass(out, MemoryMappedTensor)
+        return out
 
+    return _named(call, name)
+
+
+def _views_method(name: str) -> Callable[..., Any]:
+    """The same for a method that gives several views."""
+    method = getattr(Tensor, name)
+
+    def call(self: MemoryMappedTensor, *args: Any, **kwargs: Any) -> Any:
+        return tuple([_as_subclass(part, MemoryMappedTensor) for part in method(self, *args, **kwargs)])
+
+    return _named(call, name)
+
+
+def _named(call: Callable[..., Any], name: str) -> Callable[..., Any]:
     call.__name__, call.__qualname__ = name, f"MemoryMappedTensor.{name}"
-    call.__doc__ = f"See :meth:`torch.Tensor.{name}`; a result in the same memory is a MemoryMappedTensor."
+    call.__doc__ = f"See :meth:`torch.Tensor.{name}`; what is in the same memory is a MemoryMappedTensor."
     return call
 
 
-for _name in (
-    "chunk",
-    "expand",
-    "expand_as",
-    "flatten",
-    "movedim",
-    "narrow",
-    "permute",
-    "reshape",
-    "select",
-    "split",
-    "squeeze",
-    "swapaxes",
-    "t",
-    "tensor_split",
-    "transpose",
-    "unbind",
-    "unflatten",
-    "unsqueeze",
-    "view",
-):
-    setattr(MemoryMappedTensor, _name, _keep_type(_name))
+_METHODS = {
+    _view_method: (
+        ("expand", "expand_as", "movedim", "narrow", "permute", "select", "squeeze", "swapaxes", "t", "transpose")
+        + ("unflatten", "unsqueeze", "view")
+    ),
+    _maybe_view_method: ("flatten", "reshape"),
+    _views_method: ("chunk", "split", "tensor_split", "unbind"),
+}
+for _make, _names in _METHODS.items():
+    for _name in _names:
+        setattr(MemoryMappedTensor, _name, _make(_name))
 
 
 def _open_region(*fields: Any) -> MemoryMappedTensor:

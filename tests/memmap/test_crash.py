@@ -196,7 +196,7 @@ def test_five_thousand_killed_saves(tmp_path: Path) -> None:
 # -- errors in the middle ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["pwrite", "write", "rename", "replace", "mkdir"])
+@pytest.mark.parametrize("name", ["pwrite", "rename", "replace", "mkdir"])
 def test_failing_call_leaves_the_old_dataset_and_no_litter(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,7 +253,7 @@ def test_disk_that_fills_up_meanwhile(tmp_path: Path, monkeypatch: pytest.Monkey
 
     def limited(fd: int, data: Any, offset: int) -> int:
         nonlocal written
-        written += len(data)
+        written += memoryview(data).nbytes
         if written > 1000:
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(fd, data, offset)
