@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from torch.serialization import add_safe_globals as _add_safe_globals
+
+from tensordict_lite import dense as _dense
+from tensordict_lite import lazystack_class as _lazystack_class
 from tensordict_lite import torch_function as _torch_function  # noqa: F401  (gives the classes __torch_function__)
 from tensordict_lite.attrs import TensorAttrs
 from tensordict_lite.base import TensorCollection, TensorDictBase, is_tensor_collection
 from tensordict_lite.batches import collate, merge_tensordicts
 from tensordict_lite.builders import (
     from_any,
+    from_dict,
     from_namedtuple,
     from_struct_array,
     from_tuple,
@@ -40,7 +45,7 @@ from tensordict_lite.tensordict import TensorDict
 from tensordict_lite.testing import assert_allclose_td, assert_close
 from tensordict_lite.views import default_is_leaf, is_leaf_nontensor
 
-from tensordict_lite.functions import (  # isort: skip  (`memmap` replaces the package of that name as attribute)
+from tensordict_lite.functions import (  # isort: skip
     dense_stack_tds,
     from_module,
     from_modules,
@@ -49,7 +54,11 @@ from tensordict_lite.functions import (  # isort: skip  (`memmap` replaces the p
     is_floating,
     is_inexact,
     is_integer,
-    memmap,
+)
+
+# What `torch.load(weights_only=True)` may build: containers whose content it checks in turn.
+_add_safe_globals(
+    [TensorDict, LazyStackedTensorDict, NonTensorData, NonTensorStack, _dense._blank, _lazystack_class._blank]
 )
 
 __all__ = [
@@ -73,6 +82,7 @@ __all__ = [
     "dense_stack_tds",
     "from_any",
     "from_dataclass",
+    "from_dict",
     "from_module",
     "from_modules",
     "from_namedtuple",

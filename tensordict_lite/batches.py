@@ -148,6 +148,6 @@ def _check_ragged(batch: list[Any], pad: Mapping[Any, float], nested: Sequence[A
             raise KeyError(f"collate(): a sample has no entry {key!r}")
     if pad and batch[0].batch_size:
         raise ValueError(
-            f"collate(pad_keys=...) pads the first dimension of the entries, which is a batch dimension of these samples "
-            f"(batch size {list(batch[0].batch_size)}): give the samples an empty batch size, or use pad_sequence()"
+            "collate(pad_keys=...) pads the first dimension of the entries, which is a batch dimension of these "
+            f"samples (batch size {list(batch[0].batch_size)}): give the samples an empty batch size, or use pad_sequence()"
         )

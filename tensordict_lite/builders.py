@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["from_any", "from_namedtuple", "from_struct_array", "from_tuple", "fromkeys", "make_tensordict"]
+__all__ = ["from_any", "from_dict", "from_namedtuple", "from_struct_array", "from_tuple", "fromkeys", "make_tensordict"]
 
 
 def from_mapping(
@@ -29,7 +29,16 @@ def from_mapping(
         raise TypeError(f"expected a mapping from keys to values, got a {type(data).__name__}")
     size = torch.Size(batch_size if batch_size is not None else ())
     new = cls({}, batch_size=size, device=device, names=names if size else None)
+    entries = new._source
+    direct = new._device is None
+    dims = len(size)
     for key, value in data.items():
+        if type(value) is Tensor and direct and type(key) is str and (not dims or value.shape[:dims] == size):
+            entries[key] = value
+            continue
+        if like is None and type(value) is dict and type(key) is str and key not in entries:
+            entries[key] = from_mapping(cls, value, None, None, size, device, None, new._names)
+            continue
         template = like.get(key, None) if like is not None else None
         if size and type(value) in (int, float, bool):
             new.set_non_tensor(key, value)
@@ -121,6 +130,11 @@ def _from_list_value(obj: list[Any], device: Any) -> Any:
         from tensordict_lite.nontensor_stack import NonTensorStack
 
         return NonTensorStack(*obj, device=device)
+
+
+def from_dict(input_dict: Any, **kwargs: Any) -> Any:
+    """A TensorDict from a (nested) dict, see :meth:`TensorDict.from_dict`."""
+    return _dict_class().from_dict(input_dict, **kwargs)
 
 
 def from_namedtuple(

@@ -49,8 +49,8 @@ class _Reader:
     def fail(self) -> ValueError:
         rest = self.text[self.at : self.at + 60].split("\n")[0]
         return ValueError(
-            f"cannot parse the text at {rest!r}: parse_tensor_dict_string reads Tensor and TensorDict fields as they are "
-            "printed by default or with compact=False"
+            f"cannot parse the text at {rest!r}: parse_tensor_dict_string reads Tensor and TensorDict fields as they "
+            "are printed by default or with compact=False"
         )
 
     def skip(self) -> None:

@@ -330,7 +330,16 @@ def _detailed_tensor(value: Tensor, shape: Any) -> str:
     ]
     parts = [f"{name}={read()}" for option, name, read in shown if _options[option]]
     if _options["plain"]:
-        numbers = value.detach().double() if not value.is_complex() else value.detach().abs().double()
-        parts.append(f"mean={numbers.mean().item():.4g}")
-        parts.append(f"std={numbers.std().item() if numbers.numel() > 1 else 0.0:.4g}")
+        parts.append(_statistics(value.detach()))
     return f"{type(value).__name__}({', '.join(parts)})"
+
+
+def _statistics(value: Tensor) -> str:
+    """Range of integers and bools, mean and standard deviation of the rest."""
+    if not value.numel():
+        return "[]"
+    if not value.is_floating_point() and not value.is_complex():
+        return f"min={value.min().item()}, max={value.max().item()}"
+    mean = value.mean().item()
+    spread = value.std().item() if value.numel() > 1 else float("nan")
+    return f"mean={mean:.4g}, std={spread:.4g}"

@@ -43,6 +43,7 @@ class TensorDict(DenseCollection, TensorDictBase):
     """
 
     __slots__ = ()
+    _merges_directly = True
 
     def __init__(
         self,
@@ -90,3 +91,8 @@ def normalise_device(device: Any) -> torch.device:
         if module is not None and hasattr(module, "current_device") and module.is_available():
             return torch.device(device.type, module.current_device())
     return device
+
+
+# The class of every level that is made on the way to a nested key. Set here, once, because the import that would
+# find it (this module builds on dense.py) costs more than making the level.
+DenseCollection._plain_class = staticmethod(lambda: TensorDict)  # type: ignore[method-assign]

@@ -46,19 +46,36 @@ def is_leaf_nontensor(cls: type) -> bool:
 
 def leaf_keys(td: TensorCollection, prefix: tuple[str, ...], out: list[Any]) -> list[Any]:
     """Keys of the tensors of the whole tree: the walk that hot loops make, without options."""
-    if prefix:
-        for key, value in td._key_entries():
-            if isinstance(value, Tensor):
-                out.append((*prefix, key))
-            elif not value._is_non_tensor:
-                leaf_keys(value, (*prefix, key), out)
-    else:
-        for key, value in td._key_entries():
-            if isinstance(value, Tensor):
-                out.append(key)
-            elif not value._is_non_tensor:
-                leaf_keys(value, (key,), out)
+    source = td._source
+    for key, value in source.items() if type(source) is dict else td._key_entries():
+        if type(value) is Tensor or isinstance(value, Tensor):
+            out.append((*prefix, key) if prefix else key)
+        elif not value._is_non_tensor:
+            leaf_keys(value, (*prefix, key), out)
     return out
+
+
+def count_leaves(td: TensorCollection) -> int:
+    """Number of tensors of the whole tree."""
+    n = 0
+    source = td._source
+    for value in source.values() if type(source) is dict else dict(td._key_entries()).values():
+        if type(value) is Tensor or isinstance(value, Tensor):
+            n += 1
+        elif not value._is_non_tensor:
+            n += count_leaves(value)
+    return n
+
+
+def count_entries(td: TensorCollection) -> int:
+    """Number of entries of the whole tree, collections included."""
+    source = td._source
+    n = 0
+    for value in source.values() if type(source) is dict else dict(td._key_entries()).values():
+        n += 1
+        if type(value) is not Tensor and not isinstance(value, Tensor) and not value._is_non_tensor:
+            n += count_entries(value)
+    return n
 
 
 def leaf_items(
@@ -100,7 +117,7 @@ def all_keys(
         full = (*prefix, key) if prefix else key
         if not isinstance(value, Tensor) and not value._is_non_tensor:
             all_keys(value, (*prefix, key), out, leaves_only, is_leaf)
-        if not leaves_only or (default_is_leaf if is_leaf is None else is_leaf)(type(value)):
+        if not leaves_only or is_leaf(type(value)):  # type: ignore[misc]
             out.append(full)
     return out
 
@@ -140,23 +157,22 @@ def _check_key(key: Any) -> tuple[str, ...]:
 
 
 class StringKeysView(KeysView):  # type: ignore[type-arg]
-    """Direct keys: a set-like view of strings. A nested key is never in it."""
+    """Direct keys of a dict of entries: a set-like view of strings. A nested key is never in it."""
 
     __slots__ = ()
-
-    def __init__(self, td: TensorCollection) -> None:
-        self._mapping = td  # type: ignore[assignment]
+    _mapping: dict[str, Any]
 
     def __iter__(self) -> Iterator[str]:
-        source = self._mapping._source  # type: ignore[attr-defined]
-        return iter(source if type(source) is dict else self._mapping._key_list())  # type: ignore[attr-defined]
+        return iter(self._mapping)
 
     def __len__(self) -> int:
-        return len(self._mapping._key_list())  # type: ignore[attr-defined]
+        return len(self._mapping)
 
     def __contains__(self, key: object) -> bool:
+        if type(key) is str:
+            return key in self._mapping
         path = _check_key(key)
-        return len(path) == 1 and entry_of(self._mapping, path) is not None
+        return len(path) == 1 and path[0] in self._mapping
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self)})"
@@ -166,7 +182,7 @@ class StringKeysView(KeysView):  # type: ignore[type-arg]
         return set(it)
 
 
-class NestedKeysView(StringKeysView):
+class NestedKeysView(KeysView):  # type: ignore[type-arg]
     """Keys of a tree under the options of :meth:`TensorDict.keys`; membership takes nested keys."""
 
     __slots__ = ("_include_nested", "_is_leaf", "_leaves_only", "_sort")
@@ -198,19 +214,46 @@ class NestedKeysView(StringKeysView):
         return iter(self._list())
 
     def __len__(self) -> int:
+        # `list(view)` asks for the length too, so it must cost less than the walk.
+        if self._include_nested:
+            if not self._leaves_only:
+                return count_entries(self._mapping)  # type: ignore[arg-type]
+            if self._is_leaf is None or self._is_leaf is default_is_leaf:
+                return count_leaves(self._mapping)  # type: ignore[arg-type]
         return len(self._list())
+
+    @classmethod
+    def _from_iterable(cls, it: Any) -> set[Any]:
+        return set(it)
 
     def __contains__(self, key: object) -> bool:
         path = _check_key(key)
         if len(path) > 1 and not self._include_nested:
             return False
-        value = entry_of(self._mapping, path)
-        if value is None:
-            return False
-        return not self._leaves_only or (self._is_leaf or default_is_leaf)(type(value))
+        # As the interface has it, a collection is "in" the keys even when only leaves are listed.
+        return entry_of(self._mapping, path) is not None
 
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({self._list()},\n    include_nested={self._include_nested},\n"
             f"    leaves_only={self._leaves_only})"
         )
+
+
+class LeafKeysView(NestedKeysView):
+    """``keys(True, True)`` without further options: the view that programs make most."""
+
+    __slots__ = ()
+    _include_nested = True  # type: ignore[misc]
+    _leaves_only = True  # type: ignore[misc]
+    _is_leaf = None  # type: ignore[misc]
+    _sort = False  # type: ignore[misc]
+
+    def _list(self) -> list[Any]:
+        return leaf_keys(self._mapping, (), [])  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(leaf_keys(self._mapping, (), []))  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return count_leaves(self._mapping)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ _KEEP = object()
 _MISSING = object()
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Call:
     """What one call of ``apply`` does at every level of the tree."""
 
@@ -118,6 +118,19 @@ class ApplyOps:
             >>> td.apply(lambda x: x[:2], batch_size=[2])["b"].batch_size
             torch.Size([2])
         """
+        if (
+            batch_size is None
+            and not inplace
+            and out is None
+            and device is _KEEP
+            and names is _KEEP
+            and default is _MISSING
+            and filter_empty is None
+            and is_leaf is None
+            and not (propagate_lock or call_on_nested or constructor_kwargs)
+            and type(self._source) is dict
+        ):
+            return self._apply_plainly(fn, others)
         call = _Call(
             fn,
             batch_size=None if batch_size is None else torch.Size(batch_size),
@@ -129,6 +142,29 @@ class ApplyOps:
             is_leaf=is_leaf,
         )
         return self._run_apply(call, others, names, propagate_lock, out, constructor_kwargs)
+
+    def _apply_plainly(self, fn: Callable[..., Any], others: Sequence[Any]) -> Any:
+        """:meth:`apply` without options on dense storage, the form that programs call in their loops."""
+        size, names, plain = self._batch_size, self._names, self._device is None
+        dims = len(size)
+        result = self._rebuild({}, size, names)
+        entries = result._source
+        for key, value in self._source.items():
+            rest = _arguments(others, key, _MISSING) if others else ()
+            if isinstance(value, Tensor):
+                new = fn(value, *rest)
+                if not (plain and type(new) is Tensor and (not dims or new.shape[:dims] == size)):
+                    if new is None:
+                        continue
+                    new = result._fit(new, key)
+            elif value._is_non_tensor:
+                new = value.copy()
+            else:
+                new = value._apply_plainly(fn, rest) if type(value._source) is dict else value.apply(fn, *rest)
+                if new is None:
+                    continue
+            entries[key] = new
+        return result if entries or not self._source else None
 
     def named_apply(
         self,
@@ -191,7 +227,7 @@ class ApplyOps:
         if out is not None:
             if call.batch_size is not None and call.batch_size != out.batch_size:
                 raise RuntimeError(
-                    f"batch_size={list(call.batch_size)} and the batch size {list(out.batch_size)} of `out` must be equal"
+                    f"batch_size={list(call.batch_size)} must be equal to the batch size of `out`, {list(out.batch_size)}"
                 )
             self._apply_into(call, list(others), (), out)
             return out
@@ -258,8 +294,13 @@ class ApplyOps:
                 value._apply_into(call, _arguments(others, key, call.default), (*prefix, key), target)
 
 
-def _arguments(others: list[Any], key: str, default: Any) -> list[Any]:
+def _arguments(others: Sequence[Any], key: str, default: Any) -> list[Any]:
     """The entries of the other trees under a key; a default stands for all that would lie below it."""
+    if default is _MISSING:
+        try:
+            return [other._source[key] for other in others]
+        except (KeyError, TypeError, AttributeError):  # a lazy stack, or an error to explain
+            pass
     found = []
     for other in others:
         if default is not _MISSING and other is default:

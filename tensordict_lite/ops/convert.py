@@ -38,7 +38,7 @@ class ConvertOps(StateOps):
         """The entries as a nested dict; tensors are shared, non-tensor data gives its object.
 
         Args:
-            retain_none: keep the ``None`` fields of tensorclasses.
+            retain_none: keep entries that are ``None``, such as empty fields of tensorclasses.
             convert_tensors: ``True`` for nested lists of numbers, ``"numpy"`` for arrays.
             tolist_first: nested collections with batch dimensions become lists of dicts, see :meth:`tolist`.
 
@@ -56,6 +56,8 @@ class ConvertOps(StateOps):
                 out[key] = value.tolist(convert_tensors=convert_tensors, tolist_first=True)
             elif value._is_non_tensor:
                 out[key] = value._as_value()
+                if not retain_none and out[key] is None:
+                    del out[key]
             else:
                 out[key] = value.to_dict(retain_none=retain_none, convert_tensors=convert_tensors)
         return out
@@ -154,6 +156,36 @@ class ConvertOps(StateOps):
                 out[key] = value.to_tensordict(retain_none=retain_none)
         names = None if self._names is None else list(self._names)
         return self._plain_class()._trusted(out, self._batch_size, self._device, names)
+
+    def to_lazystack(self, dim: int = 0) -> Any:
+        """A lazy stack of the slices along a batch dimension, which are views; ``self`` if it is that already."""
+        from tensordict_lite.lazystack import LazyStackedTensorDict
+
+        dims = len(self._batch_size)
+        if not -dims <= dim < dims:
+            raise IndexError(f"to_lazystack(dim={dim}): the batch size {list(self._batch_size)} has {dims} dimensions")
+        dim %= dims
+        if type(self._source) is not dict and self._stack_dim == dim:
+            return self
+        return LazyStackedTensorDict.lazy_stack(list(self.unbind(dim)), dim)
+
+    def densify(self, layout: torch.layout = torch.strided) -> Any:
+        """The same tree with its lazy stacks made dense; entries of different shapes become nested tensors.
+
+        Args:
+            layout: layout of the nested tensors, ``torch.strided`` or ``torch.jagged``.
+        """
+        out = {}
+        changed = False
+        for key, value in self._entries():
+            dense = value if isinstance(value, Tensor) or value._is_non_tensor else value.densify(layout)
+            changed |= dense is not value
+            out[key] = dense
+        return self._rebuild(out, self._batch_size, self._names) if changed else self
+
+    def as_tensor(self) -> Self:
+        """The same entries around memory-mapped tensors as plain ones, without a copy."""
+        return self._map_leaves(lambda leaf: leaf.as_subclass(Tensor) if type(leaf) is not Tensor else leaf)
 
     def to_struct_array(self) -> np.ndarray:
         """A numpy structured array of the shape of the batch, with a field for each entry (copied).

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from tensordict_lite.keys import is_nested_key, missing_key_error, require_path
+from tensordict_lite.keys import missing_key_error, path_of, require_path
 from tensordict_lite.views import entry_of, leaf_items
 
 if TYPE_CHECKING:
@@ -290,12 +290,12 @@ def _group(keys: Sequence[Any], whole_wins: bool) -> dict[str, list[Any] | None]
             if whole_wins or key not in groups:
                 groups[key] = None
             continue
-        if not is_nested_key(key):
+        path = path_of(key) if isinstance(key, tuple) else (key,) if isinstance(key, str) else ()
+        if not path:
             raise RuntimeError(
                 f"keys are passed one by one, each a string or a non-empty tuple of strings; got {key!r} of type "
                 f"{type(key).__name__}"
             )
-        path = require_path(key)
         first = path[0]
         if len(path) == 1:
             if whole_wins or first not in groups:

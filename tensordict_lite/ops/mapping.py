@@ -13,6 +13,7 @@ from tensordict_lite.ops.keyed import KeyedOps
 from tensordict_lite.ops.restructure import RestructureOps
 from tensordict_lite.ops.update import UpdateOps
 from tensordict_lite.views import (
+    LeafKeysView,
     NestedKeysView,
     StringKeysView,
     all_items,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["MappingOps"]
 
 _MISSING = object()
+_new_object = object.__new__
 
 
 class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
@@ -74,9 +76,15 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
             >>> list(td.keys(True, True)), (("b",), "c") in td.keys(True)
             (['a', ('b', 'c')], True)
         """
+        if include_nested and leaves_only and not sort and is_leaf is None:
+            leaves = _new_object(LeafKeysView)
+            leaves._mapping = self
+            return leaves
         if include_nested or leaves_only or sort:
             return NestedKeysView(self, include_nested, leaves_only, is_leaf, sort)
-        return StringKeysView(self)
+        view = _new_object(StringKeysView)
+        view._mapping = self._source
+        return view
 
     def items(
         self,
@@ -103,11 +111,14 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
                 items: Any = leaf_items(self, (), [])
             else:
                 items = all_items(self, (), [], leaves_only, is_leaf)
+        elif leaves_only:
+            is_leaf = is_leaf or default_is_leaf
+            items = [item for item in self._entries() if is_leaf(type(item[1]))]
+        elif not sort:
+            source = self._source
+            return source.items() if type(source) is dict else self._entries()
         else:
             items = self._entries()
-            if leaves_only:
-                is_leaf = is_leaf or default_is_leaf
-                items = [item for item in items if is_leaf(type(item[1]))]
         return sorted(items, key=lambda item: sort_key(item[0])) if sort else items
 
     def values(
@@ -119,8 +130,10 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
         sort: bool = False,
     ) -> Any:
         """Raw entries, in the order of :meth:`items` and under the same options."""
-        if not include_nested and not leaves_only and not sort and type(self._source) is dict:
-            return self._source.values()
+        if not (include_nested or leaves_only or sort):
+            source = self._source
+            if type(source) is dict:
+                return source.values()
         return [value for _, value in self.items(include_nested, leaves_only, is_leaf, sort=sort)]
 
     @property
@@ -129,16 +142,22 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
         return sorted(self._key_list())
 
     def __contains__(self, key: Any) -> bool:
-        if isinstance(key, str):
-            source = self._source
-            return key in source if type(source) is dict else key in self._key_list()
-        path = path_of(key) if isinstance(key, tuple) else ()
-        if not path:
+        if type(key) is str:
+            return key in self._source
+        path = path_of(key) if isinstance(key, tuple) else (key,) if isinstance(key, str) else ()
+        if path:
+            node: Any = self
+            try:
+                for part in path:
+                    node = node._source[part]
+                return True
+            except (KeyError, TypeError, AttributeError):  # a lazy stack or a tensor on the way
+                return entry_of(self, path) is not None
+        else:
             raise RuntimeError(
                 f"`in` takes a key, a string or a non-empty tuple of strings; got {key!r} of type "
                 f"{type(key).__name__}. To look for a value, go through .values()."
             )
-        return entry_of(self, path) is not None
 
     # -- one entry ------------------------------------------------------------------------------------------
 
@@ -287,8 +306,9 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
 
     def is_empty(self) -> bool:
         """Whether the tree holds no leaf; non-tensor data is a leaf."""
-        for _, value in self._entries():
-            if isinstance(value, Tensor) or value._is_non_tensor or not value.is_empty():
+        source = self._source
+        for value in source.values() if type(source) is dict else self.values():
+            if type(value) is Tensor or isinstance(value, Tensor) or value._is_non_tensor or not value.is_empty():
                 return False
         return True
 

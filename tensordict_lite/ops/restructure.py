@@ -52,9 +52,8 @@ class RestructureOps:
                 raise self._locked_error()
         flat: dict[str, Any] = {}
         if _flatten_into(self, "", separator, is_leaf, flat):
-            raise KeyError(
-                f"flatten_keys({separator!r}) makes several entries share a name: {_collisions(self, separator, is_leaf)}"
-            )
+            names = _collisions(self, separator, is_leaf)
+            raise KeyError(f"flatten_keys({separator!r}) makes several entries share a name: {names}")
         if inplace:
             # Entries that were at the top already stay in front.
             flat = {**{key: flat[key] for key in self._key_list() if key in flat}, **flat}
@@ -87,10 +86,18 @@ class RestructureOps:
         entries = list(self._entries())
         nested = {key: value for key, value in entries if separator not in key}
         root = self._rebuild(nested, self._batch_size, self._names)
-        fresh: set[int] = set()  # levels that belong to the result: those of `self` are copied before a write
+        levels: dict[str, Any] = {"": root}  # of the result: those of `self` are copied before a write
         for key, value in entries:
             if separator in key:
-                _put(root, key.split(separator), value, fresh)
+                head, _, last = key.rpartition(separator)
+                level = levels.get(head) if head else None
+                if level is None:
+                    level = _open_level(root, head.split(separator), levels, separator)
+                if entry_of(level, (last,)) is not None:
+                    raise KeyError(
+                        f"unflatten_keys() makes the entry {tuple(key.split(separator))}, which exists already"
+                    )
+                level._set_str(last, value)
         if inplace:
             self._keep(root._source)
             root = self
@@ -128,8 +135,8 @@ class RestructureOps:
                     continue
                 if value._batch_size[: len(size)] != size:
                     raise RuntimeError(
-                        f"empty(recurse=True) cannot give the batch size {list(size)} to the entry {key!r}, whose batch "
-                        f"size {list(value._batch_size)} does not start with it"
+                        f"empty(recurse=True) cannot give the batch size {list(size)} to the entry {key!r}: its batch size "
+                        f"{list(value._batch_size)} does not start with it"
                     )
                 device_kwarg = {} if device is _KEEP else {"device": device}
                 new._set_str(key, value.copy() if value._is_non_tensor else value.empty(True, **device_kwarg))
@@ -189,22 +196,26 @@ def _collisions(td: Any, separator: str, is_leaf: IsLeaf | None) -> list[str]:
     return sorted({name for name in names if names.count(name) > 1})
 
 
-def _put(root: Any, parts: list[str], value: Any, fresh: set[int]) -> None:
-    """Sets ``root[parts]`` without touching levels that existed before, and without overwriting an entry."""
+def _open_level(root: Any, parts: list[str], levels: dict[str, Any], separator: str) -> Any:
+    """The collection at a path of the result, made (or copied from the origin) where it is not there yet."""
     node = root
-    for depth, part in enumerate(parts[:-1]):
-        child = entry_of(node, (part,))
+    name = ""
+    for depth, part in enumerate(parts):
+        name = name + separator + part if depth else part
+        child = levels.get(name) if name else None
         if child is None:
-            child = node._new_child()
-        elif isinstance(child, Tensor) or child._is_non_tensor:
-            raise KeyError(
-                f"unflatten_keys() makes the entry {tuple(parts)}, which runs through the entry {tuple(parts[: depth + 1])}"
-            )
-        elif id(child) not in fresh:
-            child = child.copy()
-        fresh.add(id(child))
-        node._set_str(part, child)
+            child = entry_of(node, (part,))
+            if child is None:
+                child = node._new_child()
+            elif isinstance(child, Tensor) or child._is_non_tensor:
+                raise KeyError(
+                    f"unflatten_keys() makes an entry below {tuple(parts)}, but {tuple(parts[: depth + 1])} is an entry "
+                    "without levels"
+                )
+            else:
+                child = child.copy()
+            node._set_str(part, child)
+            if name:
+                levels[name] = child
         node = child
-    if entry_of(node, (parts[-1],)) is not None:
-        raise KeyError(f"unflatten_keys() makes the entry {tuple(parts)}, which exists already")
-    node._set_str(parts[-1], value)
+    return node

@@ -50,28 +50,33 @@ class StateOps:
             metadata = OrderedDict()
             out._metadata = metadata
         metadata[prefix[:-1]] = {"batch_size": self.batch_size, "device": self._device}
+        fresh = destination is None
+        if flatten:
+            self._write_flat(out, metadata, prefix, keep_vars, fresh)
+            return out
         for key, value in self._entries():
             name = prefix + key
             if isinstance(value, Tensor):
-                if name in out and flatten and destination is None:
-                    raise _collision(name)
                 out[name] = value if keep_vars else value.detach()
             elif value._is_non_tensor:
-                if flatten:
-                    metadata[name] = _non_tensor_metadata(value)
-                else:
-                    out[name] = OrderedDict()
-                    out[name]._metadata = OrderedDict({"": _non_tensor_metadata(value)})
-            elif flatten:
-                inner = value.state_dict(prefix=name + ".", keep_vars=keep_vars)
-                clash = (inner.keys() & out.keys()) | (inner._metadata.keys() & metadata.keys())
-                if clash:
-                    raise _collision(sorted(clash)[0])
-                out.update(inner)
-                metadata.update(inner._metadata)
+                out[name] = OrderedDict()
+                out[name]._metadata = OrderedDict({"": _non_tensor_metadata(value)})
             else:
                 out[name] = value.state_dict(keep_vars=keep_vars, flatten=False)
         return out
+
+    def _write_flat(self, out: Any, metadata: dict[str, Any], prefix: str, keep_vars: bool, fresh: bool) -> None:
+        for key, value in self._entries():
+            name = prefix + key
+            if fresh and (name in out or name in metadata):
+                raise _collision(name)
+            if isinstance(value, Tensor):
+                out[name] = value if keep_vars else value.detach()
+            elif value._is_non_tensor:
+                metadata[name] = _non_tensor_metadata(value)
+            else:
+                metadata[name] = {"batch_size": value.batch_size, "device": value._device}
+                value._write_flat(out, metadata, name + ".", keep_vars, fresh)
 
     def load_state_dict(
         self, state_dict: Any, strict: bool = True, assign: bool = False, from_flatten: bool | None = None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tensordict_lite.indexing import index_batch_size, normalise_index
 from tensordict_lite.keys import missing_key_error, require_path
-from tensordict_lite.views import entry_of
+from tensordict_lite.views import entry_of, leaf_items
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -98,15 +98,30 @@ class UpdateOps:
             if update_batch_size:
                 raise ValueError("update() takes either keys_to_update or update_batch_size=True, not both")
             input_dict_or_td = _restrict(input_dict_or_td, {require_path(key) for key in keys_to_update})
-        is_collection = hasattr(input_dict_or_td, "_entries")
-        if is_collection:
-            if input_dict_or_td._batch_size != self._batch_size:
-                self._reconcile_batch_size(input_dict_or_td, update_batch_size, inplace)
-            items = input_dict_or_td._entries()
-        else:
-            items = input_dict_or_td.items()
-        self._update_items(items, clone, inplace, non_blocking, is_leaf)
+        self._merge(input_dict_or_td, clone, inplace, non_blocking, is_leaf, update_batch_size)
         return self
+
+    def _merge(
+        self,
+        other: Any,
+        clone: bool,
+        inplace: bool,
+        non_blocking: bool,
+        is_leaf: IsLeaf | None,
+        update_batch_size: bool = False,
+    ) -> None:
+        """:meth:`update` from one mapping or collection, at one level."""
+        if self._lock is not None and not inplace:
+            raise self._locked_error()
+        if hasattr(other, "_entries"):
+            same = other._batch_size == self._batch_size
+            if not same:
+                self._reconcile_batch_size(other, update_batch_size, inplace)
+            source = other._source
+            items = source.items() if type(source) is dict else other._entries()
+            self._update_items(items, clone, inplace, non_blocking, is_leaf, same)
+        else:
+            self._update_items(other.items(), clone, inplace, non_blocking, is_leaf, False)
 
     def _update_items(
         self,
@@ -115,7 +130,9 @@ class UpdateOps:
         inplace: bool,
         non_blocking: bool,
         is_leaf: IsLeaf | None,
+        fitting: bool,
     ) -> None:
+        """Writes entries; ``fitting``: their tensors are known to have the batch size in front."""
         source = self._source
         # The plain case, new tensors by reference into a dict, is a dictionary write after one comparison of shapes.
         direct = type(source) is dict and not inplace and self._device is None and self._writes_directly
@@ -127,7 +144,7 @@ class UpdateOps:
                 if cls is Tensor:
                     if clone:
                         value = value.clone()
-                    if direct and (not dims or value.shape[:dims] == size):
+                    if direct and (fitting or not dims or value.shape[:dims] == size):
                         source[key] = value
                     else:
                         self.set(key, value, inplace, non_blocking=non_blocking)
@@ -144,17 +161,22 @@ class UpdateOps:
                     continue
                 key, cls = path[0], type(value)
                 current = entry_of(self, path)
-            if _is_level(value, cls, is_leaf) and current is not None and not isinstance(current, Tensor):
+            if current is not None and not isinstance(current, Tensor) and _is_level(value, cls, is_leaf):
                 if not current._is_non_tensor:
                     merged = _merge_lazy(current, value)
                     if merged is not None:
                         self.set(key, merged)
+                    elif current._merges_directly:
+                        current._merge(value, clone, inplace, non_blocking, is_leaf)
                     else:
                         current.update(value, clone, inplace, non_blocking=non_blocking, is_leaf=is_leaf)
                     continue
             if clone:
                 value = _cloned(value)
             self.set(key, value, inplace, non_blocking=non_blocking)
+
+    # Classes whose `update` does more than this family's (lazy stacks, field checks) are called by that name.
+    _merges_directly = False
 
     # Classes whose `set` does more than store (tensorclass field checks, say) switch the shortcut off.
     _writes_directly = True
@@ -217,8 +239,19 @@ class UpdateOps:
             items = source._entries() if hasattr(source, "_entries") else source.items()
             self._pair_leaves(items, (), into, values, non_blocking)
             if into:
-                torch._foreach_copy_(into, values, non_blocking=non_blocking)
+                try:
+                    torch._foreach_copy_(into, values, non_blocking=non_blocking)
+                except RuntimeError:
+                    self._name_misfit(into, values, non_blocking)
+                    raise
         return self
+
+    def _name_misfit(self, into: list[Tensor], values: list[Tensor], non_blocking: bool) -> None:
+        """After a fused copy has failed: one by one, so that the error names the entry."""
+        names = {id(leaf): key for key, leaf in leaf_items(self, (), [])}
+        for entry, value in zip(into, values):
+            path = names[id(entry)]
+            _copy_into(self, entry, value, (path,) if isinstance(path, str) else path, non_blocking)
 
     def _pair_leaves(
         self,
@@ -249,8 +282,8 @@ class UpdateOps:
             current = source.get(key)
             if current is None:
                 raise _not_in_destination(self, prefix, key)
-            if isinstance(current, Tensor):
-                if isinstance(value, Tensor) and value.shape == current.shape:
+            if type(current) is Tensor or isinstance(current, Tensor):
+                if type(value) is Tensor or isinstance(value, Tensor):
                     into.append(current)
                     values.append(value)
                 else:
