@@ -180,20 +180,25 @@ class RowWriter:
         self.plan = plan
         self.exact = exact
         self.aliased = aliased
+        self._flat: tuple[str, ...] = ()
 
     def rows(self, start: int, stop: int) -> Iterator[Data]:
-        """Views of the output rows of the chunks `start..stop`."""
+        """Views of the output rows of the chunks `start..stop`: collections, or tuples of tensors when it is flat."""
         plan = self.plan
         for first in range(start, stop, BLOCK):
             begin, end = plan.span(first, min(first + BLOCK, stop))
-            if plan.unbind:
+            if self._flat:
+                yield from zip(*(cut(self.out._source[key], plan.dim, begin, end, plan.size) for key in self._flat))
+            elif plan.unbind:
                 yield from narrow(self.out, plan.dim, begin, end).unbind(plan.dim)
             else:
                 yield from cut(self.out, plan.dim, begin, end, plan.size)
 
     def prepare(self) -> None:
         """Drop what slows slicing; called once by each worker."""
-        self.out = plain_tensors(self.out)
+        self.out = out = plain_tensors(self.out)
+        if is_dense(out) and not self.plan.unbind and all(type(leaf) is Tensor for leaf in out._source.values()):
+            self._flat = tuple(out._source)
 
     def write(self, rows: Data, result: Data) -> bool:
         """Copy `result` into `rows`.
@@ -204,19 +209,59 @@ class RowWriter:
         Raises:
             OutputMismatch: not `exact` and it does not fit; names the key, what was wanted and what came.
         """
+        if type(rows) is tuple:
+            return self._write_flat(rows, result)
         if self.exact:
             if not fits(rows, result):
                 return False
         elif isinstance(rows, Tensor) is not isinstance(result, Tensor) or not is_data(result):
-            raise OutputMismatch(
-                f"out is a {type(self.out).__name__} and the function returned a {type(result).__name__}: "
-                "both must be tensors, or both collections of tensors."
-            )
+            raise not_a_collection(self.out, result)
         if self.aliased:
             copy_moved(rows, result)
         else:
             copy_rows(rows, result, (), self.exact)
         return True
+
+    def _write_flat(self, rows: tuple[Tensor, ...], result: Data) -> bool:
+        """`write` for an output without nested entries: one pass that checks and copies.
+
+        What a refused result has overwritten does not matter: its rows are taken from the result itself.
+        """
+        exact, aliased, out = self.exact, self.aliased, self.out
+        if not is_dense(result):
+            if exact:
+                return False
+            if isinstance(result, Tensor) or not is_data(result):
+                raise not_a_collection(out, result)
+            result = {key: result.get(key, None) for key in self._flat}
+        elif exact and (
+            type(result) is not type(out)
+            or len(result._source) != len(rows)
+            or len(result._batch_size) != len(out._batch_size)
+        ):
+            return False
+        entries = result if type(result) is dict else result._source
+        for key, dst in zip(self._flat, rows):
+            src = entries.get(key)
+            if src is None:
+                if exact:
+                    return False
+                continue  # a result need not carry every key of out: the rows keep what they had
+            if not isinstance(src, Tensor) or src.dtype is not dst.dtype or src.shape != dst.shape:
+                if exact:
+                    return False
+                check_leaf(dst, src, (key,))
+            if not (aliased and same_memory(dst, src)):
+                dst.copy_(src.detach() if src.requires_grad else src)
+        return True
+
+
+def not_a_collection(out: Data, result: Data) -> OutputMismatch:
+    """The error for a tensor where a collection is wanted, or the other way round."""
+    return OutputMismatch(
+        f"out is a {type(out).__name__} and the function returned a {type(result).__name__}: "
+        "both must be tensors, or both collections of tensors."
+    )
 
 
 def fits(rows: Data, result: Data) -> bool:
