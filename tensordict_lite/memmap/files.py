@@ -63,12 +63,13 @@ def raw_bytes(tensor: Tensor) -> Any:
 
 def write_all(fd: int, data: Any, offset: int, path: str) -> None:
     """``pwrite`` of the whole buffer; a full disk is an OSError with needed and available bytes."""
+    done, total = 0, memoryview(data).nbytes
     try:
-        total = data.nbytes if hasattr(data, "nbytes") else len(data)
-        done = os.pwrite(fd, data, offset) if total < _SMALL else 0
-        if done == total:
-            return
-        view = memoryview(data).cast("B")
+        if total < _SMALL:
+            done = os.pwrite(fd, data, offset)
+            if done == total:
+                return
+        view = memoryview(data.reshape(-1).view("u1") if hasattr(data, "reshape") else data)
         while done < total:
             done += os.pwrite(fd, view[done : done + (1 << 30)], offset + done)
     except OSError as err:

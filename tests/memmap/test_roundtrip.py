@@ -168,6 +168,12 @@ def test_large_strided_tensors_are_written_in_blocks(tmp_path: Path, monkeypatch
         assert torch.equal(td.memmap(tmp_path / "d")["x"], tensor)
 
 
+@pytest.mark.parametrize("dtype", SHARED_DTYPES, ids=str)
+def test_large_tensors_of_every_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
+    td = TensorDict({"x": random_tensor(dtype, (300, 5001))}, [])
+    assert_same(td.memmap(tmp_path / "d"), td)
+
+
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_nested_tensors(tmp_path: Path, layout: torch.layout) -> None:
     parts = [torch.arange(6.0).view(2, 3), torch.ones(4, 3)]
