@@ -465,7 +465,11 @@ class LazyStackedTensorDict(LazyIndexOps, LazyShapeOps, LazyValueOps, TensorDict
         size = self._batch_size
         if self._lock is not None or self._device is not None or self._member_class is not None:
             return False
-        if item.is_nested or item.shape[: len(size)] != size or any(member._lock is not None for member in self._source):
+        if (
+            item.is_nested
+            or item.shape[: len(size)] != size
+            or any(member._lock is not None for member in self._source)
+        ):
             return False
         for member, piece in zip(self._source, item.unbind(self._stack_dim)):
             member._set_str(key, piece)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
+from tensordict_lite.errors import InplaceWriteError
 from tensordict_lite.indexing import index_batch_size
 from tensordict_lite.views import is_leaf_nontensor
 
@@ -185,7 +186,10 @@ class LazyIndexOps:
             return self._index_many(plan, index)
         if not plan.members.numel():
             return self._empty_like(index)
-        return self._index_each(plan)
+        out = self._index_each(plan)
+        if self._names is not None and isinstance(out, LazyIndexOps):
+            out._names = self._index_names(index, out.batch_dims)  # type: ignore[attr-defined]
+        return out
 
     def _index_many(self, plan: Plan, index: Any) -> Any:
         members = self._source
@@ -305,7 +309,12 @@ class LazyIndexOps:
     def _assign_member(self, member: int, rest: tuple[Any, ...], value: Any) -> None:
         members = self._source
         old = members[member]
-        new = old._assign_rows(_simple(rest), value)
+        try:
+            new = old._assign_rows(_simple(rest), value)
+        except RuntimeError as err:
+            if type(err) is not RuntimeError or not _is_trivial(rest):
+                raise
+            raise InplaceWriteError(f"member {member} of the stack cannot take the rows: {err}") from err
         if new is not old:  # non-tensor data that turned into another object
             members[member] = new
 

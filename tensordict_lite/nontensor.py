@@ -199,6 +199,10 @@ class NonTensorData(DenseCollection):
             return self if bool(condition) else other
         return self.maybe_to_stack().where(condition, other)
 
+    def pad(self, pad_size: Sequence[int], value: Any = None, **kwargs: Any) -> Any:
+        """More rows before and after, which hold ``None``: a stack, unless there are none."""
+        return self.maybe_to_stack().pad(pad_size) if any(pad_size) else self
+
     def maybe_to_stack(self) -> Any:
         """A :class:`NonTensorStack` with the object once an element; itself without batch dimensions."""
         return spread(self)
