@@ -188,7 +188,11 @@ class CastOps:
 
     def _cast(self, dtype: torch.dtype) -> Self:
         """Every tensor in ``dtype``; those that have it are shared."""
-        new = self._map_leaves(lambda leaf: leaf if leaf.dtype is dtype else leaf.to(dtype))
+        cast = _CASTS.get(dtype)
+        if cast is None:
+            new = self._map_leaves(lambda leaf: leaf.to(dtype))
+        else:
+            new = self._map_leaves(lambda leaf: leaf if leaf.dtype is dtype else cast(leaf))
         if self._lock is not None:
             new._propagate_lock(None)
         return self._writes_back(new)
@@ -394,6 +398,20 @@ class CastOps:
         """Whether every tensor has a floating-point dtype."""
         return all(leaf.is_floating_point() for leaf in self._leaves())
 
+
+# The shorthands of torch need no parsing of arguments: on small tensors that is half of the time of a cast.
+_CASTS: dict[torch.dtype, Callable[[Tensor], Tensor]] = {
+    torch.float32: Tensor.float,
+    torch.float64: Tensor.double,
+    torch.float16: Tensor.half,
+    torch.bfloat16: Tensor.bfloat16,
+    torch.int64: Tensor.long,
+    torch.int32: Tensor.int,
+    torch.int16: Tensor.short,
+    torch.int8: Tensor.char,
+    torch.uint8: Tensor.byte,
+    torch.bool: Tensor.bool,
+}
 
 _NOTHING = (None, None, False, None)
 

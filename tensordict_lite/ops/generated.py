@@ -167,13 +167,24 @@ def inplace(foreach: Callable[..., Any] | None, each: Callable[..., Any], leaves
     """Like ``fused``, but a call that changes tensors must not be tried twice: decide beforehand."""
     if not leaves:
         return
-    tracked = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
-    if tracked or torch._C._functorch.peek_interpreter_stack() is not None:
-        foreach = None
-    if foreach is not None:
+    if foreach is not None and not _tracked(leaves, *args) and _interpreter() is None:
         foreach(leaves, *args)
     else:
         fused(None, each, leaves, *args)
+
+
+_interpreter = torch._C._functorch.peek_interpreter_stack
+
+
+def _tracked(*columns: Any) -> bool:
+    """Whether autograd records an operation on these tensors: a fused call would record it for all of them."""
+    if torch.is_grad_enabled():
+        for column in columns:
+            if type(column) is list:
+                for operand in column:
+                    if isinstance(operand, Tensor) and operand.requires_grad:
+                        return True
+    return False
 
 
 def _predicate(name: str, meaning: str) -> Callable[..., Any]:
@@ -273,8 +284,11 @@ def _binary_inplace(name: str, has_alpha: bool) -> Callable[..., Any]:
     single = getattr(Tensor, f"{name}_", None) or _copying(_EACH[name])
 
     def compute(self: Any, other: Any) -> Any:
-        _, leaves, operand = resolve(self, other, None, True)
-        inplace(foreach, single, leaves, operand)
+        if type(other) is type(self) and other._batch_size == self._batch_size:
+            leaves, other = pair_leaves(self, other)
+        else:
+            _, leaves, other = resolve(self, other, None, True)
+        inplace(foreach, single, leaves, other)
         return self
 
     if has_alpha:

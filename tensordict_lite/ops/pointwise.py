@@ -66,7 +66,11 @@ class PointwiseOps(GeneratedOps):
                     f"clamp() takes two numbers, two tensors or two collections as bounds; "
                     f"got {type(min).__name__} and {type(max).__name__}"
                 )
-            new = self._with_leaves(iter(fused(None, torch.clamp, leaves, low, high)))
+            if isinstance(low, list):
+                clamped = fused(None, torch.clamp, leaves, low, high)
+            else:
+                clamped = [leaf.clamp(low, high) for leaf in leaves]
+            new = self._with_leaves(iter(clamped))
         if out is None:
             return new
         inplace(torch._foreach_copy_, Tensor.copy_, *pair_leaves(out, new))

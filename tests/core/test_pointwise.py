@@ -290,6 +290,9 @@ def test_gradients_flow_through_beside_an_integer_leaf() -> None:
     for new in (floats * 2, floats.clone(), floats.lerp(floats, 0.5), floats.norm()):
         assert new["x"].requires_grad and not new["y"].requires_grad
     assert (td.detach() + td)["x"].requires_grad
+    target = TensorDict({"x": torch.zeros(3), "y": torch.zeros(3), "i": torch.arange(3)}, [3])
+    target.add_(td.select("x", "y", "i") * 1)
+    assert target["x"].requires_grad and not target["y"].requires_grad
     (td * td)["x"].sum().backward()
     torch.testing.assert_close(x.grad, 2 * x.detach())
 
