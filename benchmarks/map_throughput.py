@@ -89,7 +89,7 @@ def add_ours(bench: Benchmark, work: Workload) -> None:
         run = _into_memmap(work, chunksize=256, mp_start_method=method)
         add(f"out=memmap, chunk 256, {method}", run, "floor, chunk 256", group="out")
     for method in (None, "spawn"):
-        run = _cold(_into_memmap(work, chunksize=256, mp_start_method=method))
+        run = _into_memmap(work, cold=True, chunksize=256, mp_start_method=method)
         add(
             f"out=memmap, chunk 256, cold {method or 'default'}",
             run,
@@ -102,6 +102,7 @@ def add_ours(bench: Benchmark, work: Workload) -> None:
 
     def in_place() -> float:
         data = work.open()
+        _warm_up(work)
         return work.back_to_back(lambda: data.map(invert_rows, num_workers=work.workers, chunksize=256))
 
     add("in place, chunk 256", in_place, "floor, in place, chunk 256", group="in place")
@@ -130,6 +131,7 @@ def add_tiny(bench: Benchmark, work: Workload, against: str) -> None:
         return TensorDict({"x": chunk["x"] + 1}, chunk.batch_size)
 
     def run() -> float:
+        _warm_up(work)
         start = time.perf_counter()
         result = data.map(plus_one, num_workers=work.workers, chunksize=1)
         seconds = time.perf_counter() - start
@@ -188,9 +190,16 @@ def default_chunk(work: Workload) -> int:
     return default_chunk_size(work.rows, ROW_BYTES)
 
 
-def _into_memmap(work: Workload, **options: Any) -> Callable[[], float]:
+def _warm_up(work: Workload, method: str | None = None) -> None:
+    """Have the workers wait, whatever case ran before."""
+    data = TensorDict({"image": torch.zeros(64, 3, 32, 32, dtype=torch.uint8)}, [64])
+    data.map(normalise_rows, num_workers=work.workers, chunksize=1, mp_start_method=method)
+
+
+def _into_memmap(work: Workload, *, cold: bool = False, **options: Any) -> Callable[[], float]:
     def run() -> float:
         data = work.open()
+        tdmap.close_pools() if cold else _warm_up(work, options.get("mp_start_method"))
         with work.fresh_folder() as folder:
             out = work.empty_row().expand(work.rows).memmap_like(folder / "td")
             start = time.perf_counter()
@@ -202,17 +211,10 @@ def _into_memmap(work: Workload, **options: Any) -> Callable[[], float]:
     return run
 
 
-def _cold(run: Callable[[], float]) -> Callable[[], float]:
-    def cold() -> float:
-        tdmap.close_pools()
-        return run()
-
-    return cold
-
-
 def _gather(work: Workload, chunk: int | None) -> Callable[[], float]:
     def run() -> float:
         data = work.open()
+        _warm_up(work)
         start = time.perf_counter()
         result = data.map(normalise_rows, num_workers=work.workers, chunksize=chunk)
         seconds = time.perf_counter() - start
