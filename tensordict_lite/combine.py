@@ -274,9 +274,11 @@ def pad_sequence(
         real = steps >= (longest - lengths[:, None]) if left else steps < lengths[:, None]
         shape = [len(column)] + [1] * axis + [longest]
         masks[key] = real.reshape(shape).expand(len(column), *column[0].shape[:axis], longest)
+    left = padding_side == "left"
     for key in first._key_list():
-        if key not in result.keys():  # non-tensor values have no length to pad
-            result._set_str(key, _stack_non_tensors([td._get_str(key) for td in list_of_tds], result._batch_size))
+        if key not in result.keys():  # non-tensor values: the rows that are added hold None
+            column = [td._get_str(key) for td in list_of_tds]
+            result._set_str(key, _stack_non_tensors(column, result._batch_size, left))
     if mask_key is not None:
         for key, value in masks.items():
             result.set((mask_key, *((key,) if isinstance(key, str) else key)), value)
@@ -292,8 +294,11 @@ def _padded_size(items: Sequence[Any], pad_dim: int) -> torch.Size:
     return torch.Size((len(items), *size))
 
 
-def _stack_non_tensors(column: Sequence[Any], size: torch.Size) -> Any:
-    rows = [value._rebuild(value._source, torch.Size(size[1:])) for value in column]
+def _stack_non_tensors(column: Sequence[Any], size: torch.Size, left: bool) -> Any:
+    rows = []
+    for value in column:
+        missing = [longest - n for longest, n in zip(size[1:], value._batch_size)]
+        rows.append(value.pad([n for m in missing for n in ((m, 0) if left else (0, m))]))
     return _stack_class(rows)._stack_entries(rows, 0)
 
 
