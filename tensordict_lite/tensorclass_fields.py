@@ -161,7 +161,7 @@ def init_var_names(cls: type) -> dict[str, Any]:
 
 def convert_default(owner: Any, spec: FieldSpec, value: Any) -> Any:
     """A plain Python value as an entry of ``owner``: tensor, collection or non-tensor wrapper."""
-    if isinstance(value, (bool, int, float, np.ndarray, np.generic)):
+    if isinstance(value, (bool, int, float, np.ndarray)):
         if spec.scalar is not None and owner._batch_size and _fits_scalar(value, spec.scalar):
             return owner._wrap(value)
         return owner._convert_plain(value)
