@@ -589,6 +589,7 @@ class DenseCollection(TensorCollection):
             "device": self._device,
             "names": self._names,
             "locked": self._lock is not None,
+            "memmap": getattr(self, "_memmap_path", None),
             "extra": self.__dict__ if hasattr(self, "__dict__") else None,
         }
 
@@ -605,6 +606,9 @@ class DenseCollection(TensorCollection):
             self.__dict__.update(state["extra"])
         if state["locked"]:
             self._propagate_lock(None)
+        path = state.get("memmap")
+        if path is not None and not any(type(value) is Tensor for value in self._source.values()):
+            self._memmap_path = path  # a deep copy has ordinary tensors, and is not mapped
 
 
 def _blank(cls: type[DenseCollection]) -> DenseCollection:
