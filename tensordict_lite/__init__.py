@@ -20,9 +20,10 @@ from tensordict_lite.builders import (
     make_tensordict,
 )
 from tensordict_lite.combine import cat, pad, pad_sequence, stack, unpad_sequence
+from tensordict_lite.errors import DatasetError
 from tensordict_lite.keys import NestedKey, unravel_key, unravel_key_list, unravel_key_to_tuple
 from tensordict_lite.lazystack import LazyStackedTensorDict, lazy_stack, maybe_dense_stack
-from tensordict_lite.memmap import MemoryMappedTensor
+from tensordict_lite.memmap import DatasetWriter, MemoryMappedTensor, TensorDictFuture
 from tensordict_lite.memmap.api import load, load_memmap, save
 from tensordict_lite.nn import TensorDictParams
 from tensordict_lite.nontensor import NonTensorData, is_non_tensor
@@ -62,6 +63,8 @@ _add_safe_globals(
 )
 
 __all__ = [
+    "DatasetError",
+    "DatasetWriter",
     "LazyStackedTensorDict",
     "MemoryMappedTensor",
     "NestedKey",
@@ -72,6 +75,7 @@ __all__ = [
     "TensorCollection",
     "TensorDict",
     "TensorDictBase",
+    "TensorDictFuture",
     "TensorDictParams",
     "assert_allclose_td",
     "assert_close",

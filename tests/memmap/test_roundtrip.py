@@ -436,3 +436,18 @@ def test_sync_waits_for_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert max(synced.index(name) for name in data) < min(synced.index(name) for name in metas)
     assert metas[-1] == str(tmp_path / "d" / "meta.json")
     assert str(tmp_path / "d") in synced and str(tmp_path) in synced
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("non_blocking", [False, True])
+def test_load_to_a_cuda_device(tmp_path: Path, non_blocking: bool) -> None:
+    td = sample()
+    td.memmap(tmp_path)
+    out = TensorDict.load_memmap(tmp_path, device="cuda", non_blocking=non_blocking)
+    torch.cuda.synchronize()
+    assert out.device.type == "cuda" and out["b", "c"].device.type == "cuda"
+    assert_same(out.cpu(), td)
+    target = TensorDict({"a": torch.zeros(3, dtype=torch.int64)}, [3], device="cuda")
+    TensorDict.load_memmap(tmp_path, out=target)
+    assert target["a"].tolist() == [0, 1, 2] and target["a"].device.type == "cuda"
+    assert_same(TensorDict.load_memmap(tmp_path).to("cuda").memmap(tmp_path / "again"), td)
