@@ -37,25 +37,17 @@ def ensure_registered() -> None:
     global _done
     if _done:
         return
-    from contextlib import suppress
-
     from tensordict_lite.dense import DenseCollection
+    from tensordict_lite.lazystack import LazyStackedTensorDict
     from tensordict_lite.nontensor import NonTensorData
+    from tensordict_lite.nontensor_stack import NonTensorStack
+    from tensordict_lite.tensorclass import TensorClass
 
     register_planner(DenseCollection, plan_dense)
     register_planner(NonTensorData, plan_nontensor)
-    with suppress(ImportError):
-        from tensordict_lite.lazystack import LazyStackedTensorDict
-
-        register_planner(LazyStackedTensorDict, plan_lazy_stack)
-    with suppress(ImportError):
-        from tensordict_lite.nontensor_stack import NonTensorStack
-
-        register_planner(NonTensorStack, plan_nontensor_stack)
-    with suppress(ImportError):
-        from tensordict_lite.tensorclass import TensorClass
-
-        register_planner(TensorClass, plan_tensorclass)
+    register_planner(NonTensorStack, plan_nontensor_stack)
+    register_planner(LazyStackedTensorDict, plan_lazy_stack)
+    register_planner(TensorClass, plan_tensorclass)
     register_reader("nontensor", read_nontensor)
     register_reader("nontensorstack", read_nontensor_stack)
     register_reader("lazystack", read_lazy_stack)
@@ -178,8 +170,13 @@ def plan_lazy_stack(plan: Plan, node: Any, path: str, where: Where) -> str:
     from tensordict_lite.tensorclass import TensorClass
 
     members = node._source
-    kind = type(members[0]) if members else None
-    if kind is not None and issubclass(kind, TensorClass) and all(type(member) is kind for member in members):
+    kind = type(members[0]) if members else object
+    # (a stack of instances counts as an instance too, but its entries are a list)
+    if (
+        issubclass(kind, TensorClass)
+        and type(members[0]._source) is dict
+        and all(type(member) is kind for member in members)
+    ):
         plan.folder(node, path, where, {"_type": f"<class '{_class_name(kind)}'>"})
         inner = f"{path}/_tensordict" if path else "_tensordict"
         _plan_members(plan, node, inner, where, plan_dense)

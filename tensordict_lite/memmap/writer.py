@@ -58,7 +58,7 @@ class DatasetWriter:
         >>> folder = tempfile.TemporaryDirectory()
         >>> with DatasetWriter(folder.name, TensorDict({"x": torch.zeros(2), "y": torch.tensor(0)})) as writer:
         ...     for i in range(3):
-        ...         writer.append(TensorDict({"x": torch.ones(2) * i, "y": torch.tensor(i)}))
+        ...         _ = writer.append(TensorDict({"x": torch.ones(2) * i, "y": torch.tensor(i)}))
         ...     rows = writer.flush()
         ...     _ = writer.append(TensorDict({"x": torch.ones(5, 2), "y": torch.arange(5)}, [5]))
         >>> rows, TensorDict.load_memmap(folder.name)["y"].tolist()

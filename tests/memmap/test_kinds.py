@@ -146,6 +146,17 @@ def test_lazy_stack_of_tensorclasses_crosses_over(tmp_path: Path) -> None:
         assert [type(m) for m in ours.unbind(0)] == [Record] * 3 and ours[1].note == "n1"
 
 
+def test_stacks_of_stacks_of_tensorclasses(tmp_path: Path) -> None:
+    inner = [
+        lazy_stack([Record(torch.full((i + 1,), i), f"n{i}{j}", batch_size=[]) for i in range(2)]) for j in range(3)
+    ]
+    stack = lazy_stack(inner)
+    stack.memmap(tmp_path)
+    out = TensorDict.load_memmap(tmp_path)
+    assert type(out) is type(stack) and out.batch_size == (3, 2)
+    assert type(out[2][1]) is Record and out[2][1].note == "n12" and out[2][1].image.tolist() == [1, 1]
+
+
 OBJECTS = ["text", 3, 2.5, True, None, [1, [2, None]], {"k": {"x": [1]}}, "", "ünï\ud800", float("inf")]
 
 
