@@ -316,7 +316,7 @@ class DenseCollection(TensorCollection):
                         self._assign_entry(index, key, entry, value)
                 return
             size = index_batch_size(self._batch_size, index)
-            value = self._plain_class()(value, batch_size=size, device=self._device)
+            value = self._plain_class()(self._assign_mappings(index, value), batch_size=size, device=self._device)
         size = index_batch_size(self._batch_size, index)
         if value._batch_size[: len(size)] != size:
             raise RuntimeError(
@@ -340,6 +340,18 @@ class DenseCollection(TensorCollection):
         replaced = entry._assign_rows(index, item)
         if replaced is not entry:  # non-tensor data that turned into a stack
             self._source[key] = replaced
+
+    def _assign_mappings(self, index: Any, value: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Writes nested mappings into the collections that are there; what is left has none yet, or is no mapping."""
+        rest = {}
+        for key, item in value.items():
+            entry = self._source.get(key) if type(key) is str else None
+            nested = isinstance(item, Mapping) and not isinstance(item, TensorCollection)
+            if nested and isinstance(entry, TensorCollection) and not entry._is_non_tensor:
+                entry._set_index(index, item)
+            else:
+                rest[key] = item
+        return rest
 
     def _assign_rows(self, index: Any, item: Any) -> TensorCollection:
         """``self[index] = item``; the collection to keep, since non-tensor values may change class."""

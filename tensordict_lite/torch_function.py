@@ -102,6 +102,27 @@ def _where(condition: Tensor, input: Any, other: Any, *, out: Any = None) -> Any
     return other.where(~condition, input, out=out)
 
 
+@implements(torch.autograd.grad)
+def _grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Gradients of the leaves of ``outputs`` with respect to those of ``inputs``, in the form of ``inputs``."""
+    wanted = _as_tuple(inputs)
+    weights = None if grad_outputs is None else _flat_leaves(grad_outputs)
+    grads = iter(torch.autograd.grad(_flat_leaves(outputs), _flat_leaves(inputs), weights, *args, **kwargs))
+    out = tuple(one._with_leaves(grads) if isinstance(one, TensorCollection) else next(grads) for one in wanted)
+    return out[0] if len(out) == 1 else out
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def _flat_leaves(value: Any) -> list[Any]:
+    out: list[Any] = []
+    for one in _as_tuple(value):
+        out.extend(one._leaves() if isinstance(one, TensorCollection) else [one])
+    return out
+
+
 def _like(name: str) -> None:
     function = getattr(torch, name)
 

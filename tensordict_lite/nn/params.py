@@ -124,6 +124,13 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
     def copy(self) -> Any:
         return self.clone(False)
 
+    def __copy__(self) -> Any:
+        return self.clone(False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        out = memo[id(self)] = self.clone()
+        return out
+
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """As :meth:`TensorDict.to`; the result is a module too."""
         moved = TensorDict._trusted(self._source, self._batch_size, self._device, self._names)

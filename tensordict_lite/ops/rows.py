@@ -270,8 +270,8 @@ class RowOps:
         new = torch.Size([n + sum(pairs[d]) if d < len(pairs) else n for d, n in enumerate(size)])
 
         def grow(entry: Any) -> Any:
-            if not isinstance(entry, Tensor):
-                return entry.pad(pad_size, value)
+            if not isinstance(entry, Tensor):  # rows of non-tensor values are padded with None
+                return entry.pad(pad_size) if entry._is_non_tensor else entry.pad(pad_size, value)
             # torch counts from the last dimension: none for the feature dimensions, then ours in reverse.
             spec = [0, 0] * (entry.ndim - len(pairs))
             for before, after in reversed(pairs):

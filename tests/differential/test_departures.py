@@ -12,8 +12,6 @@ from tests.differential.harness import Case, Outcome, difference, evaluate
 from tests.differential.harness.namespace import PROJECT, REFERENCE
 
 DEPARTURES = [
-    ('"n" in td.keys(True, True)', "False", "a nested TensorDict is no leaf, so leaves_only leaves it out"),
-    ('("p", "q") in deep.keys(True, True)', "False", "a nested TensorDict is no leaf, so leaves_only leaves it out"),
     ('td.to(td.select("a").double())', "td.to(torch.float64)", "the dtype of the other tree is documented to count"),
     ('td.to(TD({}, [], device="cpu"))', 'td.to("cpu")', "the device of the other tree is documented to count"),
     (
