@@ -8,7 +8,7 @@ is the arithmetic of one dimension, the stack dimension, plus the same operation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +20,6 @@ from tensordict_lite.indexing import normalise_index
 from tensordict_lite.keys import missing_key_error, path_of, require_path
 from tensordict_lite.lazystack_index import LazyIndexOps
 from tensordict_lite.lazystack_members import (
-    is_ragged,
     member_device,
     member_names,
     member_size,
@@ -29,6 +28,7 @@ from tensordict_lite.lazystack_members import (
 )
 from tensordict_lite.lazystack_shape import LazyShapeOps
 from tensordict_lite.lazystack_values import LazyValueOps
+from tensordict_lite.lazystack_write import LazyWriteOps
 from tensordict_lite.settings import settings
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ __all__ = ["LazyStackedTensorDict"]
 _new_object = object.__new__
 
 
-class LazyStackedTensorDict(LazyIndexOps, LazyShapeOps, LazyValueOps, TensorDictBase):
+class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueOps, TensorDictBase):
     """Members stacked along a new dimension, kept apart until an entry is read.
 
     Args:
@@ -116,8 +116,11 @@ class LazyStackedTensorDict(LazyIndexOps, LazyShapeOps, LazyValueOps, TensorDict
         new._lock = None
         return new
 
-    def _rebuild(self, source: Any, batch_size: torch.Size, names: list[str | None] | None = None) -> Self:
-        new = super()._rebuild(source, batch_size, names)
+    def _rebuild(self, source: Any, batch_size: torch.Size, names: list[str | None] | None = None) -> Any:
+        """The same kind of stack around other members; a dense collection around entries by key."""
+        if type(source) is dict:
+            return self._plain_class()._trusted(source, batch_size, self._device, names)
+        new = TensorCollection._rebuild(self, source, batch_size, names)
         new._stack_dim = self._stack_dim
         return new
 
@@ -412,185 +415,12 @@ class LazyStackedTensorDict(LazyIndexOps, LazyShapeOps, LazyValueOps, TensorDict
 
     def __contains__(self, key: Any) -> bool:
         if isinstance(key, tuple) and not path_of(key):
-            return super().__contains__(key)
+            return TensorCollection.__contains__(self, key)
         return bool(self._source) and all(key in member for member in self._source)
 
     _get_path = _get_path_slowly = DenseCollection._get_path_slowly
     _index_names = DenseCollection._index_names
     get_at = DenseCollection.get_at
-
-    # -- writing ------------------------------------------------------------------------------------------
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        cls = type(index)
-        if cls is str:
-            self.set(index, value)
-            return
-        if cls is tuple:
-            path = path_of(index)
-            if path:
-                self.set(path, value)
-                return
-        self._set_index(normalise_index(index, len(self._batch_size)), value)
-
-    def set(self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: Any) -> Self:
-        """Writes an entry into every member, cut along the stack dimension.
-
-        Args:
-            key: string or (nested) tuple; missing levels are created.
-            item: value of the batch size of the stack, or anything that converts to one. For entries whose shape
-                differs from member to member, a list with a tensor a member, or a nested tensor.
-            inplace: overwrite the tensors that are there.
-            non_blocking: for copies to :attr:`device`.
-
-        Raises:
-            RuntimeError: the shape does not fit, or the stack is locked and ``inplace`` is false.
-
-        Returns:
-            self
-        """
-        if type(item) is Tensor and type(key) is str and not inplace and not kwargs and self._set_directly(key, item):
-            return self
-        path = (key,) if type(key) is str else require_path(key)
-        if self._lock is not None and not (inplace and path in self):
-            raise self._locked_error()
-        for member, piece in zip(self._source, self._fitting_pieces(item, path, non_blocking)):
-            member.set(path, piece, inplace, non_blocking=non_blocking, **kwargs)
-        return self
-
-    _member_class: Any = None  # the tensorclass of the members, in the stacks of one
-
-    def _set_directly(self, key: str, item: Tensor) -> bool:
-        """Writes a tensor that needs no conversion; False where something has to be looked at."""
-        size = self._batch_size
-        if self._lock is not None or self._device is not None or self._member_class is not None:
-            return False
-        if (
-            item.is_nested
-            or item.shape[: len(size)] != size
-            or any(member._lock is not None for member in self._source)
-        ):
-            return False
-        for member, piece in zip(self._source, item.unbind(self._stack_dim)):
-            member._set_str(key, piece)
-        return True
-
-    def _fitting_pieces(self, item: Any, path: tuple[str, ...], non_blocking: bool = False) -> Sequence[Any]:
-        count = len(self._source)
-        if isinstance(item, (list, tuple)) and len(item) == count and is_ragged(item):
-            return item
-        if isinstance(item, Tensor) and item.is_nested and item.size(0) == count:
-            return item.unbind(0)
-        if -1 in self._batch_size:
-            dim = self._stack_dim
-            if isinstance(item, LazyStackedTensorDict) and item._stack_dim == dim and len(item._source) == count:
-                return item._source
-            if isinstance(item, (Tensor, list, Mapping, TensorCollection)):
-                raise RuntimeError(
-                    f"the members of this stack have different batch sizes (it has {list(self._batch_size)}): write "
-                    f"the entry {'.'.join(path)!r} as a list with a value a member, or member by member"
-                )
-            return [item] * count
-        return self._pieces(self._fit(item, ".".join(path), non_blocking))
-
-    def set_(self, key: Any, item: Any, *, non_blocking: bool = False) -> Self:
-        """Copies a value into an entry that every member has, locked or not.
-
-        Raises:
-            KeyError: a member has no such entry.
-            RuntimeError: the shape does not fit.
-        """
-        path = (key,) if type(key) is str else require_path(key)
-        if path not in self:
-            raise KeyError(
-                f"in-place writes need the key in every member of a lazy stack: {'.'.join(path)!r} is not in all of "
-                f"them, the common ones are {self._key_list()}"
-            )
-        for member, piece in zip(self._source, self._fitting_pieces(item, path, non_blocking)):
-            member.set_(path, piece, non_blocking=non_blocking)
-        return self
-
-    def _write_in_place(self, key: str, item: Any, non_blocking: bool = False) -> None:
-        self.set_(key, item, non_blocking=non_blocking)
-
-    def set_at_(self, key: Any, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
-        """``td.get(key)[index] = value`` in place.
-
-        Raises:
-            KeyError: a member has no such entry.
-        """
-        path = require_path(key)
-        if path not in self:
-            raise missing_key_error(path, self._key_list(), type(self).__name__)
-        index = normalise_index(index, len(self._batch_size))
-        if all(isinstance(member._get_path(path), Tensor) for member in self._source):
-            self.select(path)._set_index(index, value)  # shares the tensors of the members
-            return self
-        entry = self._get_path(path)
-        written = entry._assign_rows(index, value)
-        if entry._is_non_tensor:
-            self.set_(path, written)
-        return self
-
-    def del_(self, key: Any) -> Self:
-        """Removes an entry from every member that has it.
-
-        Raises:
-            KeyError: no member has such an entry.
-            RuntimeError: the stack is locked.
-        """
-        if self._lock is not None:
-            raise self._locked_error()
-        path = (key,) if type(key) is str else require_path(key)
-        owners = [member for member in self._source if path in member]
-        if not owners:
-            raise missing_key_error(path, self._key_list(), type(self).__name__)
-        for member in owners:
-            member.del_(path)
-        return self
-
-    def __delitem__(self, key: Any) -> None:
-        self.del_(key)
-
-    def _parent_for(self, path: tuple[str, ...], *args: Any) -> Any:
-        for member in self._source:
-            member._parent_for(path, *args)
-        return self._get_path_slowly(path[:-1])
-
-    def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
-        self.update_(item)
-        return self
-
-    def _assign_rows(self, index: Any, item: Any) -> TensorCollection:
-        self._set_index(index, item)
-        return self
-
-    def _empty_rows(self, lead: torch.Size, index_dims: int, device: torch.device | None) -> Any:
-        """Zero rows for lazy preallocation: the stack dimension stays one where it is not indexed away."""
-        dim = self._stack_dim
-        if dim < index_dims:  # which member a row comes from is not known for rows not yet written
-            first = self._source[0] if self._source else self._plain_class()._trusted({}, self._member_batch_size())
-            return first._empty_rows(lead, index_dims - 1, device)
-        at = dim - index_dims
-        rest = self._member_batch_size()[index_dims:]
-        members = [member._empty_rows(lead, index_dims, device) for member in self._source]
-        new = type(self)._of(members, len(lead) + at, torch.Size((*lead, *rest)), device)
-        return new
-
-    def _as_parent(self) -> TensorCollection:
-        return self
-
-    def _as_value(self) -> Any:
-        return self
-
-    _misfit = DenseCollection._misfit
-    _fit = DenseCollection._fit
-    _fit_into = DenseCollection._fit_into
-    _convert = DenseCollection._convert
-    _convert_sequence = DenseCollection._convert_sequence
-    _wrap = DenseCollection._wrap
-    _plain_class = staticmethod(DenseCollection._plain_class)
-    _new_child = DenseCollection._new_child
 
     # -- batch size, names, lock --------------------------------------------------------------------------
 

@@ -556,7 +556,10 @@ class LazyValueOps:
 
 def _through_dense(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._densified(), name)(*args, **kwargs)
+        dense = self._densified()
+        if isinstance(dense, LazyValueOps):
+            raise RuntimeError(f"{name}() needs tensors: a {type(self).__name__} holds none")
+        return getattr(dense, name)(*args, **kwargs)
 
     method.__name__ = name
     method.__qualname__ = f"LazyValueOps.{name}"

@@ -164,6 +164,10 @@ class NonTensorStack(LazyStackedTensorDict):
     def _densified(self) -> Any:
         return self
 
+    def softmax(self, dim: int, dtype: torch.dtype | None = None) -> Any:
+        """Itself, copied: there is no tensor."""
+        return self.copy()
+
     def _dense_or_none(self) -> Any:
         return None
 
