@@ -149,5 +149,6 @@ def _check_ragged(batch: list[Any], pad: Mapping[Any, float], nested: Sequence[A
     if pad and batch[0].batch_size:
         raise ValueError(
             "collate(pad_keys=...) pads the first dimension of the entries, which is a batch dimension of these "
-            f"samples (batch size {list(batch[0].batch_size)}): give the samples an empty batch size, or use pad_sequence()"
+            f"samples (batch size {list(batch[0].batch_size)}): give the samples an empty batch size, or use "
+            "pad_sequence()"
         )

@@ -75,9 +75,7 @@ def _unflatten(values: Any, spec: NodeSpec) -> Any:
     if shapes and all(isinstance(shape, torch.Size) for shape in shapes):
         size = _batch_size_of(shapes, spec)
         if names is not None and len(size) != len(names):
-            # A dimension went (its name with it) or came in front, as vmap does by default.
-            gone = len(names) - len(size)
-            names = names[gone:] if gone > 0 else (*[None] * -gone, *names)
+            names = _names_of(size, spec)
     entries = dict(zip(spec.keys, values))
     template = spec.template
     if not template._source:
@@ -86,6 +84,24 @@ def _unflatten(values: Any, spec: NodeSpec) -> Any:
     for key, value in template._source.items():
         out[key] = _resized(value, size)
     return template._rebuild({**entries, **out}, size, None if names is None else list(names))
+
+
+def _names_of(size: torch.Size, spec: NodeSpec) -> tuple[str | None, ...]:
+    """Names after a dimension has gone (its name with it) or come (unnamed), found by the sizes.
+
+    Where sizes repeat, the first place that explains them counts: vmap maps dimension 0 unless it is told otherwise.
+    """
+    old, names = spec.batch_size, spec.names
+    if len(size) == len(old) - 1:
+        for at in range(len(old)):
+            if (*old[:at], *old[at + 1 :]) == tuple(size):
+                return (*names[:at], *names[at + 1 :])
+    elif len(size) == len(old) + 1:
+        for at in range(len(size)):
+            if (*size[:at], *size[at + 1 :]) == tuple(old):
+                return (*names[:at], None, *names[at:])
+    gone = len(old) - len(size)
+    return names[gone:] if gone > 0 else (*[None] * -gone, *names)
 
 
 def _resized(value: Any, size: torch.Size) -> Any:

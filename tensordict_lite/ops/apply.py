@@ -227,7 +227,8 @@ class ApplyOps:
         if out is not None:
             if call.batch_size is not None and call.batch_size != out.batch_size:
                 raise RuntimeError(
-                    f"batch_size={list(call.batch_size)} must be equal to the batch size of `out`, {list(out.batch_size)}"
+                    f"batch_size={list(call.batch_size)} must be equal to the batch size of `out`, "
+                    f"{list(out.batch_size)}"
                 )
             self._apply_into(call, list(others), (), out)
             return out

@@ -123,7 +123,9 @@ class JoinOps:
                 shape = value.batch_size
             elif value._is_non_tensor or value.is_empty():
                 followers.append(value)  # fits any batch size: it follows
-                continue
+                shape = value.batch_size
+                if not shape:
+                    continue
             else:
                 if not (keep_compliant_size and batch_dims is not None and value.batch_dims >= batch_dims):
                     value.auto_batch_size_(batch_dims, keep_compliant_size)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from tensordict_lite.errors import KeyThroughLeafError
 from tensordict_lite.keys import missing_key_error, path_of, require_path
 from tensordict_lite.ops.join import JoinOps
 from tensordict_lite.ops.keyed import KeyedOps
@@ -131,9 +132,10 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
     ) -> Any:
         """Raw entries, in the order of :meth:`items` and under the same options."""
         if not (include_nested or leaves_only or sort):
-            source = self._source
-            if type(source) is dict:
-                return source.values()
+            try:
+                return self._source.values()
+            except AttributeError:  # a lazy stack: its members are a list
+                pass
         return [value for _, value in self.items(include_nested, leaves_only, is_leaf, sort=sort)]
 
     @property
@@ -199,7 +201,7 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
         return value
 
     def _raise_missing(self, path: tuple[str, ...]) -> None:
-        """KeyError for a path that leads nowhere, a ValueError as well when a tensor is in its way."""
+        """KeyError for a path that leads nowhere, a ValueError when a tensor is in its way."""
         node: Any = self
         for depth, key in enumerate(path):
             if isinstance(node, Tensor) or node._is_non_tensor:
@@ -230,8 +232,16 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
         return keys[-1], value
 
     def entry_class(self, key: Any) -> type:
-        """Type of an entry, ``NoneType`` when there is none."""
-        return type(entry_of(self, require_path(key)))
+        """Type of an entry, ``NoneType`` when there is none.
+
+        Raises:
+            ValueError: the path runs through a tensor.
+        """
+        path = require_path(key)
+        for depth in range(1, len(path)):
+            if isinstance(entry_of(self, path[:depth]), Tensor):
+                self._raise_missing(path)
+        return type(entry_of(self, path))
 
     def get_item_shape(self, key: Any) -> Any:
         """Shape of an entry.
@@ -358,10 +368,3 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
             tensor(1)
         """
         return cls._plain_class()(dict.fromkeys(keys, value), batch_size=())
-
-
-class KeyThroughLeafError(KeyError, ValueError):
-    """A nested key goes on below a tensor or non-tensor data."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])

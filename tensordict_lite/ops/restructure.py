@@ -135,8 +135,8 @@ class RestructureOps:
                     continue
                 if value._batch_size[: len(size)] != size:
                     raise RuntimeError(
-                        f"empty(recurse=True) cannot give the batch size {list(size)} to the entry {key!r}: its batch size "
-                        f"{list(value._batch_size)} does not start with it"
+                        f"empty(recurse=True) cannot give the batch size {list(size)} to the entry {key!r}: its batch "
+                        f"size {list(value._batch_size)} does not start with it"
                     )
                 device_kwarg = {} if device is _KEEP else {"device": device}
                 new._set_str(key, value.copy() if value._is_non_tensor else value.empty(True, **device_kwarg))
@@ -209,8 +209,8 @@ def _open_level(root: Any, parts: list[str], levels: dict[str, Any], separator: 
                 child = node._new_child()
             elif isinstance(child, Tensor) or child._is_non_tensor:
                 raise KeyError(
-                    f"unflatten_keys() makes an entry below {tuple(parts)}, but {tuple(parts[: depth + 1])} is an entry "
-                    "without levels"
+                    f"unflatten_keys() makes an entry below {tuple(parts)}, but {tuple(parts[: depth + 1])} is an "
+                    "entry without levels"
                 )
             else:
                 child = child.copy()
