@@ -28,7 +28,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -123,6 +123,16 @@ def start_worker(method: str, control: str, threads: int, idle_seconds: float) -
     return process, ours
 
 
+@contextlib.contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Hold Ctrl-C back while a process starts; it inherits the mask, and lifts it once it ignores the signal."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 # -- fork --------------------------------------------------------------------------------------------
 
 
@@ -158,10 +168,12 @@ def _fork(connection: Connection, control: str, threads: int, idle_seconds: floa
         with contextlib.suppress(Exception):
             stream.flush()
     in_main_thread = threading.current_thread() is threading.main_thread()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _no_interrupts():
         # Python 3.12 counts torch's own idle threads too; whether forking is safe was decided before.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
     if pid:
         return ForkedProcess(pid)
     try:
@@ -198,6 +210,8 @@ def _let_go_of_pipes(keep: int) -> None:
 # -- spawn -------------------------------------------------------------------------------------------
 
 _BOOT = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); "
     "import sys, json; a = json.loads(sys.argv[1]); sys.path[:] = a['path']; "
     "from tdmap.runtime.launch import {entry}; {entry}(a)"
 )
@@ -207,12 +221,13 @@ def _popen(entry: str, fds: tuple[int, ...], arguments: dict[str, Any]) -> subpr
     arguments = {**arguments, "path": [entry or os.getcwd() for entry in sys.path], "parent": os.getpid()}
     env = {**os.environ, "OMP_NUM_THREADS": str(arguments.get("threads", 1))}
     try:
-        return subprocess.Popen(
-            [sys.executable, "-c", _BOOT.format(entry=entry), json.dumps(arguments)],
-            pass_fds=fds,
-            stdin=subprocess.DEVNULL,
-            env=env,
-        )
+        with _no_interrupts():
+            return subprocess.Popen(
+                [sys.executable, "-c", _BOOT.format(entry=entry), json.dumps(arguments)],
+                pass_fds=fds,
+                stdin=subprocess.DEVNULL,
+                env=env,
+            )
     except OSError as error:
         raise WorkerStartError(f"cannot start {sys.executable} as a worker: {error}") from error
 

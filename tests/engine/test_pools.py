@@ -44,7 +44,7 @@ def test_a_second_call_uses_the_same_workers_and_starts_in_milliseconds(method):
         again = set(tdmap.map(x, pid_of, **options).tolist())
         times.append(time.perf_counter() - began)
         assert len(first | again) <= 2
-    assert min(times) < 0.02
+    assert min(times) < 0.05  # 5 ms on a quiet machine; workers that had to start would take far longer
 
 
 def test_a_pool_of_ones_own():
