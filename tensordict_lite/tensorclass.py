@@ -432,9 +432,16 @@ def _rebase(cls: Any, flags: dict[str, bool], kw_only: bool, cast_filter: Any) -
     for value in namespace.values():
         for function in _functions_of(value):
             for cell in getattr(function, "__closure__", None) or ():
-                if cell.cell_contents is cls:
+                if _holds(cell, cls):
                     cell.cell_contents = new
     return new
+
+
+def _holds(cell: types.CellType, cls: Any) -> bool:
+    try:
+        return cell.cell_contents is cls
+    except ValueError:  # not filled yet
+        return False
 
 
 def _functions_of(value: Any) -> list[Any]:

@@ -67,6 +67,7 @@ def build(
 ) -> None:
     """Gives a class its fields: dataclass metadata, specifications, constructor, properties."""
     name = cls.__qualname__
+    copied = "_field_specs" in cls.__dict__ and _KNOWN.get(_public_name(cls)) is not cls
     base_flags = next((base._flags for base in cls.__mro__[1:] if "_flags" in base.__dict__), Flags())
     cls._flags = options = base_flags.updated(flags, name)
     own = inspect.get_annotations(cls)
@@ -96,7 +97,10 @@ def build(
         _install_cast_filter(cls, cast_filter)
     _install_rebuild(cls, options)
     _finish(cls, options)
-    _KNOWN[_public_name(cls)] = cls
+    if copied:  # unpickled by value: a namesake of a class that this program may have defined itself
+        _KNOWN.setdefault(_public_name(cls), cls)
+    else:
+        _KNOWN[_public_name(cls)] = cls
 
 
 def _restore_defaults(cls: Any, own: Mapping[str, Any]) -> None:
