@@ -57,6 +57,22 @@ class ChunkTimeout(TdmapError, TimeoutError):
         self.rows = rows
 
 
+class ResumeMismatch(TdmapError, ValueError):
+    """A folder holds another run than the one that was asked for.
+
+    Attributes:
+        changes: what differs, one sentence each.
+    """
+
+    def __init__(self, message: str, changes: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.changes = changes
+
+
+class AlreadyComplete(UserWarning):
+    """A resumable run had come to its end before: nothing was done."""
+
+
 class WorkerStartError(TdmapError, RuntimeError):
     """A worker process could not be started, or died before it could take work."""
 

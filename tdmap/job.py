@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tdmap._data import Data
 from tdmap.plan import ChunkPlan
+from tdmap.runtime.ledger import Ledger
 
 _numbers = itertools.count(1)
 
@@ -48,6 +49,8 @@ class Job:
     plan: ChunkPlan
     fn: Callable[[Any], Any]
     policy: Policy = field(default_factory=Policy)
+    ledger: Ledger | None = None
+    """Of an in-place run that can be resumed: where workers note what is done."""
     number: int = field(default_factory=lambda: next(_numbers))
 
     @property

@@ -99,6 +99,7 @@ class ChunkLoop:
         control[at.COMMITTED] = start
         segments = _Segments(self, lease, start)
         guarded = self.undo is not None
+        done = None if self.undo is None else self.undo.done
         aliased = self.writer is not None and self.writer.aliased
         chunk = start
         try:
@@ -114,14 +115,21 @@ class ChunkLoop:
                     self._guard = kind is Kind.NONE or aliased or self._version() != self._versions
                 if kind is not segments.kind or kind is Kind.PARCEL:
                     segments.add(chunk, kind, result)
+                segments.stop = chunk + 1
                 if kind is not Kind.PARCEL:
                     control[at.COMMITTED] = chunk + 1
-                segments.stop = chunk + 1
+                    if done is not None:
+                        done[chunk] = 1
+                elif guarded and self._guard:
+                    segments.flush()  # its rows are changed, and only those of one chunk can be put back
         except Exception as error:
             failed = segments.stop
             self._put_back(failed)
             segments.flush()
             raise ChunkError(failed) from error
+        except BaseException:  # Ctrl-C, where the caller itself runs chunks
+            self._put_back(segments.stop)
+            raise
         finally:
             control[at.RUNNING] = -1
         upto = segments.stop
@@ -139,6 +147,7 @@ class ChunkLoop:
         """A chunk that raised leaves its rows as they were."""
         if self.undo is not None and self.control[at.UNDO] == chunk + 1:
             self.undo.restore(chunk)
+            self.undo.release()
             self.control[at.UNDO] = 0
 
     def _results(

@@ -10,52 +10,66 @@
 
 Whether a function works in place is only known once it has run. So every worker copies the rows of its first
 chunk, and goes on as long as results are None or rows were changed; a function that returns new values costs one
-copy in all.
+copy in all. When everybody dies, the same protocol over files puts rows back at the next run (see `ledger`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tdmap._data import Data, tensors_of
 from tdmap.plan import ChunkPlan
+from tdmap.runtime.ledger import Room
 
 MAX_BYTES = 1 << 28
-"""Chunks larger than this are not copied: a worker that dies in one ends the job instead."""
+"""Chunks larger than this are not copied, unless in files: a worker that dies in one ends the job instead."""
 
 
 class Undo:
-    """Room for the rows of one chunk.
+    """Keeps the rows of one chunk.
 
     Args:
         data: the dataset.
         plan: how its rows are cut.
-        buffers: room for one chunk of each of its tensors.
+        room: room for one chunk of each of its tensors.
+
+    Attributes:
+        done: bytes, one a chunk, that are to be 1 when it is done; None when nobody wants to know.
     """
 
-    def __init__(self, data: Data, plan: ChunkPlan, buffers: Sequence[Tensor]) -> None:
+    def __init__(self, data: Data, plan: ChunkPlan, room: Room) -> None:
         self.leaves = tensors_of(data)
         self.plan = plan
-        self.buffers = buffers
+        self.buffers = room.buffers
+        self.lock = room.lock
+        self._keep = room
+        self._mark = _slots(room.mark)
+        self.done = _slots(room.done)
 
     @staticmethod
-    def allocate(data: Data, plan: ChunkPlan, empty: Callable[[torch.dtype, torch.Size], Tensor]) -> list[Tensor]:
-        """Buffers for one chunk."""
+    def allocate(data: Data, plan: ChunkPlan, empty: Callable[[torch.dtype, torch.Size], Tensor]) -> Room:
+        """Room for one chunk, in memory."""
         rows = min(plan.size, plan.length)
-        return [
-            empty(leaf.dtype, torch.Size((*leaf.shape[: plan.dim], rows, *leaf.shape[plan.dim + 1 :])))
-            for leaf in tensors_of(data)
-        ]
+        return Room(
+            [
+                empty(leaf.dtype, torch.Size((*leaf.shape[: plan.dim], rows, *leaf.shape[plan.dim + 1 :])))
+                for leaf in tensors_of(data)
+            ]
+        )
 
     def save(self, chunk: int) -> None:
         """Copy the rows of `chunk` into the buffers."""
         start, stop = self.plan.rows(chunk)
         dim, count = self.plan.dim, stop - start
+        self.release()
         for leaf, buffer in zip(self.leaves, self.buffers):
             buffer.narrow(dim, 0, count).copy_(leaf.narrow(dim, start, count))
+        if self._mark is not None:
+            self._mark[0] = chunk + 1
 
     def restore(self, chunk: int) -> None:
         """Put the rows of `chunk` back."""
@@ -63,3 +77,13 @@ class Undo:
         dim, count = self.plan.dim, stop - start
         for leaf, buffer in zip(self.leaves, self.buffers):
             leaf.narrow(dim, start, count).copy_(buffer.narrow(dim, 0, count))
+
+    def release(self) -> None:
+        """The buffers hold nothing that is to be put back."""
+        if self._mark is not None:
+            self._mark[0] = 0
+
+
+def _slots(numbers: Tensor | None) -> Any:
+    """Whole numbers in shared memory, for single loads and stores."""
+    return None if numbers is None else memoryview(numbers.numpy())  # type: ignore[arg-type]

@@ -27,6 +27,7 @@ from tdmap.job import Policy
 from tdmap.plan import ChunkPlan
 from tdmap.runtime import control as at
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
+from tdmap.runtime.ledger import lock_shared
 from tdmap.runtime.packing import unpack
 from tdmap.runtime.parcels import ParcelWriter
 from tdmap.runtime.remote import pack_error
@@ -108,6 +109,7 @@ class _Worker:
         self.inbox: deque[Any] = deque()
         self.loop: ChunkLoop | None = None
         self.parcels = ParcelWriter()
+        self.lock: int | None = None
 
     def send(self, message: Any) -> None:
         self.connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
@@ -150,7 +152,9 @@ class _Worker:
         """Rows can be put back from now on."""
         if self.loop is not None and self.loop.job == message.job:
             reader = self.loop.reader
-            self.loop.undo = Undo(reader.data, reader.plan, unpack(message.payload))
+            self.loop.undo = undo = Undo(reader.data, reader.plan, unpack(message.payload))
+            if undo.lock is not None:
+                self.lock = lock_shared(undo.lock)
 
     def grant(self, message: Grant) -> None:
         """Run a lease and report."""
@@ -186,6 +190,9 @@ class _Worker:
         """Forget the job and its memory."""
         self.loop = None
         self.parcels.close()
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
 
 
 def _user_frames(tail: Any) -> Any:

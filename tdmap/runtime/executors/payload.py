@@ -7,12 +7,12 @@ import pickle
 import sys
 
 import torch
-from torch import Tensor
 
 from tdmap._data import RowWriter, data_row_bytes
 from tdmap.errors import SerializationError
 from tdmap.job import Job
 from tdmap.runtime.culprit import explain_unpicklable
+from tdmap.runtime.ledger import Room
 from tdmap.runtime.packing import Arena, Packer, unpack
 from tdmap.runtime.undo import MAX_BYTES, Undo
 from tdmap.runtime.worker import Payload
@@ -63,20 +63,27 @@ class JobPacker:
         """A writer that has come later."""
         return self._packer.dumps(writer)
 
-    def undo_buffers(self, job: Job) -> tuple[list[Tensor], bytes] | None:
-        """Room for the rows of one chunk, here and packed; None when chunks are copies or too large."""
+    def undo_room(self, job: Job) -> Room | None:
+        """Room for the rows of one chunk; None when chunks are copies or too large."""
         plan = job.plan
+        if job.ledger is not None:
+            return job.ledger.room()
         chunk_bytes = data_row_bytes(job.source.data, plan.length) * plan.size
         if not job.policy.undo or job.source.order is not None or chunk_bytes > MAX_BYTES:
             return None
-        buffers = Undo.allocate(job.source.data, plan, self.arena.empty)
-        return buffers, self._packer.dumps(buffers)
+        return Undo.allocate(job.source.data, plan, self.arena.empty)
 
-    def restore(self, job: Job, buffers: list[Tensor], chunk: int) -> None:
+    def pack_room(self, room: Room) -> bytes:
+        """It, for a worker."""
+        return self._packer.dumps(room)
+
+    def restore(self, job: Job, room: Room, chunk: int) -> None:
         """Put the rows of a chunk back into the memory that the workers see."""
         data, _ = unpack(self._source)
+        undo = Undo(data, job.plan, room)
         with torch.no_grad():
-            Undo(data, job.plan, buffers).restore(chunk)
+            undo.restore(chunk)
+        undo.release()
 
     def check_mutation(self, mutated: bool) -> None:
         """Raise PermissionError when a function changes rows that may only be read."""

@@ -7,13 +7,13 @@ import time
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tdmap._data import RowWriter
 from tdmap.job import Job
 from tdmap.runtime import control as at
 from tdmap.runtime.driver import Joined
 from tdmap.runtime.executors.payload import JobPacker
+from tdmap.runtime.ledger import Room
 from tdmap.runtime.pool import Member, WorkerPool
 from tdmap.runtime.remote import unpack_error
 from tdmap.runtime.scheduler import Lease
@@ -57,7 +57,9 @@ class ProcessCrew:
         self._pids: dict[int, int] = {}
         self._reasons: dict[int, str] = {}
         self._begun: set[int] = set()
-        self._undo: dict[int, list[Tensor]] = {}
+        self._undo: dict[int, Room] = {}
+        self._free_rooms: list[Room] = []
+        self._safe: dict[int, tuple[int, int]] = {}
         self._in_place = False
 
     # -- the job -------------------------------------------------------------------------------------
@@ -85,10 +87,10 @@ class ProcessCrew:
         member.new_job()
         member.control[at.UNDO] = 0
         member.send_bytes(self._begin)
-        protection = self._packing.undo_buffers(self._job)
-        if protection is not None:
-            self._undo[member.number] = protection[0]
-            member.send(Protect(self._job.number, protection[1]))
+        room = self._free_rooms.pop() if self._free_rooms else self._packing.undo_room(self._job)
+        if room is not None:
+            self._undo[member.number] = room
+            member.send(Protect(self._job.number, self._packing.pack_room(room)))
         if self._output is not None:
             member.send_bytes(self._output)
         self._begun.add(member.number)
@@ -165,6 +167,7 @@ class ProcessCrew:
             self._in_place |= message.mutated
             self._packing.check_mutation(message.mutated)
         if isinstance(message, Segment):
+            self._safe[member.number] = (message.lease, message.stop)
             return _opened(member, message)
         if isinstance(message, Done) and message.segment is not None:
             segment = _opened(member, message.segment)
@@ -182,6 +185,8 @@ class ProcessCrew:
         self._put_back(member)
         self._begun.discard(member.number)
         self._pids.setdefault(member.number, member.pid)
+        if member.number in self._undo:
+            self._free_rooms.append(self._undo[member.number])  # the copy has been put back, or is not needed
         self.pool.refresh(self.size)
         return Lost(
             signal=-code if code is not None and code < 0 else None,
@@ -198,11 +203,15 @@ class ProcessCrew:
     def _put_back(self, member: Member) -> None:
         """Undo what a worker that has ended did to the rows of the chunk that it ran."""
         control = member.control
-        running, buffers = int(control[at.RUNNING]), self._undo.get(member.number)
-        if buffers is None or not member.outstanding or running < 0:
+        running, room = int(control[at.RUNNING]), self._undo.get(member.number)
+        if room is None or not member.outstanding or running < 0:
+            return
+        # Results that travel are safe once they are here, which their sender may not have lived to note.
+        lease, safe = self._safe.get(member.number, (-1, 0))
+        if lease == control[at.LEASE] and safe > running:
             return
         if control[at.UNDO] == running + 1 and control[at.COMMITTED] <= running:
-            self._packing.restore(self._job, buffers, running)
+            self._packing.restore(self._job, room, running)
 
     def _retire(self, member: Member) -> None:
         """Replace a worker that has run as many chunks as it may."""

@@ -1,0 +1,138 @@
+"""Which chunks of an in-place run are done, and copies of the rows of those that are not, in files.
+
+    worker                                         whoever resumes, when everybody has been killed
+    ──────                                         ──────────────────────────────────────────────
+    mark := 0                nothing to put back
+    copy rows ──► undo file
+    mark := chunk + 1        the copy is complete
+    run the function                               mark names a chunk that is not done: undo file ──► rows
+    done[chunk] := 1         the chunk is done     chunks that are done never run again
+
+Both are mapped files: a store to a mapped file survives the death of the process that made it, at any instruction.
+A store is one aligned integer or byte, so nothing is half-written. Rows may be put back twice, because the copy
+stays until the chunk is done.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tdmap._data import Data, map_file, tensors_of
+from tdmap.plan import ChunkPlan
+from tdmap.runtime.shm import ALIGNMENT, align
+from tensordict_lite.memmap.mapping import reserve
+
+
+class Room(NamedTuple):
+    """Where a worker keeps the rows of the chunk that it runs."""
+
+    buffers: Sequence[Tensor]
+    """Room for one chunk of each tensor of the dataset."""
+    mark: Tensor | None = None
+    """int64 `[1]`: one more than the chunk whose rows are in `buffers`, or 0. None: the control block tells."""
+    done: Tensor | None = None
+    """uint8 `[chunks]`: 1 for chunks that are done; None when nobody wants to know."""
+    lock: str | None = None
+    """A file that the worker locks, shared, as long as it may write rows."""
+
+
+class Ledger:
+    """The files of one in-place run.
+
+    Args:
+        folder: where they are, or will be.
+        data: the dataset.
+        plan: how its rows are cut.
+    """
+
+    def __init__(self, folder: Path, data: Data, plan: ChunkPlan) -> None:
+        self.folder = folder
+        self.data = data
+        self.plan = plan
+        self.done = _mapped(folder / "done", max(plan.num_chunks, 1))[: plan.num_chunks]
+        self._numbers = iter(range(1 << 30))
+
+    @property
+    def lock(self) -> Path:
+        """Locked, shared, by workers that may write rows."""
+        return self.folder / "workers.lock"
+
+    def room(self) -> Room:
+        """A new undo file, for one worker."""
+        path = self.folder / f"undo-{next(self._numbers)}"
+        return self._room(path)
+
+    def _room(self, path: Path) -> Room:
+        shapes, total = self._layout()
+        storage = _mapped(path, total)
+        buffers = [
+            storage[offset : offset + shape.numel() * dtype.itemsize].view(dtype).view(shape)
+            for offset, dtype, shape in shapes
+        ]
+        return Room(buffers, storage[:8].view(torch.int64), self.done, str(self.lock))
+
+    def _layout(self) -> tuple[list[tuple[int, torch.dtype, torch.Size]], int]:
+        plan, offset, shapes = self.plan, ALIGNMENT, []
+        rows = min(plan.size, plan.length)
+        for leaf in tensors_of(self.data):
+            shape = torch.Size((*leaf.shape[: plan.dim], rows, *leaf.shape[plan.dim + 1 :]))
+            shapes.append((offset, leaf.dtype, shape))
+            offset = align(offset + shape.numel() * leaf.element_size())
+        return shapes, offset
+
+    def committed(self) -> list[tuple[int, int]]:
+        """The chunks that are done, as runs."""
+        edges = torch.diff(self.done.to(torch.int8), prepend=torch.zeros(1, dtype=torch.int8))
+        starts = (edges == 1).nonzero().flatten().tolist()
+        stops = (edges == -1).nonzero().flatten().tolist()
+        return list(zip(starts, [*stops, self.plan.num_chunks]))
+
+    def recover(self) -> int:
+        """Put back the rows of chunks that were running when everybody died; how many chunks those were."""
+        from tdmap.runtime.undo import Undo
+
+        count = 0
+        for path in sorted(self.folder.glob("undo-*")):
+            if path.stat().st_size == self._layout()[1]:
+                room = self._room(path)
+                assert room.mark is not None
+                chunk = int(room.mark[0]) - 1
+                if 0 <= chunk < self.plan.num_chunks and not self.done[chunk]:
+                    with torch.no_grad():
+                        Undo(self.data, self.plan, room).restore(chunk)
+                    count += 1
+        for path in self.folder.glob("undo-*"):
+            path.unlink()
+        return count
+
+    def forget(self) -> None:
+        """The run is over: remove its files."""
+        for path in [*self.folder.glob("undo-*"), self.folder / "done"]:
+            path.unlink(missing_ok=True)
+
+
+def lock_shared(path: str) -> int:
+    """Hold a file as one of many; the descriptor, which is to be closed."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
+
+
+def _mapped(path: Path, nbytes: int) -> Tensor:
+    """The bytes of a file, made if it is not there, reserved, and mapped."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        if os.fstat(descriptor).st_size != nbytes:
+            os.ftruncate(descriptor, 0)
+            reserve(descriptor, nbytes, str(path))
+    finally:
+        os.close(descriptor)
+    storage = map_file(str(path), nbytes)
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,), (1,))

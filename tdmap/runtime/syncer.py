@@ -1,0 +1,68 @@
+"""The helper process of a journal: waits for the disk, so that the driver need not.
+
+    stdin    names of files, separated by NUL, on one line; then one line for every sync that is wanted
+    stdout   the seconds that each sync took, as a little-endian double
+
+It is run as a script, by its path and without site-packages, so it starts in milliseconds. When its standard input
+closes, because the run is over or the driver has been killed, it syncs a last time and leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import struct
+import sys
+import time
+import zlib
+
+DURABLE = 3
+"""The record type that says: every range before this position is on the disk."""
+
+BESIDES = ("done", "undo")
+"""Files of these names beside the journal are brought to the disk as well."""
+
+
+def sync(journal: str, log: int, opened: dict[str, int], last: bool) -> None:
+    """Bring everything to the disk, and say so in the journal."""
+    position = os.fstat(log).st_size
+    folder = os.path.dirname(journal)
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if name.startswith(BESIDES):
+                _open(os.path.join(folder, name), opened)
+    for descriptor in opened.values():
+        os.fdatasync(descriptor)
+    body = struct.pack("<BBHIIqq", DURABLE, 0, 0, 0, 0, position, last)
+    os.write(log, body + zlib.crc32(body).to_bytes(4, "little"))
+    os.fdatasync(log)
+
+
+def _open(path: str, opened: dict[str, int]) -> None:
+    if path not in opened:
+        with contextlib.suppress(OSError):
+            opened[path] = os.open(path, os.O_RDONLY)
+
+
+def main(journal: str) -> None:
+    """Serve until standard input closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's affair
+    log = os.open(journal, os.O_WRONLY | os.O_APPEND)
+    opened: dict[str, int] = {}
+    names = sys.stdin.buffer.readline().decode("utf-8", "surrogateescape").rstrip("\n")
+    for name in names.split("\0"):
+        if name:
+            _open(name, opened)
+    while True:
+        line = sys.stdin.buffer.readline()
+        began = time.monotonic()
+        sync(journal, log, opened, not line)
+        if not line:
+            return
+        with contextlib.suppress(OSError):
+            os.write(1, struct.pack("<d", time.monotonic() - began))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
