@@ -305,7 +305,8 @@ def borrow_pool(num_workers: int, start_method: str | None, worker_threads: int)
     """A reserved pool, warm if one is idle; pass it to `give_back` at the end."""
     key = (num_workers, start_method, worker_threads)
     with _warm_lock:
-        place = next((i for i, (known, _) in enumerate(_warm) if known == key), None)
+        # The one used last: its workers are warm, and a second one of the same kind may fall idle and leave.
+        place = next((i for i in reversed(range(len(_warm))) if _warm[i][0] == key), None)
         if place is not None:
             pool = _warm.pop(place)[1]
         else:
