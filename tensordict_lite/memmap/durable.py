@@ -8,20 +8,20 @@ from typing import Any
 
 from tensordict_lite.memmap.format import META
 from tensordict_lite.memmap.mapping import file_of
-from tensordict_lite.memmap.staging import sync_file, sync_folder
+from tensordict_lite.memmap.staging import sync_file, sync_files, sync_folder
 
 __all__ = ["sync_collection"]
 
 
 def sync_collection(node: Any) -> None:
     """Syncs the files of every mapped tensor, then the metadata, then the folders, innermost first."""
-    for file in dict.fromkeys(_files(node)):
-        sync_file(file)
+    sync_files(dict.fromkeys(_files(node)))
     folders = list(dict.fromkeys(_folders(node)))
+    metas = [meta for folder in reversed(folders) if os.path.exists(meta := os.path.join(folder, META))]
+    if metas:
+        sync_files(metas[:-1])
+        sync_file(metas[-1])  # that of the root, which makes it a dataset
     for folder in reversed(folders):
-        meta = os.path.join(folder, META)
-        if os.path.exists(meta):
-            sync_file(meta)
         sync_folder(folder)
     if folders:
         sync_folder(os.path.dirname(folders[0]))

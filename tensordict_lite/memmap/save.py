@@ -65,7 +65,6 @@ def save_collection(
     robust_key: bool | None = True,
     atomic: bool = False,
     allow_pickle: bool = False,
-    durable: bool = False,
 ) -> Any:
     """Writes a collection and maps it: what ``memmap``, ``memmap_`` and ``memmap_like`` do.
 
@@ -89,7 +88,6 @@ def save_collection(
         robust_key=robust_key is not False,
         atomic=atomic,
         allow_pickle=allow_pickle,
-        durable=durable,
     )
     if return_early and atomic:
         raise NotImplementedError("return_early=True and atomic=True cannot be combined: wait for the save")
@@ -117,7 +115,6 @@ class _Save:
         robust_key: bool,
         atomic: bool,
         allow_pickle: bool,
-        durable: bool,
     ) -> None:
         self.node = node
         self.inplace = inplace
@@ -126,7 +123,6 @@ class _Save:
         self.num_threads = num_threads
         self.existsok = existsok
         self.atomic = atomic
-        self.durable = durable
         self.grown: list[tuple[str, int, int]] = []  # files that are too short: path, size, wanted
         self.plan: Plan = plan_for(node, robust_key=robust_key, allow_pickle=allow_pickle)
         root = os.path.abspath(os.fspath(prefix)) if prefix is not None else self._own_root()
@@ -240,7 +236,7 @@ class _Save:
                     _write_bytes(os.path.join(staging.root, folder.join(name)), content)
                 files += [folder.join(name) for name in folder.blobs]
             folders = [folder.path for folder in self.plan.folders]
-            staging.commit(files, folders, durable=self.durable, meanwhile=self._grow_files)
+            staging.commit(files, folders, meanwhile=self._grow_files)
         except BaseException:
             staging.abort()
             raise

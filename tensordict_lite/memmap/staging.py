@@ -17,11 +17,12 @@ import secrets
 import shutil
 import socket
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 from tensordict_lite.memmap.format import META
 
-__all__ = ["Staging", "is_temporary", "sync_folder"]
+__all__ = ["Staging", "is_temporary", "sync_file", "sync_files", "sync_folder"]
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -69,32 +70,18 @@ class Staging:
         """Removes what was written; ``prefix`` is as it was."""
         shutil.rmtree(self.root, ignore_errors=True)
 
-    def commit(
-        self,
-        files: list[str],
-        folders: list[str],
-        *,
-        durable: bool = False,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> None:
+    def commit(self, files: list[str], folders: list[str], *, meanwhile: Callable[[], None] | None = None) -> None:
         """Puts the dataset in its place.
 
         Args:
             files: paths of the data files, relative.
             folders: relative paths of the folders, each with its ``meta.json``; the root is ``""``.
-            durable: also wait for the disk, data before metadata.
             meanwhile: changes files of the old dataset in place; called while there is no metadata.
         """
-        if durable:
-            _sync_tree(self.root)
         if self.inside:
             self._move_in(files, folders, meanwhile)
         else:
             self._rename(files, folders)
-        if durable:
-            for folder in folders:
-                sync_folder(os.path.join(self.prefix, folder))
-            sync_folder(os.path.dirname(self.prefix))
 
     def _rename(self, files: list[str], folders: list[str]) -> None:
         if self.exists:
@@ -180,13 +167,12 @@ def sync_file(path: str) -> None:
         os.close(fd)
 
 
-def _sync_tree(root: str) -> None:
-    """Data files first, then metadata, then the folders that name them, the root last."""
-    found = [(folder, names) for folder, _, names in os.walk(root, topdown=False)]
-    for metadata in (False, True):
-        for folder, names in found:
-            for name in names:
-                if (name == META) is metadata:
-                    sync_file(os.path.join(folder, name))
-    for folder, _ in found:
-        sync_folder(folder)
+def sync_files(paths: Iterable[str]) -> None:
+    """:func:`sync_file` of many: those that wait at one time share the trips of the journal to the disk."""
+    paths = list(paths)
+    if len(paths) <= 2:
+        for path in paths:
+            sync_file(path)
+        return
+    with ThreadPoolExecutor(min(16, len(paths)), "sync") as pool:
+        list(pool.map(sync_file, paths))
