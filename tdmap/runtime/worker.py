@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tdmap._data import Reader, RowWriter
+from tdmap._data import Reader, RowWriter, tensors_of
 from tdmap.job import Policy
 from tdmap.plan import ChunkPlan
 from tdmap.runtime import control as at
@@ -31,6 +31,7 @@ from tdmap.runtime.ledger import lock_shared
 from tdmap.runtime.packing import unpack
 from tdmap.runtime.parcels import ParcelWriter
 from tdmap.runtime.remote import pack_error
+from tdmap.runtime.residency import Residency
 from tdmap.runtime.types import Begin, Done, Drop, Failed, Grant, Hello, Output, Protect, Refused
 from tdmap.runtime.undo import Undo
 from tdmap.seeding import seed_everything
@@ -110,6 +111,7 @@ class _Worker:
         self.loop: ChunkLoop | None = None
         self.parcels = ParcelWriter()
         self.lock: int | None = None
+        self.residency = Residency()
 
     def send(self, message: Any) -> None:
         self.connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
@@ -137,6 +139,9 @@ class _Worker:
         self.drop()
         try:
             self.loop = load_loop(message.job, message.payload, self.control, self.parcels.pack, self.send)
+            self.residency.watch(tensors_of(self.loop.reader.data))
+            if self.loop.writer is not None:
+                self.residency.watch(tensors_of(self.loop.writer.out))
         except Exception as error:
             self.loop = None
             self.send(Refused(message.job, pack_error(error)))
@@ -146,6 +151,7 @@ class _Worker:
         if self.loop is not None and self.loop.job == message.job:
             writer: RowWriter = unpack(message.payload)
             writer.prepare()
+            self.residency.watch(tensors_of(writer.out))
             self.loop.writer = writer
 
     def protect(self, message: Protect) -> None:
@@ -177,6 +183,7 @@ class _Worker:
         finally:
             with contextlib.suppress(Exception):
                 sys.stdout.flush()
+        self.residency.trim()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self.control[at.PEAK] = peak
         self.send(done._replace(peak_memory=peak))
@@ -190,6 +197,7 @@ class _Worker:
         """Forget the job and its memory."""
         self.loop = None
         self.parcels.close()
+        self.residency.forget()
         if self.lock is not None:
             os.close(self.lock)
             self.lock = None

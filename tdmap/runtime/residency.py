@@ -1,0 +1,70 @@
+"""Keeps what a worker has mapped out of its memory.
+
+Rows that a worker has read or written stay in its page table, and count as its memory, until somebody takes them
+out; after a pass over a dataset that is the whole dataset. So a worker lets go of the pages of its shared mappings
+whenever they have become many. The bytes stay where they are, in the page cache or in shared memory: for a shared
+mapping `MADV_DONTNEED` drops the entries of this process only, and a page that is needed again is mapped again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from tdmap._data import region_of
+
+LIMIT = 24 << 20
+"""Bytes of mapped pages that a worker keeps."""
+
+_MADV_DONTNEED = getattr(mmap, "MADV_DONTNEED", 4)
+
+
+class Residency:
+    """The shared mappings of one job in one worker."""
+
+    def __init__(self) -> None:
+        self._ranges: dict[int, int] = {}
+        self._base: int | None = None
+        try:
+            self._statm: int | None = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+            self._madvise = ctypes.CDLL(None, use_errno=True).madvise
+        except (OSError, AttributeError):  # no /proc, or another system: nothing is trimmed
+            self._statm = None
+
+    def watch(self, tensors: Iterable[Tensor]) -> None:
+        """Add the mappings that these tensors lie in. Ordinary memory, which would be lost, is left alone."""
+        for tensor in tensors:
+            if region_of(tensor) is None:
+                continue
+            storage = tensor.untyped_storage()
+            start = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+            stop = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
+            if stop > start:
+                self._ranges[start] = max(stop - start, self._ranges.get(start, 0))
+        self._base = self._mapped()
+
+    def _mapped(self) -> int:
+        """Bytes of file and shared pages in the page table of this process."""
+        if self._statm is None:
+            return 0
+        return int(os.pread(self._statm, 128, 0).split()[2]) * mmap.PAGESIZE
+
+    def trim(self) -> None:
+        """Let go of all pages when there are many. Called between leases: the cost is some microseconds."""
+        if self._base is None or not self._ranges:
+            return
+        mapped = self._mapped()
+        if mapped - self._base < LIMIT:
+            self._base = min(self._base, mapped)
+            return
+        for start, length in self._ranges.items():
+            self._madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_DONTNEED)
+
+    def forget(self) -> None:
+        """The job is over: its mappings are nobody's business any more."""
+        self._ranges.clear()
+        self._base = None
