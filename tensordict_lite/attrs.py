@@ -41,4 +41,8 @@ def describe(td: Any, fields: Sequence[str]) -> Any:
             out[key] = value._rebuild({}, torch.Size(()), None)
         else:
             out[key] = describe(value, fields)
-    return td._plain_class()._trusted(out, torch.Size(()), None, None)
+    if not hasattr(type(td), "__dataclass_fields__"):
+        return td._plain_class()._trusted(out, torch.Size(()), None, None)
+    new = td._rebuild(out, torch.Size(()), None)  # the fields of a tensorclass
+    new._device = None
+    return new

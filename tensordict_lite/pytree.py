@@ -82,7 +82,7 @@ def _unflatten(values: Any, spec: NodeSpec) -> Any:
         return template._rebuild(entries, size, None if names is None else list(names))
     out = {}
     for key, value in template._source.items():
-        out[key] = _resized(value, size)
+        out[key] = resized(value, size)
     return template._rebuild({**entries, **out}, size, None if names is None else list(names))
 
 
@@ -104,7 +104,7 @@ def _names_of(size: torch.Size, spec: NodeSpec) -> tuple[str | None, ...]:
     return names[gone:] if gone > 0 else (*[None] * -gone, *names)
 
 
-def _resized(value: Any, size: torch.Size) -> Any:
+def resized(value: Any, size: torch.Size) -> Any:
     """Non-tensor data under another batch size; rows that lost their dimension become one list."""
     if value._batch_size == size:
         return value.copy()

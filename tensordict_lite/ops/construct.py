@@ -21,6 +21,7 @@ from tensordict_lite.builders import (
     from_struct_array,
     from_tuple,
 )
+from tensordict_lite.pytree import resized
 
 __all__ = ["ConstructOps"]
 
@@ -392,7 +393,7 @@ class ConstructOps:
             if isinstance(value, Tensor):
                 out[key] = getattr(value, name)((*size, *value.shape[dims:]), *extra, **kwargs)
             elif value._is_non_tensor:
-                out[key] = value._resized(size) if hasattr(value, "_resized") else _resized(value, size)
+                out[key] = resized(value, size)
             else:
                 below = torch.Size((*size, *value.batch_size[dims:]))
                 out[key] = value._new_like(name, extra, below, dtype, device, options)
@@ -438,7 +439,7 @@ class ConstructOps:
             if isinstance(value, Tensor):
                 out[key] = copied(value, data._get_str(key) if tree else data)
             elif value._is_non_tensor:
-                out[key] = _resized(value, size)
+                out[key] = resized(value, torch.Size(size))
             else:
                 out[key] = value.new_tensor(
                     data._get_str(key) if tree else data, dtype=dtype, device=device, requires_grad=requires_grad
@@ -452,9 +453,3 @@ def _one_size(size: tuple[Any, ...]) -> torch.Size:
     if len(size) == 1 and not isinstance(size[0], int):
         return torch.Size(size[0])
     return torch.Size(size)
-
-
-def _resized(value: Any, size: torch.Size) -> Any:
-    new = value.copy()
-    new._change_batch_size(torch.Size(size))
-    return new

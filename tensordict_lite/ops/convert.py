@@ -117,12 +117,16 @@ class ConvertOps(StateOps):
         return out
 
     def to_namedtuple(self, dest_cls: Any = None) -> Any:
-        """The entries as a named tuple, nested collections too.
+        """The entries as a named tuple, nested collections too; a tensorclass gives a plain tuple at the top.
 
         Args:
             dest_cls: named tuple class to use wherever it has the fields; a class named ``GenericDict`` is made
                 otherwise.
         """
+        named = self._named(dest_cls)
+        return tuple(named) if hasattr(type(self), "__dataclass_fields__") else named
+
+    def _named(self, dest_cls: Any) -> Any:
         data = {}
         for key, value in self._entries():
             if isinstance(value, Tensor):
@@ -130,7 +134,7 @@ class ConvertOps(StateOps):
             elif value._is_non_tensor:
                 data[key] = value._as_value()
             else:
-                data[key] = value.to_namedtuple(dest_cls)
+                data[key] = value._named(dest_cls)
         if dest_cls is not None:
             try:
                 return dest_cls(**data)

@@ -142,7 +142,13 @@ class KeyedOps:
             return self
         if safe and new[: len(old)] != old and entry_of(self, new) is not None:
             raise KeyError(f"key {new_key!r} is already present in {type(self).__name__}, and safe=True")
-        self.set(new, self.pop(old))
+        value = self.pop(old)
+        if len(new) == 1:
+            if len(old) > 1:
+                value = self._fit(value, new[0])
+            self._set_str(new[0], value)
+        else:
+            self.set(new, value)
         return self
 
     def rename_keys(self, mapping: Mapping[Any, Any], *, strict: bool = True) -> Self:

@@ -19,6 +19,11 @@ DEPARTURES = [
         'C(torch.ones(3), s="nt", batch_size=[3])',
         "non_tensordict is documented to fill the non-tensor fields",
     ),
+    (
+        'td.update_(TD({"a": torch.zeros(3, 4), "zz": torch.zeros(3)}, [3]))',
+        'td.update_({"zz": torch.zeros(3)})',
+        "every key of the input is documented to exist",
+    ),
     ("nm.prod((0, 1))", "nm.prod(0).prod(0)", "every dim of a tuple counts"),
     ("nm.amax((0, 1))", "nm.amax(0).amax(0)", "every dim of a tuple counts"),
     ("isinstance(c, TensorClass)", "True", "the decorator makes the same classes as the base class"),

@@ -149,7 +149,6 @@ td.update_({"n": {"c": torch.zeros(3, 2)}})["n", "c"].sum()
 td.update_({("n", "c"): torch.zeros(3, 2)})["n", "c"].sum()
 td.update_(td.clone().zero_())["a"].sum()
 td.update_(td.select("a"))
-td.update_(TD({"a": torch.zeros(3, 4), "zz": torch.zeros(3)}, [3]))
 td.update_({"a": torch.zeros(3, 4), "b": torch.zeros(3)}, keys_to_update=["b"])["a"].sum()
 td.lock_().update_({"a": torch.zeros(3, 4)})["a"].sum()
 td.update_at_({"a": torch.zeros(4)}, 0) is td
