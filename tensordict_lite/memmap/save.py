@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -15,7 +15,7 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.files import write_all, write_tensor_to
 from tensordict_lite.memmap.format import META
-from tensordict_lite.memmap.mapping import check_room, reserve
+from tensordict_lite.memmap.mapping import anonymous_storage, check_room, reserve
 from tensordict_lite.memmap.plan import Leaf, Plan, file_of, is_whole, mapped_root, plan_for
 from tensordict_lite.memmap.staging import Staging
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
@@ -23,6 +23,8 @@ from tensordict_lite.memmap.tensor import MemoryMappedTensor
 __all__ = ["TensorDictFuture", "save_collection"]
 
 _CPU = torch.device("cpu")
+_ARENA_LEAVES = 16
+_ALIGN = 64  # a multiple of every element size, and a cache line
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 
 
@@ -141,14 +143,29 @@ class _Save:
         return self._finish(mapped)
 
     def _anonymous(self) -> list[Tensor]:
+        tensors = [t.detach() if t.requires_grad else t for t in (leaf.tensor for leaf in self.plan.leaves)]
+        packed = [t for t in tensors if self._is_packed(t)]
+        if len(packed) < _ARENA_LEAVES:
+            packed = []
+        places = iter(_arena(packed))
         out: list[Tensor] = []
-        for leaf in self.plan.leaves:
-            tensor = leaf.tensor.detach() if leaf.tensor.requires_grad else leaf.tensor
-            if self.like:
+        for tensor in tensors:
+            if packed and self._is_packed(tensor):
+                place = next(places)
+                if not self.like:
+                    place.copy_(tensor)
+                out.append(place)
+            elif self.like:
                 out.append(MemoryMappedTensor.empty_like(tensor))
             else:
                 out.append(MemoryMappedTensor.from_tensor(tensor))
         return out
+
+    def _is_packed(self, tensor: Tensor) -> bool:
+        """Whether a tensor gets new anonymous memory that it may share with others."""
+        if tensor.is_nested or not tensor.numel():
+            return False
+        return self.like or not isinstance(tensor, MemoryMappedTensor) or file_of(tensor) is not None
 
     def _in_folder(self, root: str) -> list[Tensor]:
         fresh = not os.path.exists(root)
@@ -270,6 +287,20 @@ class _Save:
             out = self.node._with_leaves(iter(mapped))
         mark_mapped(out, self.plan, self.root, self.node)
         return out
+
+
+def _arena(tensors: list[Tensor]) -> Iterator[Tensor]:
+    """Room for many tensors in one piece of anonymous memory: each piece takes a file descriptor."""
+    if not tensors:
+        return
+    starts, total = [], 0
+    for tensor in tensors:
+        starts.append(total)
+        total += -(-tensor.numel() * tensor.element_size() // _ALIGN) * _ALIGN
+    storage = anonymous_storage(total)
+    for tensor, start in zip(tensors, starts):
+        place = torch.empty(0, dtype=tensor.dtype)
+        yield place.set_(storage, start // tensor.element_size(), tuple(tensor.shape)).as_subclass(MemoryMappedTensor)
 
 
 def mark_mapped(out: TensorCollection, plan: Plan, root: str | None, original: TensorCollection) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -304,6 +305,23 @@ def test_anonymous_memmap(tmp_path: Path) -> None:
     assert file_backed.memmap()["a"] is file_backed["a"]
     loaded = TensorDict.load_memmap(tmp_path).memmap_()
     assert loaded.saved_path == tmp_path
+
+
+def test_many_anonymous_leaves_take_few_descriptors() -> None:
+    content = {f"{i}": random_tensor(SHARED_DTYPES[i % len(SHARED_DTYPES)], (3, i % 5)) for i in range(3000)}
+    td = TensorDict({**content, "sub": {"grad": torch.randn(3, requires_grad=True)}}, [3])
+    before = len(os.listdir("/proc/self/fd"))
+    mapped = td.memmap()
+    assert len(os.listdir("/proc/self/fd")) - before <= 2
+    assert_same(mapped.exclude("sub"), td.exclude("sub"))
+    assert mapped.memmap()["7"] is mapped["7"]
+    again = pickle.loads(pickle.dumps(mapped))
+    again["7"].zero_()
+    assert not mapped["7"].any() and torch.equal(mapped["8"], td["8"])
+    like = td.memmap_like()
+    assert not like["11"].any() and like["11"].dtype == td["11"].dtype
+    del mapped, again, like
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_mapped_elsewhere_needs_permission(tmp_path: Path) -> None:
