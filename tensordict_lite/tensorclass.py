@@ -53,6 +53,7 @@ __all__ = ["TensorClass", "from_dataclass", "is_tensorclass", "registered_class"
 
 T = TypeVar("T")
 _MISSING = object()
+_SLOTS = frozenset(TensorCollection.__slots__)
 
 
 class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
@@ -141,10 +142,10 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
         def __getattr__(self, name: str) -> Any:
             """Called for an attribute that was not found: says which fields there are."""
             cls = type(self)
-            if hasattr(cls, name) and name not in TensorCollection.__slots__:
+            if name in _SLOTS:  # unset ones are asked for often
+                raise AttributeError(name)
+            if hasattr(cls, name):
                 return object.__getattribute__(self, name)  # a property that failed: show its own error
-            if name.startswith("_"):
-                raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}")
             raise AttributeError(
                 f"{cls.__name__!r} object has no attribute or field {name!r}. Its fields are "
                 f"{sorted(cls._field_specs)}."
@@ -251,6 +252,12 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
             self._source[name] = self._fit(value, name, non_blocking)
         return self
 
+    def setdefault(self, key: Any, default: Any, inplace: bool = False) -> Any:
+        """The field, after writing ``default`` to it if it was not set."""
+        if self.get(key) is None:
+            self.set(key, default, inplace=inplace)
+        return self.get(key)
+
     def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
         """Writes several fields from a mapping, a TensorDict or another tensorclass.
 
@@ -288,12 +295,13 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
     # -- indexing ------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Self:
-        if type(index) is not int and _is_key(index):
+        kind = type(index)
+        if kind is str or (kind is tuple and index and isinstance(index[0], str)):
             raise ValueError(
                 f"invalid index {index!r}: a {type(self).__name__} is indexed along its batch dimensions; to read a "
                 f"field, use the attribute or get({index!r})"
             )
-        return super().__getitem__(index)  # type: ignore[no-any-return]
+        return _dense_getitem(self, index)  # type: ignore[no-any-return]
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if _is_key(index):
@@ -325,6 +333,9 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
                 f"cannot combine a {cls.__name__} with a {kind.__name__}: all items must be of one tensorclass. "
                 f"Convert with {cls.__name__}.from_tensordict() or to_tensordict() first."
             )
+
+
+_dense_getitem = TensorClassConversions.__getitem__
 
 
 def _is_key(index: Any) -> bool:

@@ -86,7 +86,7 @@ def build(
     cls._field_specs = specs
     cls._convert_value = staticmethod(converter_for(options))
     for spec in specs.values():
-        setattr(cls, spec.name, field_property(name, spec, options))
+        setattr(cls, spec.name, field_property(name, spec, options, f"Field of {cls.__name__}: {spec.hint}."))
     if custom_init is None or hasattr(custom_init, "_tensorclass_generated"):
         cls.__init__ = compile_init(cls, specs, options)
     else:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense import DenseCollection
@@ -40,7 +41,7 @@ class TensorClassConversions(DenseCollection):
 
         Args:
             tensordict: source of the fields, with batch size, device, names and lock.
-            non_tensordict: further fields by name, any objects.
+            non_tensordict: further fields by name: any objects, kept as they are.
             safe: accepted for compatibility; keys are always checked.
 
         Raises:
@@ -70,8 +71,11 @@ class TensorClassConversions(DenseCollection):
         new = TensorCollection._trusted.__func__(  # type: ignore[attr-defined]
             cls, cls._typed_entries(tensordict._source), tensordict._batch_size, tensordict._device, tensordict._names
         )
+        if extra:
+            new._source = dict(new._source)  # of its own: the TensorDict gets no new entries
         for name, value in extra.items():
-            new._source = {**new._source, name: new._fit(value, name)}
+            entry = value if isinstance(value, (Tensor, TensorCollection)) else new._wrap(value)
+            new._source[name] = new._fit(entry, name)
         new._lock = None if tensordict._lock is None else []
         path = getattr(tensordict, "_memmap_path", None)
         if path is not None:
