@@ -147,7 +147,6 @@ def test_fields_are_given_by_position_or_keyword() -> None:
         (lambda: make().__setitem__("image", 1), ValueError, ["Sample", "image", "set"]),
         (lambda: make().__setitem__(0, {"image": 1}), ValueError, ["Sample", "dict"]),
         (lambda: make().__setitem__(0, TensorDict(zzz=torch.zeros(()))), ValueError, ["Sample", "zzz"]),
-        (lambda: make().rename_key_("image", "zzz"), AttributeError, ["Sample", "zzz"]),
         (lambda: Sample.from_tensordict({"image": 1}), RuntimeError, ["Sample", "dict"]),
         (lambda: Sample.from_tensordict(TensorDict(zzz=1)), ValueError, ["Sample", "zzz"]),
         (lambda: Sample.from_tensordict(TensorDict(label=1), {"zzz": 1}), ValueError, ["Sample", "zzz"]),
