@@ -12,6 +12,11 @@ from tests.differential.harness import Case, Outcome, difference, evaluate
 from tests.differential.harness.namespace import PROJECT, REFERENCE
 
 DEPARTURES = [
+    (
+        'td.update_(TD({"a": torch.zeros(3, 4), "zz": torch.zeros(3)}, [3]))',
+        'td.update_({"zz": torch.zeros(3)})',
+        "an entry that the destination lacks is an error from a tree as from a dict: it would be lost without a word",
+    ),
     ('td.to(td.select("a").double())', "td.to(torch.float64)", "the dtype of the other tree is documented to count"),
     ('td.to(TD({}, [], device="cpu"))', 'td.to("cpu")', "the device of the other tree is documented to count"),
     (
