@@ -48,6 +48,7 @@ FORMAT_VERSION = 1
 # Entries of meta.json that describe the folder itself. A tensor under such a key is listed in `_entries` instead.
 RESERVED = frozenset({"shape", "device", "_type", "_format_version", "_class", "_names", "_entries", "_growing"})
 
+_DENSE_TYPE = "<class 'tensordict._td.TensorDict'>"
 MAX_META_BYTES = 64 << 20
 MAX_DIMS = 64
 MAX_BYTES = 1 << 62
@@ -176,7 +177,7 @@ def node_meta(
     meta["shape"] = list(shape)
     if device is not None:
         meta["device"] = device
-    meta["_type"] = "<class 'tensordict._td.TensorDict'>"
+    meta["_type"] = _DENSE_TYPE
     meta["_format_version"] = FORMAT_VERSION
     meta["_class"] = "tensordict:TensorDict"
     if names is not None:
@@ -247,12 +248,13 @@ def _read_json(path: str, folder: str) -> Any:
     finally:
         os.close(fd)
     try:
-        return json.loads(data)
+        return _decode(data.decode())
     except (ValueError, RecursionError) as err:
         reason = "empty" if not data else f"not valid JSON ({str(err)[:100]})"
         raise DatasetError(path, f"is {reason}; it was truncated or edited") from None
 
 
+_decode = json.JSONDecoder().decode
 _TYPE = re.compile(r"<class '([^']*)'>")
 _KINDS = {
     "tensordict.tensorclass.NonTensorData": "nontensor",
@@ -286,9 +288,11 @@ def _parse(path: str, folder: str, data: dict[str, Any]) -> NodeMeta:
 
 
 def _kind_of(path: str, data: dict[str, Any]) -> tuple[str, str]:
+    written = data.get("_type")
+    if written == _DENSE_TYPE:
+        return "tensordict", "tensordict._td.TensorDict"
     if data.get("_is_non_tensor") is True:
         return "nontensor", "tensordict.tensorclass.NonTensorData"
-    written = data.get("_type")
     match = _TYPE.fullmatch(written) if isinstance(written, str) else None
     if match is None:
         raise DatasetError(path, f"'_type' should be the class that was saved, found {_short(written)}")
@@ -374,7 +378,9 @@ def check_shape(path: str, value: Any, what: str) -> tuple[int, ...]:
 
 
 def _check_device(path: str, value: Any) -> str | None:
-    if value is not None and (type(value) is not str or not re.fullmatch(r"[a-z_]{1,32}(:\d{1,5})?", value)):
+    if value == "cpu" or value is None:
+        return value
+    if type(value) is not str or not re.fullmatch(r"[a-z_]{1,32}(:\d{1,5})?", value):
         raise DatasetError(path, f"'device' should be the name of a device, found {_short(value)}")
     return value
 

@@ -83,9 +83,11 @@ class Loader:
         if not children:
             self.leaves(folder, leaves, source)
         else:
+            tensors: dict[str, Any] = {}
+            self.leaves(folder, leaves, tensors)
             for key in meta.raw if "_entries" not in meta.raw else (*leaves, *children):
-                if key in leaves:
-                    source[key] = self.leaf(folder, key, leaves[key])
+                if key in tensors:
+                    source[key] = tensors[key]
                 elif key in children:
                     source[key] = self.load(self._child(folder, key), lead=size, rows=rows)
         device = self.device if self.device is not None else (None if meta.device is None else _CPU)
