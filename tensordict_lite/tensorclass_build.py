@@ -66,12 +66,12 @@ def build(
     namespaces: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Gives a class its fields: dataclass metadata, specifications, constructor, properties."""
+    _check_private_names(cls)
     name = cls.__qualname__
     copied = "_field_specs" in cls.__dict__ and _KNOWN.get(_public_name(cls)) is not cls
     base_flags = next((base._flags for base in cls.__mro__[1:] if "_flags" in base.__dict__), Flags())
     cls._flags = options = base_flags.updated(flags, name)
     own = inspect.get_annotations(cls)
-    _check_private_names(cls)
     _restore_defaults(cls, own)
     documented = cls.__dict__.get("__doc__") is not None
     custom_init = cls.__dict__.get("__init__")
@@ -161,7 +161,10 @@ _FREE_NAMES = frozenset(("data", "fields", "checksum"))
 def _check_private_names(cls: Any) -> None:
     """The storage keeps its own methods under names with one underscore: hiding one would corrupt it."""
     root = _root(cls)
-    names = {*cls.__dict__, *inspect.get_annotations(cls)} - _BOOKKEEPING
+    if cls.__module__.partition(".")[0] == __package__:
+        return  # a class of this package knows what it does
+    built = "_field_specs" in cls.__dict__  # by the class statement, and now again by a decorator
+    names = {*cls.__dict__, *inspect.get_annotations(cls)} - (_BOOKKEEPING if built else _FROM_PYTHON)
     for name in sorted(names):
         if name.startswith("_") and not name.startswith("__") and hasattr(root, name):
             raise AttributeError(
@@ -173,6 +176,7 @@ def _check_private_names(cls: Any) -> None:
 # The methods that rebuild an empty shell first and fill it afterwards.
 _SHELL_FILLERS = tuple(name for name in ("_apply_level", "_apply_plainly") if hasattr(TensorCollection, name))
 
+_FROM_PYTHON = frozenset(("_abc_impl", "_is_protocol"))
 _BOOKKEEPING = frozenset(
     ("_flags", "_field_specs", "_raw_defaults", "_convert_value", "_cast_filter", "_abc_impl", "_is_flag_carrier")
     + _SHELL_FILLERS
