@@ -33,6 +33,7 @@ __all__ = [
     "gatherable",
     "is_data",
     "join",
+    "leaves_hold_rows",
     "map_file",
     "region_of",
     "tensors_of",
@@ -52,7 +53,7 @@ def is_data(value: object) -> bool:
 
 def is_dense(value: object) -> bool:
     """A collection whose entries are in a plain dict: `TensorDict` and tensorclasses."""
-    return isinstance(value, DenseCollection) and type(value._source) is dict
+    return isinstance(value, DenseCollection) and type(value._source) is dict and not value._is_non_tensor
 
 
 def data_length(data: Data, dim: int) -> int:
@@ -64,7 +65,16 @@ def tensors_of(data: Data) -> list[Tensor]:
     """The tensors in `data`, as a flat list."""
     if isinstance(data, Tensor):
         return [data]
-    return [leaf for leaf in data.values(True, True) if isinstance(leaf, Tensor)]
+    return list(data._leaves())
+
+
+def leaves_hold_rows(data: Data) -> bool:
+    """Whether every tensor in `data` has the rows along the same dim; the members of a lazy stack need not."""
+    if isinstance(data, Tensor):
+        return True
+    if is_dense(data):
+        return all(leaves_hold_rows(value) for value in data._source.values())
+    return not data._leaves()
 
 
 def data_row_bytes(data: Data, length: int) -> int:
@@ -379,7 +389,8 @@ def gatherable(result: Data, rows: int, plan: ChunkPlan) -> bool:
             return False
         return plan.unbind or (result.dim() > plan.dim and result.shape[plan.dim] == rows)
     if not is_dense(result):
-        return bool(getattr(result, "_is_non_tensor", False))
+        # One object for all rows may turn out to be the same in every chunk; a stack holds one a row.
+        return isinstance(result, DenseCollection) and bool(result._is_non_tensor)
     shape = result._batch_size
     if not plan.unbind and (len(shape) <= plan.dim or shape[plan.dim] != rows):
         return False
@@ -437,3 +448,27 @@ def empty_rows(data: Data, dim: int) -> Data:
 
 
 __all__ += ["TensorDict", "check_rows", "describe_rows", "empty_rows", "is_tensor_collection"]
+
+
+def describe_difference(rows: Data, result: Data, path: tuple[str, ...] = ()) -> str:
+    """What a result has that the rows it should go to have not, or the other way round, in words."""
+    key = repr(path[0] if len(path) == 1 else path) if path else "this one"
+    if isinstance(rows, Tensor) and isinstance(result, Tensor):
+        ours, theirs = (f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" for x in (rows, result))
+        return f"{key} is {theirs} where the others are {ours}"
+    if not (is_dense(rows) and is_dense(result)) or type(rows) is not type(result):
+        return f"{key} is a {type(result).__name__} where the others are a {type(rows).__name__}, or of another value"
+    mine, other = set(rows._source), set(result._source)
+    if mine != other:
+        extra, missing = sorted(other - mine), sorted(mine - other)
+        parts = [f"{what} {names}" for what, names in (("has also", extra), ("lacks", missing)) if names]
+        return f"{key} {' and '.join(parts)}"
+    if rows._batch_size != result._batch_size:
+        return f"{key} has batch size {tuple(result.shape)} where {tuple(rows.shape)} is wanted"
+    for name, value in rows._source.items():
+        if not fits(value, result._source[name]):
+            return describe_difference(value, result._source[name], (*path, name))
+    return f"{key} differs"
+
+
+__all__ += ["describe_difference"]

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from tdmap._data import RowWriter, data_row_bytes
+from tdmap._data import RowWriter, data_row_bytes, leaves_hold_rows
 from tdmap.errors import SerializationError
 from tdmap.job import Job
 from tdmap.runtime.culprit import explain_unpicklable
@@ -70,6 +70,8 @@ class JobPacker:
             return job.ledger.room()
         chunk_bytes = data_row_bytes(job.source.data, plan.length) * plan.size
         if not job.policy.undo or job.source.order is not None or chunk_bytes > MAX_BYTES:
+            return None
+        if not leaves_hold_rows(job.source.data):
             return None
         return Undo.allocate(job.source.data, plan, self.arena.empty)
 
