@@ -573,7 +573,7 @@ class DenseCollection(TensorCollection):
             return torch.as_tensor(item, device=self._device)
         if isinstance(item, np.ndarray):
             return torch.as_tensor(item, device=self._device) if item.dtype.kind in "biufc" else self._wrap(item)
-        if isinstance(item, (list, tuple)) and type(item) in (list, tuple):
+        if isinstance(item, list) or type(item) is tuple:
             return self._convert_sequence(item)
         return self._wrap(item)
 

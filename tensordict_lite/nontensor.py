@@ -362,7 +362,7 @@ def _stacked(item: list[Any], device: Any) -> Any:
             return torch.as_tensor(item, device=device)
         except (TypeError, ValueError, RuntimeError):
             pass  # mixed or ragged
-    nests = all(type(part) is list for part in item)
+    nests = all(isinstance(part, list) for part in item)
     parts = [_stacked(part, device) for part in item] if nests else item
     if nests and item and _same_tensors(parts):
         return _stack_tensors(parts)
@@ -374,7 +374,7 @@ def _stacked(item: list[Any], device: Any) -> Any:
 
 def _innermost(value: Any) -> Any:
     """The first element of the first element of... nested lists."""
-    while type(value) is list and value:
+    while isinstance(value, list) and value:
         value = value[0]
     return value
 

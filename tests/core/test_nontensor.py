@@ -238,3 +238,11 @@ def test_the_object_of_locked_data_is_fixed() -> None:
     assert data.data == "b"
     with pytest.raises(RuntimeError, match="locked"):
         data.lock_().data = "c"
+
+
+def test_the_list_of_a_key_can_be_assigned_to_another() -> None:
+    td = TensorDict({"x": ["a", "b"]}, [2])
+    td["y"] = td["x"]
+    assert type(td.get("y")) is NonTensorStack
+    td["y"][0] = "c"
+    assert (td["x"], td["y"]) == (["a", "b"], ["c", "b"])
