@@ -10,10 +10,12 @@ from __future__ import annotations
 from tdmap.api import map, map_iter
 from tdmap.diagnostics.progress import ProgressBar
 from tdmap.errors import (
+    AlreadyComplete,
     ChunkTimeout,
     OutputMismatch,
     RemoteError,
     RemoteTraceback,
+    ResumeMismatch,
     SerializationError,
     TdmapError,
     WorkerLost,
@@ -26,6 +28,7 @@ from tdmap.reduction import map_reduce, reduce
 from tdmap.runtime.pool import WorkerPool, close_pools
 
 __all__ = [
+    "AlreadyComplete",
     "Callback",
     "ChunkPlan",
     "ChunkRetried",
@@ -38,6 +41,7 @@ __all__ = [
     "Reducer",
     "RemoteError",
     "RemoteTraceback",
+    "ResumeMismatch",
     "SerializationError",
     "TdmapError",
     "WorkerDied",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import multiprocessing
+import os
 import sys
 import warnings
 import weakref
@@ -17,8 +18,9 @@ from tdmap._data import Data, check_rows, data_length, data_row_bytes, empty_row
 from tdmap.events import Callback, CallbackList
 from tdmap.job import Job, Policy, Source
 from tdmap.plan import ChunkPlan, make_plan
+from tdmap.resumable import map_in_place, map_to_files, map_to_folder
 from tdmap.runtime import worker as worker_module
-from tdmap.runtime.driver import Crew, Driver
+from tdmap.runtime.driver import CommitLog, Crew, Driver
 from tdmap.runtime.executors.foreign import ForeignCrew
 from tdmap.runtime.executors.processes import ProcessCrew
 from tdmap.runtime.executors.serial import SerialCrew
@@ -41,7 +43,8 @@ def map(
     dim: int = 0,
     num_workers: int | None = None,
     *,
-    out: Data | None = None,
+    out: Data | str | os.PathLike[str] | None = None,
+    resume: bool = False,
     chunksize: int | None = None,
     num_chunks: int | None = None,
     pool: Any = None,
@@ -73,7 +76,12 @@ def map(
         num_workers: processes or threads. Default: the cores that this process may use.
         out: where results are written: a preallocated tensor or collection with `data`'s rows along `dim`,
             best in memory-mapped files. It is updated in place and returned. Entries of results that `out` lacks
-            are ignored. `out=data` writes back.
+            are ignored. `out=data` writes back. A path is a folder for a new memory-mapped dataset, whose schema is
+            that of the first result; the folder holds no dataset until every row is there.
+        resume: keep a journal in a hidden folder of `out`, so that the same call goes on after any interruption,
+            `kill -9` of every process included, and the result has the same bits. A call that was complete does
+            nothing, and warns (`tdmap.errors.AlreadyComplete`). Needs `out`: a path, a memory-mapped dataset, or
+            `data` itself.
         chunksize: rows in a chunk; 0 passes rows one by one without `dim`, and stacks the results.
             Default: from the bytes of a row, so that a chunk and its result stay in the processor's cache.
         num_chunks: how many chunks, instead of their size.
@@ -105,6 +113,8 @@ def map(
         IndexError: `dim` is out of range.
         ValueError: both `chunksize` and `num_chunks` are given, or an option is out of range.
         OutputMismatch: a result does not fit `out`.
+        FileExistsError: `out` is a path where something else is.
+        ResumeMismatch: `resume`, and the journal is of another function, source, plan or seed; names what differs.
         SerializationError: `fn` cannot be sent to workers.
         WorkerLost: workers died on the same chunk more than `retries` times.
         ChunkTimeout: a chunk exceeded `timeout` more than `retries` times.
@@ -117,19 +127,34 @@ def map(
         >>> map(data, lambda td: td.apply(lambda x: x * x), num_workers=2, chunksize=2)["x"]
         tensor([ 0,  1,  4,  9, 16, 25])
     """
-    plan = _plan(data, fn, dim, chunksize, num_chunks, out)
+    path = out if isinstance(out, (str, os.PathLike)) else None
+    plan = _plan(data, fn, dim, chunksize, num_chunks, out if path is None else None)
+    job = Job(Source(data), plan, fn, _policy(seed, generator, retries, timeout, undo))
+    options = _crew_options(job, num_workers, pool, max_tasks_per_child, worker_threads, mp_start_method, executor)
+
+    def execute(job: Job, sink: Sink, log: CommitLog | None) -> None:
+        for _ in _run(job, sink, options, pbar, callbacks, log):
+            pass
+
+    if path is not None:
+        return map_to_folder(job, path, resume, execute)
     sink: Sink
     if out is None:
+        if resume:
+            raise ValueError("resume=True keeps its journal beside the output: pass out=a folder, or out=data.")
         sink = Gather()
     else:
         check_rows(out, plan, data.shape)
         sink = InPlace(out) if out is data else Preallocated(out)
-    job = Job(Source(data), plan, fn, _policy(seed, generator, retries, timeout, undo))
-    options = _crew_options(job, num_workers, pool, max_tasks_per_child, worker_threads, mp_start_method, executor)
     if plan.length == 0:
         return empty_rows(data, plan.dim) if out is None else out
-    for _ in _run(job, sink, options, pbar, callbacks):
-        pass
+    if resume:
+        if out is not data:
+            return map_to_files(job, out, execute)
+        if options.is_foreign:
+            raise ValueError("resume=True with out=data needs workers of its own: use num_workers= or a WorkerPool.")
+        return map_in_place(job, execute)
+    execute(job, sink, None)
     return sink.result()
 
 
@@ -224,7 +249,9 @@ def _plan(
     if not callable(fn):
         raise TypeError(f"map needs a function, got {fn!r}.")
     if out is not None and not is_data(out):
-        raise TypeError(f"out must be a tensor or a collection of tensors, got a {type(out).__name__}.")
+        raise TypeError(
+            f"out must be a tensor, a collection of tensors or the path of a folder, got a {type(out).__name__}."
+        )
     dims = len(data.shape)
     if not isinstance(dim, int) or not -dims <= dim < dims:
         raise IndexError(
@@ -295,6 +322,11 @@ class _CrewOptions:
         self.method = mp_start_method
         self.executor = executor
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the processes of another library's pool do the work."""
+        return self.pool is not None and not isinstance(self.pool, WorkerPool)
+
     def crew(self) -> tuple[Crew, Callable[[], None]]:
         """Those who run the job, and what to call when they have."""
         wanted = min(self.num_workers, self.job.plan.num_chunks)
@@ -350,7 +382,12 @@ def _nested() -> bool:
 
 
 def _run(
-    job: Job, sink: Sink, options: _CrewOptions, pbar: bool, callbacks: Iterable[Callback]
+    job: Job,
+    sink: Sink,
+    options: _CrewOptions,
+    pbar: bool,
+    callbacks: Iterable[Callback],
+    log: CommitLog | None = None,
 ) -> Iterator[tuple[int, Any]]:
     watchers = list(callbacks)
     if pbar:
@@ -360,6 +397,6 @@ def _run(
     crew, finish = options.crew()
     try:
         chunk_bytes = job.plan.size * data_row_bytes(job.source.data, job.plan.length)
-        yield from Driver(job, sink, crew, CallbackList(watchers), chunk_bytes).run()
+        yield from Driver(job, sink, crew, CallbackList(watchers), chunk_bytes, log).run()
     finally:
         finish()

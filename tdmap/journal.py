@@ -170,21 +170,34 @@ def boot_number() -> int:
 # -- files -------------------------------------------------------------------------------------------
 
 
-def create(path: Path, header: dict[str, Any]) -> None:
+def create(path: Path, header: dict[str, Any], durable: bool = True) -> None:
     """Put a new journal at `path`, whole or not at all, instead of whatever is there."""
     text = json.dumps({"version": VERSION, **header}).encode()
     data = MAGIC + struct.pack("<II", len(text), zlib.crc32(text)) + text
-    replace_file(path, data)
+    replace_file(path, data, durable)
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all, whatever happens meanwhile."""
+def replace_file(path: Path, data: bytes, durable: bool = True) -> None:
+    """Write a file so that it is there whole or not at all, whoever is killed meanwhile.
+
+    Args:
+        path: the file.
+        data: what it is to hold.
+        durable: wait until it is on the disk, so that the machine may go down as well.
+    """
     temporary = path.with_name(path.name + ".new")
     with open(temporary, "wb") as file:
         file.write(data)
         file.flush()
-        os.fdatasync(file.fileno())
+        if durable:
+            os.fdatasync(file.fileno())
     os.replace(temporary, path)
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def read(path: Path) -> Contents | None:
@@ -247,12 +260,17 @@ class Journal:
         self._began = self._last = time.monotonic()
         self._open: dict[int, int] = {}
         self._helper = Helper(path, sync_seconds)
-        self.add_files(files)
+        self._helper.files = list(files)
         self._write([Record(Type.SESSION, int(time.time()), boot_number())])
 
-    def add_files(self, files: Iterable[str]) -> None:
-        """More files whose rows must be on the disk before a range is durable."""
-        self._helper.files.extend(files)
+    @property
+    def files(self) -> list[str]:
+        """The files whose rows must be on the disk before a range is durable."""
+        return self._helper.files
+
+    @files.setter
+    def files(self, files: list[str]) -> None:
+        self._helper.files = files
 
     def add(self, start: int, stop: int) -> None:
         """The chunks `start..stop` are done; written at the next `tick` that is due."""
@@ -325,7 +343,7 @@ class Helper:
         """Ask for a sync when it is due."""
         if self._busy:
             self._listen(now)
-        if not self._busy and now >= self._next and self._start():
+        if not self._busy and now >= self._next and self.files and self._start():
             self._busy = self._send(b"\n")
 
     def _start(self) -> bool:
@@ -376,7 +394,9 @@ class Helper:
 
     def finish(self) -> None:
         """Have everything brought to the disk, without waiting for it."""
-        if self._start() and self._process is not None:
+        if self._process is not None and self._process.poll() is not None:
+            self._process = None
+        if self.files and self._start() and self._process is not None:
             with contextlib.suppress(OSError):
                 assert self._process.stdin is not None and self._process.stdout is not None
                 launch.close_end(self._process.stdin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -12,7 +13,9 @@ from tdmap.api import _crew_options, _plan, _policy, _run
 from tdmap.events import Callback
 from tdmap.job import Job, Source
 from tdmap.reducers import Reducer, as_reducer
-from tdmap.sinks import Fold
+from tdmap.resumable import fold_resumable
+from tdmap.runtime.driver import CommitLog
+from tdmap.sinks import Fold, Sink
 
 
 class FoldChunk:
@@ -55,6 +58,7 @@ def map_reduce(
     seed: int | None = None,
     retries: int = 2,
     timeout: float | None = None,
+    resume: str | os.PathLike[str] | None = None,
     callbacks: Iterable[Callback] = (),
 ) -> Any:
     """Fold `mapper(chunk)` over all chunks of a dataset.
@@ -71,12 +75,16 @@ def map_reduce(
         num_workers: processes or threads; 0 runs in the caller. Default: the cores that this process may use.
         dim, chunksize, num_chunks, pool, generator, worker_threads, pbar, mp_start_method, executor, seed, retries,
             timeout, callbacks: as `tdmap.map`.
+        resume: a folder for the states of a run that is interrupted: the same call goes on from there, and the answer
+            has the same bits. A call that was complete gives its answer again, and warns. States are pickles: use
+            only folders of your own.
 
     Returns:
         What `reducer.finish` makes of the merged state; for zero rows, of `reducer.init()`.
 
     Raises:
         ValueError: the reduction of zero rows is not defined, or an option is out of range.
+        ResumeMismatch: the folder holds another run; names what differs.
         Exception: as `tdmap.map`.
 
     Example:
@@ -96,9 +104,15 @@ def map_reduce(
     options = _crew_options(job, num_workers, pool, None, worker_threads, mp_start_method, executor)
     if plan.length == 0:
         return reducer.finish(reducer.init())
+
+    def execute(job: Job, sink: Sink, log: CommitLog | None) -> None:
+        for _ in _run(job, sink, options, pbar, callbacks, log):
+            pass
+
+    if resume is not None:
+        return reducer.finish(fold_resumable(job, resume, reducer, execute))
     sink = Fold(reducer)
-    for _ in _run(job, sink, options, pbar, callbacks):
-        pass
+    execute(job, sink, None)
     return reducer.finish(sink.result())
 
 

@@ -25,6 +25,9 @@ S = TypeVar("S")
 
 Key = str | tuple[str, ...]
 
+Node = tuple[int, int, Any]
+"""First and one-past-last chunk, and the merged state of these chunks."""
+
 
 class Reducer(ABC, Generic[S]):
     """A reduction over rows. States must survive pickling; :meth:`merge` must not change its arguments.
@@ -172,6 +175,13 @@ class MergeTree:
                 break
             level, index = level + 1, index >> 1
         self._waiting[level, index] = state
+
+    def nodes(self) -> list[Node]:
+        """The states that wait for a neighbour, each of which `add` takes again."""
+        return [
+            (index << level, min((index + 1) << level, self.num_chunks), state)
+            for (level, index), state in self._waiting.items()
+        ]
 
     def result(self) -> Any:
         """The state of all chunks. Raises RuntimeError when some are missing."""

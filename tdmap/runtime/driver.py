@@ -90,6 +90,23 @@ class Crew(Protocol):
         ...
 
 
+class CommitLog(Protocol):
+    """Where it is noted which chunks are done, for a run that can be resumed."""
+
+    @property
+    def committed(self) -> list[tuple[int, int]]:
+        """Chunks that an earlier run has done."""
+        ...
+
+    def add(self, start: int, stop: int) -> None:
+        """The chunks `start..stop` are done."""
+        ...
+
+    def tick(self, now: float) -> None:
+        """Called often; writes what is due."""
+        ...
+
+
 class Driver:
     """One run of one job.
 
@@ -98,15 +115,27 @@ class Driver:
         sink: where results go.
         crew: who does it.
         callbacks: who watches.
+        chunk_bytes: bytes of a chunk of the source.
+        log: notes which chunks are done; None when nobody wants to know.
     """
 
-    def __init__(self, job: Job, sink: Sink, crew: Crew, callbacks: Callback, chunk_bytes: int) -> None:
+    def __init__(
+        self,
+        job: Job,
+        sink: Sink,
+        crew: Crew,
+        callbacks: Callback,
+        chunk_bytes: int,
+        log: CommitLog | None = None,
+    ) -> None:
         self.job = job
         self.sink = sink
         self.crew = crew
         self.callbacks = callbacks
-        self.scheduler = Scheduler(job.plan.num_chunks, crew.size, self._policy(chunk_bytes))
-        self.done_rows = 0
+        self.log = log
+        done = [] if log is None else log.committed
+        self.scheduler = Scheduler(job.plan.num_chunks, crew.size, self._policy(chunk_bytes), done)
+        self.done_rows = sum(job.plan.count(start, stop) for start, stop in done)
         self.changed = False
         self._workers: set[int] = set()
         self._announced = False
@@ -171,6 +200,8 @@ class Driver:
         while not scheduler.finished:
             for worker, message in self.crew.wait(tick):
                 self._handle(worker, message)
+            if self.log is not None:
+                self.log.tick(time.monotonic())
             if isinstance(self.sink, Stream):
                 for chunk in range(*scheduler.release()):
                     yield chunk, self.sink.take(chunk)
@@ -254,6 +285,8 @@ class Driver:
         self.changed |= kind is Kind.NONE or isinstance(self.sink, InPlace)
         self.sink.accept(start, stop, kind, values)
         self.scheduler.commit(lease.id, stop)
+        if self.log is not None:
+            self.log.add(start, stop)
         self.done_rows += self.job.plan.count(start, stop)
 
     def _report(self, worker: int, start: int, stop: int, seconds: float) -> None:

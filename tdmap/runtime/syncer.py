@@ -28,9 +28,9 @@ def sync(journal: str, log: int, opened: dict[str, int], last: bool) -> None:
     """Bring everything to the disk, and say so in the journal."""
     position = os.fstat(log).st_size
     folder = os.path.dirname(journal)
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            if name.startswith(BESIDES):
+    for name in os.listdir(folder):
+        if name.startswith(BESIDES):
+            with contextlib.suppress(FileNotFoundError):  # the run is over, and they are not needed any more
                 _open(os.path.join(folder, name), opened)
     for descriptor in opened.values():
         os.fdatasync(descriptor)
@@ -41,8 +41,7 @@ def sync(journal: str, log: int, opened: dict[str, int], last: bool) -> None:
 
 def _open(path: str, opened: dict[str, int]) -> None:
     if path not in opened:
-        with contextlib.suppress(OSError):
-            opened[path] = os.open(path, os.O_RDONLY)
+        opened[path] = os.open(path, os.O_RDONLY)
 
 
 def main(journal: str) -> None:

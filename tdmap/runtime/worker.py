@@ -158,9 +158,13 @@ class _Worker:
         """Rows can be put back from now on."""
         if self.loop is not None and self.loop.job == message.job:
             reader = self.loop.reader
-            self.loop.undo = undo = Undo(reader.data, reader.plan, unpack(message.payload))
-            if undo.lock is not None:
-                self.lock = lock_shared(undo.lock)
+            try:
+                self.loop.undo = undo = Undo(reader.data, reader.plan, unpack(message.payload))
+                if undo.lock is not None:
+                    self.lock = lock_shared(undo.lock)
+            except Exception as error:  # most often: the job is over already, and its memory is gone
+                self.drop()
+                self.send(Refused(message.job, pack_error(error)))
 
     def grant(self, message: Grant) -> None:
         """Run a lease and report."""

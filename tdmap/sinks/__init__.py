@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from tdmap.sinks.base import Allocate, Sink
 from tdmap.sinks.fold import Fold
+from tdmap.sinks.folder import Folder
 from tdmap.sinks.gather import Gather
 from tdmap.sinks.inplace import InPlace
 from tdmap.sinks.preallocated import Preallocated
 from tdmap.sinks.stream import Stream
 
-__all__ = ["Allocate", "Fold", "Gather", "InPlace", "Preallocated", "Sink", "Stream"]
+__all__ = ["Allocate", "Fold", "Folder", "Gather", "InPlace", "Preallocated", "Sink", "Stream"]

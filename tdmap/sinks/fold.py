@@ -6,7 +6,7 @@ from typing import Any
 
 from tdmap._data import RowWriter
 from tdmap.plan import ChunkPlan
-from tdmap.reducers.base import MergeTree, Reducer
+from tdmap.reducers.base import MergeTree, Node, Reducer
 from tdmap.runtime.types import Kind
 from tdmap.sinks.base import Allocate
 
@@ -20,12 +20,19 @@ class Fold:
     streams = False
     writer: RowWriter | None = None
 
-    def __init__(self, reducer: Reducer[Any]) -> None:
+    def __init__(self, reducer: Reducer[Any], restored: list[Node] | None = None) -> None:
         self.reducer = reducer
+        self.restored = restored or []
         self._tree: MergeTree | None = None
 
     def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
         self._tree = MergeTree(plan.num_chunks, self.reducer.merge)
+        for start, stop, state in self.restored:
+            self._tree.add(start, stop, state)
+
+    def nodes(self) -> list[Node]:
+        """The states that wait, with their chunks: all that is known so far."""
+        return self.restored if self._tree is None else self._tree.nodes()
 
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
         assert self._tree is not None

@@ -1,0 +1,106 @@
+"""Reductions that can be gone on with: the states that wait in the merge tree, in one small file.
+
+The tree holds a handful of merged states at any time, and they say which chunks they stand for. So the file that
+holds them is the whole memory of a reduction: it is replaced, whole, every now and then, and a run goes on from it
+with the same tree, and the same bits.
+
+States are pickles, because a reducer may keep what it likes. A file of somebody else is therefore not opened.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+from tdmap import journal
+from tdmap.reducers.base import Node
+from tdmap.resume import Run
+from tdmap.sinks import Fold
+
+SECONDS = 0.25
+"""States are saved so often, or less often where that takes long."""
+
+SHARE = 0.02
+"""Share of the time that saving may take."""
+
+_MAGIC = b"TDMAPS01"
+
+
+def save(path: Path, nodes: list[Node]) -> None:
+    """Replace the file by one that holds these nodes."""
+    data = pickle.dumps(nodes, pickle.HIGHEST_PROTOCOL)
+    journal.replace_file(path, _MAGIC + zlib.crc32(data).to_bytes(4, "little") + data)
+
+
+def load(path: Path) -> list[Node]:
+    """The nodes in the file; none when there is no file, or not a whole one.
+
+    Raises:
+        PermissionError: the file belongs to another user.
+    """
+    try:
+        owner = path.stat().st_uid
+    except FileNotFoundError:
+        return []
+    if owner != os.geteuid():
+        raise PermissionError(
+            f"{path} belongs to user {owner}: states are pickles, which can run code when they are read. "
+            "Copy the folder if you trust its owner, or use another one."
+        )
+    data = path.read_bytes()
+    body = data[len(_MAGIC) + 4 :]
+    if data[: len(_MAGIC)] != _MAGIC or zlib.crc32(body).to_bytes(4, "little") != data[len(_MAGIC) :][:4]:
+        return []
+    nodes: list[Node] = pickle.loads(body)
+    return nodes
+
+
+class FoldLog:
+    """The commit log of a reduction.
+
+    Args:
+        run: the run.
+        sink: the sink whose states are saved.
+    """
+
+    def __init__(self, run: Run, sink: Fold) -> None:
+        self.run = run
+        self.sink = sink
+        self.path = run.folder / "states"
+        self._next = time.monotonic() + SECONDS
+        self._new = False
+
+    @property
+    def committed(self) -> list[tuple[int, int]]:
+        return journal.merge_ranges((start, stop) for start, stop, _ in self.sink.restored)
+
+    def add(self, start: int, stop: int) -> None:
+        self._new = True
+        self.run.add(start, stop)
+
+    def tick(self, now: float) -> None:
+        if self._new and now >= self._next:
+            self.save()
+            after = time.monotonic()
+            self._next = after + max(SECONDS, (after - now) / SHARE)
+            self.run.tick(after)
+
+    def save(self) -> None:
+        """Save the states now."""
+        save(self.path, self.sink.nodes())
+        self._new = False
+
+
+def restore(run: Run) -> list[Node]:
+    """The states that an earlier session has saved."""
+    return load(run.folder / "states")
+
+
+def answer(run: Run) -> Any:
+    """The merged state of a reduction that is over."""
+    (node,) = restore(run)
+    return node[2]

@@ -1,0 +1,127 @@
+"""The ways to run a job whose result lies in files: into a folder, into mapped tensors, and in place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from tdmap import checkpoint
+from tdmap._data import Data, empty_rows
+from tdmap.job import Job
+from tdmap.reducers import Reducer
+from tdmap.resume import IN_PLACE, MAP, REDUCE, Run, files_of, folder_of, open_run
+from tdmap.runtime.driver import CommitLog
+from tdmap.sinks import Fold, Folder, InPlace, Preallocated, Sink
+from tdmap.store import HIDDEN, OutputFolder
+
+Execute: TypeAlias = Callable[[Job, Sink, "CommitLog | None"], None]
+"""Runs a job to its end."""
+
+
+def map_to_folder(
+    job: Job, path: str | os.PathLike[str], resume: bool, execute: Execute, command: dict[str, Any] | None = None
+) -> Data:
+    """Run a job whose results become a new dataset at `path`.
+
+    Raises:
+        FileExistsError: the folder holds something else, or the unfinished run of a call with `resume=True`.
+        ResumeMismatch: the folder holds another run.
+    """
+    store = OutputFolder(path)
+    source = folder_of(job.source.data)
+    if not (resume and (store.hidden / "journal").exists()):
+        store.require_free(None if source is None else str(source))
+        store.discard()
+    if job.plan.length == 0:
+        return empty_rows(job.source.data, job.plan.dim).memmap(store.path)
+    if resume:
+        return _resume_to_folder(job, store, execute, command)
+    sink = Folder(store, _ignore)
+    try:
+        execute(job, sink, None)
+        return store.publish()
+    except BaseException:
+        store.discard()
+        raise
+
+
+def _resume_to_folder(job: Job, store: OutputFolder, execute: Execute, command: dict[str, Any] | None) -> Data:
+    if store.load() is None:  # nothing was begun, or somebody removed it
+        (store.hidden / "journal").unlink(missing_ok=True)
+    with open_run(store.hidden, job, MAP, [], command) as run:
+        if run.is_complete:
+            return store.publish()
+        execute(job, Folder(store, lambda data: _use_files(run, data)), run)
+        result = store.publish()
+        _use_files(run, result)  # their names have changed
+        run.finish(job.plan.length)
+    return result
+
+
+def _use_files(run: Run, data: Data) -> None:
+    assert run.journal is not None
+    run.journal.files = files_of(data)
+
+
+def map_to_files(job: Job, out: Data, execute: Execute) -> Data:
+    """Run a job whose results go into the memory-mapped dataset `out`, so that it can be resumed.
+
+    Raises:
+        ValueError: `out` does not lie in a folder of its own.
+        ResumeMismatch: the folder holds another run.
+    """
+    with open_run(_folder(out, "out"), job, MAP, files_of(out)) as run:
+        if not run.is_complete:
+            execute(job, Preallocated(out), run)
+            run.finish(job.plan.length)
+    return out
+
+
+def map_in_place(job: Job, execute: Execute, command: dict[str, Any] | None = None) -> Data:
+    """Run a job that changes its own source, so that it can be resumed.
+
+    Raises:
+        ValueError: the source does not lie in a folder of its own, or `undo=False`.
+        ResumeMismatch: the folder holds another run that is not finished.
+    """
+    data = job.source.data
+    if not job.policy.undo:
+        raise ValueError("resume=True with out=data needs undo=True: rows that were interrupted must be put back.")
+    with open_run(_folder(data, "data"), job, IN_PLACE, files_of(data), command) as run:
+        if not run.is_complete:
+            execute(replace(job, ledger=run.ledger), InPlace(data), run)
+            run.finish(job.plan.length)
+    return data
+
+
+def fold_resumable(job: Job, folder: str | os.PathLike[str], reducer: Reducer[Any], execute: Execute) -> Any:
+    """Run a reduction that can be resumed, and return its merged state."""
+    hidden = OutputFolder(folder).hidden
+    with open_run(hidden, job, REDUCE, []) as run:
+        if run.is_complete:
+            return checkpoint.answer(run)
+        sink = Fold(reducer, checkpoint.restore(run))
+        log = checkpoint.FoldLog(run, sink)
+        try:
+            execute(job, sink, log)
+        finally:
+            log.save()
+        run.finish(job.plan.length)
+    return sink.result()
+
+
+def _folder(data: Data, name: str) -> Any:
+    folder = folder_of(data)
+    if folder is None:
+        raise ValueError(
+            f"resume=True needs {name} to be a whole memory-mapped dataset, which has a folder to keep the journal "
+            f"in: got a {type(data).__name__} in memory, or a part of a dataset. Save it with memmap(folder), or pass "
+            "out='folder'."
+        )
+    return folder / HIDDEN
+
+
+def _ignore(data: Data) -> None:
+    pass

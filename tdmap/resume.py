@@ -1,0 +1,309 @@
+"""Runs that can be interrupted at any instant and gone on with: the folder that remembers them.
+
+    out/.tdmap/             or, for an in-place run, the same folder inside the dataset
+      journal               what the run is (function, source, plan, seed), and which chunks are done
+      lock, workers.lock    held while somebody works
+      errors.jsonl          what the run has ended with, if not well
+      data/                 a new output, until it is whole (see `store`)
+      done, undo-*          of an in-place run (see `runtime.ledger`)
+      history.jsonl         in-place runs that are over
+      states                of a reduction (see `checkpoint`)
+
+`open_run` compares what is asked for with what the folder holds: the same run goes on, one that is over is not done
+again, and another one is refused with a list of what differs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tdmap import journal as journals
+from tdmap._data import Data, region_of, tensors_of
+from tdmap.errors import AlreadyComplete, ResumeMismatch
+from tdmap.fingerprint import function_parts, source_parts
+from tdmap.job import Job
+from tdmap.journal import Journal
+from tdmap.runtime.ledger import Ledger
+
+LOCK_SECONDS = 10.0
+"""Processes of a killed run may take so long to vanish."""
+
+HISTORY = "history.jsonl"
+
+MAP, IN_PLACE, REDUCE = "map", "in place", "reduce"
+
+
+def identify(job: Job, kind: str) -> dict[str, Any]:
+    """What a run is: the same in every process, for the same function, source, plan and seed."""
+    plan = job.plan
+    source = source_parts(job.source.data, contents=kind != IN_PLACE)
+    return {
+        "kind": kind,
+        "name": job.name,
+        "function": function_parts(job.fn),
+        "source": source,
+        "plan": {"rows": plan.length, "chunk size": plan.size, "dim": plan.dim, "unbind": plan.unbind},
+        "seed": job.policy.seed,
+        "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
+    }
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """What differs between two identities, one sentence each."""
+    found = []
+    if old["kind"] != new["kind"]:
+        found.append(f"it was a run of kind {old['kind']!r} and is one of kind {new['kind']!r}")
+    parts = _changed(old["function"], new["function"])
+    if parts:
+        names = f"{old['name']} has become {new['name']}" if old["name"] != new["name"] else new["name"]
+        hint = ""
+        if old["python"] != new["python"] and any("code" in part for part in parts):
+            hint = f"; bytecode differs between Python {old['python']}, then, and {new['python']}, now"
+        found.append(f"the function {names} differs in: {', '.join(parts)}{hint}")
+    for key in _changed(old["source"], new["source"]):
+        before, after = old["source"].get(key, "absent"), new["source"].get(key, "absent")
+        found.append(f"the source's {key} was {before}, and is {after}")
+    for key in _changed(old["plan"], new["plan"]):
+        found.append(f"the plan's {key} was {old['plan'].get(key)}, and is {new['plan'].get(key)}")
+    if old["seed"] != new["seed"]:
+        found.append(f"the seed was {old['seed']}, and is {new['seed']}")
+    return found
+
+
+def _changed(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    return [key for key in {**old, **new} if old.get(key) != new.get(key)]
+
+
+def _digest(identity: dict[str, Any]) -> str:
+    kept = {key: identity[key] for key in ("kind", "function", "source", "plan", "seed")}
+    return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+class Run:
+    """A resumable run that is open in this process: the driver's commit log.
+
+    Attributes:
+        committed: chunks that an earlier session has done.
+        is_complete: nothing is left to do.
+        ledger: of an in-place run.
+    """
+
+    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
+        self.folder = folder
+        self.identity = identity
+        self.committed: list[tuple[int, int]] = []
+        self.is_complete = False
+        self.ledger: Ledger | None = None
+        self.journal: Journal | None = None
+
+    def add(self, start: int, stop: int) -> None:
+        assert self.journal is not None
+        if self.ledger is not None:
+            self.ledger.done[start:stop] = 1
+        self.journal.add(start, stop)
+
+    def tick(self, now: float) -> None:
+        assert self.journal is not None
+        self.journal.tick(now)
+
+    def finish(self, rows: int) -> None:
+        """The run has come to its end."""
+        assert self.journal is not None
+        self.journal.complete(rows)
+        if self.ledger is not None:
+            self.ledger.forget()
+
+    def failed(self, error: BaseException) -> None:
+        """The run has ended with an exception; what is done stays done."""
+        assert self.journal is not None
+        self.journal.failed()
+        notes = list(getattr(error, "__notes__", []))
+        line = {"time": time.time(), "type": type(error).__name__, "error": str(error), "notes": notes}
+        with contextlib.suppress(OSError), open(self.folder / "errors.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+@contextlib.contextmanager
+def open_run(
+    folder: Path, job: Job, kind: str, files: list[str], command: dict[str, Any] | None = None
+) -> Iterator[Run]:
+    """Begin a run in `folder`, or go on with the one that is there.
+
+    Args:
+        folder: the hidden folder.
+        job: what is to be done.
+        kind: `MAP`, `IN_PLACE` or `REDUCE`.
+        files: files of the output, as far as they are known.
+        command: how `tdmap resume` can call it again, or None.
+
+    Raises:
+        ResumeMismatch: the folder holds another run; names what differs.
+        BlockingIOError: another process works on it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder):
+        run = Run(folder, identify(job, kind))
+        contents = journals.read(folder / "journal")
+        boot = journals.boot_number()
+        run.is_complete = _digest(run.identity) in _history(folder)
+        if run.is_complete:
+            pass
+        elif kind == IN_PLACE:
+            contents = _check_in_place(run, contents)
+        elif contents is not None:
+            _check(run, contents)
+        if contents is None and not run.is_complete:
+            header = {"identity": run.identity, "began": time.time(), "argv": sys.argv, "cwd": os.getcwd()}
+            # Rows that are changed in place, and no header to say so, would be changed twice.
+            journals.create(folder / "journal", {**header, "command": command}, durable=kind == IN_PLACE)
+            contents = journals.read(folder / "journal")
+            if kind == IN_PLACE:
+                Ledger(folder, job.source.data, job.plan).forget()
+        if contents is not None and not run.is_complete:
+            run.is_complete = contents.is_complete(boot)
+        if run.is_complete:
+            _say_complete(run)
+            yield run
+            return
+        assert contents is not None
+        run.committed = contents.ranges(boot)
+        if kind == IN_PLACE:
+            run.ledger = Ledger(folder, job.source.data, job.plan)
+            _recover(run)
+        run.journal = Journal(folder / "journal", contents, files)
+        try:
+            yield run
+        except BaseException as error:
+            run.failed(error)
+            raise
+        finally:
+            run.journal.close()
+
+
+def _check(run: Run, contents: journals.Contents) -> None:
+    changes = differences(contents.header["identity"], run.identity)
+    if changes:
+        over = contents.is_complete()
+        _refuse(
+            run,
+            changes,
+            "holds the result of another run" if over else "holds an unfinished run that is not this one",
+            "Choose another folder, or remove that one"
+            + (" to run anew." if over else " to begin anew; or call it as it was called, to go on with it."),
+        )
+
+
+def _check_in_place(run: Run, contents: journals.Contents | None) -> journals.Contents | None:
+    """The journal of an unfinished run that is this one; None when there is none."""
+    _require_settled(run, contents)
+    if contents is not None and not contents.is_complete():
+        changes = differences(contents.header["identity"], run.identity)
+        if changes and any(r.type is journals.Type.RANGE for r in contents.records):
+            _refuse(
+                run,
+                changes,
+                "holds an in-place run that is not finished, and is not this one",
+                "Some rows are changed and some are not: finish that run first, by calling it as it was called; or "
+                "restore the dataset from a copy and remove the folder.",
+            )
+        return None if changes else contents
+    if contents is None:
+        return None
+    last = _digest(contents.header["identity"])
+    run.is_complete = last == _digest(run.identity)
+    if not run.is_complete:  # its journal makes room for that of the next run
+        with open(run.folder / HISTORY, "a") as file:
+            file.write(json.dumps({"run": last, "name": contents.header["identity"]["name"]}) + "\n")
+            file.flush()
+            os.fdatasync(file.fileno())
+    return None
+
+
+def _history(folder: Path) -> set[str]:
+    """Runs over this dataset that were complete before the last one began."""
+    with contextlib.suppress(FileNotFoundError):
+        return {json.loads(line)["run"] for line in (folder / HISTORY).read_text().splitlines()}
+    return set()
+
+
+def _require_settled(run: Run, contents: journals.Contents | None) -> None:
+    if contents is not None and not contents.is_settled(journals.boot_number()):
+        raise ResumeMismatch(
+            f"{run.folder}: the machine went down while this in-place run was writing, so nobody knows which changes "
+            "reached the disk. Restore the dataset from a copy and remove the folder, or run out of place "
+            "(out=a folder), which can be resumed after that too.",
+            ("the machine went down in the middle of an in-place run",),
+        )
+
+
+def _refuse(run: Run, changes: list[str], found: str, advice: str) -> None:
+    text = "\n".join(f"  - {change}" for change in changes)
+    raise ResumeMismatch(f"{run.folder} {found}:\n{text}\n{advice}", tuple(changes))
+
+
+def _recover(run: Run) -> None:
+    """Put back the rows of chunks that were interrupted, and learn from the workers' own notes what is done."""
+    assert run.ledger is not None
+    with _locked(run.folder, "workers.lock"):  # a worker whose driver was killed may live for another moment
+        run.ledger.recover()
+        run.committed = run.ledger.committed()
+
+
+def _say_complete(run: Run) -> None:
+    where = run.folder.parent
+    hint = "remove that folder to run it again"
+    if run.identity["kind"] == IN_PLACE:
+        hint = "call it without resume=True to change the rows once more"
+    warnings.warn(
+        f"{where}: the run of {run.identity['name']} was complete before, and nothing was done ({hint}).",
+        AlreadyComplete,
+        stacklevel=8,
+    )
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, name: str = "lock") -> Iterator[None]:
+    """Be the only one to hold a lock of the folder. Forked workers share it, so it is free when all are gone."""
+    descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    deadline = time.monotonic() + LOCK_SECONDS
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise BlockingIOError(
+                        11, f"another process works on this run; wait for it, or end it ({folder / name})"
+                    ) from None
+                time.sleep(0.01)
+        yield
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def folder_of(data: Data) -> Path | None:
+    """The folder that a dataset is mapped from, whole; None when it is not."""
+    if not hasattr(data, "batch_size"):
+        return None
+    from tensordict_lite.memmap.plan import mapped_root
+
+    root = mapped_root(data)
+    return None if root is None else Path(root)
+
+
+def files_of(data: Data) -> list[str]:
+    """The files that a dataset lies in."""
+    regions = [region_of(leaf) for leaf in tensors_of(data)]
+    return [region.handle.path for region in regions if region is not None and not region.handle.anonymous]

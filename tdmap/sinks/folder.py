@@ -1,0 +1,98 @@
+"""Results go into a new dataset in a folder, whose schema is learnt from the first of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from tdmap._data import Data, RowWriter, allocate_like, describe_difference, gatherable
+from tdmap.errors import OutputMismatch, describe_rows
+from tdmap.plan import ChunkPlan
+from tdmap.runtime.types import Kind
+from tdmap.sinks.base import Allocate
+
+
+class Store(Protocol):
+    """Where the dataset is made."""
+
+    def load(self) -> Data | None:
+        """The dataset that an earlier run has begun, or None."""
+        ...
+
+    def create(self, example: Data) -> Data:
+        """A dataset in files with the schema of `example`, whose memory does not matter."""
+        ...
+
+
+class Folder:
+    """Writes every result into files, and refuses those that do not look like the first one.
+
+    Args:
+        store: makes the files.
+        created: called with the dataset once there is one.
+    """
+
+    streams = False
+
+    def __init__(self, store: Store, created: Callable[[Data], None]) -> None:
+        self._store = store
+        self._created = created
+        self._writer: RowWriter | None = None
+
+    @property
+    def writer(self) -> RowWriter | None:
+        return self._writer
+
+    def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
+        self._plan = plan
+        known = self._store.load()
+        if known is not None:
+            self._use(known)
+
+    def _use(self, data: Data) -> None:
+        self._writer = RowWriter(data, self._plan, exact=True)
+        self._created(data)
+
+    def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
+        if kind is Kind.NONE:
+            raise OutputMismatch(
+                f"{self._rows(start)}: the function returned None, and out is a folder that results go to. "
+                "Return a TensorDict; or, to change the dataset itself, pass out=data."
+            )
+        if kind is Kind.PARCEL:
+            for chunk, value in zip(range(start, stop), values):
+                self._take(chunk, value)
+
+    def _take(self, chunk: int, value: Data) -> None:
+        if self._writer is None:
+            self._use(self._store.create(self._example(chunk, value)))
+        assert self._writer is not None
+        rows = next(self._writer.rows(chunk, chunk + 1))
+        if not self._writer.write(rows, value):
+            raise OutputMismatch(
+                f"{self._rows(chunk)}: results must look alike to go into one dataset, and "
+                f"{describe_difference(rows, value)}."
+            )
+
+    def _example(self, chunk: int, value: Data) -> Data:
+        import torch
+
+        first, last = self._plan.rows(chunk)
+        if isinstance(value, torch.Tensor) or not hasattr(value, "memmap_like"):
+            raise OutputMismatch(
+                f"{self._rows(chunk)}: out is a folder, which holds a collection, and the function returned a "
+                f"{type(value).__name__}. Return TensorDict({{'result': ...}}, batch_size=chunk.batch_size)."
+            )
+        if not gatherable(value, last - first, self._plan):
+            raise OutputMismatch(
+                f"{self._rows(chunk)}: a result for a folder must be a TensorDict of CPU tensors with as many rows as "
+                f"its chunk ({last - first}): got a {type(value).__name__} of batch size {tuple(value.shape)}."
+            )
+        # One element stands for all of them: nothing is allocated for an example.
+        return allocate_like(value, self._plan, lambda dtype, shape: torch.zeros((), dtype=dtype).expand(shape))
+
+    def _rows(self, chunk: int) -> str:
+        return describe_rows(*self._plan.rows(chunk))
+
+    def result(self) -> Any:
+        return None if self._writer is None else self._writer.out
