@@ -35,6 +35,8 @@ from tensordict_lite.tensordict import normalise_device
 __all__ = ["TensorClassMeta", "build", "fill_slots", "registered_class"]
 
 _MISSING = object()
+# Not __module__: pickles by value find the globals of a function through the module that it names.
+_WRAPPED = ("__name__", "__qualname__", "__doc__", "__annotations__")
 _KNOWN: WeakValueDictionary[str, type] = WeakValueDictionary()
 
 
@@ -69,12 +71,13 @@ def build(
     _check_private_names(cls)
     name = cls.__qualname__
     copied = "_field_specs" in cls.__dict__ and _KNOWN.get(_public_name(cls)) is not cls
-    base_flags = next((base._flags for base in cls.__mro__[1:] if "_flags" in base.__dict__), Flags())
+    base_flags = next(base._flags for base in cls.__mro__ if "_flags" in base.__dict__)
     cls._flags = options = base_flags.updated(flags, name)
     own = inspect.get_annotations(cls)
     _restore_defaults(cls, own)
     documented = cls.__dict__.get("__doc__") is not None
     custom_init = cls.__dict__.get("__init__")
+    custom_init = getattr(custom_init, "_tensorclass_wraps", custom_init)
     _check_frozen(cls, options)
     dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
     fields = [field.name for field in dataclasses.fields(cls)]
@@ -208,7 +211,7 @@ def _wrap_init(cls: Any, init: Callable[..., None]) -> Callable[..., None]:
     parameters = inspect.signature(init).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
-    @functools.wraps(init)
+    @functools.wraps(init, assigned=_WRAPPED)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         given = {key: kwargs[key] for key in ("batch_size", "device", "names") if key in kwargs}
         fill_slots(self, **given)
@@ -226,6 +229,7 @@ def _wrap_init(cls: Any, init: Callable[..., None]) -> Callable[..., None]:
         if cls._flags.frozen:
             self._propagate_lock(None)
 
+    __init__._tensorclass_wraps = init  # type: ignore[attr-defined]
     return __init__
 
 
@@ -288,7 +292,7 @@ def _install_cast_filter(cls: Any, cast_filter: Callable[..., bool]) -> None:
             kwargs.setdefault("cast_filter", cast_filter)
             return _method(self, *args, **kwargs)
 
-        setattr(cls, name, functools.wraps(method)(cast))
+        setattr(cls, name, functools.wraps(method, assigned=_WRAPPED)(cast))
 
 
 def _finish(cls: Any, options: Flags) -> None:
