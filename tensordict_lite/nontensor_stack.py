@@ -223,6 +223,11 @@ class NonTensorStack(LazyStackedTensorDict):
     def __eq__(self, other: object) -> Any:
         if not is_non_tensor(other):
             return False
+        size = self._batch_size
+        if other._batch_size == size and -1 not in size:  # type: ignore[attr-defined]
+            pairs = zip(_flat_rows(self.tolist(), len(size)), _flat_rows(other.tolist(), len(size)))  # type: ignore[attr-defined]
+            same = torch.tensor([same_payload(a, b) for a, b in pairs], dtype=torch.bool, device=self._device)
+            return same.reshape(size)
         mine, theirs = self.unbind(0), other.unbind(0)  # type: ignore[attr-defined]
         if len(mine) != len(theirs):
             raise RuntimeError(
