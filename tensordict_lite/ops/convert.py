@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import keyword
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -224,10 +225,13 @@ class ConvertOps(StateOps):
         return self.copy()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        import copy
-
-        leaves = iter([copy.deepcopy(leaf, memo) for leaf in self._leaves()])
-        new = self._with_leaves(leaves)
+        if self._is_non_tensor:
+            new = self.clone()
+        elif type(self._source) is dict:
+            entries = {key: copy.deepcopy(value, memo) for key, value in self._source.items()}
+            new = self._rebuild(entries, self._batch_size, None if self._names is None else list(self._names))
+        else:
+            new = self._with_members([copy.deepcopy(member, memo) for member in self._source])
         memo[id(self)] = new
         return new
 

@@ -135,21 +135,29 @@ class UpdateOps:
         """Writes entries; ``fitting``: their tensors are known to have the batch size in front."""
         source = self._source
         # The plain case, new tensors by reference into a dict, is a dictionary write after one comparison of shapes.
-        direct = type(source) is dict and not inplace and self._device is None and self._writes_directly
+        dense = type(source) is dict
+        direct = dense and not inplace and self._device is None and self._writes_directly
         size = self._batch_size
         dims = len(size)
+        # One dimension is the common case, and comparing an int is half the price of slicing a shape.
+        rows = size[0] if dims == 1 else -1
         for key, value in items:
             if type(key) is str:
                 cls = type(value)
                 if cls is Tensor:
                     if clone:
                         value = value.clone()
-                    if direct and (fitting or not dims or value.shape[:dims] == size):
+                    if direct and (
+                        fitting
+                        or not dims
+                        or ((shape := value.shape) and shape[0] == rows)
+                        or (dims > 1 and shape[:dims] == size)
+                    ):
                         source[key] = value
                     else:
                         self.set(key, value, inplace, non_blocking=non_blocking)
                     continue
-                current = entry_of(self, (key,))
+                current = source.get(key) if dense else entry_of(self, (key,))
             else:
                 path = require_path(key)
                 if len(path) > 1:
@@ -163,7 +171,7 @@ class UpdateOps:
                 current = entry_of(self, path)
             if current is not None and not isinstance(current, Tensor) and _is_level(value, cls, is_leaf):
                 if not current._is_non_tensor:
-                    merged = _merge_lazy(current, value)
+                    merged = None if cls is dict else _merge_lazy(current, value)
                     if merged is not None:
                         self.set(key, merged)
                     elif current._merges_directly:
@@ -229,22 +237,28 @@ class UpdateOps:
         """
         if input_dict_or_td is self and not kwargs:
             return self
-        for source in (input_dict_or_td, kwargs):
-            if source is None or (source is kwargs and not kwargs):
-                continue
+        if input_dict_or_td is not None:
             if keys_to_update is not None:
-                source = _restrict(source, {require_path(key) for key in keys_to_update})
-            into: list[Tensor] = []
-            values: list[Tensor] = []
-            items = source._entries() if hasattr(source, "_entries") else source.items()
-            self._pair_leaves(items, (), into, values, non_blocking)
-            if into:
-                try:
-                    torch._foreach_copy_(into, values, non_blocking=non_blocking)
-                except RuntimeError:
-                    self._name_misfit(into, values, non_blocking)
-                    raise
+                input_dict_or_td = _restrict(input_dict_or_td, {require_path(key) for key in keys_to_update})
+            self._copy_entries(input_dict_or_td, non_blocking)
+        if kwargs:
+            if keys_to_update is not None:
+                kwargs = _restrict(kwargs, {require_path(key) for key in keys_to_update})
+            self._copy_entries(kwargs, non_blocking)
         return self
+
+    def _copy_entries(self, source: Any, non_blocking: bool) -> None:
+        """:meth:`update_` from one mapping or collection: one walk, one fused copy."""
+        into: list[Tensor] = []
+        values: list[Tensor] = []
+        items = source._entries() if hasattr(source, "_entries") else source.items()
+        self._pair_leaves(items, (), into, values, non_blocking)
+        if into:
+            try:
+                torch._foreach_copy_(into, values, non_blocking=non_blocking)
+            except RuntimeError:
+                self._name_misfit(into, values, non_blocking)
+                raise
 
     def _name_misfit(self, into: list[Tensor], values: list[Tensor], non_blocking: bool) -> None:
         """After a fused copy has failed: one by one, so that the error names the entry."""
@@ -384,6 +398,8 @@ def _is_level(value: Any, cls: type, is_leaf: IsLeaf | None) -> bool:
     """Whether an incoming value is merged key by key."""
     if is_leaf is not None and is_leaf(cls):
         return False
+    if cls is dict:
+        return True
     if hasattr(cls, "_is_non_tensor"):
         return not cls._is_non_tensor
     return isinstance(value, (dict, Mapping)) and not isinstance(value, Tensor)

@@ -199,6 +199,21 @@ def test_deep_copies_share_nothing(td, copied):
     assert new.names == ["row"] and new["s"] == "text" and new.batch_size == (3,)
 
 
+def test_deepcopy_copies_objects_and_keeps_shared_tensors_shared():
+    leaf, payload = torch.zeros(3), {"k": [1]}
+    td = TensorDict({"a": leaf, "b": {"again": leaf}, "o": payload_of(payload)}, [3])
+    new = copy.deepcopy(td)
+    new["o"]["k"].append(2)
+    assert payload == {"k": [1]} and new["a"] is new["b", "again"] and new["a"] is not leaf
+    stack = lazy_stack([TensorDict(a=torch.zeros(2)), TensorDict(a=torch.zeros(3))])
+    copied = copy.deepcopy(stack)
+    assert type(copied) is type(stack) and copied[0]["a"].data_ptr() != stack[0]["a"].data_ptr()
+
+
+def payload_of(value):
+    return NonTensorData(value, batch_size=[3])
+
+
 def test_copies_and_locks(td):
     td.lock_()
     assert pickle.loads(pickle.dumps(td)).is_locked and not copy.copy(td).is_locked and not copy.deepcopy(td).is_locked

@@ -139,6 +139,17 @@ def test_update_merges_levels_and_shares_values(td):
     assert ("b", "d", "e") in td
 
 
+@pytest.mark.parametrize("size", [(), (3,), (3, 2)])
+def test_update_checks_the_whole_batch_size(size):
+    td = TensorDict({}, size)
+    good = torch.zeros(*size, 5)
+    assert td.update({"a": good})["a"] is good
+    for bad in [(), (3,), (3, 3), (2, 2)]:
+        if torch.Size(bad[: len(size)]) != torch.Size(size):
+            with pytest.raises(RuntimeError, match="'a'"):
+                td.update({"a": torch.zeros(bad)})
+
+
 def test_update_with_clone_shares_nothing():
     other = TensorDict({"q": torch.ones(3), "n": {"m": torch.ones(3)}}, [3])
     td = TensorDict({}, [3]).update(other, clone=True)
