@@ -99,8 +99,18 @@ def _stack_tensors(items: list[Any], dim: int, how: dict[str, Any]) -> Any:
         ) from err
 
 
-def maybe_dense_stack(items: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+def maybe_dense_stack(items: Sequence[Any], dim: int = 0, out: Any = None, strict: bool = False, **kwargs: Any) -> Any:
     """A dense stack where keys and shapes agree, at every level, and a lazy one where they do not.
+
+    Args:
+        items: non-empty sequence of collections.
+        dim: position of the new dimension.
+        out: collection to write the stack into.
+        strict: accepted for compatibility, without effect.
+        **kwargs: for :func:`lazy_stack`, where the stack is lazy.
+
+    Raises:
+        RuntimeError: an empty sequence, or members whose batch sizes do not go together.
 
     Example:
         >>> import torch

@@ -158,11 +158,13 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         return lazy_stack(input, dim, out=out, **kwargs)
 
     @classmethod
-    def maybe_dense_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+    def maybe_dense_stack(
+        cls, input: Sequence[Any], dim: int = 0, out: Any = None, strict: bool = False, **kwargs: Any
+    ) -> Any:
         """A dense stack where keys and shapes agree, a lazy one otherwise."""
         from tensordict_lite.lazystack import maybe_dense_stack
 
-        return maybe_dense_stack(input, dim, out=out, **kwargs)
+        return maybe_dense_stack(input, dim, out, strict, **kwargs)
 
     # -- members ------------------------------------------------------------------------------------------
 

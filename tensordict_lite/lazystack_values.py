@@ -546,6 +546,13 @@ class LazyValueOps:
         return stack_lazily(list(self.unbind(dim)), dim)  # type: ignore[attr-defined]
 
     @classmethod
+    def from_list(cls, input: Sequence[Any], *, lazy: bool | None = True, **kwargs: Any) -> Any:
+        """A lazy stack of the elements of a list, see :meth:`TensorDict.from_list`."""
+        from tensordict_lite.tensordict import TensorDict
+
+        return TensorDict.from_list(input, lazy=lazy, **kwargs)
+
+    @classmethod
     def from_dict(cls, input_dict: Mapping[Any, Any], *, stack_dim: int = 0, **kwargs: Any) -> Any:
         """A lazy stack of the values of a mapping, each one the mapping of a member."""
         from tensordict_lite.lazystack import lazy_stack
