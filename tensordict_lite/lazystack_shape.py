@@ -285,6 +285,14 @@ class LazyShapeOps:
         sizes = [len(part) for part in probe.split(split_size if isinstance(split_size, int) else list(split_size))]
         return self._cut(sizes, dim)
 
+    def chunk(self, chunks: int, dim: int = 0) -> tuple[Any, ...]:
+        """At most ``chunks`` consecutive parts of equal size (the last one shorter)."""
+        if not isinstance(chunks, int) or chunks <= 0:
+            raise ValueError(f"chunks must be a strictly positive integer, got {chunks}.")
+        dim = self._positive(dim)
+        probe = torch.empty((), dtype=torch.bool).expand(self._batch_size[dim])
+        return self._cut([len(part) for part in probe.chunk(chunks)], dim)
+
     def tensor_split(self, indices_or_sections: Any, dim: int = 0) -> tuple[Any, ...]:
         """Parts as :func:`torch.tensor_split` cuts them."""
         dim = self._positive(dim)
