@@ -32,6 +32,8 @@ format: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.map_throughput
 	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.core_ops
+	$(BIN)/python -m benchmarks.serialization
 
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m soak -n $(JOBS) --timeout 3600 $(PYTEST_ARGS)

@@ -85,9 +85,7 @@ class TensorCollection(Families):
         new._lock = None
         return new
 
-    def _rebuild(
-        self, source: Any, batch_size: torch.Size, names: list[str | None] | None = None
-    ) -> Self:
+    def _rebuild(self, source: Any, batch_size: torch.Size, names: list[str | None] | None = None) -> Self:
         """Same type and device around entries that are known to fit ``batch_size``."""
         new = _new_object(type(self))
         new._source = source

@@ -47,9 +47,7 @@ def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
     ndim = len(first._batch_size)
     at = dim + ndim + 1 if dim < 0 else dim
     if not 0 <= at <= ndim:
-        raise IndexError(
-            f"Dimension out of range (expected to be in range of [{-ndim - 1}, {ndim}], but got {dim})"
-        )
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-ndim - 1}, {ndim}], but got {dim})")
     result = _stack_class(items)._stack_entries(items, at)
     return result if out is None else _write_out(out, result)
 
@@ -119,8 +117,8 @@ def _not_congruent(items: Sequence[Any]) -> RuntimeError:
         odd = sorted(set(first._key_list()) ^ set(item._key_list()))
         if odd:
             return RuntimeError(
-                f"The sets of keys in the tensordicts to stack are exclusive: {odd} are in one of items 0 and {at} only. "
-                "Consider using `LazyStackedTensorDict.maybe_dense_stack` instead."
+                f"The sets of keys in the tensordicts to stack are exclusive: {odd} are in one of items 0 and {at} "
+                "only. Consider using `LazyStackedTensorDict.maybe_dense_stack` instead."
             )
     return RuntimeError("the tensordicts to stack do not have the same keys at every level")
 
@@ -133,8 +131,8 @@ def _bad_column(column: Sequence[Any], key: str, err: Exception) -> Exception:
             return RuntimeError(f"cannot combine a tensor with a {type(value).__name__} for key {key}.")
         if value.shape != column[0].shape:
             return RuntimeError(
-                f"The shapes of the tensors to stack is incompatible: {value.shape} vs {column[0].shape} for key {key}. "
-                "LazyStackedTensorDict.lazy_stack keeps entries of different shapes."
+                f"The shapes of the tensors to stack is incompatible: {value.shape} vs {column[0].shape} for key "
+                f"{key}. LazyStackedTensorDict.lazy_stack keeps entries of different shapes."
             )
     return RuntimeError(f"{err} (for key {key})")
 
@@ -181,14 +179,14 @@ def dense_cat(cls: Any, items: Sequence[Any], dim: int) -> Any:
             other[:dim] != size[:dim] or other[dim + 1 :] != size[dim + 1 :] or len(other) != len(size)
         ):
             raise RuntimeError(
-                f"cat: batch sizes may differ along dim {dim} only, got {list(other)} at position {at} and {list(size)} "
-                "at position 0"
+                f"cat: batch sizes may differ along dim {dim} only, got {list(other)} at position {at} and "
+                f"{list(size)} at position 0"
             )
         entries = item._source
         if len(entries) != count or (entries is not first._source and entries.keys() != first._source.keys()):
             raise KeyError(
-                f"tensordict {at} has keys {sorted(item._source)} but tensordict 0 has keys {sorted(first._source)}; all "
-                "tensordicts must have the same keys"
+                f"tensordict {at} has keys {sorted(item._source)} but tensordict 0 has keys {sorted(first._source)}; "
+                "all tensordicts must have the same keys"
             )
         length += other[dim]
         sources.append(entries)
@@ -206,6 +204,8 @@ def dense_cat(cls: Any, items: Sequence[Any], dim: int) -> Any:
 
 
 DenseCollection._stack_priority = 0  # type: ignore[attr-defined]
+
+
 def _any_kinds(cls: Any, items: Sequence[Any]) -> None:
     """Collections of different classes go together, unless the class that stacks them objects."""
 

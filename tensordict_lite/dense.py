@@ -120,6 +120,8 @@ class DenseCollection(TensorCollection):
                 batch_size[1:],
                 None if self._names is None else self._names[1:],
             )
+        if cls is slice and self._source and self._batch_size:
+            return self if index == _FULL else self._slice_rows(index)
         if cls is tuple:
             path = path_of(index)
             if path:
@@ -251,6 +253,13 @@ class DenseCollection(TensorCollection):
             size = index_batch_size(self._batch_size, index)
         return self._rebuild(out, size, self._index_names(index, len(size)))
 
+    def _slice_rows(self, index: slice) -> Self:
+        """Rows of a slice of the first batch dimension."""
+        size = self._batch_size
+        out = {key: value[index] for key, value in self._source.items()}
+        rows = len(range(*index.indices(size[0])))
+        return self._rebuild(out, torch.Size((rows, *size[1:])), self._names)
+
     def _index_tensor(self, index: Tensor) -> Self:
         """One long or bool tensor: the way data is sampled, so it has its own fast path."""
         batch_size = self._batch_size
@@ -372,9 +381,7 @@ class DenseCollection(TensorCollection):
         new._device = device
         return new
 
-    def set(
-        self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False
-    ) -> Self:
+    def set(self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False) -> Self:
         """Writes an entry, replacing or (``inplace=True``) overwriting the one that is there.
 
         Args:
@@ -634,10 +641,13 @@ def build_source(new: DenseCollection, source: Mapping[Any, Any], non_blocking: 
     entries = new._source
     # A tensor that needs no more than its shape checked; every other value takes the long way.
     plain = Tensor if new._device is None else None
+    rows = size[0] if dims == 1 else None  # one batch dimension, the usual case, compares two ints
     for key, item in source.items():
         if type(key) is not str:
             new.set(key, item, non_blocking=non_blocking)
-        elif type(item) is plain and (not dims or item.shape[:dims] == size):
+        elif type(item) is plain and (
+            not dims or ((shape := item.shape) and shape[0] == rows) or (dims > 1 and item.shape[:dims] == size)
+        ):
             entries[key] = item
         else:
             entries[key] = new._fit(item, key, non_blocking)

@@ -89,7 +89,7 @@ def normalise_index(index: Any, batch_dims: int) -> Any:
 
 def _too_many(used: int, batch_dims: int) -> Exception:
     if not batch_dims:
-        return RuntimeError("indexing a tensordict with td.batch_dims==0 is not permitted: it has no rows to choose from")
+        return RuntimeError("indexing a tensordict with td.batch_dims==0 is not permitted: it has no rows")
     return IndexError(
         f"too many indices: the index uses {used} dimension(s) but the batch size has {batch_dims}. "
         "Only batch dimensions can be indexed; index the entries for the others."

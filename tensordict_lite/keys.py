@@ -20,7 +20,7 @@ __all__ = [
     "unravel_key_to_tuple",
 ]
 
-NestedKey = Union[str, tuple["NestedKey", ...]]  # type: ignore[misc]
+NestedKey = Union[str, tuple["NestedKey", ...]]  # type: ignore[misc]  # noqa: UP007 - a string in it
 
 # Bounded: a program that generates keys without end must not leak; clearing costs one re-fill.
 _CACHE_LIMIT = 8192

@@ -55,8 +55,8 @@ METHODS = """
     ceil chunk clamp clamp_max clamp_min clone cos cosh cummax cummin detach div erf erfc exp expm1 flatten flip fliplr
     flipud floor frac gather isfinite isnan isneginf isposinf isreal lerp lgamma log log10 log1p log2 logical_and
     logsumexp masked_select max maximum mean min minimum moveaxis movedim mul nanmean nansum narrow neg permute pow prod
-    quantile reciprocal repeat_interleave reshape roll rot90 round sigmoid sign sin sinh softmax split sqrt squeeze std sub
-    sum swapaxes swapdims tan tanh tensor_split tile transpose trunc unbind unflatten unsqueeze var
+    quantile reciprocal repeat_interleave reshape roll rot90 round sigmoid sign sin sinh softmax split sqrt squeeze std
+    sub sum swapaxes swapdims tan tanh tensor_split tile transpose trunc unbind unflatten unsqueeze var
 """.split()
 
 
@@ -154,7 +154,8 @@ def _loss(function: Callable[..., Any]) -> None:
     def loss(input: Any, target: Any, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
         if not isinstance(input, TensorCollection) or not isinstance(target, TensorCollection):
             raise TypeError(
-                f"{function.__name__} needs two tensor collections, got {type(input).__name__} and {type(target).__name__}"
+                f"{function.__name__} needs two tensor collections, got {type(input).__name__} and "
+                f"{type(target).__name__}"
             )
         call = lambda a, b: function(a, b, *args, reduction=reduction, **kwargs)  # noqa: E731
         size = input.batch_size if reduction == "none" else torch.Size(())

@@ -72,9 +72,7 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
 
     # -- as a collection -----------------------------------------------------------------------------------
 
-    def _rebuild(
-        self, source: Any, batch_size: torch.Size, names: list[str | None] | None = None
-    ) -> Any:
+    def _rebuild(self, source: Any, batch_size: torch.Size, names: list[str | None] | None = None) -> Any:
         return TensorDict._trusted(source, batch_size, self._device, names)
 
     def _wrap_params(self, td: TensorCollection) -> TensorDictParams:

@@ -36,11 +36,7 @@ def _read(cls: Any, module: nn.Module, filter_empty: bool, memo: dict[int, Any],
 
 def _as_parameter(value: Tensor, old: Tensor | None) -> Tensor:
     """What to put in a parameter slot: a Parameter where that is possible, the tensor itself under transforms."""
-    if (
-        isinstance(value, nn.Parameter)
-        or value.requires_grad
-        or torch._C._functorch.is_functorch_wrapped_tensor(value)
-    ):
+    if isinstance(value, nn.Parameter) or value.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(value):
         return value
     trainable = old.requires_grad if old is not None and value.dtype.is_floating_point else False
     return nn.Parameter(value, requires_grad=trainable)
@@ -59,9 +55,7 @@ def _swap(params: Any, module: nn.Module, inplace: bool, non_blocking: bool, mem
         if not isinstance(value, Tensor):
             child = children.get(key)
             if child is None:
-                raise KeyError(
-                    f"{type(module).__name__} has no sub-module {key!r}; it has {sorted(children)}"
-                )
+                raise KeyError(f"{type(module).__name__} has no sub-module {key!r}; it has {sorted(children)}")
             old[key] = _swap(value, child, inplace, non_blocking, memo)
             continue
         if key in slots:
@@ -131,9 +125,7 @@ class ModuleOps:
         if not isinstance(module, nn.Module):
             raise TypeError(f"from_module() needs a torch.nn.Module, got a {type(module).__name__}")
         if as_module:
-            raise NotImplementedError(
-                "as_module=True needs TensorDictParams, which this release does not have yet"
-            )
+            raise NotImplementedError("as_module=True needs TensorDictParams, which this release does not have yet")
         out = _read(TensorDict, module, filter_empty, {}, use_state_dict)
         if lock:
             out._propagate_lock(None)

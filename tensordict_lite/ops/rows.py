@@ -47,9 +47,7 @@ class RowOps:
             parts = tuple(rebuild({}, size, names) for size in sizes)
         else:
             columns = [cut(value) for value in self._source.values()]
-            parts = tuple(
-                rebuild(dict(zip(keys, row)), size, names) for row, size in zip(zip(*columns), sizes)
-            )
+            parts = tuple(rebuild(dict(zip(keys, row)), size, names) for row, size in zip(zip(*columns), sizes))
         if locked and self._lock is not None:
             for part in parts:
                 part._propagate_lock(None)
@@ -83,12 +81,13 @@ class RowOps:
             split_size = list(split_size)
             if any(n < 0 for n in split_size):
                 raise RuntimeError(
-                    f"split_with_sizes expects split_sizes have only non-negative entries, but got split_sizes={split_size}"
+                    "split_with_sizes expects split_sizes have only non-negative entries, but got "
+                    f"split_sizes={split_size}"
                 )
             if sum(split_size) != length:
                 raise RuntimeError(
-                    f"split_with_sizes expects split_sizes to sum exactly to {length} (input tensor's size at dimension "
-                    f"{dim}), but got split_sizes={split_size}"
+                    f"split_with_sizes expects split_sizes to sum exactly to {length} (input tensor's size at "
+                    f"dimension {dim}), but got split_sizes={split_size}"
                 )
             sizes = [torch.Size((*size[:dim], n, *size[dim + 1 :])) for n in split_size]
         return self._parts(lambda value: value.split(split_size, dim), sizes, self._names, True)
@@ -99,7 +98,15 @@ class RowOps:
             raise ValueError(f"chunks must be a strictly positive integer, got {chunks}.")
         size = self._batch_size
         dim = positive_dim(dim, len(size), size)
-        return self.split(max(1, -(-size[dim] // chunks)), dim)
+        length = size[dim]
+        rows = max(1, -(-length // chunks))
+        full, rest = divmod(length, rows)
+        sizes = [torch.Size((*size[:dim], rows, *size[dim + 1 :]))] * full
+        if not length:  # torch makes as many empty parts as were asked for
+            sizes = [size] * chunks
+        elif rest:
+            sizes.append(torch.Size((*size[:dim], rest, *size[dim + 1 :])))
+        return self._parts(lambda value: value.chunk(chunks, dim), sizes, self._names, True)
 
     def tensor_split(self, indices_or_sections: Any, dim: int = 0) -> tuple[Self, ...]:
         """Parts as :func:`torch.tensor_split` cuts them; views."""
@@ -107,9 +114,7 @@ class RowOps:
         dim = positive_dim(dim, len(size), size)
         probe = torch.empty((), dtype=torch.bool).expand(size)
         sizes = [part.shape for part in probe.tensor_split(indices_or_sections, dim)]
-        return self._parts(
-            lambda value: value.tensor_split(indices_or_sections, dim), sizes, self._names, True
-        )
+        return self._parts(lambda value: value.tensor_split(indices_or_sections, dim), sizes, self._names, True)
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
         """One collection for each row along ``dim``; views."""
@@ -248,9 +253,7 @@ class RowOps:
             result._propagate_lock(None)
         return result
 
-    def pad(
-        self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True
-    ) -> Self:
+    def pad(self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True) -> Self:
         """Batch dimensions padded: ``pad_size`` is ``(before_0, after_0, before_1, after_1, ...)``.
 
         Example:
@@ -289,9 +292,7 @@ class RowOps:
             if not leaf.is_nested:
                 return leaf
             if mask_key is not None and not mask:
-                ones = torch.nested.nested_tensor(
-                    [torch.ones_like(t, dtype=torch.bool) for t in leaf.unbind()]
-                )
+                ones = torch.nested.nested_tensor([torch.ones_like(t, dtype=torch.bool) for t in leaf.unbind()])
                 mask.append(torch.nested.to_padded_tensor(ones, False))
             return torch.nested.to_padded_tensor(leaf, padding)
 

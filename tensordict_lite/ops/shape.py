@@ -95,9 +95,7 @@ class ShapeOps:
 
     # -- same elements, other shape -----------------------------------------------------------------------
 
-    def view(
-        self, *shape: Any, size: Sequence[int] | None = None, batch_size: torch.Size | None = None
-    ) -> Self:
+    def view(self, *shape: Any, size: Sequence[int] | None = None, batch_size: torch.Size | None = None) -> Self:
         """Same elements under another batch size, without a copy; one size may be -1.
 
         A single dtype argument reinterprets the bits of every leaf, as :meth:`torch.Tensor.view`.
@@ -119,11 +117,7 @@ class ShapeOps:
                 out._change_batch_size(torch.Size(batch_size))
             return out
         if not shape or size is not None:
-            shape = (
-                _sizes(shape, {} if size is None else {"size": size}, "view")
-                if shape or size is not None
-                else ()
-            )
+            shape = _sizes(shape, {} if size is None else {"size": size}, "view") if shape or size is not None else ()
         elif len(shape) == 1 and not isinstance(shape[0], int):
             shape = tuple(shape[0])
         return self._viewed(shape, "view")
@@ -147,13 +141,11 @@ class ShapeOps:
         dims = len(old)
         if method == "view":
             return self._reshaped(
-                lambda value: value.view(*new, *value.shape[dims:]), new, None, lambda out: out.view(*old)
+                lambda value: value.view((*new, *value.shape[dims:])), new, None, lambda out: out.view(*old)
             )
-        return self._reshaped(lambda value: value.reshape(*new, *value.shape[dims:]), new)
+        return self._reshaped(lambda value: value.reshape((*new, *value.shape[dims:])), new)
 
-    def flatten(
-        self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False
-    ) -> Self:
+    def flatten(self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False) -> Self:
         """One dimension instead of the batch dimensions ``start_dim`` to ``end_dim`` (inclusive)."""
         size = self._batch_size
         ndim = len(size)
@@ -167,7 +159,7 @@ class ShapeOps:
                 f"start_dim={start_dim}, end_dim={end_dim} for {ndim} batch dimension(s)."
             )
         if start < 0 or end >= ndim:
-            raise IndexError(f"flatten: start_dim={start_dim} and end_dim={end_dim} leave the {ndim} batch dimension(s)")
+            raise IndexError(f"flatten: dims {start_dim} to {end_dim} leave the {ndim} batch dimension(s)")
         middle = size[start : end + 1]
         new = torch.Size((*size[:start], middle.numel(), *size[end + 1 :]))
         names = None
@@ -216,10 +208,10 @@ class ShapeOps:
             if self._names is not None:
                 names = _names_or_none([name for name, n in zip(self._names, size) if n != 1])
             return self._reshaped(
-                lambda value: value.reshape(*new, *value.shape[dims:]),
+                lambda value: value.reshape((*new, *value.shape[dims:])),
                 new,
                 names,
-                lambda out: out.reshape(*size),
+                _implicit_squeeze,
             )
         dim = positive_dim(dim, len(size), size)
         if size[dim] != 1:
@@ -304,7 +296,7 @@ class ShapeOps:
                 )
         dims = len(old)
         names = None if self._names is None else [*([None] * ahead), *self._names]
-        return self._reshaped(lambda value: value.expand(*new, *value.shape[dims:]), new, names)
+        return self._reshaped(lambda value: value.expand((*new, *value.shape[dims:])), new, names)
 
     def expand_as(self, other: Any) -> Self:
         """:meth:`expand` to the (batch) shape of a tensor or collection."""
@@ -329,9 +321,7 @@ class ShapeOps:
             )
         dims = len(size)
         new = torch.Size([n * r for n, r in zip(size, repeats)])
-        out = self._reshaped(
-            lambda value: value.repeat(*repeats, *([1] * (value.ndim - dims))), new, self._names
-        )
+        out = self._reshaped(lambda value: value.repeat(*repeats, *([1] * (value.ndim - dims))), new, self._names)
         return self._inplace_or(inplace, out)
 
     def tile(self, dims: Sequence[int]) -> Self:
@@ -369,9 +359,7 @@ class ShapeOps:
         else:
             total = repeats * size[dim]
         new = torch.Size((*size[:dim], total, *size[dim + 1 :]))
-        out = td._reshaped(
-            lambda value: value.repeat_interleave(repeats, dim, output_size=total), new, td._names
-        )
+        out = td._reshaped(lambda value: value.repeat_interleave(repeats, dim, output_size=total), new, td._names)
         if self._lock is not None and out._lock is None:
             out._propagate_lock(None)
         return self._inplace_or(inplace, out)
@@ -386,7 +374,8 @@ class ShapeOps:
         size = self._batch_size
         ndim = len(size)
         order = [d + ndim if d < 0 else d for d in dims]
-        order += [d for d in range(len(order), ndim)] if sorted(order) == list(range(len(order))) else []
+        if sorted(order) == list(range(len(order))):  # the last ones may be left out
+            order += range(len(order), ndim)
         if sorted(order) != list(range(ndim)):
             raise ValueError(
                 f"Cannot compute the permutation, got dims={list(dims)} but expected a permutation of "
@@ -438,11 +427,7 @@ class ShapeOps:
         """Batch dimensions moved to other positions, as :func:`torch.movedim`."""
         ndim = len(self._batch_size)
         # A stride-free stand-in whose strides tell where each dimension went.
-        probe = (
-            torch.empty((), device="meta")
-            .expand(ndim * (1,))
-            .as_strided((1,) * ndim, tuple(range(1, ndim + 1)))
-        )
+        probe = torch.empty((), device="meta").expand(ndim * (1,)).as_strided((1,) * ndim, tuple(range(1, ndim + 1)))
         order = [stride - 1 for stride in torch.movedim(probe, source, destination).stride()]  # type: ignore[arg-type]
         return self.permute(*order) if order else self
 
@@ -487,9 +472,7 @@ class ShapeOps:
 
     def _need_dims(self, ndim: int, name: str) -> None:
         if len(self._batch_size) < ndim:
-            raise RuntimeError(
-                f"{name}() needs at least {ndim} batch dimension(s), got {len(self._batch_size)}"
-            )
+            raise RuntimeError(f"{name}() needs at least {ndim} batch dimension(s), got {len(self._batch_size)}")
 
     def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Self:
         """Rotated ``k`` times by 90 degrees in the plane of two batch dimensions."""
@@ -500,9 +483,7 @@ class ShapeOps:
         if k % 2:
             order[a], order[b] = b, a
         names = None if self._names is None else [self._names[d] for d in order]
-        return self._reshaped(
-            lambda value: value.rot90(k, (a, b)), torch.Size([size[d] for d in order]), names
-        )
+        return self._reshaped(lambda value: value.rot90(k, (a, b)), torch.Size([size[d] for d in order]), names)
 
     # -- names ------------------------------------------------------------------------------------------------------
 
