@@ -56,6 +56,13 @@ def is_dense(value: object) -> bool:
     return isinstance(value, DenseCollection) and type(value._source) is dict and not value._is_non_tensor
 
 
+def is_flat(data: Data) -> bool:
+    """A tensor, or a collection of tensors without any levels."""
+    if isinstance(data, Tensor):
+        return True
+    return is_dense(data) and all(isinstance(value, Tensor) for value in data._source.values())
+
+
 def data_length(data: Data, dim: int) -> int:
     """Rows of `data` along `dim`."""
     return int(data.shape[dim])

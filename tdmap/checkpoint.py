@@ -2,7 +2,8 @@
 
 The tree holds a handful of merged states at any time, and they say which chunks they stand for. So the file that
 holds them is the whole memory of a reduction: it is replaced, whole, every now and then, and a run goes on from it
-with the same tree, and the same bits.
+with the same tree, and the same bits. A second file is written less often and waits for the disk, for when the
+machine itself goes down.
 
 States are pickles, because a reducer may keep what it likes. A file of somebody else is therefore not opened.
 """
@@ -24,16 +25,21 @@ from tdmap.sinks import Fold
 SECONDS = 0.25
 """States are saved so often, or less often where that takes long."""
 
+DISK_SECONDS = 5.0
+"""And brought to the disk so often."""
+
 SHARE = 0.02
 """Share of the time that saving may take."""
+
+NEWEST, ON_DISK = "states", "states.disk"
 
 _MAGIC = b"TDMAPS01"
 
 
-def save(path: Path, nodes: list[Node]) -> None:
+def save(path: Path, nodes: list[Node], durable: bool = True) -> None:
     """Replace the file by one that holds these nodes."""
     data = pickle.dumps(nodes, pickle.HIGHEST_PROTOCOL)
-    journal.replace_file(path, _MAGIC + zlib.crc32(data).to_bytes(4, "little") + data)
+    journal.replace_file(path, _MAGIC + zlib.crc32(data).to_bytes(4, "little") + data, durable)
 
 
 def load(path: Path) -> list[Node]:
@@ -70,8 +76,8 @@ class FoldLog:
     def __init__(self, run: Run, sink: Fold) -> None:
         self.run = run
         self.sink = sink
-        self.path = run.folder / "states"
         self._next = time.monotonic() + SECONDS
+        self._next_disk = time.monotonic() + DISK_SECONDS
         self._new = False
 
     @property
@@ -88,16 +94,20 @@ class FoldLog:
             after = time.monotonic()
             self._next = after + max(SECONDS, (after - now) / SHARE)
             self.run.tick(after)
+            if after >= self._next_disk:
+                save(self.run.folder / ON_DISK, self.sink.nodes())
+                end = time.monotonic()
+                self._next_disk = end + max(DISK_SECONDS, (end - after) / SHARE)
 
     def save(self) -> None:
         """Save the states now."""
-        save(self.path, self.sink.nodes())
+        save(self.run.folder / NEWEST, self.sink.nodes(), durable=False)
         self._new = False
 
 
 def restore(run: Run) -> list[Node]:
     """The states that an earlier session has saved."""
-    return load(run.folder / "states")
+    return load(run.folder / NEWEST) or load(run.folder / ON_DISK)
 
 
 def answer(run: Run) -> Any:

@@ -7,7 +7,7 @@
       data/                 a new output, until it is whole (see `store`)
       done, undo-*          of an in-place run (see `runtime.ledger`)
       history.jsonl         in-place runs that are over
-      states                of a reduction (see `checkpoint`)
+      states, states.disk   of a reduction (see `checkpoint`)
 
 `open_run` compares what is asked for with what the folder holds: the same run goes on, one that is over is not done
 again, and another one is refused with a list of what differs.

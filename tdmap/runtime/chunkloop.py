@@ -138,9 +138,9 @@ class ChunkLoop:
         self._guard |= mutated
         return Done(self.job, lease, upto, time.perf_counter() - began, mutated, last, 0)
 
-    def _save(self, undo: Undo, chunk: int) -> None:
+    def _save(self, undo: Undo, chunk: int, rows: Data) -> None:
         self.control[at.UNDO] = 0
-        undo.save(chunk)
+        undo.save(chunk, rows)
         self.control[at.UNDO] = chunk + 1
 
     def _put_back(self, chunk: int) -> None:
@@ -170,7 +170,7 @@ class ChunkLoop:
             control[at.SINCE] = clock()
             control[at.RUNNING] = chunk
             if undo is not None and self._guard:
-                self._save(undo, chunk)
+                self._save(undo, chunk, data)
             if seed is not None:
                 seed_everything(derive(seed, chunk * plan.size))
             yield chunk, fn(data, chunk * plan.size) if positional else fn(data), target

@@ -197,6 +197,10 @@ class WorkerPool:
         for member in list(self.members.values()):
             if member.has_ended():
                 self.remove(member)
+        self.fill(wanted)
+
+    def fill(self, wanted: int) -> None:
+        """Start workers until there are `wanted`. Those that have ended stay, for whoever must know what they ran."""
         while len(self.members) < wanted:
             self.start()
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, tensors_of
+from tdmap._data import Data, is_flat, tensors_of
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.ledger import Room
 
@@ -44,7 +44,9 @@ class Undo:
     def __init__(self, data: Data, plan: ChunkPlan, room: Room) -> None:
         self.leaves = tensors_of(data)
         self.plan = plan
-        self.buffers = room.buffers
+        self.buffers = list(room.buffers)
+        # The leaves of a chunk are the views that are wanted, unless they have to be looked for.
+        self._direct = bool(self.leaves) and not plan.unbind and is_flat(data)
         self.lock = room.lock
         self._keep = room
         self._mark = _slots(room.mark)
@@ -61,27 +63,46 @@ class Undo:
             ]
         )
 
-    def save(self, chunk: int) -> None:
-        """Copy the rows of `chunk` into the buffers."""
-        start, stop = self.plan.rows(chunk)
-        dim, count = self.plan.dim, stop - start
+    def save(self, chunk: int, rows: Data) -> None:
+        """Copy `rows`, those of `chunk`, into the buffers."""
         self.release()
-        for leaf, buffer in zip(self.leaves, self.buffers):
-            buffer.narrow(dim, 0, count).copy_(leaf.narrow(dim, start, count))
+        start, stop = self.plan.rows(chunk)
+        if self._direct and stop - start == self.plan.size:
+            leaves = [rows] if isinstance(rows, Tensor) else list(rows._source.values())
+            if len(leaves) == 1:
+                self.buffers[0].copy_(leaves[0])
+            else:
+                torch._foreach_copy_(self.buffers, leaves)
+        else:
+            dim, count = self.plan.dim, stop - start
+            for leaf, buffer in zip(self.leaves, self.buffers):
+                buffer.narrow(dim, 0, count).copy_(leaf.narrow(dim, start, count))
         if self._mark is not None:
             self._mark[0] = chunk + 1
 
     def restore(self, chunk: int) -> None:
-        """Put the rows of `chunk` back."""
+        """Put the rows of `chunk` back. Those that have not changed are not written: their file keeps its time."""
         start, stop = self.plan.rows(chunk)
         dim, count = self.plan.dim, stop - start
         for leaf, buffer in zip(self.leaves, self.buffers):
-            leaf.narrow(dim, start, count).copy_(buffer.narrow(dim, 0, count))
+            rows, copy = leaf.narrow(dim, start, count), buffer.narrow(dim, 0, count)
+            if not _same_bits(rows, copy):
+                rows.copy_(copy)
 
     def release(self) -> None:
         """The buffers hold nothing that is to be put back."""
         if self._mark is not None:
             self._mark[0] = 0
+
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    if a.is_complex():
+        a, b = torch.view_as_real(a), torch.view_as_real(b)
+    bits = _BITS[a.element_size()]
+    return torch.equal(a.view(bits), b.view(bits))
 
 
 def _slots(numbers: Tensor | None) -> Any:

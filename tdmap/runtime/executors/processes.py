@@ -187,7 +187,7 @@ class ProcessCrew:
         self._pids.setdefault(member.number, member.pid)
         if member.number in self._undo:
             self._free_rooms.append(self._undo[member.number])  # the copy has been put back, or is not needed
-        self.pool.refresh(self.size)
+        self.pool.fill(self.size)
         return Lost(
             signal=-code if code is not None and code < 0 else None,
             exit_code=code if code is not None and code >= 0 else None,
@@ -219,7 +219,7 @@ class ProcessCrew:
         if member.granted >= self.max_tasks and not member.outstanding:
             self.pool.remove(member, kill=False)
             self._begun.discard(member.number)
-            self.pool.refresh(self.size)
+            self.pool.fill(self.size)
 
     # -- the end -------------------------------------------------------------------------------------
 

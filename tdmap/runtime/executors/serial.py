@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from tdmap._data import Reader, RowWriter
+from tdmap._data import Reader, RowWriter, data_row_bytes, leaves_hold_rows
 from tdmap.job import Job
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.control import local_control
 from tdmap.runtime.driver import Joined
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.types import Failed, Message
+from tdmap.runtime.undo import MAX_BYTES, Undo
 from tdmap.seeding import preserved_generators
 from tdmap.sinks import Allocate, Sink
 
@@ -22,6 +23,17 @@ from tdmap.sinks import Allocate, Sink
 def empty(dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
     """Ordinary memory: the workers are in this process."""
     return torch.empty(shape, dtype=dtype)
+
+
+def local_undo(job: Job) -> Undo | None:
+    """Room for the rows of a chunk that an in-place function raises on, for a worker in this process."""
+    data, plan = job.source.data, job.plan
+    if job.ledger is not None:
+        return Undo(data, plan, job.ledger.room())
+    chunk_bytes = data_row_bytes(data, plan.length) * plan.size
+    if not job.policy.undo or job.source.order is not None or chunk_bytes > MAX_BYTES or not leaves_hold_rows(data):
+        return None
+    return Undo(data, plan, Undo.allocate(data, plan, empty))
 
 
 class SerialCrew:
@@ -48,6 +60,7 @@ class SerialCrew:
             lambda result: result,
             self._emit,
         )
+        self._loop.undo = local_undo(job)
         if sink.writer is not None:
             self.output(sink.writer)
 

@@ -14,7 +14,7 @@ from tdmap.job import Job
 from tdmap.runtime import control as at
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.driver import Joined
-from tdmap.runtime.executors.serial import empty
+from tdmap.runtime.executors.serial import empty, local_undo
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.types import Failed, Message
 from tdmap.seeding import preserved_generators
@@ -59,6 +59,7 @@ class ThreadCrew:
                 lambda result: result,
                 lambda message, number=number: self._inbox.put((number, message)),  # type: ignore[misc]
             )
+            loop.undo = local_undo(job)
             self._loops.append(loop)
             self._leases.append(queue.SimpleQueue())
             thread = threading.Thread(target=self._serve, args=(number,), name=f"tdmap-{number}", daemon=True)

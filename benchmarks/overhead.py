@@ -1,0 +1,157 @@
+"""What safety costs: each feature on and off, in turns, on the same data.
+
+    python -m benchmarks.overhead --rows 60_000 --rounds 5
+
+- the journal (`resume=True`) beside a plain run into the same kind of folder, and beside a plain in-place pass;
+- the undo buffer beside `undo=False`, on a memory-bound pass that inverts pictures in place, at two chunk sizes;
+- retries bookkeeping beside `retries=0`, and seeding beside none;
+- leases of the scheduler alone, as chunks a second with leases of one chunk.
+
+A ratio is time with the feature over time without. Prints a table and writes `overhead.json` and `.png`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks._harness import RESULTS, Benchmark
+from benchmarks._workload import Workload, invert_rows, normalise_rows
+from tdmap.runtime.scheduler import Scheduler, SchedulerPolicy
+from tensordict_lite import TensorDict
+
+JOURNAL_WANTED = 1.03
+UNDO_WANTED = 1.15
+SCHEDULER_WANTED = 100_000
+
+
+def main() -> None:
+    """Run the benchmark from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rows", type=int, default=60_000)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", help="regular expression on the names of cases")
+    parser.add_argument("--folder", type=Path, help="scratch folder; a temporary one if not given")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+
+    torch.set_num_threads(1)
+    scratch = options.folder or Path(tempfile.mkdtemp(prefix="overhead-"))
+    work = Workload(scratch, options.rows, options.workers)
+    bench = Benchmark("overhead", title=f"the cost of safety, {options.rows:,} rows, {options.workers} workers")
+    bench.settings = {"rows": options.rows, "workers": options.workers, "rounds": options.rounds}
+    try:
+        add_journal(bench, work)
+        add_undo(bench, work)
+        add_bookkeeping(bench, work)
+        bench.run(options.rounds, only=options.only)
+        bench.settings["scheduler"] = scheduler_rate()
+        bench.report(options.results)
+        print_scheduler(bench.settings["scheduler"])
+    finally:
+        work.close()
+
+
+def _pair(
+    bench: Benchmark, work: Workload, name: str, off: Callable[[], float], on: Callable[[], float], **how: Any
+) -> None:
+    bench.add(f"{name}, without", off, units=work.rows, kind="floor", group=name)
+    bench.add(f"{name}, with", on, units=work.rows, against=f"{name}, without", measure="time", group=name, **how)
+
+
+def add_journal(bench: Benchmark, work: Workload) -> None:
+    """`resume=True`, out of place and in place."""
+
+    def into_folder(resume: bool) -> Callable[[], float]:
+        def run() -> float:
+            data = work.open()
+            with work.fresh_folder() as folder:
+                start = time.perf_counter()
+                result = data.map(normalise_rows, num_workers=work.workers, out=folder / "td", resume=resume)
+                seconds = time.perf_counter() - start
+                work.check(result["image"])
+            return seconds
+
+        return run
+
+    _pair(bench, work, "journal, out of place", into_folder(False), into_folder(True), wanted=JOURNAL_WANTED)
+    _pair(
+        bench, work, "journal, in place, chunk 256", _invert(work, 256), _invert(work, 256, resume=True),
+        wanted=JOURNAL_WANTED,
+    )  # fmt: skip
+
+
+def add_undo(bench: Benchmark, work: Workload) -> None:
+    """Copies of the rows that are about to change."""
+    for name, chunk, wanted in (("default", None, UNDO_WANTED), ("256", 256, UNDO_WANTED), ("16", 16, None)):
+        off, on = _invert(work, chunk, undo=False), _invert(work, chunk, undo=True)
+        _pair(bench, work, f"undo, in place, chunk {name}", off, on, wanted=wanted)
+
+
+def add_bookkeeping(bench: Benchmark, work: Workload) -> None:
+    """Retries and seeds, with small chunks, where they cost most."""
+    out = work.empty_row().expand(work.rows).clone().share_memory_()
+    data = work.open()
+
+    def run(**options: Any) -> Callable[[], float]:
+        def timed() -> float:
+            start = time.perf_counter()
+            data.map(normalise_rows, num_workers=work.workers, chunksize=16, out=out, **options)
+            return time.perf_counter() - start
+
+        return timed
+
+    _pair(bench, work, "retries, chunk 16", run(retries=0), run(retries=2))
+    _pair(bench, work, "seeding, chunk 16", run(), run(seed=1))
+
+
+def _invert(work: Workload, chunk: int | None, resume: bool = False, **options: Any) -> Callable[[], float]:
+    """Seconds of a pass in place: the mean of two, of which the second puts the pictures back."""
+
+    def run() -> float:
+        data: TensorDict = work.open()
+
+        def once() -> None:
+            shutil.rmtree(work.source / ".tdmap", ignore_errors=True)
+            data.map(invert_rows, num_workers=work.workers, chunksize=chunk, out=data, resume=resume, **options)
+
+        return work.back_to_back(once)
+
+    return run
+
+
+def scheduler_rate(chunks: int = 200_000, workers: int = 8, repeats: int = 5) -> dict[str, float]:
+    """Chunks a second that a scheduler gives out and takes back, one chunk a lease."""
+
+    def once() -> float:
+        scheduler = Scheduler(chunks, workers, SchedulerPolicy(max_lease=1))
+        start = time.perf_counter()
+        now = 0.0
+        while not scheduler.finished:
+            for worker in range(workers):
+                lease = scheduler.lease(worker, now)
+                if lease is not None:
+                    now += 1e-6
+                    scheduler.done(lease.id, lease.stop, 1e-6, now)
+        return chunks / (time.perf_counter() - start)
+
+    return {"chunks_per_second": statistics.median(once() for _ in range(repeats)), "wanted": SCHEDULER_WANTED}
+
+
+def print_scheduler(rate: dict[str, float]) -> None:
+    """Print what `scheduler_rate` gave."""
+    met = "yes" if rate["chunks_per_second"] >= rate["wanted"] else "NO"
+    print(f"scheduler alone: {rate['chunks_per_second']:,.0f} chunks/s (wanted ≥ {rate['wanted']:,}: {met})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Workers and drivers are killed again and again: the output is that of a run that nobody disturbed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import tdmap
+from tensordict_lite import TensorDict
+
+
+def _load():
+    spec = importlib.util.spec_from_file_location("_chaos", Path(__file__).with_name("_chaos.py"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["_chaos"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+chaos = _load()
+
+
+def compare(mode, folder, before, options):
+    """The bytes of the disturbed output beside those of an undisturbed run."""
+    if mode == "reduce":
+        wanted = tdmap.map_reduce(before, None, chaos.Total(), num_workers=2, chunksize=chaos.CHUNK, seed=5)
+        got = torch.load(folder / "answer.pt")
+        assert torch.equal(got[0], wanted[0]) and got[1] == wanted[1], (got, wanted)
+        return
+    if mode == "map":
+        wanted, got = tdmap.map(before, chaos.double, **options), TensorDict.load_memmap(folder / "out")
+    else:
+        wanted, got = tdmap.map(before, chaos.advance, out=before, **options), TensorDict.load_memmap(folder / "in")
+    for key, leaf in wanted.items(True, True):
+        assert torch.equal(got[key].view(torch.uint8), leaf.view(torch.uint8)), key
+
+
+def disturb(mode, folder, rows, driver_kills, period, seed=0):
+    before = chaos.make(folder, rows).clone()
+    run = chaos.Chaos(mode, folder, -(-rows // chaos.CHUNK), driver_kills, period, seed)
+    run.run()
+    chaos.PAUSE = 0  # for the run that nobody disturbs
+    compare(mode, folder, before, {"num_workers": 2, "chunksize": chaos.CHUNK, "seed": 5})
+    assert run.killed_drivers == driver_kills, run.points
+    assert run.killed_workers >= driver_kills, run.killed_workers
+
+
+@pytest.mark.parametrize("mode", ["map", "in place", "reduce"])
+def test_killed_workers_and_drivers_change_no_byte(mode, tmp_path):
+    disturb(mode, tmp_path, rows=200_000, driver_kills=5, period=0.2)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("mode", ["map", "in place", "reduce"])
+def test_many_more_kills_change_no_byte(mode, seed, tmp_path):
+    disturb(mode, tmp_path, rows=1_000_000, driver_kills=60, period=0.05, seed=seed)
