@@ -422,8 +422,8 @@ class DenseCollection(TensorCollection):
             except KeyError:
                 if node._lock is not None:
                     raise node._locked_error() from None
-                child = node._new_child()
-                node._set_str(key, child)
+                node._set_str(key, node._new_child())
+                child = node._get_str(key)  # a lazy stack has cut it
             if not isinstance(child, TensorCollection):
                 raise KeyError(
                     f"the entry {key!r} is already present in {type(node).__name__} and is a {type(child).__name__}, "

@@ -353,8 +353,8 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
             child = entry_of(node, (part,))
             kept = depth < len(path) - 1 and child is not None and not isinstance(child, Tensor)
             if not kept or child._is_non_tensor or child._lock is not None:
-                child = node._new_child()
-                node._set_str(part, child)
+                node._set_str(part, node._new_child())
+                child = node._get_str(part)  # a lazy stack has cut it
             node = child
         return self
 

@@ -304,6 +304,8 @@ class UpdateOps:
                     _copy_into(self, current, value, (*prefix, key), non_blocking)
             elif current._is_non_tensor:
                 self._write_in_place(key, value, non_blocking)
+            elif type(current._source) is not dict:
+                current.update_(value, non_blocking=non_blocking)
             else:
                 items = value._entries() if hasattr(value, "_entries") else _items_of(value, (*prefix, key))
                 current._pair_leaves(items, (*prefix, key), into, values, non_blocking)

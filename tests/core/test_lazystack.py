@@ -263,3 +263,18 @@ def test_stacks_in_stacks_stack_at_both_levels() -> None:
 def test_members_that_do_not_go_together_are_refused(members: list[TensorDict], error: type[Exception]) -> None:
     with pytest.raises(error):
         lazy_stack(members)
+
+
+def test_levels_made_on_the_way_reach_the_members() -> None:
+    stack = lazy_stack([TensorDict({"a": torch.zeros(2)}) for _ in range(2)])
+    parent = TensorDict({"x": stack}, [2])
+    parent["x", "p", "q"] = torch.arange(2)
+    assert stack[1]["p", "q"] == 1
+    parent.create_nested(("x", "r", "s"))
+    assert ("r", "s") in stack[0].keys(True)
+
+
+def test_in_place_updates_through_a_parent_reach_ragged_entries() -> None:
+    parent = TensorDict({"x": ragged()}, [2])
+    parent.update_(parent * 0)
+    assert parent[1]["x"]["b"].tolist() == [0, 0, 0, 0]
