@@ -1,4 +1,4 @@
-"""The command line: ``tdmap info PATH`` and ``tdmap map module:function IN OUT``.
+"""The command line: ``tdmap info PATH``, ``tdmap verify PATH`` and ``tdmap map module:function IN OUT``.
 
 Exit codes: 0 done; 1 the run failed (the function raised, a worker was lost); 2 the request cannot be met as
 it stands (not a dataset, no such function, an output in the way), and nothing was written; 130 stopped by
@@ -150,6 +150,39 @@ def human_bytes(size: int) -> str:
             return f"{value:.3g} {unit}" if unit != "B" else f"{size} B"
         value /= 1024
     return f"{value:.3g} TiB"
+
+
+# -------- tdmap verify
+
+
+@app.command()
+def verify(
+    path: Annotated[Path, typer.Argument(help="Folder of the dataset.")],
+    store: Annotated[bool, typer.Option("--store", help="Record the checksums of the files as they are now.")] = False,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads that read; default: the usable cores.")] = None,
+) -> None:
+    """Check every byte of a dataset against the checksums that were stored with it."""
+    from tensordict_lite import DatasetError
+    from tensordict_lite.memmap import checksum
+
+    open_dataset(path)
+    if store:
+        recorded = checksum.store(path, threads)
+        typer.echo(f"stored the checksums of {len(recorded)} files in {path / checksum.CHECKSUMS}")
+        return
+    if not (path / checksum.CHECKSUMS).exists():
+        refuse(f"{path} has no checksums to check against: store them with `tdmap verify --store {path}`")
+    try:
+        report = checksum.verify(path, threads)
+    except DatasetError as error:
+        refuse(str(error))
+    for problem in report.problems:
+        typer.secho(f"tdmap: {problem}", fg=typer.colors.RED, err=True)
+    checked = f"{report.files} files, {human_bytes(report.nbytes)}"
+    if not report.ok:
+        typer.secho(f"tdmap: {path} is corrupt: {len(report.problems)} problem(s) in {checked}", err=True)
+        raise typer.Exit(FAILED)
+    typer.echo(f"{path} is as it was saved: {checked}")
 
 
 # -------- tdmap map

@@ -216,3 +216,18 @@ def test_version(folder: Path) -> None:
     ran = ask("--version", cwd=folder)
     assert ran.returncode == 0
     assert ran.stdout.startswith("tdmap")
+
+
+def test_verify_names_the_corrupt_file_and_its_rows(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    TensorDict({"x": torch.arange(4000)}, [4000]).memmap(folder)
+    missing = CliRunner().invoke(app, ["verify", str(folder)])
+    assert missing.exit_code == 2 and "--store" in missing.output
+    assert CliRunner().invoke(app, ["verify", "--store", str(folder)]).exit_code == 0
+    good = CliRunner().invoke(app, ["verify", str(folder)])
+    assert good.exit_code == 0 and "as it was saved" in good.output
+    with open(folder / "x.memmap", "r+b") as file:
+        file.seek(800)
+        file.write(b"\xff")
+    bad = CliRunner().invoke(app, ["verify", str(folder)])
+    assert bad.exit_code == 1 and "x.memmap" in bad.output and "rows" in bad.output
