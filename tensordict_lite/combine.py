@@ -15,6 +15,8 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense import DenseCollection
 
+_torch_stack = torch.stack
+
 __all__ = ["cat", "dense_stack", "pad", "pad_sequence", "stack", "unpad_sequence"]
 
 
@@ -84,7 +86,7 @@ def dense_stack(cls: Any, items: Sequence[Any], dim: int) -> Any:
     sources = []
     for item in items:
         entries = item._source
-        if item._batch_size != size or len(entries) != count:
+        if (item._batch_size is not size and item._batch_size != size) or len(entries) != count:
             raise _not_congruent(items)
         sources.append(entries)
     out = {}
@@ -94,7 +96,7 @@ def dense_stack(cls: Any, items: Sequence[Any], dim: int) -> Any:
         for key, value in source.items():
             column = [entries[key] for entries in sources]
             if isinstance(value, Tensor):
-                out[key] = torch.stack(column, dim)
+                out[key] = _torch_stack(column, dim)
             else:
                 out[key] = _stack_class(column)._stack_entries(column, dim)
     except KeyError:

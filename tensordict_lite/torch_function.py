@@ -128,7 +128,8 @@ def _like(name: str) -> None:
 
     def make(input: Any, *args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
-        out = input._map_leaves(lambda leaf: function(leaf, *args, **kwargs))
+        fill = (lambda leaf: function(leaf, *args, **kwargs)) if args or kwargs else function
+        out = input._map_leaves(fill)
         if input._lock is not None:
             out._propagate_lock(None)
         if device is not None:
