@@ -62,7 +62,7 @@ def function_parts(fn: Any) -> dict[str, str]:
     if isinstance(fn, torch.nn.Module):
         return parts | {"module": _digest(fn)}
     for name, value in sorted(vars(fn).items()):
-        if callable(value) and not isinstance(value, (type, torch.nn.Module)):
+        if isinstance(value, (types.FunctionType, functools.partial)):
             parts |= {f"{name}: {part}": digest for part, digest in function_parts(value).items()}
         else:
             parts[f"attribute {name}"] = _digest(value)

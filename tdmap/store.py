@@ -8,6 +8,7 @@ So a folder whose run was interrupted holds no dataset, and one that holds a dat
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -75,6 +76,8 @@ class OutputFolder:
                     os.replace(self._data / name, self.path / name)
             os.replace(self._data / META, self.path / META)
             shutil.rmtree(self._data, ignore_errors=True)
+            with contextlib.suppress(OSError):  # a journal keeps it
+                self.hidden.rmdir()
         return TensorDict.load_memmap(self.path)
 
     def discard(self) -> None:

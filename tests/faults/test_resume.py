@@ -1,0 +1,463 @@
+"""The same call goes on after an interruption, another one is refused, and a finished one does nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from pathlib import Path
+
+import psutil
+import pytest
+import tensordict as reference
+import torch
+
+import tdmap
+from tdmap import journal
+from tdmap.errors import AlreadyComplete, OutputMismatch, ResumeMismatch
+from tdmap.reducers import Mean, Reducer
+from tensordict_lite import TensorDict
+
+ROOT = Path(__file__).resolve().parents[2]
+OPTIONS = {"num_workers": 2, "chunksize": 5}
+
+
+@pytest.fixture
+def data(tmp_path):
+    x = torch.arange(600.0).reshape(200, 3)
+    return TensorDict({"x": x, "meta": {"row": torch.arange(200)}}, [200]).memmap(tmp_path / "in")
+
+
+def double(td):
+    return TensorDict({"y": td["x"] * 2, "meta": {"row": td["meta", "row"]}}, td.batch_size)
+
+
+def increment(td):
+    td["x"].add_(1)
+
+
+def raise_y(td):
+    td["y"].add_(1)
+
+
+class Interrupt(Exception):
+    """What the user's function raises in the middle."""
+
+
+def failing(fn, after, marker):
+    """`fn`, which raises once on the chunk that begins with row `after`. The marker is a file, so no part changes."""
+
+    def run(td):
+        if int(td["meta", "row"][0]) == after and not os.path.exists(marker):
+            open(marker, "w").close()
+            raise Interrupt
+        return fn(td)
+
+    return run
+
+
+# -- a path as the output ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("executor", ["process", "thread", "serial"])
+def test_a_path_becomes_an_ordinary_dataset(data, tmp_path, executor):
+    result = tdmap.map(data, double, out=tmp_path / "deep" / "out", executor=executor, **OPTIONS)
+    assert result["y"].filename == str(tmp_path / "deep" / "out" / "y.memmap")
+    for library in (TensorDict, reference.TensorDict):
+        loaded = library.load_memmap(tmp_path / "deep" / "out")
+        assert torch.equal(loaded["y"], data["x"] * 2) and torch.equal(loaded["meta", "row"], torch.arange(200))
+    assert sorted(os.listdir(tmp_path / "deep" / "out")) == ["meta", "meta.json", "y.memmap"]
+
+
+def test_rows_one_by_one_and_another_dimension(data, tmp_path):
+    def one(td):
+        return TensorDict({"sum": td["x"].sum()}, [])
+
+    result = tdmap.map(data, one, out=str(tmp_path / "rows"), num_workers=2, chunksize=0)
+    assert torch.equal(result["sum"], data["x"].sum(-1))
+    wide = TensorDict({"x": torch.arange(60.0).reshape(3, 20)}, [3, 20])
+    result = tdmap.map(wide, lambda td: td.apply(lambda x: x + 1), dim=1, out=tmp_path / "wide", num_workers=2)
+    assert torch.equal(result["x"], wide["x"] + 1) and result.batch_size == (3, 20)
+
+
+def test_a_failed_run_leaves_nothing(data, tmp_path):
+    with pytest.raises(Interrupt):
+        tdmap.map(data, failing(double, 100, tmp_path / "mark"), out=tmp_path / "out", **OPTIONS)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (lambda td: None, "returned None"),
+        (lambda td: td["x"], "holds a collection"),
+        (lambda td: TensorDict({"y": td["x"][:1]}, [1]), "as many rows as"),
+        (lambda td: double(td) if td["x"][0, 0] < 300 else TensorDict({"z": td["x"]}, td.batch_size), "look alike"),
+    ],
+)
+def test_results_that_do_not_fit_a_folder_are_refused(data, tmp_path, fn, message):
+    with pytest.raises(OutputMismatch, match=message):
+        tdmap.map(data, fn, out=tmp_path / "out", **OPTIONS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_in_use_is_left_alone(data, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="notes.txt"):
+        tdmap.map(data, double, out=tmp_path / "other", **OPTIONS)
+    with pytest.raises(FileExistsError, match="out=data"):
+        tdmap.map(data, double, out=tmp_path / "in", **OPTIONS)
+    tdmap.map(data, double, out=tmp_path / "out", **OPTIONS)
+    with pytest.raises(FileExistsError, match="holds a dataset already"):
+        tdmap.map(data, double, out=tmp_path / "out", **OPTIONS)
+
+
+# -- going on ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("executor", ["process", "thread", "serial"])
+def test_a_run_goes_on_where_it_ended(data, tmp_path, executor):
+    fn = failing(double, 100, str(tmp_path / "mark"))
+    call = {"out": tmp_path / "out", "resume": True, "executor": executor, **OPTIONS}
+    with pytest.raises(Interrupt):
+        tdmap.map(data, fn, **call)
+    out = tmp_path / "out"
+    assert os.listdir(out) == [".tdmap"]  # nothing that looks like a dataset
+    with pytest.raises(Exception, match="."):
+        reference.TensorDict.load_memmap(out)
+    done = sum(b - a for a, b in journal.read(out / ".tdmap" / "journal").ranges())
+    assert 0 < done < 40
+    line = json.loads((out / ".tdmap" / "errors.jsonl").read_text().splitlines()[0])
+    assert line["type"] == "Interrupt" and "rows 100:105" in line["notes"][0]
+    runs = []
+
+    class Count(tdmap.Callback):
+        def on_lease_done(self, event):
+            runs.append(event.rows)
+
+    result = tdmap.map(data, fn, callbacks=[Count()], **call)
+    assert torch.equal(result["y"], data["x"] * 2)
+    assert sum(runs) == 200 - 5 * done
+    with pytest.raises(FileExistsError, match="holds a dataset already"):
+        tdmap.map(data, fn, out=out, **OPTIONS)
+
+
+def test_an_unfinished_run_is_not_overwritten_by_a_plain_call(data, tmp_path):
+    fn = failing(double, 100, str(tmp_path / "mark"))
+    with pytest.raises(Interrupt):
+        tdmap.map(data, fn, out=tmp_path / "out", resume=True, **OPTIONS)
+    with pytest.raises(FileExistsError, match="resume=True"):
+        tdmap.map(data, fn, out=tmp_path / "out", **OPTIONS)
+
+
+def test_a_complete_run_is_not_done_again(data, tmp_path):
+    calls = tmp_path / "calls"
+
+    def fn(td):
+        with open(calls, "a") as file:
+            file.write(".")
+        return double(td)
+
+    first = tdmap.map(data, fn, out=tmp_path / "out", resume=True, **OPTIONS)
+    before = calls.read_text()
+    with pytest.warns(AlreadyComplete, match="nothing was done"):
+        again = tdmap.map(data, fn, out=tmp_path / "out", resume=True, **OPTIONS)
+    assert calls.read_text() == before
+    assert (again == first).all()
+
+
+@pytest.mark.parametrize("executor", ["process", "thread", "serial"])
+def test_in_place_work_goes_on_and_is_done_once(data, tmp_path, executor):
+    fn = failing(increment, 100, str(tmp_path / "mark"))
+
+    def late(td):  # the rows are changed, and then it raises
+        increment(td)
+        fn(td)
+
+    with pytest.raises(Interrupt):
+        tdmap.map(data, late, out=data, resume=True, executor=executor, **OPTIONS)
+    data = TensorDict.load_memmap(tmp_path / "in")
+    assert tdmap.map(data, late, out=data, resume=True, executor=executor, **OPTIONS) is data
+    wanted = torch.arange(600.0).reshape(200, 3) + 2
+    assert torch.equal(TensorDict.load_memmap(tmp_path / "in")["x"], wanted)
+    with pytest.warns(AlreadyComplete):
+        tdmap.map(data, late, out=data, resume=True, executor=executor, **OPTIONS)
+    assert torch.equal(data["x"], wanted)
+    assert not list((tmp_path / "in" / ".tdmap").glob("undo-*"))
+
+
+def test_passes_in_place_follow_each_other_and_none_is_repeated(data):
+    def twice(td):
+        td["x"].mul_(2)
+
+    def script():
+        tdmap.map(data, increment, out=data, resume=True, **OPTIONS)
+        tdmap.map(data, twice, out=data, resume=True, **OPTIONS)
+
+    script()
+    wanted = (torch.arange(600.0).reshape(200, 3) + 1) * 2
+    assert torch.equal(data["x"], wanted)
+    with pytest.warns(AlreadyComplete):
+        script()
+    assert torch.equal(data["x"], wanted)
+
+
+def test_a_result_that_is_changed_in_place_later_is_still_complete(data, tmp_path):
+    def script():
+        out = tdmap.map(data, double, out=tmp_path / "out", resume=True, **OPTIONS)
+        return tdmap.map(out, raise_y, out=out, resume=True, **OPTIONS)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AlreadyComplete)
+        assert torch.equal(script()["y"], data["x"] * 2 + 1)
+        assert torch.equal(script()["y"], data["x"] * 2 + 1)
+
+
+def test_a_mapped_output_can_be_resumed(data, tmp_path):
+    out = double(data).apply(torch.zeros_like).memmap(tmp_path / "out")
+    fn = failing(double, 100, str(tmp_path / "mark"))
+    with pytest.raises(Interrupt):
+        tdmap.map(data, fn, out=out, resume=True, **OPTIONS)
+    out = TensorDict.load_memmap(tmp_path / "out")
+    assert tdmap.map(data, fn, out=out, resume=True, **OPTIONS) is out
+    assert torch.equal(reference.TensorDict.load_memmap(tmp_path / "out")["y"], data["x"] * 2)
+
+
+class Ordered(Reducer):
+    """Sees which chunks it got, in which order."""
+
+    def init(self):
+        return ""
+
+    def update(self, state, chunk, start=0):
+        return f"{state}{start}"
+
+    def merge(self, a, b):
+        return f"({a} {b})"
+
+
+def test_a_reduction_goes_on_with_the_same_tree(data, tmp_path):
+    fn = failing(lambda td: td, 100, str(tmp_path / "mark"))
+    wanted = tdmap.map_reduce(data, None, Ordered(), **OPTIONS)
+    with pytest.raises(Interrupt):
+        tdmap.map_reduce(data, fn, Ordered(), resume=tmp_path / "out", **OPTIONS)
+    assert tdmap.map_reduce(data, fn, Ordered(), resume=tmp_path / "out", **OPTIONS) == wanted
+    with pytest.warns(AlreadyComplete):
+        assert tdmap.map_reduce(data, fn, Ordered(), resume=tmp_path / "out", **OPTIONS) == wanted
+    with pytest.raises(ResumeMismatch, match="function"):
+        tdmap.reduce(data, Mean("x"), resume=tmp_path / "out", **OPTIONS)
+
+
+def test_states_that_are_torn_are_not_trusted(data, tmp_path):
+    fn = failing(lambda td: td, 100, str(tmp_path / "mark"))
+    with pytest.raises(Interrupt):
+        tdmap.map_reduce(data, fn, Ordered(), resume=tmp_path / "out", **OPTIONS)
+    states = tmp_path / "out" / ".tdmap" / "states"
+    states.write_bytes(states.read_bytes()[:-3])
+    wanted = tdmap.map_reduce(data, None, Ordered(), **OPTIONS)
+    assert tdmap.map_reduce(data, fn, Ordered(), resume=tmp_path / "out", **OPTIONS) == wanted
+
+
+# -- another run ---------------------------------------------------------------------------------------
+
+
+def interrupted(data, tmp_path, **options):
+    fn = failing(double, 100, str(tmp_path / "mark"))
+    with pytest.raises(Interrupt):
+        tdmap.map(data, fn, out=tmp_path / "out", resume=True, **{**OPTIONS, "seed": 1, **options})
+    return fn
+
+
+def refused(match, *arguments, **options):
+    with pytest.raises(ResumeMismatch, match=match) as caught:
+        tdmap.map(*arguments, resume=True, **{**OPTIONS, "seed": 1, **options})
+    assert isinstance(caught.value, ValueError) and caught.value.changes
+    return str(caught.value)
+
+
+def test_another_plan_or_seed_is_named(data, tmp_path):
+    fn, out = interrupted(data, tmp_path), tmp_path / "out"
+    assert "begin anew" in refused("chunk size was 5, and is 10", data, fn, out=out, chunksize=10)
+    refused("seed was 1, and is 2", data, fn, out=out, seed=2)
+    refused("rows was 200, and is 100", data[:100], fn, out=out)
+    tdmap.map(data, fn, out=out, resume=True, **OPTIONS, seed=1)
+
+
+def test_another_function_is_named_with_what_changed(data, tmp_path):
+    def make(scale, power=1):
+        def fn(td, power=power):
+            if scale == 0:
+                raise Interrupt
+            return TensorDict({"y": td["x"] * scale**power}, td.batch_size)
+
+        return fn
+
+    out = tmp_path / "out"
+    with pytest.raises(Interrupt):
+        tdmap.map(data, make(0), out=out, resume=True, **OPTIONS)
+    tdmap.map(data, make(2), out=out, resume=True, **OPTIONS)  # nothing had been done yet: any run may begin
+    with pytest.raises(ResumeMismatch, match="closure variable scale"):
+        tdmap.map(data, make(3), out=out, resume=True, **OPTIONS)
+    with pytest.raises(ResumeMismatch, match="default 0"):
+        tdmap.map(data, make(2, power=2), out=out, resume=True, **OPTIONS)
+    with pytest.raises(ResumeMismatch, match="code"):
+        tdmap.map(data, double, out=out, resume=True, **OPTIONS)
+
+
+def test_another_source_is_named(data, tmp_path):
+    fn, out = interrupted(data, tmp_path), tmp_path / "out"
+    os.utime(tmp_path / "in" / "x.memmap", ns=(1, 1))
+    refused("source's 'x' was .* written at", TensorDict.load_memmap(tmp_path / "in"), fn, out=out)
+
+
+def test_data_in_memory_are_known_by_their_content(tmp_path):
+    x = TensorDict({"x": torch.arange(600.0).reshape(200, 3), "meta": {"row": torch.arange(200)}}, [200])
+    fn = interrupted(x, tmp_path)
+    other = x.clone()
+    other["x"][7, 1] += 1
+    refused("source's 'x'", other, fn, out=tmp_path / "out")
+    tdmap.map(x.clone(), fn, out=tmp_path / "out", resume=True, **OPTIONS, seed=1)
+
+
+def test_another_in_place_run_has_to_wait(data, tmp_path):
+    fn = failing(increment, 100, str(tmp_path / "mark"))
+    with pytest.raises(Interrupt):
+        tdmap.map(data, fn, out=data, resume=True, **OPTIONS)
+    with pytest.raises(ResumeMismatch, match="finish that run first"):
+        tdmap.map(data, increment, out=data, resume=True, **OPTIONS)
+    tdmap.map(data, fn, out=data, resume=True, **OPTIONS)
+    tdmap.map(data, increment, out=data, resume=True, **OPTIONS)
+    assert torch.equal(data["x"], torch.arange(600.0).reshape(200, 3) + 2)
+
+
+def test_resume_needs_files(data):
+    with pytest.raises(ValueError, match="out=a folder"):
+        tdmap.map(data, double, resume=True)
+    memory = data.clone()
+    with pytest.raises(ValueError, match="memory-mapped"):
+        tdmap.map(memory, increment, out=memory, resume=True)
+    with pytest.raises(ValueError, match="undo=True"):
+        tdmap.map(data, increment, out=data, resume=True, undo=False)
+
+
+def test_after_a_power_loss_an_in_place_run_is_not_trusted(data, tmp_path, monkeypatch):
+    fn = failing(increment, 100, str(tmp_path / "mark"))
+    monkeypatch.setattr(journal.Helper, "_start", lambda self: False)  # nothing reaches the disk
+    with pytest.raises(Interrupt):
+        tdmap.map(data, fn, out=data, resume=True, **OPTIONS)
+    boot = journal.boot_number()
+    monkeypatch.setattr(journal, "boot_number", lambda: boot + 1)
+    with pytest.raises(ResumeMismatch, match="machine went down"):
+        tdmap.map(data, fn, out=data, resume=True, **OPTIONS)
+
+
+def test_after_a_power_loss_rows_that_did_not_reach_the_disk_are_done_again(data, tmp_path, monkeypatch):
+    fn = failing(double, 100, str(tmp_path / "mark"))
+    monkeypatch.setattr(journal.Helper, "_start", lambda self: False)
+    with pytest.raises(Interrupt):
+        tdmap.map(data, fn, out=tmp_path / "out", resume=True, **OPTIONS)
+    for file in (tmp_path / "out" / ".tdmap" / "data").glob("**/*.memmap"):
+        file.write_bytes(bytes(file.stat().st_size))  # what was in the page cache is gone
+    boot = journal.boot_number()
+    monkeypatch.setattr(journal, "boot_number", lambda: boot + 1)
+    assert torch.equal(tdmap.map(data, fn, out=tmp_path / "out", resume=True, **OPTIONS)["y"], data["x"] * 2)
+
+
+# -- whole programs -------------------------------------------------------------------------------------
+
+SCRIPT = """
+    import os, sys, time, torch, tdmap
+    from tdmap.reducers import Mean
+    from tensordict_lite import TensorDict
+
+    folder, mode, method = sys.argv[1:]
+    SCALE = 3.0
+    NAMES = {"alpha", "beta", "gamma"}
+
+    class Helper:
+        names = frozenset(NAMES)
+        def __init__(self, power):
+            self.power = power
+        def raised(self, x):
+            return x**self.power
+
+    helper = Helper(2)
+
+    def slow(td):
+        time.sleep(0.01)
+        return TensorDict({"y": helper.raised(td["x"]) * SCALE + torch.rand(len(td))}, td.batch_size)
+
+    def change(td):
+        td["x"].add_(SCALE)
+        time.sleep(0.01)
+        td["x"].mul_(2)
+
+    data = TensorDict.load_memmap(folder + "/in")
+    options = dict(num_workers=2, chunksize=4, seed=7, mp_start_method=method)
+    if mode == "map":
+        data.map(slow, out=folder + "/out", resume=True, **options)
+    else:
+        data.map(change, out=data, resume=True, **options)
+"""
+
+
+def start(folder, mode, method):
+    script = folder / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen([sys.executable, str(script), str(folder), mode, method], env=env, start_new_session=True)
+
+
+@pytest.mark.parametrize(("mode", "method"), [("map", "forkserver"), ("in place", "spawn")])
+def test_a_killed_program_goes_on_and_yields_the_same_bytes(tmp_path, mode, method):
+    (tmp_path / "quiet").mkdir()
+    for folder in (tmp_path, tmp_path / "quiet"):
+        TensorDict({"x": torch.arange(800.0)}, [800]).memmap(folder / "in")
+    assert start(tmp_path / "quiet", mode, method).wait(timeout=100) == 0
+    path = tmp_path / ("out" if mode == "map" else "in") / ".tdmap" / "journal"
+    process = start(tmp_path, mode, method)
+    deadline = time.monotonic() + 60
+    while not path.exists() or sum(b - a for a, b in journal.read(path).ranges()) < 40:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert start(tmp_path, mode, method).wait(timeout=100) == 0
+    sessions = [r for r in journal.read(path).records if r.type is journal.Type.SESSION]
+    assert len(sessions) == 2
+    name = "out/y.memmap" if mode == "map" else "in/x.memmap"
+    assert (tmp_path / name).read_bytes() == (tmp_path / "quiet" / name).read_bytes()
+
+
+def test_two_programs_do_not_work_on_one_folder(data, tmp_path, monkeypatch):
+    from tdmap import resume
+
+    monkeypatch.setattr(resume, "LOCK_SECONDS", 0.1)
+    with resume._locked(tmp_path), pytest.raises(BlockingIOError, match="another process"):
+        with resume._locked(tmp_path):
+            raise AssertionError("locked twice")
+
+
+def test_nothing_is_left_running(data, tmp_path):
+    tdmap.map(data, double, out=tmp_path / "out", resume=True, **OPTIONS)
+    deadline = time.monotonic() + 20
+
+    def helpers():
+        found = []
+        for child in psutil.Process().children(recursive=True):
+            try:
+                if "syncer" in " ".join(child.cmdline()) and child.status() != psutil.STATUS_ZOMBIE:
+                    found.append(child)
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+    while helpers():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
