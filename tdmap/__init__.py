@@ -21,10 +21,11 @@ from tdmap.errors import (
     WorkerLost,
     WorkerStartError,
 )
-from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, WorkerDied
+from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, RowsSkipped, WorkerDied
 from tdmap.plan import ChunkPlan
 from tdmap.reducers import Reducer
 from tdmap.reduction import map_reduce, reduce
+from tdmap.rowerrors import RowError, RowErrors, SkippedRows
 from tdmap.runtime.pool import WorkerPool, close_pools
 
 __all__ = [
@@ -42,7 +43,11 @@ __all__ = [
     "RemoteError",
     "RemoteTraceback",
     "ResumeMismatch",
+    "RowError",
+    "RowErrors",
+    "RowsSkipped",
     "SerializationError",
+    "SkippedRows",
     "TdmapError",
     "WorkerDied",
     "WorkerLost",

@@ -19,6 +19,7 @@ from tdmap.events import Callback, CallbackList
 from tdmap.job import Job, Policy, Source
 from tdmap.plan import ChunkPlan, make_plan
 from tdmap.resumable import map_in_place, map_to_files, map_to_folder
+from tdmap.rowerrors import OnError, check_on_error
 from tdmap.runtime import worker as worker_module
 from tdmap.runtime.driver import CommitLog, Crew, Driver
 from tdmap.runtime.executors.foreign import ForeignCrew
@@ -28,6 +29,7 @@ from tdmap.runtime.executors.threads import ThreadCrew
 from tdmap.runtime.launch import START_METHODS
 from tdmap.runtime.pool import WorkerPool, borrow_pool, give_back
 from tdmap.runtime.resources import usable_cores
+from tdmap.runtime.skipping import DROP, PAD
 from tdmap.seeding import base_seed
 from tdmap.sinks import Gather, InPlace, Preallocated, Sink, Stream
 
@@ -59,6 +61,7 @@ def map(
     retries: int = 2,
     timeout: float | None = None,
     undo: bool = True,
+    on_error: OnError = "raise",
     callbacks: Iterable[Callback] = (),
 ) -> Any:
     """Apply `fn` to chunks of `data` on several processes, and join the results.
@@ -103,6 +106,13 @@ def map(
         undo: keep a copy of the rows that a worker is changing in place, and put them back when it dies, raises or is
             interrupted, so that a chunk is done once or not at all. False saves a copy of each chunk; a worker
             that dies then ends the job.
+        on_error: `"raise"` ends the job with the first exception of `fn`. `"skip"` finds the rows that raise, by
+            halving their chunk, and processes all others (`fn` is then called with parts of a chunk); a
+            `tdmap.SkippedRows` warning lists them. A function of `(error, (row, row + 1))`, such as a
+            `tdmap.RowErrors()`, is called here with each of them instead; it may raise. Skipped rows are zeros in
+            the result, or keep what they had in `out` and in place; a bool entry `"__valid__"` of `out` becomes
+            False for them and True for the others. Results with other row counts than their chunk lack them. When
+            every row fails, the first exception is raised. With `resume`, rows that an earlier call skipped are done.
         callbacks: `tdmap.Callback` objects that receive the job's events.
 
     Returns:
@@ -129,7 +139,8 @@ def map(
     """
     path = out if isinstance(out, (str, os.PathLike)) else None
     plan = _plan(data, fn, dim, chunksize, num_chunks, out if path is None else None)
-    job = Job(Source(data), plan, fn, _policy(seed, generator, retries, timeout, undo))
+    policy = _policy(seed, generator, retries, timeout, undo, on_error, PAD)
+    job = Job(Source(data), plan, fn, policy, on_row_error=_handler(on_error))
     options = _crew_options(job, num_workers, pool, max_tasks_per_child, worker_threads, mp_start_method, executor)
 
     def execute(job: Job, sink: Sink, log: CommitLog | None) -> None:
@@ -179,6 +190,7 @@ def map_iter(
     retries: int = 2,
     timeout: float | None = None,
     undo: bool = True,
+    on_error: OnError = "raise",
     callbacks: Iterable[Callback] = (),
 ) -> Iterator[Any]:
     """Apply `fn` to chunks of `data` on several processes, and yield the results in order.
@@ -188,6 +200,7 @@ def map_iter(
     shared memory that is used again when the consumer lets go of them.
 
     Args:
+        on_error: as `map`; results lack the rows that were skipped, and are None where none is left.
         shuffle: chunks take their rows from a random permutation, drawn with `seed` or `generator`.
         index_with_generator: accepted for compatibility; must be True with `shuffle`.
 
@@ -208,9 +221,9 @@ def map_iter(
     if shuffle and not index_with_generator:
         raise RuntimeError("map_iter(shuffle=True) needs index_with_generator=True, its default: drop that argument.")
     plan = _plan(data, fn, dim, chunksize, num_chunks, None)
-    policy = _policy(seed, generator, retries, timeout, undo)
+    policy = _policy(seed, generator, retries, timeout, undo, on_error, DROP)
     order = _permutation(plan.length, policy.seed) if shuffle else None
-    job = Job(Source(data, order), plan, fn, policy)
+    job = Job(Source(data, order), plan, fn, policy, on_row_error=_handler(on_error))
     options = _crew_options(job, num_workers, pool, max_tasks_per_child, worker_threads, mp_start_method, executor)
     stream = _values(job, options, pbar, callbacks)
     _open_streams.add(stream)
@@ -272,12 +285,19 @@ def _policy(
     retries: int,
     timeout: float | None,
     undo: bool = True,
+    on_error: OnError = "raise",
+    skip: str = PAD,
 ) -> Policy:
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
         raise ValueError(f"retries must be an integer of at least 0: got {retries!r}.")
     if timeout is not None and not timeout > 0:
         raise ValueError(f"timeout must be a number of seconds above 0, or None: got {timeout!r}.")
-    return Policy(base_seed(seed, generator), retries, timeout, bool(undo))
+    skip = "" if check_on_error(on_error) == "raise" else skip
+    return Policy(base_seed(seed, generator), retries, timeout, bool(undo), skip)
+
+
+def _handler(on_error: OnError) -> Callable[[BaseException, tuple[int, int]], Any] | None:
+    return None if isinstance(on_error, str) else on_error
 
 
 def _permutation(length: int, seed: int | None) -> torch.Tensor:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tdmap.rowerrors import RowError
+
 
 @dataclass(frozen=True, slots=True)
 class JobStarted:
@@ -100,6 +102,20 @@ class JobEnded:
     """Wall time from `JobStarted`."""
     error: BaseException | None
     """The exception that ended it, if one did."""
+    errors: tuple[RowError, ...] = ()
+    """Rows that were skipped, with `on_error`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsSkipped:
+    """A chunk is safe but for rows on which the function raised (`on_error`)."""
+
+    job: int
+    """Number of the job."""
+    chunk: int
+    """Number of the chunk."""
+    errors: tuple[RowError, ...]
+    """Its failing rows."""
 
 
 class Callback:
@@ -123,6 +139,9 @@ class Callback:
 
     def on_worker_died(self, event: WorkerDied) -> None:
         """Called when a worker process has ended unasked."""
+
+    def on_rows_skipped(self, event: RowsSkipped) -> None:
+        """Called when a chunk is safe but for rows on which the function raised."""
 
     def on_job_ended(self, event: JobEnded) -> None:
         """Called once, at the end, also after an error."""
@@ -149,6 +168,10 @@ class CallbackList(Callback):
     def on_worker_died(self, event: WorkerDied) -> None:
         for callback in self.callbacks:
             callback.on_worker_died(event)
+
+    def on_rows_skipped(self, event: RowsSkipped) -> None:
+        for callback in self.callbacks:
+            callback.on_rows_skipped(event)
 
     def on_job_ended(self, event: JobEnded) -> None:
         for callback in self.callbacks:

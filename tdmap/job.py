@@ -39,6 +39,8 @@ class Policy:
     """Seconds that one chunk may run, or None."""
     undo: bool = True
     """Keep the rows that an in-place function changes, to put them back when it does not come to its end."""
+    skip: str = ""
+    """Go on after rows on which the function raises: `"pad"` or `"drop"` says what results have for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Job:
     policy: Policy = field(default_factory=Policy)
     ledger: Ledger | None = None
     """Of an in-place run that can be resumed: where workers note what is done."""
+    on_row_error: Callable[[BaseException, tuple[int, int]], Any] | None = None
+    """With `policy.skip`: called by the driver with each exception and its rows; None: a warning at the end."""
     number: int = field(default_factory=lambda: next(_numbers))
 
     @property

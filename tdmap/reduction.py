@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import torch
 
 from tdmap._data import Data
-from tdmap.api import _crew_options, _plan, _policy, _run
+from tdmap.api import _crew_options, _handler, _plan, _policy, _run
 from tdmap.events import Callback
 from tdmap.job import Job, Source
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.resumable import fold_resumable
+from tdmap.rowerrors import OnError
 from tdmap.runtime.driver import CommitLog
 from tdmap.sinks import Fold, Sink
 
@@ -39,6 +41,10 @@ class FoldChunk:
         rows = chunk if self.mapper is None else self.mapper(chunk)
         return self.reducer.update(self.reducer.init(), rows, start)
 
+    def join_states(self, states: list[Any]) -> Any:
+        """The state of a chunk whose parts were folded one by one."""
+        return functools.reduce(self.reducer.merge, states) if states else self.reducer.init()
+
 
 def map_reduce(
     data: Data,
@@ -58,6 +64,7 @@ def map_reduce(
     seed: int | None = None,
     retries: int = 2,
     timeout: float | None = None,
+    on_error: OnError = "raise",
     resume: str | os.PathLike[str] | None = None,
     callbacks: Iterable[Callback] = (),
 ) -> Any:
@@ -74,7 +81,7 @@ def map_reduce(
             TensorDict), or an associative function of two mapped chunks.
         num_workers: processes or threads; 0 runs in the caller. Default: the cores that this process may use.
         dim, chunksize, num_chunks, pool, generator, worker_threads, pbar, mp_start_method, executor, seed, retries,
-            timeout, callbacks: as `tdmap.map`.
+            timeout, on_error, callbacks: as `tdmap.map`; skipped rows are left out of the answer.
         resume: a folder for the states of a run that is interrupted: the same call goes on from there, and the answer
             has the same bits. A call that was complete gives its answer again, and warns. States are pickles: use
             only folders of your own.
@@ -100,7 +107,8 @@ def map_reduce(
         raise TypeError(f"mapper must be a function or None, got {mapper!r}.")
     fn = FoldChunk(reducer, mapper)
     plan = _plan(data, fn, dim, chunksize, num_chunks, None)
-    job = Job(Source(data), plan, fn, _policy(seed, generator, retries, timeout))
+    policy = _policy(seed, generator, retries, timeout, on_error=on_error)
+    job = Job(Source(data), plan, fn, policy, on_row_error=_handler(on_error))
     options = _crew_options(job, num_workers, pool, None, worker_threads, mp_start_method, executor)
     if plan.length == 0:
         return reducer.finish(reducer.init())

@@ -18,6 +18,7 @@ from tdmap.job import Policy
 from tdmap.plan import ChunkPlan
 from tdmap.runtime import control as at
 from tdmap.runtime.control import Control
+from tdmap.runtime.skipping import Settled, Skipper
 from tdmap.runtime.types import Done, GaveBack, Kind, Segment
 from tdmap.runtime.undo import Undo
 from tdmap.seeding import derive, seed_everything
@@ -70,6 +71,7 @@ class ChunkLoop:
         self.writer: RowWriter | None = None
         self.undo: Undo | None = None
         self._guard = True
+        self._skipper = Skipper(self, policy.skip) if policy.skip else None
         self._leaves = tensors_of(reader.data)
         self._versions = self._version()
 
@@ -106,12 +108,14 @@ class ChunkLoop:
             for chunk, result, rows in self._results(lease, start, stop, segments):
                 if result is None:
                     kind = Kind.NONE
+                elif result.__class__ is Settled:
+                    kind = result.kind
                 elif rows is not None and self.writer is not None and self.writer.write(rows, result):
                     kind = Kind.WRITTEN
                 else:
                     kind = Kind.PARCEL
                     result = self.pack(result)
-                if guarded and self._guard:
+                if guarded and self._guard and self._skipper is None:
                     self._guard = kind is Kind.NONE or aliased or self._version() != self._versions
                 if kind is not segments.kind or kind is Kind.PARCEL:
                     segments.add(chunk, kind, result)
@@ -154,7 +158,7 @@ class ChunkLoop:
         self, lease: int, start: int, stop: int, segments: _Segments
     ) -> Iterator[tuple[int, Any, Data | None]]:
         control, fn, clock = self.control, self.fn, time.monotonic_ns
-        seed, plan, undo = self.policy.seed, self.plan, self.undo
+        seed, plan, undo, skipper = self.policy.seed, self.plan, self.undo, self._skipper
         positional = getattr(fn, "takes_start", False)  # a function that wants the number of its first row
         rows: Iterator[Any] = repeat(None) if self.writer is None else self.writer.rows(start, stop)
         for chunk, data, target in zip(range(start, stop), self.reader.read(start, stop), rows):
@@ -173,7 +177,10 @@ class ChunkLoop:
                 self._save(undo, chunk, data)
             if seed is not None:
                 seed_everything(derive(seed, chunk * plan.size))
-            yield chunk, fn(data, chunk * plan.size) if positional else fn(data), target
+            if skipper is not None:
+                yield chunk, skipper.call(lease, chunk, data, target), target
+            else:
+                yield chunk, fn(data, chunk * plan.size) if positional else fn(data), target
 
 
 class _Segments:

@@ -21,7 +21,8 @@ from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone
 from tdmap.job import Job
 from tdmap.runtime.chunkloop import note_rows
 from tdmap.runtime.scheduler import Lease, Scheduler, SchedulerPolicy
-from tdmap.runtime.types import Done, Failed, GaveBack, Kind, Lost, Message, Refused, Segment
+from tdmap.runtime.skiplog import SkipLog
+from tdmap.runtime.types import Done, Failed, GaveBack, Kind, Lost, Message, Refused, Segment, Skipped
 from tdmap.sinks import Allocate, InPlace, Sink, Stream
 
 STREAM_BYTES = 4 << 20
@@ -137,6 +138,7 @@ class Driver:
         self.scheduler = Scheduler(job.plan.num_chunks, crew.size, self._policy(chunk_bytes), done)
         self.done_rows = sum(job.plan.count(start, stop) for start, stop in done)
         self.changed = False
+        self.skips = SkipLog(job, callbacks)
         self._workers: set[int] = set()
         self._announced = False
         self._first_result = False
@@ -182,6 +184,7 @@ class Driver:
             self.crew.open(self.job, self.sink)
             self._announced = self.sink.writer is not None
             yield from self._loop()
+            self.skips.finish()
         except BaseException as caught:
             error = caught
             raise
@@ -190,8 +193,9 @@ class Driver:
             try:
                 self.crew.close(error is None, self.changed)
             finally:
+                seconds, skipped = time.monotonic() - began, tuple(self.skips.errors)
                 self.callbacks.on_job_ended(
-                    JobEnded(self.job.number, error is None, self.done_rows, time.monotonic() - began, error)
+                    JobEnded(self.job.number, error is None, self.done_rows, seconds, error, skipped)
                 )
 
     def _loop(self) -> Iterator[tuple[int, Any]]:
@@ -258,6 +262,8 @@ class Driver:
                 self._report(worker, start, message.upto, seconds)
         elif isinstance(message, Segment):
             self._segment(message)
+        elif isinstance(message, Skipped):
+            self.skips.add(message)
         elif isinstance(message, Joined):
             self._workers.add(worker)
         elif isinstance(message, GaveBack):
@@ -281,10 +287,11 @@ class Driver:
         start = lease.cursor
         if stop <= start:
             return
-        self._first_result = True
+        self._first_result |= kind is not Kind.FAILED
         self.changed |= kind is Kind.NONE or isinstance(self.sink, InPlace)
         self.sink.accept(start, stop, kind, values)
         self.scheduler.commit(lease.id, stop)
+        self.skips.commit(start, stop)
         if self.log is not None:
             self.log.add(start, stop)
         self.done_rows += self.job.plan.count(start, stop)

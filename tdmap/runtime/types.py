@@ -1,7 +1,7 @@
 """What crosses the pipe between the driver and a worker: numbers and small bytes, never rows.
 
 driver ──► worker   Begin(job, payload)  Protect(...)  Output(job, payload)  Grant(job, lease, start, stop)  Drop(job)
-worker ──► driver   Hello  Segment(...)  Done(...)  GaveBack(...)  Failed(...)  Refused(...)
+worker ──► driver   Hello  Segment(...)  Done(...)  GaveBack(...)  Skipped(...)  Failed(...)  Refused(...)
 crew   ──► driver   Lost(...), when a pipe closes or a process ends
 """
 
@@ -20,6 +20,8 @@ class Kind(enum.IntEnum):
     """The function returned None."""
     PARCEL = 2
     """It travels to the driver."""
+    FAILED = 3
+    """There is none: the function raised on every row, and rows that raise are skipped."""
 
 
 class Begin(NamedTuple):
@@ -111,6 +113,16 @@ class Failed(NamedTuple):
     mutated: bool
 
 
+class Skipped(NamedTuple):
+    """The function raised on some rows of a chunk, and `on_error` lets the others go on. Sent before it is safe."""
+
+    job: int
+    lease: int
+    chunk: int
+    errors: tuple[tuple[int, Any], ...]
+    """Rows, counted from the chunk's first, and their exceptions as bytes."""
+
+
 class Refused(NamedTuple):
     """The worker cannot take the job at all."""
 
@@ -137,4 +149,4 @@ class Lost(NamedTuple):
     """Its function works in place, and the rows of the chunk could not be put back."""
 
 
-Message = Segment | Done | GaveBack | Failed | Refused | Lost
+Message = Segment | Done | GaveBack | Skipped | Failed | Refused | Lost

@@ -86,7 +86,7 @@ class Undo:
         dim, count = self.plan.dim, stop - start
         for leaf, buffer in zip(self.leaves, self.buffers):
             rows, copy = leaf.narrow(dim, start, count), buffer.narrow(dim, 0, count)
-            if not _same_bits(rows, copy):
+            if not same_bits(rows, copy):
                 rows.copy_(copy)
 
     def release(self) -> None:
@@ -98,7 +98,8 @@ class Undo:
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _same_bits(a: Tensor, b: Tensor) -> bool:
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of the same shape and dtype hold the same bits, NaN and signed zeros included."""
     if a.is_complex():
         a, b = torch.view_as_real(a), torch.view_as_real(b)
     bits = _BITS[a.element_size()]

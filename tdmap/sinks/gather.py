@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdmap._data import Data, RowWriter, allocate_like, gatherable, join, narrow
+from tdmap._data import Data, RowWriter, allocate_like, gatherable, join, narrow, tensors_of
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.types import Kind
 from tdmap.sinks.base import Allocate
@@ -25,6 +25,7 @@ class Gather:
         self._writer: RowWriter | None = None
         self._loose: dict[int, Data] = {}
         self._none: list[tuple[int, int]] = []
+        self._failed: list[tuple[int, int]] = []
         self._written = False
         self._gather = True
 
@@ -37,7 +38,9 @@ class Gather:
         self._allocate = allocate
 
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
-        if kind is Kind.NONE:
+        if kind is Kind.FAILED:
+            self._failed.append((start, stop))
+        elif kind is Kind.NONE:
             self._none.append((start, stop))
         elif kind is Kind.WRITTEN:
             self._written = True
@@ -59,6 +62,7 @@ class Gather:
             self._loose[chunk] = value
 
     def result(self) -> Any:
+        self._blank_failed()
         if not self._loose and not self._none and self._writer is not None:
             return self._writer.out
         parts = self._parts()
@@ -67,6 +71,15 @@ class Gather:
         if self._plan.unbind and self._written:
             return join(parts, ChunkPlan(self._plan.length, self._plan.size, self._plan.dim))
         return join(parts, self._plan)
+
+    def _blank_failed(self) -> None:
+        """Zeros for chunks that failed altogether; where rows are dropped, they are left out like None results."""
+        if self._writer is None:
+            self._none += self._failed
+            return
+        for start, stop in self._failed:
+            for leaf in tensors_of(narrow(self._writer.out, self._plan.dim, *self._plan.span(start, stop))):
+                leaf.zero_()
 
     def _parts(self) -> list[Data]:
         """Results in the order of the chunks, runs of written ones as one part."""

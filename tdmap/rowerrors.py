@@ -1,0 +1,120 @@
+"""What `on_error="skip"` reports: rows on which the function raised, while every other row was processed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, overload
+
+import torch
+from torch import Tensor
+
+from tdmap.errors import RemoteTraceback, describe_rows
+
+SHOWN = 3
+"""Errors that a summary quotes."""
+
+OnError: TypeAlias = "str | Callable[[BaseException, tuple[int, int]], Any]"
+"""`"raise"`, `"skip"`, or a function of an exception and its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowError:
+    """One row on which the function raised."""
+
+    row: int
+    """Its number along the dimension that was mapped."""
+    error: BaseException
+    """The exception, without its frames."""
+    traceback: str
+    """The traceback as text, from the user's function on."""
+
+
+class RowErrors(Sequence[RowError]):
+    """The failing rows of a job, in order. Pass one as `on_error=` to have it filled instead of a warning.
+
+    Example:
+        >>> import torch, tdmap
+        >>> errors = RowErrors()
+        >>> x = torch.tensor([4, 0, 2])
+        >>> tdmap.map(x, lambda part: part + int(8 // part.min().item()) * 0, num_workers=1, on_error=errors)
+        tensor([4, 0, 2])
+        >>> errors.rows, type(errors[0].error).__name__
+        ([1], 'ZeroDivisionError')
+        >>> errors.mask(3)
+        tensor([ True, False,  True])
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[int, RowError] = {}
+        self._texts: dict[str, str] = {}  # rows mostly fail at the same line: one copy of its text
+
+    def __call__(self, error: BaseException, rows: tuple[int, int]) -> None:
+        """Add the exception of one row."""
+        cause = error.__cause__
+        text = cause.text if isinstance(cause, RemoteTraceback) else f"{type(error).__name__}: {error}\n"
+        self._found[rows[0]] = RowError(rows[0], error, self._texts.setdefault(text, text))
+
+    @property
+    def rows(self) -> list[int]:
+        """Numbers of the failing rows, ascending."""
+        return sorted(self._found)
+
+    def mask(self, length: int) -> Tensor:
+        """bool `[length]`: True for the rows that were processed."""
+        valid = torch.ones(length, dtype=torch.bool)
+        valid[self.rows] = False
+        return valid
+
+    def summary(self) -> str:
+        """How many rows failed and how the first of them did."""
+        if not self._found:
+            return "no row failed"
+        rows = self.rows
+        quoted = [f"{describe_rows(row, row + 1)}: {self._found[row].error!r}" for row in rows[:SHOWN]]
+        more = f", and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
+        return f"{len(rows)} {'row' if len(rows) == 1 else 'rows'} failed ({'; '.join(quoted)}{more})"
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __iter__(self) -> Iterator[RowError]:
+        return (self._found[row] for row in self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> RowError: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[RowError]: ...
+    def __getitem__(self, index: int | slice) -> RowError | list[RowError]:
+        rows = self.rows[index]
+        return [self._found[row] for row in rows] if isinstance(rows, list) else self._found[rows]
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def __repr__(self) -> str:
+        return f"RowErrors({self.summary()})"
+
+
+class SkippedRows(UserWarning):
+    """Rows were skipped because the function raised on them.
+
+    Attributes:
+        errors: which, and why.
+    """
+
+    def __init__(self, message: str, errors: RowErrors) -> None:
+        super().__init__(message)
+        self.errors = errors
+
+
+def check_on_error(value: Any) -> OnError:
+    """`value`, if it may be passed as `on_error`.
+
+    Raises:
+        ValueError: it may not.
+    """
+    if value in ("raise", "skip") or callable(value):
+        checked: OnError = value
+        return checked
+    raise ValueError(f"on_error must be 'raise', 'skip' or a function of (error, rows): got {value!r}.")

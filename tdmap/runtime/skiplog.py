@@ -1,0 +1,75 @@
+"""The driver's side of `on_error`: what workers reported about bad rows, once their chunks are safe."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from tdmap.errors import RemoteTraceback, add_note
+from tdmap.events import Callback, RowsSkipped
+from tdmap.job import Job
+from tdmap.rowerrors import RowError, RowErrors, SkippedRows
+from tdmap.runtime.remote import unpack_error
+from tdmap.runtime.types import Skipped
+
+
+class SkipLog:
+    """Collects the failing rows of one job.
+
+    A report counts when its chunk is committed: a worker that dies in between runs the chunk again, and reports
+    again.
+
+    Args:
+        job: its `on_row_error` is called once with each failing row; None collects them for a warning.
+        callbacks: receive `RowsSkipped`.
+    """
+
+    def __init__(self, job: Job, callbacks: Callback) -> None:
+        self.job = job
+        self.callbacks = callbacks
+        self.errors = RowErrors()
+        self._handler: Callable[[BaseException, tuple[int, int]], Any] | None = job.on_row_error
+        self._waiting: dict[int, Skipped] = {}
+
+    def add(self, report: Skipped) -> None:
+        """A worker has found bad rows in a chunk."""
+        self._waiting[report.chunk] = report
+
+    def commit(self, start: int, stop: int) -> None:
+        """The chunks `start..stop` are safe."""
+        for chunk in sorted(chunk for chunk in self._waiting if start <= chunk < stop):
+            self._publish(self._waiting.pop(chunk))
+
+    def _publish(self, report: Skipped) -> None:
+        first = report.chunk * self.job.plan.size
+        found = []
+        for offset, packed in report.errors:
+            row, error = self._row(first + offset), unpack_error(packed)
+            self.errors(error, (row, row + 1))
+            cause = error.__cause__
+            found.append(RowError(row, error, cause.text if isinstance(cause, RemoteTraceback) else ""))
+        self.callbacks.on_rows_skipped(RowsSkipped(self.job.number, report.chunk, tuple(found)))
+        if self._handler is not None:
+            for bad in found:
+                self._handler(bad.error, (bad.row, bad.row + 1))
+
+    def _row(self, position: int) -> int:
+        order = self.job.source.order
+        return position if order is None else int(order[position])
+
+    def finish(self) -> None:
+        """Every chunk is done: tell whoever has not been told.
+
+        Raises:
+            Exception: the first row's, when all rows failed: that is the function, and not the data.
+        """
+        if not self.errors:
+            return
+        if len(self.errors) == self.job.plan.length:
+            error = self.errors[0].error
+            add_note(error, f"on_error: {self.job.name} raised on every one of {len(self.errors)} rows")
+            raise error
+        if self._handler is None:
+            text = f"{self.job.name}: {self.errors.summary()}, the others were processed"
+            warnings.warn(SkippedRows(text, self.errors), stacklevel=2)
