@@ -361,9 +361,9 @@ class _CrewOptions:
         if self.pool is not None:
             return ForeignCrew(self.pool), _nothing
         if self.max_tasks is not None:
-            own = WorkerPool(wanted, self.method, self.threads)
+            own = WorkerPool(wanted, self.method, self.threads, max_tasks_per_child=self.max_tasks)
             own.reserve()
-            return ProcessCrew(own, wanted, self.max_tasks), own.close
+            return ProcessCrew(own, wanted), own.close
         warm = borrow_pool(self.num_workers, self.method, self.threads)
         return ProcessCrew(warm, wanted), lambda: give_back(warm)
 

@@ -31,7 +31,9 @@ PEAK = 7
 """Largest resident set so far, in bytes."""
 UNDO = 8
 """One more than the chunk whose rows are in the undo buffer, or 0."""
-SLOTS = 9
+OWN_MEMORY = 9
+"""Bytes that the worker has gained since it started, after its last lease: what a leak in the function leaves."""
+SLOTS = 10
 
 Control: TypeAlias = MutableSequence[int]
 

@@ -60,6 +60,8 @@ class Member:
         """Leases that it has not answered."""
         self.granted = 0
         """Chunks that it was given since it started."""
+        self.rows = 0
+        """Rows that it has done since it started."""
         self.closed = False
         self.started = time.monotonic()
         try:
@@ -135,6 +137,9 @@ class WorkerPool:
         start_method: `"fork"`, `"forkserver"`, `"spawn"`, or None: fork where that is safe, else forkserver.
         worker_threads: threads that torch uses in each worker.
         idle_seconds: workers without work leave after so long; they are started again when needed.
+        max_tasks_per_child: a worker is replaced by a fresh one after so many chunks; None: never.
+        max_memory: a worker is replaced, between leases, when the memory that it has gained since it started exceeds so
+            many bytes; None: never. Memory-mapped files and shared memory do not count.
 
     Raises:
         ValueError: an argument is out of range.
@@ -155,7 +160,12 @@ class WorkerPool:
         worker_threads: int = 1,
         *,
         idle_seconds: float = IDLE_SECONDS,
+        max_tasks_per_child: int | None = None,
+        max_memory: int | None = None,
     ) -> None:
+        for name, value in (("max_tasks_per_child", max_tasks_per_child), ("max_memory", max_memory)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be an integer of at least 1, or None: got {value!r}.")
         if num_workers is None:
             num_workers = usable_cores()
         if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1:
@@ -170,12 +180,16 @@ class WorkerPool:
         self.start_method = start_method
         self.worker_threads = worker_threads
         self.idle_seconds = idle_seconds
+        self.max_tasks_per_child = max_tasks_per_child
+        self.max_memory = max_memory
         self.members: dict[int, Member] = {}
         self._owner = os.getpid()
         self._reserved = threading.Lock()
         self._closed = False
         self._started = 0
         self._lost = 0
+        self._recycled = 0
+        self._gone_rows = 0
         _all_pools.add(self)
 
     # -- use by one job at a time ------------------------------------------------------------------
@@ -193,10 +207,12 @@ class WorkerPool:
         self._reserved.release()
 
     def refresh(self, wanted: int) -> None:
-        """Forget workers that have left, and start others until there are `wanted`."""
+        """Forget workers that have left or are worn out, and start others until there are `wanted`."""
         for member in list(self.members.values()):
             if member.has_ended():
                 self.remove(member)
+            elif self.is_worn(member):
+                self.recycle(member)
         self.fill(wanted)
 
     def fill(self, wanted: int) -> None:
@@ -214,10 +230,23 @@ class WorkerPool:
         self._started += 1
         return member
 
+    def is_worn(self, member: Member) -> bool:
+        """Whether a worker has run as many chunks, or holds as much memory, as it may."""
+        if self.max_tasks_per_child is not None and member.granted >= self.max_tasks_per_child:
+            return True
+        return self.max_memory is not None and int(member.control[at.OWN_MEMORY]) > self.max_memory
+
+    def recycle(self, member: Member) -> None:
+        """End a worker that is worn out and has nothing to do."""
+        self._recycled += 1
+        self.remove(member, kill=False)
+
     def remove(self, member: Member, lost: bool = False, kill: bool = True) -> int | None:
         """End a worker; its exit status."""
         self.members.pop(member.number, None)
         self._lost += lost
+        self._gone_rows += member.rows
+        member.rows = 0
         return member.close(kill)
 
     def wait(self, timeout: float | None) -> list[Member]:
@@ -258,7 +287,22 @@ class WorkerPool:
             self.release()
 
     def stats(self) -> dict[str, Any]:
-        """Numbers about the pool: workers alive (with their process ids), started and lost since it was made."""
+        """Numbers about the pool.
+
+        Returns:
+            `num_workers`: the size; `pids`, `alive`: its processes now; `started`, `lost` (died), `recycled`
+            (replaced for `max_tasks_per_child` or `max_memory`) and `restarts` (both) since it was made;
+            `total_rows`: rows done since then. By process id, for those alive: `chunks` given, `rows` done,
+            `memory` gained since it started and `peak_memory` (the whole resident set), in bytes.
+
+        Example:
+            >>> import tdmap, torch
+            >>> with WorkerPool(num_workers=1) as pool:
+            ...     _ = tdmap.map(torch.arange(10), lambda x: x, chunksize=5, pool=pool)
+            ...     stats = pool.stats()
+            >>> stats["total_rows"], list(stats["chunks"].values()), stats["restarts"]
+            (10, [2], 0)
+        """
         alive = [m for m in self.members.values() if not m.has_ended()]
         return {
             "num_workers": self.num_workers,
@@ -266,7 +310,12 @@ class WorkerPool:
             "alive": len(alive),
             "started": self._started,
             "lost": self._lost,
+            "recycled": self._recycled,
+            "restarts": self._lost + self._recycled,
+            "total_rows": self._gone_rows + sum(m.rows for m in self.members.values()),
             "chunks": {m.pid: m.granted for m in alive},
+            "rows": {m.pid: m.rows for m in alive},
+            "memory": {m.pid: int(m.control[at.OWN_MEMORY]) for m in alive},
             "peak_memory": {m.pid: int(m.control[at.PEAK]) for m in alive},
         }
 

@@ -112,6 +112,7 @@ class _Worker:
         self.parcels = ParcelWriter()
         self.lock: int | None = None
         self.residency = Residency()
+        self.first_memory = anonymous_memory()
 
     def send(self, message: Any) -> None:
         self.connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
@@ -190,6 +191,7 @@ class _Worker:
         self.residency.trim()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self.control[at.PEAK] = peak
+        self.control[at.OWN_MEMORY] = max(anonymous_memory() - self.first_memory, 0)
         self.send(done._replace(peak_memory=peak))
 
     @property
@@ -205,6 +207,16 @@ class _Worker:
         if self.lock is not None:
             os.close(self.lock)
             self.lock = None
+
+
+def anonymous_memory() -> int:
+    """Resident bytes of this process that belong to no file and no shared memory; 0 where that cannot be told."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            _, resident, shared, *_ = file.read().split()
+    except (OSError, ValueError):
+        return 0
+    return (int(resident) - int(shared)) * resource.getpagesize()
 
 
 def _user_frames(tail: Any) -> Any:

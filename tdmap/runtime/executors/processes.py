@@ -43,15 +43,15 @@ class ProcessCrew:
 
     Args:
         pool: a reserved pool.
-        max_tasks_per_child: chunks after which a worker is replaced by a fresh one, or None.
+        wanted: how many of its workers.
     """
 
     kind = "process"
 
-    def __init__(self, pool: WorkerPool, wanted: int, max_tasks_per_child: int | None = None) -> None:
+    def __init__(self, pool: WorkerPool, wanted: int) -> None:
         self.pool = pool
         self.size = wanted
-        self.max_tasks = max_tasks_per_child
+        self._starts: dict[int, int] = {}
         self._packing = JobPacker()
         self._output: bytes | None = None
         self._pids: dict[int, int] = {}
@@ -98,15 +98,16 @@ class ProcessCrew:
         return Joined()
 
     def limit(self, worker: int) -> int | None:
-        if self.max_tasks is None:
-            return None
-        member = self.pool.members.get(worker)
-        return 0 if member is None else max(self.max_tasks - member.granted, 0)
+        member, most = self.pool.members.get(worker), self.pool.max_tasks_per_child
+        if member is None or self.pool.is_worn(member):
+            return 0
+        return None if most is None else most - member.granted
 
     def grant(self, worker: int, lease: Lease) -> None:
         member = self.pool.members[worker]
         member.outstanding += 1
         member.granted += lease.stop - lease.start
+        self._starts[lease.id] = lease.start
         freed = member.reader.take_freed()
         member.send(Grant(self._job.number, lease.id, lease.start, lease.stop, freed))
 
@@ -152,7 +153,7 @@ class ProcessCrew:
                 ended = True
             if ended:
                 events.append((member.number, self._lose(member)))
-            elif self.max_tasks is not None:
+            elif not member.outstanding and self.pool.is_worn(member):
                 self._retire(member)
         return events
 
@@ -163,6 +164,8 @@ class ProcessCrew:
             member.outstanding -= 1
         if message.job != self._job.number:
             return None
+        if isinstance(message, Done):
+            member.rows += self._job.plan.count(self._starts.pop(message.lease, message.upto), message.upto)
         if isinstance(message, (Done, Failed)):
             self._in_place |= message.mutated
             self._packing.check_mutation(message.mutated)
@@ -214,12 +217,12 @@ class ProcessCrew:
             self._packing.restore(self._job, room, running)
 
     def _retire(self, member: Member) -> None:
-        """Replace a worker that has run as many chunks as it may."""
-        assert self.max_tasks is not None
-        if member.granted >= self.max_tasks and not member.outstanding:
-            self.pool.remove(member, kill=False)
-            self._begun.discard(member.number)
-            self.pool.fill(self.size)
+        """Replace a worker that is worn out."""
+        self.pool.recycle(member)
+        self._begun.discard(member.number)
+        if member.number in self._undo:
+            self._free_rooms.append(self._undo[member.number])
+        self.pool.fill(self.size)
 
     # -- the end -------------------------------------------------------------------------------------
 

@@ -1,0 +1,111 @@
+"""Pools that replace worn-out workers, and what they tell about themselves."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+import pytest
+import torch
+
+import tdmap
+
+METHODS = ["fork", "forkserver"]
+
+
+def pid_of(x):
+    return torch.full((len(x),), os.getpid())
+
+
+def test_a_pool_replaces_workers_after_so_many_chunks():
+    with tdmap.WorkerPool(1, max_tasks_per_child=4) as pool:
+        pids = tdmap.map(torch.zeros(12), pid_of, pool=pool, chunksize=1).tolist()
+        assert len(set(pids)) == 3 and all(pids.count(pid) == 4 for pid in pids)
+        pids = tdmap.map(torch.zeros(6), pid_of, pool=pool, chunksize=1).tolist()
+        assert len(set(pids)) == 2
+        stats = pool.stats()
+        assert stats["restarts"] == stats["recycled"] == 4 and stats["lost"] == 0
+        assert stats["total_rows"] == 18
+
+
+def test_a_worn_worker_does_not_take_part_in_the_next_job():
+    with tdmap.WorkerPool(2, max_tasks_per_child=1) as pool:
+        first = set(tdmap.map(torch.zeros(2), pid_of, pool=pool, chunksize=1).tolist())
+        second = set(tdmap.map(torch.zeros(2), pid_of, pool=pool, chunksize=1).tolist())
+        assert len(first) == len(second) == 2 and not first & second
+
+
+def leak_in(method):
+    """A function that keeps 8 MB a chunk for ever."""
+    hoard = []
+
+    def leak(x):
+        hoard.append(bytearray(os.urandom(1)) * (8 << 20))
+        return torch.stack([x, torch.full((len(x),), os.getpid())], 1)
+
+    return leak
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_worker_that_grows_too_large_is_replaced_between_chunks(method):
+    limit = 40 << 20
+    with tdmap.WorkerPool(1, method, max_memory=limit) as pool:
+        result = tdmap.map(torch.arange(30), leak_in(method), pool=pool, chunksize=1)
+        stats = pool.stats()
+    assert torch.equal(result[:, 0], torch.arange(30))
+    chunks = result[:, 1].unique(return_counts=True)[1]
+    assert stats["recycled"] >= 2 and stats["lost"] == 0
+    assert 5 <= int(chunks.max()) and len(chunks) == stats["started"] - (len(stats["rows"]) - _used(stats))
+
+
+def _used(stats):
+    """Workers alive that have run anything."""
+    return sum(rows > 0 for rows in stats["rows"].values())
+
+
+def test_mapped_and_shared_memory_do_not_count(tmp_path):
+    from tensordict_lite import TensorDict
+
+    data = TensorDict({"x": torch.ones(64, 1 << 18)}, [64]).memmap_(tmp_path / "td")  # 64 MiB
+    out = TensorDict({"x": torch.zeros(64, 1 << 18)}, [64]).memmap_(tmp_path / "out")
+    with tdmap.WorkerPool(1, max_memory=48 << 20) as pool:
+        tdmap.map(data, lambda td: td.apply(lambda x: x + 1), pool=pool, out=out, chunksize=4)
+        assert pool.stats()["recycled"] == 0
+    assert (out["x"] == 2).all()
+
+
+def test_in_place_work_is_exact_while_workers_are_replaced():
+    x = torch.arange(200)
+    with tdmap.WorkerPool(2, max_tasks_per_child=3) as pool:
+        tdmap.map(x, lambda part: part.add_(1), out=x, pool=pool, chunksize=2)
+    assert torch.equal(x, torch.arange(200) + 1)
+
+
+def test_replaced_workers_leave_no_descriptors_and_no_processes():
+    def use():
+        with tdmap.WorkerPool(2, max_tasks_per_child=2) as pool:
+            tdmap.map(torch.zeros(40), lambda x: x, pool=pool, chunksize=1)
+
+    use()
+    before = psutil.Process().num_fds(), len(psutil.Process().children())
+    use()
+    after = psutil.Process().num_fds(), len(psutil.Process().children())
+    assert after <= (before[0] + 2, before[1])
+
+
+def test_stats_count_rows_chunks_and_memory():
+    with tdmap.WorkerPool(2) as pool:
+        assert pool.stats()["alive"] == 0 and pool.stats()["total_rows"] == 0
+        tdmap.map(torch.zeros(100), pid_of, pool=pool, chunksize=3)
+        list(tdmap.map_iter(torch.zeros(50), pid_of, pool=pool, chunksize=3))
+        stats = pool.stats()
+    assert stats["total_rows"] == sum(stats["rows"].values()) == 150
+    assert set(stats["rows"]) == set(stats["chunks"]) == set(stats["memory"]) == set(stats["pids"])
+    assert all(peak > 0 for peak in stats["peak_memory"].values())
+    assert stats["started"] == 2 and stats["restarts"] == 0
+
+
+@pytest.mark.parametrize("options", [{"max_memory": 0}, {"max_tasks_per_child": 0}, {"max_memory": 1.5}])
+def test_limits_out_of_range_are_refused(options):
+    with pytest.raises(ValueError, match="must be an integer of at least 1"):
+        tdmap.WorkerPool(1, **options)
