@@ -198,6 +198,7 @@ def map_command(
     chunksize: Annotated[int | None, typer.Option(min=0, help="Rows the function gets at a time.")] = None,
     start_method: Annotated[str | None, typer.Option(help="fork, forkserver or spawn.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT when it is a dataset.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep a journal; go on after an interruption.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar, no summary.")] = False,
 ) -> None:
     """Run a function on every row of a dataset, on several processes.
@@ -209,6 +210,8 @@ def map_command(
         refuse("give OUT, or --in-place: exactly one of them")
     if start_method not in (None, "fork", "forkserver", "spawn"):
         refuse(f"--start-method {start_method!r}: there are fork, forkserver and spawn")
+    if resume and overwrite:
+        refuse("--resume goes on with what is in OUT, and --overwrite removes it: give one of them")
     fn = find_function(function)
     data = open_dataset(source)
     if not len(data.batch_size):
@@ -219,9 +222,17 @@ def map_command(
         "mp_start_method": start_method,
         "pbar": not quiet,
     }
-    if out is None:
+    if resume:
+        from tdmap.cli_resume import map_resumable
+
+        if out is None:
+            _require_writable(source)
+        command = {"function": function, "source": str(source.resolve()), "cwd": os.getcwd(), "options": options}
+        map_resumable(data, fn, out, options, command)
+        summary = f"{data.batch_size[0]:,} rows done in {out or source}"
+    elif out is None:
         _require_writable(source)
-        _guard(lambda: data.map(fn, **options), "rows that were done stay done")
+        guard(lambda: data.map(fn, **options), "rows that were done stay done")
         summary = f"{data.batch_size[0]:,} rows changed in {source}"
     else:
         _map_into(data, fn, source, out, overwrite, options)
@@ -236,7 +247,7 @@ def _map_into(data: Any, fn: Callable[[Any], Any], source: Path, out: Path, over
     partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
     try:
         target = _allocate(data, fn, partial, options["chunksize"])
-        _guard(lambda: data.map(fn, out=target, **options), f"nothing was written to {out}")
+        guard(lambda: data.map(fn, out=target, **options), f"nothing was written to {out}")
         if out.exists():
             shutil.rmtree(out)
         partial.rename(out)
@@ -254,7 +265,7 @@ def _allocate(data: Any, fn: Callable[[Any], Any], path: Path, chunksize: int | 
     if not count:
         refuse("the dataset has zero rows: there is nothing to learn the shape of the result from")
     first = data[:1].clone()
-    sample = _guard(lambda: fn(first[0] if chunksize == 0 else first), f"nothing was written to {path.parent}")
+    sample = guard(lambda: fn(first[0] if chunksize == 0 else first), f"nothing was written to {path.parent}")
     if sample is None:
         refuse("the function returned None, so it changes its chunk: use --in-place instead of OUT")
     if not is_tensor_collection(sample):
@@ -267,10 +278,18 @@ def _allocate(data: Any, fn: Callable[[Any], Any], path: Path, chunksize: int | 
     return row.expand(count, *row.batch_size).memmap_like(path)
 
 
-def _guard(run: Callable[[], Any], state: str) -> Any:
-    """Run it; end with code 1, the traceback and what is on disk if it raises, with 130 on Ctrl-C."""
+def guard(run: Callable[[], Any], state: str, refusals: tuple[type[Exception], ...] = ()) -> Any:
+    """Run it; end with code 1, the traceback and what is on disk if it raises, with 130 on Ctrl-C.
+
+    Args:
+        run: called without arguments.
+        state: what is on disk when it does not end well.
+        refusals: exceptions that mean that the request cannot be met, and whose message says why.
+    """
     try:
         return run()
+    except refusals as error:
+        refuse(str(error))
     except KeyboardInterrupt:
         typer.secho(f"tdmap: stopped; {state}", fg=typer.colors.RED, err=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -370,3 +389,6 @@ def _require_free(out: Path, source: Path, overwrite: bool) -> None:
         parent = parent.parent
     if not os.access(parent, os.W_OK):
         refuse(f"cannot write {out}: {parent} is read-only")
+
+
+from tdmap import cli_resume  # noqa: E402, F401  # its commands belong to `app`, and use what is above

@@ -20,9 +20,7 @@ Execute: TypeAlias = Callable[[Job, Sink, "CommitLog | None"], None]
 """Runs a job to its end."""
 
 
-def map_to_folder(
-    job: Job, path: str | os.PathLike[str], resume: bool, execute: Execute, command: dict[str, Any] | None = None
-) -> Data:
+def map_to_folder(job: Job, path: str | os.PathLike[str], resume: bool, execute: Execute) -> Data:
     """Run a job whose results become a new dataset at `path`.
 
     Raises:
@@ -37,7 +35,7 @@ def map_to_folder(
     if job.plan.length == 0:
         return empty_rows(job.source.data, job.plan.dim).memmap(store.path)
     if resume:
-        return _resume_to_folder(job, store, execute, command)
+        return _resume_to_folder(job, store, execute)
     sink = Folder(store, _ignore)
     try:
         execute(job, sink, None)
@@ -47,10 +45,10 @@ def map_to_folder(
         raise
 
 
-def _resume_to_folder(job: Job, store: OutputFolder, execute: Execute, command: dict[str, Any] | None) -> Data:
+def _resume_to_folder(job: Job, store: OutputFolder, execute: Execute) -> Data:
     if store.load() is None:  # nothing was begun, or somebody removed it
         (store.hidden / "journal").unlink(missing_ok=True)
-    with open_run(store.hidden, job, MAP, [], command) as run:
+    with open_run(store.hidden, job, MAP, []) as run:
         if run.is_complete:
             return store.publish()
         execute(job, Folder(store, lambda data: _use_files(run, data)), run)
@@ -79,7 +77,7 @@ def map_to_files(job: Job, out: Data, execute: Execute) -> Data:
     return out
 
 
-def map_in_place(job: Job, execute: Execute, command: dict[str, Any] | None = None) -> Data:
+def map_in_place(job: Job, execute: Execute) -> Data:
     """Run a job that changes its own source, so that it can be resumed.
 
     Raises:
@@ -89,7 +87,7 @@ def map_in_place(job: Job, execute: Execute, command: dict[str, Any] | None = No
     data = job.source.data
     if not job.policy.undo:
         raise ValueError("resume=True with out=data needs undo=True: rows that were interrupted must be put back.")
-    with open_run(_folder(data, "data"), job, IN_PLACE, files_of(data), command) as run:
+    with open_run(_folder(data, "data"), job, IN_PLACE, files_of(data)) as run:
         if not run.is_complete:
             execute(replace(job, ledger=run.ledger), InPlace(data), run)
             run.finish(job.plan.length)

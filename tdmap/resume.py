@@ -24,6 +24,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ LOCK_SECONDS = 10.0
 """Processes of a killed run may take so long to vanish."""
 
 HISTORY = "history.jsonl"
+
+COMMAND: ContextVar[dict[str, Any] | None] = ContextVar("COMMAND", default=None)
+"""How `tdmap resume` can call a run again; set by the command line while it begins one."""
 
 MAP, IN_PLACE, REDUCE = "map", "in place", "reduce"
 
@@ -134,9 +138,7 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(
-    folder: Path, job: Job, kind: str, files: list[str], command: dict[str, Any] | None = None
-) -> Iterator[Run]:
+def open_run(folder: Path, job: Job, kind: str, files: list[str]) -> Iterator[Run]:
     """Begin a run in `folder`, or go on with the one that is there.
 
     Args:
@@ -144,7 +146,6 @@ def open_run(
         job: what is to be done.
         kind: `MAP`, `IN_PLACE` or `REDUCE`.
         files: files of the output, as far as they are known.
-        command: how `tdmap resume` can call it again, or None.
 
     Raises:
         ResumeMismatch: the folder holds another run; names what differs.
@@ -165,7 +166,7 @@ def open_run(
         if contents is None and not run.is_complete:
             header = {"identity": run.identity, "began": time.time(), "argv": sys.argv, "cwd": os.getcwd()}
             # Rows that are changed in place, and no header to say so, would be changed twice.
-            journals.create(folder / "journal", {**header, "command": command}, durable=kind == IN_PLACE)
+            journals.create(folder / "journal", {**header, "command": COMMAND.get()}, durable=kind == IN_PLACE)
             contents = journals.read(folder / "journal")
             if kind == IN_PLACE:
                 Ledger(folder, job.source.data, job.plan).forget()
