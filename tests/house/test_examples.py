@@ -1,0 +1,29 @@
+"""The examples run, and check themselves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "proof"),
+    [
+        ("dataset_statistics.py", ["--rows", "600"], "checked: numpy gives the same numbers"),
+        ("tensorclass_images.py", ["--images", "50"], "MyData("),
+    ],
+)
+def test_example_runs_and_checks_itself(script: str, options: list[str], proof: str) -> None:
+    if script == "dataset_statistics.py":
+        pytest.importorskip("skimage")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / "examples" / script), *options]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert proof in done.stdout
