@@ -32,7 +32,7 @@ from tdmap.runtime.types import (
     Refused,
     Segment,
 )
-from tdmap.sinks import Allocate, Sink
+from tdmap.sinks import Allocate, InPlace, Sink
 
 GRACE_SECONDS = 0.3
 """After an error or Ctrl-C, workers have so long to end their chunk before they are killed."""
@@ -69,6 +69,7 @@ class ProcessCrew:
 
     def open(self, job: Job, sink: Sink) -> None:
         self._job = job
+        self._in_place = isinstance(sink, InPlace)
         self.pool.refresh(self.size)  # first of all: workers that have to start do so while we pack
         payload = self._packing.pack(job, sink)
         self._begin = pickle.dumps(Begin(job.number, payload), pickle.HIGHEST_PROTOCOL)
