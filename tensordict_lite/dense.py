@@ -6,16 +6,15 @@ same on either.
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict_lite.base import TensorCollection, as_size
+from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import InplaceWriteError, KeyThroughLeafError
+from tensordict_lite.fitting import Fitting
 from tensordict_lite.indexing import index_batch_size, index_names, normalise_index
 from tensordict_lite.keys import missing_key_error, path_of, require_path
 from tensordict_lite.settings import settings
@@ -30,7 +29,7 @@ _FULL = slice(None)
 _new_object = object.__new__
 
 
-class DenseCollection(TensorCollection):
+class DenseCollection(Fitting, TensorCollection):
     """Entries in ``_source: dict[str, Tensor | TensorCollection]``, each of shape ``[*batch_size, ...]``."""
 
     __slots__ = ()
@@ -526,75 +525,6 @@ class DenseCollection(TensorCollection):
             raise missing_key_error(path[-1], parent._key_list(), type(self).__name__) from None
         return self
 
-    # -- fitting values -----------------------------------------------------------------------------------
-
-    def _misfit(self, value: Any, key: str) -> RuntimeError:
-        return RuntimeError(
-            f"batch dimension mismatch, got self.batch_size={self._batch_size} and value.shape={value.shape} for key "
-            f"{key!r}. The leading dimensions of a value must match the batch size."
-        )
-
-    def _fit(self, item: Any, key: str, non_blocking: bool = False) -> Any:
-        """``item`` as an entry: converted, on this device, with the batch size in front."""
-        if not isinstance(item, (Tensor, TensorCollection)):
-            item = self._convert(item)
-        dims = len(self._batch_size)
-        if isinstance(item, Tensor):
-            if dims and item.shape[:dims] != self._batch_size:
-                raise self._misfit(item, key)
-            if self._device is not None and item.device != self._device:
-                item = item.to(self._device, non_blocking=non_blocking)
-            return item
-        return item._fit_into(self, key, non_blocking)
-
-    def _fit_into(self, parent: TensorCollection, key: str, non_blocking: bool) -> TensorCollection:
-        """This collection as an entry of ``parent``: fitting batch size, device and names."""
-        item: Any = self
-        dims = parent.batch_dims
-        if item._batch_size[:dims] != parent._batch_size:
-            if item.batch_dims >= dims and item._source:
-                raise parent._misfit(item, key)
-            try:
-                item._change_batch_size(parent._batch_size)
-            except RuntimeError as err:
-                raise RuntimeError(f"{parent._misfit(item, key)} {err}") from None
-        if parent._device is not None and item._device != parent._device:
-            item = item.to(parent._device, non_blocking=non_blocking)
-        if parent._names is not None and item.names[:dims] != parent._names:
-            for own, wanted in zip(item.names, parent._names):
-                if own is not None and own != wanted:
-                    raise RuntimeError(
-                        f"the dimension names of {key!r}, {item.names}, contradict those of its parent, {parent._names}"
-                    )
-            item = item.clone(recurse=False)
-            item._set_names([*parent._names, *item.names[dims:]])
-        return item
-
-    def _convert(self, item: Any) -> Any:
-        """A tensor, a nested collection or a non-tensor wrapper for a plain Python value."""
-        if isinstance(item, (dict, Mapping)):
-            return self._plain_class()(item, batch_size=self._batch_size, device=self._device, names=self._names)
-        if isinstance(item, (numbers.Real, bool, np.generic)) and not isinstance(item, (np.str_, np.bytes_)):
-            if isinstance(item, np.generic) and item.dtype.kind not in "biufc":
-                return self._wrap(item)
-            return torch.as_tensor(item, device=self._device)
-        if isinstance(item, np.ndarray):
-            return torch.as_tensor(item, device=self._device) if item.dtype.kind in "biufc" else self._wrap(item)
-        if isinstance(item, list) or type(item) is tuple:
-            return self._convert_sequence(item)
-        return self._wrap(item)
-
-    def _convert_sequence(self, item: Any) -> Any:
-        """A tensor where the numbers nest regularly, a stack where the rows are tensors, else the object."""
-        from tensordict_lite.nontensor import from_sequence
-
-        return from_sequence(item, self._batch_size, self._device)
-
-    def _wrap(self, item: Any) -> Any:
-        from tensordict_lite.nontensor import NonTensorData
-
-        return NonTensorData(item, batch_size=self._batch_size, device=self._device)
-
     def _as_value(self) -> Any:
         """What ``td[key]`` gives for this entry: itself, or the payload of a non-tensor wrapper."""
         return self
@@ -632,25 +562,3 @@ class DenseCollection(TensorCollection):
 
 def _blank(cls: type[DenseCollection]) -> DenseCollection:
     return _new_object(cls)
-
-
-def build_source(new: DenseCollection, source: Mapping[Any, Any], non_blocking: bool) -> None:
-    """Fills a fresh collection from a mapping, validating every entry once."""
-    size = new._batch_size
-    dims = len(size)
-    entries = new._source
-    # A tensor that needs no more than its shape checked; every other value takes the long way.
-    plain = Tensor if new._device is None else None
-    rows = size[0] if dims == 1 else None  # one batch dimension, the usual case, compares two ints
-    for key, item in source.items():
-        if type(key) is not str:
-            new.set(key, item, non_blocking=non_blocking)
-        elif type(item) is plain and (
-            not dims or ((shape := item.shape) and shape[0] == rows) or (dims > 1 and item.shape[:dims] == size)
-        ):
-            entries[key] = item
-        else:
-            entries[key] = new._fit(item, key, non_blocking)
-
-
-__all__ += ["as_size", "build_source"]

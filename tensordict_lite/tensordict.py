@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from tensordict_lite.base import TensorCollection, TensorDictBase, as_size, check_names
-from tensordict_lite.dense import DenseCollection, build_source
+from tensordict_lite.dense import DenseCollection
+from tensordict_lite.fitting import build_source
 
 __all__ = ["TensorDict"]
 
