@@ -22,6 +22,7 @@ from tdmap.errors import (
     WorkerStartError,
 )
 from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, RowsSkipped, WorkerDied
+from tdmap.iterator import MapIterator
 from tdmap.plan import ChunkPlan
 from tdmap.reducers import Reducer
 from tdmap.reduction import map_reduce, reduce
@@ -37,6 +38,7 @@ __all__ = [
     "JobEnded",
     "JobStarted",
     "LeaseDone",
+    "MapIterator",
     "OutputMismatch",
     "ProgressBar",
     "Reducer",

@@ -10,12 +10,14 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from tdmap._data import Data, check_rows, data_length, data_row_bytes, empty_rows, is_data
 from tdmap.events import Callback, CallbackList
+from tdmap.iterator import MapIterator
 from tdmap.job import Job, Policy, Source
 from tdmap.plan import ChunkPlan, make_plan
 from tdmap.resumable import map_in_place, map_to_files, map_to_folder
@@ -192,7 +194,7 @@ def map_iter(
     undo: bool = True,
     on_error: OnError = "raise",
     callbacks: Iterable[Callback] = (),
-) -> Iterator[Any]:
+) -> MapIterator:
     """Apply `fn` to chunks of `data` on several processes, and yield the results in order.
 
     A bounded number of chunks is in flight, whatever the consumer does; leaving the loop stops the workers.
@@ -201,11 +203,13 @@ def map_iter(
 
     Args:
         on_error: as `map`; results lack the rows that were skipped, and are None where none is left.
-        shuffle: chunks take their rows from a random permutation, drawn with `seed` or `generator`.
+        shuffle: chunks take their rows from a random permutation, drawn with `seed`, `generator` or torch's own
+            random stream.
         index_with_generator: accepted for compatibility; must be True with `shuffle`.
 
-    Yields:
-        The result of each chunk, None included.
+    Returns:
+        An iterator over the result of each chunk, None included. Its `state_dict()` says how far it is, and
+        `load_state_dict()` goes on there, in the middle of a shuffled epoch too.
 
     Raises:
         RuntimeError: `shuffle` without `index_with_generator`.
@@ -222,12 +226,21 @@ def map_iter(
         raise RuntimeError("map_iter(shuffle=True) needs index_with_generator=True, its default: drop that argument.")
     plan = _plan(data, fn, dim, chunksize, num_chunks, None)
     policy = _policy(seed, generator, retries, timeout, undo, on_error, DROP)
-    order = _permutation(plan.length, policy.seed) if shuffle else None
-    job = Job(Source(data, order), plan, fn, policy, on_row_error=_handler(on_error))
+    job = Job(Source(data), plan, fn, policy, on_row_error=_handler(on_error))
     options = _crew_options(job, num_workers, pool, max_tasks_per_child, worker_threads, mp_start_method, executor)
-    stream = _values(job, options, pbar, callbacks)
-    _open_streams.add(stream)
-    return stream
+
+    def begin(position: int, seed: int | None, order_seed: int | None) -> Iterator[Any]:
+        order = None if order_seed is None else _permutation(plan.length, order_seed)
+        # A job of its own each time: what a worker still says about the last one must not count.
+        job = Job(Source(data, order), plan, fn, replace(policy, seed=seed), on_row_error=_handler(on_error))
+        stream = _values(job, options, pbar, callbacks, position)
+        _open_streams.add(stream)
+        return stream
+
+    order_seed = policy.seed
+    if shuffle and order_seed is None:
+        order_seed = int(torch.empty((), dtype=torch.int64).random_().item())
+    return MapIterator(begin, plan, policy.seed, order_seed if shuffle else None)
 
 
 _open_streams: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -240,9 +253,22 @@ def _close_streams() -> None:
             stream.close()
 
 
-def _values(job: Job, options: _CrewOptions, pbar: bool, callbacks: Iterable[Callback]) -> Iterator[Any]:
-    if job.plan.length:
-        for _, value in _run(job, Stream(), options, pbar, callbacks):
+class _Yielded:
+    """The commit log of an iteration that goes on: chunks below `position` have been yielded."""
+
+    def __init__(self, position: int) -> None:
+        self.committed = [(0, position)]
+
+    def add(self, start: int, stop: int) -> None:
+        pass
+
+    def tick(self, now: float) -> None:
+        pass
+
+
+def _values(job: Job, options: _CrewOptions, pbar: bool, callbacks: Iterable[Callback], position: int) -> Iterator[Any]:
+    if position < job.plan.num_chunks:
+        for _, value in _run(job, Stream(), options, pbar, callbacks, _Yielded(position) if position else None):
             yield value
 
 
@@ -300,9 +326,7 @@ def _handler(on_error: OnError) -> Callable[[BaseException, tuple[int, int]], An
     return None if isinstance(on_error, str) else on_error
 
 
-def _permutation(length: int, seed: int | None) -> torch.Tensor:
-    if seed is None:
-        return torch.randperm(length)
+def _permutation(length: int, seed: int) -> torch.Tensor:
     own = torch.Generator()
     own.manual_seed(seed % (1 << 63))
     return torch.randperm(length, generator=own)

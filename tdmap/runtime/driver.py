@@ -201,6 +201,8 @@ class Driver:
     def _loop(self) -> Iterator[tuple[int, Any]]:
         scheduler = self.scheduler
         tick = 0.5 if self.job.policy.timeout is None else min(0.5, self.job.policy.timeout / 4)
+        if isinstance(self.sink, Stream):
+            scheduler.consumed(scheduler.release()[1])  # what an earlier run has yielded
         while not scheduler.finished:
             for worker, message in self.crew.wait(tick):
                 self._handle(worker, message)

@@ -1,0 +1,93 @@
+"""The iterator of `map_iter`: it knows how far it is, and can begin there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tdmap.plan import ChunkPlan
+
+VERSION = 1
+
+Begin = Callable[[int, "int | None", "int | None"], Iterator[Any]]
+"""Starts at a chunk, with the seed of the chunks' random streams and that of the order."""
+
+
+class MapIterator(Iterator[Any]):
+    """Yields the results of `map_iter` in order.
+
+    Its position can be saved and loaded into the iterator of a later program over the same rows: it goes on with
+    the chunk after the last one that was yielded, in the same shuffled order and with the same random streams.
+
+    Example:
+        >>> import torch, tdmap
+        >>> def rows():
+        ...     return tdmap.map_iter(torch.arange(6), lambda x: x.tolist(), num_workers=1, chunksize=2, shuffle=True)
+        >>> epoch = rows()
+        >>> first, saved = next(epoch), epoch.state_dict()
+        >>> rest = list(epoch)
+        >>> later = rows()
+        >>> later.load_state_dict(saved)
+        >>> list(later) == rest
+        True
+    """
+
+    def __init__(self, begin: Begin, plan: ChunkPlan, seed: int | None, order_seed: int | None) -> None:
+        self._begin = begin
+        self._plan = plan
+        self._position = 0
+        self._seed = seed
+        self._order_seed = order_seed
+        self._stream = begin(0, seed, order_seed)
+
+    def __iter__(self) -> MapIterator:
+        return self
+
+    def __next__(self) -> Any:
+        value = next(self._stream)
+        self._position += 1
+        return value
+
+    def close(self) -> None:
+        """Stop the work; the workers are free again."""
+        close = getattr(self._stream, "close", None)
+        if close is not None:
+            close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iterator is: plain numbers, which JSON and `torch.save` can keep."""
+        return {
+            "version": VERSION,
+            "position": self._position,
+            "seed": self._seed,
+            "order_seed": self._order_seed,
+            "rows": self._plan.length,
+            "chunk_rows": self._plan.size,
+            "dim": self._plan.dim,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken, whatever this iterator has yielded so far. The seeds are those of `state`.
+
+        Args:
+            state: what `state_dict` gave, of an iterator over as many rows with the same chunk size.
+
+        Raises:
+            ValueError: it is of other rows or chunks, shuffled where this one is not, or no state at all; names
+                what differs. The iterator stays as it was.
+        """
+        own = self.state_dict()
+        missing = [key for key in own if key not in state]
+        if missing:
+            raise ValueError(f"this is not a state of map_iter: it lacks {', '.join(missing)}.")
+        differing = [key for key in ("version", "rows", "chunk_rows", "dim") if state[key] != own[key]]
+        wrong = [f"{key} was {state[key]} and is {own[key]}" for key in differing]
+        if (state["order_seed"] is None) is not (self._order_seed is None):
+            wrong.append(f"shuffle was {state['order_seed'] is not None} and is {self._order_seed is not None}")
+        if not wrong and not 0 <= state["position"] <= self._plan.num_chunks:
+            wrong.append(f"position {state['position']} is not one of {self._plan.num_chunks} chunks")
+        if wrong:
+            raise ValueError(f"the state is of another iteration: {'; '.join(wrong)}.")
+        self.close()
+        self._position, self._seed, self._order_seed = state["position"], state["seed"], state["order_seed"]
+        self._stream = self._begin(self._position, self._seed, self._order_seed)
