@@ -17,6 +17,7 @@ not the driver, which would stand still meanwhile). It spends at most a fraction
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import enum
 import json
@@ -239,8 +240,8 @@ class Journal:
         path: a journal that `create` made.
         contents: what it says so far (see `read`); a torn tail is cut.
         files: the files whose rows must be on the disk before a range is durable.
-        commit_seconds: how often ranges are appended.
-        sync_seconds: how often files are brought to the disk.
+        commit_seconds: how often ranges are appended; None: `COMMIT_SECONDS`.
+        sync_seconds: how often files are brought to the disk; None: `SYNC_SECONDS`.
     """
 
     def __init__(
@@ -248,18 +249,18 @@ class Journal:
         path: Path,
         contents: Contents,
         files: Iterable[str] = (),
-        commit_seconds: float = COMMIT_SECONDS,
-        sync_seconds: float = SYNC_SECONDS,
+        commit_seconds: float | None = None,
+        sync_seconds: float | None = None,
     ) -> None:
         self.path = path
-        self.commit_seconds = commit_seconds
+        self.commit_seconds = COMMIT_SECONDS if commit_seconds is None else commit_seconds
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         os.ftruncate(self._fd, contents.stop)
         sessions = [r.session for r in contents.records if r.type is Type.SESSION]
         self.session = max(sessions, default=0) + 1
         self._began = self._last = time.monotonic()
         self._open: dict[int, int] = {}
-        self._helper = Helper(path, sync_seconds)
+        self._helper = Helper(path, SYNC_SECONDS if sync_seconds is None else sync_seconds)
         self._helper.files = list(files)
         self._write([Record(Type.SESSION, int(time.time()), boot_number())])
 
@@ -414,3 +415,27 @@ _helpers: list[subprocess.Popen[bytes]] = []
 def _reap() -> None:
     """Let go of helpers that have ended."""
     _helpers[:] = [process for process in _helpers if process.poll() is None]
+
+
+def wait_for_disk() -> None:
+    """Wait until the runs of this process that are over have reached the disk."""
+    for process in _helpers:
+        process.wait()
+    _helpers.clear()
+
+
+@atexit.register
+def _leave_helpers() -> None:
+    """Helpers that still wait for the disk end by themselves: nobody need be warned of them."""
+    _reap()
+    for process in _helpers:
+        process.returncode = 0
+
+
+def _forget_in_child() -> None:
+    for process in _helpers:
+        process.returncode = 0
+    _helpers.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
