@@ -1,0 +1,136 @@
+"""Places where programs of this kind go wrong: containers, small shared memory, other threads, test runners."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import tdmap
+from tdmap.runtime import resources, shm
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def cgroup(folder, files, line):
+    """A cgroup tree with these files, and the file that says which group this process is in."""
+    for name, text in files.items():
+        path = folder / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (folder / "own").write_text(line)
+    return folder / "cgroup", folder / "own"
+
+
+@pytest.mark.parametrize(
+    ("files", "line", "quota"),
+    [
+        ({"cpu.max": "150000 100000\n"}, "0::/\n", 1.5),
+        ({"cpu.max": "max 100000\n"}, "0::/\n", None),
+        ({"a/cpu.max": "400000 100000\n", "a/b/cpu.max": "max 100000\n"}, "0::/a/b\n", 4.0),
+        ({"a/cpu.max": "200000 100000\n", "a/b/cpu.max": "400000 100000\n"}, "0::/a/b\n", 2.0),
+        ({"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, "4:cpu:/\n", 0.5),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, "4:cpu:/\n", None),
+        ({}, "0::/nowhere\n", None),
+    ],
+)
+def test_the_quota_of_a_container_is_read(tmp_path, files, line, quota):
+    assert resources.cgroup_quota(*cgroup(tmp_path, files, line)) == quota
+
+
+@pytest.mark.parametrize(("quota", "cores", "wanted"), [(1.5, 8, 2), (0.2, 8, 1), (16.0, 4, 4), (None, 3, 3)])
+def test_workers_default_to_the_cores_of_the_quota(monkeypatch, quota, cores, wanted):
+    monkeypatch.setattr(resources, "cgroup_quota", lambda: quota)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
+    assert resources.usable_cores() == wanted
+    with tdmap.WorkerPool() as pool:
+        assert pool.num_workers == wanted
+
+
+@pytest.mark.parametrize("room", [0, 1 << 40], ids=["full", "roomy"])
+def test_without_memfd_a_small_shared_memory_falls_back_to_files(monkeypatch, tmp_path, room):
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    real = os.statvfs
+    fake = SimpleNamespace(f_bavail=room // 4096, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: fake if path == "/dev/shm" else real(path))
+    monkeypatch.setattr(shm.tempfile, "tempdir", str(tmp_path))
+    made, make = [], shm.tempfile.mkstemp
+
+    def watched(**options):
+        fd, path = make(**options)
+        made.append(path)
+        return fd, path
+
+    monkeypatch.setattr(shm.tempfile, "mkstemp", watched)
+    x = torch.arange(200_000.0).reshape(2000, 100)
+
+    def use():
+        with tdmap.WorkerPool(2, "spawn") as pool:
+            assert torch.equal(tdmap.map(x, lambda part: part * 2, pool=pool, chunksize=100), x * 2)
+
+    if room:
+        use()
+    else:
+        with pytest.warns(RuntimeWarning, match="/dev/shm has no room"):
+            use()
+    gc.collect()
+    assert made and all(path.startswith("/dev/shm/" if room else str(tmp_path)) for path in made)
+    assert not [path for path in made if os.path.exists(path)]
+
+
+def test_other_threads_that_hold_locks_do_no_harm():
+    lock, stop = threading.Lock(), threading.Event()
+
+    def busy():
+        while not stop.is_set():
+            with lock:
+                sum(range(100))
+
+    threads = [threading.Thread(target=busy, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        with tdmap.WorkerPool(2) as pool:
+            for number in range(5):
+                assert tdmap.map(torch.arange(60), lambda x, n=number: x + n, pool=pool, chunksize=7).sum() > 0
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_a_map_inside_a_thread_of_the_thread_executor():
+    def inner(x):
+        return tdmap.map(x, lambda part: part + 1, num_workers=2, chunksize=2)
+
+    result = tdmap.map(torch.arange(20), inner, num_workers=2, chunksize=10, executor="thread")
+    assert torch.equal(result, torch.arange(1, 21))
+
+
+def test_under_pytest_xdist(tmp_path):
+    (tmp_path / "test_inside.py").write_text(
+        textwrap.dedent(
+            """
+            import pytest, torch, tdmap
+
+            @pytest.mark.parametrize("number", range(4))
+            def test_map(number):
+                x = torch.arange(50)
+                assert torch.equal(tdmap.map(x, lambda part: part + number, num_workers=2, chunksize=5), x + number)
+            """
+        )
+    )
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), env.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 passed" in done.stdout

@@ -1,0 +1,150 @@
+"""Signals to the program that maps: it ends soon, nobody is left, nothing is leaked, and what is done stays done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from tensordict_lite import TensorDict
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(folder, code, *arguments):
+    script = folder / "script.py"
+    script.write_text(textwrap.dedent(code))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    return subprocess.Popen(
+        [sys.executable, str(script), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+        start_new_session=True,
+    )
+
+
+def wait_for(path, process):
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.01)
+
+
+def left_behind(session):
+    """Processes of a session that live on after some seconds."""
+    deadline = time.monotonic() + 10
+    while True:
+        left = []
+        for process in psutil.process_iter():
+            try:
+                if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                    left.append(process.pid)
+            except (ProcessLookupError, psutil.NoSuchProcess):
+                continue
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("method", "number"),
+    [
+        ("fork", signal.SIGTERM),
+        ("forkserver", signal.SIGTERM),
+        ("spawn", signal.SIGTERM),
+        ("fork", signal.SIGHUP),
+    ],
+    ids=["fork, SIGTERM", "forkserver, SIGTERM", "spawn, SIGTERM", "fork, SIGHUP"],
+)
+def test_a_terminated_driver_leaves_no_process_and_no_memory(tmp_path, method, number):
+    code = """
+        import sys, time, torch, tdmap
+        mark = sys.argv[1]
+        def slow(x):
+            open(mark, "w").close()
+            time.sleep(60)
+            return x
+        tdmap.map(torch.zeros(10, 100_000), slow, num_workers=2, chunksize=1, mp_start_method=sys.argv[2])
+    """
+    before = set(os.listdir("/dev/shm"))
+    mark = tmp_path / "running"
+    process = start(tmp_path, code, mark, method)
+    wait_for(mark, process)
+    began = time.monotonic()
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert process.returncode == -number
+    assert left_behind(process.pid) == []
+    assert time.monotonic() - began < 8  # a moment on a machine of one's own
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "tdmap" in name]
+
+
+def test_after_ctrl_c_no_descriptor_is_lost_and_the_workers_serve(tmp_path):
+    code = """
+        import os, sys, time, torch, tdmap
+        mark = sys.argv[1]
+        def slow(x):
+            open(mark, "w").close()
+            time.sleep(60)
+            return x
+        def count():
+            return len(os.listdir("/proc/self/fd"))
+        x = torch.zeros(40, 50_000)
+        with tdmap.WorkerPool(2) as pool:
+            tdmap.map(x, lambda part: part + 1, pool=pool, chunksize=2)
+            before = count()
+            try:
+                for part in tdmap.map_iter(x, slow, pool=pool, chunksize=1):
+                    pass
+            except KeyboardInterrupt:
+                print("interrupted")
+            assert torch.equal(tdmap.map(x, lambda part: part + 1, pool=pool, chunksize=2), x + 1)
+            pool.warm_up()
+            assert count() <= before + 4, (before, count())
+    """
+    mark = tmp_path / "running"
+    process = start(tmp_path, code, mark)
+    wait_for(mark, process)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "interrupted\n", "")
+    assert left_behind(process.pid) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_an_in_place_run_that_was_stopped_goes_on_exactly(tmp_path, number):
+    code = """
+        import sys, time
+        from pathlib import Path
+        from tensordict_lite import TensorDict
+        folder = Path(sys.argv[1])
+        def change(td):
+            td["x"].add_(1)
+            if td["x"][0] == 41:
+                (folder / "running").touch()
+                time.sleep(1 if (folder / "again").exists() else 60)
+            td["x"].mul_(2)
+        data = TensorDict.load_memmap(folder / "data")
+        data.map(change, out=data, resume=True, num_workers=2, chunksize=4)
+    """
+    TensorDict({"x": torch.arange(200.0)}, [200]).memmap(tmp_path / "data")
+    process = start(tmp_path, code, tmp_path)
+    wait_for(tmp_path / "running", process)
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert process.returncode != 0 and left_behind(process.pid) == []
+    (tmp_path / "again").touch()
+    process = start(tmp_path, code, tmp_path)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert torch.equal(TensorDict.load_memmap(tmp_path / "data")["x"], (torch.arange(200.0) + 1) * 2)
