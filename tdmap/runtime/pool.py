@@ -59,7 +59,9 @@ class Member:
         self.outstanding = 0
         """Leases that it has not answered."""
         self.granted = 0
-        """Chunks that it was given since it started."""
+        """Chunks that it was given since it started, those that it gave back included."""
+        self.chunks = 0
+        """Chunks that it has done since it started."""
         self.rows = 0
         """Rows that it has done since it started."""
         self.closed = False
@@ -292,7 +294,7 @@ class WorkerPool:
         Returns:
             `num_workers`: the size; `pids`, `alive`: its processes now; `started`, `lost` (died), `recycled`
             (replaced for `max_tasks_per_child` or `max_memory`) and `restarts` (both) since it was made;
-            `total_rows`: rows done since then. By process id, for those alive: `chunks` given, `rows` done,
+            `total_rows`: rows done since then. By process id, for those alive: `chunks` and `rows` done,
             `memory` gained since it started and `peak_memory` (the whole resident set), in bytes.
 
         Example:
@@ -313,7 +315,7 @@ class WorkerPool:
             "recycled": self._recycled,
             "restarts": self._lost + self._recycled,
             "total_rows": self._gone_rows + sum(m.rows for m in self.members.values()),
-            "chunks": {m.pid: m.granted for m in alive},
+            "chunks": {m.pid: m.chunks for m in alive},
             "rows": {m.pid: m.rows for m in alive},
             "memory": {m.pid: int(m.control[at.OWN_MEMORY]) for m in alive},
             "peak_memory": {m.pid: int(m.control[at.PEAK]) for m in alive},

@@ -30,6 +30,8 @@ def start(folder, code, *arguments):
         text=True,
         env=env,
         start_new_session=True,
+        # A shell that starts the tests in the background has them ignore Ctrl-C, and their children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

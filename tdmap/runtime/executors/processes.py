@@ -166,7 +166,9 @@ class ProcessCrew:
         if message.job != self._job.number:
             return None
         if isinstance(message, Done):
-            member.rows += self._job.plan.count(self._starts.pop(message.lease, message.upto), message.upto)
+            first = self._starts.pop(message.lease, message.upto)
+            member.chunks += message.upto - first
+            member.rows += self._job.plan.count(first, message.upto)
         if isinstance(message, (Done, Failed)):
             self._in_place |= message.mutated
             self._packing.check_mutation(message.mutated)
