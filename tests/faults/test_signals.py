@@ -93,7 +93,7 @@ def test_a_terminated_driver_leaves_no_process_and_no_memory(tmp_path, method, n
 
 def test_after_ctrl_c_no_descriptor_is_lost_and_the_workers_serve(tmp_path):
     code = """
-        import os, sys, time, torch, tdmap
+        import gc, os, sys, time, torch, tdmap
         mark = sys.argv[1]
         def slow(x):
             open(mark, "w").close()
@@ -112,7 +112,8 @@ def test_after_ctrl_c_no_descriptor_is_lost_and_the_workers_serve(tmp_path):
                 print("interrupted")
             assert torch.equal(tdmap.map(x, lambda part: part + 1, pool=pool, chunksize=2), x + 1)
             pool.warm_up()
-            assert count() <= before + 4, (before, count())
+            gc.collect()  # the traceback of the interrupt held the job, in a cycle
+            assert count() <= before + 2, (before, count())
     """
     mark = tmp_path / "running"
     process = start(tmp_path, code, mark)
