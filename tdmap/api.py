@@ -20,7 +20,7 @@ from tdmap.events import Callback, CallbackList
 from tdmap.iterator import MapIterator
 from tdmap.job import Job, Policy, Source
 from tdmap.plan import ChunkPlan, make_plan
-from tdmap.resumable import map_in_place, map_to_files, map_to_folder
+from tdmap.resumable import Execute, map_in_place, map_to_files, map_to_folder
 from tdmap.rowerrors import OnError, check_on_error
 from tdmap.runtime import worker as worker_module
 from tdmap.runtime.driver import CommitLog, Crew, Driver
@@ -143,12 +143,8 @@ def map(
     plan = _plan(data, fn, dim, chunksize, num_chunks, out if path is None else None)
     policy = _policy(seed, generator, retries, timeout, undo, on_error, PAD)
     job = Job(Source(data), plan, fn, policy, on_row_error=_handler(on_error))
-    options = _crew_options(job, num_workers, pool, max_tasks_per_child, worker_threads, mp_start_method, executor)
-
-    def execute(job: Job, sink: Sink, log: CommitLog | None) -> None:
-        for _ in _run(job, sink, options, pbar, callbacks, log):
-            pass
-
+    options = _CrewOptions(job, num_workers, pool, max_tasks_per_child, worker_threads, mp_start_method, executor)
+    execute = _executor_of(options, pbar, callbacks)
     if path is not None:
         return map_to_folder(job, path, resume, execute)
     sink: Sink
@@ -227,7 +223,7 @@ def map_iter(
     plan = _plan(data, fn, dim, chunksize, num_chunks, None)
     policy = _policy(seed, generator, retries, timeout, undo, on_error, DROP)
     job = Job(Source(data), plan, fn, policy, on_row_error=_handler(on_error))
-    options = _crew_options(job, num_workers, pool, max_tasks_per_child, worker_threads, mp_start_method, executor)
+    options = _CrewOptions(job, num_workers, pool, max_tasks_per_child, worker_threads, mp_start_method, executor)
 
     def begin(position: int, seed: int | None, order_seed: int | None) -> Iterator[Any]:
         order = None if order_seed is None else _permutation(plan.length, order_seed)
@@ -392,9 +388,6 @@ class _CrewOptions:
         return ProcessCrew(warm, wanted), lambda: give_back(warm)
 
 
-_crew_options = _CrewOptions
-
-
 def _nothing() -> None:
     pass
 
@@ -423,6 +416,16 @@ def _nested() -> bool:
             stacklevel=5,
         )
     return nested
+
+
+def _executor_of(options: _CrewOptions, pbar: bool, callbacks: Iterable[Callback]) -> Execute:
+    """Runs a job, to its end, for whoever wants the sink's result and no stream."""
+
+    def execute(job: Job, sink: Sink, log: CommitLog | None) -> None:
+        for _ in _run(job, sink, options, pbar, callbacks, log):
+            pass
+
+    return execute
 
 
 def _run(

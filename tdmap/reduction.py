@@ -10,14 +10,13 @@ from typing import Any
 import torch
 
 from tdmap._data import Data
-from tdmap.api import _crew_options, _handler, _plan, _policy, _run
+from tdmap.api import _CrewOptions, _executor_of, _handler, _plan, _policy
 from tdmap.events import Callback
 from tdmap.job import Job, Source
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.resumable import fold_resumable
 from tdmap.rowerrors import OnError
-from tdmap.runtime.driver import CommitLog
-from tdmap.sinks import Fold, Sink
+from tdmap.sinks import Fold
 
 
 class FoldChunk:
@@ -109,14 +108,10 @@ def map_reduce(
     plan = _plan(data, fn, dim, chunksize, num_chunks, None)
     policy = _policy(seed, generator, retries, timeout, on_error=on_error)
     job = Job(Source(data), plan, fn, policy, on_row_error=_handler(on_error))
-    options = _crew_options(job, num_workers, pool, None, worker_threads, mp_start_method, executor)
+    options = _CrewOptions(job, num_workers, pool, None, worker_threads, mp_start_method, executor)
     if plan.length == 0:
         return reducer.finish(reducer.init())
-
-    def execute(job: Job, sink: Sink, log: CommitLog | None) -> None:
-        for _ in _run(job, sink, options, pbar, callbacks, log):
-            pass
-
+    execute = _executor_of(options, pbar, callbacks)
     if resume is not None:
         return reducer.finish(fold_resumable(job, resume, reducer, execute))
     sink = Fold(reducer)

@@ -20,7 +20,6 @@ __all__ = [
     "is_floating",
     "is_inexact",
     "is_integer",
-    "memmap",
 ]
 
 
@@ -51,11 +50,6 @@ def from_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 def from_modules(*modules: torch.nn.Module, **kwargs: Any) -> Any:
     """Parameters and buffers of several modules, stacked, see :meth:`TensorDict.from_modules`."""
     return TensorDict.from_modules(*modules, **kwargs)
-
-
-def memmap(data: Any, prefix: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Writes every tensor to a memory-mapped file, see :meth:`TensorDict.memmap`."""
-    return data.memmap(prefix, *args, **kwargs)
 
 
 def group_by(tensordict: Any, key: Any) -> tuple[Any, tuple[Any, ...]]:

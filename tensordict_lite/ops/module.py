@@ -11,7 +11,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ModuleOps", "from_module", "from_modules"]
+__all__ = ["ModuleOps"]
 
 
 def _read(cls: Any, module: nn.Module, filter_empty: bool, memo: dict[int, Any], use_state_dict: bool) -> Any:
@@ -208,17 +208,3 @@ class ModuleOps:
             return None
         swap._last_op = ("module", (weakref.ref(module), bool(inplace) or use_state_dict, non_blocking))
         return swap
-
-
-def from_module(module: nn.Module, **kwargs: Any) -> Any:
-    """Function form of :meth:`TensorDict.from_module`."""
-    from tensordict_lite.tensordict import TensorDict
-
-    return TensorDict.from_module(module, **kwargs)
-
-
-def from_modules(*modules: nn.Module, **kwargs: Any) -> Any:
-    """Function form of :meth:`TensorDict.from_modules`."""
-    from tensordict_lite.tensordict import TensorDict
-
-    return TensorDict.from_modules(*modules, **kwargs)
