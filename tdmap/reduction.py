@@ -25,19 +25,26 @@ class FoldChunk:
     Args:
         reducer: folds the rows.
         mapper: applied to the chunk first, or None.
+        dim: the dimension of the chunk that holds its rows; None when the chunk is one row without it.
     """
 
     takes_start = True
 
-    def __init__(self, reducer: Reducer[Any], mapper: Callable[[Any], Any] | None) -> None:
+    def __init__(self, reducer: Reducer[Any], mapper: Callable[[Any], Any] | None, dim: int | None = 0) -> None:
         self.reducer = reducer
         self.mapper = mapper
+        self.dim = dim
         # Messages and progress bars name what the user wrote.
         named = mapper if mapper is not None else type(reducer)
         self.__qualname__ = getattr(named, "__qualname__", type(named).__qualname__)
 
     def __call__(self, chunk: Any, start: int = 0) -> Any:
-        rows = chunk if self.mapper is None else self.mapper(chunk)
+        if self.mapper is not None:
+            rows = self.mapper(chunk)
+        elif self.dim is None:
+            rows = chunk.unsqueeze(0)
+        else:  # reducers take rows in dimension 0
+            rows = chunk if self.dim == 0 else chunk.movedim(self.dim, 0)
         return self.reducer.update(self.reducer.init(), rows, start)
 
     def join_states(self, states: list[Any]) -> Any:
@@ -75,7 +82,8 @@ def map_reduce(
 
     Args:
         data: a tensor or a collection of tensors, with rows along `dim`.
-        mapper: applied to each chunk before it is folded; None folds the chunk itself.
+        mapper: applied to each chunk before it is folded; the reducer takes dimension 0 of its result for rows. None
+            folds the chunk itself, whose rows are moved from `dim` to dimension 0.
         reducer: a `tdmap.reducers.Reducer`, a mapping of names to reducers (all in one pass; the answer is a
             TensorDict), or an associative function of two mapped chunks.
         num_workers: processes or threads; 0 runs in the caller. Default: the cores that this process may use.
@@ -104,7 +112,7 @@ def map_reduce(
         num_workers, executor = None, "serial"
     if mapper is not None and not callable(mapper):
         raise TypeError(f"mapper must be a function or None, got {mapper!r}.")
-    fn = FoldChunk(reducer, mapper)
+    fn = FoldChunk(reducer, mapper, None if chunksize == 0 else dim)
     plan = _plan(data, fn, dim, chunksize, num_chunks, None)
     policy = _policy(seed, generator, retries, timeout, on_error=on_error)
     job = Job(Source(data), plan, fn, policy, on_row_error=_handler(on_error))

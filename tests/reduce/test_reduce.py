@@ -86,3 +86,15 @@ def test_an_error_names_the_rows(data: TensorDict) -> None:
     with pytest.raises(KeyError, match="nope") as caught:
         tdmap.reduce(data, r.Mean("nope"), num_workers=2, chunksize=100)
     assert any("Mean" in note and "rows" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("dim", [1, -1])
+def test_rows_along_another_dimension_are_folded_as_rows(dim: int) -> None:
+    x = torch.arange(24.0).view(2, 12)
+    answer = tdmap.reduce(TensorDict({"x": x}, [2, 12]), {"sum": r.Sum("x"), "n": r.Count()}, 2, dim=dim, chunksize=5)
+    assert answer["sum"].tolist() == x.sum(1).tolist() and int(answer["n"]) == 12
+
+
+def test_rows_passed_one_by_one_are_folded_as_rows(data: TensorDict) -> None:
+    answer = tdmap.reduce(data[:20], {"sum": r.Sum("k"), "n": r.Count()}, 2, chunksize=0)
+    assert int(answer["sum"]) == int(data["k"][:20].sum()) and int(answer["n"]) == 20
