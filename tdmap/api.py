@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import multiprocessing
 import os
-import sys
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -16,26 +13,16 @@ from typing import Any
 import torch
 
 from tdmap._data import Data, check_rows, data_length, data_row_bytes, empty_rows, is_data
-from tdmap.events import Callback, CallbackList
+from tdmap.events import Callback
+from tdmap.execution import Execution
 from tdmap.iterator import MapIterator
 from tdmap.job import Job, Policy, Source
 from tdmap.plan import ChunkPlan, make_plan
-from tdmap.resumable import Execute, map_in_place, map_to_files, map_to_folder
+from tdmap.resumable import map_in_place, map_to_files, map_to_folder
 from tdmap.rowerrors import OnError, check_on_error
-from tdmap.runtime import worker as worker_module
-from tdmap.runtime.driver import CommitLog, Crew, Driver
-from tdmap.runtime.executors.foreign import ForeignCrew
-from tdmap.runtime.executors.processes import ProcessCrew
-from tdmap.runtime.executors.serial import SerialCrew
-from tdmap.runtime.executors.threads import ThreadCrew
-from tdmap.runtime.launch import START_METHODS
-from tdmap.runtime.pool import WorkerPool, borrow_pool, give_back
-from tdmap.runtime.resources import usable_cores
 from tdmap.runtime.skipping import DROP, PAD
 from tdmap.seeding import base_seed
 from tdmap.sinks import Gather, InPlace, Preallocated, Sink, Stream
-
-EXECUTORS = ("process", "thread", "serial")
 
 OUTPUT_FACTOR = 4
 """Without `out`, a row's result is taken to be so many times its bytes (uint8 to float32)."""
@@ -140,13 +127,14 @@ def map(
         tensor([ 0,  1,  4,  9, 16, 25])
     """
     path = out if isinstance(out, (str, os.PathLike)) else None
-    plan = _plan(data, fn, dim, chunksize, num_chunks, out if path is None else None)
-    policy = _policy(seed, generator, retries, timeout, undo, on_error, PAD)
-    job = Job(Source(data), plan, fn, policy, on_row_error=_handler(on_error))
-    options = _CrewOptions(job, num_workers, pool, max_tasks_per_child, worker_threads, mp_start_method, executor)
-    execute = _executor_of(options, pbar, callbacks)
+    plan = plan_for(data, fn, dim, chunksize, num_chunks, out if path is None else None)
+    policy = policy_for(seed, generator, retries, timeout, undo, on_error, PAD)
+    job = Job(Source(data), plan, fn, policy, on_row_error=handler_of(on_error))
+    execution = Execution(
+        num_workers, pool, executor, mp_start_method, worker_threads, max_tasks_per_child, pbar, callbacks
+    )
     if path is not None:
-        return map_to_folder(job, path, resume, execute)
+        return map_to_folder(job, path, resume, execution.run)
     sink: Sink
     if out is None:
         if resume:
@@ -159,12 +147,11 @@ def map(
         return empty_rows(data, plan.dim) if out is None else out
     if resume:
         if out is not data:
-            return map_to_files(job, out, execute)
-        if options.is_foreign:
+            return map_to_files(job, out, execution.run)
+        if execution.is_foreign:
             raise ValueError("resume=True with out=data needs workers of its own: use num_workers= or a WorkerPool.")
-        return map_in_place(job, execute)
-    execute(job, sink, None)
-    return sink.result()
+        return map_in_place(job, execution.run)
+    return execution.run(job, sink)
 
 
 def map_iter(
@@ -220,16 +207,17 @@ def map_iter(
     """
     if shuffle and not index_with_generator:
         raise RuntimeError("map_iter(shuffle=True) needs index_with_generator=True, its default: drop that argument.")
-    plan = _plan(data, fn, dim, chunksize, num_chunks, None)
-    policy = _policy(seed, generator, retries, timeout, undo, on_error, DROP)
-    job = Job(Source(data), plan, fn, policy, on_row_error=_handler(on_error))
-    options = _CrewOptions(job, num_workers, pool, max_tasks_per_child, worker_threads, mp_start_method, executor)
+    plan = plan_for(data, fn, dim, chunksize, num_chunks, None)
+    policy = policy_for(seed, generator, retries, timeout, undo, on_error, DROP)
+    execution = Execution(
+        num_workers, pool, executor, mp_start_method, worker_threads, max_tasks_per_child, pbar, callbacks
+    )
 
     def begin(position: int, seed: int | None, order_seed: int | None) -> Iterator[Any]:
         order = None if order_seed is None else _permutation(plan.length, order_seed)
         # A job of its own each time: what a worker still says about the last one must not count.
-        job = Job(Source(data, order), plan, fn, replace(policy, seed=seed), on_row_error=_handler(on_error))
-        stream = _values(job, options, pbar, callbacks, position)
+        job = Job(Source(data, order), plan, fn, replace(policy, seed=seed), on_row_error=handler_of(on_error))
+        stream = _values(job, execution, position)
         _open_streams.add(stream)
         return stream
 
@@ -262,16 +250,16 @@ class _Yielded:
         pass
 
 
-def _values(job: Job, options: _CrewOptions, pbar: bool, callbacks: Iterable[Callback], position: int) -> Iterator[Any]:
+def _values(job: Job, execution: Execution, position: int) -> Iterator[Any]:
     if position < job.plan.num_chunks:
-        for _, value in _run(job, Stream(), options, pbar, callbacks, _Yielded(position) if position else None):
+        for _, value in execution.stream(job, Stream(), _Yielded(position) if position else None):
             yield value
 
 
 # -- arguments ---------------------------------------------------------------------------------------
 
 
-def _plan(
+def plan_for(
     data: Data,
     fn: Callable[[Any], Any],
     dim: int,
@@ -279,6 +267,13 @@ def _plan(
     num_chunks: int | None,
     out: Data | None,
 ) -> ChunkPlan:
+    """How the rows are cut, once the arguments have been checked.
+
+    Raises:
+        TypeError: `data`, `fn` or `out` is of no use.
+        IndexError: `dim` is out of range.
+        ValueError: both sizes are given, or one is out of range.
+    """
     if not is_data(data):
         raise TypeError(f"map needs a tensor or a collection of tensors, got a {type(data).__name__}.")
     if not callable(fn):
@@ -301,7 +296,7 @@ def _plan(
     return make_plan(length, dim=dim, chunksize=chunksize, num_chunks=num_chunks, row_bytes=row_bytes)
 
 
-def _policy(
+def policy_for(
     seed: int | None,
     generator: torch.Generator | None,
     retries: int,
@@ -310,6 +305,11 @@ def _policy(
     on_error: OnError = "raise",
     skip: str = PAD,
 ) -> Policy:
+    """How failures and randomness are handled; `skip` says what results have for rows that raise.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
         raise ValueError(f"retries must be an integer of at least 0: got {retries!r}.")
     if timeout is not None and not timeout > 0:
@@ -318,7 +318,8 @@ def _policy(
     return Policy(base_seed(seed, generator), retries, timeout, bool(undo), skip)
 
 
-def _handler(on_error: OnError) -> Callable[[BaseException, tuple[int, int]], Any] | None:
+def handler_of(on_error: OnError) -> Callable[[BaseException, tuple[int, int]], Any] | None:
+    """The function that is told of each row that raises, if there is one."""
     return None if isinstance(on_error, str) else on_error
 
 
@@ -326,124 +327,3 @@ def _permutation(length: int, seed: int) -> torch.Tensor:
     own = torch.Generator()
     own.manual_seed(seed % (1 << 63))
     return torch.randperm(length, generator=own)
-
-
-class _CrewOptions:
-    """Who shall run a job."""
-
-    def __init__(
-        self,
-        job: Job,
-        num_workers: int | None,
-        pool: Any,
-        max_tasks_per_child: int | None,
-        worker_threads: int,
-        mp_start_method: str | None,
-        executor: str,
-    ) -> None:
-        if executor not in EXECUTORS:
-            raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}: got {executor!r}.")
-        if pool is None and num_workers is not None:
-            _positive("num_workers", num_workers)
-        _positive("worker_threads", worker_threads)
-        if max_tasks_per_child is not None:
-            _positive("max_tasks_per_child", max_tasks_per_child)
-        if mp_start_method is not None and mp_start_method not in START_METHODS:
-            raise ValueError(
-                f"mp_start_method must be one of {', '.join(START_METHODS)}, or None: got {mp_start_method!r}."
-            )
-        if pool is not None and not isinstance(pool, WorkerPool) and not _is_foreign_pool(pool):
-            raise TypeError(f"pool must be a tdmap.WorkerPool or a multiprocessing pool, got a {type(pool).__name__}.")
-        self.job = job
-        self.num_workers = num_workers or usable_cores()
-        self.pool = pool
-        self.max_tasks = max_tasks_per_child
-        self.threads = worker_threads
-        self.method = mp_start_method
-        self.executor = executor
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether the processes of another library's pool do the work."""
-        return self.pool is not None and not isinstance(self.pool, WorkerPool)
-
-    def crew(self) -> tuple[Crew, Callable[[], None]]:
-        """Those who run the job, and what to call when they have."""
-        wanted = min(self.num_workers, self.job.plan.num_chunks)
-        if self.executor == "serial" or (self.executor == "process" and _nested()):
-            return SerialCrew(), _nothing
-        if self.executor == "thread":
-            return ThreadCrew(wanted, self.threads, self.job.policy.seed is not None), _nothing
-        if isinstance(self.pool, WorkerPool):
-            self.pool.reserve()
-            wanted = min(self.pool.num_workers, self.job.plan.num_chunks)
-            return ProcessCrew(self.pool, wanted), self.pool.release
-        if self.pool is not None:
-            return ForeignCrew(self.pool), _nothing
-        if self.max_tasks is not None:
-            own = WorkerPool(wanted, self.method, self.threads, max_tasks_per_child=self.max_tasks)
-            own.reserve()
-            return ProcessCrew(own, wanted), own.close
-        warm = borrow_pool(self.num_workers, self.method, self.threads)
-        return ProcessCrew(warm, wanted), lambda: give_back(warm)
-
-
-def _nothing() -> None:
-    pass
-
-
-def _positive(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1: got {value!r}.")
-
-
-def _is_foreign_pool(pool: object) -> bool:
-    return all(hasattr(pool, name) for name in ("apply_async", "_pool", "_processes"))
-
-
-def _nested() -> bool:
-    """Whether this is a worker already: of this library, or a daemon of another pool, which may not have children."""
-    if worker_module.in_worker:
-        nested = True
-    else:
-        libraries = [multiprocessing, sys.modules.get("multiprocess")]
-        nested = any(library.current_process().daemon for library in libraries if library is not None)
-    if nested:
-        warnings.warn(
-            "map inside a worker process runs serially: the outer map uses the cores already. "
-            'Pass executor="serial" to say so, or executor="thread".',
-            RuntimeWarning,
-            stacklevel=5,
-        )
-    return nested
-
-
-def _executor_of(options: _CrewOptions, pbar: bool, callbacks: Iterable[Callback]) -> Execute:
-    """Runs a job, to its end, for whoever wants the sink's result and no stream."""
-
-    def execute(job: Job, sink: Sink, log: CommitLog | None) -> None:
-        for _ in _run(job, sink, options, pbar, callbacks, log):
-            pass
-
-    return execute
-
-
-def _run(
-    job: Job,
-    sink: Sink,
-    options: _CrewOptions,
-    pbar: bool,
-    callbacks: Iterable[Callback],
-    log: CommitLog | None = None,
-) -> Iterator[tuple[int, Any]]:
-    watchers = list(callbacks)
-    if pbar:
-        from tdmap.diagnostics.progress import ProgressBar
-
-        watchers.append(ProgressBar())
-    crew, finish = options.crew()
-    try:
-        chunk_bytes = job.plan.size * data_row_bytes(job.source.data, job.plan.length)
-        yield from Driver(job, sink, crew, CallbackList(watchers), chunk_bytes, log).run()
-    finally:
-        finish()

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from tdmap._data import Data
-from tdmap.api import _CrewOptions, _executor_of, _handler, _plan, _policy
+from tdmap.api import handler_of, plan_for, policy_for
 from tdmap.events import Callback
+from tdmap.execution import Execution
 from tdmap.job import Job, Source
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.resumable import fold_resumable
@@ -108,23 +109,26 @@ def map_reduce(
         tensor(15.)
     """
     reducer = as_reducer(reducer)
-    if num_workers == 0:
-        num_workers, executor = None, "serial"
     if mapper is not None and not callable(mapper):
         raise TypeError(f"mapper must be a function or None, got {mapper!r}.")
     fn = FoldChunk(reducer, mapper, None if chunksize == 0 else dim)
-    plan = _plan(data, fn, dim, chunksize, num_chunks, None)
-    policy = _policy(seed, generator, retries, timeout, on_error=on_error)
-    job = Job(Source(data), plan, fn, policy, on_row_error=_handler(on_error))
-    options = _CrewOptions(job, num_workers, pool, None, worker_threads, mp_start_method, executor)
+    plan = plan_for(data, fn, dim, chunksize, num_chunks, None)
+    policy = policy_for(seed, generator, retries, timeout, on_error=on_error)
+    job = Job(Source(data), plan, fn, policy, on_row_error=handler_of(on_error))
+    execution = Execution.of(
+        num_workers=num_workers,
+        pool=pool,
+        executor=executor,
+        mp_start_method=mp_start_method,
+        worker_threads=worker_threads,
+        pbar=pbar,
+        callbacks=callbacks,
+    )
     if plan.length == 0:
         return reducer.finish(reducer.init())
-    execute = _executor_of(options, pbar, callbacks)
     if resume is not None:
-        return reducer.finish(fold_resumable(job, resume, reducer, execute))
-    sink = Fold(reducer)
-    execute(job, sink, None)
-    return reducer.finish(sink.result())
+        return reducer.finish(fold_resumable(job, resume, reducer, execution.run))
+    return reducer.finish(execution.run(job, Fold(reducer)))
 
 
 def reduce(

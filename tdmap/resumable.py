@@ -16,7 +16,7 @@ from tdmap.runtime.driver import CommitLog
 from tdmap.sinks import Fold, Folder, InPlace, Preallocated, Sink
 from tdmap.store import HIDDEN, OutputFolder
 
-Execute: TypeAlias = Callable[[Job, Sink, "CommitLog | None"], None]
+Execute: TypeAlias = Callable[[Job, Sink, "CommitLog | None"], Any]
 """Runs a job to its end."""
 
 

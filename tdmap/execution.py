@@ -1,0 +1,188 @@
+"""Who runs a job: the options about workers that every operation takes, and the crew that they stand for."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from tdmap._data import data_row_bytes
+from tdmap.events import Callback, CallbackList
+from tdmap.job import Job
+from tdmap.runtime import worker as worker_module
+from tdmap.runtime.driver import CommitLog, Crew, Driver
+from tdmap.runtime.executors.foreign import ForeignCrew
+from tdmap.runtime.executors.processes import ProcessCrew
+from tdmap.runtime.executors.serial import SerialCrew
+from tdmap.runtime.executors.threads import ThreadCrew
+from tdmap.runtime.launch import START_METHODS
+from tdmap.runtime.pool import WorkerPool, borrow_pool, give_back
+from tdmap.runtime.resources import usable_cores
+from tdmap.sinks import Sink
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+EXECUTORS = ("process", "thread", "serial")
+
+
+class WorkerOptions(TypedDict, total=False):
+    """The options about workers, for `**options: Unpack[WorkerOptions]`; their meaning is that of `tdmap.map`."""
+
+    num_workers: int | None
+    """Processes or threads; 0 runs in the caller. Default: the cores that this process may use."""
+    pool: Any
+    """Run there; the other options about workers are ignored then."""
+    executor: str
+    """`"process"`, `"thread"` or `"serial"`."""
+    mp_start_method: str | None
+    """`"fork"`, `"forkserver"` or `"spawn"`."""
+    worker_threads: int
+    """Threads that torch uses in each worker."""
+    max_tasks_per_child: int | None
+    """Replace a worker by a fresh one after so many chunks."""
+    pbar: bool
+    """Show a progress bar."""
+    callbacks: Iterable[Callback]
+    """Receive the events of every job that the operation consists of."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Runs jobs as the options about workers say; one operation may run several.
+
+    Raises:
+        ValueError: an option is out of range.
+        TypeError: `pool` is no pool.
+    """
+
+    num_workers: int | None = None
+    pool: Any = None
+    executor: str = "process"
+    mp_start_method: str | None = None
+    worker_threads: int = 1
+    max_tasks_per_child: int | None = None
+    pbar: bool = False
+    callbacks: Iterable[Callback] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "callbacks", tuple(self.callbacks))  # each job of an operation reads them
+        if self.executor not in EXECUTORS:
+            raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}: got {self.executor!r}.")
+        if self.pool is None and self.num_workers is not None:
+            _positive("num_workers", self.num_workers)
+        _positive("worker_threads", self.worker_threads)
+        if self.max_tasks_per_child is not None:
+            _positive("max_tasks_per_child", self.max_tasks_per_child)
+        if self.mp_start_method is not None and self.mp_start_method not in START_METHODS:
+            raise ValueError(
+                f"mp_start_method must be one of {', '.join(START_METHODS)}, or None: got {self.mp_start_method!r}."
+            )
+        if self.pool is not None and not isinstance(self.pool, WorkerPool) and not _is_foreign_pool(self.pool):
+            raise TypeError(
+                f"pool must be a tdmap.WorkerPool or a multiprocessing pool, got a {type(self.pool).__name__}."
+            )
+
+    @classmethod
+    def of(cls, **options: Unpack[WorkerOptions]) -> Execution:
+        """From the options of an operation, `num_workers=0` included.
+
+        Raises:
+            TypeError: an option that there is not; names those that there are.
+        """
+        unknown = sorted(set(options) - set(cls.__dataclass_fields__))
+        if unknown:
+            raise TypeError(f"unknown option {unknown[0]!r}: there are {', '.join(cls.__dataclass_fields__)}.")
+        if options.get("num_workers") == 0:
+            options = {**options, "num_workers": None, "executor": "serial"}
+        return cls(**options)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the processes of another library's pool do the work."""
+        return self.pool is not None and not isinstance(self.pool, WorkerPool)
+
+    @property
+    def workers(self) -> int:
+        """How many there will be, given enough chunks."""
+        if self.executor == "serial":
+            return 1
+        if isinstance(self.pool, WorkerPool):
+            return self.pool.num_workers
+        return self.num_workers or usable_cores()
+
+    def run(self, job: Job, sink: Sink, log: CommitLog | None = None) -> Any:
+        """Run a job to its end, and return the sink's result."""
+        for _ in self.stream(job, sink, log):
+            pass
+        return sink.result()
+
+    def stream(self, job: Job, sink: Sink, log: CommitLog | None = None) -> Iterator[tuple[int, Any]]:
+        """Run a job; yields each chunk and its result, in order, when the sink streams."""
+        watchers = list(self.callbacks)
+        if self.pbar:
+            from tdmap.diagnostics.progress import ProgressBar
+
+            watchers.append(ProgressBar())
+        crew, finish = self._crew(job)
+        try:
+            chunk_bytes = job.plan.size * data_row_bytes(job.source.data, job.plan.length)
+            yield from Driver(job, sink, crew, CallbackList(watchers), chunk_bytes, log).run()
+        finally:
+            finish()
+
+    def _crew(self, job: Job) -> tuple[Crew, Callable[[], None]]:
+        """Those who run the job, and what to call when they have."""
+        count = self.num_workers or usable_cores()
+        wanted = min(count, job.plan.num_chunks)
+        if self.executor == "serial" or (self.executor == "process" and _nested()):
+            return SerialCrew(), _nothing
+        if self.executor == "thread":
+            return ThreadCrew(wanted, self.worker_threads, job.policy.seed is not None), _nothing
+        if isinstance(self.pool, WorkerPool):
+            self.pool.reserve()
+            wanted = min(self.pool.num_workers, job.plan.num_chunks)
+            return ProcessCrew(self.pool, wanted), self.pool.release
+        if self.pool is not None:
+            return ForeignCrew(self.pool), _nothing
+        if self.max_tasks_per_child is not None:
+            own = WorkerPool(
+                wanted, self.mp_start_method, self.worker_threads, max_tasks_per_child=self.max_tasks_per_child
+            )
+            own.reserve()
+            return ProcessCrew(own, wanted), own.close
+        warm = borrow_pool(count, self.mp_start_method, self.worker_threads)
+        return ProcessCrew(warm, wanted), lambda: give_back(warm)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _positive(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be an integer of at least 1: got {value!r}.")
+
+
+def _is_foreign_pool(pool: object) -> bool:
+    return all(hasattr(pool, name) for name in ("apply_async", "_pool", "_processes"))
+
+
+def _nested() -> bool:
+    """Whether this is a worker already: of this library, or a daemon of another pool, which may not have children."""
+    if worker_module.in_worker:
+        nested = True
+    else:
+        libraries = [multiprocessing, sys.modules.get("multiprocess")]
+        nested = any(library.current_process().daemon for library in libraries if library is not None)
+    if nested:
+        warnings.warn(
+            "map inside a worker process runs serially: the outer map uses the cores already. "
+            'Pass executor="serial" to say so, or executor="thread".',
+            RuntimeWarning,
+            stacklevel=6,
+        )
+    return nested

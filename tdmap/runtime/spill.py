@@ -1,0 +1,122 @@
+"""Bytes that do not fit into memory wait in files: each worker appends to one of its own.
+
+    worker 1 ──append──► spill/4711-0.bin   ┐
+    worker 2 ──append──► spill/4712-0.bin   ├── Extent(file, offset, nbytes) travels, the bytes do not
+                                            ┘
+An extent is the only way to what it stands for. So a worker that dies leaves bytes that nobody looks for, its chunk
+runs again and gets another extent, and what is read is what was committed, once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 64
+"""Extents begin at multiples of it, so that they can be mapped as tensors of any dtype."""
+
+
+class Extent(NamedTuple):
+    """Where bytes lie."""
+
+    file: str
+    """Name of a file in the folder."""
+    offset: int
+    """Of its first byte."""
+    nbytes: int
+
+
+class Spill:
+    """A folder for such files; travels to workers, who open files of their own in it.
+
+    Args:
+        folder: made when it does not exist. None: a new one in the temporary folder.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        if folder is None:
+            folder = tempfile.mkdtemp(prefix="tdmap-spill-")
+        self.folder = Path(os.path.abspath(folder))
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def append(self, tensors: Sequence[Tensor]) -> list[Extent]:
+        """Append the bytes of contiguous CPU tensors to this worker's file; one extent each.
+
+        Raises:
+            OSError: the disk is full; names the folder and the bytes that were wanted.
+        """
+        # Opened each time: a warm worker that kept it open would keep the room of a file that was deleted long ago.
+        name = f"{os.getpid()}-{threading.get_native_id()}.bin"
+        fd = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            end = -(-os.fstat(fd).st_size // ALIGNMENT) * ALIGNMENT
+            extents = []
+            for tensor in tensors:
+                view = bytes_of(tensor)
+                extents.append(Extent(name, end, len(view)))
+                _write(fd, view, end)
+                end += -(-len(view) // ALIGNMENT) * ALIGNMENT
+        except OSError as error:
+            wanted = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            free = shutil.disk_usage(self.folder).free
+            raise OSError(
+                error.errno,
+                f"{error.strerror} while {wanted} bytes of intermediate results were written, with {free} bytes "
+                "free: make room, or choose another place for them",
+                str(self.folder),
+            ) from error
+        finally:
+            os.close(fd)
+        return extents
+
+    def read(self, extent: Extent, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+        """The tensor that an extent holds, in new memory."""
+        out = torch.empty(tuple(shape), dtype=dtype)
+        if out.numel() * out.element_size() != extent.nbytes:
+            raise ValueError(f"{extent} does not hold {dtype} of shape {tuple(shape)}.")
+        self.read_into(extent, out)
+        return out
+
+    def read_into(self, extent: Extent, out: Tensor) -> None:
+        """Read the bytes of an extent into a contiguous tensor of as many bytes."""
+        view = bytes_of(out)
+        fd = os.open(self.folder / extent.file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            at = 0
+            while at < extent.nbytes:
+                got = os.preadv(fd, [view[at : extent.nbytes]], extent.offset + at)
+                if got == 0:
+                    raise OSError(f"{self.folder / extent.file} ends before byte {extent.offset + extent.nbytes}.")
+                at += got
+        finally:
+            os.close(fd)
+
+    def remove(self) -> None:
+        """Delete everything."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Spill:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor."""
+    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)
+
+
+def _write(fd: int, view: memoryview, at: int) -> None:
+    done = 0
+    while done < len(view):
+        done += os.pwrite(fd, view[done:], at + done)

@@ -1,0 +1,30 @@
+"""Results are small values of any kind, kept in the order of their chunks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdmap._data import RowWriter
+from tdmap.plan import ChunkPlan
+from tdmap.runtime.types import Kind
+from tdmap.sinks.base import Allocate
+
+
+class Collect:
+    """Keeps one value a chunk: counts, extents, errors. Its result is their list, None where there is none."""
+
+    streams = False
+    writer: RowWriter | None = None
+
+    def __init__(self) -> None:
+        self._values: list[Any] = []
+
+    def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
+        self._values = [None] * plan.num_chunks
+
+    def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
+        if kind is Kind.PARCEL:
+            self._values[start:stop] = values
+
+    def result(self) -> list[Any]:
+        return self._values
