@@ -28,6 +28,7 @@ __all__ = [
     "RowWriter",
     "SharedHandle",
     "allocate_like",
+    "bytes_of",
     "data_length",
     "data_row_bytes",
     "gatherable",
@@ -41,6 +42,9 @@ __all__ = [
 
 Data: TypeAlias = Any
 """A tensor or any collection of `tensordict_lite`."""
+
+Put: TypeAlias = Callable[[Tensor, Tensor], Any]
+"""Copies the second tensor into the first."""
 
 BLOCK = 256
 """Chunks whose views are made in one call."""
@@ -73,6 +77,12 @@ def tensors_of(data: Data) -> list[Tensor]:
     if isinstance(data, Tensor):
         return [data]
     return list(data._leaves())
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor, whatever its dtype."""
+    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)
 
 
 def leaves_hold_rows(data: Data) -> bool:
@@ -198,6 +208,7 @@ class RowWriter:
         self.exact = exact
         self.aliased = aliased
         self._flat: tuple[str, ...] = ()
+        self._files: dict[int, Any] = {}
 
     def rows(self, start: int, stop: int) -> Iterator[Data]:
         """Views of the output rows of the chunks `start..stop`: collections, or tuples of tensors when it is flat."""
@@ -212,8 +223,12 @@ class RowWriter:
                 yield from cut(self.out, plan.dim, begin, end, plan.size)
 
     def prepare(self) -> None:
-        """Drop what slows slicing; called once by each worker."""
+        """Drop what slows slicing, and open the files; called once by each worker."""
+        from tdmap.filecolumn import columns_behind
+
         self.out = out = plain_tensors(self.out)
+        if not self.aliased and self.plan.dim == 0:
+            self._files = columns_behind(tensors_of(out), self.plan.size)
         if is_dense(out) and not self.plan.unbind and all(type(leaf) is Tensor for leaf in out._source.values()):
             self._flat = tuple(out._source)
 
@@ -236,8 +251,18 @@ class RowWriter:
         if self.aliased:
             copy_moved(rows, result)
         else:
-            copy_rows(rows, result, (), self.exact)
+            copy_rows(rows, result, (), self.exact, self._put if self._files else Tensor.copy_)
         return True
+
+    def _put(self, dst: Tensor, src: Tensor) -> None:
+        """Copy, through the file where there is one for it."""
+        file = self._files.get(dst.untyped_storage().data_ptr())
+        if file is None or src.dtype is not dst.dtype or not (src.is_contiguous() and dst.is_contiguous()):
+            dst.copy_(src)
+        elif src.is_conj() or src.is_neg():  # its memory is not its values
+            dst.copy_(src)
+        else:
+            file.write(dst, src)
 
     def _write_flat(self, rows: tuple[Tensor, ...], result: Data) -> bool:
         """`write` for an output without nested entries: one pass that checks and copies.
@@ -245,6 +270,7 @@ class RowWriter:
         What a refused result has overwritten does not matter: its rows are taken from the result itself.
         """
         exact, aliased, out = self.exact, self.aliased, self.out
+        put = self._put if self._files else Tensor.copy_
         if not is_dense(result):
             if exact:
                 return False
@@ -269,7 +295,7 @@ class RowWriter:
                     return False
                 check_leaf(dst, src, (key,))
             if not (aliased and same_memory(dst, src)):
-                dst.copy_(src.detach() if src.requires_grad else src)
+                put(dst, src.detach() if src.requires_grad else src)
         return True
 
 
@@ -315,10 +341,10 @@ def same_non_tensor(a: Data, b: Data) -> bool:
         return False
 
 
-def copy_rows(rows: Data, result: Data, path: tuple[str, ...], checked: bool) -> None:
+def copy_rows(rows: Data, result: Data, path: tuple[str, ...], checked: bool, put: Put = Tensor.copy_) -> None:
     """Copy tensor leaves of `result` into the same leaves of `rows`."""
     if isinstance(rows, Tensor):
-        copy_leaf(rows, result, path, checked)
+        copy_leaf(rows, result, path, checked, put)
         return
     if not is_dense(rows):
         if not checked:
@@ -333,9 +359,9 @@ def copy_rows(rows: Data, result: Data, path: tuple[str, ...], checked: bool) ->
         if type(dst) is Tensor and type(src) is Tensor:
             if not checked and (src.shape != dst.shape or src.dtype is not dst.dtype):
                 check_leaf(dst, src, (*path, key))
-            dst.copy_(src.detach() if src.requires_grad else src)
+            put(dst, src.detach() if src.requires_grad else src)
         else:
-            copy_rows(dst, src, (*path, key), checked)
+            copy_rows(dst, src, (*path, key), checked, put)
 
 
 def copy_moved(rows: Data, result: Data) -> None:
@@ -363,10 +389,10 @@ def same_memory(a: Tensor, b: Tensor) -> bool:
     return a.data_ptr() == b.data_ptr() and a.dtype is b.dtype and a.shape == b.shape and a.stride() == b.stride()
 
 
-def copy_leaf(dst: Tensor, src: Data, path: tuple[str, ...], checked: bool) -> None:
+def copy_leaf(dst: Tensor, src: Data, path: tuple[str, ...], checked: bool, put: Put = Tensor.copy_) -> None:
     if not checked:
         check_leaf(dst, src, path)
-    dst.copy_(src.detach() if src.requires_grad else src)
+    put(dst, src.detach() if src.requires_grad else src)
 
 
 def check_leaf(dst: Tensor, src: Data, path: tuple[str, ...]) -> None:

@@ -15,10 +15,12 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from tdmap._data import bytes_of
 
 ALIGNMENT = 64
 """Extents begin at multiples of it, so that they can be mapped as tensors of any dtype."""
@@ -108,12 +110,6 @@ class Spill:
 
     def __exit__(self, *error: object) -> None:
         self.remove()
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor."""
-    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
-    return memoryview(array)
 
 
 def _write(fd: int, view: memoryview, at: int) -> None:

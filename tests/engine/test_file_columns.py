@@ -1,0 +1,152 @@
+"""Blocks of rows written through a file's descriptor are the rows that a store into the mapping would have left."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+
+import psutil
+import pytest
+import torch
+
+import tdmap
+from tdmap import filecolumn
+from tdmap._data import RowWriter
+from tdmap.filecolumn import PERIOD, PROBES, FileColumn, columns_behind
+from tdmap.plan import ChunkPlan
+from tensordict_lite import MemoryMappedTensor, TensorDict
+
+DTYPES = [
+    torch.uint8, torch.bool, torch.int16, torch.uint16, torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    torch.complex64, torch.complex32, torch.float8_e4m3fn,
+]  # fmt: skip
+
+
+def mapped(path, shape, dtype=torch.float32):
+    return MemoryMappedTensor.zeros(shape, dtype=dtype, filename=path)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype(tmp_path, dtype):
+    out = mapped(tmp_path / "out.memmap", (12, 40_000), dtype)
+    values = torch.randint(0, 2, (12, 40_000)).to(dtype)
+    columns = columns_behind([out], 4)
+    assert len(columns) == 1
+    (column,) = columns.values()
+    for start in range(0, 12, 4):
+        column.write(out[start : start + 4], values[start : start + 4])
+    assert torch.equal(out.view(torch.uint8), values.view(torch.uint8))
+
+
+def test_small_strided_and_private_tensors_have_no_column(tmp_path):
+    big = mapped(tmp_path / "a", (100, 5000))
+    assert columns_behind([big], 100)
+    assert not columns_behind([mapped(tmp_path / "b", (100, 3))], 4)
+    assert not columns_behind([big.t(), big[:, ::2], torch.zeros(100, 5000), torch.zeros(())], 100)
+
+
+def test_a_file_that_was_replaced_is_not_written(tmp_path):
+    path = tmp_path / "out.memmap"
+    out = mapped(path, (100, 5000))
+    path.rename(tmp_path / "elsewhere")
+    mapped(path, (100, 5000))
+    assert not columns_behind([out], 100)
+
+
+def test_both_ways_are_tried_and_the_faster_one_is_kept(tmp_path, monkeypatch):
+    out, ways = mapped(tmp_path / "out", (8, 8192)), []
+    (column,) = columns_behind([out], 8).values()
+    clock = iter(range(10**9))
+    seconds = {"file": 5, "map": 1}
+
+    def pwrite(self, rows, values):
+        ways.append("file")
+        for _ in range(seconds["file"]):
+            next(clock)
+
+    class Rows(torch.Tensor):
+        def copy_(self, other):
+            ways.append("map")
+            for _ in range(seconds["map"]):
+                next(clock)
+
+    monkeypatch.setattr(FileColumn, "_pwrite", pwrite)
+    monkeypatch.setattr(filecolumn.time, "perf_counter", lambda: next(clock))
+    rows = out.as_subclass(Rows)
+    for _ in range(PERIOD):
+        column.write(rows, out)
+    assert ways[: 2 * PROBES] == ["file", "map"] * PROBES
+    assert set(ways[2 * PROBES :]) == {"map"}
+    seconds["file"] = 1
+    for _ in range(PERIOD):
+        column.write(rows, out)
+    assert set(ways[PERIOD + 2 * PROBES :]) == {"file"}
+
+
+@pytest.mark.parametrize("executor", ["process", "thread", "serial"])
+def test_nested_outputs_and_results_that_need_a_copy(tmp_path, executor):
+    data = TensorDict({"x": torch.rand(64, 80, 60)}, [64]).memmap(tmp_path / "data")
+    example = TensorDict({"a": {"b": torch.zeros(60, 80)}, "c": torch.zeros(80, 60, dtype=torch.float64)}, [])
+    out = example.expand(64).memmap_like(tmp_path / "out")
+
+    def fn(chunk):
+        x = chunk["x"]
+        return TensorDict({"a": {"b": x.transpose(1, 2)}, "c": x + 1}, chunk.batch_size)
+
+    tdmap.map(data, fn, num_workers=2, out=out, chunksize=8, executor=executor)
+    assert torch.equal(out["a", "b"], data["x"].transpose(1, 2))
+    assert torch.equal(out["c"], (data["x"] + 1).double())
+    again = TensorDict.load_memmap(tmp_path / "out")
+    assert torch.equal(again["a", "b"], data["x"].transpose(1, 2))
+
+
+def test_conjugated_values_are_resolved(tmp_path):
+    data = torch.randn(16, 4000, dtype=torch.complex64)
+    out = TensorDict({"z": torch.zeros(4000, dtype=torch.complex64)}, []).expand(16).memmap_like(tmp_path)
+    tdmap.map(data, lambda x: TensorDict({"z": x.conj()}, [len(x)]), num_workers=1, out=out, chunksize=4)
+    assert torch.equal(out["z"], data.conj().resolve_conj())
+
+
+def test_views_of_a_dataset_are_written_where_they_lie(tmp_path):
+    whole = TensorDict({"x": torch.zeros(100, 5000)}, [100]).memmap_(tmp_path)
+    part = whole[40:60]
+    tdmap.map(torch.arange(20), lambda n: TensorDict({"x": n[:, None].expand(-1, 5000) + 1.0}, [len(n)]),
+              num_workers=2, out=part, chunksize=5)  # fmt: skip
+    assert torch.equal(whole["x"][40:60, 0], torch.arange(1.0, 21.0))
+    assert not whole["x"][:40].any() and not whole["x"][60:].any()
+
+
+def test_a_disk_error_names_the_file(tmp_path):
+    path = tmp_path / "out.memmap"
+    out = mapped(path, (4, 100_000))
+    (column,) = columns_behind([out], 4).values()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="out.memmap"):
+            column.write(out, torch.ones(4, 100_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+
+
+def test_descriptors_are_closed_with_the_writer(tmp_path):
+    out = TensorDict({"x": torch.zeros(64, 5000), "y": torch.zeros(64, 5000)}, [64]).memmap_(tmp_path)
+    gc.collect()
+    count = psutil.Process().num_fds()
+    writer = RowWriter(out, ChunkPlan(64, 8), exact=False)
+    writer.prepare()
+    assert psutil.Process().num_fds() == count + 2
+    del writer
+    gc.collect()
+    assert psutil.Process().num_fds() == count
+
+
+def test_an_output_that_may_not_be_opened_is_written_through_its_mapping(tmp_path):
+    out = TensorDict({"x": torch.zeros(64, 5000)}, [64]).memmap_(tmp_path)
+    os.chmod(tmp_path / "x.memmap", 0o400)
+    result = tdmap.map(torch.ones(64, 5000), lambda x: TensorDict({"x": x}, [len(x)]), executor="serial", out=out)
+    assert result["x"].all()
