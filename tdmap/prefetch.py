@@ -1,0 +1,170 @@
+"""Values of an iterator on a device, copied there ahead of their turn."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tdmap._data import is_data
+from tdmap.runtime.device import Device, DeviceLink, Mark, open_link, resolve_device
+
+
+def prefetch_to_device(values: Iterable[Any], device: Device, prefetch: int = 2) -> Iterator[Any]:
+    """Yield `values` with their tensors on `device`, copying the next ones while the consumer uses the last.
+
+    Copies run on a stream of their own, from page-locked memory. The consumer's current stream waits for the copy of
+    the value that it is given, the consumer itself does not. The first value is yielded as soon as it is there; the
+    number of values ahead then grows to `prefetch`. An exception of `values` is raised after the values before it.
+
+    Args:
+        values: tensors, collections of tensors, and tuples, lists and dicts of them. Anything else in them is
+            passed on as it is. Their memory is used until their copies are done, not after.
+        device: where to; on `"cpu"` the values are yielded as they are.
+        prefetch: how many values to copy ahead of the one that is yielded.
+
+    Returns:
+        An iterator; closing it closes `values`.
+
+    Raises:
+        ValueError: at once: the device does not exist, or `prefetch` is negative.
+
+    Example:
+        >>> import torch
+        >>> batches = [{"x": torch.ones(2), "n": 1}, {"x": torch.zeros(2), "n": 2}]
+        >>> [batch["n"] for batch in prefetch_to_device(batches, "cpu")]
+        [1, 2]
+    """
+    target = resolve_device(device)
+    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
+        raise ValueError(f"prefetch must be an integer of at least 0: got {prefetch!r}.")
+    if target.type == "cpu":
+        return iter(values)
+    return _prefetched(iter(values), open_link(target), prefetch)
+
+
+class _Sent(NamedTuple):
+    """A value whose copies have begun."""
+
+    value: Any
+    tensors: list[Tensor]
+    """Its tensors on the device."""
+    sources: list[Tensor]
+    """What the copies read."""
+    mark: Mark
+
+
+def _prefetched(values: Iterator[Any], link: DeviceLink, prefetch: int) -> Iterator[Any]:
+    ahead: deque[_Sent] = deque()
+    read: deque[tuple[Mark, list[Tensor]]] = deque()
+    depth, failure, ended = 0, None, False
+    try:
+        while True:
+            while not ended and len(ahead) <= depth:
+                try:
+                    ahead.append(send(link, next(values)))
+                except StopIteration:
+                    ended = True
+                except Exception as error:
+                    ended, failure = True, error
+            if not ahead:
+                break
+            sent = ahead.popleft()
+            link.hand_over(sent.mark, sent.tensors)
+            read.append((sent.mark, sent.sources))
+            while read and read[0][0].is_done():
+                read.popleft()
+            turn = [sent.value]
+            del sent
+            yield turn.pop()  # the consumer alone decides how long the value lives
+            depth = min(depth + 1, prefetch)
+        if failure is not None:
+            raise failure
+    finally:
+        link.synchronize()  # before anything that is read is given back
+        close = getattr(values, "close", None)
+        if close is not None:
+            close()
+
+
+def send(link: DeviceLink, value: Any) -> _Sent:
+    """Begin to copy a value; the sources are kept with it."""
+    tensors: list[Tensor] = []
+    _collect(value, tensors)
+    with torch.no_grad():
+        sources = [_plain(tensor) for tensor in tensors]
+        copied = [_is_copied(tensor) for tensor in sources]
+        sources = [_locked(link, tensor) if copy else tensor for tensor, copy in zip(sources, copied)]
+        arrived = iter(link.empty_like([tensor for tensor, copy in zip(sources, copied) if copy]))
+        moved = [next(arrived) if copy else tensor.to(link.device) for tensor, copy in zip(sources, copied)]
+        pairs = [(moved[n], sources[n]) for n, copy in enumerate(copied) if copy]
+        link.copy(pairs)
+    for old, new in zip(tensors, moved):
+        if old.requires_grad and not new.requires_grad:
+            new.requires_grad_()
+    return _Sent(_rebuild(value, iter(moved)), moved, [source for _, source in pairs], link.mark())
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Without its subclass (memory-mapped tensors, parameters) and its history."""
+    plain = tensor if type(tensor) is Tensor else tensor.as_subclass(Tensor)
+    return plain.detach() if plain.requires_grad else plain
+
+
+def _is_copied(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
+
+
+def _locked(link: DeviceLink, tensor: Tensor) -> Tensor:
+    """A tensor in page-locked memory: itself, or a copy."""
+    if tensor.numel() == 0 or link.is_locked(tensor):
+        return tensor
+    staged = link.staging(tensor.numel() * tensor.element_size()).view(tensor.dtype).view(tensor.shape)
+    return staged.copy_(tensor)
+
+
+def _collect(value: Any, into: list[Tensor]) -> None:
+    if isinstance(value, Tensor):
+        into.append(value)
+    elif is_data(value):
+        into.extend(value._leaves())
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            _collect(item, into)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _collect(item, into)
+
+
+def _rebuild(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """The same structure around other tensors, in the order of `_collect`."""
+    if isinstance(value, Tensor):
+        return next(tensors)
+    if is_data(value):
+        return _rebuild_collection(value, tensors)
+    if isinstance(value, (tuple, list)):
+        items = [_rebuild(item, tensors) for item in value]
+        if hasattr(value, "_fields"):  # a named tuple
+            return type(value)(*items)
+        return items if type(value) is list else type(value)(items)
+    if isinstance(value, dict):
+        new = copy.copy(value)  # its type, its default factory
+        for key, item in value.items():
+            new[key] = _rebuild(item, tensors)
+        return new
+    return value
+
+
+def _rebuild_collection(value: Any, tensors: Iterator[Tensor]) -> Any:
+    count = len(value._leaves())
+    own = [next(tensors) for _ in range(count)]
+    new = value._with_leaves(iter(own))
+    if own:
+        new._set_device(own[0].device)
+    if value.is_locked:
+        new.lock_()
+    return new

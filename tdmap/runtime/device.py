@@ -1,0 +1,257 @@
+"""How bytes get to a device and back, without making anybody wait who need not.
+
+    page-locked memory ──copy()──► the link's own stream ──► device memory ──hand_over()──► the caller's stream
+           ▲                                │
+           └── used again once a ──────── mark() ── is done
+
+A `DeviceLink` is one stream of copies to one device. Copies are only begun when they are asked for: source and
+destination must stay as they are, and alive, until a mark that was made later is done. `CudaLink` is the real one;
+`tdmap.runtime.fakelink` has one for tests, which delays copies as far as CUDA may.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+Device: TypeAlias = "torch.device | str | int"
+"""What a user writes: `"cuda"`, `"cuda:1"`, `1`, `torch.device("cpu")`."""
+
+
+class Mark(Protocol):
+    """A point in the stream of a link: everything that was given to the link before."""
+
+    def is_done(self) -> bool:
+        """Whether the stream has come past this point; does not wait."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until it has."""
+        ...
+
+
+class DeviceLink(Protocol):
+    """A stream of copies between this machine's memory and one device."""
+
+    device: torch.device
+    """Where the link's tensors live."""
+
+    def empty_like(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Device memory for copies of `tensors`, used by the link's stream first."""
+        ...
+
+    def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Begin copies: (destination, source) pairs, in order."""
+        ...
+
+    def mark(self) -> Mark:
+        """A mark after everything so far."""
+        ...
+
+    def follow(self) -> None:
+        """Copies from here on wait for what the caller has given to its current stream of the device."""
+        ...
+
+    def hand_over(self, mark: Mark, tensors: Iterable[Tensor]) -> None:
+        """What the caller gives to its current stream from here on waits for `mark`; it will use `tensors` there."""
+        ...
+
+    def fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Copies in this machine's memory of what the caller's current stream computes; complete on return."""
+        ...
+
+    def settle(self) -> None:
+        """Wait for everything that the caller has given to its current stream of the device."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for every copy."""
+        ...
+
+    def staging(self, nbytes: int) -> Tensor:
+        """`nbytes` of page-locked memory (uint8), or of ordinary memory, with a warning, where there is no more."""
+        ...
+
+    def is_locked(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in page-locked memory, from which copies are asynchronous."""
+        ...
+
+    def lock(self, address: int, nbytes: int) -> bool:
+        """Page-lock memory of this process; False, with a warning, where that fails: copies from it are slower."""
+        ...
+
+    def unlock(self, address: int) -> None:
+        """Undo `lock`, before the memory is given back. No copy may be under way."""
+        ...
+
+
+# -- CUDA --------------------------------------------------------------------------------------------
+
+_PORTABLE = 1
+"""cudaHostRegisterPortable: page-locked for every device of the process."""
+
+
+class CudaMark:
+    """An event of a CUDA stream. Waiting for it sleeps: the workers need the cores."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.event = torch.cuda.Event(blocking=True)
+        self.event.record(stream)
+
+    def is_done(self) -> bool:
+        return bool(self.event.query())
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+
+class CudaLink:
+    """A CUDA stream of its own for copies.
+
+    Args:
+        device: a CUDA device with its index.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device)
+
+    def empty_like(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        with torch.cuda.stream(self.stream):  # the allocator gives memory to the stream that is current
+            return [torch.empty_like(tensor, device=self.device) for tensor in tensors]
+
+    def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        with torch.cuda.stream(self.stream):
+            for destination, source in pairs:
+                destination.copy_(source, non_blocking=True)
+
+    def mark(self) -> CudaMark:
+        return CudaMark(self.stream)
+
+    def follow(self) -> None:
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def hand_over(self, mark: Mark, tensors: Iterable[Tensor]) -> None:
+        assert isinstance(mark, CudaMark)
+        current = torch.cuda.current_stream(self.device)
+        current.wait_event(mark.event)
+        for tensor in tensors:
+            # Allocated for our stream, used on another: its memory must not return to ours before that has ended.
+            tensor.record_stream(current)
+
+    def fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        copies = []
+        for tensor in tensors:
+            copy = _page_locked(tuple(tensor.shape), tensor.dtype)
+            copies.append(copy.copy_(tensor, non_blocking=True))
+        self.settle()
+        return copies
+
+    def settle(self) -> None:
+        torch.cuda.current_stream(self.device).synchronize()
+
+    def synchronize(self) -> None:
+        self.stream.synchronize()
+
+    def staging(self, nbytes: int) -> Tensor:
+        return _page_locked((nbytes,), torch.uint8)
+
+    def is_locked(self, tensor: Tensor) -> bool:
+        return bool(tensor.is_pinned())
+
+    def lock(self, address: int, nbytes: int) -> bool:
+        with torch.cuda.device(self.device):
+            code = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE))
+            if code == 0:
+                return True
+            _not_locked(nbytes, f"cudaHostRegister: error {code}")
+            # A failed call leaves its error for the next kernel launch to find: let that one be ours.
+            with contextlib.suppress(RuntimeError):
+                torch.zeros(1, device=self.device)
+        return False
+
+    def unlock(self, address: int) -> None:
+        with torch.cuda.device(self.device):
+            torch.cuda.cudart().cudaHostUnregister(address)
+
+
+def _page_locked(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    try:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+    except RuntimeError as error:
+        _not_locked(torch.Size(shape).numel() * dtype.itemsize, str(error).partition("\n")[0])
+        return torch.empty(shape, dtype=dtype)
+
+
+def _not_locked(nbytes: int, reason: str) -> None:
+    warnings.warn(
+        f"{nbytes:,} bytes could not be page-locked ({reason}): copies between them and the device are slower. "
+        "Raise the limit on locked memory (ulimit -l), or use a smaller chunksize.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+# -- which device ------------------------------------------------------------------------------------
+
+LINKS: dict[str, Callable[[torch.device], Any]] = {"cuda": CudaLink}
+"""What opens a link, by type of device. Tests put fakes here."""
+
+
+def open_link(device: torch.device) -> DeviceLink:
+    """A link to a device that `resolve_device` has given, other than the CPU."""
+    link: DeviceLink = LINKS[device.type](device)
+    return link
+
+
+def resolve_device(device: Device, name: str = "device") -> torch.device:
+    """The device that is meant, with its index; without an index the current one.
+
+    Args:
+        device: as `torch.device` takes it.
+        name: of the argument, for messages.
+
+    Raises:
+        ValueError: it does not exist here, or data cannot be moved to it.
+
+    Example:
+        >>> resolve_device("cpu")
+        device(type='cpu')
+        >>> resolve_device("meta")
+        Traceback (most recent call last):
+        ...
+        ValueError: device='meta': data can be moved to "cuda" (with an index or without) or stay on "cpu".
+    """
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"{name}={device!r} is no device of torch: {str(error).partition(chr(10))[0]}") from None
+    if found.type == "cpu":
+        return torch.device("cpu")
+    if found.type not in LINKS:
+        raise ValueError(
+            f'{name}={str(found)!r}: data can be moved to "cuda" (with an index or without) or stay on "cpu".'
+        )
+    if found.type != "cuda":
+        return torch.device(found.type, found.index or 0)
+    _check_cuda(found, name)
+    return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
+
+
+def _check_cuda(device: torch.device, name: str) -> None:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (device.index or 0) < count:
+        return
+    plural = "device" if count == 1 else "devices"
+    if count:
+        hint = f"Use one of cuda:0 to cuda:{count - 1}." if count > 1 else "Use cuda:0."
+    elif torch.backends.cuda.is_built():
+        hint = "Is a driver installed, and CUDA_VISIBLE_DEVICES right? Without a GPU, leave the argument out."
+    else:
+        hint = "This torch was built without CUDA. Without a GPU, leave the argument out."
+    raise ValueError(f"{name}: {device} was asked for, and this machine has {count} CUDA {plural}. {hint}")
