@@ -63,7 +63,7 @@ def raw_bytes(tensor: Tensor) -> Any:
 
 def write_all(fd: int, data: Any, offset: int, path: str) -> None:
     """``pwrite`` of the whole buffer; a full disk is an OSError with needed and available bytes."""
-    done, total = 0, memoryview(data).nbytes
+    done, total = 0, len(data) if type(data) is bytes else data.nbytes
     try:
         if total < _SMALL:
             done = os.pwrite(fd, data, offset)
@@ -84,9 +84,8 @@ def write_tensor_to(fd: int, tensor: Tensor, path: str) -> None:
         tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    if tensor.device.type == "cpu" and tensor.is_contiguous():
-        data = raw_bytes(tensor)
-        write_all(fd, data, 0, path)
+    if tensor.is_cpu and tensor.is_contiguous():
+        write_all(fd, raw_bytes(tensor), 0, path)
     elif tensor.numel():
         _write_blocks(fd, tensor, path, 0)
 

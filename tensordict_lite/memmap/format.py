@@ -161,7 +161,8 @@ class NodeMeta:
 def leaf_meta(dtype: str, shape: tuple[int, ...], is_nested: bool = False, **extra: Any) -> dict[str, Any]:
     """The entry of a tensor in ``meta.json``."""
     out = {"device": "cpu", "shape": list(shape), "dtype": dtype, "is_nested": is_nested}
-    out.update({key: value for key, value in extra.items() if value is not None})
+    if extra:
+        out.update({key: value for key, value in extra.items() if value is not None})
     return out
 
 

@@ -119,7 +119,8 @@ class Loader:
                     if info.st_size == nbytes and S_ISREG(info.st_mode):
                         known = DTYPES[dtype]
                         flat = from_file(path, True, nbytes // known.itemsize, dtype=known)
-                        source[key] = _as_subclass(flat if len(shape) == 1 else flat.view(shape), MemoryMappedTensor)
+                        out = source[key] = flat if len(shape) == 1 else flat.view(shape)
+                        out.__class__ = MemoryMappedTensor
                         continue
                 except (OSError, KeyError, RuntimeError):
                     pass  # missing, not writable...: below, with a check and a message for each

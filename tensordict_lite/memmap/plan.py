@@ -116,13 +116,13 @@ class Plan:
         check_savable(tensor, where)
         name = key if key.isidentifier() else self.name_of(key, where)
         file = self.claim(f"{folder}/{name}{SUFFIX}" if folder else name + SUFFIX, where)
-        if tensor.is_nested:
+        if not tensor.is_nested:
+            entry = leaf_meta(str(tensor.dtype), tensor.shape)
+        else:
             self.claim(nested.shape_file(file), where)
             jagged = "jagged" if "jagged" in str(tensor.layout) else None
             shape = (tensor.size(0), tensor.ndim - 1)
             entry = leaf_meta(str(tensor.dtype), shape, True, layout=jagged)
-        else:
-            entry = leaf_meta(str(tensor.dtype), tuple(tensor.shape))
         self.leaves.append(Leaf(tensor, file, where, entry))
         return entry
 

@@ -23,6 +23,7 @@ from tensordict_lite.memmap.tensor import MemoryMappedTensor
 __all__ = ["TensorDictFuture", "save_collection"]
 
 _CPU = torch.device("cpu")
+_LARGE = 256 << 10  # bytes of a leaf that is worth handing to a thread by itself
 _ARENA_LEAVES = 16
 _ALIGN = 64  # a multiple of every element size, and a cache line
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -264,9 +265,13 @@ class _Save:
             for leaf in todo:
                 write(root, leaf)
             return
+
+        def work(leaves: list[Leaf]) -> None:
+            for leaf in leaves:
+                write(root, leaf)
+
         with ThreadPoolExecutor(self.num_threads, "memmap") as pool:
-            order = sorted(todo, key=lambda leaf: -leaf.nbytes)  # a large one must not be left for the end
-            jobs = [pool.submit(write, root, leaf) for leaf in order]
+            jobs = [pool.submit(work, leaves) for leaves in _shares(todo, self.num_threads)]
             try:
                 for job in jobs:
                     job.result()
@@ -287,6 +292,18 @@ class _Save:
             out = self.node._with_leaves(iter(mapped))
         mark_mapped(out, self.plan, self.root, self.node)
         return out
+
+
+def _shares(leaves: list[Leaf], num_threads: int) -> Iterator[list[Leaf]]:
+    """Leaves for one thread at a time: large ones alone and first, so that none is left for the end.
+
+    Small ones go in one share a thread: handing over a few kilobytes costs more than writing them.
+    """
+    large = [leaf for leaf in leaves if leaf.nbytes >= _LARGE]
+    small = [leaf for leaf in leaves if leaf.nbytes < _LARGE]
+    large.sort(key=lambda leaf: -leaf.nbytes)
+    yield from ([leaf] for leaf in large)
+    yield from (small[n::num_threads] for n in range(min(num_threads, len(small))))
 
 
 def _arena(tensors: list[Tensor]) -> Iterator[Tensor]:

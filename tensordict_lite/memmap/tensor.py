@@ -31,6 +31,7 @@ __all__ = ["MemoryMappedTensor"]
 
 _getitem = Tensor.__getitem__
 _as_subclass = Tensor.as_subclass
+_is_traced = torch.compiler.is_dynamo_compiling
 _VIEWS_BY_TYPE = frozenset((int, slice, type(None), type(Ellipsis)))
 
 
@@ -210,7 +211,7 @@ class MemoryMappedTensor(Tensor):
         if not writable:
             return cls._over(map_file(path, numel * dtype.itemsize, writable=False), dtype, shape)
         flat = torch.from_file(path, True, numel, dtype=dtype)
-        return _as_subclass(flat if len(shape) == 1 else flat.view(shape), cls)
+        return _typed(flat if len(shape) == 1 else flat.view(shape), cls)
 
     @classmethod
     def _over(cls, storage: UntypedStorage, dtype: torch.dtype, shape: Sequence[int]) -> MemoryMappedTensor:
@@ -422,7 +423,7 @@ class MemoryMappedTensor(Tensor):
     def __getitem__(self, index: Any) -> Any:
         kind = type(index)
         if kind in _VIEWS_BY_TYPE:
-            return _as_subclass(_getitem(self, index), MemoryMappedTensor)
+            return _typed(_getitem(self, index))
         if kind is Tensor and index.ndim == 1 and index.dtype is torch.int64 and self.ndim:
             # Sampling rows: copying whole rows is many times faster than torch's general indexing.
             try:
@@ -438,12 +439,20 @@ class MemoryMappedTensor(Tensor):
         return iter(self.unbind(0))
 
 
+def _typed(tensor: Tensor, cls: type[MemoryMappedTensor] = MemoryMappedTensor) -> Any:
+    """Gives a tensor that nobody else holds its type: a fifth of the cost of ``as_subclass``, which makes another."""
+    if _is_traced():  # by torch.compile, which knows only the latter
+        return _as_subclass(tensor, cls)
+    tensor.__class__ = cls
+    return tensor
+
+
 def _view_method(name: str) -> Callable[..., Any]:
     """The tensor method of that name, whose result is always in the same memory, keeping the type."""
     method = getattr(Tensor, name)
 
     def call(self: MemoryMappedTensor, *args: Any, **kwargs: Any) -> Any:
-        return _as_subclass(method(self, *args, **kwargs), MemoryMappedTensor)
+        return _typed(method(self, *args, **kwargs))
 
     return _named(call, name)
 
@@ -466,7 +475,7 @@ def _views_method(name: str) -> Callable[..., Any]:
     method = getattr(Tensor, name)
 
     def call(self: MemoryMappedTensor, *args: Any, **kwargs: Any) -> Any:
-        return tuple([_as_subclass(part, MemoryMappedTensor) for part in method(self, *args, **kwargs)])
+        return tuple([_typed(part) for part in method(self, *args, **kwargs)])
 
     return _named(call, name)
 

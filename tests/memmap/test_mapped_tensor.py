@@ -30,6 +30,14 @@ def test_content_is_in_the_file(mapped: MemoryMappedTensor) -> None:
     assert raw[1].tolist() == [-1.0] * 6
 
 
+def test_compiled_functions_read_mapped_tensors(mapped: MemoryMappedTensor) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x[0] + x[1:].sum(0) + x.view(-1)[0] + x.unbind(0)[2]
+
+    compiled = torch.compile(fn, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(mapped), fn(torch.arange(24.0).view(4, 6)))
+
+
 VIEWS = {
     "int": lambda x: x[1],
     "slice": lambda x: x[1:3],
