@@ -11,6 +11,8 @@ counts when the first element of every tensor has been read. Prints a table of r
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import os
 import shutil
 import statistics
@@ -43,6 +45,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     scratch = options.folder or Path(tempfile.mkdtemp(prefix="serialization-"))
+    spread(scratch)
     bench = Benchmark("serialization", unit="MB", title="saving and loading")
     try:
         for name, state in (("transformer", transformer_state()), ("small", small_state())):
@@ -56,6 +59,21 @@ def main() -> None:
     finally:
         if options.folder is None:
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+def spread(folder: Path) -> None:
+    """Lets the file system place every folder in here on its own (ext4; others do as they please).
+
+    ext4 puts a new folder next to its parent and does not hand out inodes that were deleted in the last half
+    minute. Where other programs delete many files nearby, making one then takes 200 microseconds instead of 5, and
+    whoever writes many files looks bad.
+    """
+    get_flags, set_flags, top_folder = 0x80086601, 0x40086602, 0x20000
+    fd = os.open(folder, os.O_RDONLY)
+    with contextlib.suppress(OSError):
+        flags = int.from_bytes(fcntl.ioctl(fd, get_flags, bytes(8)), "little")
+        fcntl.ioctl(fd, set_flags, (flags | top_folder).to_bytes(8, "little"))
+    os.close(fd)
 
 
 def transformer_state() -> dict[str, torch.Tensor]:
@@ -127,6 +145,20 @@ def nested(state: dict[str, torch.Tensor]) -> dict[str, Any]:
     return out
 
 
+def bare_files(state: dict[str, torch.Tensor], path: Path) -> None:
+    """Only the kernel's part of a save in this format, in one thread: folders, and each tensor in its file."""
+    os.mkdir(path)
+    made = set()
+    for name, tensor in state.items():
+        folder, _, leaf = name.replace(".", "/").rpartition("/")
+        if folder not in made:
+            os.makedirs(f"{path}/{folder}", exist_ok=True)
+            made.add(folder)
+        fd = os.open(f"{path}/{folder}/{leaf}.memmap", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        os.pwrite(fd, tensor.numpy(), 0)
+        os.close(fd)
+
+
 def sync_tree(path: Path) -> None:
     """What a careful program does after a save: every file, then the folders."""
     files = [path] if path.is_file() else [*path.rglob("*"), path]
@@ -159,6 +191,7 @@ def add_saves(bench: Benchmark, model: Model) -> None:
             lambda p: model.theirs.memmap(p, num_threads=model.best["theirs"]), lambda p, _: sync_tree(p), "reference",
         ),
         "safetensors": (lambda p: save_file(model.state, p), lambda p, _: sync_tree(p), "peer"),
+        "bare files": (lambda p: bare_files(model.state, p), lambda p, _: sync_tree(p), "floor"),
         "ours": (lambda p: model.ours.memmap(p, num_threads=model.best["ours"]), lambda _, out: out.sync(), "ours"),
     }  # fmt: skip
     for fsync in (False, True):
