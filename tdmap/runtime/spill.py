@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,17 +89,28 @@ class Spill:
 
     def read_into(self, extent: Extent, out: Tensor) -> None:
         """Read the bytes of an extent into a contiguous tensor of as many bytes."""
-        view = bytes_of(out)
-        fd = os.open(self.folder / extent.file, os.O_RDONLY | os.O_CLOEXEC)
+        self.read_many([(extent, out)])
+
+    def read_many(self, pieces: Iterable[tuple[Extent, Tensor]]) -> None:
+        """Read many extents, each into a contiguous tensor of as many bytes; every file is opened once."""
+        opened: dict[str, int] = {}
         try:
-            at = 0
-            while at < extent.nbytes:
-                got = os.preadv(fd, [view[at : extent.nbytes]], extent.offset + at)
-                if got == 0:
-                    raise OSError(f"{self.folder / extent.file} ends before byte {extent.offset + extent.nbytes}.")
-                at += got
+            for extent, out in pieces:
+                fd = opened.get(extent.file)
+                if fd is None:
+                    fd = opened[extent.file] = os.open(self.folder / extent.file, os.O_RDONLY | os.O_CLOEXEC)
+                self._read(fd, extent, bytes_of(out))
         finally:
-            os.close(fd)
+            for fd in opened.values():
+                os.close(fd)
+
+    def _read(self, fd: int, extent: Extent, view: memoryview) -> None:
+        at = 0
+        while at < extent.nbytes:
+            got = os.preadv(fd, [view[at : extent.nbytes]], extent.offset + at)
+            if got == 0:
+                raise OSError(f"{self.folder / extent.file} ends before byte {extent.offset + extent.nbytes}.")
+            at += got
 
     def remove(self) -> None:
         """Delete everything."""
