@@ -52,12 +52,13 @@ class ChunkPlan:
         return max(last - first, 0)
 
 
-def default_chunk_size(length: int, row_bytes: int) -> int:
-    """Rows of a chunk whose input and output together are about `CACHE_BYTES`, and at least one.
+def default_chunk_size(length: int, row_bytes: int, chunk_bytes: int = CACHE_BYTES) -> int:
+    """Rows of a chunk whose input and output together are about `chunk_bytes`, and at least one.
 
     Args:
         length: number of rows.
         row_bytes: bytes of one row, input and output together.
+        chunk_bytes: bytes of a chunk.
 
     Example:
         >>> default_chunk_size(1_000_000, row_bytes=4096)
@@ -65,9 +66,9 @@ def default_chunk_size(length: int, row_bytes: int) -> int:
         >>> default_chunk_size(100, row_bytes=4096)
         2
     """
-    in_cache = CACHE_BYTES // max(row_bytes, 1)
+    enough = chunk_bytes // max(row_bytes, 1)
     spread = -(-length // MIN_CHUNKS)
-    return max(min(in_cache, spread), 1)
+    return max(min(enough, spread), 1)
 
 
 def make_plan(

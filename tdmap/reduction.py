@@ -5,19 +5,25 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from tdmap._data import Data
+from tdmap._data import Data, data_row_bytes
 from tdmap.api import handler_of, plan_for, policy_for
 from tdmap.events import Callback
 from tdmap.execution import Execution
 from tdmap.job import Job, Source
+from tdmap.plan import default_chunk_size
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.resumable import fold_resumable
 from tdmap.rowerrors import OnError
 from tdmap.sinks import Fold
+
+FOLD_BYTES = 8 << 20
+"""Bytes of a default chunk that is folded as it is: the reducers cut it to the size of the cache themselves, and each
+chunk costs a state that travels and a merge."""
 
 
 class FoldChunk:
@@ -113,6 +119,9 @@ def map_reduce(
         raise TypeError(f"mapper must be a function or None, got {mapper!r}.")
     fn = FoldChunk(reducer, mapper, None if chunksize == 0 else dim)
     plan = plan_for(data, fn, dim, chunksize, num_chunks, None)
+    if mapper is None and chunksize is None and num_chunks is None:
+        row_bytes = data_row_bytes(data, plan.length)
+        plan = replace(plan, size=default_chunk_size(plan.length, row_bytes, FOLD_BYTES))
     policy = policy_for(seed, generator, retries, timeout, on_error=on_error)
     job = Job(Source(data), plan, fn, policy, on_row_error=handler_of(on_error))
     execution = Execution.of(

@@ -60,6 +60,10 @@ class Reducer(ABC, Generic[S]):
         """The answer: a tensor, a number, a collection or any object. The state itself by default."""
         return state
 
+    def serves(self, other: Reducer[Any]) -> bool:
+        """Whether this reducer's states are good for the :meth:`finish` of ``other`` too, so that one fold does."""
+        return False
+
 
 class Associative(Reducer[Any]):
     """A plain function ``fn(a, b)`` as a reducer: chunks are states, and states are chunks.
@@ -104,20 +108,29 @@ class Several(Reducer[dict[str, Any]]):
             if not isinstance(part, Reducer):
                 raise TypeError(f"the reducer {name!r} is a {type(part).__name__}, not a tdmap.Reducer")
         self.parts = dict(parts)
+        # A mean beside a variance of the same entry costs nothing: the state of the variance has it.
+        self._folded = {name: self._folded_by(name) for name in self.parts}
+        self._folds = {name: self.parts[name] for name in dict.fromkeys(self._folded.values())}
+
+    def _folded_by(self, name: str) -> str:
+        """The name of the part whose state serves the part ``name``: the most useful one, itself for want of any."""
+        part = self.parts[name]
+        able = [at for at, other in self.parts.items() if at == name or other.serves(part)]
+        return max(able, key=lambda at: sum(self.parts[at].serves(other) for other in self.parts.values()))
 
     def init(self) -> dict[str, Any]:
-        return {name: part.init() for name, part in self.parts.items()}
+        return {name: part.init() for name, part in self._folds.items()}
 
     def update(self, state: dict[str, Any], chunk: Any, start: int = 0) -> dict[str, Any]:
-        return {name: part.update(state[name], chunk, start) for name, part in self.parts.items()}
+        return {name: part.update(state[name], chunk, start) for name, part in self._folds.items()}
 
     def merge(self, a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-        return {name: part.merge(a[name], b[name]) for name, part in self.parts.items()}
+        return {name: part.merge(a[name], b[name]) for name, part in self._folds.items()}
 
     def finish(self, state: dict[str, Any]) -> Any:
         from tensordict_lite import TensorDict
 
-        return TensorDict({name: part.finish(state[name]) for name, part in self.parts.items()}, [])
+        return TensorDict({name: part.finish(state[self._folded[name]]) for name, part in self.parts.items()}, [])
 
 
 def as_reducer(value: Any) -> Reducer[Any]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tdmap.reducers.base import Key, Reducer, reduced_dims, values_of
+from tdmap.reducers.blocks import moments, wide_sum
 
 __all__ = ["Count", "CovarianceMatrix", "Max", "Mean", "Min", "MinMax", "Std", "Sum", "Var"]
 
@@ -111,27 +112,27 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 class _Moments(_Keyed):
-    """State ``(n, mean, m2)`` in float64: the count, the mean, the sum of squared distances from it."""
+    """State ``(n, sum, m2)`` in float64: the count, the sum, the sum of squared distances from the mean.
+
+    Sums rather than means: they merge by one addition, and an infinite one stays infinite.
+    """
 
     def of(self, values: Tensor, dims: tuple[int, ...]) -> tuple[int, Tensor, Tensor]:
         count = _count(values, dims)
-        if values.dtype in (torch.uint8, torch.int8, torch.bool):
-            # Small integers: both sums are exact in int64, and no float64 copy of the pixels is made.
-            wide = values.to(torch.int32)
-            total, squares = wide.sum(dims, dtype=torch.int64), (wide * wide).sum(dims, dtype=torch.int64)
-            mean = total.double() / count
-            # n * sum(x^2) - sum(x)^2 in integers, so nothing cancels
-            return count, mean, (count * squares - total * total).double() / count
-        wide = values.to(torch.float64)
-        variance, mean = torch.var_mean(wide, dims, correction=0)
-        return count, mean, variance * count
+        if values.is_complex():  # E|z - mean|^2: the variances of both parts, added
+            sums, m2 = moments(torch.view_as_real(values.resolve_conj()), dims, count)
+            return count, torch.view_as_complex(sums), m2.sum(-1)
+        return count, *moments(values, dims, count)
 
     def join(self, a: tuple[int, Tensor, Tensor], b: tuple[int, Tensor, Tensor]) -> tuple[int, Tensor, Tensor]:
-        n, mean, m2 = a
-        other_n, other_mean, other_m2 = b
-        total = n + other_n
-        delta = other_mean - mean
-        return total, mean + delta * (other_n / total), m2 + other_m2 + delta * delta * (n * other_n / total)
+        n, sums, m2 = a
+        other_n, other_sums, other_m2 = b
+        delta = other_sums / other_n - sums / n
+        distance = (delta * delta.conj()).real * (n * other_n / (n + other_n))
+        return n + other_n, sums + other_sums, m2 + other_m2 + distance
+
+    def serves(self, other: Reducer[Any]) -> bool:
+        return isinstance(other, _Moments) and other.key == self.key and other.dim == self.dim
 
 
 class Mean(_Moments):
@@ -146,16 +147,18 @@ class Mean(_Moments):
     """
 
     def of(self, values: Tensor, dims: tuple[int, ...]) -> Any:
-        count = _count(values, dims)
-        total = values.sum(dims, dtype=_wide(values.dtype))
-        return count, total if total.is_complex() else total.double() / count
+        sums = values.sum(dims, dtype=torch.complex128) if values.is_complex() else wide_sum(values, dims)
+        return _count(values, dims), sums
 
     def join(self, a: Any, b: Any) -> Any:
-        total = a[0] + b[0]
-        return total, a[1] + (b[1] - a[1]) * (b[0] / total)
+        return a[0] + b[0], a[1] + b[1]
+
+    def serves(self, other: Reducer[Any]) -> bool:
+        return isinstance(other, Mean) and super().serves(other)
 
     def finish(self, state: Any) -> Tensor:
-        mean: Tensor = self.need(state)[1]
+        count, sums = self.need(state)[:2]
+        mean: Tensor = sums / count
         return mean
 
 
