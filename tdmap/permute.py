@@ -1,0 +1,239 @@
+"""Rows in another order: `out[i] = data[order[i]]`, in memory or over the disk.
+
+Two ways, with the same result:
+
+    gather     out block i ◄── random reads ── data                    one pass; the data is read where it lies
+
+    scatter    data chunk ──rows by bucket──► spill [bucket, chunk]    two passes, all of them sequential: for data
+               spill bucket ──rows by place──► out, in order           that is larger than memory, with small rows
+
+A bucket is a run of rows of the output that fits into memory. How many rows each chunk gives to each bucket follows
+from the order alone, so every piece of the spill file has an exact place, and doing a piece again does no harm.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdmap._data import Data, is_data
+from tdmap.execution import Execution
+from tdmap.job import Job, Policy, Source
+from tdmap.placing import Output, Places, SharedTensors, source_parts_of, spill_folder, travels
+from tdmap.plan import ChunkPlan
+from tdmap.runtime.spill import Spill
+from tdmap.scatter import scatter_rows
+from tdmap.schema import KeyPath, Schema, take_apart
+from tdmap.sinks import Collect
+
+BLOCK_BYTES = 4 << 20
+"""Bytes of the output that are gathered at a time."""
+
+LARGE_ROW = 256 << 10
+"""Rows of so many bytes are read at random as fast as one after the other, from any disk."""
+
+MEMORY_SHARE = 0.5
+"""Data that is larger than this share of the available memory does not stay in it while it is read at random."""
+
+READ_AHEAD = 1 << 20
+"""Bytes of a file that the kernel is asked for at a time."""
+
+METHODS = ("gather", "scatter")
+
+
+def permute(
+    data: Data,
+    order: Tensor,
+    out: Data | str | os.PathLike[str] | None = None,
+    execution: Execution | None = None,
+    *,
+    method: str | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
+) -> Data:
+    """Rows of a dataset in a given order: row *i* of the result is row `order[i]` of the data.
+
+    Args:
+        data: a tensor or a collection, with rows in dimension 0.
+        order: int64 `[m]`, each from 0 to the number of rows less one. Any order will do: a permutation, a part of
+            the rows, rows that are repeated, none at all. A memory-mapped tensor is read where it lies; any other is
+            moved to shared memory, 8 bytes a row.
+        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for *m* rows.
+        execution: who does it. Default: as many processes as there are cores.
+        method: `"gather"` or `"scatter"` (see the module); None chooses: scatter where a row is small and the data
+            does not fit into memory. The result is the same.
+        spill_dir: folder for the intermediate file of scatter, as large as the result. Default: within `out` when that
+            is a path, else the temporary folder.
+
+    Returns:
+        `out`, cut to *m* rows; the dataset loaded from the folder; or a new one.
+
+    Raises:
+        IndexError: an element of `order` is no row of the data.
+        TypeError: `order` is not int64, or not one-dimensional.
+        OutputMismatch: `out` is too small or has other shapes or dtypes.
+        ValueError: `out` shares memory with the data.
+        OSError: there is no room.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> data = TensorDict({"x": torch.arange(4) * 10}, [4])
+        >>> permute(data, torch.tensor([3, 0, 0]), execution=Execution(2))["x"]
+        tensor([30,  0,  0])
+    """
+    execution = execution or Execution()
+    if method is not None and method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, or None: got {method!r}.")
+    order = check_order(data, order)
+    output = Output(out, data)
+    output.claim()
+    parts = source_parts_of(data)
+    try:
+        if parts is None:
+            _permute_by_interface(data, order, output, execution)
+        else:
+            schema, tensors, objects = parts
+            places = output.open(schema, len(order), {path: value[order] for path, value in objects.items()})
+            if len(order) and schema.tensors:
+                shared = SharedTensors(tensors, share=travels(execution))
+                if (method or choose_method(schema, tensors)) == "gather":
+                    gather_rows(shared, order, places, schema, execution)
+                else:
+                    with Spill(spill_folder(output, spill_dir)) as spill:
+                        scatter_rows(shared, order, places, schema.row_bytes, execution, spill)
+        return output.result()
+    except BaseException:
+        output.discard()
+        raise
+
+
+def check_order(data: Data, order: Any) -> Tensor:
+    """`order`, as a plain tensor, if it may be used for the rows of `data`.
+
+    Raises:
+        TypeError: it is not one-dimensional int64, or `data` has no rows.
+        IndexError: it names a row that there is not.
+    """
+    if not is_data(data) or not len(data.shape):
+        raise TypeError(f"the data must be a tensor or a collection with rows in dimension 0: got {data!r:.80}.")
+    if not isinstance(order, Tensor) or order.dtype is not torch.int64 or order.dim() != 1:
+        found = f"{order.dtype} {tuple(order.shape)}" if isinstance(order, Tensor) else f"a {type(order).__name__}"
+        raise TypeError(f"order must be an int64 tensor of shape [rows]: got {found}.")
+    rows: Tensor = order.as_subclass(Tensor) if type(order) is not Tensor else order
+    length = int(data.shape[0])
+    for first in range(0, len(rows), 1 << 20):  # piece by piece: it may lie on the disk
+        low, high = torch.aminmax(rows[first : first + (1 << 20)])
+        if int(low) < 0 or int(high) >= length:
+            bad = int(low) if int(low) < 0 else int(high)
+            raise IndexError(f"order names row {bad}, and the data has {length} rows: use 0 to {length - 1}.")
+    return rows
+
+
+def choose_method(schema: Schema, tensors: list[Tensor]) -> str:
+    """The faster way for this data and this machine."""
+    from tensordict_lite.memmap.mapping import available_memory
+
+    small = [width * len(tensor) for width, tensor in zip(schema.row_bytes, tensors) if width < LARGE_ROW]
+    return "gather" if sum(small) <= MEMORY_SHARE * available_memory() else "scatter"
+
+
+# -- gather ------------------------------------------------------------------------------------------
+
+
+def row_words(tensor: Tensor) -> Tensor:
+    """The rows of a tensor as words of the widest integer that they consist of, so that one kind of copy serves all.
+
+    A view where the tensor is contiguous.
+    """
+    tensor = tensor.contiguous()
+    rows = tensor.shape[0]
+    width = tensor.numel() // max(rows, 1) * tensor.element_size()
+    raw = tensor.reshape(-1).view(torch.uint8)
+    for dtype in (torch.int64, torch.int32, torch.int16):
+        if width % dtype.itemsize == 0 and raw.data_ptr() % dtype.itemsize == 0:
+            words = raw.view(dtype)
+            return words if width == dtype.itemsize else words.view(rows, -1)
+    return raw.view(rows, -1)
+
+
+class GatherRows:
+    """What a worker calls: its chunks are parts of the order."""
+
+    takes_start = True
+    __qualname__ = "permute"
+
+    def __init__(self, source: SharedTensors, places: Places) -> None:
+        self.source = source
+        self.places = places
+
+    def __call__(self, order: Tensor, start: int = 0) -> int:
+        with self.places.opened() as files:
+            for number, (tensor, file) in enumerate(zip(self.source.tensors, files)):
+                if file >= 0:
+                    self.places.write(number, file, start, self._rows(tensor, order))
+        self.source.trim()
+        return len(order)
+
+    @staticmethod
+    def _rows(tensor: Tensor, order: Tensor) -> Tensor:
+        if not tensor.is_contiguous():
+            return tensor.index_select(0, order)
+        return row_words(tensor).index_select(0, order)
+
+
+def gather_rows(source: SharedTensors, order: Tensor, places: Places, schema: Schema, execution: Execution) -> None:
+    """Write `source[order]` to its places, block by block."""
+    row_bytes = max(sum(schema.row_bytes), 1)
+    plan = ChunkPlan(len(order), max(min(BLOCK_BYTES // row_bytes, -(-len(order) // 8)), 1))
+    prefetch(source.tensors)
+    execution.run(Job(Source(order), plan, GatherRows(source, places), Policy(undo=False)), Collect())
+
+
+def prefetch(tensors: Iterable[Tensor]) -> None:
+    """Have files that are to be read at random brought into memory, in their own order, while work begins."""
+    from tdmap._data import region_of
+
+    for path in {region.handle.path for tensor in tensors if (region := region_of(tensor)) is not None}:
+        if path.startswith("/proc/"):
+            continue
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for start in range(0, os.fstat(fd).st_size, READ_AHEAD):  # the kernel cuts larger requests short
+                os.posix_fadvise(fd, start, READ_AHEAD, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(fd)
+
+
+class _PlaceParts:
+    """What a worker calls for data whose rows have to be asked for: a chunk has them in the wanted order."""
+
+    takes_start = True
+    __qualname__ = "permute"
+
+    def __init__(self, schema: Schema, places: Places) -> None:
+        self.schema = schema
+        self.places = places
+
+    def __call__(self, rows: Data, start: int = 0) -> int:
+        parts = take_apart(rows)
+        with self.places.opened() as files:
+            for number, (tensor, file) in enumerate(zip(parts.tensors, files)):
+                self.places.write(number, file, start, tensor.contiguous())
+        return parts.rows
+
+
+def _permute_by_interface(data: Data, order: Tensor, output: Output, execution: Execution) -> None:
+    """Lazy stacks and odd tensors: rows come through the public interface, chunk by chunk."""
+    parts = take_apart(data[order[:1]] if len(order) else data[:1])
+    objects: dict[KeyPath, Any] = {}
+    if parts.objects:
+        objects = {path: data.get(path)[order] for path in parts.objects}
+    places = output.open(parts.schema, len(order), objects)
+    if len(order):
+        row_bytes = max(sum(parts.schema.row_bytes), 1)
+        plan = ChunkPlan(len(order), max(min(BLOCK_BYTES // row_bytes, -(-len(order) // 8)), 1))
+        job = Job(Source(data, order), plan, _PlaceParts(parts.schema, places), Policy(undo=False))
+        execution.run(job, Collect())

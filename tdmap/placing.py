@@ -1,0 +1,319 @@
+"""Rows by their place: reading and writing datasets through the names of their files.
+
+    SharedTensors   tensors that workers map: a source
+    Places          tensors that workers write with `pwrite`: an output
+    Output          what `out=` stands for, allocated once the number of rows is known
+
+Writing through a descriptor, instead of a mapping, spares a page fault for every page of an output that is written
+once from its beginning to its end, and it counts for nobody's memory. Shared memory has descriptors too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tdmap._data import Data, RowWriter, SharedHandle, bytes_of, check_leaf, is_data, is_dense, narrow, not_a_collection
+from tdmap.errors import OutputMismatch
+from tdmap.execution import Execution
+from tdmap.plan import ChunkPlan
+from tdmap.resume import folder_of
+from tdmap.runtime.packing import Arena
+from tdmap.runtime.residency import Residency
+from tdmap.runtime.shm import shared_region
+from tdmap.schema import KeyPath, Schema, key_name, take_apart
+from tdmap.store import OutputFolder
+from tensordict_lite.errors import DatasetError
+
+
+class SharedTensors:
+    """Tensors that travel to workers by the name of their memory. What lies in ordinary memory is moved, once.
+
+    Args:
+        tensors: plain CPU tensors.
+        share: move them to memory that other processes can open; False when no process is to have them.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], share: bool) -> None:
+        arena = Arena()
+        self.tensors = [_shared(tensor, arena) if share else tensor for tensor in tensors]
+        self._residency: Residency | None = None
+
+    def __getstate__(self) -> list[Any]:
+        return [shared_region(tensor) if tensor.numel() else tensor for tensor in self.tensors]
+
+    def __setstate__(self, regions: list[Any]) -> None:
+        self.tensors = [region if isinstance(region, Tensor) else region.open() for region in regions]
+        self._residency = Residency()
+        self._residency.watch(self.tensors)
+
+    def trim(self) -> None:
+        """Let go of the pages that have been read, in a worker process."""
+        if self._residency is not None:
+            self._residency.trim()
+
+
+def _shared(tensor: Tensor, arena: Arena) -> Tensor:
+    if not tensor.numel() or shared_region(tensor) is not None:
+        return tensor
+    return arena.like(tensor).copy_(tensor)
+
+
+class Place(NamedTuple):
+    """Where the rows of one tensor lie, one after the other."""
+
+    handle: SharedHandle
+    offset: int
+    """Of the first row's first byte."""
+    row_bytes: int
+
+
+class Places:
+    """Where the rows of an output lie; travels as names.
+
+    Args:
+        places: one a tensor; None for a tensor that is not wanted, or that has no bytes.
+    """
+
+    def __init__(self, places: Sequence[Place | None]) -> None:
+        self.places = list(places)
+
+    @staticmethod
+    def of(tensors: Sequence[Tensor | None]) -> Places | None:
+        """The places of contiguous tensors in files or shared memory; None when one of them is something else."""
+        places: list[Place | None] = []
+        for tensor in tensors:
+            if tensor is None or not tensor.numel():
+                places.append(None)
+                continue
+            region = shared_region(tensor)
+            if region is None or not tensor.is_contiguous():
+                return None
+            if not region.writable:
+                raise PermissionError(f"out lies in {region.handle.path}, which may only be read. Open it for writing.")
+            size = tensor.element_size()
+            places.append(Place(region.handle, region.offset * size, tensor.numel() // tensor.shape[0] * size))
+        return Places(places)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[list[int]]:
+        """A descriptor for each tensor, -1 where there is none."""
+        opened: dict[str, int] = {}
+        try:
+            yield [-1 if place is None else _open(place.handle, opened) for place in self.places]
+        finally:
+            for fd in opened.values():
+                os.close(fd)
+
+    def write(self, number: int, fd: int, row: int, block: Tensor) -> None:
+        """Write contiguous rows of tensor `number` from `row` on."""
+        place = self.places[number]
+        if place is not None and block.numel():
+            view, at = bytes_of(block), place.offset + row * place.row_bytes
+            done = 0
+            while done < len(view):
+                done += os.pwrite(fd, view[done:], at + done)
+
+
+def _open(handle: SharedHandle, opened: dict[str, int]) -> int:
+    fd = opened.get(handle.path)
+    if fd is None:
+        fd = opened[handle.path] = os.open(handle.path, os.O_RDWR | os.O_CLOEXEC)
+        info = os.fstat(fd)
+        if handle.inode and (info.st_dev, info.st_ino) != (handle.device, handle.inode):
+            raise DatasetError(handle.path, "the output's memory has been released by the process that owned it")
+    return fd
+
+
+class Output:
+    """Where the rows of an operation go: new shared memory, a new folder, or a dataset that there is.
+
+    Args:
+        out: None, the path of a folder, or a tensor or collection.
+        source: the dataset that is read.
+
+    Raises:
+        FileExistsError: the folder is in use.
+        ValueError: `out` is, or shares memory with, the source.
+        TypeError: `out` is none of these.
+    """
+
+    def __init__(self, out: Data | str | os.PathLike[str] | None, source: Data) -> None:
+        self.store: OutputFolder | None = None
+        self.given: Data | None = None
+        self._made: Data | None = None
+        self._staged = False
+        self._rows = 0
+        if isinstance(out, (str, os.PathLike)):
+            self.store = OutputFolder(out)
+            folder = folder_of(source)
+            if folder is not None and folder == self.store.path:
+                raise FileExistsError(f"{folder} is the folder of the data: choose another one for the result.")
+        elif out is not None:
+            if not is_data(out):
+                raise TypeError(f"out must be a tensor, a collection of tensors or a path, got a {type(out).__name__}.")
+            require_apart(source, out)
+            self.given = out
+
+    def claim(self) -> None:
+        """Make sure that a new dataset can be put into the folder, and remove what a killed run has left there."""
+        if self.store is not None:
+            self.store.require_free(None)
+            self.store.discard()
+
+    def check(self, schema: Schema, rows: int) -> None:
+        """Raise OutputMismatch unless results of this schema, and so many rows, fit a given output."""
+        out = self.given
+        if out is None:
+            return
+        if isinstance(out, Tensor) is not isinstance(schema.skeleton, Tensor):
+            raise not_a_collection(out, schema.skeleton)
+        if not len(out.shape) or out.shape[0] < rows:
+            found = out.shape[0] if len(out.shape) else "no"
+            raise OutputMismatch(
+                f"out has {found} rows and the result has {rows}: pass an out with {rows} rows or more."
+            )
+        for field, tensor in zip(schema.tensors, schema.tensors_of(schema.skeleton)):
+            target = _entry(out, field.path)
+            if target is not None:
+                check_leaf(narrow(target, 0, 0, 0) if len(target.shape) else target, tensor, field.path)
+
+    def open(self, schema: Schema, rows: int, objects: Mapping[KeyPath, Any] | None = None) -> Places:
+        """Memory for `rows` rows, each of which is to be written once.
+
+        Args:
+            schema: of the rows.
+            rows: how many.
+            objects: the entries that are no tensors.
+
+        Raises:
+            OutputMismatch: a given output is too small, or does not fit.
+            OSError: there is no room.
+        """
+        self.check(schema, rows)
+        self._rows = rows
+        if self.given is not None:
+            places = self._given_places(schema)
+            if places is not None:
+                return places
+            self._staged = True
+        if self.store is None:
+            self._made = schema.build(rows, Arena().empty, objects)
+        else:
+            self._made = self.store.create(self._example(schema, rows, objects))
+        made = Places.of(schema.tensors_of(self._made))
+        assert made is not None
+        return made
+
+    def _example(self, schema: Schema, rows: int, objects: Mapping[KeyPath, Any] | None) -> Data:
+        if isinstance(schema.skeleton, Tensor):
+            raise OutputMismatch(
+                "out is a folder, which holds a collection, and the rows are a tensor: use TensorDict({'x': ...}), or "
+                "pass a tensor as out."
+            )
+        # One element stands for all of them: nothing is allocated for an example.
+        return schema.build(rows, lambda dtype, shape: torch.zeros((), dtype=dtype).expand(shape), objects)
+
+    def _given_places(self, schema: Schema) -> Places | None:
+        """Places in the given output itself; None when rows have to be brought there by a copy."""
+        targets: list[Tensor | None] = []
+        if not is_data(self.given) or not (isinstance(self.given, Tensor) or is_dense(self.given)):
+            return None
+        for field in schema.tensors:
+            target = _entry(self.given, field.path)
+            if target is not None and target.dtype is not field.dtype:
+                return None
+            targets.append(target)
+        return Places.of(targets)
+
+    def result(self) -> Data:
+        """The output, with every row in its place; a larger one than was needed is cut."""
+        if self.store is not None:
+            return self.store.publish()
+        if self.given is None:
+            return self._made
+        rows = narrow(self.given, 0, 0, self._rows)
+        if self._staged and self._rows:
+            RowWriter(self.given, ChunkPlan(self._rows, self._rows), exact=False).write(rows, self._made)
+        return self.given if self.given.shape[0] == self._rows else rows
+
+    def discard(self) -> None:
+        """Remove a folder that was begun."""
+        if self.store is not None:
+            self.store.discard()
+
+
+def spill_folder(output: Output, spill_dir: str | os.PathLike[str] | None) -> Path | None:
+    """Where intermediate files go: a new folder in `spill_dir`, one within a new output, or None for the default."""
+    if spill_dir is not None:
+        os.makedirs(spill_dir, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix="tdmap-spill-", dir=spill_dir))
+    return None if output.store is None else output.store.hidden / "spill"
+
+
+def travels(execution: Execution) -> bool:
+    """Whether what a job works on is sent to other processes."""
+    return execution.executor == "process" or execution.pool is not None
+
+
+def _entry(data: Data, path: KeyPath) -> Any:
+    if not path:
+        return data
+    return data.get(path if len(path) > 1 else path[0], None)
+
+
+def require_apart(source: Data, out: Data) -> None:
+    """Raise ValueError when two datasets share memory: rows would be overwritten before they are read."""
+    ours = _spans(source)
+    for name, (key, start, stop) in _spans(out).items():
+        for other_key, other_start, other_stop in ours.values():
+            if key == other_key and start < other_stop and other_start < stop:
+                raise ValueError(
+                    f"out ({name}) shares memory with the data: rows would be overwritten before they are read. Write "
+                    "elsewhere: out=None, a folder, or another dataset."
+                )
+
+
+def _spans(data: Data) -> dict[str, tuple[Any, int, int]]:
+    """The bytes that each tensor spans, and what file or memory they are of."""
+    spans: dict[str, tuple[Any, int, int]] = {}
+    tensors = [((), data)] if isinstance(data, Tensor) else data.items(True, True)
+    for path, tensor in tensors:
+        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or not tensor.numel():
+            continue
+        reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride())) + 1
+        region = shared_region(tensor.detach()) if tensor.device.type == "cpu" else None
+        key: Any
+        if region is None:
+            key, start = str(tensor.device), tensor.data_ptr()
+        else:
+            info = os.stat(region.handle.path)
+            key, start = (info.st_dev, info.st_ino), region.offset * tensor.element_size()
+        path = path if isinstance(path, tuple) else (path,)
+        spans[key_name(path) if path else "a tensor"] = (key, start, start + reach * tensor.element_size())
+    return spans
+
+
+def source_parts_of(data: Data) -> tuple[Schema, list[Tensor], dict[KeyPath, Any]] | None:
+    """A dataset's schema, tensors and objects; None when rows have to be asked for (lazy stacks, odd tensors)."""
+    if isinstance(data, Tensor) or is_dense(data):
+        with contextlib.suppress(OutputMismatch):
+            if _is_plain(data):
+                parts = take_apart(data)
+                return parts.schema, parts.tensors, parts.objects
+    return None
+
+
+def _is_plain(data: Data) -> bool:
+    if isinstance(data, Tensor):
+        return data.device.type == "cpu" and not data.is_conj() and not data.is_neg()
+    if not is_dense(data):
+        return bool(getattr(data, "_is_non_tensor", False))
+    return all(_is_plain(value) for value in data._source.values())
