@@ -4,6 +4,9 @@ A small result travels as bytes. The tensors of a large one are copied into a *s
 which the driver maps once. What the driver yields are tensors over the slot itself; when the last of them has
 gone, the number of the slot goes back to the worker with the next lease, and the slot is used again. A consumer
 that keeps results instead of using them up gets copies, so that the number of slots stays bounded.
+
+When results go on to a device, the driver page-locks each slot where it maps it, and a member of a pool keeps its slots
+from one such job to the next, because locking takes far longer than copying.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import os
 import pickle
 import weakref
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import dill
 import torch
@@ -29,6 +32,9 @@ SMALL_BYTES = 1 << 15
 
 MAX_SLOTS = 8
 """Slots of one worker that a consumer may hold before results are copied for it."""
+
+MAX_LOCKED_SLOTS = 64
+"""The same when they are page-locked: copies to a device hold them, briefly, and their number is bounded elsewhere."""
 
 
 class Parcel(NamedTuple):
@@ -151,9 +157,11 @@ class ParcelWriter:
             self._free.remove(number)
             return self._slots[number]
         if self._free:  # all too small: replace one, so that growing results do not leave a trail of slots
-            self._slots.pop(self._free.pop()).close()
-        slot = self._slots[self._next] = _Slot(self._next, nbytes)
-        self._next += 1
+            number = self._free.pop()
+            self._slots[number].close()
+        else:
+            number, self._next = self._next, self._next + 1
+        slot = self._slots[number] = _Slot(number, nbytes)
         return slot
 
     def freed(self, numbers: tuple[int, ...]) -> None:
@@ -168,11 +176,33 @@ class ParcelWriter:
         self._free.clear()
 
 
-class ParcelReader:
-    """The driver's side, one for each worker and job."""
+class PageLocker(Protocol):
+    """Page-locks memory that a device copies from; a `DeviceLink` is one."""
 
-    def __init__(self) -> None:
+    def lock(self, address: int, nbytes: int) -> bool:
+        """Page-lock memory of this process; False where that fails."""
+        ...
+
+    def unlock(self, address: int) -> None:
+        """Undo `lock`."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for every copy."""
+        ...
+
+
+class ParcelReader:
+    """The driver's side, one for each worker and job; with page-locked slots it may serve several jobs.
+
+    Args:
+        locker: page-locks slots; None leaves them as they are.
+    """
+
+    def __init__(self, locker: PageLocker | None = None) -> None:
+        self.locker = locker
         self._maps: dict[int, mmap.mmap] = {}
+        self._locked: dict[int, int] = {}
         self._freed: deque[int] = deque()
         self._held = 0
 
@@ -189,17 +219,40 @@ class ParcelReader:
             buffer: Any = bytearray(parcel.data)
             return [_over(buffer, *entry) for entry in parcel.layout]
         mapped = self._maps.get(parcel.slot)
-        if mapped is None:
-            mapped = self._maps[parcel.slot] = map_path(parcel.path, parcel.nbytes)
+        if mapped is None or len(mapped) != parcel.nbytes:  # a slot that was too small is replaced by a larger one
+            mapped = self._map(parcel)
         view = memoryview(mapped)
         tensors = [_over(view, *entry) for entry in parcel.layout]
-        if self._held >= MAX_SLOTS:
+        if self._held >= (MAX_SLOTS if self.locker is None else MAX_LOCKED_SLOTS):
             tensors = [tensor.clone() for tensor in tensors]
             self._freed.append(parcel.slot)
             return tensors
         self._held += 1
         weakref.finalize(view, self._release, parcel.slot).atexit = False
         return tensors
+
+    def _map(self, parcel: Parcel) -> mmap.mmap:
+        mapped = map_path(parcel.path, parcel.nbytes)
+        self._unlock(parcel.slot)
+        if self.locker is not None:
+            address = torch.frombuffer(mapped, dtype=torch.uint8).data_ptr()
+            if self.locker.lock(address, parcel.nbytes):
+                self._locked[parcel.slot] = address
+        self._maps[parcel.slot] = mapped
+        return mapped
+
+    def _unlock(self, slot: int) -> None:
+        address = self._locked.pop(slot, None)
+        if address is not None and self.locker is not None:
+            self.locker.unlock(address)
+
+    def close(self) -> None:
+        """Undo the page-locks. Tensors over the slots stay valid, as ordinary memory."""
+        if self._locked and self.locker is not None:
+            self.locker.synchronize()
+            for slot in list(self._locked):
+                self._unlock(slot)
+        self._maps.clear()
 
     def _release(self, slot: int) -> None:
         self._held -= 1

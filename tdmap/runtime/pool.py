@@ -28,7 +28,7 @@ from typing import Any
 from tdmap.errors import WorkerStartError
 from tdmap.runtime import control as at
 from tdmap.runtime import launch
-from tdmap.runtime.parcels import ParcelReader
+from tdmap.runtime.parcels import PageLocker, ParcelReader
 from tdmap.runtime.resources import usable_cores
 from tdmap.runtime.types import Hello
 
@@ -55,6 +55,8 @@ class Member:
         self.method = method
         self.control: Any = self.block.slots
         self.reader = ParcelReader()
+        self.keeps_slots = False
+        """Its slots, page-locked here, are kept for the next job."""
         self.ready = False
         self.outstanding = 0
         """Leases that it has not answered."""
@@ -85,9 +87,13 @@ class Member:
         with contextlib.suppress(OSError):
             self.connection.send_bytes(data)
 
-    def new_job(self) -> None:
+    def new_job(self, locker: PageLocker | None = None) -> None:
         """Forget what belonged to the last job; its results stay with those who hold them."""
-        self.reader = ParcelReader()
+        if self.keeps_slots:
+            self.reader.locker = locker or self.reader.locker
+        else:
+            self.reader.close()
+            self.reader = ParcelReader(locker)
         self.outstanding = 0
 
     def receive(self) -> Iterator[Any]:
@@ -120,6 +126,7 @@ class Member:
         if self.closed:
             return self.process.poll()
         self.closed = True
+        self.reader.close()
         launch.close_end(self.connection)
         if self.pidfd >= 0:
             os.close(self.pidfd)

@@ -60,6 +60,8 @@ class Drop(NamedTuple):
     """The job is over: forget it."""
 
     job: int
+    keep_slots: bool = False
+    """The next job uses the memory for results that travel."""
 
 
 class Hello(NamedTuple):

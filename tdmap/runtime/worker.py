@@ -133,11 +133,11 @@ class _Worker:
             elif isinstance(message, Protect):
                 self.protect(message)
             elif isinstance(message, Drop):
-                self.drop()
+                self.drop(message.keep_slots)
 
     def begin(self, message: Begin) -> None:
         """Take a job: open its memory, read its function."""
-        self.drop()
+        self.drop(keep_slots=True)  # the last job has had its own `Drop`
         try:
             self.loop = load_loop(message.job, message.payload, self.control, self.parcels.pack, self.send)
             self.residency.watch(tensors_of(self.loop.reader.data))
@@ -199,10 +199,11 @@ class _Worker:
         """Whether the driver has gone."""
         return os.getppid() != self.parent
 
-    def drop(self) -> None:
+    def drop(self, keep_slots: bool = False) -> None:
         """Forget the job and its memory."""
         self.loop = None
-        self.parcels.close()
+        if not keep_slots:
+            self.parcels.close()
         self.residency.forget()
         if self.lock is not None:
             os.close(self.lock)

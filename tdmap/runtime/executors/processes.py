@@ -14,6 +14,7 @@ from tdmap.runtime import control as at
 from tdmap.runtime.driver import Joined
 from tdmap.runtime.executors.payload import JobPacker
 from tdmap.runtime.ledger import Room
+from tdmap.runtime.parcels import PageLocker
 from tdmap.runtime.pool import Member, WorkerPool
 from tdmap.runtime.remote import unpack_error
 from tdmap.runtime.scheduler import Lease
@@ -61,6 +62,7 @@ class ProcessCrew:
         self._free_rooms: list[Room] = []
         self._safe: dict[int, tuple[int, int]] = {}
         self._in_place = False
+        self._locker: PageLocker | None = None
 
     # -- the job -------------------------------------------------------------------------------------
 
@@ -70,6 +72,7 @@ class ProcessCrew:
     def open(self, job: Job, sink: Sink) -> None:
         self._job = job
         self._in_place = isinstance(sink, InPlace)
+        self._locker = getattr(sink, "link", None)  # results go on to a device
         self.pool.refresh(self.size)  # first of all: workers that have to start do so while we pack
         payload = self._packing.pack(job, sink)
         self._begin = pickle.dumps(Begin(job.number, payload), pickle.HIGHEST_PROTOCOL)
@@ -85,7 +88,7 @@ class ProcessCrew:
 
     def _join(self, member: Member) -> Joined:
         member.control[at.CANCEL] = member.control[at.GIVE_BACK] = 0
-        member.new_job()
+        member.new_job(self._locker)
         member.control[at.UNDO] = 0
         member.send_bytes(self._begin)
         room = self._free_rooms.pop() if self._free_rooms else self._packing.undo_room(self._job)
@@ -236,7 +239,9 @@ class ProcessCrew:
             for number in self._begun:
                 member = self.pool.members.get(number)
                 if member is not None:
-                    member.send(Drop(self._job.number))
+                    # After an error nobody knows which slots the worker still believes to be in use.
+                    member.keeps_slots = ok and self._locker is not None
+                    member.send(Drop(self._job.number, member.keeps_slots))
         finally:
             with torch.no_grad():
                 self._packing.write_back(changed)
