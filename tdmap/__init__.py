@@ -22,12 +22,14 @@ from tdmap.errors import (
     WorkerStartError,
 )
 from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, RowsSkipped, WorkerDied
+from tdmap.filtering import filter, flat_map
 from tdmap.iterator import MapIterator
 from tdmap.plan import ChunkPlan
 from tdmap.reducers import Reducer
 from tdmap.reduction import map_reduce, reduce
 from tdmap.rowerrors import RowError, RowErrors, SkippedRows
 from tdmap.runtime.pool import WorkerPool, close_pools
+from tdmap.shuffling import shuffle
 
 __all__ = [
     "AlreadyComplete",
@@ -56,8 +58,11 @@ __all__ = [
     "WorkerPool",
     "WorkerStartError",
     "close_pools",
+    "filter",
+    "flat_map",
     "map",
     "map_iter",
     "map_reduce",
     "reduce",
+    "shuffle",
 ]

@@ -14,20 +14,20 @@ from the order alone, so every piece of the spill file has an exact place, and d
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, is_data
+from tdmap._data import Data, is_data, region_of
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
-from tdmap.placing import Output, Places, SharedTensors, source_parts_of, spill_folder, travels
+from tdmap.placing import Output, Places, SharedTensors, SourceRows, spill_folder, travels
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.spill import Spill
 from tdmap.scatter import scatter_rows
-from tdmap.schema import KeyPath, Schema, take_apart
+from tdmap.schema import take_apart
 from tdmap.sinks import Collect
 
 BLOCK_BYTES = 4 << 20
@@ -90,20 +90,22 @@ def permute(
     order = check_order(data, order)
     output = Output(out, data)
     output.claim()
-    parts = source_parts_of(data)
     try:
-        if parts is None:
-            _permute_by_interface(data, order, output, execution)
+        source = SourceRows(data)
+        row_bytes = source.schema.row_bytes
+        places = output.open(source.schema, len(order), source.objects_at(order))
+        if not len(order) or not any(row_bytes):
+            pass
+        elif source.tensors is None:
+            run_blocks(Source(data, order), PlaceRows(places), row_bytes, execution)
+        elif (method or choose_method(row_bytes, source.tensors)) == "gather":
+            prefetch(source.tensors, len(order))
+            shared = SharedTensors(source.tensors, travels(execution))
+            run_blocks(Source(order), GatherRows(shared, places), row_bytes, execution)
         else:
-            schema, tensors, objects = parts
-            places = output.open(schema, len(order), {path: value[order] for path, value in objects.items()})
-            if len(order) and schema.tensors:
-                shared = SharedTensors(tensors, share=travels(execution))
-                if (method or choose_method(schema, tensors)) == "gather":
-                    gather_rows(shared, order, places, schema, execution)
-                else:
-                    with Spill(spill_folder(output, spill_dir)) as spill:
-                        scatter_rows(shared, order, places, schema.row_bytes, execution, spill)
+            with Spill(spill_folder(output, spill_dir)) as spill:
+                shared = SharedTensors(source.tensors, travels(execution))
+                scatter_rows(shared, order, places, row_bytes, execution, spill)
         return output.result()
     except BaseException:
         output.discard()
@@ -132,11 +134,11 @@ def check_order(data: Data, order: Any) -> Tensor:
     return rows
 
 
-def choose_method(schema: Schema, tensors: list[Tensor]) -> str:
+def choose_method(row_bytes: Sequence[int], tensors: Sequence[Tensor]) -> str:
     """The faster way for this data and this machine."""
     from tensordict_lite.memmap.mapping import available_memory
 
-    small = [width * len(tensor) for width, tensor in zip(schema.row_bytes, tensors) if width < LARGE_ROW]
+    small = [width * len(tensor) for width, tensor in zip(row_bytes, tensors) if width < LARGE_ROW]
     return "gather" if sum(small) <= MEMORY_SHARE * available_memory() else "scatter"
 
 
@@ -184,37 +186,13 @@ class GatherRows:
         return row_words(tensor).index_select(0, order)
 
 
-def gather_rows(source: SharedTensors, order: Tensor, places: Places, schema: Schema, execution: Execution) -> None:
-    """Write `source[order]` to its places, block by block."""
-    row_bytes = max(sum(schema.row_bytes), 1)
-    plan = ChunkPlan(len(order), max(min(BLOCK_BYTES // row_bytes, -(-len(order) // 8)), 1))
-    prefetch(source.tensors)
-    execution.run(Job(Source(order), plan, GatherRows(source, places), Policy(undo=False)), Collect())
-
-
-def prefetch(tensors: Iterable[Tensor]) -> None:
-    """Have files that are to be read at random brought into memory, in their own order, while work begins."""
-    from tdmap._data import region_of
-
-    for path in {region.handle.path for tensor in tensors if (region := region_of(tensor)) is not None}:
-        if path.startswith("/proc/"):
-            continue
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            for start in range(0, os.fstat(fd).st_size, READ_AHEAD):  # the kernel cuts larger requests short
-                os.posix_fadvise(fd, start, READ_AHEAD, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(fd)
-
-
-class _PlaceParts:
+class PlaceRows:
     """What a worker calls for data whose rows have to be asked for: a chunk has them in the wanted order."""
 
     takes_start = True
     __qualname__ = "permute"
 
-    def __init__(self, schema: Schema, places: Places) -> None:
-        self.schema = schema
+    def __init__(self, places: Places) -> None:
         self.places = places
 
     def __call__(self, rows: Data, start: int = 0) -> int:
@@ -225,15 +203,31 @@ class _PlaceParts:
         return parts.rows
 
 
-def _permute_by_interface(data: Data, order: Tensor, output: Output, execution: Execution) -> None:
-    """Lazy stacks and odd tensors: rows come through the public interface, chunk by chunk."""
-    parts = take_apart(data[order[:1]] if len(order) else data[:1])
-    objects: dict[KeyPath, Any] = {}
-    if parts.objects:
-        objects = {path: data.get(path)[order] for path in parts.objects}
-    places = output.open(parts.schema, len(order), objects)
-    if len(order):
-        row_bytes = max(sum(parts.schema.row_bytes), 1)
-        plan = ChunkPlan(len(order), max(min(BLOCK_BYTES // row_bytes, -(-len(order) // 8)), 1))
-        job = Job(Source(data, order), plan, _PlaceParts(parts.schema, places), Policy(undo=False))
-        execution.run(job, Collect())
+def run_blocks(source: Source, fn: GatherRows | PlaceRows, row_bytes: Sequence[int], execution: Execution) -> None:
+    """Have the output written block by block."""
+    order = source.data if source.order is None else source.order
+    plan = ChunkPlan(len(order), block_rows(len(order), row_bytes))
+    execution.run(Job(source, plan, fn, Policy(undo=False)), Collect())
+
+
+def block_rows(rows: int, row_bytes: Sequence[int]) -> int:
+    """Rows of a block: some megabytes, and several blocks where there are rows enough."""
+    return max(min(BLOCK_BYTES // max(sum(row_bytes), 1), -(-rows // 8)), 1)
+
+
+def prefetch(tensors: Sequence[Tensor], wanted: int) -> None:
+    """Have files that are about to be read at random brought into memory in their own order.
+
+    Not those of which a small part of the rows is wanted, or whose rows are large: they are read where they are.
+    """
+    for tensor in tensors:
+        rows = len(tensor)
+        region = region_of(tensor) if wanted >= rows // 8 and tensor.numel() < rows * LARGE_ROW else None
+        if region is None or region.handle.anonymous:
+            continue
+        fd = os.open(region.handle.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for start in range(0, os.fstat(fd).st_size, READ_AHEAD):  # the kernel cuts larger requests short
+                os.posix_fadvise(fd, start, READ_AHEAD, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(fd)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, RowWriter, SharedHandle, bytes_of, check_leaf, is_data, is_dense, narrow, not_a_collection
+from tdmap._data import Data, RowWriter, SharedHandle, bytes_of, is_data, is_dense, narrow, not_a_collection
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.plan import ChunkPlan
@@ -28,7 +28,7 @@ from tdmap.resume import folder_of
 from tdmap.runtime.packing import Arena
 from tdmap.runtime.residency import Residency
 from tdmap.runtime.shm import shared_region
-from tdmap.schema import KeyPath, Schema, key_name, take_apart
+from tdmap.schema import Field, KeyPath, Schema, key_name, take_apart
 from tdmap.store import OutputFolder
 from tensordict_lite.errors import DatasetError
 
@@ -180,10 +180,10 @@ class Output:
             raise OutputMismatch(
                 f"out has {found} rows and the result has {rows}: pass an out with {rows} rows or more."
             )
-        for field, tensor in zip(schema.tensors, schema.tensors_of(schema.skeleton)):
+        for field in schema.tensors:
             target = _entry(out, field.path)
             if target is not None:
-                check_leaf(narrow(target, 0, 0, 0) if len(target.shape) else target, tensor, field.path)
+                _check_entry(target, field)
 
     def open(self, schema: Schema, rows: int, objects: Mapping[KeyPath, Any] | None = None) -> Places:
         """Memory for `rows` rows, each of which is to be written once.
@@ -269,6 +269,24 @@ def _entry(data: Data, path: KeyPath) -> Any:
     return data.get(path if len(path) > 1 else path[0], None)
 
 
+def _check_entry(target: Any, field: Field) -> None:
+    """Raise OutputMismatch unless rows of a tensor can go into an entry of the output."""
+    key = key_name(field.path)
+    if not isinstance(target, Tensor):
+        raise OutputMismatch(f"{key}: out holds a {type(target).__name__}, and the result a tensor.")
+    if tuple(target.shape[1:]) != field.shape:
+        raise OutputMismatch(
+            f"{key}: rows of out have shape {tuple(target.shape[1:])}, and those of the result {field.shape}. Allocate "
+            "out with that shape, or leave out=None."
+        )
+    assert field.dtype is not None
+    if not torch.can_cast(field.dtype, target.dtype):
+        raise OutputMismatch(
+            f"{key}: out wants dtype {target.dtype} and the result has {field.dtype}, which does not cast to it "
+            "safely. Allocate out with that dtype, or leave out=None."
+        )
+
+
 def require_apart(source: Data, out: Data) -> None:
     """Raise ValueError when two datasets share memory: rows would be overwritten before they are read."""
     ours = _spans(source)
@@ -301,17 +319,33 @@ def _spans(data: Data) -> dict[str, tuple[Any, int, int]]:
     return spans
 
 
-def source_parts_of(data: Data) -> tuple[Schema, list[Tensor], dict[KeyPath, Any]] | None:
-    """A dataset's schema, tensors and objects; None when rows have to be asked for (lazy stacks, odd tensors)."""
-    if isinstance(data, Tensor) or is_dense(data):
-        with contextlib.suppress(OutputMismatch):
-            if _is_plain(data):
-                parts = take_apart(data)
-                return parts.schema, parts.tensors, parts.objects
-    return None
+class SourceRows:
+    """What is known of a dataset before its rows are read.
+
+    Attributes:
+        schema: of its rows.
+        tensors: its tensors in the order of the schema; None when rows have to be asked for through the public
+            interface (lazy stacks, lazily conjugated tensors).
+
+    Raises:
+        OutputMismatch: its rows cannot be written one by one.
+    """
+
+    def __init__(self, data: Data) -> None:
+        dense = (isinstance(data, Tensor) or is_dense(data)) and _is_plain(data)
+        # Not all rows: what is no tensor in a file is made dense to be taken apart.
+        parts = take_apart(data if dense else narrow(data, 0, 0, min(int(data.shape[0]), 1)))
+        self.schema = parts.schema
+        self.tensors = parts.tensors if dense else None
+        self._objects: dict[KeyPath, Any] = parts.objects if dense else {path: data.get(path) for path in parts.objects}
+
+    def objects_at(self, rows: Tensor) -> dict[KeyPath, Any]:
+        """The entries that are no tensors, at the given rows."""
+        return {path: value[rows] for path, value in self._objects.items()}
 
 
 def _is_plain(data: Data) -> bool:
+    """Whether every tensor can be read where it lies."""
     if isinstance(data, Tensor):
         return data.device.type == "cpu" and not data.is_conj() and not data.is_neg()
     if not is_dense(data):
