@@ -20,7 +20,7 @@ from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_ro
 from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, WorkerDied
 from tdmap.job import Job
 from tdmap.runtime.chunkloop import note_rows
-from tdmap.runtime.scheduler import Lease, Scheduler, SchedulerPolicy
+from tdmap.runtime.scheduler import NO_LIMIT, Lease, Scheduler, SchedulerPolicy
 from tdmap.runtime.skiplog import SkipLog
 from tdmap.runtime.types import Done, Failed, GaveBack, Kind, Lost, Message, Refused, Segment, Skipped
 from tdmap.sinks import Allocate, InPlace, Sink, Stream
@@ -147,14 +147,21 @@ class Driver:
     def _policy(self, chunk_bytes: int) -> SchedulerPolicy:
         policy = self.job.policy
         if not self.sink.streams:
-            return SchedulerPolicy(retries=policy.retries, timeout=policy.timeout)
+            bound = getattr(self.sink, "max_lease", None)  # results that travel take memory until they are used
+            limit = NO_LIMIT if bound is None else bound(self.job.plan)
+            return SchedulerPolicy(retries=policy.retries, timeout=policy.timeout, max_lease=limit)
         largest = max(min(STREAM_BYTES // max(chunk_bytes, 1), STREAM_CHUNKS), 1)
+        window = 2 * largest * self.crew.size + self.crew.size
+        ahead = getattr(self.sink, "ahead", None)
+        if ahead is not None:
+            # Each worker holds two leases: one that runs, one that waits for it.
+            window, largest = max(ahead, 1), max(ahead // (2 * self.crew.size), 1)
         return SchedulerPolicy(
             retries=policy.retries,
             timeout=policy.timeout,
             ordered=True,
             max_lease=largest,
-            window=2 * largest * self.crew.size + self.crew.size,
+            window=window,
         )
 
     def run(self) -> Iterator[tuple[int, Any]]:

@@ -21,6 +21,9 @@ from tdmap.runtime.device import Mark
 POISON = 0xA5
 """Every byte of device memory that nothing was copied to."""
 
+_locked: dict[int, int] = {}
+"""Page-locked memory of this process: bytes, by address. All links know it, as all CUDA contexts do."""
+
 
 class FakeStream:
     """Operations in order; each runs when somebody waits for it, or by chance before."""
@@ -81,6 +84,7 @@ class FakeLink:
         device: ignored; its tensors are on the CPU.
         seed: of its whims.
         lockable: how many blocks of memory can be page-locked; None: any number.
+        locked: the table of page-locked memory; None: that of this process.
 
     Attributes:
         current: the caller's stream, to which a test may add work.
@@ -88,10 +92,17 @@ class FakeLink:
         pageable: copies that were asked of memory that is not page-locked.
     """
 
-    def __init__(self, device: torch.device | None = None, seed: int = 0, lockable: int | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device | None = None,
+        seed: int = 0,
+        lockable: int | None = None,
+        locked: dict[int, int] | None = None,
+    ) -> None:
         self.device = torch.device("cpu")
         self.current = FakeStream()
-        self.locked: dict[int, int] = {}
+        self.locked = _locked if locked is None else locked
+        self._memory: dict[int, int] = {}
         self.locks = 0
         self.pageable = 0
         self.copied_bytes = 0
@@ -110,12 +121,20 @@ class FakeLink:
     # -- the link ------------------------------------------------------------------------------------
 
     def empty_like(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        return [_poisoned(torch.empty_like(tensor)) for tensor in tensors]
+        new = [_poisoned(torch.empty_like(tensor)) for tensor in tensors]
+        for tensor in new:
+            self._register(self._memory, tensor)
+        return new
+
+    def _register(self, where: dict[int, int], tensor: Tensor) -> None:
+        address = tensor.data_ptr()
+        where[address] = tensor.numel() * tensor.element_size()
+        weakref.finalize(tensor.untyped_storage(), where.pop, address, None).atexit = False
 
     def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         for destination, source in pairs:
             self.copied_bytes += source.numel() * source.element_size()
-            if source.numel() and not self.is_locked(source):
+            if source.numel() and not (self.is_locked(source) or _within(self._memory, source)):
                 self.pageable += 1
                 self._copies.enqueue(_late_copy(destination, source.clone()))  # CUDA too reads such memory at once
             else:
@@ -148,14 +167,11 @@ class FakeLink:
 
     def staging(self, nbytes: int) -> Tensor:
         block = _poisoned(torch.empty(nbytes, dtype=torch.uint8))
-        address = block.data_ptr()
-        self.locked[address] = nbytes
-        weakref.finalize(block.untyped_storage(), self.locked.pop, address, None).atexit = False
+        self._register(self.locked, block)
         return block
 
     def is_locked(self, tensor: Tensor) -> bool:
-        address = tensor.data_ptr()
-        return any(start <= address < start + nbytes for start, nbytes in self.locked.items())
+        return _within(self.locked, tensor)
 
     def lock(self, address: int, nbytes: int) -> bool:
         if self._lockable is not None and len(self.locked) >= self._lockable:
@@ -171,6 +187,11 @@ class FakeLink:
                 raise RuntimeError("page-locked memory was unlocked before a copy from it had run")
         while self._pending and self._pending[0][0] < self._copies.done:
             self._pending.popleft()
+
+
+def _within(blocks: dict[int, int], tensor: Tensor) -> bool:
+    address = tensor.data_ptr()
+    return any(start <= address < start + nbytes for start, nbytes in blocks.items())
 
 
 def _late_copy(destination: Tensor, source: Tensor) -> Callable[[], None]:

@@ -19,6 +19,9 @@ import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+NO_LIMIT = 1 << 62
+"""More chunks than there are."""
+
 
 @dataclass(slots=True)
 class Lease:
@@ -57,11 +60,11 @@ class SchedulerPolicy:
     """Seconds that one chunk may run, or None."""
     ordered: bool = False
     """Results are released in the order of the chunks, and unreleased work is bounded by `window`."""
-    window: int = 1 << 62
+    window: int = NO_LIMIT
     """With `ordered`: how many chunks past the last consumed one may be leased."""
     target_seconds: float = 0.03
     """Work that a lease should hold."""
-    max_lease: int = 1 << 62
+    max_lease: int = NO_LIMIT
     """Most chunks in a lease."""
     depth: int = 2
     """Leases that a worker may hold: one that runs and one that waits for it."""

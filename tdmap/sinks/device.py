@@ -1,0 +1,171 @@
+"""Results go into an output on a device, copied there while workers make the next ones."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdmap._data import Data, RowWriter, check_leaf, data_row_bytes, is_data, is_dense, not_a_collection, tensors_of
+from tdmap.errors import OutputMismatch, describe_rows
+from tdmap.plan import ChunkPlan
+from tdmap.runtime.device import DeviceLink, Mark
+from tdmap.runtime.types import Kind
+from tdmap.sinks.base import Allocate
+
+IN_FLIGHT_BYTES = 32 << 20
+"""Bytes of results whose copies have begun and not ended, beyond the last chunk's."""
+
+LEASE_BYTES = 16 << 20
+"""Output bytes of a lease: a worker fills the slots of one while those of another are copied."""
+
+
+class DeviceBuffer:
+    """Copies each result that travels into the rows of `out` that its chunk has; a None result leaves them as they are.
+
+        worker ──► slot, page-locked ──copy()──► out
+                     ▲                  │
+                     └── used again ── its mark is done
+
+    Use it as a context: on entry its copies are put behind what the caller's stream is doing to `out`; at the end,
+    and after an error too, they have all ended.
+
+    Args:
+        out: a tensor or a collection whose tensors are on the device of `link`.
+        link: the way there.
+    """
+
+    streams = False
+    writer: RowWriter | None = None
+
+    def __init__(self, out: Data, link: DeviceLink) -> None:
+        self.out = out
+        self.link = link
+        self._copying: deque[tuple[Mark, list[Tensor], int]] = deque()
+        self._bytes = 0
+
+    def __enter__(self) -> DeviceBuffer:
+        self.link.follow()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tail: TracebackType | None
+    ) -> None:
+        self.link.synchronize()
+        self._copying.clear()
+        self._bytes = 0
+
+    def max_lease(self, plan: ChunkPlan) -> int:
+        """Chunks that a worker may be given at once: each of them takes a slot."""
+        chunk_bytes = data_row_bytes(self.out, plan.length) * plan.size
+        return min(max(LEASE_BYTES // max(chunk_bytes, 1), 2), 16)
+
+    def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
+        self._rows = RowWriter(self.out, plan, exact=False)
+
+    def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
+        if kind is Kind.PARCEL:
+            for chunk, value in zip(range(start, stop), values):
+                self._send(chunk, value)
+
+    def _send(self, chunk: int, value: Data) -> None:
+        rows = next(self._rows.rows(chunk, chunk + 1))
+        try:
+            if isinstance(rows, Tensor) and not isinstance(value, Tensor):
+                raise not_a_collection(rows, value)
+            pairs = list(pairs_of(rows, value, ()))
+        except OutputMismatch as error:
+            first, last = self._rows.plan.rows(chunk)
+            raise OutputMismatch(f"{describe_rows(first, last)}: {error}") from None
+        with torch.no_grad():
+            sources = self._copy(pairs)
+        nbytes = sum(source.numel() * source.element_size() for source in sources)
+        self._copying.append((self.link.mark(), sources, nbytes))
+        self._bytes += nbytes
+        self._retire()
+
+    def _copy(self, pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        """Begin the copies; the tensors that they read."""
+        casts = [source for row, source in pairs if row.dtype is not source.dtype]
+        # As they are, and cast over there: the processor here has other things to do.
+        arrived = self.link.empty_like(casts)
+        landed = iter(arrived)
+        through = [(next(landed) if row.dtype is not source.dtype else row, source) for row, source in pairs]
+        self.link.copy(through)
+        self.link.copy((row, first) for (row, source), (first, _) in zip(pairs, through) if row is not first)
+        return [source for _, source in pairs] + arrived
+
+    def _retire(self) -> None:
+        """Let go of what has been read, and wait for the oldest copies where too much is under way."""
+        while self._copying:
+            mark, sources, nbytes = self._copying[0]
+            if not mark.is_done():
+                if self._bytes <= IN_FLIGHT_BYTES or len(self._copying) == 1:
+                    return
+                mark.wait()
+            self._copying.popleft()
+            self._bytes -= nbytes
+            del sources
+
+    def result(self) -> Any:
+        return self.out
+
+
+def pairs_of(rows: Data, result: Data, path: tuple[str, ...]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The tensors of `rows`, each with the one of `result` that goes there. A result need not have every entry.
+
+    Raises:
+        OutputMismatch: one does not fit; names the key.
+    """
+    if isinstance(rows, Tensor):
+        check_leaf(rows, result, path)
+        yield rows, result.detach() if result.requires_grad else result
+        return
+    if not is_dense(rows):
+        return  # no tensors in it, or `check_device_out` would have refused it
+    if isinstance(result, Tensor) or not is_data(result):
+        raise not_a_collection(rows, result)
+    theirs = result._source if is_dense(result) else None
+    for key, row in rows._source.items():
+        entry = theirs.get(key) if theirs is not None else result.get(key, None)
+        if entry is not None:
+            yield from pairs_of(row, entry, (*path, key))
+
+
+def check_device_out(out: Data) -> torch.device | None:
+    """The device that holds all of `out`; None for ordinary memory.
+
+    Raises:
+        ValueError: its tensors are on several devices; names a key of each.
+        TypeError: it is a collection that is made of others, such as a lazy stack, on a device.
+    """
+    if isinstance(out, Tensor):
+        return None if out.device.type == "cpu" else out.device
+    found: dict[torch.device, str] = {}
+    for leaf in tensors_of(out):
+        found.setdefault(leaf.device, "")
+    if not found or set(found) == {torch.device("cpu")}:
+        return None
+    if len(found) > 1:
+        for key, leaf in out.items(include_nested=True, leaves_only=True):
+            found[leaf.device] = found.get(leaf.device) or repr(key)
+        places = ", ".join(f"{key} on {device}" for device, key in found.items())
+        raise ValueError(f"out must lie on one device: it has {places}. Move it with out.to(device), or write to two.")
+    if not _all_dense(out):
+        raise TypeError(
+            f"out on {next(iter(found))} must be a tensor, a TensorDict or a tensorclass: got a {type(out).__name__}, "
+            "or one inside it. Allocate it with TensorDict(...).to(device)."
+        )
+    return next(iter(found))
+
+
+def _all_dense(data: Data) -> bool:
+    if isinstance(data, Tensor):
+        return True
+    if not is_dense(data):
+        return not data._leaves()
+    return all(_all_dense(value) for value in data._source.values())
