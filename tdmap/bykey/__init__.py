@@ -1,0 +1,12 @@
+"""Operations by key: group, sort and join datasets of any size, in bounded memory.
+
+A key becomes *words*, unsigned integers that compare as the keys do (`codec`, `order`). Rows are cut into ranges of
+keys (`splits`) and go through files (`spilling`); each range is then small enough to be sorted in the cache.
+"""
+
+from __future__ import annotations
+
+from tdmap.bykey.aggregates import Grouped
+from tdmap.bykey.grouping import GroupBy, group_by
+
+__all__ = ["GroupBy", "Grouped", "group_by"]

@@ -1,0 +1,358 @@
+"""Reducers over many groups at once.
+
+Rows come sorted by group, so a group is a run of rows, and a state of many groups is a few tensors with one row a
+group. Sums and extrema of runs are `ufunc.reduceat` of numpy: one pass in row order, the same bits every time.
+
+    rows    a a a | b | c c      starts = [0, 3, 4]
+    update  └──┬──┘ │ └─┬─┘
+    state      s_a s_b s_c       one row a group
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tdmap._data import Data, is_data, narrow
+from tdmap.reducers import Count, Max, Mean, Min, MinMax, Reducer, Std, Sum, Var
+from tdmap.reducers.base import Key, reduced_dims, values_of
+from tensordict_lite import TensorDict
+
+States: TypeAlias = tuple[Any, ...]
+"""Tensors with one row a group; or, of `OneByOne` alone, an array of objects."""
+
+Starts: TypeAlias = NDArray[np.int64]
+"""The first row of each group; the first one is 0, and no group is empty."""
+
+
+class Grouped(ABC):
+    """A reduction of many groups at once. A reducer has one when its method `grouped()` returns it.
+
+    States are tuples of tensors with one row a group; they must not depend on rows of other groups.
+
+    Example:
+        >>> class Product(Grouped):
+        ...     def update(self, rows, starts):
+        ...         return (torch.from_numpy(np.multiply.reduceat(rows["x"].numpy(), starts)),)
+        ...     def merge(self, a, b): return (a[0] * b[0],)
+        ...     def finish(self, states): return states[0]
+        >>> rows = TensorDict({"x": torch.tensor([2, 3, 5])}, [3])
+        >>> Product().update(rows, np.array([0, 2]))[0]
+        tensor([6, 5])
+    """
+
+    key: Key | None = None
+    """The only entry that is read; None for all of them."""
+    reads_rows = True
+    """Whether values of rows matter at all."""
+    objects = False
+    """States are arrays of Python objects, which stay where they are made."""
+
+    @abstractmethod
+    def update(self, rows: Data, starts: Starts) -> States:
+        """The states of groups; `rows` are sorted by group, and within one in the order of the dataset."""
+
+    @abstractmethod
+    def merge(self, a: States, b: States) -> States:
+        """The states of groups whose rows are those of `a` followed by those of `b`, group by group."""
+
+    @abstractmethod
+    def finish(self, states: States) -> Any:
+        """The answers: a tensor or a collection with one row a group."""
+
+    def fold(self, states: States, starts: Starts) -> States:
+        """States of the same groups one after the other, as one each: merged in a fixed tree within a group."""
+        rows = _rows_of(states)
+        while len(starts) < rows:
+            lengths = np.diff(starts, append=rows)
+            rank = np.arange(rows) - np.repeat(starts, lengths)
+            left = np.flatnonzero(rank % 2 == 0)
+            has_right = left + 1 < np.repeat(starts + lengths, (lengths + 1) // 2)
+            pairs = np.flatnonzero(has_right)
+            merged = self.merge(pick(states, left[pairs]), pick(states, left[pairs] + 1))
+            states = pick(states, left)
+            for column, new in zip(states, merged):
+                column[pairs] = new
+            rows, starts = len(left), np.concatenate([[0], np.cumsum((lengths + 1) // 2)[:-1]])
+        return states
+
+
+def _rows_of(states: States) -> int:
+    return len(states[0])
+
+
+def pick(states: States, rows: NDArray[Any]) -> States:
+    """Some groups of states, as a copy."""
+    return tuple(column[rows] for column in states)
+
+
+def join_states(parts: Sequence[States]) -> States:
+    """States of several blocks of groups as one."""
+    if len(parts) == 1:
+        return parts[0]
+    return tuple(
+        torch.cat(columns) if isinstance(columns[0], Tensor) else np.concatenate(columns) for columns in zip(*parts)
+    )
+
+
+def reduce_runs(ufunc: Any, values: Tensor, starts: Starts) -> Tensor:
+    """A numpy ufunc over each run of rows."""
+    return torch.from_numpy(ufunc.reduceat(values.detach().numpy(), starts, axis=0))
+
+
+class GroupedCount(Grouped):
+    """`Count`."""
+
+    reads_rows = False
+
+    def update(self, rows: Data, starts: Starts) -> States:
+        return (torch.from_numpy(np.diff(starts, append=rows.shape[0])),)
+
+    def merge(self, a: States, b: States) -> States:
+        return (a[0] + b[0],)
+
+    def fold(self, states: States, starts: Starts) -> States:
+        return (reduce_runs(np.add, states[0], starts),)
+
+    def finish(self, states: States) -> Tensor:
+        return torch.as_tensor(states[0])
+
+
+class _OfEntry(Grouped):
+    """Of one entry, reduced within each row first: over the dimensions of `dim` but the rows."""
+
+    def __init__(self, key: Key | None, dim: int | tuple[int, ...] | None) -> None:
+        self.key = key
+        self.dim = dim
+
+    def entry(self, rows: Data) -> tuple[Tensor, tuple[int, ...], int]:
+        """Its values, the dimensions within a row to reduce, and how many elements they have."""
+        values = values_of(rows, self.key)
+        inner = tuple(dim for dim in reduced_dims(self.dim, values.ndim) if dim)
+        return values, inner, torch.Size([values.shape[dim] for dim in inner]).numel()
+
+
+class GroupedSum(_OfEntry):
+    """`Sum`."""
+
+    def update(self, rows: Data, starts: Starts) -> States:
+        values, inner, _ = self.entry(rows)
+        return (reduce_runs(np.add, _summed(values, inner), starts),)
+
+    def merge(self, a: States, b: States) -> States:
+        return (a[0] + b[0],)
+
+    def fold(self, states: States, starts: Starts) -> States:
+        return (reduce_runs(np.add, states[0], starts),)
+
+    def finish(self, states: States) -> Tensor:
+        return torch.as_tensor(states[0])
+
+
+def _summed(values: Tensor, inner: tuple[int, ...]) -> Tensor:
+    """One sum a row, in the wide dtype of its kind."""
+    if values.dtype.is_complex:
+        wide = torch.complex128
+    else:
+        wide = torch.float64 if values.dtype.is_floating_point else torch.int64
+    return values.sum(inner, dtype=wide) if inner else values.to(wide)
+
+
+class GroupedMean(_OfEntry):
+    """`Mean`: count and total."""
+
+    def update(self, rows: Data, starts: Starts) -> States:
+        values, inner, each = self.entry(rows)
+        counts = torch.from_numpy(np.diff(starts, append=rows.shape[0])) * each
+        return counts, reduce_runs(np.add, _summed(values, inner), starts)
+
+    def merge(self, a: States, b: States) -> States:
+        return a[0] + b[0], a[1] + b[1]
+
+    def fold(self, states: States, starts: Starts) -> States:
+        return reduce_runs(np.add, states[0], starts), reduce_runs(np.add, states[1], starts)
+
+    def finish(self, states: States) -> Tensor:
+        counts, total = states
+        wide = total if total.is_complex() else total.double()
+        mean: Tensor = wide / _beside(counts, total)
+        return mean
+
+
+def _beside(counts: Tensor, values: Tensor) -> Tensor:
+    """Counts of groups, shaped to be broadcast over their values."""
+    return counts.reshape(-1, *[1] * (values.ndim - 1))
+
+
+class GroupedVar(_OfEntry):
+    """`Var` and `Std`: count, mean and the sum of squared distances from it (Chan, Golub and LeVeque, 1979)."""
+
+    def __init__(self, key: Key | None, dim: int | tuple[int, ...] | None, correction: int, root: bool) -> None:
+        super().__init__(key, dim)
+        self.correction = correction
+        self.root = root
+
+    def update(self, rows: Data, starts: Starts) -> States:
+        values, inner, each = self.entry(rows)
+        lengths = np.diff(starts, append=rows.shape[0])
+        counts = torch.from_numpy(lengths) * each
+        wide = values.double()
+        # What is summed again below is kept: one mean an element of the rows' own shape.
+        total = reduce_runs(np.add, wide.sum(inner, keepdim=True) if inner else wide, starts)
+        mean = total / _beside(counts, total)
+        centred = wide - mean.repeat_interleave(torch.from_numpy(lengths), 0)
+        squares = centred * centred
+        m2 = reduce_runs(np.add, squares.sum(inner) if inner else squares, starts)
+        return counts, mean.reshape(m2.shape), m2
+
+    def merge(self, a: States, b: States) -> States:
+        n, mean, m2 = a
+        other_n, other_mean, other_m2 = b
+        total = n + other_n
+        delta = other_mean - mean
+        share = _beside(other_n / total, mean)
+        return total, mean + delta * share, m2 + other_m2 + delta * delta * (share * _beside(n, mean))
+
+    def finish(self, states: States) -> Tensor:
+        counts, _, m2 = states
+        free = _beside(counts - self.correction, m2)
+        out = torch.where(free > 0, m2 / free, torch.nan)
+        return out.sqrt() if self.root else out
+
+
+class GroupedExtrema(_OfEntry):
+    """`MinMax`, `Min` and `Max`."""
+
+    def __init__(self, key: Key | None, dim: int | tuple[int, ...] | None, which: str) -> None:
+        super().__init__(key, dim)
+        self.which = which
+
+    def update(self, rows: Data, starts: Starts) -> States:
+        values, inner, _ = self.entry(rows)
+        out = []
+        if self.which != "max":
+            out.append(_extreme(np.minimum, values.amin(inner) if inner else values, starts))
+        if self.which != "min":
+            out.append(_extreme(np.maximum, values.amax(inner) if inner else values, starts))
+        return tuple(out)
+
+    def merge(self, a: States, b: States) -> States:
+        merged = []
+        if self.which != "max":
+            merged.append(torch.minimum(a[0], b[0]))
+        if self.which != "min":
+            merged.append(torch.maximum(a[-1], b[-1]))
+        return tuple(merged)
+
+    def finish(self, states: States) -> Any:
+        if self.which == "both":
+            return TensorDict({"min": states[0], "max": states[1]}, [len(states[0])])
+        return states[0]
+
+
+def _extreme(ufunc: Any, values: Tensor, starts: Starts) -> Tensor:
+    if values.dtype is torch.bfloat16:  # numpy has no such dtype; the detour is exact
+        return reduce_runs(ufunc, values.float(), starts).to(torch.bfloat16)
+    return reduce_runs(ufunc, values, starts)
+
+
+class OneByOne(Grouped):
+    """Any reducer: its states are objects, folded group by group."""
+
+    objects = True
+
+    def __init__(self, reducer: Reducer[Any], name: str) -> None:
+        self.reducer = reducer
+        self.name = name
+        # Ready-made reducers read one entry; what another one reads is not known.
+        if type(reducer).__module__.startswith("tdmap.reducers."):
+            self.key = getattr(reducer, "key", None)
+
+    def update(self, rows: Data, starts: Starts) -> States:
+        reducer = self.reducer
+        states = np.empty(len(starts), dtype=object)
+        stops = [*starts[1:].tolist(), rows.shape[0]]
+        for group, (start, stop) in enumerate(zip(starts.tolist(), stops)):
+            states[group] = reducer.update(reducer.init(), narrow(rows, 0, start, stop), 0)
+        return (states,)
+
+    def merge(self, a: States, b: States) -> States:
+        merged = np.empty(len(a[0]), dtype=object)
+        for group, (one, other) in enumerate(zip(a[0], b[0])):
+            merged[group] = self.reducer.merge(one, other)
+        return (merged,)
+
+    def finish(self, states: States) -> Any:
+        return stack_answers([self.reducer.finish(state) for state in states[0]], self.name)
+
+
+def stack_answers(answers: list[Any], name: str) -> Any:
+    """The answers of groups as a column.
+
+    Raises:
+        ValueError: they differ in shape, dtype or entries.
+        TypeError: they are no numbers, tensors or collections.
+    """
+    first = answers[0]
+    if isinstance(first, (bool, int, float, np.number)):
+        return torch.tensor(np.asarray(answers))
+    if not is_data(first):
+        raise TypeError(
+            f"the answers of {name!r} become a column of the result, so they must be numbers, tensors or collections "
+            f"of tensors: got a {type(first).__name__}. Use map_groups(fn) for anything else."
+        )
+    try:
+        if any(type(one) is not type(first) or one.shape != first.shape for one in answers):
+            raise ValueError("shapes differ")
+        if isinstance(first, Tensor):
+            return torch.stack(answers)
+        stacked = torch.stack([one.reshape(1, *one.shape) for one in answers])
+        return stacked.reshape(len(answers), *first.shape)
+    except (RuntimeError, ValueError, KeyError) as error:
+        shapes = list(dict.fromkeys(str(list(one.shape)) for one in answers))
+        raise ValueError(
+            f"the answers of {name!r} become a column of the result, so they must have one shape, and there are "
+            f"{', '.join(shapes[:4])}{', ...' if len(shapes) > 4 else ''}. Use map_groups(fn), whose results may have "
+            "any number of rows."
+        ) from error
+
+
+_FORMS: Mapping[type, Callable[[Any], Grouped]] = {
+    Count: lambda r: GroupedCount(),
+    Sum: lambda r: GroupedSum(r.key, r.dim),
+    Mean: lambda r: GroupedMean(r.key, r.dim),
+    Var: lambda r: GroupedVar(r.key, r.dim, r.correction, False),
+    Std: lambda r: GroupedVar(r.key, r.dim, r.correction, True),
+    MinMax: lambda r: GroupedExtrema(r.key, r.dim, "both"),
+    Min: lambda r: GroupedExtrema(r.key, r.dim, "min"),
+    Max: lambda r: GroupedExtrema(r.key, r.dim, "max"),
+}
+
+
+def grouped_form(reducer: Any, name: str) -> Grouped:
+    """How a reducer works on many groups: its own form, ours, or group by group.
+
+    Raises:
+        TypeError: it is no reducer.
+    """
+    if isinstance(reducer, type) and issubclass(reducer, Reducer):
+        raise TypeError(f"pass an instance: {reducer.__name__}(...), not the class")
+    if not isinstance(reducer, Reducer):
+        raise TypeError(
+            f"the reducer {name!r} is a {type(reducer).__name__}, not a tdmap.Reducer. A function of the rows of a "
+            "group goes to map_groups(fn)."
+        )
+    own = getattr(reducer, "grouped", None)
+    if callable(own):
+        form = own()
+        if not isinstance(form, Grouped):
+            raise TypeError(f"{type(reducer).__name__}.grouped() must return a tdmap.bykey.Grouped, got {form!r}.")
+        return form
+    make = _FORMS.get(type(reducer))
+    return OneByOne(reducer, name) if make is None else make(reducer)

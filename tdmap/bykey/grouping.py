@@ -1,0 +1,374 @@
+"""`group_by`: rows with equal keys, reduced to one row or handed to a function.
+
+    job 1   chunk ──► sorted by key, reduced to one state a key where that pays ──► run, cut into ranges of keys
+    job 2   partition (one range of keys, from every run, in the order of the chunks) ──► groups ──► answers
+    job 3   answers of the partitions ──► their place in the output
+
+Ranges come from a sample, so partitions are about as large as each other, and the answers of one partition follow
+those of the last: the result is sorted by key without another pass. Everything between the jobs is in files; a worker
+holds a chunk or a partition at a time, and a partition that is large, because many rows share a key, is folded
+batch by batch. Neither the chunks nor the batches depend on the workers, so neither do the bits of the answers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tdmap._data import Data, data_row_bytes, narrow
+from tdmap.api import policy_for
+from tdmap.append import Pieces, SpillRows, place_pieces
+from tdmap.bykey.aggregates import Grouped, grouped_form
+from tdmap.bykey.keys import KeyLike, KeySpec, require_entry
+from tdmap.bykey.mapping import MapPartition
+from tdmap.bykey.prepare import KeyedData, count_partitions, light, plan_rows, prepare
+from tdmap.bykey.reducing import CutChunk, ReducePartition, empty_answer, select, state_shapes
+from tdmap.bykey.rows import Shape, columns_of, is_columnar, schema_of
+from tdmap.bykey.spilling import Partitions
+from tdmap.bykey.splits import Splits
+from tdmap.execution import Execution
+from tdmap.job import Job, Policy, Source
+from tdmap.placing import Output, spill_folder
+from tdmap.plan import ChunkPlan
+from tdmap.reducers import Reducer
+from tdmap.reducers.base import Key
+from tdmap.runtime.spill import Spill
+from tdmap.schema import Schema, take_apart
+from tdmap.sinks import Collect
+from tensordict_lite import TensorDict
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tdmap.execution import WorkerOptions
+
+COMBINE_SHARE = 0.5
+"""Chunks are reduced on their own where so small a share of their keys is distinct."""
+
+
+def group_by(
+    data: Data,
+    key: KeyLike,
+    *,
+    dropna: bool | None = None,
+    name: str = "key",
+    spill_dir: str | os.PathLike[str] | None = None,
+) -> GroupBy:
+    """The rows of a dataset by their key: `.reduce({...})` makes one row of each group, `.map_groups(fn)` any number.
+
+    Args:
+        data: a tensor or a collection, with rows in dimension 0.
+        key: an entry, a nested entry (a tuple of strings), a list of entries, or a function of a chunk that returns
+            one value a row. Values are bool, integers, floating point numbers (-0.0 equals 0.0), rows of bytes (uint8
+            `[rows, bytes]`) or strings (non-tensor entries; lists or arrays that a function returns).
+        dropna: rows whose key is NaN raise ValueError (None), are left out (True), or are a group of their own, the
+            last one (False).
+        name: what the column of a function's values is called in the result.
+        spill_dir: folder for the intermediate files. Default: within `out` when that is a path, else the temporary
+            folder.
+
+    Returns:
+        A `GroupBy`. Nothing is read before one of its methods is called.
+
+    Raises:
+        TypeError: `data` has no rows, or `key` is none of those.
+
+    Example:
+        >>> from tdmap.reducers import Count, Sum
+        >>> data = TensorDict({"shop": torch.tensor([7, 3, 7]), "sold": torch.tensor([1.0, 2.0, 3.0])}, [3])
+        >>> result = group_by(data, "shop").reduce({"total": Sum("sold"), "n": Count()}, num_workers=0)
+        >>> result["shop"], result["total"], result["n"]
+        (tensor([3, 7]), tensor([2., 4.], dtype=torch.float64), tensor([1, 2]))
+    """
+    spec = KeySpec.of(key, "group_by", name)
+    if dropna not in (None, True, False):
+        raise ValueError(f"dropna must be None, True or False: got {dropna!r}.")
+    return GroupBy(data, spec, dropna, spill_dir)
+
+
+class GroupBy:
+    """The groups of a dataset; made by `group_by`."""
+
+    def __init__(
+        self, data: Data, spec: KeySpec, dropna: bool | None, spill_dir: str | os.PathLike[str] | None
+    ) -> None:
+        self._data = data
+        self._spec = spec
+        self._dropna = dropna
+        self._spill_dir = spill_dir
+
+    def __repr__(self) -> str:
+        names = ", ".join(map(repr, self._spec.names))
+        return f"GroupBy({type(self._data).__name__} of {self._data.shape[0]} rows, key={names})"
+
+    def reduce(
+        self,
+        reducers: Mapping[str, Reducer[Any]] | Reducer[Any],
+        *,
+        out: Data | str | os.PathLike[str] | None = None,
+        chunksize: int | None = None,
+        retries: int = 2,
+        timeout: float | None = None,
+        **options: Unpack[WorkerOptions],
+    ) -> Data:
+        """One row for each key: what `tdmap.reduce` gives for the rows of its group.
+
+        `Count`, `Sum`, `Mean`, `Var`, `Std`, `Min`, `Max` and `MinMax` work on all groups at once, and so does a
+        reducer with a method `grouped()` (`tdmap.bykey.Grouped`). Others fold group by group, in Python.
+
+        Args:
+            reducers: names of the result's entries, and what they are; a single reducer makes an entry `"result"`.
+            out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for as
+                many rows as there are keys.
+            chunksize: rows that are read at a time. Default: some hundred thousand, bounded by their bytes.
+            retries, timeout, options: as `tdmap.map`.
+
+        Returns:
+            A TensorDict with the key columns and an entry for each reducer, sorted by key (NaN last), of batch size
+            `[keys]`. Zero rows give zero keys. The same bits for any number of workers; where sums round, they
+            do so in the order of the rows, or of the chunks, of a group.
+
+        Raises:
+            KeyError: there is no such entry; names those that there are.
+            ValueError: a key is NaN; `reducers` is empty or has the name of a key; answers of one reducer differ
+                in shape.
+            TypeError: a value that is no reducer.
+            OutputMismatch: `out` has too few rows or other dtypes.
+            Exception: as `tdmap.map`.
+        """
+        parts = self._parts(reducers)
+        execution = Execution.of(**options)
+        policy = policy_for(None, None, retries, timeout, undo=False)
+        forms = {name: grouped_form(part, name) for name, part in parts.items()}
+        keyed = prepare(self._data, self._spec, "group_by", execution, dropna=self._dropna)
+        payload = _payload(keyed, forms)
+        reduction = _Reduction(keyed, forms, payload, execution, policy)
+        return self._to_output(out, keyed, lambda spill: reduction.run(spill, chunksize), execution, True)
+
+    def map_groups(
+        self,
+        fn: Callable[[Any], Any],
+        *,
+        out: Data | str | os.PathLike[str] | None = None,
+        chunksize: int | None = None,
+        retries: int = 2,
+        timeout: float | None = None,
+        **options: Unpack[WorkerOptions],
+    ) -> Data:
+        """Apply a function to each group, and put what it returns one after the other, in the order of the keys.
+
+        Rows go through files, a range of keys at a time. The rows of a group that is larger than
+        `tdmap.bykey.mapping.HEAP_BYTES` are mapped from such a file, so that they need not fit into memory.
+
+        Args:
+            fn: called with all rows of a group, in the order of the dataset, as a collection like `data`, which is the
+                function's own. It returns rows (any number, the same entries in each call), one row (a
+                collection of batch size `[]`), or None.
+            out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room.
+            chunksize, retries, timeout, options: as `reduce`.
+
+        Returns:
+            The rows that the function returned, sorted by key.
+
+        Raises:
+            KeyError: there is no such entry; names those that there are.
+            ValueError: a key is NaN; or no call returned any rows, so that nothing tells what the result looks like.
+            OutputMismatch: results differ in entries, dtypes or shapes.
+            Exception: whatever `fn` raised, with a note that names the key.
+
+        Example:
+            >>> data = TensorDict({"shop": torch.tensor([7, 3, 7]), "sold": torch.tensor([1.0, 2.0, 3.0])}, [3])
+            >>> group_by(data, "shop").map_groups(lambda rows: rows[rows["sold"].argmax()], num_workers=0)["sold"]
+            tensor([2., 3.])
+        """
+        if not callable(fn):
+            raise TypeError(f"map_groups needs a function, got {fn!r}.")
+        execution = Execution.of(**options)
+        policy = policy_for(None, None, retries, timeout, undo=False)
+        keyed = prepare(self._data, self._spec, "group_by", execution, dropna=self._dropna)
+
+        def run(spill: Spill) -> tuple[Pieces, Schema | None]:
+            return _map_groups(keyed, self._data, fn, spill, execution, policy, chunksize)
+
+        return self._to_output(out, keyed, run, execution, False)
+
+    def _parts(self, reducers: Any) -> dict[str, Any]:
+        parts = reducers if isinstance(reducers, Mapping) else {"result": reducers}
+        if not parts:
+            raise ValueError('reduce needs at least one reducer: pass {"n": tdmap.reducers.Count()}, for one.')
+        for name in parts:
+            if not isinstance(name, str):
+                raise TypeError(f"the names of reducers are strings: got {name!r}.")
+            if name in [one if isinstance(one, str) else one[0] for one in self._spec.names]:
+                raise ValueError(f"the reducer {name!r} has the name of a key: give it another one.")
+        return dict(parts)
+
+    def _to_output(
+        self,
+        out: Data | str | os.PathLike[str] | None,
+        keyed: KeyedData,
+        run: Callable[[Spill], tuple[Pieces, Schema | None]],
+        execution: Execution,
+        has_keys: bool,
+    ) -> Data:
+        strings = has_keys and any(label is not None for label in keyed.labels)
+        path = out if strings and isinstance(out, (str, os.PathLike)) else None
+        target = Output(out, self._data)
+        target.claim()
+        output = Output(None, self._data) if path is not None else target
+        with Spill(spill_folder(output, self._spill_dir)) as spill:
+            try:
+                pieces, empty = run(spill)
+                schema = pieces.schema or empty
+                if schema is None:
+                    raise ValueError(
+                        "map_groups: the function returned no rows for any group, so nothing tells what the result "
+                        "looks like. Return an empty TensorDict with its entries instead of None."
+                    )
+                found = pieces.all
+                nbytes = sum(piece.rows for piece in found) * sum(schema.row_bytes)
+                place_pieces(found, schema, spill, output, light(execution, nbytes // 8))
+                spill.remove()  # first: it may lie in the folder that is to be whole
+                result = output.result()
+            except BaseException:
+                target.discard()
+                raise
+        if strings:
+            result = _with_strings(result, keyed)
+        return result if path is None else result.memmap(path)
+
+
+def _with_strings(result: Data, keyed: KeyedData) -> Data:
+    """The strings that the numbers of key columns stand for."""
+    for name, labels in zip(keyed.names, keyed.labels):
+        numbers = result.get(name, None) if labels is not None else None
+        if labels is not None and isinstance(numbers, Tensor):
+            result = result.copy() if result.is_locked else result
+            result.set(name, [labels[number] for number in numbers.tolist()])
+    return result
+
+
+# -- reduce ------------------------------------------------------------------------------------------
+
+
+def _payload(keyed: KeyedData, forms: Mapping[str, Grouped]) -> tuple[Key, ...] | None:
+    """The entries that reducers read; None for all of them."""
+    data = keyed.data
+    if isinstance(data, Tensor):
+        return None
+    names: list[Key] = []
+    for name, form in forms.items():
+        if form.key is not None:
+            require_entry(data, form.key, f"the entry of the reducer {name!r}")
+            names.append(form.key)
+        elif form.reads_rows:
+            return None
+    return tuple(dict.fromkeys(names))
+
+
+class _Reduction:
+    """One call of `reduce`."""
+
+    def __init__(
+        self,
+        keyed: KeyedData,
+        forms: dict[str, Grouped],
+        payload: tuple[Key, ...] | None,
+        execution: Execution,
+        policy: Policy,
+    ) -> None:
+        self.keyed = keyed
+        self.forms = forms
+        self.payload = payload
+        self.execution = execution
+        self.policy = policy
+
+    def run(self, spill: Spill, chunksize: int | None) -> tuple[Pieces, Schema]:
+        """The answers, as pieces in files, and what they look like."""
+        keyed, execution = self.keyed, self.execution
+        source = _source(keyed, self.payload)
+        rows = select(source, self.payload)
+        example = schema_of(rows)
+        empty = take_apart(empty_answer(keyed, self.forms, example)).schema
+        plan = plan_rows(int(source.shape[0]), data_row_bytes(source, int(source.shape[0])), chunksize)
+        if not plan.length:
+            return Pieces(), empty
+        share, groups = keyed.distinct_share(plan)
+        combine = share <= COMBINE_SHARE and not any(form.objects for form in self.forms.values())
+        shapes = state_shapes(self.forms, example) if combine else [Shape.of(column) for column in columns_of(example)]
+        rows_left = plan.num_chunks * groups if combine else plan.length
+        row_bytes = 8 * keyed.codec.num_words + sum(shape.nbytes for shape in shapes)
+        parts = count_partitions(rows_left * row_bytes)
+        splits = keyed.splits(parts)
+        cut = CutChunk(keyed.reader, spill, splits, self.payload, self.forms if combine else None)
+        runs = _run_cut(source, plan, cut, execution, self.policy)
+        partitions = Partitions(spill, runs, keyed.codec.num_words, shapes)
+        reduce = ReducePartition(keyed.names, keyed.codec, partitions, self.forms, example, combine)
+        heavy = any(form.objects for form in self.forms.values())
+        crew = execution if heavy else light(execution, partitions.nbytes)
+        return _each_partition(splits, reduce, spill, crew, self.policy), empty
+
+
+def _source(keyed: KeyedData, payload: tuple[Key, ...] | None) -> Data:
+    """What chunks are cut from: the entries that matter, as far as that is known."""
+    data = keyed.data
+    spec = keyed.reader.spec
+    if payload is not None and spec.fn is None:
+        return select(data, [*spec.names, *(name for name in payload if name not in spec.names)])
+    if not is_columnar(data) and payload is None:
+        raise TypeError(
+            "a reducer that is not ready-made reads whole rows, and these are not all tensors of one length: "
+            "group_by(data.select(...)) with the entries that it needs, or use map_groups(fn)."
+        )
+    return data
+
+
+def _run_cut(
+    source: Data, plan: ChunkPlan, cut: Callable[..., Any], execution: Execution, policy: Policy
+) -> list[Any]:
+    crew = light(execution, 0) if plan.num_chunks == 1 else execution
+    runs: list[Any] = crew.run(Job(Source(source), plan, cut, policy), Collect())
+    return runs
+
+
+def _each_partition(
+    splits: Splits, fn: Callable[..., Any], spill: Spill, execution: Execution, policy: Policy
+) -> Pieces:
+    pieces = Pieces()
+    numbers = torch.arange(splits.count)
+    execution.run(Job(Source(numbers), ChunkPlan(splits.count, 1), SpillRows(fn, spill), policy), pieces)
+    return pieces
+
+
+# -- map_groups --------------------------------------------------------------------------------------
+
+
+def _map_groups(
+    keyed: KeyedData,
+    data: Data,
+    fn: Callable[[Any], Any],
+    spill: Spill,
+    execution: Execution,
+    policy: Policy,
+    chunksize: int | None,
+) -> tuple[Pieces, Schema | None]:
+    length = int(data.shape[0])
+    if not length:
+        return Pieces(), take_apart(narrow(data, 0, 0, 0)).schema
+    whole = is_columnar(data)
+    row_bytes = data_row_bytes(data, length)
+    plan = plan_rows(length, row_bytes, chunksize)
+    splits = keyed.splits(count_partitions(length * row_bytes, at_least=64))
+    # The rows themselves are the user's, without the numbers of strings.
+    payload = None if keyed.data is data else tuple(data.keys())
+    cut = CutChunk(keyed.reader, spill, splits, payload, None, by_number=not whole)
+    runs = _run_cut(keyed.data, plan, cut, execution, policy)
+    example = schema_of(data) if whole else None
+    shapes = [Shape.of(column) for column in columns_of(example)] if whole else [Shape(torch.int64, ())]
+    partitions = Partitions(spill, runs, keyed.codec.num_words, shapes)
+    work = MapPartition(fn, keyed.codec, keyed.labels, partitions, example if whole else data, whole)
+    return _each_partition(splits, work, spill, execution, policy), None

@@ -1,0 +1,146 @@
+"""What workers do for `group_by(...).map_groups(fn)`: call the function with each group of a partition."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdmap._data import Data, data_row_bytes, is_data, narrow
+from tdmap.bykey.codec import KeyCodec
+from tdmap.bykey.order import Words, group_starts, stable_order, take
+from tdmap.bykey.rows import Shape, reordered, with_columns
+from tdmap.bykey.spilling import Partitions
+from tdmap.errors import OutputMismatch, add_note
+from tdmap.job import function_name
+from tdmap.schema import Schema, take_apart
+from tensordict_lite.memmap.mapping import map_file
+
+HEAP_BYTES = 256 << 20
+"""A partition of more bytes is put in order in a file, and mapped."""
+
+BLOCK_BYTES = 8 << 20
+"""Results are handed on when they are so many bytes."""
+
+
+class MapPartition:
+    """What a worker calls with the number of a partition.
+
+    Args:
+        fn: the user's function.
+        codec: of the keys, for messages.
+        labels: strings that numbers of key columns stand for.
+        partitions: the runs.
+        rows: no rows of the dataset; or the dataset, when runs hold the numbers of rows.
+        whole: runs hold rows.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[[Any], Any],
+        codec: KeyCodec,
+        labels: tuple[list[str] | None, ...],
+        partitions: Partitions,
+        rows: Data,
+        whole: bool,
+    ) -> None:
+        self.fn = fn
+        self.codec = codec
+        self.labels = labels
+        self.partitions = partitions
+        self.rows = rows
+        self.whole = whole
+        self.__qualname__ = function_name(fn)
+
+    def __call__(self, numbers: Tensor) -> Iterator[Data]:
+        partition = int(numbers[0])
+        rows = int(self.partitions.rows[partition])
+        if not rows:
+            return
+        if self.whole and rows * self.partitions.row_bytes > HEAP_BYTES:
+            words, columns = self._mapped(partition)
+        else:
+            words, columns = self.partitions.read(partition)
+            order, words = stable_order(words)
+            columns = [reordered(column, order) for column in columns]
+        starts = group_starts(words)
+        yield from self._results(columns, starts.tolist(), [*starts[1:].tolist(), rows], take(words, starts))
+
+    def _results(self, columns: list[Tensor], starts: list[int], stops: list[int], keys: Words) -> Iterator[Data]:
+        """Results of consecutive groups, several at a time."""
+        waiting: list[Data] = []
+        schema: Schema | None = None
+        nbytes = 0
+        ordered = with_columns(self.rows, columns, stops[-1]) if self.whole else None
+        for group, (start, stop) in enumerate(zip(starts, stops)):
+            if ordered is not None:
+                rows = narrow(ordered, 0, start, stop)
+            else:
+                rows = self.rows[columns[0][start:stop]]
+            try:
+                result = self.fn(rows)
+                if result is None:
+                    continue
+                if is_data(result) and not len(result.shape):
+                    result = result.unsqueeze(0)
+                found = take_apart(result).schema
+                schema = found if schema is None else schema
+                difference = "" if found is schema or found.fields == schema.fields else schema.difference(found)
+                if difference:
+                    raise OutputMismatch(f"results must look alike to go into one dataset, and {difference}.")
+            except Exception as error:
+                add_note(error, f"in the group of the key {self._key(keys, group)} ({stop - start} rows)")
+                raise
+            waiting.append(result)
+            nbytes += data_row_bytes(result, 1)
+            if nbytes > BLOCK_BYTES:
+                yield _joined(waiting)
+                waiting, nbytes = [], 0
+        if waiting:
+            yield _joined(waiting)
+
+    def _key(self, keys: Words, group: int) -> str:
+        values = []
+        for column, labels in zip(self.codec.decode([word[group : group + 1] for word in keys]), self.labels):
+            value: Any = column.reshape(-1).tolist()
+            value = value[0] if len(value) == 1 else bytes(value)
+            values.append(repr(value if labels is None else labels[value]))
+        return ", ".join(values)
+
+    def _mapped(self, partition: int) -> tuple[Words, list[Tensor]]:
+        """A partition in order, in files that are gone as soon as nobody maps them; only words are in memory."""
+        order, words = stable_order(self.partitions.read_words(partition))
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        shapes = self.partitions.shapes[self.partitions.num_words :]
+        folder = str(self.partitions.spill.folder)
+        columns = [_file_column(folder, f"{os.getpid()}-{partition}-{n}", s, len(order)) for n, s in enumerate(shapes)]
+        at = 0
+        for first, last in self.partitions.batches(partition, HEAP_BYTES // 8):
+            part_words, parts = self.partitions.read(partition, first, last)
+            rows = torch.from_numpy(place[at : at + len(part_words[0])])
+            for column, part in zip(columns, parts):
+                column[rows] = part
+            at += len(rows)
+        return words, columns
+
+
+def _file_column(folder: str, name: str, shape: Shape, rows: int) -> Tensor:
+    path = os.path.join(folder, name + ".group")
+    nbytes = rows * shape.nbytes
+    with open(path, "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, max(nbytes, 1))
+    storage = map_file(path, max(nbytes, 1))
+    os.unlink(path)
+    size = torch.Size((rows, *shape.row))
+    stride = torch.empty(size, device="meta").stride()
+    return torch.empty(0, dtype=shape.dtype).set_(storage, 0, size, stride)
+
+
+def _joined(results: list[Data]) -> Data:
+    return results[0] if len(results) == 1 else torch.cat(results, 0)
+

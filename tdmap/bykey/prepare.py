@@ -1,0 +1,239 @@
+"""What every operation by key begins with: the key is found, a sample is read, and the work is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdmap._data import Data, data_row_bytes, is_data, narrow
+from tdmap.bykey.codec import KeyCodec
+from tdmap.bykey.keys import KeyReader, KeySpec, sample_rows
+from tdmap.bykey.order import Words, group_starts, stable_order
+from tdmap.bykey.splits import Splits
+from tdmap.execution import Execution
+from tdmap.job import Job, Policy, Source
+from tdmap.plan import ChunkPlan
+from tdmap.reducers.base import Key
+from tdmap.runtime.shm import anonymous_tensor
+from tdmap.sinks import Collect
+from tensordict_lite import TensorDict
+
+CHUNK_ROWS = 1 << 18
+"""Rows of a chunk: sorting so many stays in the second-level cache."""
+
+LARGE_CHUNK_ROWS = 1 << 20
+"""Of a dataset with so many rows that its runs would be cut into small pieces."""
+
+CHUNK_BYTES = 32 << 20
+"""Bytes of a chunk, at most."""
+
+PARTITION_BYTES = 4 << 20
+"""Bytes of a partition, as long as there are not many."""
+
+MANY_PARTITIONS = 256
+"""From here on partitions grow,"""
+
+LARGE_PARTITION_BYTES = 64 << 20
+"""up to so many bytes."""
+
+LIGHT_BYTES = 4 << 20
+"""Work on so few bytes is done in the caller: workers would cost more than they save."""
+
+SAMPLE_RUNS, SAMPLE_RUN = 256, 64
+"""Rows that are sampled: so many runs of so many."""
+
+SAMPLE_BYTES = 32 << 20
+"""And the bytes of them, at most, where a function needs whole rows."""
+
+
+def require_rows(data: Data, what: str) -> None:
+    """Raise TypeError unless `data` has rows."""
+    if not is_data(data) or not len(data.shape):
+        found = f"one of shape {tuple(data.shape)}" if is_data(data) else f"a {type(data).__name__}"
+        raise TypeError(
+            f"{what} needs a tensor or a collection of tensors with its rows in dimension 0: got {found}."
+        )
+
+
+def plan_rows(length: int, row_bytes: int, chunksize: int | None = None) -> ChunkPlan:
+    """Large chunks, of bounded bytes; a function of the data alone.
+
+    Raises:
+        ValueError: `chunksize` is out of range.
+    """
+    if chunksize is not None:
+        if isinstance(chunksize, bool) or not isinstance(chunksize, int) or chunksize < 1:
+            raise ValueError(f"chunksize must be an integer of at least 1: got {chunksize!r}.")
+        return ChunkPlan(length, chunksize)
+    most = LARGE_CHUNK_ROWS if length >= 64 * LARGE_CHUNK_ROWS else CHUNK_ROWS
+    spread = max(-(-length // 16), 1024)
+    return ChunkPlan(length, max(min(most, spread, CHUNK_BYTES // max(row_bytes, 1)), 1))
+
+
+def count_partitions(nbytes: int, at_least: int = 1) -> int:
+    """How many partitions for so many bytes."""
+    parts = -(-nbytes // PARTITION_BYTES)
+    if parts > MANY_PARTITIONS:
+        parts = max(-(-nbytes // LARGE_PARTITION_BYTES), MANY_PARTITIONS)
+    return max(parts, at_least, 1)
+
+
+def light(execution: Execution, nbytes: int, plan: ChunkPlan | None = None) -> Execution:
+    """The execution itself, or the caller alone where there is little to do."""
+    if nbytes > LIGHT_BYTES or (plan is not None and plan.num_chunks > 1 and nbytes):
+        return execution
+    return replace(execution, executor="serial", pool=None, num_workers=None, max_tasks_per_child=None)
+
+
+@dataclass(frozen=True)
+class KeyedData:
+    """A dataset whose keys can be read."""
+
+    data: Data
+    reader: KeyReader
+    sample: Words
+    """Of evenly spread rows; those with a NaN that is to be left out are not among them."""
+    labels: tuple[list[str] | None, ...]
+    """For each column of strings, the strings that the numbers of the column stand for."""
+    names: tuple[Key, ...]
+    """What the columns are called in a result."""
+
+    @property
+    def codec(self) -> KeyCodec:
+        """How keys are encoded."""
+        return self.reader.codec
+
+    def splits(self, parts: int) -> Splits:
+        """At most `parts` ranges of keys with about as many rows each."""
+        return Splits.of_sample(self.sample, parts)
+
+    def distinct_share(self, plan: ChunkPlan) -> tuple[float, int]:
+        """The share and the number of distinct keys in a chunk from the middle."""
+        begin, end = plan.rows(plan.num_chunks // 2)
+        words, _ = self.quiet.read(narrow(self.data, 0, begin, end), begin)
+        if not len(words[0]):
+            return 0.0, 0
+        groups = len(group_starts(stable_order(words)[1]))
+        return groups / len(words[0]), groups
+
+    @property
+    def quiet(self) -> KeyReader:
+        """A reader for samples: a NaN is reported by the worker that meets it."""
+        return replace(self.reader, dropna=True if self.reader.dropna is None else self.reader.dropna)
+
+
+def prepare(
+    data: Data,
+    spec: KeySpec,
+    what: str,
+    execution: Execution,
+    *,
+    dropna: bool | None = None,
+    descending: tuple[bool, ...] = (),
+) -> KeyedData:
+    """Find the key of a dataset, encode strings, and read a sample.
+
+    Raises:
+        KeyError, TypeError, ValueError: there is no such key, or it cannot be one.
+    """
+    require_rows(data, what)
+    spec.require(data, what)
+    names = spec.names
+    length = int(data.shape[0])
+    first = spec.values(narrow(data, 0, 0, min(length, 1)))
+    labels: tuple[list[str] | None, ...] = (None,) * len(first)
+    if any(isinstance(value, list) for value in first):
+        data, spec, labels = _number_strings(data, spec, execution)
+        first = spec.values(narrow(data, 0, 0, min(length, 1)))
+    reader = KeyReader(spec, spec.codec(first, descending), dropna, what)
+    keyed = KeyedData(data, reader, [], labels, names)
+    return replace(keyed, sample=_sample(keyed, length))
+
+
+def _sample(keyed: KeyedData, length: int) -> Words:
+    data, spec = keyed.data, keyed.reader.spec
+    if spec.fn is None:
+        data, runs = _entries(data, spec.names), SAMPLE_RUNS
+    else:
+        affordable = SAMPLE_BYTES // max(data_row_bytes(data, length), 1)
+        runs = max(min(SAMPLE_RUNS, affordable // SAMPLE_RUN), 2)
+    rows = sample_rows(length, runs, SAMPLE_RUN)
+    return keyed.quiet.read(data[rows], 0)[0]
+
+
+def _entries(data: Data, names: Sequence[Key]) -> Data:
+    """A collection of some entries alone."""
+    found = TensorDict({}, [data.shape[0]])
+    for name in names:
+        found.set(name, data.get(name))
+    return found
+
+
+# -- strings -----------------------------------------------------------------------------------------
+
+NUMBERED = "__key_{}__"
+"""Entry that stands for a column of strings."""
+
+
+class NumberChunk:
+    """What a worker calls: the distinct strings of a chunk, and which of them each row has."""
+
+    takes_start = True
+
+    def __init__(self, spec: KeySpec) -> None:
+        self.spec = spec
+
+    def __call__(self, chunk: Data, start: int = 0) -> list[tuple[list[str], Tensor] | Tensor]:
+        return [_numbered(value) if isinstance(value, list) else value for value in self.spec.values(chunk)]
+
+
+def _numbered(values: list[str]) -> tuple[list[str], Tensor]:
+    numbers: dict[str, int] = {}
+    rows = [numbers.setdefault(value, len(numbers)) for value in values]
+    return list(numbers), torch.tensor(rows, dtype=torch.int32)
+
+
+def _number_strings(
+    data: Data, spec: KeySpec, execution: Execution
+) -> tuple[Data, KeySpec, tuple[list[str] | None, ...]]:
+    """The dataset with an int64 column for each column of strings: their numbers in sorted order."""
+    length = int(data.shape[0])
+    plan = plan_rows(length, data_row_bytes(data, length))
+    source = data if spec.fn is not None else _entries(data, spec.names)
+    chunks = light(execution, 0 if plan.num_chunks == 1 else 1, plan).run(
+        Job(Source(source), plan, NumberChunk(spec), Policy(undo=False)), Collect()
+    )
+    added: dict[str, Tensor] = {}
+    names: list[Key] = []
+    labels: list[list[str] | None] = []
+    for index, parts in enumerate(zip(*chunks)):
+        name = NUMBERED.format(index)
+        if isinstance(parts[0], Tensor):
+            labels.append(None)
+            names.append(name if spec.fn is not None else spec.names[index])
+            if spec.fn is not None:
+                added[name] = torch.cat(parts)
+            continue
+        known = sorted({value for strings, _ in parts for value in strings})
+        numbers = {value: number for number, value in enumerate(known)}
+        column = anonymous_tensor(8 * length).view(torch.int64)
+        at = 0
+        for strings, rows in parts:
+            table = np.array([numbers[value] for value in strings], dtype=np.int64)
+            column[at : at + len(rows)] = torch.from_numpy(table[rows.numpy()])
+            at += len(rows)
+        added[name] = column
+        names.append(name)
+        labels.append(known)
+    if isinstance(data, Tensor):
+        raise TypeError("a plain tensor cannot be grouped by strings: make it an entry of a TensorDict.")
+    wider = data.copy() if not data.is_locked else data.clone(False)
+    for name, column in added.items():
+        wider.set(name, column)
+    return wider, KeySpec(tuple(names)), tuple(labels)
+

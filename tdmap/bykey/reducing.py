@@ -1,0 +1,199 @@
+"""What workers do for `group_by(...).reduce(...)`: cut chunks into runs, and reduce partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdmap._data import Data, is_data, narrow
+from tdmap.bykey.aggregates import Grouped, States, join_states, pick
+from tdmap.bykey.codec import KeyCodec
+from tdmap.bykey.keys import KeyReader
+from tdmap.bykey.order import Words, group_starts, joined, stable_order, take
+from tdmap.bykey.prepare import KeyedData
+from tdmap.bykey.rows import Shape, columns_of, gather, reordered, with_columns
+from tdmap.bykey.spilling import Partitions, Run, write_run
+from tdmap.bykey.splits import Splits
+from tdmap.reducers.base import Key
+from tdmap.runtime.spill import Spill
+from tensordict_lite import TensorDict
+
+BATCH_BYTES = 64 << 20
+"""A partition is reduced in batches of so many bytes."""
+
+
+class CutChunk:
+    """What a worker calls with each chunk.
+
+    Args:
+        reader: finds the keys.
+        spill: where the run goes.
+        splits: the ranges of keys.
+        payload: entries that are kept of a row; None for all.
+        forms: reduce the chunk to states, one row a key; None keeps the rows themselves.
+        by_number: keep the numbers of rows instead of the rows.
+    """
+
+    takes_start = True
+    __qualname__ = "group_by"
+
+    def __init__(
+        self,
+        reader: KeyReader,
+        spill: Spill,
+        splits: Splits,
+        payload: Sequence[Key] | None,
+        forms: Mapping[str, Grouped] | None,
+        by_number: bool = False,
+    ) -> None:
+        self.reader = reader
+        self.spill = spill
+        self.splits = splits
+        self.payload = payload
+        self.forms = forms
+        self.by_number = by_number
+
+    def __call__(self, chunk: Data, start: int = 0) -> Run | None:
+        words, kept = self.reader.read(chunk, start)
+        if not len(words[0]):
+            return None
+        if self.by_number:
+            numbers = torch.arange(start, start + len(chunk))
+            return write_run(self.spill, self.splits, words, [numbers if kept is None else numbers[kept]])
+        rows = select(chunk, self.payload)
+        if kept is not None:
+            rows = gather(rows, kept)
+        if self.forms is None:
+            return write_run(self.spill, self.splits, words, columns_of(rows))
+        order, words = stable_order(words)
+        starts = group_starts(words)
+        states = update_all(self.forms, gather(rows, order), starts)
+        return write_run(self.spill, self.splits, take(words, starts), [column for s in states for column in s])
+
+
+def select(data: Data, names: Sequence[Key] | None) -> Data:
+    """The entries that are wanted; None for all of them."""
+    if names is None:
+        return data
+    found = TensorDict({}, data.shape[:1])
+    for name in names:
+        found.set(name, data.get(name))
+    return found
+
+
+def update_all(forms: Mapping[str, Grouped], rows: Data, starts: Any) -> list[States]:
+    """The states of groups, for each reducer."""
+    return [form.update(rows, starts) for form in forms.values()]
+
+
+def _one_row(example: Data) -> Data:
+    """A row of zeros with the schema of `example`."""
+    columns = [torch.zeros((1, *column.shape[1:]), dtype=column.dtype) for column in columns_of(example)]
+    return with_columns(example, columns, 1)
+
+
+def state_shapes(forms: Mapping[str, Grouped], example: Data) -> list[Shape]:
+    """What the columns of states are."""
+    states = update_all(forms, _one_row(example), np.zeros(1, dtype=np.int64))
+    return [Shape.of(column) for state in states for column in state]
+
+
+def empty_answer(keyed: KeyedData, forms: Mapping[str, Grouped], example: Data) -> Data:
+    """The answer for no rows at all; also a trial of every reducer on a row of zeros, in the caller."""
+    states = update_all(forms, _one_row(example), np.zeros(1, dtype=np.int64))
+    words = [np.zeros(1, dtype=np.uint64) for _ in range(keyed.codec.num_words)]
+    return narrow(answer_of(key_entries(keyed.names, keyed.codec, words), forms, states, 1), 0, 0, 0)
+
+
+def answer_of(keys: Mapping[Any, Tensor], forms: Mapping[str, Grouped], states: Sequence[States], groups: int) -> Data:
+    """Key columns and answers as one collection."""
+    answer = TensorDict({}, [groups])
+    for name, column in keys.items():
+        answer.set(name, column)
+    for (result, form), state in zip(forms.items(), states):
+        found = form.finish(state)
+        if not is_data(found) or not len(found.shape) or found.shape[0] != groups:
+            raise ValueError(
+                f"the reducer {result!r}: finish() must return one row a group ({groups}), as a tensor or a "
+                f"collection: got {type(found).__name__} {list(getattr(found, 'shape', []))}."
+            )
+        answer.set(result, found)
+    return answer
+
+
+class ReducePartition:
+    """What a worker calls with the number of a partition.
+
+    Args:
+        names: what key columns are called.
+        codec: of the keys.
+        partitions: the runs.
+        forms: the reducers.
+        example: no rows of the payload.
+        combined: runs hold states instead of rows.
+    """
+
+    __qualname__ = "group_by.reduce"
+
+    def __init__(
+        self,
+        names: tuple[Key, ...],
+        codec: KeyCodec,
+        partitions: Partitions,
+        forms: Mapping[str, Grouped],
+        example: Data,
+        combined: bool,
+    ) -> None:
+        self.names = names
+        self.codec = codec
+        self.partitions = partitions
+        self.forms = forms
+        self.example = example
+        self.combined = combined
+
+    def __call__(self, numbers: Tensor) -> Data | None:
+        partition = int(numbers[0])
+        found: tuple[Words, list[States]] | None = None
+        for first, last in self.partitions.batches(partition, BATCH_BYTES):
+            batch = self._batch(partition, first, last)
+            found = batch if found is None else self._merge(found, batch)
+        if found is None:
+            return None
+        words, states = found
+        return answer_of(key_entries(self.names, self.codec, words), self.forms, states, len(words[0]))
+
+    def _batch(self, partition: int, first: int, last: int) -> tuple[Words, list[States]]:
+        words, columns = self.partitions.read(partition, first, last)
+        order, words = stable_order(words)
+        starts = group_starts(words)
+        columns = [reordered(column, order) for column in columns]
+        if self.combined:
+            return take(words, starts), self._fold(self._apart(columns), starts)
+        rows = with_columns(self.example, columns, len(order))
+        return take(words, starts), update_all(self.forms, rows, starts)
+
+    def _apart(self, columns: list[Tensor]) -> list[States]:
+        """The columns of states, by reducer."""
+        at, found = iter(columns), []
+        for states in update_all(self.forms, _one_row(self.example), np.zeros(1, dtype=np.int64)):
+            found.append(tuple(next(at) for _ in states))
+        return found
+
+    def _fold(self, states: list[States], starts: Any) -> list[States]:
+        return [form.fold(state, starts) for form, state in zip(self.forms.values(), states)]
+
+    def _merge(self, a: tuple[Words, list[States]], b: tuple[Words, list[States]]) -> tuple[Words, list[States]]:
+        order, words = stable_order(joined([a[0], b[0]]))
+        starts = group_starts(words)
+        order = order.astype(np.int64)
+        states = [pick(join_states(pair), order) for pair in zip(a[1], b[1])]
+        return take(words, starts), self._fold(states, starts)
+
+
+def key_entries(names: tuple[Key, ...], codec: KeyCodec, words: Words) -> dict[Any, Tensor]:
+    """The key columns of a result."""
+    return dict(zip(names, codec.decode(words)))

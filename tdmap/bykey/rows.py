@@ -1,0 +1,79 @@
+"""Rows as columns, which can be cut, sorted and written to files one by one, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tdmap._data import Data, is_dense, narrow, tensors_of
+from tdmap.bykey.order import Order
+
+
+def is_columnar(data: Data) -> bool:
+    """Whether the rows of every entry lie along dimension 0 of a tensor, or are all the same object."""
+    if isinstance(data, Tensor):
+        return data.layout is torch.strided and data.device.type == "cpu" and not data.is_quantized
+    if not is_dense(data):
+        return bool(getattr(data, "_is_non_tensor", False)) and type(data._source) is dict and not data._source
+    return all(is_columnar(value) for value in data._source.values())
+
+
+def columns_of(data: Data) -> list[Tensor]:
+    """The columns of a columnar collection."""
+    return [column.detach() for column in tensors_of(data)]
+
+
+def with_columns(example: Data, columns: Iterable[Tensor], rows: int) -> Data:
+    """A collection like `example` with other columns, in the order of `columns_of`, of `rows` rows."""
+    return _rebuild(example, iter(columns), rows)
+
+
+def _rebuild(example: Data, columns: Iterator[Tensor], rows: int) -> Data:
+    if isinstance(example, Tensor):
+        return next(columns)
+    source = {key: _rebuild(value, columns, rows) for key, value in example._source.items()}
+    return example._rebuild(source, torch.Size((rows, *example._batch_size[1:])), example._names)
+
+
+def reordered(column: Tensor, order: Order) -> Tensor:
+    """Some rows of a column, as a copy."""
+    if column.dim() == 1 and column.dtype in (torch.int64, torch.float64):
+        return torch.from_numpy(column.numpy()[order])  # numpy takes any integers as they are
+    index = torch.from_numpy(order)
+    return column.index_select(0, index if index.dtype in (torch.int32, torch.int64) else index.to(torch.int64))
+
+
+def gather(data: Data, order: Order) -> Data:
+    """Some rows of a columnar collection, as a copy."""
+    return with_columns(data, [reordered(column, order) for column in columns_of(data)], len(order))
+
+
+def schema_of(data: Data) -> Data:
+    """No rows of a columnar collection, in memory of their own."""
+    none = narrow(data, 0, 0, 0)
+    return with_columns(none, [column.clone() for column in columns_of(none)], 0)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What one row of a column is."""
+
+    dtype: torch.dtype
+    row: tuple[int, ...]
+
+    @classmethod
+    def of(cls, column: Tensor) -> Shape:
+        """Of a column."""
+        return cls(column.dtype, tuple(column.shape[1:]))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a row."""
+        return torch.Size(self.row).numel() * self.dtype.itemsize
+
+    def empty(self, rows: int) -> Tensor:
+        """Room for rows."""
+        return torch.empty((rows, *self.row), dtype=self.dtype)

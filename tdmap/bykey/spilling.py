@@ -1,0 +1,128 @@
+"""Rows on their way from chunks to partitions: every chunk leaves a run in files, ordered by partition.
+
+    chunk 0 ──► | p0 | p1 ... | pn |   a run: for each column one extent
+    chunk 1 ──► | p0 |  p1 ... |pn |
+                  └────┬───┘
+                partition 0 = its part of each run, in the order of the chunks
+
+So a partition has its rows in the order of the dataset, whoever wrote the runs and however often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tdmap.bykey.order import Order, Words, stable_order
+from tdmap.bykey.rows import Shape, reordered
+from tdmap.bykey.splits import Splits
+from tdmap.runtime.spill import Extent, Spill
+
+
+class Run(NamedTuple):
+    """What one chunk left."""
+
+    counts: NDArray[np.int64]
+    """Rows of each partition."""
+    extents: tuple[Extent, ...]
+    """One a column."""
+
+
+def by_partition(ids: NDArray[Any], count: int) -> tuple[Order | None, NDArray[np.int64]]:
+    """The order that puts rows by partition, None when they are already, and the rows of each partition."""
+    counts = np.bincount(ids, minlength=count).astype(np.int64)
+    if count == 1 or not bool((ids[1:] < ids[:-1]).any()):
+        return None, counts
+    return stable_order([ids.astype(np.uint64)])[0], counts
+
+
+def write_run(spill: Spill, splits: Splits, words: Words, columns: Sequence[Tensor]) -> Run:
+    """Write rows by partition: their words, and their other columns."""
+    order, counts = by_partition(splits.ids(words), splits.count)
+    tensors = [torch.from_numpy(word.view(np.int64)) for word in words]
+    tensors += [column.detach() for column in columns]
+    if order is not None:
+        tensors = [reordered(tensor, order) for tensor in tensors]
+    return Run(counts, tuple(spill.append([tensor.contiguous() for tensor in tensors])))
+
+
+class Partitions:
+    """All runs of a job, read by partition; travels to workers as numbers and names of files.
+
+    Args:
+        spill: where they are.
+        runs: one a chunk, in order; chunks without rows may lack one.
+        num_words: words of a key.
+        shapes: of the other columns.
+    """
+
+    def __init__(self, spill: Spill, runs: Sequence[Run | None], num_words: int, shapes: Sequence[Shape]) -> None:
+        kept = [run for run in runs if run is not None]
+        self.spill = spill
+        self.num_words = num_words
+        self.shapes = [*(Shape(torch.int64, ()) for _ in range(num_words)), *shapes]
+        self.extents = [run.extents for run in kept]
+        counts = np.stack([run.counts for run in kept]) if kept else np.zeros((0, 1), dtype=np.int64)
+        self.rows: NDArray[np.int64] = counts.sum(0)
+        """Rows of each partition."""
+        ends = np.cumsum(counts, axis=1)
+        self._starts = ends - counts
+        self._counts = counts
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, words included."""
+        return sum(shape.nbytes for shape in self.shapes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return int(self.rows.sum()) * self.row_bytes
+
+    def batches(self, partition: int, max_bytes: int) -> Iterator[tuple[int, int]]:
+        """Consecutive runs whose parts of a partition are of about so many bytes together."""
+        counts = self._counts[:, partition]
+        first, rows, most = 0, 0, max(max_bytes // max(self.row_bytes, 1), 1)
+        for run, count in enumerate(counts.tolist()):
+            if rows and rows + count > most:
+                yield first, run
+                first, rows = run, 0
+            rows += count
+        if rows:
+            yield first, len(counts)
+
+    def read(self, partition: int, first: int = 0, last: int | None = None) -> tuple[Words, list[Tensor]]:
+        """Words and other columns of a partition, from the runs `first..last`, in the order of the dataset."""
+        last = len(self.extents) if last is None else last
+        rows = int(self._counts[first:last, partition].sum())
+        columns = [shape.empty(rows) for shape in self.shapes]
+        self.spill.read_many(self._pieces(partition, first, last, columns))
+        return self._apart(columns)
+
+    def read_words(self, partition: int) -> Words:
+        """The words of a partition alone."""
+        rows = int(self.rows[partition])
+        columns = [shape.empty(rows) for shape in self.shapes[: self.num_words]]
+        self.spill.read_many(self._pieces(partition, 0, len(self.extents), columns))
+        return self._apart(columns)[0]
+
+    def _apart(self, columns: list[Tensor]) -> tuple[Words, list[Tensor]]:
+        words = [column.numpy().view(np.uint64) for column in columns[: self.num_words]]
+        return words, columns[self.num_words :]
+
+    def _pieces(self, partition: int, first: int, last: int, columns: list[Tensor]) -> Iterator[tuple[Extent, Tensor]]:
+        at = 0
+        for run in range(first, last):
+            count = int(self._counts[run, partition])
+            if not count:
+                continue
+            start = int(self._starts[run, partition])
+            for shape, extent, column in zip(self.shapes, self.extents[run], columns):
+                piece = Extent(extent.file, extent.offset + start * shape.nbytes, count * shape.nbytes)
+                yield piece, column[at : at + count]
+            at += count

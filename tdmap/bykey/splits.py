@@ -1,0 +1,85 @@
+"""Where the space of keys is cut, so that partitions are consecutive ranges of keys of about as many rows.
+
+Cuts come from a sample. The id of a row's partition is looked up in a table by the leading bits of its key, which
+costs a shift and a load a row; keys that crowd together below those bits are searched for among the cuts instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdmap.bykey.order import Words, group_starts, search, stable_order, take
+
+BINS = 4096
+"""Entries of the table: it stays in the first-level cache."""
+
+SKEW = 2.0
+"""The table is good enough when no partition of the sample is so many times as large as it should be."""
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Cuts keys into `count` ranges.
+
+    Args:
+        count: partitions.
+        cuts: the first key of each partition but the first one.
+        low, shift, table: partition by the bits of the first word from `shift` on, counted from `low`.
+    """
+
+    count: int
+    cuts: Words
+    low: int = 0
+    shift: int = 0
+    table: NDArray[np.uint32] | None = None
+
+    @classmethod
+    def single(cls) -> Splits:
+        """Everything in one partition."""
+        return cls(1, [])
+
+    @classmethod
+    def of_sample(cls, words: Words, parts: int) -> Splits:
+        """At most `parts` ranges that have about as many rows of the sample each."""
+        _, words = stable_order(words)
+        rows = len(words[0])
+        if parts <= 1 or rows < 2:
+            return cls.single()
+        at = np.unique(np.arange(1, parts) * rows // parts)
+        cuts = take(words, at)
+        cuts = take(cuts, group_starts(cuts))
+        found = cls(len(cuts[0]) + 1, cuts)
+        table = _tabulate(words, parts)
+        if table is None:
+            return found
+        largest = np.bincount(table.ids(words)).max()
+        return table if largest <= SKEW * max(np.bincount(found.ids(words)).max(), rows / parts) else found
+
+    def ids(self, words: Words) -> NDArray[Any]:
+        """The partition of each row, as uint32."""
+        if self.table is not None:
+            word, low = words[0], np.uint64(self.low)
+            bins = (np.maximum(word, low) - low) >> np.uint64(self.shift)
+            np.minimum(bins, np.uint64(BINS - 1), out=bins)
+            return self.table[bins]
+        if self.count == 1:
+            return np.zeros(len(words[0]), dtype=np.uint32)
+        return search(self.cuts, words, right=True).astype(np.uint32)
+
+
+def _tabulate(words: Words, parts: int) -> Splits | None:
+    """The table, from a sorted sample; None when the first word tells nothing."""
+    first = words[0]
+    low, span = int(first[0]), int(first[-1] - first[0])
+    if not span:
+        return None
+    shift = max(span.bit_length() - (BINS.bit_length() - 1), 0)
+    counts = np.bincount(((first - np.uint64(low)) >> np.uint64(shift)).astype(np.int64), minlength=BINS)
+    before = np.cumsum(counts) - counts
+    _, ids = np.unique((before + counts // 2) * parts // len(first), return_inverse=True)
+    table = ids.astype(np.uint32)
+    return Splits(int(table[-1]) + 1, [], low, shift, table)
