@@ -2,7 +2,9 @@
 
 A machine is never quiet, so a figure alone means little. Every case of a benchmark therefore runs once a
 round, in a fresh random order each round, and a ratio between two cases is the median of the ratios *within*
-the rounds: what slows the whole machine for some seconds slows both sides of a ratio.
+the rounds: what slows the whole machine for some seconds slows both sides of a ratio. Where a case times itself
+with a :class:`Stopwatch`, the processor seconds of this process and all its children count too: work that others
+do meanwhile changes them least.
 
 >>> bench = Benchmark("demo", unit="items")
 >>> bench.add("floor", lambda: sum(range(1000)), units=1000, kind="floor")
@@ -28,6 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
+
 RESULTS = Path(__file__).parent / "results"
 
 Kind = Literal["floor", "ours", "reference", "peer"]
@@ -36,6 +40,51 @@ Kind = Literal["floor", "ours", "reference", "peer"]
 Measure = Literal["speed", "time"]
 
 _COLOURS = {"floor": "#7a7a7a", "ours": "#1f77b4", "reference": "#d9822b", "peer": "#c9b458"}
+
+
+class Seconds(float):
+    """Seconds on the clock, with those of the processors."""
+
+    cpu: float
+
+    def __new__(cls, wall: float, cpu: float) -> Seconds:
+        made = super().__new__(cls, wall)
+        made.cpu = cpu
+        return made
+
+
+class Stopwatch:
+    """Times a part of a case, for the case to return.
+
+    >>> with Stopwatch() as watch:
+    ...     _ = sum(range(100_000))
+    >>> watch.seconds > 0 and watch.seconds.cpu >= 0
+    True
+    """
+
+    seconds: Seconds
+
+    def __enter__(self) -> Stopwatch:
+        self._cpu = _cpu_seconds()
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        wall = time.perf_counter() - self._start
+        self.seconds = Seconds(wall, _cpu_seconds() - self._cpu)
+
+
+def _cpu_seconds() -> float:
+    """Processor seconds of this process, its children that have ended, and all that live below it."""
+    own = os.times()
+    total = own.user + own.system + own.children_user + own.children_system
+    for child in psutil.Process().children(recursive=True):
+        try:
+            times = child.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+        except psutil.Error:
+            continue
+    return total
 
 
 @dataclass(frozen=True)
@@ -69,6 +118,8 @@ class Result:
     case: Case
     seconds: list[float] = field(default_factory=list)
     ratio: float | None = None
+    cpu_ratio: float | None = None
+    """The same ratio in processor seconds, where both cases measured them."""
     error: str | None = None
 
     @property
@@ -107,7 +158,7 @@ class Benchmark:
         self.cases: dict[str, Case] = {}
         self.results: dict[str, Result] = {}
         self.settings: dict[str, Any] = {}
-        self._round_seconds: list[dict[str, float]] = []
+        self._round_seconds: list[dict[str, Any]] = []
 
     def add(self, name: str, run: Callable[[], Any], *, units: int, **options: Any) -> None:
         """Add one case; ``options`` are the further fields of :class:`Case`."""
@@ -132,7 +183,7 @@ class Benchmark:
         for number in range(-warmup, rounds):
             shuffled = list(chosen)
             order.shuffle(shuffled)
-            seconds: dict[str, float] = {}
+            seconds: dict[str, Any] = {}
             for case in shuffled:
                 result = self.results[case.name]
                 if result.error is not None or (case.rounds is not None and number >= case.rounds):
@@ -167,10 +218,13 @@ class Benchmark:
                 continue
             scale = self.cases[other].units / result.case.units if result.case.measure == "speed" else 1.0
             pairs = [(s[name], s[other] / scale) for s in self._round_seconds if name in s and other in s]
-            if pairs and result.case.measure == "speed":
-                result.ratio = statistics.median(theirs / mine for mine, theirs in pairs)
-            elif pairs:
-                result.ratio = statistics.median(mine / theirs for mine, theirs in pairs)
+            result.ratio = _median_ratio(pairs, result.case.measure)
+            cpu = [
+                (s[name].cpu, s[other].cpu / scale)
+                for s in self._round_seconds
+                if isinstance(s.get(name), Seconds) and isinstance(s.get(other), Seconds) and s[name].cpu > 0
+            ]
+            result.cpu_ratio = _median_ratio([pair for pair in cpu if pair[1] > 0], result.case.measure)
 
     def geometric_mean(self, kind: Kind = "ours") -> float | None:
         """Geometric mean of the ratios of every case of ``kind``; None where there is none."""
@@ -179,7 +233,7 @@ class Benchmark:
 
     def table(self) -> str:
         """The results as a Markdown table, in the order in which the cases were added."""
-        head = ["case", f"{self.unit}/s", "median", "ratio", "against", "wanted", "met"]
+        head = ["case", f"{self.unit}/s", "median", "ratio", "cpu ratio", "against", "wanted", "met"]
         rows = [_table_row(result) for result in self.results.values()]
         widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
         lines = [f"### {self.title}", "", _line(head, widths), _line(["-" * w for w in widths], widths)]
@@ -195,7 +249,8 @@ class Benchmark:
                 {
                     "name": c.name, "kind": c.kind, "group": c.group, "units": c.units, "median_s": r.median,
                     "rate": r.rate, "seconds": r.seconds, "against": c.against, "measure": c.measure,
-                    "ratio": r.ratio, "wanted": c.wanted, "met": r.met, "error": r.error,
+                    "cpu_seconds": [s.cpu for s in r.seconds if isinstance(s, Seconds)],
+                    "ratio": r.ratio, "cpu_ratio": r.cpu_ratio, "wanted": c.wanted, "met": r.met, "error": r.error,
                 }
             )  # fmt: skip
         return {
@@ -256,6 +311,15 @@ def _time_once(run: Callable[[], float | None]) -> float:
     own = run()
     elapsed = time.perf_counter() - start
     return own if isinstance(own, float) else elapsed
+
+
+def _median_ratio(pairs: list[tuple[float, float]], measure: Measure) -> float | None:
+    """Of (mine, theirs) seconds: theirs over mine for "speed", mine over theirs for "time"."""
+    if not pairs:
+        return None
+    if measure == "speed":
+        return statistics.median(theirs / mine for mine, theirs in pairs)
+    return statistics.median(mine / theirs for mine, theirs in pairs)
 
 
 def per_call(fn: Callable[[], Any], *, budget: float = 0.02) -> Callable[[], float]:
@@ -322,11 +386,12 @@ def _without_nan(value: Any) -> Any:
 def _table_row(result: Result) -> list[str]:
     case = result.case
     if result.error is not None:
-        return [case.name, "failed", "", "", case.against or "", "", result.error[:60]]
+        return [case.name, "failed", "", "", "", case.against or "", "", result.error[:60]]
     wanted = "" if case.wanted is None else f"{'≥' if case.measure == 'speed' else '≤'} {case.wanted:g}"
     ratio = "" if result.ratio is None else f"{result.ratio:.3g}"
+    cpu = "" if result.cpu_ratio is None else f"{result.cpu_ratio:.3g}"
     met = {True: "yes", False: "NO", None: ""}[result.met]
-    return [case.name, f"{result.rate:,.0f}", _seconds(result.median), ratio, case.against or "", wanted, met]
+    return [case.name, f"{result.rate:,.0f}", _seconds(result.median), ratio, cpu, case.against or "", wanted, met]
 
 
 def _seconds(value: float) -> str:

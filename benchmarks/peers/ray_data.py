@@ -28,14 +28,14 @@ def add_cases(bench: Benchmark, work: Workload) -> None:
     """Add one case; starting Ray and putting the input into its object store is not timed."""
 
     def run() -> float:
-        _start(work)
+        start(work.workers)
         try:
             blocks = np.array_split(np.asarray(work.open_array()), max(work.workers * 8, 1))
             data = ray.data.from_numpy(blocks)
             with work.fresh_folder() as folder:
-                start = time.perf_counter()
+                began = time.perf_counter()
                 data.map_batches(normalise_batch, batch_size=256).write_numpy(str(folder), column="image")
-                seconds = time.perf_counter() - start
+                seconds = time.perf_counter() - began
                 _check(work, folder)
             return seconds
         finally:
@@ -44,9 +44,10 @@ def add_cases(bench: Benchmark, work: Workload) -> None:
     bench.add("Ray Data, batch 256", run, units=work.rows, kind="peer", against=FLOOR, rounds=2)
 
 
-def _start(work: Workload) -> None:
+def start(workers: int) -> None:
+    """Start Ray on this machine, quietly, with so many processes."""
     ray.init(
-        num_cpus=work.workers,
+        num_cpus=workers,
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
