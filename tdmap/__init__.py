@@ -24,6 +24,7 @@ from tdmap.errors import (
 from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, RowsSkipped, WorkerDied
 from tdmap.filtering import filter, flat_map
 from tdmap.iterator import MapIterator
+from tdmap.pipeline import Pipeline, PipelineIterator
 from tdmap.plan import ChunkPlan
 from tdmap.reducers import Reducer
 from tdmap.reduction import map_reduce, reduce
@@ -42,6 +43,8 @@ __all__ = [
     "LeaseDone",
     "MapIterator",
     "OutputMismatch",
+    "Pipeline",
+    "PipelineIterator",
     "ProgressBar",
     "Reducer",
     "RemoteError",

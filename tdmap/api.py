@@ -217,9 +217,7 @@ def map_iter(
         order = None if order_seed is None else _permutation(plan.length, order_seed)
         # A job of its own each time: what a worker still says about the last one must not count.
         job = Job(Source(data, order), plan, fn, replace(policy, seed=seed), on_row_error=handler_of(on_error))
-        stream = _values(job, execution, position)
-        _open_streams.add(stream)
-        return stream
+        return stream_values(job, execution, position)
 
     order_seed = policy.seed
     if shuffle and order_seed is None:
@@ -250,10 +248,24 @@ class _Yielded:
         pass
 
 
-def _values(job: Job, execution: Execution, position: int) -> Iterator[Any]:
-    if position < job.plan.num_chunks:
-        for _, value in execution.stream(job, Stream(), _Yielded(position) if position else None):
-            yield value
+def stream_values(job: Job, execution: Execution, position: int = 0, ahead: int | None = None) -> Iterator[Any]:
+    """The results of a job's chunks from `position` on, in order. Closing it stops the work.
+
+    Args:
+        job: what to run.
+        execution: who runs it.
+        position: the first chunk that is wanted.
+        ahead: chunks that may be under way or done before they are wanted. Default: a few megabytes a worker.
+    """
+
+    def values() -> Iterator[Any]:
+        if position < job.plan.num_chunks:
+            for _, value in execution.stream(job, Stream(ahead), _Yielded(position) if position else None):
+                yield value
+
+    stream = values()
+    _open_streams.add(stream)
+    return stream
 
 
 # -- arguments ---------------------------------------------------------------------------------------

@@ -256,6 +256,7 @@ def append_rows(
     plan: ChunkPlan,
     policy: Policy | None = None,
     *,
+    order: Tensor | None = None,
     resume: bool = False,
     spill_dir: str | os.PathLike[str] | None = None,
     on_row_error: Callable[[BaseException, tuple[int, int]], Any] | None = None,
@@ -272,6 +273,7 @@ def append_rows(
         execution: who does it.
         plan: how the rows are cut, along any dimension.
         policy: seed, retries, timeout, what becomes of rows that raise (they are left out).
+        order: int64 permutation of the rows, or some of them, or None; chunks take their rows in that order.
         resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
             interruption, and the result has the same bits.
         spill_dir: folder for the rows between the two jobs; a new one in it is made and removed. Default: within `out`
@@ -294,7 +296,7 @@ def append_rows(
     pieces = Pieces()
     with Spill(spill_folder(output, spill_dir)) as spill:
         try:
-            job = Job(Source(data), plan, SpillRows(fn, spill), policy or Policy(), on_row_error=on_row_error)
+            job = Job(Source(data, order), plan, SpillRows(fn, spill), policy or Policy(), on_row_error=on_row_error)
             if plan.length:
                 execution.run(job, pieces)
             schema = pieces.schema or empty

@@ -11,12 +11,17 @@ from tdmap.sinks.base import Allocate
 
 
 class Stream:
-    """Keeps the few results that are ahead of their turn."""
+    """Keeps the few results that are ahead of their turn.
+
+    Args:
+        ahead: chunks that may be under way or done before they are wanted; None leaves it to the engine.
+    """
 
     streams = True
     writer: RowWriter | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, ahead: int | None = None) -> None:
+        self.ahead = ahead
         self._waiting: dict[int, Any] = {}
 
     def open(self, plan: ChunkPlan, allocate: Allocate) -> None:

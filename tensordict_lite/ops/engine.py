@@ -102,3 +102,9 @@ class EngineOps:
         from tdmap import map_reduce as engine_map_reduce
 
         return engine_map_reduce(self, mapper, reducer, num_workers, **options)
+
+    def pipeline(self, *, seed: int | None = None) -> Any:
+        """Begins a lazy chain of stages over the rows: see :class:`tdmap.Pipeline`."""
+        from tdmap import Pipeline
+
+        return Pipeline(self, seed=seed)

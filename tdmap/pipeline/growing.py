@@ -1,0 +1,78 @@
+"""Writing rows whose number is not known before: they wait in spill files until it is."""
+
+from __future__ import annotations
+
+import os
+
+from tdmap._data import Data
+from tdmap.append import Pieces, SpillRows, append_rows, place_pieces
+from tdmap.pipeline.planning import Head, Plan
+from tdmap.pipeline.rounds import Context
+from tdmap.pipeline.running import no_rows, one_job, pieces_of
+from tdmap.placing import Output, spill_folder
+from tdmap.plan import ChunkPlan
+from tdmap.runtime.spill import Spill
+from tdmap.schema import Schema
+
+
+def write_growing(plan: Plan, context: Context, out: str | os.PathLike[str], resume: bool) -> Data:
+    """All rows of a plan into a new dataset in a folder."""
+    assert context.execution is not None
+    if isinstance(plan, Head) and plan.epochs == 1 and (plan.first, plan.stop) == (0, None):
+        job = one_job(plan, context, empty=_none)
+        return append_rows(
+            job.source.data,
+            job.fn,
+            out,
+            context.execution,
+            job.plan,
+            job.policy,
+            order=job.source.order,
+            resume=resume,
+            empty=_schema(plan),
+        )
+    if resume:
+        raise ValueError(
+            "resume=True needs stages that workers can do one chunk at a time, and a stage of this pipeline depends on "
+            "all rows before it (explain() shows which). Put .cache(path) before that stage: the cache is resumed."
+        )
+    return _write_here(plan, context, out)
+
+
+def _none() -> None:
+    return None
+
+
+def _schema(plan: Plan) -> Schema | None:
+    try:
+        return Schema(no_rows(plan))
+    except ValueError:
+        return None
+
+
+def _write_here(plan: Plan, context: Context, out: str | os.PathLike[str]) -> Data:
+    """Spill pieces as they come out of the pipeline, in this process."""
+    assert context.execution is not None
+    output = Output(out, None)
+    output.claim()
+    with Spill(spill_folder(output, None)) as spill:
+        try:
+            pieces, row = Pieces(), 0
+            pieces.open(ChunkPlan(0, 1), None)
+            spilling, kept = SpillRows(_same, spill), []
+            for number, rows in enumerate(pieces_of(plan, context)):
+                found = spilling(rows)
+                pieces.learn(number, found)
+                kept += [piece for piece in found if piece.rows]
+                row += sum(piece.rows for piece in found)
+            schema = pieces.schemas[kept[0].digest] if kept else Schema(no_rows(plan))
+            place_pieces(kept, schema, spill, output, context.execution)
+            spill.remove()
+            return output.result()
+        except BaseException:
+            output.discard()
+            raise
+
+
+def _same(rows: Data) -> Data:
+    return rows

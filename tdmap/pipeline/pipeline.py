@@ -1,0 +1,364 @@
+"""`Pipeline`: the chain that users write."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tdmap._data import Data, data_length, is_data
+from tdmap.pipeline import running
+from tdmap.pipeline.caching import dataset_of
+from tdmap.pipeline.loader import PipelineIterator
+from tdmap.pipeline.planning import Head, Plan, extend, heads_of, leaf_row_bytes, start
+from tdmap.pipeline.rounds import Context
+from tdmap.pipeline.rows import Pending, View
+from tdmap.pipeline.stages import (
+    Batch,
+    Cache,
+    Concat,
+    Filter,
+    FlatMap,
+    Key,
+    Map,
+    MapRows,
+    Repeat,
+    Select,
+    Shard,
+    Shuffle,
+    Skip,
+    Stage,
+    Take,
+    Unbatch,
+    Zip,
+)
+from tdmap.pipeline.torchloader import for_loader, loader_share, worker_place
+from tdmap.reducers import Reducer, as_reducer
+from tdmap.runtime.device import Device, resolve_device
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tdmap.execution import WorkerOptions
+
+PREFETCH = 4
+"""Batches that are computed ahead of their turn."""
+
+
+class Pipeline(torch.utils.data.IterableDataset[Any]):
+    """A lazy chain of stages over the rows of a dataset. Each call returns a new pipeline; nothing runs before the end.
+
+    Args:
+        data: a tensor or a collection of tensors, with rows in dimension 0.
+        seed: of the random streams of functions (torch, numpy, random): each chunk has its own, derived from
+            (seed, epoch, number of its first row), so that augmentations are the same for any number of workers and
+            after a resume. None: streams are independent and cannot be had again.
+
+    Raises:
+        TypeError: `data` has no rows.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> data = TensorDict({"x": torch.arange(10)}, batch_size=[10])
+        >>> even = Pipeline(data).filter(lambda td: td["x"] % 2 == 0).map(lambda td: td.set("y", td["x"] * 10))
+        >>> [batch["y"].tolist() for batch in even.batch(2).iter(num_workers=0)]
+        [[0, 20], [40, 60], [80]]
+        >>> even.collect(num_workers=0)["x"]
+        tensor([0, 2, 4, 6, 8])
+    """
+
+    def __init__(self, data: Data, *, seed: int | None = None) -> None:
+        if not is_data(data):
+            raise TypeError(f"a pipeline needs a tensor or a collection of tensors, got a {type(data).__name__}.")
+        if not data.shape:
+            raise TypeError(f"a pipeline needs rows in dimension 0, and the {type(data).__name__} has no dimension.")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise TypeError(f"seed must be an integer or None: got {seed!r}.")
+        self._data = data
+        self._seed = seed
+        self._stages: tuple[Stage, ...] = ()
+
+    def _then(self, stage: Stage) -> Pipeline:
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        new._stages = (*self._stages, stage)
+        new._plan(Pipeline._pending)  # a stage that makes no sense here is an error here
+        return new
+
+    # -- functions -------------------------------------------------------------------------------------
+
+    def map(self, fn: Callable[[Any], Any]) -> Pipeline:
+        """Apply `fn` to chunks of rows.
+
+        Before `.batch`, a chunk is a collection of some consecutive rows, and the result must have as many: where
+        chunks are cut is a matter of speed, so `fn` must treat rows independently. After `.batch(n)`, `fn` gets the
+        batches, and may return anything.
+
+        Args:
+            fn: a function, an `nn.Module` or a transform. It must not change its argument's tensors in place.
+        """
+        return self._then(Map(_function(fn)))
+
+    def map_rows(self, fn: Callable[[Any], Any]) -> Pipeline:
+        """Apply `fn` to single rows, without the row dimension; results are stacked again."""
+        return self._then(MapRows(_function(fn)))
+
+    def filter(self, predicate: Callable[[Any], Any]) -> Pipeline:
+        """Keep rows. `predicate` gets a chunk and returns one bool a row; after `.batch`, one bool for the batch."""
+        return self._then(Filter(_function(predicate)))
+
+    def flat_map(self, fn: Callable[[Any], Any]) -> Pipeline:
+        """Apply `fn` to chunks of rows; it returns any number of rows, in order, or None for none."""
+        return self._then(FlatMap(_function(fn)))
+
+    def select(self, *keys: Key | list[Key]) -> Pipeline:
+        """Keep some entries. Keys are strings, or tuples of strings for nested entries."""
+        flat: list[Any] = []
+        for key in keys:
+            flat.extend(key) if isinstance(key, (list, set)) else flat.append(key)
+        return self._then(Select(tuple(flat)))
+
+    # -- rows ------------------------------------------------------------------------------------------
+
+    def take(self, n: int) -> Pipeline:
+        """The first `n` rows; after `.batch`, batches. Rows that a filter dropped do not count."""
+        return self._then(Take(n))
+
+    def skip(self, n: int) -> Pipeline:
+        """All but the first `n` rows; after `.batch`, batches."""
+        return self._then(Skip(n))
+
+    def shard(self, index: int, count: int) -> Pipeline:
+        """One of `count` shares that together have every row once.
+
+        Shares are runs of consecutive rows of the source as long as these can be numbered (a filter may have come
+        before: then each share filters its own rows). After `.batch`, or where counting has begun, a share is every
+        `count`-th element.
+        """
+        return self._then(Shard(index, count))
+
+    def shuffle(self, seed: int, buffer: int | None = None) -> Pipeline:
+        """Another order, and another one in each epoch.
+
+        Without `buffer`: an exact permutation of all rows, drawn from the seed. It is done by reading rows in another
+        order, so nothing is moved, and it is the same as that of `map_iter(shuffle=True, seed=seed)`. Stages before it
+        may be functions of rows and filters.
+
+        Args:
+            seed: of the order. The first epoch has this seed, later ones have seeds derived from it and their number.
+            buffer: shuffle rows as they come, with so many of them in memory; needed where rows cannot be numbered.
+        """
+        return self._then(Shuffle(seed, buffer))
+
+    def repeat(self, n: int | None = None) -> Pipeline:
+        """`n` epochs, or epochs without end. Each one has its own order and its own random streams."""
+        return self._then(Repeat(n))
+
+    # -- batches ---------------------------------------------------------------------------------------
+
+    def batch(self, n: int, drop_last: bool = False) -> Pipeline:
+        """Batches of `n` rows; the last one may be shorter, or is left out with `drop_last`."""
+        return self._then(Batch(n, drop_last))
+
+    def unbatch(self) -> Pipeline:
+        """Rows again: dimension 0 of each batch."""
+        return self._then(Unbatch())
+
+    # -- several datasets ------------------------------------------------------------------------------
+
+    def zip(self, other: Pipeline | Data) -> Pipeline:
+        """Entries of both, row by row. Both must have as many rows, and no entry in common."""
+        return self._then(Zip(_pipeline(other, "zip")))
+
+    def concat(self, other: Pipeline | Data) -> Pipeline:
+        """The rows of `other` after these. Both must have the same entries, dtypes and row shapes."""
+        return self._then(Concat(_pipeline(other, "concat")))
+
+    def cache(self, path: str | os.PathLike[str]) -> Pipeline:
+        """Write the rows to a folder the first time that they are needed, and read them there from then on.
+
+        The writing can be interrupted and is gone on with. A folder of another pipeline is refused.
+        """
+        return self._then(Cache.at(path))
+
+    # -- the end ---------------------------------------------------------------------------------------
+
+    def iter(
+        self,
+        *,
+        device: Device | None = None,
+        prefetch: int = PREFETCH,
+        epoch: int = 0,
+        chunksize: int | None = None,
+        retries: int = 2,
+        timeout: float | None = None,
+        **options: Unpack[WorkerOptions],
+    ) -> PipelineIterator:
+        """Yield rows, or batches after `.batch`, in order.
+
+        Args:
+            device: where the tensors should be; copies run while you compute. None leaves them where they are.
+            prefetch: batches that workers may be ahead of you; at least 1.
+            epoch: number of the epoch: another one shuffles and augments differently.
+            chunksize: rows that a worker reads at once, where no batch decides. Default: from the bytes of a row.
+            retries: how often a chunk runs again when its worker dies.
+            timeout: seconds that a chunk may run.
+            **options: about workers: `num_workers`, `executor`, `pool`... as `tdmap.map`.
+
+        Returns:
+            An iterator with `state_dict()` and `load_state_dict()`.
+        """
+        if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 1:
+            raise ValueError(f"prefetch must be an integer of at least 1: got {prefetch!r}.")
+        if device is not None:
+            resolve_device(device)
+        context = self._context(dict(options), epoch, prefetch, chunksize, retries, timeout)
+        return PipelineIterator(self._opened(context), context, self.describe(), device, min(prefetch, 2))
+
+    def __iter__(self) -> Iterator[Any]:
+        """As `.iter()`; in a worker of torch's DataLoader, its share of the elements."""
+        place = worker_place()
+        if place is None:
+            elements = self.iter()
+        else:
+            context = Context(None, self._seed)
+            plan = self._opened(context)
+            share, every = loader_share(plan, *place)
+            elements = PipelineIterator(plan, context.sharing(share), self.describe(), every=every)
+        return for_loader(elements, sys._getframe(1))  # type: ignore[no-any-return]
+
+    def write(
+        self,
+        out: Data | str | os.PathLike[str],
+        *,
+        resume: bool = False,
+        chunksize: int | None = None,
+        retries: int = 2,
+        timeout: float | None = None,
+        **options: Unpack[WorkerOptions],
+    ) -> Data:
+        """Write all rows; batches are joined.
+
+        Args:
+            out: a folder for a new memory-mapped dataset, which appears there when it is whole; or a dataset with room
+                for the rows, which is written into.
+            resume: the same call goes on after any interruption; see `tdmap.map`.
+            chunksize: rows that a worker reads at once. Default: from the bytes of a row.
+            retries, timeout, **options: as `iter`.
+
+        Returns:
+            The dataset.
+
+        Raises:
+            OutputMismatch: `out` has too few rows, or others than the pipeline's.
+        """
+        context = self._context(dict(options), 0, None, chunksize, retries, timeout)
+        return running.write(self._opened(context), context, out, resume)
+
+    def reduce(
+        self,
+        reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
+        *,
+        chunksize: int | None = None,
+        retries: int = 2,
+        timeout: float | None = None,
+        **options: Unpack[WorkerOptions],
+    ) -> Any:
+        """Fold all rows in one pass; see `tdmap.reduce`, whose answers these are, bit for bit, for the same chunks."""
+        context = self._context(dict(options), 0, None, chunksize, retries, timeout)
+        return running.reduce(self._opened(context), context, as_reducer(reducer))
+
+    def collect(
+        self,
+        *,
+        chunksize: int | None = None,
+        retries: int = 2,
+        timeout: float | None = None,
+        **options: Unpack[WorkerOptions],
+    ) -> Data:
+        """All rows in memory; batches are joined.
+
+        Raises:
+            ValueError: no row is left, and a function does not work on zero rows, so their schema is not known.
+        """
+        context = self._context(dict(options), 0, None, chunksize, retries, timeout)
+        return running.collect(self._opened(context), context)
+
+    def count(self, **options: Unpack[WorkerOptions]) -> int:
+        """Number of rows, or of batches after `.batch`. Runs the stages only where the number cannot be known."""
+        known = self._plan(Pipeline._pending).elements
+        if known is not None:
+            return running.finite(known)
+        context = self._context(dict(options), 0, None, None, 2, None)
+        return running.count(self._opened(context), context)
+
+    def __len__(self) -> int:
+        known = self._plan(Pipeline._pending).elements
+        if known is None:
+            raise TypeError(f"{self!r} has a length that only count() can tell, by running it.")
+        return running.finite(known)
+
+    def __bool__(self) -> bool:
+        return True
+
+    # -- showing ---------------------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        """The chain as it was written."""
+        rows = data_length(self._data, 0)
+        seed = "" if self._seed is None else f", seed={self._seed}"
+        return ".".join([f"Pipeline({type(self._data).__name__} [{rows}]{seed})", *map(str, self._stages)])
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+    # -- planning --------------------------------------------------------------------------------------
+
+    def _context(
+        self,
+        options: dict[str, Any],
+        epoch: int,
+        prefetch: int | None,
+        chunksize: int | None,
+        retries: int,
+        timeout: float | None,
+    ) -> Context:
+        return running.make_context(options, self._seed, epoch, prefetch, chunksize, retries, timeout)
+
+    def _plan(self, leaf_of: Callable[[Pipeline, Cache, Plan], Any]) -> Plan:
+        """The plan; `leaf_of` gives what stands for a cache and the pipeline before it."""
+        plan = start(self._data)
+        for number, stage in enumerate(self._stages):
+            if isinstance(stage, Cache):
+                before = object.__new__(type(self))
+                before.__dict__.update(self.__dict__)
+                before._stages = self._stages[:number]
+                plan = Head(View(leaf_of(before, stage, plan)))
+            else:
+                plan = extend(plan, stage, lambda other: other._plan(leaf_of))
+        return plan
+
+    def _pending(self, cache: Cache, plan: Plan) -> Pending:
+        if plan.batched:
+            raise ValueError(".cache() keeps rows, and there are batches: put it before .batch(), or after .unbatch().")
+        row_bytes = leaf_row_bytes(heads_of(plan)[0].view)
+        return Pending(cache.path, plan.elements, row_bytes)
+
+    def _opened(self, context: Context) -> Plan:
+        """The plan with every cache written."""
+        return self._plan(lambda before, cache, plan: dataset_of(before, cache, plan, context))
+
+
+def _function(fn: Any) -> Any:
+    return fn
+
+
+def _pipeline(other: Any, name: str) -> Pipeline:
+    if isinstance(other, Pipeline):
+        return other
+    if is_data(other):
+        return Pipeline(other)
+    raise TypeError(f".{name}() takes a pipeline or a dataset: got a {type(other).__name__}.")

@@ -1,0 +1,190 @@
+"""The chunks of a head, numbered through all epochs, and the jobs that compute them: one job an epoch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from tdmap._data import Data, Reader, is_tensor_collection, narrow
+from tdmap.execution import Execution
+from tdmap.job import Job, Policy, Source
+from tdmap.pipeline.planning import ENDLESS, Head, leaf_row_bytes
+from tdmap.pipeline.rows import Picks, Table, View, epoch_seed
+from tdmap.pipeline.stages import Filter
+from tdmap.pipeline.work import Work
+from tdmap.plan import ChunkPlan, default_chunk_size
+from tdmap.seeding import derive, preserved_generators, seed_everything
+
+OUTPUT_FACTOR = 4
+"""A row's result is taken to be so many times its bytes (uint8 to float32)."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """How a plan is run."""
+
+    execution: Execution | None
+    """Who runs it; None: this thread, without any machinery."""
+    seed: int | None
+    """Of the random streams of chunks; None leaves them alone."""
+    epoch: int = 0
+    prefetch: int | None = None
+    """Chunks that may be under way; None: as many as the engine likes."""
+    chunksize: int | None = None
+    """Rows of a chunk where no batch decides."""
+    share: tuple[int, int] = (0, 1)
+    """Only every so manieth chunk, beginning at one: the share of a worker of torch's DataLoader."""
+    retries: int = 2
+    timeout: float | None = None
+
+    def epoch_of(self, number: int, epochs: int) -> Context:
+        """The context of one of several epochs."""
+        base = self.epoch << 32 if epochs == ENDLESS else self.epoch * epochs
+        return replace(self, epoch=base + number)
+
+    def other(self) -> Context:
+        """With other random streams, for a second source of rows."""
+        return self if self.seed is None else replace(self, seed=derive(self.seed, 1 << 40) >> 1)
+
+    def starting(self, seed: int | None, epoch: int) -> Context:
+        """With another seed and epoch."""
+        return replace(self, seed=seed, epoch=epoch)
+
+    def sharing(self, share: tuple[int, int]) -> Context:
+        """With a share of the chunks."""
+        return replace(self, share=share)
+
+    def policy(self, epoch: int) -> Policy:
+        return Policy(self.seed_of(epoch), self.retries, self.timeout)
+
+    def seed_of(self, epoch: int) -> int | None:
+        """Of the random streams in an epoch."""
+        return None if self.seed is None else epoch_seed(self.seed, epoch)
+
+
+def chunk_rows(head: Head, chunksize: int | None, batch: int | None = None) -> int:
+    """Rows of a chunk: a batch, what was asked for, or what fits the cache; but not less than a batch made later."""
+    if head.batch is not None:
+        return head.batch.size
+    if chunksize is not None:
+        return chunksize
+    rows = head.view.rows or 0
+    return max(default_chunk_size(rows, leaf_row_bytes(head.view) * (1 + OUTPUT_FACTOR)), batch or 1)
+
+
+class Rounds:
+    """All chunks of a head. Chunk *g* belongs to the round of the epoch in which it begins.
+
+    Args:
+        head: the rows, and what is done to them.
+        size: rows of a chunk.
+    """
+
+    def __init__(self, head: Head, size: int) -> None:
+        rows = head.view.rows
+        assert rows is not None
+        self.head = head
+        self.rows = rows
+        self.size = size
+        drop = head.batch is not None and head.batch.drop_last
+        if head.across:
+            total = rows * head.epochs
+            every = total // size if drop else -(-total // size)
+        else:
+            self._each = rows // size if drop else -(-rows // size)
+            every = self._each * head.epochs
+        self.stop = every if head.stop is None else min(every, head.stop)
+        self.start = min(head.first, self.stop)
+
+    def epoch_of(self, chunk: int) -> int:
+        """The epoch in which a chunk begins."""
+        return chunk * self.size // self.rows if self.head.across else chunk // self._each
+
+    def first(self, epoch: int) -> int:
+        """The first chunk that begins in an epoch."""
+        return -(-epoch * self.rows // self.size) if self.head.across else epoch * self._each
+
+    def source(self, epoch: int, context: Context) -> tuple[Source, ChunkPlan]:
+        """The rows of a round, and how they are cut."""
+        view, epochs = self.head.view, self.head.epochs
+        chunks = min(self.first(epoch + 1), self.stop) - self.first(epoch)
+        index = view.index(context.epoch_of(epoch, epochs).epoch)
+        wanted = min(chunks * self.size, self.rows) if not self.head.across else chunks * self.size
+        if self.head.across:
+            index, later = index[self.first(epoch) * self.size - epoch * self.rows :], epoch
+            while len(index) < wanted and later + 1 < epochs:
+                later += 1
+                more = view.index(context.epoch_of(later, epochs).epoch)
+                index = torch.cat([_tensor(index), _tensor(more)[: wanted - len(index)]])
+        index = index[:wanted]
+        return _source(view, context.epoch_of(epoch, epochs).epoch, index), ChunkPlan(len(index), self.size)
+
+
+def _tensor(index: Picks) -> torch.Tensor:
+    return torch.arange(index.start, index.stop) if isinstance(index, range) else index
+
+
+def _source(view: View, epoch: int, index: Picks) -> Source:
+    table = view.table(epoch)
+    if not isinstance(index, range):
+        return Source(table, index)
+    if index == range(table.shape[0]):
+        return Source(table)
+    return Source(table, _tensor(index)) if isinstance(table, Table) else Source(_window(table, index))
+
+
+def _window(table: Data, index: range) -> Data:
+    window = narrow(table, 0, index.start, index.stop)
+    # A part of a locked dataset is locked too, and its chunks would be.
+    return window.copy() if is_tensor_collection(window) and window.is_locked else window
+
+
+def head_job(
+    rounds: Rounds, epoch: int, context: Context, then: Callable[[Any, int], Any] | None = None, empty: Any = None
+) -> Job:
+    """The job of one round.
+
+    Args:
+        rounds: the chunks.
+        epoch: which round.
+        context: seed and policy.
+        then: see `Work`.
+        empty: see `Work`.
+    """
+    head = rounds.head
+    source, plan = rounds.source(epoch, context)
+    number = context.epoch_of(epoch, head.epochs).epoch
+    views = source.order is None and not isinstance(source.data, Table)
+    order = ", ".join(map(str, head.view.picks)) + (f", epoch {number}" if number else "")
+    return Job(source, plan, Work(head.stages, views, order, then, empty), context.policy(number))
+
+
+def run_here(job: Job, chunks: Iterator[int]) -> Iterator[Any]:
+    """Run chunks in this thread, one whenever the consumer asks: what a worker of torch's DataLoader does."""
+    reader = Reader(job.source.data, job.plan, job.source.order)
+    for chunk in chunks:
+        (rows,) = reader.read(chunk, chunk + 1)
+        first = chunk * job.plan.size
+        with seeded(job.policy.seed, first):
+            value = job.fn(rows, first)  # type: ignore[call-arg]
+        yield value
+
+
+@contextlib.contextmanager
+def seeded(seed: int | None, number: int) -> Iterator[None]:
+    """Random streams that a seed and a number decide, for a function that is called in this thread."""
+    if seed is None:
+        yield
+        return
+    with preserved_generators():
+        seed_everything(derive(seed, number))
+        yield
+
+
+def drops_batches(head: Head) -> bool:
+    """Whether a batch may be filtered out."""
+    return any(isinstance(stage, Filter) for stage in head.tail)

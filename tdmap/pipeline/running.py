@@ -1,0 +1,289 @@
+"""What ends a pipeline: writing, folding, collecting and counting its rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from tdmap._data import Data, RowWriter, check_rows, data_length, empty_rows, is_data
+from tdmap.errors import OutputMismatch
+from tdmap.execution import Execution
+from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan
+from tdmap.pipeline.rounds import Context, Rounds, chunk_rows, head_job
+from tdmap.pipeline.rows import Joined, View, Zipped, join_pieces, merge
+from tdmap.pipeline.stages import ROW_WISE, Batch, Concat, Map, Stage
+from tdmap.pipeline.streams import open_stream
+from tdmap.pipeline.work import NOTHING, apply_stage, run_stages
+from tdmap.plan import ChunkPlan
+from tdmap.reducers.base import Reducer
+from tdmap.resumable import map_to_files, map_to_folder
+from tdmap.sinks import Collect, Fold, Gather, Preallocated
+
+
+def check_ends(plan: Plan) -> None:
+    """Raise ValueError for a pipeline without an end, of which only an iteration makes sense."""
+    endless = isinstance(plan, (Head, Again)) and plan.epochs == ENDLESS
+    if isinstance(plan, Local) and plan.stage.name == "take":
+        return
+    if isinstance(plan, Head) and plan.stop is not None:
+        return
+    if endless:
+        raise ValueError(".repeat() without a number has no end: give it one, use .take(n) after it, or iterate.")
+    for source in plan.sources if isinstance(plan, Both) else [plan.source] if not isinstance(plan, Head) else []:
+        check_ends(source)
+
+
+def keeps_rows(plan: Plan) -> bool:
+    """Whether one job gives one row for each row of its source, in order."""
+    if not (isinstance(plan, Head) and plan.epochs == 1 and plan.first == 0 and plan.stop is None):
+        return False
+    batched = [stage for stage in plan.tail if not isinstance(stage, (*ROW_WISE, Batch))]
+    return not batched and not any(isinstance(stage, Map) for stage in plan.tail)
+
+
+def one_job(head: Head, context: Context, **ends: Any) -> Any:
+    """The single job of a head with one epoch."""
+    return head_job(Rounds(head, chunk_rows(head, context.chunksize)), 0, context, **ends)
+
+
+def pieces_of(plan: Plan, context: Context) -> Iterator[Data]:
+    """All rows of a plan, piece by piece, batches among them; checked to be rows."""
+    stream = open_stream(plan, context)
+    try:
+        while True:
+            try:
+                piece = stream.next()
+            except StopIteration:
+                return
+            if not is_data(piece) or not piece.shape:
+                raise TypeError(
+                    f"rows are wanted, in tensors or collections, and a batch is a {type(piece).__name__}: iterate "
+                    "such a pipeline, or leave out its last stage."
+                )
+            yield piece
+    finally:
+        stream.close()
+
+
+# -- collect -------------------------------------------------------------------------------------------
+
+
+def collect(plan: Plan, context: Context) -> Data:
+    """All rows in memory."""
+    check_ends(plan)
+    execution = context.execution
+    if isinstance(plan, Head) and plan.epochs == 1 and (plan.first, plan.stop) == (0, None) and execution is not None:
+        job = one_job(plan, context, empty=_none)
+        value = execution.run(job, Gather()) if job.plan.length else None
+    else:
+        pieces = [piece.clone() for piece in pieces_of(plan, context)]
+        value = join_pieces(pieces) if pieces else None
+    return no_rows(plan) if value is None else value
+
+
+def _none() -> None:
+    return None
+
+
+def no_rows(plan: Plan) -> Data:
+    """Zero rows with the schema that the plan's rows would have.
+
+    Raises:
+        ValueError: a function does not work on zero rows, so the schema is not known.
+    """
+    try:
+        value = _dry(plan)
+    except Exception as error:
+        raise ValueError(
+            "no rows are left, and what they would look like cannot be known, because a function raises on zero rows "
+            f"({type(error).__name__}: {error})."
+        ) from error
+    if value is NOTHING or not is_data(value):
+        raise ValueError("no rows are left, and what they would look like cannot be known.")
+    return value[:0]
+
+
+def _dry(plan: Plan) -> Any:
+    if isinstance(plan, Local):
+        value = _dry(plan.source)
+        known = isinstance(plan.stage, ROW_WISE)
+        return apply_stage(plan.stage, value, plan.source.batched) if known else value
+    if isinstance(plan, Both):
+        values = [_dry(source) for source in plan.sources]
+        return values[0] if isinstance(plan.stage, Concat) else merge(values)
+    if isinstance(plan, Again):
+        return _dry(plan.source)
+    return run_stages(_mapping(plan.tail), _dry_view(plan.view))
+
+
+def _dry_view(view: View) -> Data:
+    leaf = view.leaf
+    if isinstance(leaf, Joined):
+        rows = _dry_view(leaf.parts[0])
+    elif isinstance(leaf, Zipped):
+        rows = merge([_dry_view(part) for part in leaf.parts])
+    else:
+        rows = empty_rows(leaf, 0)
+    return run_stages(view.stages, rows)
+
+
+def _mapping(stages: tuple[Stage, ...]) -> list[Stage]:
+    return [stage for stage in stages if isinstance(stage, ROW_WISE) or stage.name in ("batch", "unbatch", "flat_map")]
+
+
+# -- write ---------------------------------------------------------------------------------------------
+
+
+def write(plan: Plan, context: Context, out: Data | str | os.PathLike[str], resume: bool) -> Data:
+    """All rows into a folder, or into rows that exist already."""
+    check_ends(plan)
+    if is_data(out):
+        return _write_into(plan, context, out, resume)
+    if not isinstance(out, (str, os.PathLike)):
+        raise TypeError(f".write() takes the path of a folder, or a dataset to write into: got a {type(out).__name__}.")
+    if keeps_rows(plan):
+        assert isinstance(plan, Head) and context.execution is not None
+        job = one_job(plan, context)
+        if job.plan.length == 0:
+            job = replace(job, source=replace(job.source, data=no_rows(plan), order=None))
+        return map_to_folder(job, out, resume, context.execution.run)
+    from tdmap.pipeline.growing import write_growing
+
+    return write_growing(plan, context, out, resume)
+
+
+def _write_into(plan: Plan, context: Context, out: Data, resume: bool) -> Data:
+    room = data_length(out, 0)
+    if keeps_rows(plan):
+        assert isinstance(plan, Head) and context.execution is not None
+        job = one_job(plan, context)
+        rows = job.plan.length
+        if rows > room:
+            raise too_small(rows, room)
+        target = out if rows == room else out[:rows]
+        check_rows(target, job.plan, (rows,))
+        if rows == 0:
+            return out
+        if resume:
+            if rows != room:
+                raise ValueError(f"resume=True needs an out of exactly {rows} rows: got {room}.")
+            map_to_files(job, out, context.execution.run)
+        else:
+            context.execution.run(job, Preallocated(target))
+        return out
+    if resume:
+        raise ValueError(
+            "resume=True needs a number of rows that is known before: write to a folder (a path), which can be resumed."
+        )
+    at = 0
+    for piece in pieces_of(plan, context):
+        rows = int(piece.shape[0])
+        if at + rows > room:
+            counted = plan.elements if not plan.batched else None
+            raise too_small(counted, room)
+        writer = RowWriter(out[at : at + rows], ChunkPlan(rows, rows), exact=False)
+        writer.write(next(writer.rows(0, 1)), piece)
+        at += rows
+    return out
+
+
+def too_small(rows: int | None, room: int) -> OutputMismatch:
+    """The error for an output that does not hold the result."""
+    needs = "more" if rows is None else f"{rows} rows"
+    return OutputMismatch(
+        f"out has {room} rows and the pipeline gives {needs}: allocate a larger one, use .take({room}), or write to a "
+        "folder, which gets as many rows as there are."
+    )
+
+
+# -- reduce --------------------------------------------------------------------------------------------
+
+
+def reduce(plan: Plan, context: Context, reducer: Reducer[Any]) -> Any:
+    """Fold all rows. Workers fold their chunks where they can."""
+    check_ends(plan)
+    execution = context.execution
+    if isinstance(plan, Head) and plan.epochs == 1 and (plan.first, plan.stop) == (0, None) and execution is not None:
+        job = one_job(plan, context, then=_Fold(reducer), empty=reducer.init)
+        state = execution.run(job, Fold(reducer)) if job.plan.length else reducer.init()
+        return reducer.finish(state)
+    state, start = reducer.init(), 0
+    for piece in pieces_of(plan, context):
+        state = reducer.update(state, piece, start)
+        start += int(piece.shape[0])
+    return reducer.finish(state)
+
+
+class _Fold:
+    """The state of a chunk's rows."""
+
+    def __init__(self, reducer: Reducer[Any]) -> None:
+        self.reducer = reducer
+
+    def __call__(self, rows: Data, start: int) -> Any:
+        return self.reducer.update(self.reducer.init(), rows, start)
+
+
+# -- count ---------------------------------------------------------------------------------------------
+
+
+def finite(count: int) -> int:
+    """A number of elements, unless it is endless.
+
+    Raises:
+        ValueError: it is.
+    """
+    if count >= ENDLESS:
+        raise ValueError(".repeat() without a number has no end, and no length: give it one, or use .take(n) after it.")
+    return count
+
+
+def count(plan: Plan, context: Context) -> int:
+    """Rows, or batches after `.batch`, by running the stages."""
+    check_ends(plan)
+    batched = plan.batched
+    execution = context.execution
+    if isinstance(plan, Head) and plan.epochs == 1 and (plan.first, plan.stop) == (0, None) and execution is not None:
+        job = one_job(plan, context, then=_one if batched else _rows, empty=int)
+        return sum(execution.run(job, Collect())) if job.plan.length else 0
+    stream = open_stream(plan, context)
+    total = 0
+    try:
+        while True:
+            try:
+                piece = stream.next()
+            except StopIteration:
+                return total
+            total += 1 if batched else int(piece.shape[0])
+    finally:
+        stream.close()
+
+
+def _one(value: Any, start: int) -> int:
+    return 1
+
+
+def _rows(value: Any, start: int) -> int:
+    return int(value.shape[0])
+
+
+def make_context(
+    options: dict[str, Any],
+    seed: int | None,
+    epoch: int,
+    prefetch: int | None = None,
+    chunksize: int | None = None,
+    retries: int = 2,
+    timeout: float | None = None,
+) -> Context:
+    """The context of a terminal, checked."""
+    from tdmap.api import policy_for
+
+    if chunksize is not None and (isinstance(chunksize, bool) or not isinstance(chunksize, int) or chunksize < 1):
+        raise ValueError(f"chunksize must be a number of rows, at least 1: got {chunksize!r}.")
+    if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+        raise ValueError(f"epoch must be an integer of at least 0: got {epoch!r}.")
+    policy_for(seed, None, retries, timeout)
+    return Context(Execution.of(**options), seed, epoch, prefetch, chunksize, (0, 1), retries, timeout)

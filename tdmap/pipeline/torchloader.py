@@ -1,0 +1,104 @@
+"""What torch's DataLoader needs of a pipeline, in its workers and on its way out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils import collate
+
+from tdmap.pipeline.planning import Both, Head, Local, Plan
+from tdmap.pipeline.stages import Concat, Shard, Skip, Take
+from tensordict_lite.base import TensorDictBase
+
+
+def worker_place() -> tuple[int, int] | None:
+    """Number of this process among the workers of a DataLoader, and how many there are; None outside."""
+    info = get_worker_info()
+    return None if info is None else (info.id, info.num_workers)
+
+
+def loader_share(plan: Plan, index: int, count: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """How one of several processes gets its part of the elements: (share of the chunks, share of the elements).
+
+    Where chunks are batches, or rows can go to any batch, each process computes every so manieth chunk only. Else it
+    computes everything, and yields every so manieth element.
+    """
+    if count == 1:
+        return (0, 1), (0, 1)
+    return ((index, count), (0, 1)) if _splits(plan) else ((0, 1), (index, count))
+
+
+def _splits(plan: Plan) -> bool:
+    if isinstance(plan, Head):
+        return True
+    if isinstance(plan, Both):
+        return isinstance(plan.stage, Concat) and all(map(_splits, plan.sources))
+    if isinstance(plan, Local) and isinstance(plan.stage, (Take, Skip, Shard)):
+        return False
+    return _splits(plan.source)
+
+
+# -- default_convert -----------------------------------------------------------------------------------
+
+
+class Envelope(MutableMapping[str, Any]):
+    """Carries an element through `default_convert`, which takes collections for plain mappings and iterates them.
+
+    It copies a mapping and updates the copy with what iterating it gives: here, the element itself and nothing.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __copy__(self) -> Any:
+        return self.value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __getitem__(self, key: str) -> Any:
+        raise KeyError(key)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise KeyError(key)
+
+    def __delitem__(self, key: str) -> None:
+        raise KeyError(key)
+
+
+def for_loader(elements: Any, caller: FrameType | None) -> Any:
+    """The elements as the caller of `iter(pipeline)` can handle them: a DataLoader without a `collate_fn` cannot."""
+    if caller is None or caller.f_globals.get("__name__") != "torch.utils.data._utils.fetch":
+        return elements
+    if caller.f_locals.get("collate_fn") is not collate.default_convert:
+        return elements
+    return _Enveloped(elements)
+
+
+class _Enveloped(Iterator[Any]):
+    """An iterator whose elements are in envelopes; otherwise like the one that it wraps."""
+
+    def __init__(self, elements: Any) -> None:
+        self._elements = elements
+
+    def __next__(self) -> Any:
+        value = next(self._elements)
+        return Envelope(value) if isinstance(value, TensorDictBase) else value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._elements, name)
+
+
+def _stack_collections(batch: list[Any], *, collate_fn_map: Any = None) -> Any:
+    return torch.stack(batch)
+
+
+# The registry is torch's way to teach `default_collate` a type: rows of a pipeline make a batch.
+collate.default_collate_fn_map.setdefault(TensorDictBase, _stack_collections)

@@ -1,0 +1,205 @@
+"""What a worker does with a chunk: every fused stage, one after the other, while the rows are in its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdmap._data import Data, is_data, is_tensor_collection, tensors_of
+from tdmap.errors import add_note
+from tdmap.job import function_name
+from tdmap.pipeline.rows import check_alike
+from tdmap.pipeline.stages import Batch, Call, Filter, FlatMap, Map, MapRows, Select, Stage, Unbatch
+
+
+class Nothing:
+    """Stands for a chunk of which no row is left, and for a batch that was filtered out."""
+
+    def __reduce__(self) -> Any:
+        return _nothing, ()
+
+    def __repr__(self) -> str:
+        return "NOTHING"
+
+
+NOTHING = Nothing()
+
+
+def _nothing() -> Nothing:
+    return NOTHING
+
+
+class Work:
+    """The fused stages as one function of a chunk, which is what workers are sent.
+
+    Args:
+        stages: what is done to each chunk.
+        views: chunks are views of the dataset, which the functions must leave as it is.
+        order: how the rows were picked, for the identity of a run.
+        then: called with (rows, number of the first source row) at the end, if there are any rows.
+        empty: makes the result of a chunk of which nothing is left. Default: None.
+    """
+
+    takes_start = True
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        views: bool,
+        order: str = "",
+        then: Callable[[Any, int], Any] | None = None,
+        empty: Callable[[], Any] | None = None,
+    ) -> None:
+        self.stages = tuple(stages)
+        self.views = views
+        self.order = order
+        self.then = then
+        self.empty = empty
+        names = [function_name(stage.fn) for stage in self.stages if isinstance(stage, Call)]
+        self.__qualname__ = " + ".join(names) or "pipeline"
+
+    def __call__(self, chunk: Data, start: int = 0) -> Any:
+        leaves = tensors_of(chunk) if self.views else []
+        before = sum(leaf._version for leaf in leaves)
+        value = run_stages(self.stages, chunk)
+        if sum(leaf._version for leaf in leaves) != before:
+            raise RuntimeError(
+                f"{self.__qualname__} changed rows of the dataset in place. A function of a pipeline returns new "
+                "values: use x * 2 instead of x.mul_(2), or clone first."
+            )
+        if value is NOTHING:
+            return value if self.empty is None else self.empty()
+        return value if self.then is None else self.then(value, start)
+
+
+def run_stages(stages: Sequence[Stage], value: Any) -> Any:
+    """Apply stages to a chunk, or to a batch; NOTHING when no row is left.
+
+    Raises:
+        Exception: what a function raised, with a note that names the stage.
+    """
+    if is_tensor_collection(value) and value.is_locked:
+        value = value.copy()
+    batched = False
+    for number, stage in enumerate(stages):
+        try:
+            if isinstance(stage, (Batch, Unbatch)):
+                batched = isinstance(stage, Batch)
+                if not batched:
+                    _count(stage, value)
+            else:
+                value = apply_stage(stage, value, batched)
+        except Exception as error:
+            if len(stages) > 1:
+                add_note(error, f"in stage {number + 1} of {len(stages)}: {stage}")
+            raise
+        if value is NOTHING:
+            return value
+    return value
+
+
+def apply_stage(stage: Stage, value: Any, batched: bool) -> Any:
+    """Apply one stage to the rows of a chunk, or to a batch."""
+    if isinstance(stage, Map):
+        return stage.fn(value) if batched else _mapped(stage, value)
+    if isinstance(stage, MapRows):
+        return _map_rows(stage, value)
+    if isinstance(stage, Filter):
+        return _kept(stage, value, batched)
+    if isinstance(stage, FlatMap):
+        return _flat_mapped(stage, value)
+    assert isinstance(stage, Select)
+    if not is_tensor_collection(value):
+        raise TypeError(f".select() takes entries of a collection, and the rows are a {type(value).__name__}.")
+    return value.select(*stage.keys)
+
+
+def _count(stage: Stage, value: Any) -> int:
+    """Rows of a chunk.
+
+    Raises:
+        TypeError: it has none.
+    """
+    if not is_data(value) or not value.shape:
+        what = f"of shape {tuple(value.shape)}" if is_data(value) else ""
+        raise TypeError(
+            f".{stage}: rows are dimension 0 of a tensor or of a collection's batch size, and there is a "
+            f"{type(value).__name__} {what}. Return a tensor, or TensorDict(..., batch_size=chunk.batch_size)."
+        )
+    return int(value.shape[0])
+
+
+def _mapped(stage: Map, value: Data) -> Data:
+    rows = _count(stage, value)
+    result = stage.fn(value)
+    got = _count(stage, result)
+    if got != rows:
+        raise ValueError(
+            f".{stage} got {rows} rows and returned {got}: map keeps the number of rows. Use .filter() or .flat_map() "
+            "to change it, or .batch(n) first for a function of whole batches."
+        )
+    return result
+
+
+def _map_rows(stage: MapRows, value: Any) -> Data:
+    _count(stage, value)
+    results = [stage.fn(row) for row in value.unbind(0)]
+    for result in results:
+        if not is_data(result):
+            raise TypeError(
+                f".{stage} must return a tensor or a collection for each row: got a {type(result).__name__}."
+            )
+    try:
+        return torch.stack(results)
+    except Exception:
+        for result in results[1:]:  # a better message, where a difference explains it
+            check_alike(results[0].unsqueeze(0), result.unsqueeze(0))
+        raise
+
+
+def _kept(stage: Filter, value: Any, batched: bool) -> Any:
+    answer = stage.fn(value)
+    if batched:
+        if np.size(answer) != 1:
+            raise ValueError(
+                f".{stage} after .batch() decides about whole batches with one bool, and returned shape "
+                f"{np.shape(answer)}. To filter rows, put it before .batch(), or after .unbatch()."
+            )
+        return value if bool(answer) else NOTHING
+    mask = _mask(stage, answer, _count(stage, value))
+    if bool(mask.all()):
+        return value
+    return value[mask] if bool(mask.any()) else NOTHING
+
+
+def _mask(stage: Filter, answer: Any, rows: int) -> Tensor:
+    if not isinstance(answer, Tensor):
+        try:
+            answer = torch.as_tensor(np.asarray(answer))
+        except (TypeError, ValueError):
+            raise TypeError(
+                f".{stage} must return one bool a row: got a {type(answer).__name__} for a chunk of {rows} rows."
+            ) from None
+    if answer.dtype is not torch.bool:
+        raise TypeError(
+            f".{stage} must return bools, one a row: got {answer.dtype}. Compare, as in td['label'] == 1, or use "
+            "mask.bool()."
+        )
+    if answer.shape != (rows,):
+        raise ValueError(
+            f".{stage} must return one bool a row, shape ({rows},) for a chunk of {rows} rows: got shape "
+            f"{tuple(answer.shape)}. Reduce the other dimensions, as in mask.flatten(1).all(1)."
+        )
+    mask: Tensor = answer.cpu()
+    return mask
+
+
+def _flat_mapped(stage: FlatMap, value: Data) -> Any:
+    result = stage.fn(value)
+    if result is None:
+        return NOTHING
+    return result if _count(stage, result) else NOTHING
