@@ -89,7 +89,20 @@ class NonTensorData(DenseCollection):
     def data(self, value: Any) -> None:
         if self._lock is not None:
             raise self._locked_error()
-        self._payload = value
+        self._replace(value)
+
+    def _replace(self, payload: Any) -> None:
+        """Takes another object, here and in the file of a memory-mapped entry."""
+        old, self._payload = self._payload, payload
+        folder = getattr(self, "_memmap_path", None)
+        if folder:
+            from tensordict_lite.memmap.objects import rewrite
+
+            try:
+                rewrite(self, folder)
+            except BaseException:
+                self._payload = old
+                raise
 
     def _as_value(self) -> Any:
         return self._payload
@@ -150,6 +163,9 @@ class NonTensorData(DenseCollection):
         if not self._batch_size:
             return self._overwrite(item, self)
         stack = self.maybe_to_stack()
+        folder = getattr(self, "_memmap_path", None)
+        if folder is not None:
+            stack._memmap_path = folder
         stack._set_index(index, item)
         if self._lock is not None:
             stack._propagate_lock(None)
@@ -164,8 +180,11 @@ class NonTensorData(DenseCollection):
                 f"a NonTensorData cannot be updated in place with a {type(item).__name__}: set() replaces the entry"
             )
         new = self._rebuild({}, self._batch_size, self._names)
-        new._payload = item._payload if isinstance(item, NonTensorData) else item
+        folder = getattr(self, "_memmap_path", None)
+        if folder is not None:
+            new._memmap_path = folder
         new._lock = self._lock
+        new._replace(item._payload if isinstance(item, NonTensorData) else item)
         return new
 
     def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
@@ -181,7 +200,7 @@ class NonTensorData(DenseCollection):
                 f"a NonTensorData is updated with a NonTensorData, not with a {type(input_dict_or_td).__name__}"
             )
         payload = input_dict_or_td._payload
-        self._payload = copy.deepcopy(payload) if clone else payload
+        self._replace(copy.deepcopy(payload) if clone else payload)
         return self
 
     def update_(self, input_dict_or_td: Any = None, clone: bool = False, **kwargs: Any) -> Self:

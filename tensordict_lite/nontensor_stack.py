@@ -209,6 +209,21 @@ class NonTensorStack(LazyStackedTensorDict):
             size = index_batch_size(self._batch_size, index)
             value = _rows_of(value, size, self._device)
         super()._set_index(index, value)
+        self._save()
+
+    def _save(self) -> None:
+        """Rewrites the file of a memory-mapped stack."""
+        folder = getattr(self, "_memmap_path", None)
+        if folder:
+            from tensordict_lite.memmap.objects import rewrite
+
+            rewrite(self, folder)
+
+    def update_(self, input_dict_or_td: Any = None, clone: bool = False, **kwargs: Any) -> Any:
+        """Takes over the objects of other non-tensor data of the same batch size, on a locked stack too."""
+        super().update_(input_dict_or_td, clone, **kwargs)
+        self._save()
+        return self
 
     def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
         self.update_(item if is_non_tensor(item) else _rows_of(item, self._batch_size, self._device))

@@ -64,6 +64,7 @@ def save_collection(
     copy_existing: bool = False,
     num_threads: int = 0,
     return_early: bool = False,
+    share_non_tensor: bool = False,
     existsok: bool = True,
     robust_key: bool | None = True,
     atomic: bool = False,
@@ -87,6 +88,7 @@ def save_collection(
         like=like,
         copy_existing=copy_existing,
         num_threads=num_threads,
+        share_non_tensor=share_non_tensor,
         existsok=existsok,
         robust_key=robust_key is not False,
         atomic=atomic,
@@ -114,6 +116,7 @@ class _Save:
         like: bool,
         copy_existing: bool,
         num_threads: int,
+        share_non_tensor: bool,
         existsok: bool,
         robust_key: bool,
         atomic: bool,
@@ -124,6 +127,7 @@ class _Save:
         self.like = like
         self.copy_existing = copy_existing
         self.num_threads = num_threads
+        self.share_non_tensor = share_non_tensor
         self.existsok = existsok
         self.atomic = atomic
         self.grown: list[tuple[str, int, int]] = []  # files that are too short: path, size, wanted
@@ -291,6 +295,10 @@ class _Save:
         else:
             out = self.node._with_leaves(iter(mapped))
         mark_mapped(out, self.plan, self.root, self.node)
+        if self.share_non_tensor:
+            from tensordict_lite.memmap.objects import share_objects
+
+            share_objects(out)
         return out
 
 
@@ -322,18 +330,22 @@ def _arena(tensors: list[Tensor]) -> Iterator[Tensor]:
 
 def mark_mapped(out: TensorCollection, plan: Plan, root: str | None, original: TensorCollection) -> None:
     """Locks a collection whose leaves are mapped, and tells every level where it is."""
-    paths: dict[int, str] = {}
-    for folder in plan.folders:  # a tensorclass has two, and is at the first
-        paths.setdefault(id(folder.node), folder.path)
+    paths: dict[int, list[str]] = {}
+    for folder in plan.folders:
+        known = paths.setdefault(id(folder.node), [])
+        if not (known and folder.path == f"{known[-1]}/_tensordict".lstrip("/")):  # a tensorclass is at the outer one
+            known.append(folder.path)
     _mark(out, original, paths, root)
     if out._lock is None:
         out._propagate_lock(None)
 
 
-def _mark(node: Any, original: Any, paths: dict[int, str], root: str | None) -> None:
-    path = paths.get(id(original), "")
+def _mark(node: Any, original: Any, paths: dict[int, list[str]], root: str | None) -> None:
+    own = paths.get(id(original))
     node._device = _CPU
-    node._memmap_path = "" if root is None else (os.path.join(root, path) if path else root)
+    if own:  # else it is an object of a stack of objects, which are in one file
+        path = own.pop(0)  # an object may be in several places
+        node._memmap_path = "" if root is None else (os.path.join(root, path) if path else root)
     for child, original_child in zip(node._nested(), original._nested()):
         _mark(child, original_child, paths, root)
 

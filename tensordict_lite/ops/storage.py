@@ -47,7 +47,9 @@ class StorageOps:
             copy_existing: copy tensors that are mapped to another file; otherwise they are a RuntimeError.
             num_threads: threads that write; 0 or 1 is this one.
             return_early: with ``num_threads > 1``, return a :class:`TensorDictFuture` at once.
-            share_non_tensor: accepted for compatibility; non-tensor data is shared through its file.
+            share_non_tensor: keep the objects of non-tensor entries in shared memory, so that an in-place write of
+                one (:meth:`set_`, :meth:`update_`) in one process is seen by all that have this collection. They
+                are pickled for it. In either case such a write also reaches the file.
             existsok: replace files that exist; otherwise they are a RuntimeError.
             robust_key: percent-encode keys that are not plain file names; ``False`` uses them as they are.
             atomic: exchange the whole folder in one step, dropping files that this save does not write.
@@ -77,6 +79,7 @@ class StorageOps:
             copy_existing=copy_existing,
             num_threads=num_threads,
             return_early=return_early,
+            share_non_tensor=share_non_tensor,
             existsok=existsok,
             robust_key=robust_key,
             atomic=atomic,
@@ -117,6 +120,7 @@ class StorageOps:
             copy_existing=copy_existing,
             num_threads=num_threads,
             return_early=return_early,
+            share_non_tensor=share_non_tensor,
             existsok=existsok,
             robust_key=robust_key,
             atomic=atomic,
@@ -160,6 +164,7 @@ class StorageOps:
             like=True,
             num_threads=num_threads,
             return_early=return_early,
+            share_non_tensor=share_non_tensor,
             existsok=existsok,
             robust_key=robust_key,
             allow_pickle=allow_pickle,

@@ -1,0 +1,140 @@
+"""Non-tensor entries of a memory-mapped collection: in-place writes reach the file, and other processes.
+
+A mapped tensor is its file. A Python object is not, so whoever replaces one in place (``td.set_("note", ...)`` on a
+locked, mapped collection) has its file rewritten. With ``share_non_tensor=True`` the object itself is in shared
+memory too, where every process that has the collection sees the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from tensordict_lite.base import TensorCollection
+from tensordict_lite.memmap.cells import Arena, Cell
+from tensordict_lite.memmap.files import new_file, write_all
+from tensordict_lite.memmap.format import META
+from tensordict_lite.nontensor import NonTensorData, same_payload
+
+__all__ = ["SharedNonTensorData", "rewrite", "share_objects"]
+
+_slot = TensorCollection.__dict__["_payload"]
+_PICKLES = ("other.pickle", "pickle.pkl")
+
+
+def rewrite(node: Any, folder: str) -> None:
+    """Replaces what the folder of a non-tensor entry holds by the present content of ``node``.
+
+    Readers find the old or the new object. A folder that has been removed is not made again.
+
+    Raises:
+        RuntimeError: JSON cannot hold the object, and the one that is saved is not a pickle either.
+    """
+    from tensordict_lite.memmap.plan import plan_for
+
+    if not os.path.isdir(folder):
+        return
+    pickled = [name for name in _PICKLES if os.path.exists(os.path.join(folder, name))]
+    plan = plan_for(node, allow_pickle=True).folders[0]
+    if plan.blobs and not pickled:
+        raise RuntimeError(
+            f"JSON cannot represent the new object of the non-tensor entry in {folder}, and the entry is saved as JSON "
+            "there. Give it strings, numbers, lists and dicts, or save the collection again with allow_pickle=True."
+        )
+    for name, content in {**plan.blobs, META: plan.json()}.items():  # the metadata comes last
+        path = os.path.join(folder, name)
+        with new_file(path) as fd:
+            write_all(fd, content, 0, path)
+    for name in pickled:
+        if name not in plan.blobs:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(folder, name))
+
+
+class SharedNonTensorData(NonTensorData):
+    """A :class:`NonTensorData` whose object is in shared memory, while the collection is locked."""
+
+    __slots__ = ()
+
+    @property
+    def _payload(self) -> Any:  # type: ignore[override]
+        return _slot.__get__(self).get()
+
+    @_payload.setter
+    def _payload(self, value: Any) -> None:
+        _slot.__get__(self).set(value)
+
+    def _rebuild(self, source: Any, batch_size: Any, names: Any = None) -> Any:
+        new = super(NonTensorData, self)._rebuild(source, batch_size, names)
+        _slot.__set__(new, _slot.__get__(self))
+        return new
+
+    def _alone(self) -> NonTensorData:
+        """An ordinary one with the present object."""
+        new = NonTensorData(self._payload, batch_size=self._batch_size, device=self._device)
+        new._names = self._names
+        return new
+
+    def _replace(self, payload: Any) -> None:
+        if self._lock is None:  # sharing ends with the lock, as the mapping of tensors does
+            self.__class__ = NonTensorData  # type: ignore[assignment]
+        super()._replace(payload)
+
+    def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
+        return super()._overwrite(item, parent) if self._lock is not None else self._alone()._overwrite(item, parent)
+
+    def _assign_rows(self, index: Any, item: Any) -> TensorCollection:
+        if self._lock is None:
+            return self._alone()._assign_rows(index, item)
+        if isinstance(item, NonTensorData) and same_payload(item._payload, self._payload):
+            return self
+        if self._batch_size:
+            raise RuntimeError(
+                "one object is shared for all rows of this entry, so a row cannot take another one. Make it a "
+                "NonTensorStack (maybe_to_stack()) before memmap_(share_non_tensor=True), to share an object a row."
+            )
+        return self._overwrite(item, self)
+
+    def clone(self, recurse: bool = True, **kwargs: Any) -> Any:
+        """An ordinary :class:`NonTensorData` with a copy of the object; ``recurse=False`` shares it still."""
+        return self._alone().clone() if recurse else super().clone(False)
+
+    def _with_leaves(self, leaves: Iterator[Any]) -> Any:
+        return self._alone()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "payload": _slot.__get__(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        _slot.__set__(self, state["payload"])
+        super(NonTensorData, self).__setstate__(state)
+
+
+def share_objects(node: TensorCollection) -> None:
+    """Puts every object below ``node`` (which is locked) into shared memory; those that are there stay.
+
+    Raises:
+        TypeError: an object cannot be pickled; nothing has changed.
+    """
+    found = list({id(data): data for data in _objects(node)}.values())
+    if not found:
+        return
+    cells = Arena(len(found)).cells()
+    for data, cell in zip(found, cells):
+        cell.set(data._payload)
+    for data, cell in zip(found, cells):
+        _share(data, cell)
+
+
+def _share(data: NonTensorData, cell: Cell) -> None:
+    data.__class__ = SharedNonTensorData  # type: ignore[assignment]
+    _slot.__set__(data, cell)
+
+
+def _objects(node: TensorCollection) -> Iterator[NonTensorData]:
+    if type(node) is NonTensorData:
+        yield node
+    for child in node._nested():
+        yield from _objects(child)
