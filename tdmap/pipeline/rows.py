@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from tdmap._data import Data, data_length, is_data, is_tensor_collection, narrow, tensors_of
+from tdmap.errors import OutputMismatch
 from tdmap.pipeline.stages import Shard, Shuffle, Skip, Stage, Take
+from tdmap.schema import Schema
 from tdmap.seeding import derive
 
 Picks: TypeAlias = "range | Tensor"
@@ -273,7 +275,7 @@ def join_pieces(pieces: list[Data]) -> Data:
     """Rows after one another.
 
     Raises:
-        ValueError: they do not look alike; names the entry that differs.
+        OutputMismatch: they do not look alike; names the entry that differs.
     """
     if len(pieces) == 1:
         return pieces[0]
@@ -284,32 +286,13 @@ def join_pieces(pieces: list[Data]) -> Data:
 
 
 def check_alike(first: Data, other: Data) -> None:
-    """Raise ValueError unless two chunks can be rows of one dataset."""
-    ours, theirs = schema_of(first), schema_of(other)
-    if ours == theirs:
-        return
-    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-    said = [f"{name} is {ours.get(name, 'absent')} and then {theirs.get(name, 'absent')}" for name in names[:4]]
-    raise ValueError(
-        f"rows that come after one another must look alike: {'; '.join(said)}. Use .select(...) or .map(...) on one "
-        "of the two."
-    )
-
-
-def schema_of(data: Data) -> dict[str, str]:
-    """Dtype and shape of a row, entry by entry."""
-    if isinstance(data, Tensor):
-        return {"the tensor": _kind(data)}
-    if not is_tensor_collection(data):
-        return {"a row": type(data).__name__}
-    return {
-        repr(key): _kind(leaf) if isinstance(leaf, Tensor) else type(leaf).__name__
-        for key, leaf in data.items(include_nested=True, leaves_only=True)
-    }
-
-
-def _kind(leaf: Tensor) -> str:
-    return f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape[1:])}"
+    """Raise OutputMismatch unless two chunks can be rows of one dataset."""
+    schemas = [Schema(piece[:0]) for piece in (first, other)]
+    if schemas[0].digest != schemas[1].digest:
+        raise OutputMismatch(
+            "rows that come after one another must look alike, and "
+            f"{schemas[0].difference(schemas[1])}. Use .select(...) or .map(...) on one of the two."
+        )
 
 
 def merge(pieces: list[Data]) -> Data:

@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from tdmap._data import Data, RowWriter, check_rows, data_length, empty_rows, is_data
+from tdmap._data import Data, RowWriter, check_rows, data_length, is_data, narrow
+from tdmap.append import each_result
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan
 from tdmap.pipeline.rounds import Context, Rounds, chunk_rows, head_job
 from tdmap.pipeline.rows import Joined, View, Zipped, join_pieces, merge
-from tdmap.pipeline.stages import ROW_WISE, Batch, Concat, Map, Stage
+from tdmap.pipeline.stages import ROW_WISE, Batch, Concat, FlatMap, Map, Stage, Unbatch
 from tdmap.pipeline.streams import open_stream
-from tdmap.pipeline.work import NOTHING, apply_stage, run_stages
+from tdmap.pipeline.work import apply_stage
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Reducer
 from tdmap.resumable import map_to_files, map_to_folder
@@ -88,49 +89,55 @@ def _none() -> None:
 
 
 def no_rows(plan: Plan) -> Data:
-    """Zero rows with the schema that the plan's rows would have.
+    """Zero rows with the schema that the plan's rows would have, learnt from a row of the source if it has any.
 
     Raises:
-        ValueError: a function does not work on zero rows, so the schema is not known.
+        ValueError: a function does not work on that, so the schema is not known.
     """
-    try:
-        value = _dry(plan)
-    except Exception as error:
-        raise ValueError(
-            "no rows are left, and what they would look like cannot be known, because a function raises on zero rows "
-            f"({type(error).__name__}: {error})."
-        ) from error
-    if value is NOTHING or not is_data(value):
-        raise ValueError("no rows are left, and what they would look like cannot be known.")
-    return value[:0]
+    failure: Exception | None = None
+    for rows in (1, 0):
+        try:
+            value = _dry(plan, rows)
+            if is_data(value) and value.shape:
+                return value[:0]
+        except Exception as error:
+            failure = failure or error
+    why = "" if failure is None else f": {type(failure).__name__}: {failure}"
+    raise ValueError(f"no rows are left, and what they would look like cannot be known without one{why}") from failure
 
 
-def _dry(plan: Plan) -> Any:
-    if isinstance(plan, Local):
-        value = _dry(plan.source)
-        known = isinstance(plan.stage, ROW_WISE)
-        return apply_stage(plan.stage, value, plan.source.batched) if known else value
+def _dry(plan: Plan, rows: int) -> Any:
+    """What the stages make of so many rows of the source, filters left out."""
+    if isinstance(plan, Head):
+        return _dry_stages(plan.tail, _dry_view(plan.view, rows))
     if isinstance(plan, Both):
-        values = [_dry(source) for source in plan.sources]
+        values = [_dry(source, rows) for source in plan.sources]
         return values[0] if isinstance(plan.stage, Concat) else merge(values)
-    if isinstance(plan, Again):
-        return _dry(plan.source)
-    return run_stages(_mapping(plan.tail), _dry_view(plan.view))
+    value = _dry(plan.source, rows)
+    return value if isinstance(plan, Again) else _dry_stages((plan.stage,), value)
 
 
-def _dry_view(view: View) -> Data:
+def _dry_view(view: View, rows: int) -> Data:
     leaf = view.leaf
     if isinstance(leaf, Joined):
-        rows = _dry_view(leaf.parts[0])
+        data = _dry_view(leaf.parts[0], rows)
     elif isinstance(leaf, Zipped):
-        rows = merge([_dry_view(part) for part in leaf.parts])
+        data = merge([_dry_view(part, rows) for part in leaf.parts])
     else:
-        rows = empty_rows(leaf, 0)
-    return run_stages(view.stages, rows)
+        data = narrow(leaf, 0, 0, min(rows, data_length(leaf, 0))).clone()
+    return _dry_stages(view.stages, data)
 
 
-def _mapping(stages: tuple[Stage, ...]) -> list[Stage]:
-    return [stage for stage in stages if isinstance(stage, ROW_WISE) or stage.name in ("batch", "unbatch", "flat_map")]
+def _dry_stages(stages: tuple[Stage, ...], value: Any) -> Any:
+    batched = False
+    for stage in stages:
+        if isinstance(stage, (Batch, Unbatch)):
+            batched = isinstance(stage, Batch)
+        elif isinstance(stage, FlatMap):
+            value = next(each_result(stage.fn(value)))
+        elif isinstance(stage, ROW_WISE):
+            value = apply_stage(stage, value, batched)
+    return value
 
 
 # -- write ---------------------------------------------------------------------------------------------

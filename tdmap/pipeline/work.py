@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tdmap._data import Data, is_data, is_tensor_collection, tensors_of
+from tdmap.append import each_result
 from tdmap.errors import add_note
+from tdmap.filtering import as_mask
 from tdmap.job import function_name
-from tdmap.pipeline.rows import check_alike
+from tdmap.pipeline.rows import check_alike, join_pieces
 from tdmap.pipeline.stages import Batch, Call, Filter, FlatMap, Map, MapRows, Select, Stage, Unbatch
 
 
@@ -170,36 +171,12 @@ def _kept(stage: Filter, value: Any, batched: bool) -> Any:
                 f"{np.shape(answer)}. To filter rows, put it before .batch(), or after .unbatch()."
             )
         return value if bool(answer) else NOTHING
-    mask = _mask(stage, answer, _count(stage, value))
+    mask = as_mask(answer, (_count(stage, value),)).cpu()
     if bool(mask.all()):
         return value
     return value[mask] if bool(mask.any()) else NOTHING
 
 
-def _mask(stage: Filter, answer: Any, rows: int) -> Tensor:
-    if not isinstance(answer, Tensor):
-        try:
-            answer = torch.as_tensor(np.asarray(answer))
-        except (TypeError, ValueError):
-            raise TypeError(
-                f".{stage} must return one bool a row: got a {type(answer).__name__} for a chunk of {rows} rows."
-            ) from None
-    if answer.dtype is not torch.bool:
-        raise TypeError(
-            f".{stage} must return bools, one a row: got {answer.dtype}. Compare, as in td['label'] == 1, or use "
-            "mask.bool()."
-        )
-    if answer.shape != (rows,):
-        raise ValueError(
-            f".{stage} must return one bool a row, shape ({rows},) for a chunk of {rows} rows: got shape "
-            f"{tuple(answer.shape)}. Reduce the other dimensions, as in mask.flatten(1).all(1)."
-        )
-    mask: Tensor = answer.cpu()
-    return mask
-
-
 def _flat_mapped(stage: FlatMap, value: Data) -> Any:
-    result = stage.fn(value)
-    if result is None:
-        return NOTHING
-    return result if _count(stage, result) else NOTHING
+    parts = [part for part in each_result(stage.fn(value)) if _count(stage, part)]
+    return join_pieces(parts) if parts else NOTHING

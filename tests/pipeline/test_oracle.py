@@ -1,0 +1,57 @@
+"""Random chains of stages against plain Python: the same elements for any workers, and from any position on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from tests.pipeline import oracle
+
+relaxed = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+
+
+@settings(relaxed, max_examples=150)
+@given(oracle.chains())
+def test_random_chains_give_what_plain_python_gives(stages):
+    pipeline = oracle.apply(oracle.dataset().pipeline(), stages)
+    wanted = oracle.evaluate(stages)
+    assert oracle.numbers(pipeline.iter(num_workers=0)) == wanted
+    assert pipeline.count(num_workers=0) == len(wanted)
+
+
+@settings(relaxed, max_examples=12)
+@given(stages=oracle.chains())
+@pytest.mark.parametrize("options", [{"num_workers": 1}, {"num_workers": 2}, {"num_workers": 2, "executor": "thread"}])
+def test_workers_change_nothing(options, stages):
+    pipeline = oracle.apply(oracle.dataset().pipeline(seed=3), stages)
+    assert oracle.numbers(pipeline.iter(**options)) == oracle.evaluate(stages)
+
+
+@settings(relaxed, max_examples=60)
+@given(oracle.chains())
+def test_collect_and_write_give_all_rows(tmp_path_factory, stages):
+    pipeline = oracle.apply(oracle.dataset().pipeline(), stages)
+    wanted = oracle.evaluate(stages)
+    if wanted and isinstance(wanted[0], list):
+        wanted = [row for batch in wanted for row in batch]
+    assert pipeline.collect(num_workers=0)["x"].tolist() == wanted
+    folder = tmp_path_factory.mktemp("written") / "out"
+    assert pipeline.write(folder, num_workers=0)["x"].tolist() == wanted
+
+
+@settings(relaxed, max_examples=40)
+@given(oracle.chains())
+def test_an_iteration_goes_on_from_any_position(stages):
+    pipeline = oracle.apply(oracle.dataset().pipeline(), stages)
+    wanted = oracle.evaluate(stages)
+    states, elements = [], pipeline.iter(num_workers=0)
+    for _ in wanted:
+        states.append(json.dumps(elements.state_dict()))
+        next(elements)
+    states.append(json.dumps(elements.state_dict()))
+    for position, state in enumerate(states):
+        later = pipeline.iter(num_workers=0)
+        later.load_state_dict(json.loads(state))
+        assert oracle.numbers(later) == wanted[position:]
