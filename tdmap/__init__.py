@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from tdmap.api import map, map_iter
+from tdmap.bykey import GroupBy, group_by, join, sort
 from tdmap.diagnostics.progress import ProgressBar
 from tdmap.errors import (
     AlreadyComplete,
@@ -38,6 +39,7 @@ __all__ = [
     "ChunkPlan",
     "ChunkRetried",
     "ChunkTimeout",
+    "GroupBy",
     "JobEnded",
     "JobStarted",
     "LeaseDone",
@@ -63,9 +65,12 @@ __all__ = [
     "close_pools",
     "filter",
     "flat_map",
+    "group_by",
+    "join",
     "map",
     "map_iter",
     "map_reduce",
     "reduce",
     "shuffle",
+    "sort",
 ]

@@ -8,5 +8,7 @@ from __future__ import annotations
 
 from tdmap.bykey.aggregates import Grouped
 from tdmap.bykey.grouping import GroupBy, group_by
+from tdmap.bykey.joining import join
+from tdmap.bykey.sorting import sort
 
-__all__ = ["GroupBy", "Grouped", "group_by"]
+__all__ = ["GroupBy", "Grouped", "group_by", "join", "sort"]

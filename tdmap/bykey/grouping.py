@@ -13,7 +13,7 @@ batch by batch. Neither the chunks nor the batches depend on the workers, so nei
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,7 +39,6 @@ from tdmap.reducers.base import Key
 from tdmap.runtime.spill import Spill
 from tdmap.schema import Schema, take_apart
 from tdmap.sinks import Collect
-from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -78,6 +77,7 @@ def group_by(
         TypeError: `data` has no rows, or `key` is none of those.
 
     Example:
+        >>> from tensordict_lite import TensorDict
         >>> from tdmap.reducers import Count, Sum
         >>> data = TensorDict({"shop": torch.tensor([7, 3, 7]), "sold": torch.tensor([1.0, 2.0, 3.0])}, [3])
         >>> result = group_by(data, "shop").reduce({"total": Sum("sold"), "n": Count()}, num_workers=0)
@@ -181,6 +181,7 @@ class GroupBy:
             Exception: whatever `fn` raised, with a note that names the key.
 
         Example:
+            >>> from tensordict_lite import TensorDict
             >>> data = TensorDict({"shop": torch.tensor([7, 3, 7]), "sold": torch.tensor([1.0, 2.0, 3.0])}, [3])
             >>> group_by(data, "shop").map_groups(lambda rows: rows[rows["sold"].argmax()], num_workers=0)["sold"]
             tensor([2., 3.])
@@ -327,9 +328,7 @@ def _source(keyed: KeyedData, payload: tuple[Key, ...] | None) -> Data:
     return data
 
 
-def _run_cut(
-    source: Data, plan: ChunkPlan, cut: Callable[..., Any], execution: Execution, policy: Policy
-) -> list[Any]:
+def _run_cut(source: Data, plan: ChunkPlan, cut: Callable[..., Any], execution: Execution, policy: Policy) -> list[Any]:
     crew = light(execution, 0) if plan.num_chunks == 1 else execution
     runs: list[Any] = crew.run(Job(Source(source), plan, cut, policy), Collect())
     return runs

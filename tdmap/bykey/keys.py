@@ -100,7 +100,8 @@ class KeySpec:
 
 
 def _plain(key: Any) -> Key:
-    return key[0] if isinstance(key, tuple) and len(key) == 1 else key
+    plain: Key = key[0] if isinstance(key, tuple) and len(key) == 1 else key
+    return plain
 
 
 def require_entry(data: Data, name: Key, what: str) -> None:
@@ -146,8 +147,10 @@ def strings_of(values: Any, what: str) -> list[str]:
     """A list of strings, or a TypeError."""
     if isinstance(values, list) and all(isinstance(one, str) for one in values):
         return values
-    found = "nested lists" if not isinstance(values, list) else next(
-        type(one).__name__ for one in values if not isinstance(one, str)
+    found = (
+        "nested lists"
+        if not isinstance(values, list)
+        else next(type(one).__name__ for one in values if not isinstance(one, str))
     )
     raise TypeError(f"{what} holds values that are not tensors, which must be strings to be a key: found {found}.")
 
@@ -199,12 +202,12 @@ class KeyReader:
         )
 
     def _missing(self, values: Sequence[Tensor]) -> NDArray[np.bool_] | None:
-        missing: Any = None
+        missing: NDArray[np.bool_] | None = None
         for value, column in zip(values, self.codec.columns):
             if column.is_float:
-                nan = value.detach().reshape(-1).isnan()
-                if bool(nan.any()):
-                    missing = nan.numpy() if missing is None else missing | nan.numpy()
+                nan: NDArray[np.bool_] = value.detach().reshape(-1).isnan().numpy()
+                if nan.any():
+                    missing = nan if missing is None else missing | nan
         return missing
 
 

@@ -143,4 +143,3 @@ def _file_column(folder: str, name: str, shape: Shape, rows: int) -> Tensor:
 
 def _joined(results: list[Data]) -> Data:
     return results[0] if len(results) == 1 else torch.cat(results, 0)
-

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -55,9 +54,7 @@ def require_rows(data: Data, what: str) -> None:
     """Raise TypeError unless `data` has rows."""
     if not is_data(data) or not len(data.shape):
         found = f"one of shape {tuple(data.shape)}" if is_data(data) else f"a {type(data).__name__}"
-        raise TypeError(
-            f"{what} needs a tensor or a collection of tensors with its rows in dimension 0: got {found}."
-        )
+        raise TypeError(f"{what} needs a tensor or a collection of tensors with its rows in dimension 0: got {found}.")
 
 
 def plan_rows(length: int, row_bytes: int, chunksize: int | None = None) -> ChunkPlan:
@@ -121,6 +118,10 @@ class KeyedData:
         groups = len(group_starts(stable_order(words)[1]))
         return groups / len(words[0]), groups
 
+    def resampled(self) -> Words:
+        """The words of evenly spread rows."""
+        return _sample(self)
+
     @property
     def quiet(self) -> KeyReader:
         """A reader for samples: a NaN is reported by the worker that meets it."""
@@ -152,11 +153,12 @@ def prepare(
         first = spec.values(narrow(data, 0, 0, min(length, 1)))
     reader = KeyReader(spec, spec.codec(first, descending), dropna, what)
     keyed = KeyedData(data, reader, [], labels, names)
-    return replace(keyed, sample=_sample(keyed, length))
+    return replace(keyed, sample=keyed.resampled())
 
 
-def _sample(keyed: KeyedData, length: int) -> Words:
+def _sample(keyed: KeyedData) -> Words:
     data, spec = keyed.data, keyed.reader.spec
+    length = int(data.shape[0])
     if spec.fn is None:
         data, runs = _entries(data, spec.names), SAMPLE_RUNS
     else:
@@ -236,4 +238,3 @@ def _number_strings(
     for name, column in added.items():
         wider.set(name, column)
     return wider, KeySpec(tuple(names)), tuple(labels)
-

@@ -65,7 +65,8 @@ class Splits:
             word, low = words[0], np.uint64(self.low)
             bins = (np.maximum(word, low) - low) >> np.uint64(self.shift)
             np.minimum(bins, np.uint64(BINS - 1), out=bins)
-            return self.table[bins]
+            found: NDArray[Any] = self.table[bins]
+            return found
         if self.count == 1:
             return np.zeros(len(words[0]), dtype=np.uint32)
         return search(self.cuts, words, right=True).astype(np.uint32)

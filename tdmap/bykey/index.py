@@ -1,0 +1,114 @@
+"""The rows of a dataset in the order of their keys: numbers of rows, and the sorted keys if they are wanted.
+
+job 1   chunk ──► (key, number of row), cut into ranges of keys ──► run
+job 2   range of keys ──► sorted ──► its place in the index, which follows from the rows of the ranges before it
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdmap.bykey.keys import KeySpec
+from tdmap.bykey.order import stable_order
+from tdmap.bykey.prepare import KeyedData, count_partitions, light, plan_rows
+from tdmap.bykey.reducing import CutChunk, select
+from tdmap.bykey.rows import Shape
+from tdmap.bykey.spilling import Partitions
+from tdmap.execution import Execution
+from tdmap.job import Job, Policy, Source
+from tdmap.placing import Places
+from tdmap.plan import ChunkPlan
+from tdmap.runtime.packing import Arena
+from tdmap.runtime.spill import Spill
+from tdmap.sinks import Collect
+from tensordict_lite.memmap.mapping import map_file
+
+HEAP_BYTES = 64 << 20
+"""An index of more bytes lies in a file."""
+
+
+class SortPartition:
+    """What a worker calls with the number of a partition.
+
+    Args:
+        partitions: the runs, of words and row numbers.
+        firsts: where each partition begins in the index.
+        places: of the row numbers, and of each word.
+    """
+
+    def __init__(self, partitions: Partitions, firsts: list[int], places: Places, name: str) -> None:
+        self.partitions = partitions
+        self.firsts = firsts
+        self.places = places
+        self.__qualname__ = name
+
+    def __call__(self, numbers: Tensor) -> int:
+        partition = int(numbers[0])
+        words, (rows,) = self.partitions.read(partition)
+        if not len(rows):
+            return 0
+        order, words = stable_order(words)
+        blocks = [torch.from_numpy(rows.numpy()[order])]
+        blocks += [torch.from_numpy(word.view("i8")) for word in words]
+        with self.places.opened() as files:
+            for number, (file, block) in enumerate(zip(files, blocks)):
+                if file >= 0:
+                    self.places.write(number, file, self.firsts[partition], block)
+        return len(order)
+
+
+def sorted_rows(
+    keyed: KeyedData, spill: Spill, execution: Execution, policy: Policy, *, chunksize: int | None, with_words: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """The numbers of the rows in the order of their keys, and the sorted words (int64 bits) of these keys.
+
+    Both lie in shared memory, or in files of `spill` when they are large. Rows whose key is a NaN that is to be left
+    out are not among them.
+    """
+    length = int(keyed.data.shape[0])
+    words = keyed.codec.num_words
+    row_bytes = 8 * (words + 1)
+    source = keyed.data if keyed.reader.spec.fn is not None else select(keyed.data, keyed.reader.spec.names)
+    plan = plan_rows(length, _chunk_bytes(source, keyed.reader.spec), chunksize)
+    splits = keyed.splits(count_partitions(length * row_bytes))
+    cut = CutChunk(keyed.reader, spill, splits, None, None, by_number=True)
+    cut.__qualname__ = keyed.reader.what
+    crew = light(execution, 0) if plan.num_chunks <= 1 else execution
+    runs = crew.run(Job(Source(source), plan, cut, policy), Collect()) if length else []
+    partitions = Partitions(spill, runs, words, [Shape(torch.int64, ())])
+    counts = partitions.rows
+    total = int(counts.sum())
+    columns = _room(total, 1 + words if with_words else 1, spill)
+    if total:
+        places = Places.of([*columns, *([None] * (0 if with_words else words))])
+        assert places is not None
+        firsts = (counts.cumsum() - counts).tolist()
+        work = SortPartition(partitions, firsts, places, keyed.reader.what)
+        numbers = torch.arange(len(counts))
+        job = Job(Source(numbers), ChunkPlan(len(counts), 1), work, policy)
+        light(execution, partitions.nbytes).run(job, Collect())
+    return columns[0], columns[1:]
+
+
+def _chunk_bytes(source: Any, spec: KeySpec) -> int:
+    from tdmap._data import data_row_bytes
+
+    return data_row_bytes(source, int(source.shape[0]))
+
+
+def _room(rows: int, count: int, spill: Spill) -> list[Tensor]:
+    """Shared tensors of int64."""
+    if rows * 8 * count <= HEAP_BYTES:
+        arena = Arena()
+        return [arena.empty(torch.int64, torch.Size([rows])) for _ in range(count)]
+    columns = []
+    for number in range(count):
+        path = str(spill.folder / f"index-{number}")
+        with open(path, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, rows * 8)
+        columns.append(torch.empty(0, dtype=torch.int64).set_(map_file(path, rows * 8), 0, torch.Size([rows]), (1,)))
+    return columns
