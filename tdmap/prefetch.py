@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -10,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdmap._data import is_data
-from tdmap.runtime.device import Device, DeviceLink, Mark, open_link, resolve_device
+from tdmap.runtime.device import Device, DeviceLink, Mark, is_copied, open_link, resolve_device
+from tdmap.runtime.trees import rebuild, tensors_in
 
 
 def prefetch_to_device(values: Iterable[Any], device: Device, prefetch: int = 2) -> Iterator[Any]:
@@ -40,11 +39,16 @@ def prefetch_to_device(values: Iterable[Any], device: Device, prefetch: int = 2)
         [1, 2]
     """
     target = resolve_device(device)
-    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
-        raise ValueError(f"prefetch must be an integer of at least 0: got {prefetch!r}.")
+    check_prefetch(prefetch)
     if target.type == "cpu":
         return iter(values)
-    return _prefetched(iter(values), open_link(target), prefetch)
+    return prefetch_over(open_link(target), iter(values), prefetch)
+
+
+def check_prefetch(prefetch: int) -> None:
+    """Raise ValueError unless it is a number of values."""
+    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
+        raise ValueError(f"prefetch must be an integer of at least 0: got {prefetch!r}.")
 
 
 class _Sent(NamedTuple):
@@ -58,7 +62,8 @@ class _Sent(NamedTuple):
     mark: Mark
 
 
-def _prefetched(values: Iterator[Any], link: DeviceLink, prefetch: int) -> Iterator[Any]:
+def prefetch_over(link: DeviceLink, values: Iterator[Any], prefetch: int) -> Iterator[Any]:
+    """`prefetch_to_device` over a link that is open."""
     ahead: deque[_Sent] = deque()
     read: deque[tuple[Mark, list[Tensor]]] = deque()
     depth, failure, ended = 0, None, False
@@ -93,11 +98,10 @@ def _prefetched(values: Iterator[Any], link: DeviceLink, prefetch: int) -> Itera
 
 def send(link: DeviceLink, value: Any) -> _Sent:
     """Begin to copy a value; the sources are kept with it."""
-    tensors: list[Tensor] = []
-    _collect(value, tensors)
+    tensors = tensors_in(value)
     with torch.no_grad():
         sources = [_plain(tensor) for tensor in tensors]
-        copied = [_is_copied(tensor) for tensor in sources]
+        copied = [is_copied(tensor) for tensor in sources]
         sources = [_locked(link, tensor) if copy else tensor for tensor, copy in zip(sources, copied)]
         arrived = iter(link.empty_like([tensor for tensor, copy in zip(sources, copied) if copy]))
         moved = [next(arrived) if copy else tensor.to(link.device) for tensor, copy in zip(sources, copied)]
@@ -106,7 +110,7 @@ def send(link: DeviceLink, value: Any) -> _Sent:
     for old, new in zip(tensors, moved):
         if old.requires_grad and not new.requires_grad:
             new.requires_grad_()
-    return _Sent(_rebuild(value, iter(moved)), moved, [source for _, source in pairs], link.mark())
+    return _Sent(rebuild(value, iter(moved)), moved, [source for _, source in pairs], link.mark())
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -115,56 +119,9 @@ def _plain(tensor: Tensor) -> Tensor:
     return plain.detach() if plain.requires_grad else plain
 
 
-def _is_copied(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
-
-
 def _locked(link: DeviceLink, tensor: Tensor) -> Tensor:
     """A tensor in page-locked memory: itself, or a copy."""
     if tensor.numel() == 0 or link.is_locked(tensor):
         return tensor
     staged = link.staging(tensor.numel() * tensor.element_size()).view(tensor.dtype).view(tensor.shape)
     return staged.copy_(tensor)
-
-
-def _collect(value: Any, into: list[Tensor]) -> None:
-    if isinstance(value, Tensor):
-        into.append(value)
-    elif is_data(value):
-        into.extend(value._leaves())
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            _collect(item, into)
-    elif isinstance(value, dict):
-        for item in value.values():
-            _collect(item, into)
-
-
-def _rebuild(value: Any, tensors: Iterator[Tensor]) -> Any:
-    """The same structure around other tensors, in the order of `_collect`."""
-    if isinstance(value, Tensor):
-        return next(tensors)
-    if is_data(value):
-        return _rebuild_collection(value, tensors)
-    if isinstance(value, (tuple, list)):
-        items = [_rebuild(item, tensors) for item in value]
-        if hasattr(value, "_fields"):  # a named tuple
-            return type(value)(*items)
-        return items if type(value) is list else type(value)(items)
-    if isinstance(value, dict):
-        new = copy.copy(value)  # its type, its default factory
-        for key, item in value.items():
-            new[key] = _rebuild(item, tensors)
-        return new
-    return value
-
-
-def _rebuild_collection(value: Any, tensors: Iterator[Tensor]) -> Any:
-    count = len(value._leaves())
-    own = [next(tensors) for _ in range(count)]
-    new = value._with_leaves(iter(own))
-    if own:
-        new._set_device(own[0].device)
-    if value.is_locked:
-        new.lock_()
-    return new

@@ -18,6 +18,7 @@ from tdmap.job import Policy
 from tdmap.plan import ChunkPlan
 from tdmap.runtime import control as at
 from tdmap.runtime.control import Control
+from tdmap.runtime.ondevice import OnDevice
 from tdmap.runtime.skipping import Settled, Skipper
 from tdmap.runtime.types import Done, GaveBack, Kind, Segment
 from tdmap.runtime.undo import Undo
@@ -49,6 +50,7 @@ class ChunkLoop:
         control: the block to keep up to date.
         pack: makes a result fit to travel.
         emit: sends a message to the driver.
+        own_fn: `fn` belongs to this loop alone.
     """
 
     def __init__(
@@ -60,10 +62,15 @@ class ChunkLoop:
         control: Control,
         pack: Callable[[Any], Any],
         emit: Callable[[Any], None],
+        own_fn: bool = False,
     ) -> None:
+        self.settle: Callable[[], None] | None = None
+        if isinstance(fn, OnDevice):
+            runner = fn.open(control[at.RANK], own_fn)
+            fn, reader, self.settle = runner, runner.reader(reader), runner.settle
         self.job = job
         self.reader = reader
-        self.fn = fn
+        self.fn: Callable[..., Any] = fn
         self.policy = policy
         self.control = control
         self.pack = pack
@@ -121,6 +128,8 @@ class ChunkLoop:
                     segments.add(chunk, kind, result)
                 segments.stop = chunk + 1
                 if kind is not Kind.PARCEL:
+                    if self.settle is not None:
+                        self.settle()  # a device works after it was asked to
                     control[at.COMMITTED] = chunk + 1
                     if done is not None:
                         done[chunk] = 1

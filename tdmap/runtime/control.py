@@ -33,7 +33,9 @@ UNDO = 8
 """One more than the chunk whose rows are in the undo buffer, or 0."""
 OWN_MEMORY = 9
 """Bytes that the worker has gained since it started, after its last lease: what a leak in the function leaves."""
-SLOTS = 10
+RANK = 10
+"""Which of the job's workers this is, from 0; set by the driver."""
+SLOTS = 11
 
 Control: TypeAlias = MutableSequence[int]
 

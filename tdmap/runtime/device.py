@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -21,6 +22,11 @@ from torch import Tensor
 
 Device: TypeAlias = "torch.device | str | int"
 """What a user writes: `"cuda"`, `"cuda:1"`, `1`, `torch.device("cpu")`."""
+
+
+def is_copied(tensor: Tensor) -> bool:
+    """Whether a link copies a tensor's bytes; others (sparse ones, those on a device) move by themselves."""
+    return tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
 
 
 class Mark(Protocol):
@@ -59,6 +65,10 @@ class DeviceLink(Protocol):
 
     def hand_over(self, mark: Mark, tensors: Iterable[Tensor]) -> None:
         """What the caller gives to its current stream from here on waits for `mark`; it will use `tensors` there."""
+        ...
+
+    def context(self) -> AbstractContextManager[Any]:
+        """In it, the device is the one that torch means by default."""
         ...
 
     def fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -144,11 +154,19 @@ class CudaLink:
             # Allocated for our stream, used on another: its memory must not return to ours before that has ended.
             tensor.record_stream(current)
 
+    def context(self) -> AbstractContextManager[Any]:
+        return torch.cuda.device(self.device)
+
     def fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         copies = []
         for tensor in tensors:
-            copy = _page_locked(tuple(tensor.shape), tensor.dtype)
-            copies.append(copy.copy_(tensor, non_blocking=True))
+            if is_copied(tensor):
+                copies.append(tensor)  # in this machine's memory already
+            elif tensor.layout is torch.strided and not tensor.is_quantized:
+                copy = _page_locked(tuple(tensor.shape), tensor.dtype)
+                copies.append(copy.copy_(tensor, non_blocking=True))
+            else:
+                copies.append(tensor.cpu())
         self.settle()
         return copies
 

@@ -8,10 +8,13 @@ the following are errors at once: a source that is freed, or unlocked, before it
 
 from __future__ import annotations
 
+import contextlib
 import random
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -152,6 +155,9 @@ class FakeLink:
         assert isinstance(mark, FakeMark)
         self.current.enqueue(mark)
         self.settle()  # the caller's own code is no stream: it reads as soon as we return
+
+    def context(self) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext()
 
     def fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         self.settle()

@@ -16,10 +16,12 @@ import io
 import pickle
 import sys
 import types
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import dill
 import torch
+import torch.multiprocessing  # teaches ForkingPickler about tensors
 from torch import Tensor
 
 from tdmap._data import Region, SharedHandle
@@ -61,6 +63,11 @@ def rebuild_bytes(dtype: torch.dtype, shape: tuple[int, ...], data: bytes) -> Te
     if not data:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+
+
+def open_parameter(build: Any, fields: tuple[Any, ...], requires_grad: bool) -> Tensor:
+    """An `nn.Parameter` around what `build(*fields)` gives."""
+    return as_parameter(build(*fields), requires_grad)
 
 
 def as_parameter(tensor: Tensor, requires_grad: bool) -> Tensor:
@@ -112,7 +119,8 @@ class Packer:
     """Packs what a worker needs; keep it alive as long as workers may open what it packed.
 
     Args:
-        private: tensors are copied by each receiver (for what a function carries), instead of shared.
+        private: tensors are copied by each receiver (for what a function carries), instead of shared. An object
+            with a method `shared_tensors` says which parameters in it are shared all the same.
 
     Attributes:
         staged: pairs of a tensor and its copy in shared memory.
@@ -124,6 +132,7 @@ class Packer:
         self.staged: list[tuple[Tensor, Tensor]] = []
         self.read_only = False
         self._keep: list[Tensor] = []
+        self._shared: set[int] = set()
         self._copies: dict[tuple[Any, ...], Tensor] = {}
         self._arena = Arena()
 
@@ -150,31 +159,43 @@ class Packer:
         """How to pack one object; NotImplemented leaves it to pickle."""
         if isinstance(value, Tensor):
             if type(value) is torch.nn.Parameter:
-                return as_parameter, (value.data, value.requires_grad)
-            return self._reduce_tensor(value) if _is_plain(value) else NotImplemented
+                return self._reduce_parameter(value)
+            return self._reduce_tensor(value, self.private) if _is_plain(value) else NotImplemented
         if isinstance(value, types.ModuleType) and value.__name__ != "__main__":
             # By name always: dill would send the whole content of modules outside site-packages.
             return importlib.import_module, (value.__name__,)
         if isinstance(value, type) and value.__module__ == "__main__":
             data = dill.dumps(value, byref=False, recurse=True)
             return rebuild_main_class, (value.__qualname__, hashlib.sha1(data).hexdigest(), data)
+        if self.private and hasattr(type(value), "shared_tensors"):
+            self._shared.update(id(tensor) for tensor in value.shared_tensors())
         return NotImplemented
 
-    def _reduce_tensor(self, tensor: Tensor) -> Any:
+    def _reduce_parameter(self, parameter: torch.nn.Parameter) -> Any:
+        if id(parameter) in self._shared:
+            reduced = self._reduce_tensor(parameter.data, private=False)
+            if reduced is not NotImplemented:
+                return open_parameter, (*reduced, parameter.requires_grad)
+        return as_parameter, (parameter.data, parameter.requires_grad)
+
+    def _reduce_tensor(self, tensor: Tensor, private: bool) -> Any:
+        if tensor.device.type == "cuda" and not private:
+            # torch's own way to lend a device's memory to another process: a handle, and a count of its users.
+            return pickle.loads, (bytes(ForkingPickler.dumps(tensor.detach())),)
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
             return NotImplemented
         tensor = tensor.detach()
         region = shared_region(tensor)
         if region is None:
             nbytes = tensor.numel() * tensor.element_size()
-            if nbytes == 0 or (self.private and nbytes <= INLINE_BYTES):
+            if nbytes == 0 or (private and nbytes <= INLINE_BYTES):
                 return rebuild_bytes, (tensor.dtype, tuple(tensor.shape), _raw(tensor))
             region = shared_region(self._stage(tensor))
             assert region is not None
         else:
             self._keep.append(tensor)
         self.read_only |= not region.writable
-        build = open_private if self.private and not _is_file(region) else open_shared
+        build = open_private if private and not _is_file(region) else open_shared
         return build, (tuple(region.handle), *region[1:])
 
     def _stage(self, tensor: Tensor) -> Tensor:

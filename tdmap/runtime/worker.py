@@ -150,8 +150,13 @@ class _Worker:
     def output(self, message: Output) -> None:
         """Results have a place from now on."""
         if self.loop is not None and self.loop.job == message.job:
-            writer: RowWriter = unpack(message.payload)
-            writer.prepare()
+            try:
+                writer: RowWriter = unpack(message.payload)
+                writer.prepare()
+            except Exception as error:  # a device's memory that cannot be opened here, for one
+                self.drop()
+                self.send(Refused(message.job, pack_error(error)))
+                return
             self.residency.watch(tensors_of(writer.out))
             self.loop.writer = writer
 
@@ -202,6 +207,8 @@ class _Worker:
     def drop(self, keep_slots: bool = False) -> None:
         """Forget the job and its memory."""
         self.loop = None
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # others need the device's memory more than a worker that may idle
         if not keep_slots:
             self.parcels.close()
         self.residency.forget()
@@ -252,7 +259,7 @@ def load_loop(job: int, data: bytes, control: Any, pack: Any, emit: Any) -> Chun
             sys.path.insert(0, entry)
     fn = unpack(payload.fn)  # first: classes of the driver's script come with it
     dataset, order = unpack(payload.source)
-    loop = ChunkLoop(job, Reader(dataset, payload.plan, order), fn, payload.policy, control, pack, emit)
+    loop = ChunkLoop(job, Reader(dataset, payload.plan, order), fn, payload.policy, control, pack, emit, own_fn=True)
     writer: RowWriter | None = unpack(payload.writer)
     if writer is not None:
         writer.prepare()

@@ -13,6 +13,7 @@ from tdmap.errors import SerializationError
 from tdmap.job import Job
 from tdmap.runtime.culprit import explain_unpicklable
 from tdmap.runtime.ledger import Room
+from tdmap.runtime.ondevice import is_on_device
 from tdmap.runtime.packing import Arena, Packer, unpack
 from tdmap.runtime.undo import MAX_BYTES, Undo
 from tdmap.runtime.worker import Payload
@@ -47,7 +48,8 @@ class JobPacker:
             source = self._source = self._packer.dumps((job.source.data, job.source.order))
             self._num_source = len(self._packer.staged)
             self._read_only_source, self._packer.read_only = self._packer.read_only, False
-            writer = self._packer.dumps(sink.writer)
+            there = sink.writer is not None and is_on_device(sink.writer.out)
+            writer = self._packer.dumps(None if there else sink.writer)
         except (OSError, MemoryError):
             raise
         except Exception as error:

@@ -14,6 +14,7 @@ from tdmap.runtime import control as at
 from tdmap.runtime.driver import Joined
 from tdmap.runtime.executors.payload import JobPacker
 from tdmap.runtime.ledger import Room
+from tdmap.runtime.ondevice import is_on_device
 from tdmap.runtime.parcels import PageLocker
 from tdmap.runtime.pool import Member, WorkerPool
 from tdmap.runtime.remote import unpack_error
@@ -63,6 +64,7 @@ class ProcessCrew:
         self._safe: dict[int, tuple[int, int]] = {}
         self._in_place = False
         self._locker: PageLocker | None = None
+        self._device_writer: RowWriter | None = None
 
     # -- the job -------------------------------------------------------------------------------------
 
@@ -73,6 +75,8 @@ class ProcessCrew:
         self._job = job
         self._in_place = isinstance(sink, InPlace)
         self._locker = getattr(sink, "link", None)  # results go on to a device
+        if sink.writer is not None and is_on_device(sink.writer.out):
+            self._device_writer = sink.writer
         self.pool.refresh(self.size)  # first of all: workers that have to start do so while we pack
         payload = self._packing.pack(job, sink)
         self._begin = pickle.dumps(Begin(job.number, payload), pickle.HIGHEST_PROTOCOL)
@@ -88,6 +92,8 @@ class ProcessCrew:
 
     def _join(self, member: Member) -> Joined:
         member.control[at.CANCEL] = member.control[at.GIVE_BACK] = 0
+        taken = {int(self.pool.members[number].control[at.RANK]) for number in self._begun}
+        member.control[at.RANK] = next(rank for rank in range(self.size) if rank not in taken)
         member.new_job(self._locker)
         member.control[at.UNDO] = 0
         member.send_bytes(self._begin)
@@ -95,6 +101,9 @@ class ProcessCrew:
         if room is not None:
             self._undo[member.number] = room
             member.send(Protect(self._job.number, self._packing.pack_room(room)))
+        if self._device_writer is not None:
+            # Memory of a device is lent to one receiver at a time.
+            member.send(Output(self._job.number, self._packing.pack_writer(self._device_writer)))
         if self._output is not None:
             member.send_bytes(self._output)
         self._begun.add(member.number)

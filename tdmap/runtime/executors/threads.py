@@ -50,12 +50,14 @@ class ThreadCrew:
         self._job = job
         self._streams.__enter__()
         for number in range(self.size):
+            control = at.local_control()
+            control[at.RANK] = number
             loop = ChunkLoop(
                 job.number,
                 Reader(job.source.data, job.plan, job.source.order),
                 job.fn,
                 job.policy,
-                at.local_control(),
+                control,
                 lambda result: result,
                 lambda message, number=number: self._inbox.put((number, message)),  # type: ignore[misc]
             )

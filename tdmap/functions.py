@@ -1,0 +1,303 @@
+"""What may stand where a function is expected: modules, torchvision transforms, and any of them on chosen entries."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from tdmap._data import Data, is_data
+from tdmap.errors import add_note
+from tdmap.job import function_name
+
+Key: TypeAlias = "str | tuple[str, ...]"
+Keys: TypeAlias = "Key | Sequence[Key]"
+
+IMAGE_NAMES = ("image", "images", "img", "pixels")
+"""Entries that a picture transform takes where several could be pictures."""
+
+_CHANNELS = (1, 2, 3, 4)
+
+
+def as_function(fn: Any, in_keys: Keys | None = None, out_keys: Keys | None = None) -> Callable[..., Any]:
+    """What the engine calls for `fn`.
+
+    Functions are left as they are. With `in_keys`, `fn` is called with these entries of each chunk (`OnKeys`). An
+    `nn.Module` is called with the chunk, in its own train or eval mode and without gradients; worker processes share
+    one copy of its parameters. A torchvision transform is called with the pictures of the chunk (`image_key`), unless
+    the chunk is a tensor.
+
+    Args:
+        fn: a function, an `nn.Module`, a transform, or any other callable.
+        in_keys: entries that become its arguments, in order.
+        out_keys: where its results go; None: `in_keys`.
+
+    Raises:
+        TypeError: `fn` cannot be called.
+        ValueError: `out_keys` without `in_keys`.
+
+    Example:
+        >>> double = as_function(nn.Linear(3, 2).eval())
+        >>> double(torch.ones(5, 3)).shape, double(torch.ones(5, 3)).requires_grad
+        (torch.Size([5, 2]), False)
+    """
+    if not callable(fn):
+        raise TypeError(f"a function, a module or a transform is needed, got {fn!r}.")
+    if in_keys is not None:
+        return OnKeys(fn, in_keys, out_keys)
+    if out_keys is not None:
+        raise ValueError(f"out_keys={out_keys!r} needs in_keys as well: the entries that the function is called with.")
+    if _is_transform(fn):
+        return OnPictures(fn)
+    return ModuleFunction(fn) if isinstance(fn, nn.Module) else fn
+
+
+def modules_of(fn: Any) -> Iterator[nn.Module]:
+    """The modules that a function of `as_function` calls."""
+    if isinstance(fn, ModuleFunction):
+        yield fn.module
+    elif isinstance(fn, (OnKeys, OnPictures)):
+        yield from modules_of(fn.fn)
+
+
+class _Named:
+    """Goes by the name of what it calls, in messages and progress bars."""
+
+    def __init__(self, named: Any) -> None:
+        self.__qualname__ = function_name(named)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.__qualname__})"
+
+
+class ModuleFunction(_Named):
+    """Calls a module without gradients. Worker processes share its parameters, and have buffers of their own.
+
+    The module itself is left alone: it is neither copied here nor moved, and its parameters are copied to shared
+    memory once a job, whatever the number of workers.
+
+    Args:
+        module: the module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self.module = module
+
+    def __call__(self, chunk: Data) -> Any:
+        return self.call(chunk)
+
+    def call(self, *arguments: Any) -> Any:
+        """The module's answer; a module with `in_keys` and `out_keys` of its own may write into the chunk."""
+        first: Any = arguments[0] if len(arguments) == 1 else None
+        collection = is_data(first) and not isinstance(first, Tensor)
+        if collection and hasattr(self.module, "in_keys") and hasattr(self.module, "out_keys"):
+            arguments, collection = (first.clone(False),), False  # another tree of the same tensors, never locked
+        with torch.no_grad():
+            try:
+                return self.module(*arguments)
+            except Exception as error:
+                if collection:
+                    add_note(
+                        error,
+                        f"{self.__qualname__} was called with a {type(first).__name__} of {list(first.keys())}. To "
+                        "call it with entries, pass in_keys= and out_keys=, or use tdmap.functions.OnKeys.",
+                    )
+                raise
+
+    def shared_tensors(self) -> Iterator[Tensor]:
+        """What all workers may read in one place."""
+        yield from self.module.parameters()
+
+    def to_device(self, device: torch.device, own: bool) -> Callable[..., Any]:
+        """The same function for chunks on `device`; `own`: the module is nobody else's and may move itself."""
+        if own:
+            self.module.to(device)
+            return self
+        return _MovedModule(self, device)
+
+
+class _MovedModule:
+    """A module's function with parameters and buffers on a device, while the module stays where it is."""
+
+    def __init__(self, function: ModuleFunction, device: torch.device) -> None:
+        self._function = function
+        module = function.module
+        with torch.no_grad():
+            self._state = {
+                name: tensor.to(device)
+                for name, tensor in [*module.named_parameters(), *module.named_buffers()]
+                if tensor.device != device
+            }
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.call(*arguments)
+
+    def call(self, *arguments: Any) -> Any:
+        """The module's answer."""
+        if not self._state:
+            return self._function.call(*arguments)
+        with torch.no_grad():
+            # These tensors are used, and updated where the module updates buffers, in place of its own.
+            return torch.func.functional_call(self._function.module, self._state, arguments)
+
+
+class OnKeys(_Named):
+    """Calls a function, module or transform with entries of a collection, and puts its results back.
+
+    The result has all entries of the chunk, as `in_keys` and `out_keys` of a tensordict module would leave it.
+
+    Args:
+        fn: called with the entries as positional arguments.
+        in_keys: which; one key or a sequence of keys, nested ones as tuples. A tuple is one nested key.
+        out_keys: where the results go; None: `in_keys`. With several, the function returns as many.
+        keep: keep the other entries; False returns a collection of the results alone.
+
+    Raises:
+        ValueError: there are no keys.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> td = TensorDict({"x": torch.ones(2, 3), "label": torch.arange(2)}, [2])
+        >>> OnKeys(lambda x: x.sum(-1), "x", "total")(td)["total"]
+        tensor([3., 3.])
+    """
+
+    def __init__(self, fn: Callable[..., Any], in_keys: Keys, out_keys: Keys | None = None, keep: bool = True) -> None:
+        super().__init__(fn)
+        self.fn: Callable[..., Any] = ModuleFunction(fn) if isinstance(fn, nn.Module) else fn
+        self.in_keys = _key_list(in_keys, "in_keys")
+        self.out_keys = self.in_keys if out_keys is None else _key_list(out_keys, "out_keys")
+        self.keep = keep
+
+    def __call__(self, chunk: Data) -> Data:
+        return self.apply(self.fn, chunk)
+
+    def apply(self, fn: Callable[..., Any], chunk: Data) -> Data:
+        """`chunk` with the results of `fn` on its entries.
+
+        Raises:
+            TypeError: the chunk is a tensor.
+            KeyError: it lacks an entry.
+            ValueError: the function returned another number of results than there are `out_keys`.
+        """
+        if isinstance(chunk, Tensor) or not is_data(chunk):
+            raise TypeError(f"in_keys={self.in_keys} needs a collection of tensors: got a {type(chunk).__name__}.")
+        arguments = [chunk.get(key, None) for key in self.in_keys]
+        for key, value in zip(self.in_keys, arguments):
+            if value is None:
+                raise KeyError(f"in_keys: there is no entry {key!r}; there are {list(chunk.keys(True, True))}")
+        results = fn.call(*arguments) if isinstance(fn, (ModuleFunction, _MovedModule)) else fn(*arguments)
+        if len(self.out_keys) == 1:
+            results = (results,)
+        elif not isinstance(results, (tuple, list)) or len(results) != len(self.out_keys):
+            found = f"{len(results)} results" if isinstance(results, (tuple, list)) else f"a {type(results).__name__}"
+            raise ValueError(f"out_keys={self.out_keys} wants a tuple of {len(self.out_keys)}: got {found}.")
+        new = chunk.clone(False) if self.keep else chunk.select()
+        for key, value in zip(self.out_keys, results):
+            new.set(key, value)
+        return new
+
+    def to_device(self, device: torch.device, own: bool) -> Callable[..., Any]:
+        """The same function for chunks on `device`."""
+        return _MovedOnKeys(self, moved(self.fn, device, own))
+
+
+class _MovedOnKeys:
+    def __init__(self, function: OnKeys, fn: Callable[..., Any]) -> None:
+        self._function = function
+        self._fn = fn
+
+    def __call__(self, chunk: Data) -> Data:
+        return self._function.apply(self._fn, chunk)
+
+
+class OnPictures(_Named):
+    """Calls a picture transform with a tensor, or with the pictures of a collection, whose other entries stay.
+
+    A random transform draws once a chunk, as on a batch: map rows one by one (`chunksize=0`) to draw for each.
+
+    Args:
+        fn: a transform of `torchvision.transforms` or `torchvision.transforms.v2`.
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        super().__init__(fn)
+        self.fn = fn
+
+    def __call__(self, chunk: Data) -> Any:
+        with torch.no_grad():
+            if isinstance(chunk, Tensor) or not is_data(chunk):
+                return self.fn(chunk)
+            key = image_key(chunk)
+            return chunk.clone(False).set(key, self.fn(chunk.get(key)))
+
+
+def image_key(chunk: Data) -> Any:
+    """The entry that holds pictures: `[*batch, channels, height, width]` with 1 to 4 channels.
+
+    Raises:
+        ValueError: there is none; or there are several, and not exactly one is called image, images, img or pixels.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> image_key(TensorDict({"photo": torch.zeros(2, 3, 8, 8), "label": torch.zeros(2)}, [2]))
+        'photo'
+    """
+    batch_dims = len(chunk.shape)
+    entries = {key: value for key, value in chunk.items(True, True) if isinstance(value, Tensor)}
+    found = [key for key, x in entries.items() if x.dim() - batch_dims == 3 and x.shape[-3] in _CHANNELS]
+    named = [key for key in found if (key if isinstance(key, str) else key[-1]) in IMAGE_NAMES]
+    choice = found if len(found) == 1 else named
+    if len(choice) == 1:
+        return choice[0]
+    shapes = ", ".join(f"{key!r} {tuple(x.shape)}" for key, x in entries.items())
+    raise ValueError(
+        f"a picture transform needs one entry of shape [*batch, channels, height, width]: {len(found)} of these could "
+        f"be meant: {shapes}. Say which: in_keys='image', or tdmap.functions.OnKeys(transform, 'image')."
+    )
+
+
+def moved(fn: Callable[..., Any], device: torch.device, own: bool) -> Callable[..., Any]:
+    """`fn` for chunks on `device`: a module's parameters go there, anything else is as it was.
+
+    Args:
+        fn: a function of `as_function`.
+        device: where its chunks are.
+        own: its modules belong to this worker alone; otherwise they are left where they are, and copied.
+    """
+    return fn.to_device(device, own) if isinstance(fn, (ModuleFunction, OnKeys)) else fn
+
+
+def check_placement(fn: Callable[..., Any], processes: bool, device: torch.device | None) -> None:
+    """Raise ValueError where a module's parameters cannot be where its chunks are."""
+    for module in modules_of(fn):
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            if tensor.device.type == "meta":
+                raise ValueError(
+                    f"the module's {name} is on the meta device and has no values: load its weights first."
+                )
+            if processes and device is None and tensor.device.type != "cpu":
+                raise ValueError(
+                    f"the module's {name} is on {tensor.device}, and the workers run on the CPU: pass "
+                    f'device="{tensor.device}" to run it there, or the module on the CPU (module.cpu()).'
+                )
+
+
+def _key_list(keys: Keys, name: str) -> list[Key]:
+    if isinstance(keys, str) or (isinstance(keys, tuple) and keys and all(isinstance(part, str) for part in keys)):
+        return [keys]
+    out = list(keys)
+    if not out:
+        raise ValueError(f"{name} must name an entry: got {keys!r}.")
+    return out
+
+
+def _is_transform(fn: Any) -> bool:
+    """Whether `fn` comes from torchvision's transforms; nothing is imported to find out."""
+    with contextlib.suppress(AttributeError):
+        return any(cls.__module__.startswith("torchvision.transforms") for cls in type(fn).__mro__)
+    return False

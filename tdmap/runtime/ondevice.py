@@ -1,0 +1,204 @@
+"""A function that runs on a device, inside a worker: chunks go there ahead of their turn, results come back.
+
+    chunk k+1 ──► staging, page-locked ──copy──► device memory        while      fn(chunk k)
+                  two of them, in turns
+
+The function of a job is wrapped once (`OnDevice`) and opened by each worker (`Runner`), which has a link, staging
+memory and, for a module, parameters of its own. To the inner loop a runner is a function from chunks of the source to
+results in ordinary memory, so that undo, skipping, retries and every sink work as they do for any function.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tdmap._data import Data, Reader, tensors_of
+from tdmap.functions import moved
+from tdmap.job import function_name
+from tdmap.runtime.device import DeviceLink, Mark, is_copied
+from tdmap.runtime.shm import align
+from tdmap.runtime.trees import rebuild, tensors_in
+
+DEPTH = 2
+"""Chunks that are staged at a time: the one that runs and the next."""
+
+
+class OnDevice:
+    """A function whose chunks are moved to a device first.
+
+    Args:
+        fn: the function, as `tdmap.functions.as_function` gives it.
+        links: each opens a link; workers take turns.
+        stays: results stay on the device, because the output is on one.
+    """
+
+    def __init__(self, fn: Callable[[Any], Any], links: tuple[Callable[[], DeviceLink], ...], stays: bool) -> None:
+        self.fn = fn
+        self.links = links
+        self.stays = stays
+        self.__qualname__ = function_name(fn)
+
+    def __call__(self, chunk: Data) -> Any:
+        raise TypeError("a function on a device runs in a loop that has opened it.")
+
+    def open(self, rank: int, own: bool) -> Runner:
+        """What the worker with this rank calls.
+
+        Args:
+            rank: of the worker, from 0.
+            own: the function belongs to this worker alone, as it does in a process of its own.
+        """
+        link = self.links[rank % len(self.links)]()
+        return Runner(moved(self.fn, link.device, own), link, self.stays)
+
+
+class _Staged(NamedTuple):
+    """A chunk on its way."""
+
+    chunk: Data
+    value: Data
+    """It, on the device."""
+    tensors: list[Tensor]
+    """Its tensors there, each with a version counter of its own."""
+    block: Tensor
+    """The memory that they share."""
+    mark: Mark
+
+
+class Runner:
+    """The function of one worker.
+
+    Args:
+        fn: called with chunks on the device.
+        link: the way there and back.
+        stays: leave results on the device.
+    """
+
+    def __init__(self, fn: Callable[[Any], Any], link: DeviceLink, stays: bool) -> None:
+        self.link = link
+        self._fn = fn
+        self._stays = stays
+        self._staging = [_Staging(link) for _ in range(DEPTH)]
+        self._turn = 0
+        self._staged: deque[_Staged] = deque()
+
+    def reader(self, reader: Reader) -> Reader:
+        """A reader whose next chunk is on its way while the one that it gave is used."""
+        return _AheadReader(reader, self)
+
+    def forget(self) -> None:
+        """Chunks that are on their way are not wanted any more."""
+        self._staged.clear()
+
+    @torch.no_grad()
+    def stage(self, chunk: Data) -> None:
+        """Begin to copy a chunk."""
+        leaves = tensors_in(chunk)
+        staging, self._turn = self._staging[self._turn], (self._turn + 1) % DEPTH
+        block, views = staging.send([leaf for leaf in leaves if is_copied(leaf)])
+        arrived = iter(views)
+        # `data`: a version counter of its own, which tells later whether the function has changed it in place.
+        there = [next(arrived).data if is_copied(leaf) else leaf.to(self.link.device) for leaf in leaves]
+        mark = staging.mark = self.link.mark()
+        self._staged.append(_Staged(chunk, rebuild(chunk, iter(there)), there, block, mark))
+
+    def __call__(self, chunk: Data) -> Any:
+        while self._staged and self._staged[0].chunk is not chunk:
+            self._staged.popleft()  # of a lease that was cut short
+        if not self._staged:
+            self.stage(chunk)  # a part of a chunk, when rows that raise are looked for
+        staged = self._staged.popleft()
+        self.link.hand_over(staged.mark, [staged.block])
+        versions = [tensor._version for tensor in staged.tensors]
+        with self.link.context():
+            result = self._fn(staged.value)
+            if result is None:
+                changed = [n for n, tensor in enumerate(staged.tensors) if tensor._version != versions[n]]
+                self._change(chunk, staged.tensors, changed)
+                return None
+            return result if self._stays else self._fetch(result)
+
+    @torch.no_grad()
+    def _change(self, chunk: Data, tensors: list[Tensor], changed: list[int]) -> None:
+        """The function has changed tensors of its chunk in place: so are the rows of the source."""
+        rows = tensors_in(chunk)
+        for number, new in zip(changed, self.link.fetch([tensors[n] for n in changed])):
+            if rows[number] is not tensors[number]:
+                rows[number].copy_(new)
+
+    @torch.no_grad()
+    def _fetch(self, result: Any) -> Any:
+        found = [tensor.detach() for tensor in tensors_in(result)]
+        return rebuild(result, iter(self.link.fetch(found)))
+
+    def settle(self) -> None:
+        """Wait for what the function, and whoever wrote its result, has begun on the device."""
+        if self._stays:
+            self.link.settle()
+
+
+class _Staging:
+    """Page-locked memory for one chunk, used again when its copy is done."""
+
+    def __init__(self, link: DeviceLink) -> None:
+        self._link = link
+        self._buffer: Tensor | None = None
+        self.mark: Mark | None = None
+
+    def send(self, tensors: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Begin one copy for all tensors: their block on the device, and each of them in it."""
+        places, size = [], 0
+        for tensor in tensors:
+            places.append(size)
+            size = align(size + tensor.numel() * tensor.element_size())
+        buffer = self._room(size)[:size]
+        for place, tensor in zip(places, tensors):
+            _view(buffer, place, tensor).copy_(tensor)
+        (block,) = self._link.empty_like([buffer])
+        self._link.copy([(block, buffer)])
+        self._sent = buffer  # alive until the mark is done
+        return block, [_view(block, place, tensor) for place, tensor in zip(places, tensors)]
+
+    def _room(self, nbytes: int) -> Tensor:
+        if self.mark is not None:
+            self.mark.wait()
+        if self._buffer is None or self._buffer.numel() < nbytes:
+            self._buffer = None
+            self._buffer = self._link.staging(max(nbytes, 1))
+        return self._buffer
+
+
+def _view(block: Tensor, place: int, like: Tensor) -> Tensor:
+    nbytes = like.numel() * like.element_size()
+    return block[place : place + nbytes].view(like.dtype).view(like.shape)
+
+
+class _AheadReader(Reader):
+    def __init__(self, reader: Reader, runner: Runner) -> None:
+        self.data, self.plan, self.order = reader.data, reader.plan, reader.order
+        self._reader = reader
+        self._runner = runner
+
+    def read(self, start: int, stop: int) -> Iterator[Data]:
+        runner = self._runner
+        chunks = self._reader.read(start, stop)
+        chunk = next(chunks, None)
+        if chunk is None:
+            return
+        runner.forget()
+        runner.stage(chunk)
+        for following in chunks:
+            runner.stage(following)
+            yield chunk
+            chunk = following
+        yield chunk
+
+
+def is_on_device(data: Data) -> bool:
+    """Whether a tensor of `data` is elsewhere than in this machine's memory."""
+    return any(tensor.device.type != "cpu" for tensor in tensors_of(data))
