@@ -33,7 +33,12 @@ def from_mapping(
     direct = new._device is None
     dims = len(size)
     for key, value in data.items():
-        if type(value) is Tensor and direct and type(key) is str and (not dims or value.shape[:dims] == size):
+        if (
+            type(value) is Tensor
+            and direct
+            and type(key) is str
+            and (not dims or (not value.is_nested and value.shape[:dims] == size))
+        ):
             entries[key] = value
             continue
         if like is None and type(value) is dict and type(key) is str and key not in entries:

@@ -298,9 +298,12 @@ class DenseCollection(Fitting, TensorCollection):
         if cls is str:
             if self._lock is None and type(value) is Tensor and self._device is None:
                 size = self._batch_size
-                if not size or value.shape[: len(size)] == size:
-                    self._source[index] = value
-                    return
+                try:
+                    if not size or value.shape[: len(size)] == size:
+                        self._source[index] = value
+                        return
+                except RuntimeError:  # a strided nested tensor has no shape
+                    pass
             self.set(index, value)
             return
         if cls is tuple:
@@ -407,7 +410,11 @@ class DenseCollection(Fitting, TensorCollection):
         if self._lock is not None:
             raise self._locked_error()
         size = self._batch_size
-        if type(item) is not Tensor or self._device is not None or (size and item.shape[: len(size)] != size):
+        try:
+            fits = type(item) is Tensor and self._device is None and (not size or item.shape[: len(size)] == size)
+        except RuntimeError:  # a strided nested tensor has no shape
+            fits = False
+        if not fits:
             item = self._fit(item, key, non_blocking)
         self._source[key] = item
         return self

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
+from tensordict_lite.strided import with_shape
 
 __all__ = ["Fitting", "build_source"]
 
@@ -40,6 +41,8 @@ class Fitting:
             item = self._convert(item)
         dims = len(self._batch_size)
         if isinstance(item, Tensor):
+            if item.is_nested:
+                item = with_shape(item)
             if dims and item.shape[:dims] != self._batch_size:
                 raise self._misfit(item, key)
             if self._device is not None and item.device != self._device:
@@ -107,9 +110,13 @@ def build_source(new: TensorCollection, source: Mapping[Any, Any], non_blocking:
     for key, item in source.items():
         if type(key) is not str:
             new.set(key, item, non_blocking=non_blocking)
-        elif type(item) is plain and (
-            not dims or ((shape := item.shape) and shape[0] == rows) or (dims > 1 and item.shape[:dims] == size)
-        ):
-            entries[key] = item
-        else:
-            entries[key] = new._fit(item, key, non_blocking)
+            continue
+        try:
+            if type(item) is plain and (
+                not dims or ((shape := item.shape) and shape[0] == rows) or (dims > 1 and item.shape[:dims] == size)
+            ):
+                entries[key] = item
+                continue
+        except RuntimeError:  # a strided nested tensor has no shape
+            pass
+        entries[key] = new._fit(item, key, non_blocking)

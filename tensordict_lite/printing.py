@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from tensordict_lite.strided import shape_of
+
 __all__ = ["SHORT_DTYPES", "get_printoptions", "render", "set_printoptions"]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -247,7 +249,7 @@ def _field(value: Any, dims: int, device: Any, parent: Any = None) -> str | _Blo
             return type(value.first).__name__
         return _tensor_field(value.first, value.shape[dims:], device)
     if isinstance(value, Tensor):
-        return _tensor_field(value, value.shape[dims:], device)
+        return _tensor_field(value, shape_of(value)[dims:], device)
     if value is None:
         return "None"
     if not hasattr(value, "_entries"):

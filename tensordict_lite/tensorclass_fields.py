@@ -279,9 +279,12 @@ _SETTER = """
 def set(self, value):
     if type(value) is Tensor and self._lock is None and self._device is None{condition}:
         size = self._batch_size
-        if not size or value.shape[:len(size)] == size:
-            self._source[{name!r}] = value
-            return
+        try:
+            if not size or value.shape[:len(size)] == size:
+                self._source[{name!r}] = value
+                return
+        except RuntimeError:  # a strided nested tensor has no shape
+            pass
     self._set_field({name!r}, value)
 """
 
@@ -423,8 +426,12 @@ def _field_lines(specs: Mapping[str, FieldSpec], flags: Flags) -> list[str]:
     for name, spec in specs.items():
         if not flags.autocast or _keeps_tensors(spec):
             lines += [
-                f"    if _td_plain and type({name}) is _Tensor"
-                f" and (not _td_dims or {name}.shape[:_td_dims] == _td_size):",
+                "    try:",
+                f"        _td_fits = _td_plain and type({name}) is _Tensor"
+                f" and (not _td_dims or {name}.shape[:_td_dims] == _td_size)",
+                "    except RuntimeError:  # a strided nested tensor has no shape",
+                "        _td_fits = False",
+                "    if _td_fits:",
                 f"        _td_source[{name!r}] = {name}",
                 f"    elif {name} is not None:",
             ]

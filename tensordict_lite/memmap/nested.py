@@ -101,7 +101,9 @@ def check_shapes(path: str, shapes: Tensor, layout: str | None, itemsize: int) -
 
 
 def _mapped(cls: type[MemoryMappedTensor], buffer: Tensor, shapes: Tensor) -> MemoryMappedTensor:
-    out = view(buffer, shapes).as_subclass(cls)
+    from tensordict_lite.memmap.tensor import MappedNestedTensor
+
+    out = view(buffer, shapes).as_subclass(MappedNestedTensor)
     out._buffer = buffer
     return out
 

@@ -26,8 +26,9 @@ from tensordict_lite.memmap.mapping import (
     remember,
     reserve,
 )
+from tensordict_lite.strided import shape_of
 
-__all__ = ["MemoryMappedTensor"]
+__all__ = ["MappedNestedTensor", "MemoryMappedTensor"]
 
 _getitem = Tensor.__getitem__
 _as_subclass = Tensor.as_subclass
@@ -437,6 +438,15 @@ class MemoryMappedTensor(Tensor):
 
     def __iter__(self) -> Any:
         return iter(self.unbind(0))
+
+
+class MappedNestedTensor(MemoryMappedTensor):
+    """A :class:`MemoryMappedTensor` of the strided nested layout, with the shape that torch does not give."""
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        """``[n, ...]``, with -1 for a dimension in which the elements differ."""
+        return shape_of(self)
 
 
 def _typed(tensor: Tensor, cls: type[MemoryMappedTensor] = MemoryMappedTensor) -> Any:

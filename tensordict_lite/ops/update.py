@@ -147,15 +147,18 @@ class UpdateOps:
                 if cls is Tensor:
                     if clone:
                         value = value.clone()
-                    if direct and (
-                        fitting
-                        or not dims
-                        or ((shape := value.shape) and shape[0] == rows)
-                        or (dims > 1 and shape[:dims] == size)
-                    ):
-                        source[key] = value
-                    else:
-                        self.set(key, value, inplace, non_blocking=non_blocking)
+                    try:
+                        if direct and (
+                            fitting
+                            or not dims
+                            or ((shape := value.shape) and shape[0] == rows)
+                            or (dims > 1 and shape[:dims] == size)
+                        ):
+                            source[key] = value
+                            continue
+                    except RuntimeError:  # a strided nested tensor has no shape
+                        pass
+                    self.set(key, value, inplace, non_blocking=non_blocking)
                     continue
                 current = source.get(key) if dense else entry_of(self, (key,))
             else:

@@ -1,0 +1,51 @@
+"""Nested tensors of torch's strided layout as entries: what torch leaves out is their shape.
+
+``torch.nested.nested_tensor([...])`` raises at ``.shape``, and a batch size is a matter of shapes. Such a tensor
+gets one when it becomes an entry: ``[n, ...]`` with -1 for a dimension in which the elements differ.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["StridedNestedTensor", "shape_of", "with_shape"]
+
+
+def shape_of(tensor: Tensor) -> torch.Size:
+    """The shape of any tensor, ``[n, ...]`` with -1 for a ragged dimension of a nested one.
+
+    Example:
+        >>> import torch
+        >>> shape_of(torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)]))
+        torch.Size([2, -1, 3])
+    """
+    if not tensor.is_nested or tensor.layout is not torch.strided:
+        return tensor.shape
+    columns = zip(*tensor.as_subclass(Tensor)._nested_tensor_size().tolist())
+    rest = [column[0] if len(set(column)) == 1 else -1 for column in columns]
+    return torch.Size((tensor.size(0), *(rest or [-1] * (tensor.ndim - 1))))
+
+
+def with_shape(tensor: Tensor) -> Tensor:
+    """The same tensor with a ``.shape``, where it is a strided nested one without."""
+    if type(tensor) is Tensor and tensor.is_nested:
+        return tensor.as_subclass(StridedNestedTensor)
+    return tensor
+
+
+class StridedNestedTensor(Tensor):
+    """A nested tensor of the strided layout that has a shape; see :func:`shape_of`."""
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        """``[n, ...]``, with -1 for a dimension in which the elements differ."""
+        return shape_of(self)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **(kwargs or {}))
+        return with_shape(out) if isinstance(out, Tensor) else out
