@@ -216,7 +216,7 @@ class GroupedVar(_OfEntry):
         other_n, other_mean, other_m2 = b
         total = n + other_n
         delta = other_mean - mean
-        share = _beside(other_n / total, mean)
+        share = _beside(other_n.double() / total, mean)
         return total, mean + delta * share, m2 + other_m2 + delta * delta * (share * _beside(n, mean))
 
     def finish(self, states: States) -> Tensor:

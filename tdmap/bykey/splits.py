@@ -81,6 +81,7 @@ def _tabulate(words: Words, parts: int) -> Splits | None:
     shift = max(span.bit_length() - (BINS.bit_length() - 1), 0)
     counts = np.bincount(((first - np.uint64(low)) >> np.uint64(shift)).astype(np.int64), minlength=BINS)
     before = np.cumsum(counts) - counts
-    _, ids = np.unique((before + counts // 2) * parts // len(first), return_inverse=True)
+    parts_of_bins = np.minimum((before + counts // 2) * parts // len(first), parts - 1)  # no rows after the last one
+    _, ids = np.unique(parts_of_bins, return_inverse=True)
     table = ids.astype(np.uint32)
     return Splits(int(table[-1]) + 1, [], low, shift, table)

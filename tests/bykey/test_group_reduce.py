@@ -1,0 +1,318 @@
+"""`group_by(...).reduce(...)` is `tdmap.reduce` of each group's rows, whoever computes it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tdmap
+from tdmap.bykey import Grouped, grouping, prepare, reducing
+from tdmap.reducers import (
+    Count,
+    CovarianceMatrix,
+    Histogram,
+    Max,
+    Mean,
+    Min,
+    MinMax,
+    Quantile,
+    Reducer,
+    Std,
+    Sum,
+    TopK,
+    ValueCounts,
+    Var,
+)
+from tensordict_lite import TensorDict, tensorclass
+
+WORKERS = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "executor": "thread"}]
+
+
+def rows_by_key(keys):
+    groups = defaultdict(list)
+    for row, key in enumerate(keys):
+        groups[key].append(row)
+    return dict(sorted(groups.items()))
+
+
+def bits(td):
+    return [(key, leaf.dtype, leaf.contiguous().view(torch.uint8).tolist()) for key, leaf in sorted_leaves(td)]
+
+
+def sorted_leaves(td):
+    return sorted(td.items(True, True), key=lambda item: str(item[0]))
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Many partitions, many batches, and workers for everything."""
+    monkeypatch.setattr(prepare, "PARTITION_BYTES", 2048)
+    monkeypatch.setattr(prepare, "LIGHT_BYTES", 0)
+    monkeypatch.setattr(reducing, "BATCH_BYTES", 512)
+
+
+def ready_made():
+    return {
+        "n": Count(),
+        "sum": Sum("v"),
+        "pixels": Sum(("m", "image"), dim=(0, 2)),
+        "mean": Mean(("m", "image"), dim=None),
+        "var": Var("v"),
+        "std": Std(("m", "image"), dim=(0, 1), correction=0),
+        "extrema": MinMax("half"),
+        "min": Min("half"),
+        "max": Max(("m", "image"), dim=(0, 2)),
+    }
+
+
+def one_by_one():
+    return {"q": Quantile("v"), "hist": Histogram("v", bins=3, range=(-2.0, 2.0)), "cov": CovarianceMatrix("v")}
+
+
+def dataset(rows, keys, seed=0):
+    random = torch.Generator().manual_seed(seed)
+    return TensorDict(
+        {
+            "k": torch.randint(0, keys, (rows,), generator=random) - keys // 2,
+            "v": torch.randn(rows, generator=random),
+            "half": torch.randn(rows, generator=random).bfloat16(),
+            "m": {"image": torch.randint(0, 256, (rows, 2, 3), dtype=torch.uint8, generator=random)},
+        },
+        [rows],
+    )
+
+
+def check_against_reduce(data, result, reducers, keys):
+    groups = rows_by_key(keys)
+    assert result["k"].tolist() == list(groups)
+    for number, rows in enumerate(groups.values()):
+        expected = tdmap.reduce(data[torch.tensor(rows)], reducers, num_workers=0)
+        for key, leaf in expected.items(True, True):
+            ours = result[number].get(key)
+            assert ours.dtype is leaf.dtype and ours.shape == leaf.shape, key
+            assert torch.allclose(ours.double(), leaf.double(), rtol=1e-9, atol=1e-12, equal_nan=True), key
+
+
+@pytest.mark.parametrize("keys", [1, 7, 3000], ids="keys{}".format)
+@pytest.mark.parametrize("chunksize", [None, 64])
+def test_ready_made_reducers(keys, chunksize, small_pieces):
+    data = dataset(3000, keys)
+    result = tdmap.group_by(data, "k").reduce(ready_made(), chunksize=chunksize, num_workers=2)
+    check_against_reduce(data, result, ready_made(), data["k"].tolist())
+
+
+def test_reducers_that_go_group_by_group(small_pieces):
+    data = dataset(600, 12)
+    reducers = {**one_by_one(), "n": Count(), "top": TopK("v", k=2)}
+    data = TensorDict({**dict(data.items()), "k": torch.arange(600) % 12}, [600])
+    result = tdmap.group_by(data, "k").reduce(reducers, num_workers=2)
+    check_against_reduce(data, result, reducers, data["k"].tolist())
+
+
+class Longest(Reducer):
+    """A user's own reducer: reads rows whole, and merges."""
+
+    def init(self):
+        return -1.0
+
+    def update(self, state, chunk, start=0):
+        return max(state, float((chunk["v"] * chunk["half"].float()).max()))
+
+    def merge(self, a, b):
+        return max(a, b)
+
+
+def test_a_reducer_of_the_users(small_pieces):
+    data = dataset(500, 9)
+    result = tdmap.group_by(data, "k").reduce({"longest": Longest(), "n": Count()}, num_workers=2)
+    product = data["v"] * data["half"].float()
+    for key, longest, count in zip(result["k"], result["longest"], result["n"]):
+        rows = product[data["k"] == key]
+        assert longest == max(-1.0, float(rows.max())) and count == len(rows)
+
+
+class Product(Reducer):
+    """A user's own reducer with a form for many groups."""
+
+    def init(self):
+        return 1
+
+    def update(self, state, chunk, start=0):
+        raise AssertionError("the form for groups is used")
+
+    def merge(self, a, b):
+        return a * b
+
+    def grouped(self):
+        return GroupedProduct()
+
+
+class GroupedProduct(Grouped):
+    key = "odd"
+
+    def update(self, rows, starts):
+        return (torch.from_numpy(np.multiply.reduceat(rows["odd"].numpy(), starts)),)
+
+    def merge(self, a, b):
+        return (a[0] * b[0],)
+
+    def finish(self, states):
+        return states[0]
+
+
+@pytest.mark.parametrize("keys", [5, 900])
+def test_a_form_for_groups_of_the_users(keys, small_pieces):
+    data = TensorDict({"k": torch.randint(0, keys, (1000,)), "odd": torch.randint(0, 9, (1000,)) * 2 + 1}, [1000])
+    result = tdmap.group_by(data, "k").reduce({"p": Product()}, num_workers=2, chunksize=50)
+    for key, product in zip(result["k"], result["p"]):
+        assert product == data["odd"][data["k"] == key].prod()
+
+
+@pytest.mark.parametrize("keys", [3, 4000])
+def test_the_same_bits_for_any_workers(keys, small_pieces):
+    data = dataset(4000, keys)
+    reducers = {**ready_made(), **(one_by_one() if keys == 3 else {})}
+    results = [tdmap.group_by(data, "k").reduce(reducers, chunksize=300, **options) for options in WORKERS]
+    results.append(tdmap.group_by(data, "k").reduce(reducers, chunksize=300, num_workers=1))
+    assert bits(results[0]) == bits(results[1]) == bits(results[2]) == bits(results[3])
+
+
+def test_the_same_bits_from_memory_files_and_a_pool(tmp_path, small_pieces):
+    data = dataset(2000, 700)
+    mapped = data.memmap(tmp_path / "in")
+    with tdmap.WorkerPool(2) as pool:
+        first = tdmap.group_by(data, "k").reduce(ready_made(), pool=pool)
+        second = tdmap.group_by(mapped, "k").reduce(ready_made(), pool=pool, out=tmp_path / "out")
+    assert bits(first) == bits(second) == bits(TensorDict.load_memmap(tmp_path / "out"))
+    assert sorted(path.name for path in (tmp_path / "out").iterdir())[0] != ".tdmap"
+
+
+KEY_COLUMNS = st.sampled_from(["bool", "uint8", "int8", "int16", "int64", "uint64", "float32", "float64", "bytes"])
+
+
+def draw_keys(kind, rows, spread, random):
+    numbers = torch.from_numpy(random.integers(0, spread, rows))
+    if kind == "bool":
+        return numbers % 2 == 0
+    if kind == "bytes":
+        return torch.stack([numbers % 3, numbers % 5, numbers % 256], 1).byte()
+    if kind.startswith("float"):
+        return ((numbers - spread // 2) / 4 * random.choice([1.0, 1e30])).to(getattr(torch, kind))
+    shift = 0 if kind.startswith("u") else spread // 2
+    return torch.from_numpy((numbers - shift).numpy().astype(kind))
+
+
+def hashable(column):
+    return [tuple(row) if isinstance(row, list) else row for row in column.tolist()]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(KEY_COLUMNS, min_size=1, max_size=3), st.integers(1, 400), st.integers(1, 300), st.integers(0, 9))
+def test_any_keys(small_pieces, kinds, rows, spread, seed):
+    random = np.random.default_rng(seed)
+    columns = {f"k{n}": draw_keys(kind, rows, spread, random) for n, kind in enumerate(kinds)}
+    data = TensorDict({**columns, "v": torch.arange(rows)}, [rows])
+    result = tdmap.group_by(data, list(columns)).reduce({"n": Count(), "sum": Sum("v")}, chunksize=37, num_workers=0)
+    groups = rows_by_key(list(zip(*map(hashable, columns.values()))))
+    assert list(zip(*(hashable(result[name]) for name in columns))) == list(groups)
+    assert result["n"].tolist() == [len(rows) for rows in groups.values()]
+    assert result["sum"].tolist() == [sum(rows) for rows in groups.values()]
+    assert all(result[name].dtype is column.dtype for name, column in columns.items())
+
+
+def test_nan_as_a_group_or_left_out():
+    data = TensorDict({"k": torch.tensor([1.0, torch.nan, -0.0, 0.0, -torch.nan]), "v": torch.arange(5)}, [5])
+    kept = tdmap.group_by(data, "k", dropna=False).reduce({"s": Sum("v")}, num_workers=2)
+    assert kept["k"].tolist()[:2] == [0.0, 1.0] and kept["k"].isnan().tolist() == [False, False, True]
+    assert kept["s"].tolist() == [5, 0, 5]
+    left_out = tdmap.group_by(data, "k", dropna=True).reduce({"s": Sum("v")}, num_workers=2)
+    assert left_out["k"].tolist() == [0.0, 1.0] and left_out["s"].tolist() == [5, 0]
+
+
+def test_a_function_as_key_and_a_plain_tensor():
+    x = torch.arange(1000)
+    result = tdmap.group_by(x, lambda chunk: chunk % 3, name="rest").reduce({"sum": Sum()}, num_workers=2)
+    assert result["rest"].tolist() == [0, 1, 2]
+    assert result["sum"].tolist() == [int(x[x % 3 == rest].sum()) for rest in range(3)]
+
+
+@pytest.mark.parametrize("make", [list, lambda v: np.array(v), lambda v: np.array(v, dtype=object)])
+def test_a_function_may_return_strings(make, small_pieces):
+    words = ["pear", "fig", "äpple", "fig", "", "pear", "fig"] * 50
+    data = TensorDict({"row": torch.arange(350)}, [350])
+    by_word = tdmap.group_by(data, lambda td: make([words[row] for row in td["row"].tolist()]), name="word")
+    result = by_word.reduce({"n": Count(), "first": Min("row")}, num_workers=2, chunksize=40)
+    assert result["word"] == sorted(set(words))
+    assert result["n"].tolist() == [words.count(word) for word in sorted(set(words))]
+    assert result["first"].tolist() == [words.index(word) for word in sorted(set(words))]
+
+
+def test_strings_in_the_dataset(tmp_path):
+    words = ["b", "a", "c", "a"]
+    data = TensorDict({"word": words, "v": torch.arange(4)}, [4])
+    result = tdmap.group_by(data, ["word", "v"]).reduce({"n": Count()}, num_workers=0)
+    assert (result["word"], result["v"].tolist()) == (["a", "a", "b", "c"], [1, 3, 0, 2])
+    saved = tdmap.group_by(data, "word").reduce({"sum": Sum("v")}, num_workers=2, out=tmp_path / "out")
+    assert (saved["word"], saved["sum"].tolist()) == (["a", "b", "c"], [4, 0, 2])
+    assert TensorDict.load_memmap(tmp_path / "out")["word"] == ["a", "b", "c"]
+
+
+def test_a_tensorclass_a_lazy_stack_and_a_nested_key():
+    @tensorclass
+    class Sale:
+        shop: torch.Tensor
+        sold: torch.Tensor
+
+    sale = Sale(shop=torch.tensor([2, 1, 2]), sold=torch.tensor([1, 2, 3]), batch_size=[3])
+    assert tdmap.group_by(sale, "shop").reduce({"s": Sum("sold")}, num_workers=2)["s"].tolist() == [2, 4]
+    rows = [TensorDict({"a": {"k": torch.tensor(n % 2)}, "v": torch.tensor(n)}) for n in range(6)]
+    stack = torch.stack(rows) if False else TensorDict.lazy_stack(rows)
+    result = tdmap.group_by(stack, ("a", "k")).reduce({"s": Sum("v")}, num_workers=2)
+    assert result["a", "k"].tolist() == [0, 1] and result["s"].tolist() == [6, 9]
+
+
+def test_no_rows_give_no_keys(tmp_path):
+    data = dataset(5, 3)[:0]
+    result = tdmap.group_by(data, "k").reduce(ready_made(), num_workers=2)
+    full = tdmap.group_by(dataset(5, 3), "k").reduce(ready_made(), num_workers=0)
+    assert result.batch_size == torch.Size([0])
+    assert {key: (leaf.dtype, leaf.shape[1:]) for key, leaf in result.items(True, True)} == {
+        key: (leaf.dtype, leaf.shape[1:]) for key, leaf in full.items(True, True)
+    }
+    assert len(tdmap.group_by(data, "k").reduce(Count(), num_workers=2, out=tmp_path / "out")) == 0
+
+
+def test_into_a_dataset_that_there_is():
+    data = dataset(100, 10)
+    keys = len(data["k"].unique())
+    out = TensorDict({"k": torch.zeros(20).long(), "n": torch.zeros(20).long()}, [20])
+    result = tdmap.group_by(data, "k").reduce({"n": Count(), "ignored": Sum("v")}, out=out, num_workers=2)
+    assert len(result) == keys and result["n"].sum() == 100
+    assert out["n"][:keys].tolist() == result["n"].tolist() and not out["n"][keys:].any()
+    with pytest.raises(tdmap.OutputMismatch, match=rf"out has 3 rows and the result has {keys}"):
+        tdmap.group_by(data, "k").reduce({"n": Count()}, out=out[:3].clone(), num_workers=2)
+
+
+def test_one_huge_key_is_reduced_in_batches(small_pieces, monkeypatch):
+    """Rows that are mostly distinct are not reduced chunk by chunk, and one key may have half of them all the same."""
+    monkeypatch.setattr(grouping, "COMBINE_SHARE", 0.0)
+    keys = torch.where(torch.rand(3000) < 0.7, 5, torch.randint(0, 10_000, (3000,)))
+    data = TensorDict({**dict(dataset(3000, 5).items()), "k": keys}, [3000])
+    reducers = {**ready_made(), "q": Quantile("v")}
+    result = tdmap.group_by(data, "k").reduce(reducers, num_workers=2, chunksize=100)
+    check_against_reduce(data, result, reducers, keys.tolist())
+
+
+def test_a_single_reducer_is_called_result():
+    assert tdmap.group_by(dataset(50, 2), "k").reduce(Count(), num_workers=0)["result"].sum() == 50
+
+
+def test_answers_of_several_shapes_are_refused():
+    with pytest.raises(ValueError, match=r"answers of 'values'.*one shape.*map_groups"):
+        data = TensorDict({"k": torch.tensor([0, 0, 1]), "v": torch.tensor([1, 2, 3])}, [3])
+        tdmap.group_by(data, "k").reduce({"values": ValueCounts("v")}, num_workers=0)
