@@ -7,19 +7,24 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from tdmap._data import Data, check_rows, data_length, data_row_bytes, empty_rows, is_data
+from tdmap.devices import Devices, Placement, check_start_method
 from tdmap.events import Callback
 from tdmap.execution import Execution
+from tdmap.functions import Keys, as_function, check_placement
 from tdmap.iterator import MapIterator
 from tdmap.job import Job, Policy, Source
 from tdmap.plan import ChunkPlan, make_plan
+from tdmap.prefetch import check_prefetch, prefetch_over
 from tdmap.resumable import map_in_place, map_to_files, map_to_folder
 from tdmap.rowerrors import OnError, check_on_error
+from tdmap.runtime.device import Device, DeviceLink, open_link, resolve_device
 from tdmap.runtime.skipping import DROP, PAD
 from tdmap.seeding import base_seed
 from tdmap.sinks import Gather, InPlace, Preallocated, Sink, Stream
@@ -35,6 +40,9 @@ def map(
     num_workers: int | None = None,
     *,
     out: Data | str | os.PathLike[str] | None = None,
+    device: Devices = None,
+    in_keys: Keys | None = None,
+    out_keys: Keys | None = None,
     resume: bool = False,
     chunksize: int | None = None,
     num_chunks: int | None = None,
@@ -63,13 +71,21 @@ def map(
         data: a tensor or a collection of tensors, with rows along `dim`.
         fn: called with each chunk. It returns a collection or tensor with the chunk's results, or None when it has
             changed the chunk in place. Lambdas, closures and functions of `__main__` work, under every start
-            method.
+            method. An `nn.Module` is called without gradients, in its own mode, and workers share its parameters; a
+            torchvision transform is called with the pictures of a chunk (see `tdmap.functions`).
         dim: the dimension that is cut; negative ones count from the last batch dimension.
         num_workers: processes or threads. Default: the cores that this process may use.
         out: where results are written: a preallocated tensor or collection with `data`'s rows along `dim`,
             best in memory-mapped files. It is updated in place and returned. Entries of results that `out` lacks
             are ignored. `out=data` writes back. A path is a folder for a new memory-mapped dataset, whose schema is
-            that of the first result; the folder holds no dataset until every row is there.
+            that of the first result; the folder holds no dataset until every row is there. Tensors on a CUDA device
+            are filled through page-locked memory while workers make the next rows; rows that `on_error` skips are
+            zeros there.
+        device: where `fn` runs: `"cuda"`, `"cuda:1"`, or a list that workers share in turns. Chunks are moved there
+            ahead of their turn, by workers that are spawned, with a CUDA context each; results come back, unless `out`
+            is on a device too. Default, and `"cpu"`: chunks stay where they are.
+        in_keys, out_keys: call `fn` with these entries of a chunk, and put its results there (`out_keys`, by default
+            `in_keys`); the other entries stay. See `tdmap.functions.OnKeys`.
         resume: keep a journal in a hidden folder of `out`, so that the same call goes on after any interruption,
             `kill -9` of every process included, and the result has the same bits. A call that was complete does
             nothing, and warns (`tdmap.errors.AlreadyComplete`). Needs `out`: a path, a memory-mapped dataset, or
@@ -111,6 +127,7 @@ def map(
     Raises:
         IndexError: `dim` is out of range.
         ValueError: both `chunksize` and `num_chunks` are given, or an option is out of range.
+        ValueError: a device does not exist, `out` lies on two, or the options about workers rule a device out.
         OutputMismatch: a result does not fit `out`.
         FileExistsError: `out` is a path where something else is.
         ResumeMismatch: `resume`, and the journal is of another function, source, plan or seed; names what differs.
@@ -127,12 +144,16 @@ def map(
         tensor([ 0,  1,  4,  9, 16, 25])
     """
     path = out if isinstance(out, (str, os.PathLike)) else None
-    plan = plan_for(data, fn, dim, chunksize, num_chunks, out if path is None else None)
+    buffer = out if path is None and is_data(out) else None
+    where = Placement.of(device, buffer)
+    plan = plan_for(data, fn, dim, chunksize, num_chunks, out if path is None else None, where.chunk_factor)
     policy = policy_for(seed, generator, retries, timeout, undo, on_error, PAD)
-    job = Job(Source(data), plan, fn, policy, on_row_error=handler_of(on_error))
-    execution = Execution(
-        num_workers, pool, executor, mp_start_method, worker_threads, max_tasks_per_child, pbar, callbacks
+    execution = where.execution(
+        Execution(num_workers, pool, executor, mp_start_method, worker_threads, max_tasks_per_child, pbar, callbacks)
     )
+    where.check(data, buffer, execution, resume, on_error)
+    fn = where.function(as_function(fn, in_keys, out_keys), execution)
+    job = Job(Source(data), plan, fn, policy, on_row_error=handler_of(on_error))
     if path is not None:
         return map_to_folder(job, path, resume, execution.run)
     sink: Sink
@@ -143,6 +164,7 @@ def map(
     else:
         check_rows(out, plan, data.shape)
         sink = InPlace(out) if out is data else Preallocated(out)
+    surroundings: AbstractContextManager[Any] = contextlib.nullcontext()
     if plan.length == 0:
         return empty_rows(data, plan.dim) if out is None else out
     if resume:
@@ -151,7 +173,10 @@ def map(
         if execution.is_foreign:
             raise ValueError("resume=True with out=data needs workers of its own: use num_workers= or a WorkerPool.")
         return map_in_place(job, execution.run)
-    return execution.run(job, sink)
+    if out is not None and out is not data:
+        sink, surroundings = where.sink(out, execution)
+    with surroundings:
+        return execution.run(job, sink)
 
 
 def map_iter(
@@ -160,6 +185,10 @@ def map_iter(
     dim: int = 0,
     num_workers: int | None = None,
     *,
+    device: Device | None = None,
+    prefetch: int = 2,
+    in_keys: Keys | None = None,
+    out_keys: Keys | None = None,
     shuffle: bool = False,
     chunksize: int | None = None,
     num_chunks: int | None = None,
@@ -185,6 +214,8 @@ def map_iter(
     shared memory that is used again when the consumer lets go of them.
 
     Args:
+        device: yield results there, copied ahead on a stream of its own; `fn` runs on the CPU, as ever.
+        prefetch: with `device`, how many results to copy ahead of the one that is yielded.
         on_error: as `map`; results lack the rows that were skipped, and are None where none is left.
         shuffle: chunks take their rows from a random permutation, drawn with `seed`, `generator` or torch's own
             random stream.
@@ -196,6 +227,7 @@ def map_iter(
 
     Raises:
         RuntimeError: `shuffle` without `index_with_generator`.
+        ValueError: at once, as `map`: the device does not exist, or an option is out of range.
         Exception: as `map`, at the first step of the iteration or when it occurs.
 
     Example:
@@ -212,12 +244,18 @@ def map_iter(
     execution = Execution(
         num_workers, pool, executor, mp_start_method, worker_threads, max_tasks_per_child, pbar, callbacks
     )
+    fn = as_function(fn, in_keys, out_keys)
+    check_placement(fn, execution.executor == "process", None)
+    target = _target(device, prefetch, execution)
 
     def begin(position: int, seed: int | None, order_seed: int | None) -> Iterator[Any]:
         order = None if order_seed is None else _permutation(plan.length, order_seed)
         # A job of its own each time: what a worker still says about the last one must not count.
         job = Job(Source(data, order), plan, fn, replace(policy, seed=seed), on_row_error=handler_of(on_error))
-        return stream_values(job, execution, position)
+        if target is None:
+            return stream_values(job, execution, position)
+        link = open_link(target)
+        return prefetch_over(link, stream_values(job, execution, position, link=link), prefetch)
 
     order_seed = policy.seed
     if shuffle and order_seed is None:
@@ -240,6 +278,7 @@ class _Yielded:
 
     def __init__(self, position: int) -> None:
         self.committed = [(0, position)]
+        self.skips = None
 
     def add(self, start: int, stop: int) -> None:
         pass
@@ -248,7 +287,19 @@ class _Yielded:
         pass
 
 
-def stream_values(job: Job, execution: Execution, position: int = 0, ahead: int | None = None) -> Iterator[Any]:
+def _target(device: Device | None, prefetch: int, execution: Execution) -> torch.device | None:
+    """The device that results go to, once it has been checked; None: they stay."""
+    check_prefetch(prefetch)
+    target = None if device is None else resolve_device(device)
+    if target is None or target.type == "cpu":
+        return None
+    check_start_method(execution, target)
+    return target
+
+
+def stream_values(
+    job: Job, execution: Execution, position: int = 0, ahead: int | None = None, link: DeviceLink | None = None
+) -> Iterator[Any]:
     """The results of a job's chunks from `position` on, in order. Closing it stops the work.
 
     Args:
@@ -256,11 +307,12 @@ def stream_values(job: Job, execution: Execution, position: int = 0, ahead: int 
         execution: who runs it.
         position: the first chunk that is wanted.
         ahead: chunks that may be under way or done before they are wanted. Default: a few megabytes a worker.
+        link: results go on over this link: the slots in which they travel are page-locked for it.
     """
 
     def values() -> Iterator[Any]:
         if position < job.plan.num_chunks:
-            for _, value in execution.stream(job, Stream(ahead), _Yielded(position) if position else None):
+            for _, value in execution.stream(job, Stream(ahead, link), _Yielded(position) if position else None):
                 yield value
 
     stream = values()
@@ -278,8 +330,9 @@ def plan_for(
     chunksize: int | None,
     num_chunks: int | None,
     out: Data | None,
+    factor: int = 1,
 ) -> ChunkPlan:
-    """How the rows are cut, once the arguments have been checked.
+    """How the rows are cut, once the arguments have been checked; default chunks are `factor` times larger.
 
     Raises:
         TypeError: `data`, `fn` or `out` is of no use.
@@ -305,7 +358,7 @@ def plan_for(
     row_bytes = data_row_bytes(data, length)
     same = out is None or out is data
     row_bytes += row_bytes * OUTPUT_FACTOR if same else data_row_bytes(out, length)
-    return make_plan(length, dim=dim, chunksize=chunksize, num_chunks=num_chunks, row_bytes=row_bytes)
+    return make_plan(length, dim=dim, chunksize=chunksize, num_chunks=num_chunks, row_bytes=max(row_bytes // factor, 1))
 
 
 def policy_for(

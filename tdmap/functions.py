@@ -272,7 +272,7 @@ def moved(fn: Callable[..., Any], device: torch.device, own: bool) -> Callable[.
     return fn.to_device(device, own) if isinstance(fn, (ModuleFunction, OnKeys)) else fn
 
 
-def check_placement(fn: Callable[..., Any], processes: bool, device: torch.device | None) -> None:
+def check_placement(fn: Callable[..., Any] | None, processes: bool, device: torch.device | None) -> None:
     """Raise ValueError where a module's parameters cannot be where its chunks are."""
     for module in modules_of(fn):
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]:

@@ -14,6 +14,7 @@ from tdmap._data import Data, data_row_bytes
 from tdmap.api import handler_of, plan_for, policy_for
 from tdmap.events import Callback
 from tdmap.execution import Execution
+from tdmap.functions import as_function, check_placement
 from tdmap.job import Job, Source
 from tdmap.plan import default_chunk_size
 from tdmap.reducers import Reducer, as_reducer
@@ -89,8 +90,9 @@ def map_reduce(
 
     Args:
         data: a tensor or a collection of tensors, with rows along `dim`.
-        mapper: applied to each chunk before it is folded; the reducer takes dimension 0 of its result for rows. None
-            folds the chunk itself, whose rows are moved from `dim` to dimension 0.
+        mapper: applied to each chunk before it is folded, a module or a transform too (see `tdmap.functions`); the
+            reducer takes dimension 0 of its result for rows. None folds the chunk itself, whose rows are moved from
+            `dim` to dimension 0.
         reducer: a `tdmap.reducers.Reducer`, a mapping of names to reducers (all in one pass; the answer is a
             TensorDict), or an associative function of two mapped chunks.
         num_workers: processes or threads; 0 runs in the caller. Default: the cores that this process may use.
@@ -117,6 +119,8 @@ def map_reduce(
     reducer = as_reducer(reducer)
     if mapper is not None and not callable(mapper):
         raise TypeError(f"mapper must be a function or None, got {mapper!r}.")
+    mapper = None if mapper is None else as_function(mapper)
+    check_placement(mapper, executor == "process" and num_workers != 0, None)
     fn = FoldChunk(reducer, mapper, None if chunksize == 0 else dim)
     plan = plan_for(data, fn, dim, chunksize, num_chunks, None)
     if mapper is None and chunksize is None and num_chunks is None:

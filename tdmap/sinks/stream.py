@@ -6,6 +6,7 @@ from typing import Any
 
 from tdmap._data import RowWriter
 from tdmap.plan import ChunkPlan
+from tdmap.runtime.parcels import PageLocker
 from tdmap.runtime.types import Kind
 from tdmap.sinks.base import Allocate
 
@@ -15,13 +16,15 @@ class Stream:
 
     Args:
         ahead: chunks that may be under way or done before they are wanted; None leaves it to the engine.
+        link: what page-locks the slots of results that go on to a device.
     """
 
     streams = True
     writer: RowWriter | None = None
 
-    def __init__(self, ahead: int | None = None) -> None:
+    def __init__(self, ahead: int | None = None, link: PageLocker | None = None) -> None:
         self.ahead = ahead
+        self.link = link
         self._waiting: dict[int, Any] = {}
 
     def open(self, plan: ChunkPlan, allocate: Allocate) -> None:

@@ -1,0 +1,170 @@
+"""What `device=` and an `out` on a device mean for a job: checks, the function's wrapping, the sink."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+
+from tdmap._data import Data, tensors_of
+from tdmap.execution import Execution
+from tdmap.functions import check_placement
+from tdmap.rowerrors import OnError
+from tdmap.runtime import device as links
+from tdmap.runtime.device import Device, resolve_device
+from tdmap.runtime.ondevice import OnDevice, is_on_device
+from tdmap.runtime.pool import WorkerPool
+from tdmap.runtime.skipping import VALID
+from tdmap.sinks import Preallocated, Sink
+from tdmap.sinks.device import DeviceBuffer, check_device_out
+
+Devices: TypeAlias = "Device | Sequence[Device] | None"
+
+FN_CHUNKS = 16
+"""A default chunk is so many times larger when the function runs on a device, where starting it is what costs."""
+
+OUT_CHUNKS = 4
+"""And so many times when only its result goes there: each chunk is a copy for each entry."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a job's function runs and where its results go."""
+
+    devices: tuple[torch.device, ...]
+    """Where the function runs; empty: in this machine's memory."""
+    out_device: torch.device | None
+    """Where `out` lies; None: in this machine's memory, or there is none."""
+
+    @classmethod
+    def of(cls, device: Devices, out: Data | None) -> Placement:
+        """From the arguments of `map`.
+
+        Raises:
+            ValueError: a device does not exist, or `out` lies on several.
+        """
+        out_device = None if out is None else check_device_out(out)
+        return cls(devices_of(device), None if out_device is None else resolve_device(out_device, "out"))
+
+    @property
+    def chunk_factor(self) -> int:
+        """How much larger a default chunk is."""
+        return FN_CHUNKS if self.devices else OUT_CHUNKS if self.out_device is not None else 1
+
+    def check(self, data: Data, out: Data | None, execution: Execution, resume: bool, on_error: OnError) -> None:
+        """Raise ValueError for what cannot work together."""
+        processes = execution.executor == "process"
+        if processes:
+            for device in {*self.devices, *([] if self.out_device is None else [self.out_device])}:
+                check_start_method(execution, device)
+            if is_on_device(data):
+                where = next(tensor.device for tensor in tensors_of(data) if tensor.device.type != "cpu")
+                raise ValueError(
+                    f'the data are on {where}, and workers are processes, which cannot see them: use executor="thread" '
+                    f'(or "serial"), or pass data on the CPU with device="{where}".'
+                )
+        if self.devices and execution.is_foreign:
+            raise ValueError("device= needs workers of its own: use num_workers= or a tdmap.WorkerPool, not this pool.")
+        if self.out_device is None or out is data:
+            return
+        if resume:
+            raise ValueError(f"resume=True needs an output that outlives the program: out lies on {self.out_device}.")
+        if on_error != "raise" and VALID in getattr(out, "_source", {}):
+            raise ValueError(
+                f"{VALID!r} is not kept up to date on {self.out_device}: use an out on the CPU, or drop it."
+            )
+
+    def execution(self, execution: Execution) -> Execution:
+        """`execution` with processes that may use a device."""
+        if self.devices and execution.pool is None and execution.mp_start_method is None:
+            return replace(execution, mp_start_method="spawn")
+        return execution
+
+    def function(self, fn: Callable[[Any], Any], execution: Execution) -> Callable[[Any], Any]:
+        """`fn`, for chunks of the source."""
+        check_placement(fn, execution.executor == "process", self.devices[0] if self.devices else None)
+        if not self.devices:
+            return fn
+        opened = tuple(functools.partial(links.LINKS[device.type], device) for device in self.devices)
+        return OnDevice(fn, opened, stays=self.stays(execution))
+
+    def stays(self, execution: Execution) -> bool:
+        """Whether results go from the device into `out` without coming back to this machine's memory."""
+        if not self.devices or self.out_device is None:
+            return False
+        return execution.executor != "process" or can_lend(self.out_device)
+
+    def sink(self, out: Data, execution: Execution) -> tuple[Sink, AbstractContextManager[Any]]:
+        """Where results for an existing `out` go, and what must be entered around the job."""
+        if self.out_device is None or self.stays(execution):
+            return Preallocated(out), _lending(self.out_device)
+        buffer = DeviceBuffer(out, links.open_link(self.out_device))
+        return buffer, buffer
+
+
+def devices_of(device: Devices) -> tuple[torch.device, ...]:
+    """The devices that are meant; none for the CPU.
+
+    Raises:
+        ValueError: one does not exist, the CPU is one of several, or there are none.
+    """
+    if device is None:
+        return ()
+    several = isinstance(device, Sequence) and not isinstance(device, str)
+    wanted: Sequence[Any] = device if several else [device]  # type: ignore[assignment]
+    found = tuple(resolve_device(one) for one in wanted)
+    if not found:
+        raise ValueError("device=[] names no device: leave it out to run on the CPU.")
+    if all(one.type == "cpu" for one in found):
+        return ()
+    if any(one.type == "cpu" for one in found):
+        raise ValueError(f"device={device!r} mixes the CPU with other devices: workers run on one kind.")
+    return found
+
+
+def check_start_method(execution: Execution, device: torch.device) -> None:
+    """Raise ValueError where workers would be forks of a process that uses CUDA."""
+    if device.type != "cuda" or execution.executor != "process":
+        return
+    pool = execution.pool
+    method = pool.start_method if isinstance(pool, WorkerPool) else None if pool else execution.mp_start_method
+    if method == "fork":
+        raise ValueError(
+            f'mp_start_method="fork" with {device}: a fork of a process that uses CUDA does not work. '
+            'Use "spawn" or "forkserver", or leave it out.'
+        )
+
+
+@functools.cache
+def can_lend(device: torch.device) -> bool:
+    """Whether memory of `device` can be opened by other processes; some systems (WSL, Jetson) cannot.
+
+    A tensor of its own is tried, once: what is lent and never opened is not given back.
+    """
+    if device.type != "cuda":
+        return False
+    from multiprocessing.reduction import ForkingPickler
+
+    try:
+        ForkingPickler.dumps(torch.zeros(1, device=device))
+    except RuntimeError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _lending(device: torch.device | None) -> Any:
+    """Around a job whose workers write into memory of `device` themselves."""
+    if device is None or device.type != "cuda":
+        yield
+        return
+    torch.cuda.current_stream(device).synchronize()  # what the caller does to `out` comes before what workers do
+    try:
+        yield
+    finally:
+        torch.cuda.ipc_collect()
