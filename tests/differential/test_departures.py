@@ -31,6 +31,16 @@ DEPARTURES = [
     ),
     ("nm.prod((0, 1))", "nm.prod(0).prod(0)", "every dim of a tuple counts"),
     ("nm.amax((0, 1))", "nm.amax(0).amax(0)", "every dim of a tuple counts"),
+    (
+        "td.memmap()[:2].is_memmap()",
+        "False",
+        "rows are not what the folder holds: saved_path and memmap_refresh_() would stand for all rows",
+    ),
+    (
+        "td.memmap()[0].is_locked",
+        "td.clone().lock_()[0].is_locked",
+        "rows take new entries, as those of any locked tree do: the dataset has none for it",
+    ),
     ("isinstance(c, TensorClass)", "True", "the decorator makes the same classes as the base class"),
 ]
 
