@@ -30,6 +30,7 @@ from tdmap.bykey.reducing import CutChunk, ReducePartition, empty_answer, select
 from tdmap.bykey.rows import Shape, columns_of, is_columnar, schema_of
 from tdmap.bykey.spilling import Partitions
 from tdmap.bykey.splits import Splits
+from tdmap.errors import ChunkTimeout, WorkerLost, add_note
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.placing import Output, spill_folder
@@ -339,7 +340,11 @@ def _each_partition(
 ) -> Pieces:
     pieces = Pieces()
     numbers = torch.arange(splits.count)
-    execution.run(Job(Source(numbers), ChunkPlan(splits.count, 1), SpillRows(fn, spill), policy), pieces)
+    try:
+        execution.run(Job(Source(numbers), ChunkPlan(splits.count, 1), SpillRows(fn, spill), policy), pieces)
+    except (WorkerLost, ChunkTimeout) as error:
+        add_note(error, f"this job's rows are the {splits.count} ranges of keys, not the rows of the dataset")
+        raise
     return pieces
 
 

@@ -215,6 +215,7 @@ class JoinChunk:
         self.reader = reader
         self.index = index
         self.indicator = indicator
+        self.block_bytes = BLOCK_BYTES
         parts = take_apart(others)
         self.schema = parts.schema
         self.objects = parts.objects
@@ -228,7 +229,7 @@ class JoinChunk:
         ends = np.cumsum(counts)
         total = int(ends[-1]) if len(ends) else 0
         row_bytes = data_row_bytes(chunk, max(len(chunk), 1)) + sum(self.schema.row_bytes)
-        size = max(BLOCK_BYTES // max(row_bytes, 1), 1)
+        size = max(self.block_bytes // max(row_bytes, 1), 1)
         index = self.index.tensors[0].numpy()
         for begin in range(0, total, size):
             pairs = np.arange(begin, min(begin + size, total))

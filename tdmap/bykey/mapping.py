@@ -54,14 +54,15 @@ class MapPartition:
         self.partitions = partitions
         self.rows = rows
         self.whole = whole
-        self.__qualname__ = function_name(fn)
+        self.heap_bytes = HEAP_BYTES
+        self.__qualname__ = f"map_groups({function_name(fn)})"
 
     def __call__(self, numbers: Tensor) -> Iterator[Data]:
         partition = int(numbers[0])
         rows = int(self.partitions.rows[partition])
         if not rows:
             return
-        if self.whole and rows * self.partitions.row_bytes > HEAP_BYTES:
+        if self.whole and rows * self.partitions.row_bytes > self.heap_bytes:
             words, columns = self._mapped(partition)
         else:
             words, columns = self.partitions.read(partition)
@@ -120,7 +121,7 @@ class MapPartition:
         folder = str(self.partitions.spill.folder)
         columns = [_file_column(folder, f"{os.getpid()}-{partition}-{n}", s, len(order)) for n, s in enumerate(shapes)]
         at = 0
-        for first, last in self.partitions.batches(partition, HEAP_BYTES // 8):
+        for first, last in self.partitions.batches(partition, self.heap_bytes // 8):
             part_words, parts = self.partitions.read(partition, first, last)
             rows = torch.from_numpy(place[at : at + len(part_words[0])])
             for column, part in zip(columns, parts):

@@ -154,11 +154,12 @@ class ReducePartition:
         self.forms = forms
         self.example = example
         self.combined = combined
+        self.batch_bytes = BATCH_BYTES
 
     def __call__(self, numbers: Tensor) -> Data | None:
         partition = int(numbers[0])
         found: tuple[Words, list[States]] | None = None
-        for first, last in self.partitions.batches(partition, BATCH_BYTES):
+        for first, last in self.partitions.batches(partition, self.batch_bytes):
             batch = self._batch(partition, first, last)
             found = batch if found is None else self._merge(found, batch)
         if found is None:

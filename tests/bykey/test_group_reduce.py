@@ -271,7 +271,7 @@ def test_a_tensorclass_a_lazy_stack_and_a_nested_key():
     sale = Sale(shop=torch.tensor([2, 1, 2]), sold=torch.tensor([1, 2, 3]), batch_size=[3])
     assert tdmap.group_by(sale, "shop").reduce({"s": Sum("sold")}, num_workers=2)["s"].tolist() == [2, 4]
     rows = [TensorDict({"a": {"k": torch.tensor(n % 2)}, "v": torch.tensor(n)}) for n in range(6)]
-    stack = torch.stack(rows) if False else TensorDict.lazy_stack(rows)
+    stack = TensorDict.lazy_stack(rows)
     result = tdmap.group_by(stack, ("a", "k")).reduce({"s": Sum("v")}, num_workers=2)
     assert result["a", "k"].tolist() == [0, 1] and result["s"].tolist() == [6, 9]
 
