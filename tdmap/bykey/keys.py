@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -15,6 +16,7 @@ from tdmap._data import Data, is_data, narrow
 from tdmap.bykey.codec import KeyCodec, KeyColumn
 from tdmap.bykey.order import Words
 from tdmap.reducers.base import Key
+from tensordict_lite.errors import KeyThroughLeafError
 
 KeyLike: TypeAlias = "Key | list[Key] | Callable[[Any], Any]"
 """A key, a nested key (a tuple of strings), a list of several, or a function of a chunk."""
@@ -106,8 +108,9 @@ def _plain(key: Any) -> Key:
 
 def require_entry(data: Data, name: Key, what: str) -> None:
     """Raise KeyError that names the entries there are, unless `name` is one."""
-    if data.get(name, None) is not None:
-        return
+    with contextlib.suppress(KeyThroughLeafError):
+        if data.get(name, None) is not None:
+            return
     there = ", ".join(repr(key) for key in sorted(data.keys(True, True), key=str)) or "none"
     hint = ""
     if isinstance(name, tuple) and all(data.get(part, None) is not None for part in name):
