@@ -88,6 +88,7 @@ class FakeLink:
         seed: of its whims.
         lockable: how many blocks of memory can be page-locked; None: any number.
         locked: the table of page-locked memory; None: that of this process.
+        caller_streams: the caller gives its work to `current`, as kernels are; else it runs at once, as tests do.
 
     Attributes:
         current: the caller's stream, to which a test may add work.
@@ -101,6 +102,7 @@ class FakeLink:
         seed: int = 0,
         lockable: int | None = None,
         locked: dict[int, int] | None = None,
+        caller_streams: bool = False,
     ) -> None:
         self.device = torch.device("cpu")
         self.current = FakeStream()
@@ -110,6 +112,7 @@ class FakeLink:
         self.pageable = 0
         self.copied_bytes = 0
         self._lockable = lockable
+        self._caller_streams = caller_streams
         self._copies = FakeStream()
         self._pending: deque[tuple[int, int]] = deque()
         self._random = random.Random(seed)
@@ -154,7 +157,8 @@ class FakeLink:
     def hand_over(self, mark: Mark, tensors: Iterable[Tensor]) -> None:
         assert isinstance(mark, FakeMark)
         self.current.enqueue(mark)
-        self.settle()  # the caller's own code is no stream: it reads as soon as we return
+        if not self._caller_streams:
+            self.settle()
 
     def context(self) -> AbstractContextManager[Any]:
         return contextlib.nullcontext()

@@ -1,0 +1,121 @@
+"""What cannot work is refused when it is asked for, with what was found and what to do."""
+
+from __future__ import annotations
+
+import multiprocessing
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import tdmap
+from tdmap.devices import Placement, check_start_method, devices_of
+from tdmap.execution import Execution
+from tdmap.runtime import device as device_module
+from tdmap.runtime.device import resolve_device
+from tdmap.runtime.fakelink import FakeLink
+from tensordict_lite import TensorDict
+
+CUDA = torch.device("cuda:0")
+
+
+@pytest.fixture
+def data() -> TensorDict:
+    return TensorDict({"x": torch.arange(6.0)}, [6])
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """A machine that says it has two CUDA devices."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+
+
+def test_devices_are_counted(two_gpus):
+    assert resolve_device("cuda") == torch.device("cuda:1") and resolve_device("cuda:0") == CUDA
+    assert devices_of(["cuda:0", "cuda:1"]) == (CUDA, torch.device("cuda:1"))
+    with pytest.raises(
+        ValueError, match=r"cuda:7 was asked for, and this machine has 2 CUDA devices.*cuda:0 to cuda:1"
+    ):
+        resolve_device("cuda:7")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+@pytest.mark.parametrize("call", ["map", "map_iter"])
+def test_a_device_that_is_not_there(data, call):
+    with pytest.raises(ValueError, match=r"cuda:3 was asked for, and this machine has 0 CUDA devices\. .*leave"):
+        getattr(tdmap, call)(data, lambda td: td, device="cuda:3")
+    with pytest.raises(ValueError, match="0 CUDA devices"):
+        tdmap.map(data, lambda td: td, device=["cuda:0", "cuda:1"])
+
+
+@pytest.mark.parametrize("device", ["meta", "nonsense", [], ["cpu", "mtia:0"], [["cpu"]]])
+def test_what_is_no_device_for_data(data, device, monkeypatch):
+    monkeypatch.setitem(device_module.LINKS, "mtia", FakeLink)
+    with pytest.raises(ValueError, match="device"):
+        tdmap.map(data, lambda td: td, device=device)
+
+
+def test_an_output_on_two_devices_or_on_none(data):
+    out = TensorDict({"x": torch.zeros(6), "y": torch.zeros(6, device="meta")}, [6])
+    with pytest.raises(ValueError, match="one device.*'x' on cpu.*'y' on meta"):
+        tdmap.map(data, lambda td: td, out=out)
+    with pytest.raises(ValueError, match="out='meta'"):
+        tdmap.map(data, lambda td: td, out=torch.zeros(6, device="meta"))
+
+
+def test_an_output_that_is_too_small(data):
+    out = TensorDict({"x": torch.zeros(4)}, [4])
+    with pytest.raises(tdmap.OutputMismatch, match="6 rows"):
+        tdmap.map(data, lambda td: td, out=out)
+
+
+@pytest.mark.parametrize("make_pool", [None, lambda: tdmap.WorkerPool(1, "fork")])
+def test_forks_and_cuda_do_not_mix(make_pool):
+    pool = make_pool and make_pool()
+    execution = Execution(pool=pool, mp_start_method=None if pool else "fork")
+    with pytest.raises(ValueError, match="fork.*spawn"):
+        check_start_method(execution, CUDA)
+    check_start_method(Execution(mp_start_method="spawn"), CUDA)
+    check_start_method(Execution(), CUDA)  # the engine does not fork a process that uses CUDA
+    check_start_method(Execution(executor="thread", mp_start_method="fork"), CUDA)
+    if pool:
+        pool.close()
+
+
+def placed(devices=(), out_device=None):
+    return Placement(tuple(devices), out_device)
+
+
+def test_workers_that_use_a_device_are_spawned_unless_told_otherwise():
+    assert placed([CUDA]).execution(Execution()).mp_start_method == "spawn"
+    assert placed([CUDA]).execution(Execution(mp_start_method="forkserver")).mp_start_method == "forkserver"
+    assert placed([], CUDA).execution(Execution()).mp_start_method is None
+
+
+def test_a_foreign_pool_cannot_run_functions_on_a_device(data, monkeypatch):
+    monkeypatch.setitem(device_module.LINKS, "mtia", FakeLink)
+    with multiprocessing.get_context("spawn").Pool(1) as pool, pytest.raises(ValueError, match="workers of its own"):
+        tdmap.map(data, lambda td: td, device="mtia", pool=pool)
+
+
+def test_data_elsewhere_and_processes():
+    data = TensorDict({"x": torch.zeros(6, device="meta")}, [6])
+    with pytest.raises(ValueError, match=r'data are on meta.*executor="thread".*device="meta"'):
+        placed().check(data, None, Execution(), False, "raise")
+    placed().check(data, None, Execution(executor="thread"), False, "raise")
+
+
+def test_a_device_keeps_no_journal_and_no_mask(data):
+    out = SimpleNamespace(_source={"__valid__": 1})
+    with pytest.raises(ValueError, match="resume=True"):
+        placed([], CUDA).check(data, out, Execution(), True, "raise")
+    with pytest.raises(ValueError, match="__valid__"):
+        placed([], CUDA).check(data, out, Execution(), False, "skip")
+
+
+def test_a_module_elsewhere_and_workers_here(data):
+    model = torch.nn.Linear(1, 1, device="meta")
+    with pytest.raises(ValueError, match="weight is on the meta device"):
+        tdmap.map(data, model)
