@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from tdmap._data import data_row_bytes
+from tdmap._warn import warn_user
 from tdmap.events import Callback, CallbackList
 from tdmap.job import Job
 from tdmap.runtime import worker as worker_module
@@ -44,6 +44,8 @@ class WorkerOptions(TypedDict, total=False):
     """Threads that torch uses in each worker."""
     max_tasks_per_child: int | None
     """Replace a worker by a fresh one after so many chunks."""
+    max_memory: int | None
+    """Replace a worker, between leases, when it has gained so many bytes."""
     pbar: bool
     """Show a progress bar."""
     callbacks: Iterable[Callback]
@@ -65,6 +67,7 @@ class Execution:
     mp_start_method: str | None = None
     worker_threads: int = 1
     max_tasks_per_child: int | None = None
+    max_memory: int | None = None
     pbar: bool = False
     callbacks: Iterable[Callback] = ()
 
@@ -77,6 +80,8 @@ class Execution:
         _positive("worker_threads", self.worker_threads)
         if self.max_tasks_per_child is not None:
             _positive("max_tasks_per_child", self.max_tasks_per_child)
+        if self.max_memory is not None:
+            _positive("max_memory", self.max_memory)
         if self.mp_start_method is not None and self.mp_start_method not in START_METHODS:
             raise ValueError(
                 f"mp_start_method must be one of {', '.join(START_METHODS)}, or None: got {self.mp_start_method!r}."
@@ -148,9 +153,13 @@ class Execution:
             return ProcessCrew(self.pool, wanted), self.pool.release
         if self.pool is not None:
             return ForeignCrew(self.pool), _nothing
-        if self.max_tasks_per_child is not None:
+        if self.max_tasks_per_child is not None or self.max_memory is not None:
             own = WorkerPool(
-                wanted, self.mp_start_method, self.worker_threads, max_tasks_per_child=self.max_tasks_per_child
+                wanted,
+                self.mp_start_method,
+                self.worker_threads,
+                max_tasks_per_child=self.max_tasks_per_child,
+                max_memory=self.max_memory,
             )
             own.reserve()
             return ProcessCrew(own, wanted), own.close
@@ -179,10 +188,8 @@ def _nested() -> bool:
         libraries = [multiprocessing, sys.modules.get("multiprocess")]
         nested = any(library.current_process().daemon for library in libraries if library is not None)
     if nested:
-        warnings.warn(
+        warn_user(
             "map inside a worker process runs serially: the outer map uses the cores already. "
-            'Pass executor="serial" to say so, or executor="thread".',
-            RuntimeWarning,
-            stacklevel=6,
+            'Pass executor="serial" to say so, or executor="thread".'
         )
     return nested

@@ -19,12 +19,12 @@ import fcntl
 import mmap
 import os
 import tempfile
-import warnings
 import weakref
 
 import torch
 
 from tdmap._data import Region, SharedHandle, map_file, region_of
+from tdmap._warn import warn_user
 
 ALIGNMENT = 64
 """Tensors in a block start at multiples of this, the length of a cache line."""
@@ -73,11 +73,9 @@ def _fallback_folder(nbytes: int) -> str | None:
         if os.access("/dev/shm", os.W_OK):
             if room.f_bavail * room.f_frsize > nbytes:
                 return "/dev/shm"
-            warnings.warn(
+            warn_user(
                 f"/dev/shm has no room for {nbytes:,} bytes: using files in {tempfile.gettempdir()} instead, "
-                "which is slower",
-                RuntimeWarning,
-                stacklevel=4,
+                "which is slower"
             )
     return None
 
