@@ -23,6 +23,7 @@ from tdmap.job import Job, Policy, Source
 from tdmap.plan import ChunkPlan, make_plan
 from tdmap.prefetch import check_prefetch, prefetch_over
 from tdmap.resumable import map_in_place, map_to_files, map_to_folder
+from tdmap.resume import Resume, check_resume
 from tdmap.rowerrors import OnError, check_on_error
 from tdmap.runtime.device import Device, DeviceLink, open_link, resolve_device
 from tdmap.runtime.skipping import DROP, PAD
@@ -43,12 +44,13 @@ def map(
     device: Devices = None,
     in_keys: Keys | None = None,
     out_keys: Keys | None = None,
-    resume: bool = False,
+    resume: Resume = False,
     chunksize: int | None = None,
     num_chunks: int | None = None,
     pool: Any = None,
     generator: torch.Generator | None = None,
     max_tasks_per_child: int | None = None,
+    max_memory: int | None = None,
     worker_threads: int = 1,
     index_with_generator: bool = False,
     pbar: bool = False,
@@ -89,7 +91,10 @@ def map(
         resume: keep a journal in a hidden folder of `out`, so that the same call goes on after any interruption,
             `kill -9` of every process included, and the result has the same bits. A call that was complete does
             nothing, and warns (`tdmap.errors.AlreadyComplete`). Needs `out`: a path, a memory-mapped dataset, or
-            `data` itself.
+            `data` itself. When the machine itself went down in the middle of a run with `out=data`, nobody knows which
+            rows reached the disk, and True is refused. `"trust"` takes the files as they are: right after a shutdown in
+            order. `"redo"` runs every chunk again that is not known to have reached the disk: right for functions that
+            do no harm to rows that they have changed already.
         chunksize: rows in a chunk; 0 passes rows one by one without `dim`, and stacks the results.
             Default: from the bytes of a row, so that a chunk and its result stay in the processor's cache.
         num_chunks: how many chunks, instead of their size.
@@ -97,6 +102,8 @@ def map(
             `multiprocess`. The options about workers are ignored then.
         generator: draws the seed of the job (one draw); see `seed`.
         max_tasks_per_child: replace a worker by a fresh one after so many chunks.
+        max_memory: replace a worker, between leases, when it has gained more than so many bytes since it started
+            (memory-mapped files and shared memory do not count).
         worker_threads: threads that torch uses in each worker.
         index_with_generator: accepted for compatibility; chunks are always cut when they are needed.
         pbar: show a progress bar.
@@ -117,7 +124,8 @@ def map(
             `tdmap.RowErrors()`, is called here with each of them instead; it may raise. Skipped rows are zeros in
             the result, or keep what they had in `out` and in place; a bool entry `"__valid__"` of `out` becomes
             False for them and True for the others. Results with other row counts than their chunk lack them. When
-            every row fails, the first exception is raised. With `resume`, rows that an earlier call skipped are done.
+            every row fails, the first exception is raised. A result that does not fit `out` is an error of its rows.
+            With `resume`, rows that an earlier call skipped are done; they are reported again.
         callbacks: `tdmap.Callback` objects that receive the job's events.
 
     Returns:
@@ -148,10 +156,21 @@ def map(
     where = Placement.of(device, buffer)
     plan = plan_for(data, fn, dim, chunksize, num_chunks, out if path is None else None, where.chunk_factor)
     policy = policy_for(seed, generator, retries, timeout, undo, on_error, PAD)
+    check_resume(resume)
     execution = where.execution(
-        Execution(num_workers, pool, executor, mp_start_method, worker_threads, max_tasks_per_child, pbar, callbacks)
+        Execution(
+            num_workers,
+            pool,
+            executor,
+            mp_start_method,
+            worker_threads,
+            max_tasks_per_child,
+            max_memory,
+            pbar,
+            callbacks,
+        )
     )
-    where.check(data, buffer, execution, resume, on_error)
+    where.check(data, buffer, execution, bool(resume), on_error)
     fn = where.function(as_function(fn, in_keys, out_keys), execution)
     job = Job(Source(data), plan, fn, policy, on_row_error=handler_of(on_error))
     if path is not None:
@@ -169,10 +188,10 @@ def map(
         return empty_rows(data, plan.dim) if out is None else out
     if resume:
         if out is not data:
-            return map_to_files(job, out, execution.run)
+            return map_to_files(job, out, execution.run, resume)
         if execution.is_foreign:
             raise ValueError("resume=True with out=data needs workers of its own: use num_workers= or a WorkerPool.")
-        return map_in_place(job, execution.run)
+        return map_in_place(job, execution.run, resume)
     if out is not None and out is not data:
         sink, surroundings = where.sink(out, execution)
     with surroundings:
@@ -195,6 +214,7 @@ def map_iter(
     pool: Any = None,
     generator: torch.Generator | None = None,
     max_tasks_per_child: int | None = None,
+    max_memory: int | None = None,
     worker_threads: int = 1,
     index_with_generator: bool = True,
     pbar: bool = False,
@@ -242,7 +262,7 @@ def map_iter(
     plan = plan_for(data, fn, dim, chunksize, num_chunks, None)
     policy = policy_for(seed, generator, retries, timeout, undo, on_error, DROP)
     execution = Execution(
-        num_workers, pool, executor, mp_start_method, worker_threads, max_tasks_per_child, pbar, callbacks
+        num_workers, pool, executor, mp_start_method, worker_threads, max_tasks_per_child, max_memory, pbar, callbacks
     )
     fn = as_function(fn, in_keys, out_keys)
     check_placement(fn, execution.executor == "process", None)

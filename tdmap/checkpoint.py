@@ -20,6 +20,7 @@ from typing import Any
 from tdmap import journal
 from tdmap.reducers.base import Node
 from tdmap.resume import Run
+from tdmap.runtime.skipfile import SkipFile
 from tdmap.sinks import Fold
 
 SECONDS = 0.25
@@ -79,6 +80,11 @@ class FoldLog:
         self._next = time.monotonic() + SECONDS
         self._next_disk = time.monotonic() + DISK_SECONDS
         self._new = False
+        run.skips.load(self.committed)
+
+    @property
+    def skips(self) -> SkipFile:
+        return self.run.skips
 
     @property
     def committed(self) -> list[tuple[int, int]]:

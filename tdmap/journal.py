@@ -162,9 +162,10 @@ def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def boot_number() -> int:
     """A number that changes when the machine starts anew, and from one machine to another."""
-    text = os.uname().nodename
-    with contextlib.suppress(OSError):
-        text += Path("/proc/sys/kernel/random/boot_id").read_text()
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text()  # random: no two machines have the same
+    except OSError:
+        text = os.uname().nodename
     return zlib.crc32(text.encode()) | zlib.adler32(text.encode()) << 31
 
 

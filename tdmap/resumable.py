@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from tdmap import checkpoint
-from tdmap._data import Data, empty_rows
+from tdmap._data import Data, empty_rows, leaves_hold_rows
 from tdmap.job import Job
 from tdmap.reducers import Reducer
-from tdmap.resume import IN_PLACE, MAP, REDUCE, Run, files_of, folder_of, open_run
+from tdmap.resume import IN_PLACE, MAP, REDUCE, Resume, Run, files_of, folder_of, open_run
 from tdmap.runtime.driver import CommitLog
 from tdmap.sinks import Fold, Folder, InPlace, Preallocated, Sink
 from tdmap.store import HIDDEN, OutputFolder
@@ -20,7 +20,7 @@ Execute: TypeAlias = Callable[[Job, Sink, "CommitLog | None"], Any]
 """Runs a job to its end."""
 
 
-def map_to_folder(job: Job, path: str | os.PathLike[str], resume: bool, execute: Execute) -> Data:
+def map_to_folder(job: Job, path: str | os.PathLike[str], resume: Resume, execute: Execute) -> Data:
     """Run a job whose results become a new dataset at `path`.
 
     Raises:
@@ -35,7 +35,7 @@ def map_to_folder(job: Job, path: str | os.PathLike[str], resume: bool, execute:
     if job.plan.length == 0:
         return empty_rows(job.source.data, job.plan.dim).memmap(store.path)
     if resume:
-        return _resume_to_folder(job, store, execute)
+        return _resume_to_folder(job, store, execute, resume)
     sink = Folder(store, _ignore)
     try:
         execute(job, sink, None)
@@ -45,10 +45,10 @@ def map_to_folder(job: Job, path: str | os.PathLike[str], resume: bool, execute:
         raise
 
 
-def _resume_to_folder(job: Job, store: OutputFolder, execute: Execute) -> Data:
+def _resume_to_folder(job: Job, store: OutputFolder, execute: Execute, resume: Resume) -> Data:
     if store.load() is None:  # nothing was begun, or somebody removed it
         (store.hidden / "journal").unlink(missing_ok=True)
-    with open_run(store.hidden, job, MAP, []) as run:
+    with open_run(store.hidden, job, MAP, [], resume) as run:
         if run.is_complete:
             return store.publish()
         execute(job, Folder(store, lambda data: _use_files(run, data)), run)
@@ -63,31 +63,37 @@ def _use_files(run: Run, data: Data) -> None:
     run.journal.files = files_of(data)
 
 
-def map_to_files(job: Job, out: Data, execute: Execute) -> Data:
+def map_to_files(job: Job, out: Data, execute: Execute, resume: Resume = True) -> Data:
     """Run a job whose results go into the memory-mapped dataset `out`, so that it can be resumed.
 
     Raises:
         ValueError: `out` does not lie in a folder of its own.
         ResumeMismatch: the folder holds another run.
     """
-    with open_run(_folder(out, "out"), job, MAP, files_of(out)) as run:
+    with open_run(_folder(out, "out"), job, MAP, files_of(out), resume) as run:
         if not run.is_complete:
             execute(job, Preallocated(out), run)
             run.finish(job.plan.length)
     return out
 
 
-def map_in_place(job: Job, execute: Execute) -> Data:
+def map_in_place(job: Job, execute: Execute, resume: Resume = True) -> Data:
     """Run a job that changes its own source, so that it can be resumed.
 
     Raises:
-        ValueError: the source does not lie in a folder of its own, or `undo=False`.
+        ValueError: the source does not lie in a folder of its own, or is a lazy stack; or `undo=False`.
         ResumeMismatch: the folder holds another run that is not finished.
     """
     data = job.source.data
     if not job.policy.undo:
         raise ValueError("resume=True with out=data needs undo=True: rows that were interrupted must be put back.")
-    with open_run(_folder(data, "data"), job, IN_PLACE, files_of(data)) as run:
+    if not leaves_hold_rows(data):
+        raise ValueError(
+            f"resume=True with out=data keeps copies of the rows that are being changed, and the tensors of a "
+            f"{type(data).__name__} do not have the rows along one dimension. Run out of place (out='folder'), or in "
+            "place without resume=True; or save a dense copy: data.contiguous().memmap(folder)."
+        )
+    with open_run(_folder(data, "data"), job, IN_PLACE, files_of(data), resume) as run:
         if not run.is_complete:
             execute(replace(job, ledger=run.ledger), InPlace(data), run)
             run.finish(job.plan.length)

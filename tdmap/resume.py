@@ -4,6 +4,7 @@
       journal               what the run is (function, source, plan, seed), and which chunks are done
       lock, workers.lock    held while somebody works
       errors.jsonl          what the run has ended with, if not well
+      skipped.jsonl         rows on which the function raised, with `on_error` (see `runtime.skipfile`)
       data/                 a new output, until it is whole (see `store`)
       done, undo-*          of an in-place run (see `runtime.ledger`)
       history.jsonl         in-place runs that are over
@@ -22,19 +23,22 @@ import json
 import os
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tdmap import journal as journals
 from tdmap._data import Data, region_of, tensors_of
+from tdmap._warn import warn_user
 from tdmap.errors import AlreadyComplete, ResumeMismatch
+from tdmap.events import Callback
 from tdmap.fingerprint import function_parts, source_parts
 from tdmap.job import Job
 from tdmap.journal import Journal
 from tdmap.runtime.ledger import Ledger
+from tdmap.runtime.skipfile import SkipFile
+from tdmap.runtime.skiplog import SkipLog
 
 LOCK_SECONDS = 10.0
 """Processes of a killed run may take so long to vanish."""
@@ -45,6 +49,25 @@ COMMAND: ContextVar[dict[str, Any] | None] = ContextVar("COMMAND", default=None)
 """How `tdmap resume` can call a run again; set by the command line while it begins one."""
 
 MAP, IN_PLACE, REDUCE = "map", "in place", "reduce"
+
+TRUST, REDO = "trust", "redo"
+"""What to do after a machine went down in the middle of an in-place run: take its files as they are; or run again
+every chunk that is not known to have reached the disk."""
+
+Resume: TypeAlias = "bool | str"
+"""False, True, `TRUST` or `REDO`."""
+
+
+def check_resume(value: Any) -> Resume:
+    """`value`, if it may be passed as `resume`.
+
+    Raises:
+        ValueError: it may not.
+    """
+    if value in (False, True, TRUST, REDO):
+        checked: Resume = value
+        return checked
+    raise ValueError(f"resume must be True, False, {TRUST!r} or {REDO!r}: got {value!r}.")
 
 
 def identify(job: Job, kind: str) -> dict[str, Any]:
@@ -99,7 +122,9 @@ class Run:
     Attributes:
         committed: chunks that an earlier session has done.
         is_complete: nothing is left to do.
+        is_latest: no other run has been in the folder since.
         ledger: of an in-place run.
+        skips: the rows that all its sessions have skipped.
     """
 
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
@@ -107,8 +132,10 @@ class Run:
         self.identity = identity
         self.committed: list[tuple[int, int]] = []
         self.is_complete = False
+        self.is_latest = True
         self.ledger: Ledger | None = None
         self.journal: Journal | None = None
+        self.skips = SkipFile(folder)
 
     def add(self, start: int, stop: int) -> None:
         assert self.journal is not None
@@ -138,7 +165,7 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(folder: Path, job: Job, kind: str, files: list[str]) -> Iterator[Run]:
+def open_run(folder: Path, job: Job, kind: str, files: list[str], resume: Resume = True) -> Iterator[Run]:
     """Begin a run in `folder`, or go on with the one that is there.
 
     Args:
@@ -146,6 +173,7 @@ def open_run(folder: Path, job: Job, kind: str, files: list[str]) -> Iterator[Ru
         job: what is to be done.
         kind: `MAP`, `IN_PLACE` or `REDUCE`.
         files: files of the output, as far as they are known.
+        resume: `TRUST` or `REDO` where the machine went down in the middle of the run.
 
     Raises:
         ResumeMismatch: the folder holds another run; names what differs.
@@ -155,16 +183,21 @@ def open_run(folder: Path, job: Job, kind: str, files: list[str]) -> Iterator[Ru
     with _locked(folder):
         run = Run(folder, identify(job, kind))
         contents = journals.read(folder / "journal")
-        boot = journals.boot_number()
+        boot = None if resume == TRUST else journals.boot_number()
+        torn = kind == IN_PLACE and contents is not None and boot is not None and not contents.is_settled(boot)
         run.is_complete = _digest(run.identity) in _history(folder)
+        run.is_latest = not run.is_complete
         if run.is_complete:
             pass
         elif kind == IN_PLACE:
-            contents = _check_in_place(run, contents)
+            if torn and resume != REDO:
+                _refuse_unsettled(run)
+            contents = _check_in_place(run, contents, torn)
         elif contents is not None:
             _check(run, contents)
         if contents is None and not run.is_complete:
             header = {"identity": run.identity, "began": time.time(), "argv": sys.argv, "cwd": os.getcwd()}
+            run.skips.forget()
             # Rows that are changed in place, and no header to say so, would be changed twice.
             journals.create(folder / "journal", {**header, "command": COMMAND.get()}, durable=kind == IN_PLACE)
             contents = journals.read(folder / "journal")
@@ -173,14 +206,16 @@ def open_run(folder: Path, job: Job, kind: str, files: list[str]) -> Iterator[Ru
         if contents is not None and not run.is_complete:
             run.is_complete = contents.is_complete(boot)
         if run.is_complete:
-            _say_complete(run)
+            _say_complete(run, job)
             yield run
             return
         assert contents is not None
         run.committed = contents.ranges(boot)
         if kind == IN_PLACE:
             run.ledger = Ledger(folder, job.source.data, job.plan)
-            _recover(run)
+            _recover(run, run.committed if torn else None)
+        if kind != REDUCE:  # the states of a reduction say which of its chunks are done
+            run.skips.load(run.committed)
         run.journal = Journal(folder / "journal", contents, files)
         try:
             yield run
@@ -204,10 +239,9 @@ def _check(run: Run, contents: journals.Contents) -> None:
         )
 
 
-def _check_in_place(run: Run, contents: journals.Contents | None) -> journals.Contents | None:
+def _check_in_place(run: Run, contents: journals.Contents | None, torn: bool) -> journals.Contents | None:
     """The journal of an unfinished run that is this one; None when there is none."""
-    _require_settled(run, contents)
-    if contents is not None and not contents.is_complete():
+    if contents is not None and (torn or not contents.is_complete()):
         changes = differences(contents.header["identity"], run.identity)
         if changes and any(r.type is journals.Type.RANGE for r in contents.records):
             _refuse(
@@ -237,14 +271,20 @@ def _history(folder: Path) -> set[str]:
     return set()
 
 
-def _require_settled(run: Run, contents: journals.Contents | None) -> None:
-    if contents is not None and not contents.is_settled(journals.boot_number()):
-        raise ResumeMismatch(
-            f"{run.folder}: the machine went down while this in-place run was writing, so nobody knows which changes "
-            "reached the disk. Restore the dataset from a copy and remove the folder, or run out of place "
-            "(out=a folder), which can be resumed after that too.",
-            ("the machine went down in the middle of an in-place run",),
-        )
+def _refuse_unsettled(run: Run) -> None:
+    raise ResumeMismatch(
+        f"{run.folder}: the machine went down while this in-place run was writing, so nobody knows which changes "
+        f"reached the disk.\n{AFTER_CRASH}\nA run out of place (out=a folder) goes on after that without a question.",
+        ("the machine went down in the middle of an in-place run",),
+    )
+
+
+AFTER_CRASH = (
+    f"  - Was it shut down in order, its file systems unmounted? Then everything did: resume={TRUST!r} goes on.\n"
+    f"  - Does the function do no harm to rows that it has changed already? Then resume={REDO!r} runs every chunk "
+    "again that is not known to have reached the disk.\n"
+    "  - Otherwise restore the dataset from a copy and remove the folder."
+)
 
 
 def _refuse(run: Run, changes: list[str], found: str, advice: str) -> None:
@@ -252,24 +292,33 @@ def _refuse(run: Run, changes: list[str], found: str, advice: str) -> None:
     raise ResumeMismatch(f"{run.folder} {found}:\n{text}\n{advice}", tuple(changes))
 
 
-def _recover(run: Run) -> None:
-    """Put back the rows of chunks that were interrupted, and learn from the workers' own notes what is done."""
+def _recover(run: Run, durable: list[tuple[int, int]] | None) -> None:
+    """Put back the rows of chunks that were interrupted, and learn from the workers' own notes what is done.
+
+    Args:
+        run: the run.
+        durable: after the machine went down, the only chunks that are taken for done; notes and copies are not.
+    """
     assert run.ledger is not None
     with _locked(run.folder, "workers.lock"):  # a worker whose driver was killed may live for another moment
+        if durable is not None:
+            run.ledger.restart(durable)
         run.ledger.recover()
         run.committed = run.ledger.committed()
 
 
-def _say_complete(run: Run) -> None:
+def _say_complete(run: Run, job: Job) -> None:
     where = run.folder.parent
     hint = "remove that folder to run it again"
     if run.identity["kind"] == IN_PLACE:
         hint = "call it without resume=True to change the rows once more"
-    warnings.warn(
+    warn_user(
         f"{where}: the run of {run.identity['name']} was complete before, and nothing was done ({hint}).",
         AlreadyComplete,
-        stacklevel=8,
     )
+    if job.policy.skip and run.is_latest:
+        run.skips.load_all()
+        SkipLog(job, Callback(), run.skips).report()
 
 
 @contextlib.contextmanager

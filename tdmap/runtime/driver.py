@@ -21,6 +21,7 @@ from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone
 from tdmap.job import Job
 from tdmap.runtime.chunkloop import note_rows
 from tdmap.runtime.scheduler import NO_LIMIT, Lease, Scheduler, SchedulerPolicy
+from tdmap.runtime.skipfile import SkipFile
 from tdmap.runtime.skiplog import SkipLog
 from tdmap.runtime.types import Done, Failed, GaveBack, Kind, Lost, Message, Refused, Segment, Skipped
 from tdmap.sinks import Allocate, InPlace, Sink, Stream
@@ -99,6 +100,11 @@ class CommitLog(Protocol):
         """Chunks that an earlier run has done."""
         ...
 
+    @property
+    def skips(self) -> SkipFile | None:
+        """Where the rows that were skipped are noted; None when nobody wants to know."""
+        ...
+
     def add(self, start: int, stop: int) -> None:
         """The chunks `start..stop` are done."""
         ...
@@ -138,7 +144,7 @@ class Driver:
         self.scheduler = Scheduler(job.plan.num_chunks, crew.size, self._policy(chunk_bytes), done)
         self.done_rows = sum(job.plan.count(start, stop) for start, stop in done)
         self.changed = False
-        self.skips = SkipLog(job, callbacks)
+        self.skips = SkipLog(job, callbacks, None if log is None else log.skips)
         self._workers: set[int] = set()
         self._announced = False
         self._first_result = False
@@ -187,6 +193,7 @@ class Driver:
         )
         error: BaseException | None = None
         try:
+            self.skips.begin()
             self.sink.open(plan, self.crew.allocate())
             self.crew.open(self.job, self.sink)
             self._announced = self.sink.writer is not None
@@ -333,6 +340,7 @@ class Driver:
         if loss.exhausted:
             raise self._loss_error(worker, lost, loss.chunk, loss.attempts)
         if loss.chunk is not None:
+            self.skips.void(loss.chunk)
             self.callbacks.on_chunk_retried(
                 ChunkRetried(
                     self.job.number, loss.chunk, self.job.plan.rows(loss.chunk), loss.attempts, how_it_ended(lost)
@@ -350,7 +358,8 @@ class Driver:
         rows = self.job.plan.rows(chunk)
         text = f"{describe_rows(*rows)} (chunk {chunk}) of {self.job.name}"
         if lost.reason:
-            return ChunkTimeout(f"{text}: stopped {attempts} times, because {lost.reason}.", rows)
+            times = "once" if attempts == 1 else "twice" if attempts == 2 else f"{attempts} times"
+            return ChunkTimeout(f"{text}: stopped {times}, because {lost.reason}.", rows)
         if half_changed:
             return WorkerLost(
                 f"{text}: the worker ({self.crew.describe(worker)}) {how}{_peak(lost)}. The function works in place "
@@ -362,7 +371,7 @@ class Driver:
                 lost.peak_memory or None,
             )
         return WorkerLost(
-            f"{text}: {attempts} workers died while running it, the last one ({self.crew.describe(worker)}) {how}"
+            f"{text}: {_deaths(attempts, self.crew.describe(worker))} {how}"
             f"{_peak(lost)}. The function crashes on these rows, or needs more memory than there is: run it on "
             f"them alone, or use a smaller chunksize.",
             rows,
@@ -387,6 +396,12 @@ def how_it_ended(lost: Lost) -> str:
     if lost.exit_code is not None:
         return f"left with exit code {lost.exit_code}"
     return "gone, and nothing tells how"
+
+
+def _deaths(attempts: int, worker: str) -> str:
+    if attempts == 1:
+        return f"the worker ({worker}) died while running it,"
+    return f"{attempts} workers died while running it, the last one ({worker})"
 
 
 def _peak(lost: Lost) -> str:

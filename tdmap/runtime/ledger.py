@@ -27,6 +27,7 @@ from torch import Tensor
 from tdmap._data import Data, map_file, tensors_of
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.shm import ALIGNMENT, align
+from tdmap.runtime.skipfile import NAME as SKIPPED
 from tensordict_lite.memmap.mapping import reserve
 
 
@@ -41,6 +42,8 @@ class Room(NamedTuple):
     """uint8 `[chunks]`: 1 for chunks that are done; None when nobody wants to know."""
     lock: str | None = None
     """A file that the worker locks, shared, as long as it may write rows."""
+    skipped: str | None = None
+    """Where the worker notes rows on which the function raises (see `skipfile`)."""
 
 
 class Ledger:
@@ -76,7 +79,7 @@ class Ledger:
             storage[offset : offset + shape.numel() * dtype.itemsize].view(dtype).view(shape)
             for offset, dtype, shape in shapes
         ]
-        return Room(buffers, storage[:8].view(torch.int64), self.done, str(self.lock))
+        return Room(buffers, storage[:8].view(torch.int64), self.done, str(self.lock), str(self.folder / SKIPPED))
 
     def _layout(self) -> tuple[list[tuple[int, torch.dtype, torch.Size]], int]:
         plan, offset, shapes = self.plan, ALIGNMENT, []
@@ -111,6 +114,14 @@ class Ledger:
         for path in self.folder.glob("undo-*"):
             path.unlink()
         return count
+
+    def restart(self, done: list[tuple[int, int]]) -> None:
+        """Take only these chunks for done, and leave all rows as they are now."""
+        for path in self.folder.glob("undo-*"):
+            path.unlink()
+        self.done.zero_()
+        for start, stop in done:
+            self.done[start:stop] = 1
 
     def forget(self) -> None:
         """The run is over: remove its files."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
+from tdmap._warn import warn_user
 from tdmap.errors import RemoteTraceback, add_note
 from tdmap.events import Callback, RowsSkipped
 from tdmap.job import Job
 from tdmap.rowerrors import RowError, RowErrors, SkippedRows
 from tdmap.runtime.remote import unpack_error
+from tdmap.runtime.skipfile import SkipFile
 from tdmap.runtime.types import Skipped
 
 
@@ -23,18 +24,33 @@ class SkipLog:
     Args:
         job: its `on_row_error` is called once with each failing row; None collects them for a warning.
         callbacks: receive `RowsSkipped`.
+        file: of a run that can be resumed: where the rows of all its sessions are.
     """
 
-    def __init__(self, job: Job, callbacks: Callback) -> None:
+    def __init__(self, job: Job, callbacks: Callback, file: SkipFile | None = None) -> None:
         self.job = job
         self.callbacks = callbacks
         self.errors = RowErrors()
+        self._file = file
         self._handler: Callable[[BaseException, tuple[int, int]], Any] | None = job.on_row_error
         self._waiting: dict[int, Skipped] = {}
+
+    def begin(self) -> None:
+        """Count the rows that earlier sessions have skipped, too."""
+        for bad in () if self._file is None else self._file.earlier:
+            self.errors(bad.error, (bad.row, bad.row + 1))
+            if self._handler is not None:
+                self._handler(bad.error, (bad.row, bad.row + 1))
 
     def add(self, report: Skipped) -> None:
         """A worker has found bad rows in a chunk."""
         self._waiting[report.chunk] = report
+
+    def void(self, chunk: int) -> None:
+        """The worker of a chunk has died, and it runs again: nothing that was said about it holds."""
+        self._waiting.pop(chunk, None)
+        if self._file is not None and self.job.ledger is not None and self.job.policy.skip:
+            self._file.add(chunk, ())
 
     def commit(self, start: int, stop: int) -> None:
         """The chunks `start..stop` are safe."""
@@ -49,6 +65,8 @@ class SkipLog:
             self.errors(error, (row, row + 1))
             cause = error.__cause__
             found.append(RowError(row, error, cause.text if isinstance(cause, RemoteTraceback) else ""))
+        if self._file is not None and self.job.ledger is None:  # in place, its worker has done so
+            self._file.add(report.chunk, [(bad.row, bad.error, bad.traceback) for bad in found])
         self.callbacks.on_rows_skipped(RowsSkipped(self.job.number, report.chunk, tuple(found)))
         if self._handler is not None:
             for bad in found:
@@ -57,6 +75,11 @@ class SkipLog:
     def _row(self, position: int) -> int:
         order = self.job.source.order
         return position if order is None else int(order[position])
+
+    def report(self) -> None:
+        """The run was complete before: say again what it skipped."""
+        self.begin()
+        self._warn()
 
     def finish(self) -> None:
         """Every chunk is done: tell whoever has not been told.
@@ -70,6 +93,9 @@ class SkipLog:
             error = self.errors[0].error
             add_note(error, f"on_error: {self.job.name} raised on every one of {len(self.errors)} rows")
             raise error
-        if self._handler is None:
+        self._warn()
+
+    def _warn(self) -> None:
+        if self.errors and self._handler is None:
             text = f"{self.job.name}: {self.errors.summary()}, the others were processed"
-            warnings.warn(SkippedRows(text, self.errors), stacklevel=2)
+            warn_user(SkippedRows(text, self.errors))

@@ -21,6 +21,7 @@ from tdmap._data import Data, cut, gatherable, is_data, narrow
 from tdmap.errors import add_note
 from tdmap.runtime import control as at
 from tdmap.runtime.remote import pack_error
+from tdmap.runtime.skipfile import append
 from tdmap.runtime.types import Kind, Skipped
 from tdmap.runtime.undo import same_bits
 from tdmap.seeding import derive, seed_everything
@@ -83,6 +84,10 @@ class Skipper:
         search = _Search(self, chunk, before)
         search.failed(0, stop - start, error)
         report = tuple((offset, pack_error(_without_engine(bad))) for offset, bad in search.errors)
+        undo = self.loop.undo
+        if undo is not None and undo.skipped is not None:
+            failures = [(start + offset, bad, packed.text) for (offset, bad), (_, packed) in zip(search.errors, report)]
+            append(undo.skipped, chunk, failures)
         self.loop.emit(Skipped(self.loop.job, lease, chunk, report))
         bad = [offset for offset, _ in search.errors]
         self._mark(chunk, bad)

@@ -20,7 +20,7 @@ import zlib
 DURABLE = 3
 """The record type that says: every range before this position is on the disk."""
 
-BESIDES = ("done", "undo")
+BESIDES = ("done", "undo", "skipped")
 """Files of these names beside the journal are brought to the disk as well."""
 
 

@@ -48,6 +48,7 @@ class Undo:
         # The leaves of a chunk are the views that are wanted, unless they have to be looked for.
         self._direct = bool(self.leaves) and not plan.unbind and is_flat(data)
         self.lock = room.lock
+        self.skipped = room.skipped
         self._keep = room
         self._mark = _slots(room.mark)
         self.done = _slots(room.done)
