@@ -12,6 +12,7 @@ import torch
 from tdmap._data import Data, data_length, is_data
 from tdmap.pipeline import running
 from tdmap.pipeline.caching import dataset_of
+from tdmap.pipeline.explain import Explanation
 from tdmap.pipeline.loader import PipelineIterator
 from tdmap.pipeline.planning import Head, Plan, extend, heads_of, leaf_row_bytes, start
 from tdmap.pipeline.rounds import Context
@@ -314,6 +315,45 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
 
     def __repr__(self) -> str:
         return self.describe()
+
+    def explain(self, *, num_workers: int | None = None, prefetch: int = PREFETCH, probe: bool = True) -> Explanation:
+        """How the stages will run: passes, fused stages, bytes and memory. It prints as text, and is a picture in
+        notebooks; `explain().svg` is the picture.
+
+        Args:
+            num_workers: processes that will run it. Default: the cores that this process may use.
+            prefetch: batches ahead, as `iter`.
+            probe: call the functions on the first row, to know the bytes of a result.
+
+        Example:
+            >>> from tensordict_lite import TensorDict
+            >>> data = TensorDict({"x": torch.zeros(1000, 256)}, batch_size=[1000])
+            >>> print(data.pipeline().shuffle(0).map(torch.exp).batch(100).explain(num_workers=2))
+            Pipeline(TensorDict [1000]).shuffle(seed=0).map(exp).batch(100)
+            rows     TensorDict, 1,000 rows of 1.0 KiB
+                       shuffle(seed=0)
+                       - row numbers only: nothing is moved
+            workers  one pass, 2 workers
+                       map(exp)
+                       batch(100)
+                       - 10 chunks of 100 rows, 100.0 KiB each
+                       - reads 1000.0 KiB
+            result   10 batches
+                     1.0 KiB a row
+                     memory about 807.8 KiB: 400.0 KiB in workers, 400.0 KiB ahead, 7.8 KiB of order
+        """
+        return Explanation(self, num_workers, prefetch, probe)
+
+    @property
+    def svg(self) -> str:
+        """The plan as a picture."""
+        return self.explain(probe=False).svg
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def _repr_html_(self) -> str:
+        return self.svg
 
     # -- planning --------------------------------------------------------------------------------------
 

@@ -97,7 +97,7 @@ def no_rows(plan: Plan) -> Data:
     failure: Exception | None = None
     for rows in (1, 0):
         try:
-            value = _dry(plan, rows)
+            value = dry_run(plan, rows)
             if is_data(value) and value.shape:
                 return value[:0]
         except Exception as error:
@@ -106,14 +106,14 @@ def no_rows(plan: Plan) -> Data:
     raise ValueError(f"no rows are left, and what they would look like cannot be known without one{why}") from failure
 
 
-def _dry(plan: Plan, rows: int) -> Any:
-    """What the stages make of so many rows of the source, filters left out."""
+def dry_run(plan: Plan, rows: int) -> Any:
+    """What the stages make of the first so many rows of the source, filters left out."""
     if isinstance(plan, Head):
         return _dry_stages(plan.tail, _dry_view(plan.view, rows))
     if isinstance(plan, Both):
-        values = [_dry(source, rows) for source in plan.sources]
+        values = [dry_run(source, rows) for source in plan.sources]
         return values[0] if isinstance(plan.stage, Concat) else merge(values)
-    value = _dry(plan.source, rows)
+    value = dry_run(plan.source, rows)
     return value if isinstance(plan, Again) else _dry_stages((plan.stage,), value)
 
 
