@@ -7,13 +7,13 @@ job 2   range of keys ──► sorted ──► its place in the index, which f
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tdmap.bykey.keys import KeySpec
-from tdmap.bykey.order import stable_order
+from tdmap.bykey.order import group_starts, stable_order
 from tdmap.bykey.prepare import KeyedData, count_partitions, light, plan_rows
 from tdmap.bykey.reducing import CutChunk, select
 from tdmap.bykey.rows import Shape
@@ -31,8 +31,19 @@ HEAP_BYTES = 64 << 20
 """An index of more bytes lies in a file."""
 
 
+class Index(NamedTuple):
+    """Rows in the order of their keys, in shared memory, or in files when there are many."""
+
+    rows: Tensor
+    """Their numbers, int64."""
+    words: list[Tensor]
+    """Their sorted words as the bits of int64, or nothing."""
+    is_unique: bool
+    """No two rows have the same key."""
+
+
 class SortPartition:
-    """What a worker calls with the number of a partition.
+    """What a worker calls with the number of a partition; it returns how many distinct keys there are.
 
     Args:
         partitions: the runs, of words and row numbers.
@@ -58,17 +69,13 @@ class SortPartition:
             for number, (file, block) in enumerate(zip(files, blocks)):
                 if file >= 0:
                     self.places.write(number, file, self.firsts[partition], block)
-        return len(order)
+        return len(group_starts(words))
 
 
 def sorted_rows(
     keyed: KeyedData, spill: Spill, execution: Execution, policy: Policy, *, chunksize: int | None, with_words: bool
-) -> tuple[Tensor, list[Tensor]]:
-    """The numbers of the rows in the order of their keys, and the sorted words (int64 bits) of these keys.
-
-    Both lie in shared memory, or in files of `spill` when they are large. Rows whose key is a NaN that is to be left
-    out are not among them.
-    """
+) -> Index:
+    """The rows in the order of their keys. Rows whose key is a NaN that is to be left out are not among them."""
     length = int(keyed.data.shape[0])
     words = keyed.codec.num_words
     row_bytes = 8 * (words + 1)
@@ -83,6 +90,7 @@ def sorted_rows(
     counts = partitions.rows
     total = int(counts.sum())
     columns = _room(total, 1 + words if with_words else 1, spill)
+    distinct = 0
     if total:
         places = Places.of([*columns, *([None] * (0 if with_words else words))])
         assert places is not None
@@ -90,8 +98,8 @@ def sorted_rows(
         work = SortPartition(partitions, firsts, places, keyed.reader.what)
         numbers = torch.arange(len(counts))
         job = Job(Source(numbers), ChunkPlan(len(counts), 1), work, policy)
-        light(execution, partitions.nbytes).run(job, Collect())
-    return columns[0], columns[1:]
+        distinct = sum(light(execution, partitions.nbytes).run(job, Collect()))
+    return Index(columns[0], columns[1:], distinct == total)
 
 
 def _chunk_bytes(source: Any, spec: KeySpec) -> int:

@@ -22,9 +22,9 @@ from torch import Tensor
 from tdmap._data import Data, data_row_bytes, narrow
 from tdmap.api import policy_for
 from tdmap.append import append_rows
-from tdmap.bykey.index import sorted_rows
+from tdmap.bykey.index import Index, sorted_rows
 from tdmap.bykey.keys import KeyReader, KeySpec
-from tdmap.bykey.order import Words, group_starts, search, stable_order, take
+from tdmap.bykey.order import Words, equal, group_starts, search, stable_order, take
 from tdmap.bykey.prepare import KeyedData, light, plan_rows, prepare, require_rows
 from tdmap.bykey.rows import is_columnar, reordered
 from tdmap.execution import Execution
@@ -106,8 +106,7 @@ def join(
     named = indicator if how == "left" else ""
     others = _others(a, b, theirs, suffix, named)
     with Spill(spill_folder(Output(None, a), spill_dir)) as spill:
-        rows, words = sorted_rows(right, spill, execution, policy, chunksize=None, with_words=True)
-        index = SharedTensors([rows, *words], share=travels(execution))
+        index = sorted_rows(right, spill, execution, policy, chunksize=None, with_words=True)
         fn = JoinChunk(tuple(a.keys()), left.reader, index, others, travels(execution), named)
         length = int(a.shape[0])
         plan = plan_rows(length, data_row_bytes(left.data, length), chunksize)
@@ -209,11 +208,12 @@ class JoinChunk:
     __qualname__ = "join"
 
     def __init__(
-        self, keys: tuple[str, ...], reader: KeyReader, index: SharedTensors, others: Data, share: bool, indicator: str
+        self, keys: tuple[str, ...], reader: KeyReader, index: Index, others: Data, share: bool, indicator: str
     ) -> None:
         self.keys = keys
         self.reader = reader
-        self.index = index
+        self.index = SharedTensors([index.rows, *index.words], share=share)
+        self.is_unique = index.is_unique
         self.indicator = indicator
         self.block_bytes = BLOCK_BYTES
         parts = take_apart(others)
@@ -228,12 +228,14 @@ class JoinChunk:
             counts = np.maximum(counts, 1)
         ends = np.cumsum(counts)
         total = int(ends[-1]) if len(ends) else 0
+        # The row of each pair, unless a search among the ends is needed to find it.
+        single = np.flatnonzero(counts) if len(counts) and counts.max() == 1 else None
         row_bytes = data_row_bytes(chunk, max(len(chunk), 1)) + sum(self.schema.row_bytes)
         size = max(self.block_bytes // max(row_bytes, 1), 1)
         index = self.index.tensors[0].numpy()
         for begin in range(0, total, size):
             pairs = np.arange(begin, min(begin + size, total))
-            ours = np.searchsorted(ends, pairs, side="right")
+            ours = np.searchsorted(ends, pairs, side="right") if single is None else single[pairs]
             theirs = firsts[ours] + pairs - (ends[ours] - counts[ours])
             has = matched[ours]
             if self.indicator and len(index):
@@ -254,7 +256,12 @@ class JoinChunk:
         starts = group_starts(words)
         distinct = take(words, starts)
         low = search(table, distinct)
-        high = search(table, distinct, right=True)
+        if self.is_unique:
+            at = np.minimum(low, max(len(table[0]) - 1, 0))
+            found = (low < len(table[0])) & equal(take(table, at), distinct) if len(table[0]) else low < 0
+            high = low + found
+        else:
+            high = search(table, distinct, right=True)
         lengths = np.diff(starts, append=len(order))
         rows = order if kept is None else kept[order]
         firsts[rows] = np.repeat(low, lengths)

@@ -151,6 +151,14 @@ def _is_before(a: Words, b: Words, or_equal: bool) -> NDArray[np.bool_]:
     return np.asarray(result, dtype=bool)
 
 
+def equal(a: Words, b: Words) -> NDArray[np.bool_]:
+    """Where the rows of `a` and `b` have the same words."""
+    same: NDArray[np.bool_] = a[0] == b[0]
+    for one, other in zip(a[1:], b[1:]):
+        same &= one == other
+    return same
+
+
 def joined(parts: Sequence[Words]) -> Words:
     """Words of several blocks of rows as one."""
     if len(parts) == 1:

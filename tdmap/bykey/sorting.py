@@ -76,8 +76,8 @@ def sort(
     output.claim()
     keyed = prepare(data, spec, "sort", execution, dropna=False, descending=_directions(descending, spec))
     with Spill(spill_folder(Output(None, data), spill_dir)) as spill:
-        order, _ = sorted_rows(keyed, spill, execution, policy, chunksize=chunksize, with_words=False)
-        return permute(data, order, out, execution, spill_dir=spill_dir)
+        index = sorted_rows(keyed, spill, execution, policy, chunksize=chunksize, with_words=False)
+        return permute(data, index.rows, out, execution, spill_dir=spill_dir)
 
 
 def _directions(descending: bool | Sequence[bool], spec: KeySpec) -> tuple[bool, ...]:
