@@ -13,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +26,7 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source, function_name
 from tdmap.placing import Output, Places, spill_folder
 from tdmap.plan import ChunkPlan
+from tdmap.rowlog import APPEND, PIECES, SPILL, PieceLog, finish_run, forget, open_output_run
 from tdmap.runtime.spill import ALIGNMENT, Spill
 from tdmap.runtime.types import Kind
 from tdmap.schema import KeyPath, Schema, join_objects, take_apart
@@ -105,16 +108,25 @@ class Pieces(Collect):
 
     Attributes:
         schemas: every schema that was met, by its digest.
+        restored: the pieces of chunks that an earlier session has done, by their number.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.schemas: dict[int, Schema] = {}
+        self.restored: dict[int, tuple[Piece, ...]] = {}
         self._first: tuple[int, int] | None = None
 
     def open(self, plan: ChunkPlan, allocate: Any) -> None:
         super().open(plan, allocate)
         self._plan = plan
+        for chunk, pieces in self.restored.items():
+            self._values[chunk] = pieces
+            self.learn(chunk, pieces)
+
+    def of(self, start: int, stop: int) -> tuple[Any, ...]:
+        """What is known of the chunks `start..stop`."""
+        return tuple(self._values[start:stop])
 
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
         super().accept(start, stop, kind, values)
@@ -292,22 +304,46 @@ def append_rows(
         Exception: as `tdmap.map`.
     """
     output = Output(out, data)
+    job = Job(Source(data, order), plan, fn, policy or Policy(), on_row_error=on_row_error)
+    if resume:
+        return _append_resumable(job, output, execution, empty)
     output.claim()
-    pieces = Pieces()
-    with Spill(spill_folder(output, spill_dir)) as spill:
-        try:
-            job = Job(Source(data, order), plan, SpillRows(fn, spill), policy or Policy(), on_row_error=on_row_error)
+    try:
+        with Spill(spill_folder(output, spill_dir)) as spill:
+            pieces = Pieces()
             if plan.length:
-                execution.run(job, pieces)
-            schema = pieces.schema or empty
-            if schema is None:
-                raise ValueError(
-                    f"{job.name} gave no rows at all, so nothing tells what the result looks like. Return an empty "
-                    "TensorDict with its keys instead of None, or handle this case before the call."
-                )
-            place_pieces(pieces.all, schema, spill, output, execution)
-            spill.remove()  # first: it may lie in the folder that is to be whole
-            return output.result()
-        except BaseException:
-            output.discard()
-            raise
+                execution.run(replace(job, fn=SpillRows(fn, spill)), pieces)
+            _place_all(job, pieces, empty, spill, output, execution)
+        return output.result()
+    except BaseException:
+        output.discard()
+        raise
+
+
+def _append_resumable(job: Job, output: Output, execution: Execution, empty: Schema | None) -> Data:
+    with open_output_run(output, job, APPEND, PIECES, Path.touch) as run:
+        assert output.store is not None
+        if run.is_complete:
+            forget(run)
+            return output.store.publish()
+        spill, pieces = Spill(run.folder, prefix=SPILL), Pieces()
+        if job.plan.length:
+            log = PieceLog(run, pieces)
+            try:
+                execution.run(replace(job, fn=SpillRows(job.fn, spill)), pieces, log)
+            finally:
+                log.close()
+        _place_all(job, pieces, empty, spill, output, execution)
+        return finish_run(run, output, job.plan.length)
+
+
+def _place_all(
+    job: Job, pieces: Pieces, empty: Schema | None, spill: Spill, output: Output, execution: Execution
+) -> None:
+    schema = pieces.schema or empty
+    if schema is None:
+        raise ValueError(
+            f"{job.name} gave no rows at all, so nothing tells what the result looks like. Return an empty "
+            "TensorDict with its keys instead of None, or handle this case before the call."
+        )
+    place_pieces(pieces.all, schema, spill, output, execution)

@@ -49,21 +49,30 @@ def load(path: Path) -> list[Node]:
     Raises:
         PermissionError: the file belongs to another user.
     """
-    try:
-        owner = path.stat().st_uid
-    except FileNotFoundError:
-        return []
-    if owner != os.geteuid():
-        raise PermissionError(
-            f"{path} belongs to user {owner}: states are pickles, which can run code when they are read. "
-            "Copy the folder if you trust its owner, or use another one."
-        )
-    data = path.read_bytes()
+    data = read_own(path)
     body = data[len(_MAGIC) + 4 :]
     if data[: len(_MAGIC)] != _MAGIC or zlib.crc32(body).to_bytes(4, "little") != data[len(_MAGIC) :][:4]:
         return []
     nodes: list[Node] = pickle.loads(body)
     return nodes
+
+
+def read_own(path: Path) -> bytes:
+    """The content of a file that holds pickles; nothing when there is no file.
+
+    Raises:
+        PermissionError: the file belongs to another user.
+    """
+    try:
+        owner = path.stat().st_uid
+    except FileNotFoundError:
+        return b""
+    if owner != os.geteuid():
+        raise PermissionError(
+            f"{path} belongs to user {owner}: it holds pickles, which can run code when they are read. "
+            "Copy the folder if you trust its owner, or use another one."
+        )
+    return path.read_bytes()
 
 
 class FoldLog:

@@ -27,9 +27,10 @@ from tdmap.permute import block_rows, row_words
 from tdmap.placing import Output, Places, SharedTensors, SourceRows, spill_folder, travels
 from tdmap.plan import ChunkPlan
 from tdmap.rowerrors import OnError
+from tdmap.rowlog import FILTER, MASK, finish_run, forget, open_output_run
 from tdmap.runtime.skipping import DROP
 from tdmap.runtime.spill import Spill
-from tdmap.scatter import new_file
+from tdmap.scatter import new_file, open_file
 from tdmap.schema import take_apart
 from tdmap.sinks import Collect, Preallocated
 
@@ -42,6 +43,7 @@ def filter(
     predicate: Callable[[Any], Any],
     out: Data | str | os.PathLike[str] | None = None,
     *,
+    resume: bool = False,
     chunksize: int | None = None,
     num_chunks: int | None = None,
     seed: int | None = None,
@@ -60,6 +62,8 @@ def filter(
             `[rows]`, or a list. With `chunksize=0` it is called with single rows, and returns one bool.
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows,
             which must not share memory with the data.
+        resume: keep the answers of the predicate in a hidden folder of `out`, a path, so that the same call goes on
+            after any interruption, `kill -9` of every process included.
         chunksize, num_chunks, seed, generator, retries, timeout: as `tdmap.map`.
         on_error: `"skip"`, or a function, as `tdmap.map`: rows on which the predicate raises are left out.
         spill_dir: folder for one byte a row. Default: within `out` when that is a path, else the temporary folder.
@@ -73,6 +77,7 @@ def filter(
         OutputMismatch: the predicate returned something else, or `out` is too small or has other shapes or dtypes;
             names what was wanted and found.
         ValueError: `out` is, or shares memory with, the data.
+        ResumeMismatch: `resume`, and the folder holds another run; names what differs.
         Exception: whatever the predicate raised, with a note that names the rows.
 
     Example:
@@ -85,18 +90,34 @@ def filter(
     policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
     execution = Execution.of(**options)
     output = Output(out, data)
+    job = Job(Source(data), plan, Mask(predicate, plan.unbind), policy, on_row_error=handler_of(on_error))
+    if resume:
+        return _filter_resumable(job, output, execution)
     output.claim()
     try:
         with Spill(spill_folder(output, spill_dir)) as spill:
-            mask = new_file(spill, "mask", plan.length).view(torch.bool)
+            mask = new_file(spill.folder / MASK, plan.length).view(torch.bool)
             if plan.length:
-                job = Job(Source(data), plan, Mask(predicate, plan.unbind), policy, on_row_error=handler_of(on_error))
                 execution.run(job, Preallocated(mask))
             copy_selected(data, mask, output, execution)
         return output.result()
     except BaseException:
         output.discard()
         raise
+
+
+def _filter_resumable(job: Job, output: Output, execution: Execution) -> Data:
+    length = job.plan.length
+    with open_output_run(output, job, FILTER, MASK, lambda path: new_file(path, length)) as run:
+        assert output.store is not None
+        if run.is_complete:
+            forget(run)
+            return output.store.publish()
+        mask = open_file(run.folder / MASK, length).view(torch.bool)
+        if length:
+            execution.run(job, Preallocated(mask), run)
+        copy_selected(job.source.data, mask, output, execution)
+        return finish_run(run, output, length)
 
 
 class Mask:

@@ -337,6 +337,7 @@ class Helper:
         self.journal = journal
         self.seconds = seconds
         self.files: list[str] = []
+        self._told: set[str] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._busy = False
         self._next = time.monotonic() + seconds
@@ -346,7 +347,7 @@ class Helper:
         if self._busy:
             self._listen(now)
         if not self._busy and now >= self._next and self.files and self._start():
-            self._busy = self._send(b"\n")
+            self._busy = self._send_names()
 
     def _start(self) -> bool:
         if self._process is None:
@@ -367,9 +368,15 @@ class Helper:
             os.set_blocking(self._process.stdout.fileno(), False)
             _helpers.append(self._process)
             launch.register_end(self._process.stdin)  # a forked worker must not hold it open
-            names = "\0".join(self.files) + "\n"
-            return self._send(names.encode("utf-8", "surrogateescape"))
+            self._told.clear()
+            return self._send_names()
         return True
+
+    def _send_names(self) -> bool:
+        """One line, with the files that the process does not know yet."""
+        names = [name for name in self.files if name not in self._told]
+        self._told.update(names)
+        return self._send("\0".join(names).encode("utf-8", "surrogateescape") + b"\n")
 
     def _send(self, data: bytes) -> bool:
         assert self._process is not None and self._process.stdin is not None
@@ -398,7 +405,13 @@ class Helper:
         """Have everything brought to the disk, without waiting for it."""
         if self._process is not None and self._process.poll() is not None:
             self._process = None
-        if self.files and self._start() and self._process is not None:
+        if self.files and self._start():
+            if not self._told.issuperset(self.files):
+                self._send_names()
+            self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        if self._process is not None:
             with contextlib.suppress(OSError):
                 assert self._process.stdin is not None and self._process.stdout is not None
                 launch.close_end(self._process.stdin)

@@ -30,7 +30,7 @@ from tdmap.scatter import scatter_rows
 from tdmap.schema import take_apart
 from tdmap.sinks import Collect
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 2 << 20
 """Bytes of the output that are gathered at a time."""
 
 LARGE_ROW = 256 << 10
@@ -167,16 +167,18 @@ class GatherRows:
     takes_start = True
     __qualname__ = "permute"
 
-    def __init__(self, source: SharedTensors, places: Places) -> None:
+    def __init__(self, source: SharedTensors, places: Places, trim: bool = False) -> None:
         self.source = source
         self.places = places
+        self.trim = trim
 
     def __call__(self, order: Tensor, start: int = 0) -> int:
         with self.places.opened() as files:
             for number, (tensor, file) in enumerate(zip(self.source.tensors, files)):
                 if file >= 0:
                     self.places.write(number, file, start, self._rows(tensor, order))
-        self.source.trim()
+        if self.trim:
+            self.source.trim()
         return len(order)
 
     @staticmethod

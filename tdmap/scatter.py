@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,11 +69,11 @@ def scatter_rows(
         return result
 
     counts = np.stack(run(order, buckets, _Count(chunk_rows, chunks)))
-    listed = new_file(spill, "rows", len(order) * 8).view(torch.int64)
+    listed = new_file(spill.folder / "rows", len(order) * 8).view(torch.int64)
     # Where the rows of a chunk begin in the list, and those of a bucket within them.
     starts = (counts.sum(0).cumsum() - counts.sum(0))[None, :] + counts.cumsum(0) - counts
     run(order, buckets, _List(chunk_rows, bucket_rows, starts, SharedTensors([listed], False)))
-    waiting = [new_file(spill, f"rows-{number}", len(order) * width) for number, width in enumerate(row_bytes)]
+    waiting = [new_file(spill.folder / f"rows-{number}", len(order) * width) for number, width in enumerate(row_bytes)]
     segments = np.arange(len(counts))[:, None] * bucket_rows + counts.cumsum(1) - counts
     first = _Spread(
         chunk_rows, counts, segments, SharedTensors([listed], False), source, _places_of(waiting, row_bytes)
@@ -82,17 +83,21 @@ def scatter_rows(
     run(order, buckets, _Settle(chunk_rows, chunks, shared, places))
 
 
-def new_file(spill: Spill, name: str, nbytes: int) -> Tensor:
-    """A file of so many bytes, mapped; its room is reserved, so that a full disk is an error now and not later."""
-    path = str(spill.folder / name)
+def new_file(path: Path, nbytes: int) -> Tensor:
+    """A file of so many zeros, mapped; its room is reserved, so that a full disk is an error now and not later."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        reserve(fd, nbytes, path)
+        reserve(fd, nbytes, str(path))
     finally:
         os.close(fd)
+    return open_file(path, nbytes)
+
+
+def open_file(path: Path, nbytes: int) -> Tensor:
+    """The bytes of a file that `new_file` has made."""
     if not nbytes:
         return torch.empty(0, dtype=torch.uint8)
-    return torch.empty(0, dtype=torch.uint8).set_(map_file(path, nbytes), 0, (nbytes,), (1,))
+    return torch.empty(0, dtype=torch.uint8).set_(map_file(str(path), nbytes), 0, (nbytes,), (1,))
 
 
 def _places_of(tensors: list[Tensor], row_bytes: list[int]) -> Places:

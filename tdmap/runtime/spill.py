@@ -41,13 +41,15 @@ class Spill:
 
     Args:
         folder: made when it does not exist. None: a new one in the temporary folder.
+        prefix: of the names of files, in a folder that holds others as well: those are left alone.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, folder: str | os.PathLike[str] | None = None, prefix: str = "") -> None:
         if folder is None:
             folder = tempfile.mkdtemp(prefix="tdmap-spill-")
         self.folder = Path(os.path.abspath(folder))
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.prefix = prefix
 
     def append(self, tensors: Sequence[Tensor]) -> list[Extent]:
         """Append the bytes of contiguous CPU tensors to this worker's file; one extent each.
@@ -56,7 +58,7 @@ class Spill:
             OSError: the disk is full; names the folder and the bytes that were wanted.
         """
         # Opened each time: a warm worker that kept it open would keep the room of a file that was deleted long ago.
-        name = f"{os.getpid()}-{threading.get_native_id()}.bin"
+        name = f"{self.prefix}{os.getpid()}-{threading.get_native_id()}.bin"
         fd = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             end = -(-os.fstat(fd).st_size // ALIGNMENT) * ALIGNMENT
@@ -114,7 +116,11 @@ class Spill:
 
     def remove(self) -> None:
         """Delete everything."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if not self.prefix:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return
+        for path in self.folder.glob(f"{self.prefix}*"):
+            path.unlink(missing_ok=True)
 
     def __enter__(self) -> Spill:
         return self

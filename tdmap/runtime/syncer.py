@@ -1,6 +1,7 @@
 """The helper process of a journal: waits for the disk, so that the driver need not.
 
-    stdin    names of files, separated by NUL, on one line; then one line for every sync that is wanted
+    stdin    names of files, separated by NUL, on one line; then one line for every sync that is wanted, with the
+             names of files that have come since
     stdout   the seconds that each sync took, as a little-endian double
 
 It is run as a script, by its path and without site-packages, so it starts in milliseconds. When its standard input
@@ -20,7 +21,7 @@ import zlib
 DURABLE = 3
 """The record type that says: every range before this position is on the disk."""
 
-BESIDES = ("done", "undo", "skipped")
+BESIDES = ("done", "undo", "skipped", "spill-")
 """Files of these names beside the journal are brought to the disk as well."""
 
 
@@ -44,17 +45,21 @@ def _open(path: str, opened: dict[str, int]) -> None:
         opened[path] = os.open(path, os.O_RDONLY)
 
 
+def _open_all(line: bytes, opened: dict[str, int]) -> None:
+    for name in line.decode("utf-8", "surrogateescape").rstrip("\n").split("\0"):
+        if name:
+            _open(name, opened)
+
+
 def main(journal: str) -> None:
     """Serve until standard input closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's affair
     log = os.open(journal, os.O_WRONLY | os.O_APPEND)
     opened: dict[str, int] = {}
-    names = sys.stdin.buffer.readline().decode("utf-8", "surrogateescape").rstrip("\n")
-    for name in names.split("\0"):
-        if name:
-            _open(name, opened)
+    _open_all(sys.stdin.buffer.readline(), opened)
     while True:
         line = sys.stdin.buffer.readline()
+        _open_all(line, opened)
         began = time.monotonic()
         sync(journal, log, opened, not line)
         if not line:
