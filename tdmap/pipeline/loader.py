@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
+
 from tdmap.pipeline.planning import Plan
 from tdmap.pipeline.rounds import Context
+from tdmap.pipeline.stages import STAGES
 from tdmap.pipeline.streams import State, Stream, open_stream
-from tdmap.prefetch import prefetch_to_device
-from tdmap.runtime.device import Device
+from tdmap.prefetch import prefetch_over
+from tdmap.runtime.device import open_link
 
 VERSION = 1
 
@@ -38,7 +41,7 @@ class PipelineIterator(Iterator[Any]):
         plan: Plan,
         context: Context,
         description: str,
-        device: Device | None = None,
+        device: torch.device | None = None,
         prefetch: int = 0,
         every: tuple[int, int] = (0, 1),
     ) -> None:
@@ -51,7 +54,8 @@ class PipelineIterator(Iterator[Any]):
         self._begin(None)
 
     def _begin(self, state: State | None) -> None:
-        self._stream = open_stream(self._plan, self._context)
+        link = None if self._device is None else open_link(self._device)
+        self._stream = open_stream(self._plan, self._context.over(link))
         self._elements: Iterator[Any]
         if self._plan.batched:
             elements = _Batches(self._stream, self._every)
@@ -61,11 +65,11 @@ class PipelineIterator(Iterator[Any]):
             elements.load(state)
         self._state: Callable[[], State] = elements.state
         self._elements = elements
-        if self._device is not None:
+        if link is not None:
             # Elements are asked for ahead of their turn, so each one carries its own place; unless that is costly.
             depth = self._prefetch if self._stream.positional else 0
             places = self._stream.positional
-            self._elements = prefetch_to_device(_placed(elements, places), self._device, depth)
+            self._elements = prefetch_over(link, _placed(elements, places), depth)
             if places:
                 self._first = self._state()
                 self._state = lambda: self._first
@@ -80,6 +84,11 @@ class PipelineIterator(Iterator[Any]):
         if place.state is not None:
             self._state = lambda: place.state
         return value
+
+    def __getattr__(self, name: str) -> Any:
+        if name in STAGES:
+            raise AttributeError(f".iter() ends a pipeline: write .{name}(...) before it, on the pipeline.")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def close(self) -> None:
         """Stop the work; the workers are free again."""

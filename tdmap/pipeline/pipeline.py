@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tdmap._data import Data, data_length, is_data
+from tdmap.devices import check_start_method
+from tdmap.functions import Keys, as_function
 from tdmap.pipeline import running
 from tdmap.pipeline.caching import dataset_of
 from tdmap.pipeline.explain import Explanation
@@ -91,7 +93,7 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
 
     # -- functions -------------------------------------------------------------------------------------
 
-    def map(self, fn: Callable[[Any], Any]) -> Pipeline:
+    def map(self, fn: Callable[..., Any], in_keys: Keys | None = None, out_keys: Keys | None = None) -> Pipeline:
         """Apply `fn` to chunks of rows.
 
         Before `.batch`, a chunk is a collection of some consecutive rows, and the result must have as many: where
@@ -99,21 +101,24 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         batches, and may return anything.
 
         Args:
-            fn: a function, an `nn.Module` or a transform. It must not change its argument's tensors in place.
+            fn: a function, an `nn.Module` (called without gradients) or a torchvision transform (called with the
+                pictures). It must not change its argument's tensors in place.
+            in_keys, out_keys: call `fn` with these entries, and put its results there (`out_keys`, by default
+                `in_keys`); the other entries stay. See `tdmap.functions.OnKeys`.
         """
-        return self._then(Map(_function(fn)))
+        return self._then(Map(as_function(fn, in_keys, out_keys)))
 
-    def map_rows(self, fn: Callable[[Any], Any]) -> Pipeline:
-        """Apply `fn` to single rows, without the row dimension; results are stacked again."""
-        return self._then(MapRows(_function(fn)))
+    def map_rows(self, fn: Callable[..., Any], in_keys: Keys | None = None, out_keys: Keys | None = None) -> Pipeline:
+        """Apply `fn` to single rows, without the row dimension; results are stacked again. Arguments as `map`."""
+        return self._then(MapRows(as_function(fn, in_keys, out_keys)))
 
     def filter(self, predicate: Callable[[Any], Any]) -> Pipeline:
         """Keep rows. `predicate` gets a chunk and returns one bool a row; after `.batch`, one bool for the batch."""
-        return self._then(Filter(_function(predicate)))
+        return self._then(Filter(as_function(predicate)))
 
     def flat_map(self, fn: Callable[[Any], Any]) -> Pipeline:
         """Apply `fn` to chunks of rows; it returns any number of rows, in order, or None for none."""
-        return self._then(FlatMap(_function(fn)))
+        return self._then(FlatMap(as_function(fn)))
 
     def select(self, *keys: Key | list[Key]) -> Pipeline:
         """Keep some entries. Keys are strings, or tuples of strings for nested entries."""
@@ -214,10 +219,13 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         """
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 1:
             raise ValueError(f"prefetch must be an integer of at least 1: got {prefetch!r}.")
-        if device is not None:
-            resolve_device(device)
+        target = None if device is None else resolve_device(device)
         context = self._context(dict(options), epoch, prefetch, chunksize, retries, timeout)
-        return PipelineIterator(self._opened(context), context, self.describe(), device, min(prefetch, 2))
+        if target is not None and target.type == "cpu":
+            target = None
+        if target is not None and context.execution is not None:
+            check_start_method(context.execution, target)
+        return PipelineIterator(self._opened(context), context, self.describe(), target, min(prefetch, 2))
 
     def __iter__(self) -> Iterator[Any]:
         """As `.iter()`; in a worker of torch's DataLoader, its share of the elements."""
@@ -390,10 +398,6 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
     def _opened(self, context: Context) -> Plan:
         """The plan with every cache written."""
         return self._plan(lambda before, cache, plan: dataset_of(before, cache, plan, context))
-
-
-def _function(fn: Any) -> Any:
-    return fn
 
 
 def _pipeline(other: Any, name: str) -> Pipeline:

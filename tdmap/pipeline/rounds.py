@@ -17,6 +17,7 @@ from tdmap.pipeline.rows import Picks, Table, View, epoch_seed
 from tdmap.pipeline.stages import Filter
 from tdmap.pipeline.work import Work
 from tdmap.plan import ChunkPlan, default_chunk_size
+from tdmap.runtime.device import DeviceLink
 from tdmap.seeding import derive, preserved_generators, seed_everything
 
 OUTPUT_FACTOR = 4
@@ -40,6 +41,12 @@ class Context:
     """Only every so manieth chunk, beginning at one: the share of a worker of torch's DataLoader."""
     retries: int = 2
     timeout: float | None = None
+    link: DeviceLink | None = None
+    """Where results go on to."""
+
+    def over(self, link: DeviceLink | None) -> Context:
+        """With results that go on over a link."""
+        return replace(self, link=link)
 
     def epoch_of(self, number: int, epochs: int) -> Context:
         """The context of one of several epochs."""

@@ -234,6 +234,12 @@ ROW_WISE = (Map, MapRows, Select)
 """Stages that make one row out of each, whatever the order of the rows."""
 
 
+STAGES = frozenset(
+    "map map_rows filter flat_map select take skip shard shuffle repeat batch unbatch zip concat cache".split()
+)
+"""The calls that make stages."""
+
+
 def _whole(stage: Stage, name: str, least: int) -> None:
     value = getattr(stage, name)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:

@@ -121,7 +121,7 @@ class HeadStream(Stream):
         start = self._chunk - rounds.first(epoch)
         if context.execution is None:
             return run_here(job, iter(range(start, job.plan.num_chunks, self._step)))
-        return stream_values(job, context.execution, start, context.prefetch)
+        return stream_values(job, context.execution, start, context.prefetch, context.link)
 
     def state(self) -> State:
         return {"chunk": self._chunk}
