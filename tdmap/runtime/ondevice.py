@@ -91,10 +91,6 @@ class Runner:
         """A reader whose next chunk is on its way while the one that it gave is used."""
         return _AheadReader(reader, self)
 
-    def forget(self) -> None:
-        """Chunks that are on their way are not wanted any more."""
-        self._staged.clear()
-
     @torch.no_grad()
     def stage(self, chunk: Data) -> None:
         """Begin to copy a chunk."""
@@ -190,7 +186,6 @@ class _AheadReader(Reader):
         chunk = next(chunks, None)
         if chunk is None:
             return
-        runner.forget()
         runner.stage(chunk)
         for following in chunks:
             runner.stage(following)

@@ -202,6 +202,9 @@ def test_after_an_error_nothing_is_under_way_and_the_pool_goes_on(data):
         rows = out["x"].reshape(-1, 4, WIDTH)
         whole = [bool((part == -1).all()) or torch.equal(part, want) for part, want in zip(rows, expected(data))]
         assert all(whole)
+        assert pages
+        tdmap.map(data, lambda td: td["x"][:, 0], pool=pool)  # nobody knows any more which slots are in use
+        assert not pages
         out = device_memory(data)
         run(data, negate, out, FakeLink(locked=pages), pool=pool)
         assert torch.equal(out["x"], -data["x"].float())

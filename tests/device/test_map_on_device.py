@@ -94,6 +94,13 @@ def test_a_function_in_place_changes_the_source(on_device, data):
     assert torch.equal(data["x"], before["x"] * 0.25 + 1)
 
 
+def test_what_a_function_in_place_leaves_alone_is_not_written(data, monkeypatch):
+    monkeypatch.setitem(device_module.LINKS, FAKE, FakeLink)
+    before = data["meta", "row"]._version
+    tdmap.map(data, lambda td: td["x"].neg_() is None or None, device=FAKE, executor="serial", chunksize=ROWS)
+    assert data["meta", "row"]._version == before and float(data["x"][0, 1]) == -1
+
+
 def test_results_go_into_an_output_and_into_a_folder(on_device, data, tmp_path):
     out = TensorDict({"y": torch.zeros(ROWS, dtype=torch.float64)}, [ROWS])
     fn = functools.partial(lambda td, by: TensorDict({"y": td["x"].sum(1) * by}, td.batch_size), by=2)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import collections
+import functools
 import gc
+import itertools
 import weakref
 
 import pytest
 import torch
 
-from tdmap.prefetch import prefetch_to_device
+from tdmap.prefetch import prefetch_over, prefetch_to_device
 from tdmap.runtime import device as device_module
+from tdmap.runtime.fakelink import FakeLink
 from tensordict_lite import TensorDict
 
 
@@ -59,6 +62,37 @@ def test_a_source_that_is_overwritten_after_its_turn_does_not_matter(links, fake
     got = [value["x"].clone() for value in prefetch_to_device(Ring(), fake, 1)]
     assert [float(x[0]) for x in got] == [float(x[-1]) for x in got] == list(range(30))
     assert links[0].pageable == 0
+
+
+def kernels(link: FakeLink, prefetch: int, stop: int) -> list[torch.Tensor]:
+    """What a consumer sees that only gives work to its stream, of blocks that come back when they have been read."""
+    free, seen = collections.deque(torch.empty(64) for _ in range(prefetch + 2)), []
+
+    def source():
+        for number in range(20):
+            block = free.popleft() if free else torch.empty(64)
+            link.lock(block.data_ptr(), 256)
+            block.fill_(number)
+            view = block.view(64)
+            weakref.finalize(view, free.append, block)
+            yield view
+            del view
+        link.locked.clear()
+
+    values = prefetch_over(link, source(), prefetch)
+    for value in itertools.islice(values, stop):
+        link.current.enqueue(functools.partial(lambda x: seen.append(x.clone()), value))
+    values.close()
+    link.settle()
+    return seen
+
+
+@pytest.mark.parametrize("stop", [5, 20, 30])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_source_is_let_go_of_when_it_has_been_read(prefetch, stop):
+    for seed in range(10):
+        seen = kernels(FakeLink(seed=seed, caller_streams=True, locked={}), prefetch, stop)
+        assert [x.tolist() for x in seen] == [[float(n)] * 64 for n in range(min(stop, 20))]
 
 
 def test_copies_read_page_locked_memory(links, fake):
