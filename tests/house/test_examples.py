@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
     [
         ("dataset_statistics.py", ["--rows", "600"], "checked: numpy gives the same numbers"),
         ("tensorclass_images.py", ["--images", "50"], "MyData("),
+        ("word_count.py", ["--megabytes", "0.3"], "checked: a plain Counter gives the same numbers"),
     ],
 )
 def test_example_runs_and_checks_itself(script: str, options: list[str], proof: str) -> None:
