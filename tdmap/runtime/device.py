@@ -190,7 +190,7 @@ class CudaLink:
             _not_locked(nbytes, f"cudaHostRegister: error {code}")
             # A failed call leaves its error for the next kernel launch to find: let that one be ours.
             with contextlib.suppress(RuntimeError):
-                torch.zeros(1, device=self.device)
+                torch.ones(1, device=self.device)
         return False
 
     def unlock(self, address: int) -> None:

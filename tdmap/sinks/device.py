@@ -62,7 +62,7 @@ class DeviceBuffer:
     def max_lease(self, plan: ChunkPlan) -> int:
         """Chunks that a worker may be given at once: each of them takes a slot."""
         chunk_bytes = data_row_bytes(self.out, plan.length) * plan.size
-        return min(max(LEASE_BYTES // max(chunk_bytes, 1), 2), 16)
+        return min(max(LEASE_BYTES // max(chunk_bytes, 1), 1), 16)
 
     def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
         self._rows = RowWriter(self.out, plan, exact=False)
@@ -90,6 +90,8 @@ class DeviceBuffer:
 
     def _copy(self, pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
         """Begin the copies; the tensors that they read."""
+        if any(source.device.type != "cpu" for _, source in pairs):
+            self.link.follow()  # a function in this process has computed it there, on the caller's stream
         casts = [source for row, source in pairs if row.dtype is not source.dtype]
         # As they are, and cast over there: the processor here has other things to do.
         arrived = self.link.empty_like(casts)
