@@ -8,16 +8,28 @@ needs a new one. The metadata files are covered too.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import stat
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from tensordict_lite.errors import DatasetError
+from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.files import new_file, write_all
-from tensordict_lite.memmap.format import META, SUFFIX, LeafMeta, encode_key, is_count, read_meta
+from tensordict_lite.memmap.format import (
+    META,
+    SUFFIX,
+    LeafMeta,
+    encode_key,
+    is_count,
+    is_encodable,
+    read_json,
+    read_meta,
+)
 from tensordict_lite.memmap.staging import is_temporary
 
 __all__ = ["BLOCK", "CHECKSUMS", "Corruption", "Report", "store", "verify"]
@@ -141,21 +153,31 @@ def _threads(wanted: int | None) -> int:
 
 
 def _files(root: str) -> Iterator[str]:
-    """Files of a dataset, relative to it; links and the checksums themselves are not among them."""
+    """Regular files of a dataset, relative to it; links and the checksums themselves are not among them."""
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if not is_temporary(name))
         for name in sorted(names):
             file = os.path.join(folder, name)
             relative = os.path.relpath(file, root)
-            if relative != CHECKSUMS and not is_temporary(name) and not os.path.islink(file):
+            if relative != CHECKSUMS and not is_temporary(name) and _is_regular(file):
                 yield relative
+
+
+def _is_regular(path: str) -> bool:
+    with contextlib.suppress(OSError):
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    return False
 
 
 def _crcs(path: str, block: int) -> tuple[int, list[int]]:
     """Size of a file and the CRC-32 of each of its blocks."""
     out: list[int] = []
     size, crc, filled = 0, 0, 0
-    with open(path, "rb", buffering=0) as file:
+    # Not blocking, and no link: a FIFO in place of the file must not hang the reader.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with open(os.open(path, flags), "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
         buffer = memoryview(bytearray(_READ))
         while count := file.readinto(buffer[: min(_READ, block - filled)]):
             crc = zlib.crc32(buffer[:count], crc)
@@ -174,6 +196,10 @@ def _check(
 ) -> tuple[int, list[Corruption]]:
     path = os.path.join(root, name)
     wanted_size, wanted = expected
+    if os.path.dirname(os.path.realpath(path)) != os.path.join(os.path.realpath(root), os.path.dirname(name)).rstrip(
+        "/"
+    ):
+        return 0, [Corruption(name, "is reached by a symbolic link; a dataset is not followed out of its folder")]
     try:
         size, crcs = _crcs(path, block)
     except OSError as err:
@@ -230,14 +256,11 @@ def _tensor_files(root: str) -> dict[str, LeafMeta]:
 def _stored(root: str) -> tuple[int, dict[str, tuple[int, list[int]]]]:
     path = os.path.join(root, CHECKSUMS)
     try:
-        with open(path, "rb") as file:
-            data = json.loads(file.read())
-    except FileNotFoundError:
+        data = read_json(path, root)
+    except DatasetNotFoundError:
         raise DatasetError(
             root, "has no checksums: store them with td.checksum() when the dataset is known to be good"
         ) from None
-    except (OSError, ValueError, RecursionError) as err:
-        raise DatasetError(path, f"cannot be read ({err}), so there is nothing to compare with") from None
     if type(data) is not dict or data.pop("self", None) != zlib.crc32(json.dumps(data).encode()):
         raise DatasetError(path, "is damaged itself, so there is nothing to compare with")
     try:
@@ -247,7 +270,9 @@ def _stored(root: str) -> tuple[int, dict[str, tuple[int, list[int]]]]:
         raise DatasetError(path, "is not a list of checksums") from None
     if not is_count(block, 1 << 40) or block < 1:
         raise DatasetError(path, f"has an impossible block size {block!r}")
-    for name in files:
-        if os.path.isabs(name) or ".." in name.split("/"):
+    for name, (size, sums) in files.items():
+        if os.path.isabs(name) or ".." in name.split("/") or "\0" in name or not is_encodable(name):
             raise DatasetError(path, f"lists a file outside of the dataset: {name!r}")
+        if not is_count(size, 1 << 62) or type(sums) is not list or not all(is_count(crc, 1 << 32) for crc in sums):
+            raise DatasetError(path, f"has no checksums for {name!r}")
     return block, files

@@ -36,8 +36,10 @@ __all__ = [
     "decode_key",
     "encode_key",
     "is_count",
+    "is_encodable",
     "leaf_meta",
     "node_meta",
+    "read_json",
     "read_meta",
 ]
 
@@ -87,6 +89,15 @@ def encode_key(key: str) -> str:
 def decode_key(name: str) -> str:
     """The key of a path component, the inverse of :func:`encode_key`."""
     return "" if name == "%" else _ESCAPE.sub(lambda match: chr(int(match[1], 16)), name)
+
+
+def is_encodable(key: str) -> bool:
+    """Whether a key has a file name: not where it holds half a character (a lone surrogate)."""
+    try:
+        os.fsencode(key)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def raw_key(key: str) -> str | None:
@@ -206,7 +217,7 @@ def read_meta(folder: str, *, nested: bool = False) -> NodeMeta:
     path = folder + "/" + META
     if nested:
         _check_folder(folder)
-    data = _read_json(path, folder)
+    data = read_json(path, folder)
     if type(data) is not dict:
         raise DatasetError(path, f"the metadata of a collection is an object, found {_short(data)}")
     return _parse(path, folder, data)
@@ -223,12 +234,18 @@ def _check_folder(folder: str) -> None:
         raise DatasetError(folder, "is not a folder, though the metadata lists a nested collection there")
 
 
-def _read_json(path: str, folder: str) -> Any:
+def read_json(path: str, folder: str) -> Any:
+    """The content of a file of metadata: a regular file of a credible size, not a link, that holds JSON.
+
+    Raises:
+        DatasetNotFoundError: there is no such file.
+        DatasetError: it is none of that.
+    """
     try:
         # Not blocking: a FIFO in place of the file must not hang the reader. No link in place of it either.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
-        what = "has no meta.json" if os.path.isdir(folder) else "does not exist"
+        what = f"has no {os.path.basename(path)}" if os.path.isdir(folder) else "does not exist"
         raise DatasetNotFoundError(folder, f"{what}, so it is not a saved dataset") from None
     except NotADirectoryError:
         raise DatasetError(folder, "is a file, not the folder of a dataset") from None
@@ -330,6 +347,8 @@ def _parse_dense(path: str, data: dict[str, Any], node: NodeMeta) -> None:
 
 
 def _parse_entry(path: str, key: str, entry: dict[str, Any], node: NodeMeta) -> None:
+    if not key.isidentifier() and not is_encodable(key):
+        raise DatasetError(path, f"the key {_short(key)} is not text, and no file has such a name")
     child = entry.get("type")
     if isinstance(child, str):
         node.children[key] = child
@@ -340,7 +359,7 @@ def _parse_entry(path: str, key: str, entry: dict[str, Any], node: NodeMeta) -> 
     batch = node.shape
     shape = check_shape(path, entry.get("shape"), key)
     nbytes = tensor_bytes(dtype, shape)
-    if nbytes >= MAX_BYTES:
+    if nbytes >= MAX_BYTES or (not nbytes and tensor_bytes(dtype, tuple(n or 1 for n in shape)) >= MAX_BYTES):
         raise DatasetError(path, f"{key!r} of shape {list(shape)} would have {nbytes:,} bytes")
     if len(entry) == 4 and entry.get("is_nested") is False:  # nearly every entry
         if batch and shape[: len(batch)] != batch:

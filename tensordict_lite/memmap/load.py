@@ -225,7 +225,8 @@ def load_collection(
     )
     folder = os.path.abspath(os.fspath(prefix))
     try:
-        loaded = loader.load(find_subpath(loader, folder, subpath) if subpath is not None else folder, top=True)
+        inner = folder if subpath is None else find_subpath(loader, folder, subpath)
+        loaded = loader.load(inner, top=inner == folder)
     except RecursionError:
         raise DatasetError(folder, "is nested too deeply to be a dataset") from None
     if device is not None and not non_blocking:
@@ -240,8 +241,8 @@ def find_subpath(loader: Loader, folder: str, subpath: Any) -> str:
         ValueError: there is no such nested collection.
     """
     parts = [part for part in subpath.split("/") if part] if isinstance(subpath, str) else list(_flat(subpath))
-    for part in parts:
-        meta = read_meta(folder)
+    for number, part in enumerate(parts):
+        meta = read_meta(folder, nested=number > 0)
         if meta.kind == "tensorclass":
             folder += "/_tensordict"
             meta = read_meta(folder, nested=True)

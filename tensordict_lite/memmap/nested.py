@@ -87,11 +87,12 @@ def check_shapes(path: str, shapes: Tensor, layout: str | None, itemsize: int) -
     """Bytes of the elements of a table of shapes that came from a file; DatasetError when it makes no sense."""
     total = 0
     for row in shapes.tolist():
-        size = itemsize
+        size = extent = itemsize
         for n in row:
-            if n < 0:
-                raise DatasetError(path, f"an element of the nested tensor has the impossible shape {row}")
             size *= n
+            extent *= n or 1
+        if min(row, default=0) < 0 or extent >= 1 << 62:
+            raise DatasetError(path, f"an element of the nested tensor has the impossible shape {row}")
         total += size
     if total >= 1 << 62:
         raise DatasetError(path, f"the elements of the nested tensor would have {total:,} bytes")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.memmap import nested
-from tensordict_lite.memmap.format import META, SUFFIX, encode_key, leaf_meta, node_meta, raw_key
+from tensordict_lite.memmap.format import META, SUFFIX, encode_key, is_encodable, leaf_meta, node_meta, raw_key
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
 _STRIDED = torch.strided
@@ -102,6 +102,8 @@ class Plan:
 
     def name_of(self, key: str, where: tuple[str, ...]) -> str:
         """File name of a key, without suffix."""
+        if not is_encodable(key):
+            raise RuntimeError(f"the key {key!r} (of {where}) is not text, and no file has such a name; rename it")
         if self.robust_key:
             return encode_key(key)
         name = raw_key(key)

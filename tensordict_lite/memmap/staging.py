@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -65,10 +66,21 @@ class Staging:
         _remove_stale(where)
         self.root = os.path.join(where, tag if self.inside else f".{name[:100]}{tag}")
         os.mkdir(self.root)
+        self._lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(self._lock, fcntl.LOCK_SH)  # says that this save runs, also to who cannot see the process
 
     def abort(self) -> None:
         """Removes what was written; ``prefix`` is as it was."""
         shutil.rmtree(self.root, ignore_errors=True)
+        self._release()
+
+    def _release(self) -> None:
+        if self._lock >= 0:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough where a child was forked meanwhile
+            os.close(self._lock)
+            self._lock = -1
 
     def commit(self, files: list[str], folders: list[str], *, meanwhile: Callable[[], None] | None = None) -> None:
         """Puts the dataset in its place.
@@ -82,8 +94,10 @@ class Staging:
             self._move_in(files, folders, meanwhile)
         else:
             self._rename(files, folders)
+        self._release()
 
     def _rename(self, files: list[str], folders: list[str]) -> None:
+        self._release()  # from here on it is the dataset, whose writers have locks of their own
         if self.exists:
             shutil.copymode(self.prefix, self.root)
         if self.exchange:
@@ -129,11 +143,23 @@ _STALE = re.compile(r"\.tdlite-([0-9a-f]{8})-(\d+)-[0-9a-f]{8}$")
 
 def _remove_stale(folder: str) -> None:
     """Removes staging folders of processes of this machine that no longer run."""
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(folder):
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
             match = _STALE.search(entry.name)
-            if match and match[1] == _host() and not os.path.exists(f"/proc/{match[2]}"):
+            if match and match[1] == _host() and not os.path.exists(f"/proc/{match[2]}") and not _is_held(entry.path):
                 shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _is_held(folder: str) -> bool:
+    """Whether the save that made a staging folder runs still, perhaps in a container with processes of its own."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def _exchange(a: str, b: str) -> None:

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +24,7 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.files import new_file, write_all, write_rows
-from tensordict_lite.memmap.format import META, SUFFIX, encode_key, read_meta
+from tensordict_lite.memmap.format import META, SUFFIX, encode_key, is_count, read_json, read_meta
 from tensordict_lite.memmap.mapping import reserve
 from tensordict_lite.memmap.plan import Plan, plan_for
 from tensordict_lite.memmap.staging import Staging, sync_folder
@@ -30,7 +32,24 @@ from tensordict_lite.memmap.staging import Staging, sync_folder
 __all__ = ["DatasetWriter"]
 
 _BUFFER = 8 << 20  # appended rows are kept until they are this many bytes
+_MOST = 1 << 62  # rows
 _STEP = 1 << 30  # room is doubled, but never by more than this many bytes a file
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _one_thread_at_a_time(method: Method) -> Method:
+    """The threads of a process share a writer: its waiting rows, and a lock that excludes other processes only."""
+
+    @functools.wraps(method)
+    def call(self: DatasetWriter, *args: Any, **kwargs: Any) -> Any:
+        if os.getpid() != self._pid:
+            self._become_own()
+        with self._mutex:
+            return method(self, *args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
 class DatasetWriter:
@@ -47,9 +66,10 @@ class DatasetWriter:
         DatasetError: what is there is not a dataset.
         OSError: there is no room.
 
-    Several writers, in any number of processes, may append to one dataset: each flush adds a contiguous block of
-    rows. Rows are kept in memory until :meth:`flush` (or until they are a few megabytes), and a crash loses those
-    only. Readers see committed rows: ``TensorDict.load_memmap(path)``, again whenever they want to see more.
+    Several writers, in any number of processes, may append to one dataset, and threads may share a writer: each
+    flush adds a contiguous block of rows. Rows are kept in memory until :meth:`flush` (or until they are a few
+    megabytes), and a crash loses those only. Readers see committed rows: ``TensorDict.load_memmap(path)``, again
+    whenever they want to see more.
 
     Example:
         >>> import tempfile, torch
@@ -73,6 +93,7 @@ class DatasetWriter:
         self._pending = self._pending_bytes = 0
         self._files: dict[str, int] = {}
         self._folder: int | None = None
+        self._mutex = threading.RLock()
         row = None if example is None else _as_row(example)
         if not os.path.exists(os.path.join(self.path, META)):
             if row is None:
@@ -91,6 +112,7 @@ class DatasetWriter:
 
     # -- appending -----------------------------------------------------------------------------------------
 
+    @_one_thread_at_a_time
     def append(self, rows: Any) -> int:
         """Adds a row (of the batch size of the example) or a batch of rows (one more dimension in front).
 
@@ -114,6 +136,7 @@ class DatasetWriter:
             self.flush()
         return self._pending
 
+    @_one_thread_at_a_time
     def flush(self, durable: bool = False) -> int:
         """Commits the appended rows: from now on readers see them, and a crash keeps them.
 
@@ -166,8 +189,12 @@ class DatasetWriter:
 
     def _state(self) -> tuple[int, int]:
         """Committed rows, and rows that there is room for."""
-        meta = _load_json(os.path.join(self.path, self._schema.head))
-        return int(meta["shape"][0]), int(meta.get("_growing") or 0)
+        path = os.path.join(self.path, self._schema.head)
+        meta = _load_json(path)
+        rows, room = meta["shape"][0], meta.get("_growing", 0)
+        if not is_count(rows, _MOST) or not is_count(room, _MOST):
+            raise DatasetError(path, f"has impossible numbers of rows and of rows with room: {rows!r}, {room!r}")
+        return rows, room
 
     def _grow(self, rows: int, wanted: int) -> None:
         """Reserves room, then says so; a reader never meets a file that is larger than its metadata allows."""
@@ -190,6 +217,7 @@ class DatasetWriter:
 
     # -- ending --------------------------------------------------------------------------------------------
 
+    @_one_thread_at_a_time
     def finalize(self) -> Any:
         """Commits, gives the unused room back and makes the folder an ordinary dataset, without a copy.
 
@@ -214,6 +242,7 @@ class DatasetWriter:
         self._release()
         return load_collection(self.path)
 
+    @_one_thread_at_a_time
     def close(self) -> None:
         """Commits what was appended. The dataset stays open for growth by other writers."""
         if self._folder is not None:
@@ -228,13 +257,20 @@ class DatasetWriter:
             os.close(self._folder)
             self._folder = None
 
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):  # a writer that was not made, an interpreter that ends
+            self._release()
+
     def _check_open(self) -> None:
         if self._folder is None:
             raise ValueError(f"this writer of {self.path} is closed: open another DatasetWriter to continue")
-        if os.getpid() != self._pid:
-            # In a forked child: the lock needs a file of its own, and the waiting rows are those of the parent.
-            self._folder, self._pid = _open_folder(self.path), os.getpid()
-            self._rows, self._pending, self._pending_bytes = [], 0, 0
+
+    def _become_own(self) -> None:
+        """In a forked child: the locks need to be its own, and the waiting rows are those of the parent."""
+        self._pid, self._mutex = os.getpid(), threading.RLock()
+        self._rows, self._pending, self._pending_bytes = [], 0, 0
+        if self._folder is not None:
+            self._folder = _open_folder(self.path)
 
     def __enter__(self) -> DatasetWriter:
         return self
@@ -292,7 +328,7 @@ class _Schema:
     def _walk(self, root: str, folder: str, path: tuple[str, ...]) -> None:
         from tensordict_lite.memmap.load import DTYPES
 
-        meta = read_meta(os.path.join(root, folder) if folder else root)
+        meta = read_meta(os.path.join(root, folder) if folder else root, nested=bool(folder))
         if meta.kind == "tensorclass":
             self._walk(root, _join(folder, "_tensordict"), path)
             return
@@ -483,8 +519,10 @@ def _set_rows(meta: dict[str, Any], rows: int, room: int | None) -> None:
 
 
 def _load_json(path: str) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        return json.loads(file.read())  # type: ignore[no-any-return]
+    meta = read_json(path, os.path.dirname(path))
+    if type(meta) is not dict or type(meta.get("shape")) is not list or not meta["shape"]:
+        raise DatasetError(path, "is not the metadata of a dataset that grows")
+    return meta
 
 
 def _replace_json(path: str, meta: dict[str, Any], durable: bool) -> None:

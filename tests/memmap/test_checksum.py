@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -93,3 +97,48 @@ def test_damaged_or_missing_checksums(folder: Path, tmp_path: Path) -> None:
         store(tmp_path / "none")
     with pytest.raises(RuntimeError, match="memmap"):
         TensorDict({"a": torch.ones(2)}).checksum()
+
+
+def restore_sums(folder: Path, **files: Any) -> None:
+    """Edited checksums whose own checksum is right: whoever writes datasets can do that too."""
+    path = folder / "checksums.json"
+    body = json.loads(path.read_text())
+    body.pop("self")
+    body["files"].update(files)
+    path.write_text(json.dumps({**body, "self": zlib.crc32(json.dumps(body).encode())}))
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("a.memmap", {"size": "x", "crc32": []}), ("a.memmap", {"size": 1, "crc32": 5}), ("a.memmap", [1]),
+        ("a.memmap", {"size": 1, "crc32": [-1]}), ("../x", {"size": 1, "crc32": []}), ("a\0", {"size": 1, "crc32": []}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_edited_checksums_are_an_error(folder: Path, name: str, entry: Any) -> None:
+    restore_sums(folder, **{name: entry})
+    with pytest.raises(DatasetError, match=r"checksums\.json"):
+        verify(folder)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("what", ["fifo", "link", "linked folder"])
+def test_what_took_the_place_of_a_file_is_reported_and_not_read(folder: Path, tmp_path: Path, what: str) -> None:
+    target = folder / ("b" if what == "linked folder" else "a.memmap")
+    os.rename(target, tmp_path / "outside")
+    os.mkfifo(target) if what == "fifo" else os.symlink(tmp_path / "outside", target)
+    problems = verify(folder).problems
+    assert problems and all(problem.file.startswith(target.name) for problem in problems)
+    assert all("link" in problem.reason or "regular" in problem.reason for problem in problems)
+
+
+@pytest.mark.timeout(20)
+def test_special_files_beside_the_data_are_left_alone(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    assert "pipe" not in store(folder)
+    for name in ("fifo", "endless"):
+        os.unlink(folder / "checksums.json")
+        os.mkfifo(folder / "checksums.json") if name == "fifo" else os.symlink("/dev/zero", folder / "checksums.json")
+        with pytest.raises(DatasetError, match=r"checksums\.json"):
+            verify(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -17,6 +18,7 @@ import torch
 
 from tensordict_lite import TensorDict, lazy_stack
 from tensordict_lite.errors import DatasetNotFoundError
+from tensordict_lite.memmap.staging import Staging
 
 CALLS = (
     "open",
@@ -162,6 +164,18 @@ def test_memmap_like_killed_at_every_third_step(tmp_path: Path) -> None:
             continue
         assert all(not leaf.any() for leaf in data._leaves()) and data["note"] == "2"
     assert number > 20
+
+
+def test_save_of_a_container_with_the_same_host_name_is_left_alone(tmp_path: Path) -> None:
+    """Its process number means nothing here: that it holds its folder does."""
+    staging = Staging(str(tmp_path / "theirs"))
+    elsewhere = re.sub(r"-\d+-", f"-{1 << 30}-", staging.root)  # no process has this number
+    os.rename(staging.root, elsewhere)
+    dataset(1).memmap(tmp_path / "ours")
+    assert os.path.isdir(elsewhere)
+    staging.abort()
+    dataset(1).memmap(tmp_path / "ours too")
+    assert not os.path.exists(elsewhere)
 
 
 def kill_saves(path: Path, kills: int, seed: int) -> None:

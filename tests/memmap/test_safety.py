@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tensordict_lite import NonTensorData, TensorDict, lazy_stack
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
+from tensordict_lite.memmap.writer import DatasetWriter
 
 
 def build(folder: Path) -> TensorDict:
@@ -82,6 +83,9 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "capacity": (lambda m: m["a"].update(capacity=-1), "capacity"),
     "layout": (lambda m: m["ragged"].update(layout="csr"), "layout"),
     "entries": (lambda m: m.update(_entries=[1]), "_entries"),
+    "half a character": (lambda m: m.update({"\ud800": m["a"]}), "not text"),
+    "half a character, node": (lambda m: m.update({"x\ud800": {"type": "TensorDict"}}), "not text"),
+    "empty and huge": (lambda m: m.update(e={**m["a"], "shape": [4, 0, 1 << 61, 1 << 61]}), "would have"),
 }
 
 
@@ -136,7 +140,7 @@ def test_truncated_and_longer_data_is_found(folder: Path) -> None:
 
 
 def test_shapes_of_a_nested_tensor_are_checked(folder: Path) -> None:
-    for row in ([-1, 2], [1 << 62, 4], [5, 5]):
+    for row in ([-1, 2], [1 << 62, 4], [5, 5], [0, 1 << 61]):
         (folder / "ragged.shape.memmap").write_bytes(torch.tensor([row, [2, 2], [3, 2], [4, 2]]).numpy().tobytes())
         with pytest.raises(DatasetError):
             TensorDict.load_memmap(folder)
@@ -149,6 +153,35 @@ def test_links_are_not_followed(folder: Path, tmp_path: Path, target: str) -> No
     os.symlink(outside, folder / target)
     with pytest.raises(DatasetError, match="link|cannot be read"):
         TensorDict.load_memmap(folder)
+
+
+@pytest.mark.parametrize("subpath", ["b", ("lazy", "1")])
+def test_links_are_not_followed_to_a_subpath(folder: Path, tmp_path: Path, subpath: Any) -> None:
+    inner = folder.joinpath(*subpath) if isinstance(subpath, tuple) else folder / subpath
+    os.rename(inner, tmp_path / "outside")
+    os.symlink(tmp_path / "outside", inner)
+    with pytest.raises(DatasetError, match="symbolic link"):
+        TensorDict.load_memmap(folder, subpath=subpath)
+
+
+@pytest.mark.parametrize("target", ["b", "meta.json", "a.memmap"])
+def test_writer_does_not_follow_links_either(tmp_path: Path, target: str) -> None:
+    row = TensorDict({"a": torch.tensor(1), "b": {"c": torch.ones(3)}})
+    DatasetWriter(tmp_path / "d", row, capacity=4).close()
+    os.rename(tmp_path / "d" / target, tmp_path / "outside")
+    os.symlink(tmp_path / "outside", tmp_path / "d" / target)
+    with pytest.raises((DatasetError, OSError), match="link"), DatasetWriter(tmp_path / "d") as writer:
+        writer.append(row)
+
+
+@pytest.mark.parametrize("change", [{"shape": [-1]}, {"_growing": "4"}, {"shape": "x"}, {"shape": [1 << 70]}], ids=str)
+def test_writer_checks_the_counts_again_at_every_flush(tmp_path: Path, change: dict[str, Any]) -> None:
+    row = TensorDict({"a": torch.tensor(1)})
+    writer = DatasetWriter(tmp_path, row, capacity=4)
+    writer.append(row)
+    edit(tmp_path / "meta.json", lambda m: m.update(change))
+    with pytest.raises(DatasetError, match=r"meta\.json"):
+        writer.flush()
 
 
 def test_the_folder_itself_may_be_a_link(folder: Path, tmp_path: Path) -> None:

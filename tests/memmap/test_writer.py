@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import random
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +201,29 @@ def test_many_processes_append_while_others_read(tmp_path: Path) -> None:
         own = [i for i in ids if i // 1000 == n]
         assert own == sorted(own)
     assert all(ids[k + 1] == ids[k] + 1 for k in range(0, 400, 4))
+
+
+def test_threads_share_a_writer(tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "d", SCHEMA) as writer, ThreadPoolExecutor(8) as pool:
+
+        def add(number: int) -> None:
+            writer.append(rows(number * 10, 10))
+            if number % 3 == 0:
+                writer.flush()
+
+        list(pool.map(add, range(100)))
+    assert sorted(check_rows(TensorDict.load_memmap(tmp_path / "d"))) == list(range(1000))
+
+
+def test_dropped_writer_gives_its_files_back(tmp_path: Path) -> None:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    writer = DatasetWriter(tmp_path / "d", SCHEMA)
+    writer.append(rows(0, 5))
+    writer.flush()
+    del writer
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_writer_travels_as_its_path_and_forks_without_its_rows(tmp_path: Path) -> None:
