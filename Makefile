@@ -34,6 +34,9 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.core_ops
 	$(BIN)/python -m benchmarks.serialization
+	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.mapreduce
+	$(BIN)/python -m benchmarks.loader
 
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m soak -n $(JOBS) --timeout 3600 $(PYTEST_ARGS)
