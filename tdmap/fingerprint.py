@@ -41,7 +41,8 @@ def function_parts(fn: Any) -> dict[str, str]:
     """The parts that a function consists of, each with its digest.
 
     Args:
-        fn: a function, a bound method, a partial, or any callable object.
+        fn: a function, a bound method, a partial, or any callable object; one with a method `identity_parts` says
+            itself what it consists of.
 
     Example:
         >>> def scale(x, by=2): return x * by
@@ -50,6 +51,8 @@ def function_parts(fn: Any) -> dict[str, str]:
     """
     if isinstance(fn, types.FunctionType):
         return {name: _digest(value) for name, value in _function_parts(fn)}
+    if hasattr(type(fn), "identity_parts"):
+        return dict(fn.identity_parts())
     if isinstance(fn, functools.partial):
         parts = {f"function {name}": value for name, value in function_parts(fn.func).items()}
         parts |= {f"argument {number}": _digest(value) for number, value in enumerate(fn.args)}
@@ -62,7 +65,7 @@ def function_parts(fn: Any) -> dict[str, str]:
     if isinstance(fn, torch.nn.Module):
         return parts | {"module": _digest(fn)}
     for name, value in sorted(vars(fn).items()):
-        if isinstance(value, (types.FunctionType, functools.partial)):
+        if isinstance(value, (types.FunctionType, functools.partial)) or hasattr(type(value), "identity_parts"):
             parts |= {f"{name}: {part}": digest for part, digest in function_parts(value).items()}
         else:
             parts[f"attribute {name}"] = _digest(value)

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 from tdmap._data import Data
 from tdmap.errors import AlreadyComplete, ResumeMismatch
-from tdmap.fingerprint import function_parts, source_parts
+from tdmap.fingerprint import source_parts
 from tdmap.journal import replace_file
 from tdmap.pipeline import running
 from tdmap.pipeline.planning import Head, Plan
 from tdmap.pipeline.rounds import Context
-from tdmap.pipeline.stages import Cache, Call, Concat, Zip
+from tdmap.pipeline.stages import Cache, Concat, Stage, Zip
+from tdmap.pipeline.work import stage_parts
 from tdmap.store import OutputFolder
 
 if TYPE_CHECKING:
@@ -32,13 +33,12 @@ def identity(pipeline: Pipeline, prefix: str = "") -> dict[str, str]:
     parts = {f"{prefix}source {key}": value for key, value in source_parts(pipeline._data).items()}
     parts[f"{prefix}seed"] = str(pipeline._seed)
     parts[f"{prefix}number of stages"] = str(len(pipeline._stages))
+    stages = [Stage() if isinstance(stage, (Zip, Concat)) else stage for stage in pipeline._stages]
+    parts |= stage_parts(stages, prefix)
     for number, stage in enumerate(pipeline._stages, 1):
-        name = f"{prefix}stage {number}"
-        parts[name] = stage.name if isinstance(stage, (Zip, Concat)) else str(stage)
-        if isinstance(stage, Call):
-            parts |= {f"{name}, {stage}: {part}": digest for part, digest in function_parts(stage.fn).items()}
         if isinstance(stage, (Zip, Concat)):
-            parts |= identity(stage.other, f"{name}, {stage.name}: ")
+            parts[f"{prefix}stage {number}"] = stage.name
+            parts |= identity(stage.other, f"{prefix}stage {number}, {stage.name}: ")
     return parts
 
 

@@ -12,6 +12,7 @@ from tdmap._data import Data, is_data, is_tensor_collection, tensors_of
 from tdmap.append import each_result
 from tdmap.errors import add_note
 from tdmap.filtering import as_mask
+from tdmap.fingerprint import function_parts
 from tdmap.job import function_name
 from tdmap.pipeline.rows import check_alike, join_pieces
 from tdmap.pipeline.stages import Batch, Call, Filter, FlatMap, Map, MapRows, Select, Stage, Unbatch
@@ -63,6 +64,10 @@ class Work:
         names = [function_name(stage.fn) for stage in self.stages if isinstance(stage, Call)]
         self.__qualname__ = " + ".join(names) or "pipeline"
 
+    def identity_parts(self) -> dict[str, str]:
+        """What the work consists of, for runs that can be gone on with."""
+        return {"order of rows": self.order, **stage_parts(self.stages)}
+
     def __call__(self, chunk: Data, start: int = 0) -> Any:
         leaves = tensors_of(chunk) if self.views else []
         before = sum(leaf._version for leaf in leaves)
@@ -75,6 +80,17 @@ class Work:
         if value is NOTHING:
             return value if self.empty is None else self.empty()
         return value if self.then is None else self.then(value, start)
+
+
+def stage_parts(stages: Sequence[Stage], prefix: str = "") -> dict[str, str]:
+    """What stages consist of, part by part: the same in every process."""
+    parts = {}
+    for number, stage in enumerate(stages, 1):
+        name = f"{prefix}stage {number}"
+        parts[name] = str(stage)
+        if isinstance(stage, Call):
+            parts |= {f"{name}, {stage}: {part}": digest for part, digest in function_parts(stage.fn).items()}
+    return parts
 
 
 def run_stages(stages: Sequence[Stage], value: Any) -> Any:

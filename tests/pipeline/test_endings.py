@@ -1,0 +1,263 @@
+"""write, cache, reduce, collect, count."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import tdmap
+from tdmap.errors import OutputMismatch, ResumeMismatch
+from tdmap.reducers import Count, Mean, Sum
+from tensordict_lite import TensorDict
+
+ROOT = Path(__file__).parents[2]
+
+
+def not_third(td):
+    return td["x"] % 3 != 0
+
+
+def tenfold(td):
+    return td.clone(False).set("y", td["x"] * 10)
+
+
+def test_write_keeps_order_and_schema(data, workers, tmp_path):
+    written = data.pipeline().shuffle(1).map(tenfold).write(tmp_path / "out", **workers)
+    again = TensorDict.load_memmap(tmp_path / "out")
+    assert again["y"].tolist() == written["y"].tolist() == [10 * x for x in written["x"].tolist()]
+    assert sorted(written["x"].tolist()) == list(range(40))
+    assert written["image"].shape == (40, 3, 4)
+
+
+def test_write_of_rows_that_were_filtered(data, workers, tmp_path):
+    for number, pipeline in enumerate(
+        (
+            data.pipeline().filter(not_third).map(tenfold),
+            data.pipeline().filter(not_third).skip(1).take(20).map(tenfold),
+            data.pipeline().filter(not_third).batch(7).map(tenfold),
+            data.pipeline().filter(not_third).repeat(2).map(tenfold),
+        )
+    ):
+        written = pipeline.write(tmp_path / str(number), **workers)
+        assert torch.equal(written["y"], pipeline.collect(num_workers=0)["y"])
+        assert not (tmp_path / str(number) / ".tdmap").exists()
+
+
+def test_write_into_a_dataset(data, workers):
+    for pipeline in (
+        data.pipeline().map(tenfold).take(30),
+        data.pipeline().filter(lambda td: td["x"] < 30).map(tenfold),
+    ):
+        out = TensorDict({"y": torch.full((35,), -1)}, [35])
+        assert pipeline.write(out, **workers) is out
+        assert out["y"].tolist() == [10 * x for x in range(30)] + [-1] * 5
+
+
+def test_an_output_that_is_too_small_is_refused_with_numbers(data, workers):
+    out = TensorDict({"x": torch.zeros(10, dtype=torch.int64)}, [10])
+    with pytest.raises(OutputMismatch, match="out has 10 rows and the pipeline gives 40 rows"):
+        data.pipeline().write(out, **workers)
+    with pytest.raises(OutputMismatch, match="out has 10 rows and the pipeline gives more"):
+        data.pipeline().filter(not_third).write(out, **workers)
+
+
+def test_a_folder_with_something_in_it_is_refused(data, tmp_path):
+    data.memmap(tmp_path / "a")
+    with pytest.raises(FileExistsError):
+        data.pipeline().write(tmp_path / "a")
+    with pytest.raises(FileExistsError):
+        data.pipeline().filter(not_third).write(tmp_path / "a")
+    with pytest.raises(TypeError, match="path"):
+        data.pipeline().write(3)
+
+
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+import torch
+from tensordict_lite import TensorDict
+
+kind = sys.argv[1]
+data = TensorDict.load_memmap("data")
+
+def slow(td):
+    (Path(os.environ["NOTES"]) / str(int(td["x"][0]))).touch()
+    time.sleep(0.02)
+    return td.clone(False).set("noise", torch.rand(td.batch_size))
+
+pipeline = data.pipeline(seed=5).shuffle(2).map(slow)
+if kind == "filtered":
+    pipeline = pipeline.filter(lambda td: td["noise"] > 0.4)
+out = pipeline.write("out-" + kind, resume=True, num_workers=2, chunksize=1)
+print(out["noise"].sum().item())
+"""
+
+
+@pytest.mark.parametrize("kind", ["whole", "filtered"])
+def test_a_killed_write_goes_on(data, tmp_path, kind):
+    data.memmap(tmp_path / "data")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    def start(notes: str) -> subprocess.Popen:
+        (tmp_path / notes).mkdir()
+        own = {**env, "NOTES": notes}
+        command = [sys.executable, "script.py", kind]
+        return subprocess.Popen(command, cwd=tmp_path, env=own, stdout=subprocess.PIPE, start_new_session=True)
+
+    first = start("first")
+    deadline = time.monotonic() + 60
+    while len(list((tmp_path / "first").iterdir())) < 20 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    first.stdout.close()
+    assert not (tmp_path / f"out-{kind}" / "meta.json").exists()
+    second = start("second")
+    output, _ = second.communicate(timeout=60)
+    assert second.returncode == 0
+    assert len(list((tmp_path / "second").iterdir())) < 40, "everything was done again"
+    written = TensorDict.load_memmap(tmp_path / f"out-{kind}")
+    pipeline = data.pipeline(seed=5).shuffle(2).map(lambda td: td.clone(False).set("noise", torch.rand(td.batch_size)))
+    if kind == "filtered":
+        pipeline = pipeline.filter(lambda td: td["noise"] > 0.4)
+    wanted = pipeline.collect(num_workers=0, chunksize=1)
+    assert torch.equal(written["noise"], wanted["noise"])
+    assert torch.equal(written["x"], wanted["x"])
+
+
+def test_going_on_with_another_function_is_refused_by_its_stage(data, tmp_path):
+    def failing(td):
+        if td["x"][0] > 10:
+            raise OSError("disk")
+        return td
+
+    with pytest.raises(OSError, match="disk"):
+        data.pipeline().map(tenfold).map(failing).write(tmp_path / "out", resume=True, num_workers=0, chunksize=5)
+    with pytest.raises(ResumeMismatch, match=r"stage 2, map\(tenfold\): code"):
+        data.pipeline().map(tenfold).map(tenfold).write(tmp_path / "out", resume=True, num_workers=0, chunksize=5)
+
+
+def test_a_write_with_counting_stages_cannot_be_resumed_and_says_what_to_do(data, tmp_path):
+    with pytest.raises(ValueError, match=r"\.cache\(path\)"):
+        data.pipeline().filter(not_third).take(5).write(tmp_path / "out", resume=True)
+
+
+def test_cache_is_written_once(data, workers, tmp_path):
+    calls = tmp_path / "calls"
+    calls.mkdir()
+
+    def noted(td):
+        (calls / str(int(td["x"][0]))).touch()
+        return tenfold(td)
+
+    for number, before in enumerate((data.pipeline().map(noted), data.pipeline().map(noted).filter(not_third))):
+        cached = before.cache(tmp_path / f"cache{number}")
+        wanted = before.collect(num_workers=0)["y"]
+        pipeline = cached.shuffle(1).batch(8)
+        rows = [row for batch in pipeline.iter(**workers) for row in batch["y"].tolist()]
+        assert sorted(rows) == wanted.tolist()
+        for file in calls.iterdir():
+            file.unlink()
+        assert torch.equal(cached.collect(**workers)["y"], wanted)
+        assert not list(calls.iterdir())
+
+
+def test_a_cache_of_another_pipeline_is_refused(data, tmp_path):
+    data.pipeline().map(tenfold).cache(tmp_path / "cache").collect(num_workers=0)
+    with pytest.raises(ResumeMismatch, match=r"stage 1"):
+        data.pipeline().map(not_third).cache(tmp_path / "cache").collect(num_workers=0)
+    with pytest.raises(ResumeMismatch, match="number of stages"):
+        data.pipeline().map(tenfold).take(3).cache(tmp_path / "cache").collect(num_workers=0)
+    other = TensorDict({"x": torch.arange(41)}, [41])
+    with pytest.raises(ResumeMismatch, match="source 'x'"):
+        other.pipeline().map(tenfold).cache(tmp_path / "cache").collect(num_workers=0)
+    data.memmap(tmp_path / "mine")
+    with pytest.raises(FileExistsError, match="no cache of a pipeline"):
+        data.pipeline().cache(tmp_path / "mine").collect(num_workers=0)
+
+
+def test_reduce_has_the_bits_of_map_reduce(data, workers):
+    values = TensorDict({"v": torch.rand(1000, 5)}, [1000])
+    reducers = {"mean": Mean("v"), "n": Count(), "sum": Sum("v")}
+    wanted = tdmap.map_reduce(values, lambda td: td * 2, reducers, num_workers=0, chunksize=37)
+    got = values.pipeline().map(lambda td: td * 2).reduce(reducers, chunksize=37, **workers)
+    assert torch.equal(got["mean"], wanted["mean"])
+    assert torch.equal(got["sum"], wanted["sum"])
+    assert int(got["n"]) == 1000
+
+
+def test_reduce_after_stages_that_change_the_rows(data, workers):
+    kept = sum(x for x in range(40) if x % 3)
+    reducers = {"sum": Sum("x"), "n": Count()}
+    for pipeline in (
+        data.pipeline().filter(not_third),
+        data.pipeline().shuffle(1).filter(not_third).batch(3),
+        data.pipeline().filter(not_third).take(100),
+    ):
+        answer = pipeline.reduce(reducers, **workers)
+        assert (int(answer["sum"]), int(answer["n"])) == (kept, 26)
+    assert int(data.pipeline().filter(lambda td: td["x"] < 0).reduce(Count(), **workers)) == 0
+
+
+def test_count_runs_nothing_where_the_number_is_known(data):
+    def never(td):
+        raise AssertionError("called")
+
+    pipeline = data.pipeline().map(never).shuffle(1).skip(5).take(30).shard(0, 3)
+    assert pipeline.count() == len(pipeline) == 10
+    assert pipeline.batch(4).count() == 3
+    assert pipeline.batch(4, drop_last=True).repeat(5).count() == 10
+    assert pipeline.repeat(5).batch(4).count() == 13
+    assert pipeline.concat(data).count() == 50
+
+
+def test_count_runs_the_stages_where_it_must(data, workers):
+    assert data.pipeline().filter(not_third).count(**workers) == 26
+    assert data.pipeline().filter(not_third).batch(4).count(**workers) == 7
+    assert data.pipeline().batch(4).filter(lambda td: bool(td["x"][0] > 10)).count(**workers) == 7
+    assert data.pipeline().flat_map(lambda td: None).count(**workers) == 0
+
+
+def test_no_rows_at_every_ending(workers, tmp_path):
+    empty = TensorDict({"x": torch.zeros(0, dtype=torch.int64), "image": torch.zeros(0, 3, 4)}, [0])
+    for number, pipeline in enumerate(
+        (
+            empty.pipeline(),
+            empty.pipeline().shuffle(1).map(tenfold),
+            empty.pipeline().filter(not_third).map(tenfold),
+            empty.pipeline().filter(not_third).take(3).repeat(2),
+            empty.pipeline().concat(empty).batch(3),
+            empty.pipeline().repeat(3).batch(4),
+        )
+    ):
+        assert list(pipeline.iter(**workers)) == []
+        assert pipeline.count(**workers) == 0
+        collected = pipeline.collect(**workers)
+        assert len(collected) == 0 and collected["x"].dtype == torch.int64
+        written = pipeline.write(tmp_path / str(number), **workers)
+        assert len(written) == 0 and set(written.keys()) == set(collected.keys())
+        assert int(pipeline.reduce(Count(), **workers)) == 0
+
+
+def test_no_rows_whose_schema_cannot_be_known(data):
+    with pytest.raises(ValueError, match="no rows are left"):
+        data.pipeline().filter(lambda td: td["x"] < 0).map(lambda td: td["missing"]).collect(num_workers=0)
+
+
+def test_a_pipeline_without_end_can_only_be_iterated(data):
+    endless = data.pipeline().repeat().batch(16)
+    elements = endless.iter(num_workers=0)
+    assert [next(elements)["x"][0].item() for _ in range(4)] == [0, 16, 32, 8]
+    for end in (endless.collect, endless.count, lambda: len(endless), lambda: endless.reduce(Count())):
+        with pytest.raises(ValueError, match="no end"):
+            end()
+    assert endless.take(3).count() == 3
+    assert len(endless.take(3).collect(num_workers=0)) == 48

@@ -1,0 +1,158 @@
+"""Pipelines as loaders: torch's DataLoader, devices, positions."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import tdmap
+from tensordict_lite import TensorDict
+
+
+def rows_of(batches) -> list[int]:
+    return [row for batch in batches for row in batch["x"].tolist()]
+
+
+def noisy(td):
+    """Random in all three libraries."""
+    noise = torch.rand(td.batch_size) + torch.from_numpy(np.random.rand(*td.batch_size))
+    return td.clone(False).set("noise", noise)
+
+
+CHAINS = {
+    "batches": lambda p: p.shuffle(3).batch(7).map(noisy),
+    "filtered": lambda p: p.filter(lambda td: td["x"] % 3 != 0).batch(4),
+    "taken": lambda p: p.filter(lambda td: td["x"] % 3 != 0).take(17).batch(4),
+    "repeated": lambda p: p.shuffle(1).repeat(2).batch(9),
+    "buffered": lambda p: p.flat_map(lambda td: torch.cat([td, td])).shuffle(5, buffer=10).batch(6),
+    "joined": lambda p: p.concat(p).shuffle(2).batch(16, drop_last=True),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("chain", list(CHAINS))
+def test_dataloader_gives_every_row_once(data, chain, num_workers):
+    pipeline = CHAINS[chain](data.pipeline())
+    wanted = rows_of(pipeline.iter(num_workers=0))
+    loaded = list(DataLoader(pipeline, batch_size=None, num_workers=num_workers))
+    assert all(type(batch) is TensorDict for batch in loaded)
+    assert sorted(rows_of(loaded)) == sorted(wanted)
+    if chain in ("batches", "taken", "repeated", "joined"):  # one process or two: the same batches in the same order
+        assert rows_of(loaded) == wanted
+
+
+def test_dataloader_of_rows_makes_batches(data):
+    batches = list(DataLoader(data.pipeline().shuffle(1), batch_size=16, num_workers=2))
+    assert sum(map(len, batches)) == 40
+    assert sorted(rows_of(batches)) == list(range(40))
+
+
+def test_dataloader_with_a_collate_function_gets_the_elements_themselves(data):
+    seen = []
+    loader = DataLoader(data.pipeline().batch(20), batch_size=None, collate_fn=lambda batch: seen.append(type(batch)))
+    assert len(list(loader)) == 2
+    assert seen == [TensorDict, TensorDict]
+
+
+def test_dataloader_knows_the_length(data):
+    assert len(DataLoader(data.pipeline().batch(16), batch_size=None)) == 3
+    with pytest.raises(TypeError, match=r"count\(\)"):
+        len(data.pipeline().filter(lambda td: td["x"] > 3))
+
+
+def test_dataloader_workers_that_spawn(data):
+    loader = DataLoader(data.pipeline().batch(10), batch_size=None, num_workers=2, multiprocessing_context="spawn")
+    assert rows_of(loader) == list(range(40))
+
+
+def test_random_streams_do_not_depend_on_workers(data, workers):
+    pipeline = data.pipeline(seed=11).shuffle(4).batch(6).map(noisy)
+    here = torch.cat(list(pipeline.iter(num_workers=0)))
+    there = torch.cat(list(pipeline.iter(**workers)))
+    assert torch.equal(here["noise"], there["noise"])
+    assert not torch.equal(here["noise"][:6], here["noise"][6:12])
+    other = torch.cat(list(pipeline.iter(epoch=1, **workers)))
+    assert not torch.equal(here["noise"], other["noise"])
+    assert here["x"].tolist() != other["x"].tolist()
+
+
+def test_an_augmented_epoch_goes_on_anywhere_with_the_same_bits(data):
+    pipeline = data.pipeline(seed=11).shuffle(4).repeat(2).batch(6).map(noisy)
+    whole = list(pipeline.iter(num_workers=2))
+    for position in range(len(whole) + 1):
+        first = pipeline.iter(num_workers=2)
+        assert len(list(itertools.islice(first, position))) == position
+        saved = pickle.loads(pickle.dumps(first.state_dict()))
+        first.close()
+        later = pipeline.iter(num_workers=1)
+        later.load_state_dict(saved)
+        rest = list(later)
+        assert len(rest) == len(whole) - position
+        assert all(torch.equal(a["noise"], b["noise"]) for a, b in zip(rest, whole[position:]))
+
+
+def test_a_shuffle_buffer_goes_on_anywhere(data):
+    pipeline = data.pipeline().filter(lambda td: td["x"] % 3 != 0).shuffle(5, buffer=8).batch(3)
+    whole = [batch["x"].tolist() for batch in pipeline.iter(num_workers=0)]
+    assert sorted(itertools.chain(*whole)) == [row for row in range(40) if row % 3]
+    assert list(itertools.chain(*whole)) != sorted(itertools.chain(*whole))
+    for position in range(len(whole) + 1):
+        first = pipeline.iter(num_workers=0)
+        list(itertools.islice(first, position))
+        saved = first.state_dict()
+        list(itertools.islice(first, 2))  # what goes on must not change what was saved
+        later = pipeline.iter(num_workers=0)
+        later.load_state_dict(saved)
+        assert [batch["x"].tolist() for batch in later] == whole[position:]
+
+
+def test_a_state_of_another_pipeline_is_refused(data):
+    saved = data.pipeline().batch(4).iter(num_workers=0).state_dict()
+    other = data.pipeline().batch(5).iter(num_workers=0)
+    with pytest.raises(ValueError, match=r"it was .*batch\(4\)(.|\n)*this is .*batch\(5\)"):
+        other.load_state_dict(saved)
+    with pytest.raises(ValueError, match="lacks"):
+        other.load_state_dict({"version": 1})
+    assert len(list(other)) == 8
+
+
+def test_a_pickled_pipeline_is_the_same(data):
+    again = pickle.loads(pickle.dumps(data.pipeline(seed=1).shuffle(2).map(noisy).batch(5)))
+    assert rows_of(again.iter(num_workers=0)) == rows_of(data.pipeline().shuffle(2).batch(5).iter(num_workers=0))
+    assert repr(again).endswith("map(noisy).batch(5)")
+
+
+def test_leaving_the_loop_frees_the_workers(data):
+    with tdmap.WorkerPool(2) as pool:
+        for _ in range(3):
+            for _batch in data.pipeline().batch(2).iter(pool=pool):
+                break
+        assert len(list(data.pipeline().batch(2).iter(pool=pool))) == 20
+
+
+def test_no_more_batches_than_asked_for_are_ahead(data, tmp_path):
+    def noted(td):
+        (tmp_path / str(int(td["x"][0]))).touch()
+        return td
+
+    elements = data.pipeline().batch(2).map(noted).iter(num_workers=2, prefetch=3)
+    next(elements)
+    elements.close()
+    assert len(list(tmp_path.iterdir())) <= 1 + 3
+
+
+def test_batches_may_be_anything(data, workers):
+    pairs = data.pipeline().batch(16).map(lambda td: (td["image"], td["x"], "name"))
+    images, rows, name = next(iter(pairs.iter(**workers)))
+    assert images.shape == (16, 3, 4) and rows.tolist() == list(range(16)) and name == "name"
+
+
+def test_rows_come_one_by_one_without_batch(data, workers):
+    rows = list(data.pipeline().take(5).iter(**workers))
+    assert [int(row["x"]) for row in rows] == list(range(5))
+    assert rows[0].batch_size == torch.Size([])
