@@ -3,6 +3,7 @@
 #   make test    the test suite (installs what it needs first)
 #   make check   linter, formatter, strict types
 #   make bench   the benchmarks and their charts, into benchmarks/results
+#   make gpu     what needs a CUDA device: its tests, and how fast rows get there (see docs/devices.md)
 #   make soak    the long chaos and stress runs
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ ROWS   ?= 50000
 PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check
 BIN    := $(VENV)/bin
 
-.PHONY: demo test check format bench soak clean
+.PHONY: demo test check format bench gpu soak clean
 
 demo: $(VENV)/.installed-images
 	$(BIN)/python examples/preprocess_images.py --rows $(ROWS) --dir demo-output
@@ -37,6 +38,10 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.mapreduce
 	$(BIN)/python -m benchmarks.loader
+
+gpu: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
+	$(BIN)/python -m benchmarks.device
 
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m soak -n $(JOBS) --timeout 3600 $(PYTEST_ARGS)
