@@ -19,8 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap._data import Data, is_data, narrow
-from tdmap.reducers import Count, Max, Mean, Min, MinMax, Reducer, Std, Sum, Var
+from tdmap._data import Data, is_data
+from tdmap.bykey.rows import columns_of, split_rows
+from tdmap.reducers import Checksum, Count, Max, Mean, Min, MinMax, Reducer, Std, Sum, Var
 from tdmap.reducers.base import Key, reduced_dims, values_of
 from tensordict_lite import TensorDict
 
@@ -277,9 +278,9 @@ class OneByOne(Grouped):
     def update(self, rows: Data, starts: Starts) -> States:
         reducer = self.reducer
         states = np.empty(len(starts), dtype=object)
-        stops = [*starts[1:].tolist(), rows.shape[0]]
-        for group, (start, stop) in enumerate(zip(starts.tolist(), stops)):
-            states[group] = reducer.update(reducer.init(), narrow(rows, 0, start, stop), 0)
+        lengths = np.diff(starts, append=rows.shape[0]).tolist()
+        for group, part in enumerate(split_rows(rows, columns_of(rows), lengths)):
+            states[group] = reducer.update(reducer.init(), part, 0)
         return (states,)
 
     def merge(self, a: States, b: States) -> States:
@@ -289,7 +290,10 @@ class OneByOne(Grouped):
         return (merged,)
 
     def finish(self, states: States) -> Any:
-        return stack_answers([self.reducer.finish(state) for state in states[0]], self.name)
+        answers = [self.reducer.finish(state) for state in states[0]]
+        if isinstance(self.reducer, Checksum):  # 64 bits without a sign
+            return torch.from_numpy(np.array(answers, dtype=np.uint64))
+        return stack_answers(answers, self.name)
 
 
 def stack_answers(answers: list[Any], name: str) -> Any:

@@ -26,7 +26,7 @@ from tdmap.bykey.aggregates import Grouped, grouped_form
 from tdmap.bykey.keys import KeyLike, KeySpec, require_entry
 from tdmap.bykey.mapping import MapPartition
 from tdmap.bykey.prepare import KeyedData, count_partitions, light, plan_rows, prepare
-from tdmap.bykey.reducing import CutChunk, ReducePartition, empty_answer, select, state_shapes
+from tdmap.bykey.reducing import CutChunk, ReducePartition, empty_answer, one_row, select, try_forms
 from tdmap.bykey.rows import Shape, columns_of, is_columnar, schema_of
 from tdmap.bykey.spilling import Partitions
 from tdmap.bykey.splits import Splits
@@ -193,7 +193,7 @@ class GroupBy:
         policy = policy_for(None, None, retries, timeout, undo=False)
         keyed = prepare(self._data, self._spec, "group_by", execution, dropna=self._dropna)
 
-        def run(spill: Spill) -> tuple[Pieces, Schema | None]:
+        def run(spill: Spill) -> tuple[Pieces, Callable[[], Schema] | None]:
             return _map_groups(keyed, self._data, fn, spill, execution, policy, chunksize)
 
         return self._to_output(out, keyed, run, execution, False)
@@ -213,7 +213,7 @@ class GroupBy:
         self,
         out: Data | str | os.PathLike[str] | None,
         keyed: KeyedData,
-        run: Callable[[Spill], tuple[Pieces, Schema | None]],
+        run: Callable[[Spill], tuple[Pieces, Callable[[], Schema] | None]],
         execution: Execution,
         has_keys: bool,
     ) -> Data:
@@ -225,7 +225,7 @@ class GroupBy:
         with Spill(spill_folder(output, self._spill_dir)) as spill:
             try:
                 pieces, empty = run(spill)
-                schema = pieces.schema or empty
+                schema = pieces.schema or (None if empty is None else empty())
                 if schema is None:
                     raise ValueError(
                         "map_groups: the function returned no rows for any group, so nothing tells what the result "
@@ -289,29 +289,33 @@ class _Reduction:
         self.execution = execution
         self.policy = policy
 
-    def run(self, spill: Spill, chunksize: int | None) -> tuple[Pieces, Schema]:
-        """The answers, as pieces in files, and what they look like."""
-        keyed, execution = self.keyed, self.execution
+    def run(self, spill: Spill, chunksize: int | None) -> tuple[Pieces, Callable[[], Schema]]:
+        """The answers, as pieces in files, and what they look like when there are none."""
+        keyed, forms, codec = self.keyed, self.forms, self.keyed.codec
         source = _source(keyed, self.payload)
         rows = select(source, self.payload)
-        example = schema_of(rows)
-        empty = take_apart(empty_answer(keyed, self.forms, example)).schema
+        row = one_row(rows)
+        trial = try_forms(forms, row)
         plan = plan_rows(int(source.shape[0]), data_row_bytes(source, int(source.shape[0])), chunksize)
+
+        def empty() -> Schema:
+            return take_apart(empty_answer(keyed.names, codec, forms, one_row(schema_of(rows)))).schema
+
         if not plan.length:
             return Pieces(), empty
         share, groups = keyed.distinct_share(plan)
-        combine = share <= COMBINE_SHARE and not any(form.objects for form in self.forms.values())
-        shapes = state_shapes(self.forms, example) if combine else [Shape.of(column) for column in columns_of(example)]
-        rows_left = plan.num_chunks * groups if combine else plan.length
-        row_bytes = 8 * keyed.codec.num_words + sum(shape.nbytes for shape in shapes)
-        parts = count_partitions(rows_left * row_bytes)
-        splits = keyed.splits(parts)
-        cut = CutChunk(keyed.reader, spill, splits, self.payload, self.forms if combine else None)
-        runs = _run_cut(source, plan, cut, execution, self.policy)
-        partitions = Partitions(spill, runs, keyed.codec.num_words, shapes)
-        reduce = ReducePartition(keyed.names, keyed.codec, partitions, self.forms, example, combine)
-        heavy = any(form.objects for form in self.forms.values())
-        crew = execution if heavy else light(execution, partitions.nbytes)
+        one_by_one = any(form.objects for form in forms.values())
+        combine = share <= COMBINE_SHARE and not one_by_one
+        shapes = [Shape.of(c) for c in ([c for state in trial for c in state] if combine else columns_of(row))]
+        rows_left = min(plan.num_chunks * groups, plan.length) if combine else plan.length
+        row_bytes = 8 * codec.num_words + sum(shape.nbytes for shape in shapes)
+        splits = keyed.splits(count_partitions(rows_left * row_bytes))
+        cut = CutChunk(keyed.reader, spill, splits, self.payload, forms if combine else None)
+        runs = _run_cut(source, plan, cut, self.execution, self.policy)
+        partitions = Partitions(spill, runs, codec.num_words, shapes)
+        widths = [len(state) for state in trial] if combine else None
+        reduce = ReducePartition(keyed.names, codec, partitions, forms, schema_of(rows), widths)
+        crew = self.execution if one_by_one else light(self.execution, partitions.nbytes)
         return _each_partition(splits, reduce, spill, crew, self.policy), empty
 
 
@@ -359,10 +363,10 @@ def _map_groups(
     execution: Execution,
     policy: Policy,
     chunksize: int | None,
-) -> tuple[Pieces, Schema | None]:
+) -> tuple[Pieces, Callable[[], Schema] | None]:
     length = int(data.shape[0])
     if not length:
-        return Pieces(), take_apart(narrow(data, 0, 0, 0)).schema
+        return Pieces(), lambda: take_apart(narrow(data, 0, 0, 0)).schema
     whole = is_columnar(data)
     row_bytes = data_row_bytes(data, length)
     plan = plan_rows(length, row_bytes, chunksize)

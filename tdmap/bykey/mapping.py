@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, data_row_bytes, is_data, narrow
+from tdmap._data import Data, is_data, is_dense
 from tdmap.bykey.codec import KeyCodec
 from tdmap.bykey.order import Words, group_starts, stable_order, take
-from tdmap.bykey.rows import Shape, reordered, with_columns
+from tdmap.bykey.rows import Shape, reordered, split_rows
 from tdmap.bykey.spilling import Partitions
 from tdmap.errors import OutputMismatch, add_note
 from tdmap.job import function_name
@@ -74,35 +74,38 @@ class MapPartition:
     def _results(self, columns: list[Tensor], starts: list[int], stops: list[int], keys: Words) -> Iterator[Data]:
         """Results of consecutive groups, several at a time."""
         waiting: list[Data] = []
+        look: Any = None
         schema: Schema | None = None
-        nbytes = 0
-        ordered = with_columns(self.rows, columns, stops[-1]) if self.whole else None
-        for group, (start, stop) in enumerate(zip(starts, stops)):
-            if ordered is not None:
-                rows = narrow(ordered, 0, start, stop)
-            else:
-                rows = self.rows[columns[0][start:stop]]
+        nbytes = row_bytes = 0
+        for group, rows in enumerate(self._groups(columns, starts, stops)):
             try:
                 result = self.fn(rows)
                 if result is None:
                     continue
                 if is_data(result) and not len(result.shape):
                     result = result.unsqueeze(0)
-                found = take_apart(result).schema
-                schema = found if schema is None else schema
-                difference = "" if found is schema or found.fields == schema.fields else schema.difference(found)
-                if difference:
-                    raise OutputMismatch(f"results must look alike to go into one dataset, and {difference}.")
+                if schema is None or _look_of(result) != look:
+                    schema, look = _same_schema(schema, result), _look_of(result)
+                    row_bytes = sum(schema.row_bytes)
             except Exception as error:
-                add_note(error, f"in the group of the key {self._key(keys, group)} ({stop - start} rows)")
+                count = stops[group] - starts[group]
+                add_note(error, f"in the group of the key {self._key(keys, group)} ({count} rows)")
                 raise
             waiting.append(result)
-            nbytes += data_row_bytes(result, 1)
+            nbytes += row_bytes * int(result.shape[0])
             if nbytes > BLOCK_BYTES:
                 yield _joined(waiting)
                 waiting, nbytes = [], 0
         if waiting:
             yield _joined(waiting)
+
+    def _groups(self, columns: list[Tensor], starts: list[int], stops: list[int]) -> Iterator[Data]:
+        """The rows of each group."""
+        if not self.whole:
+            for start, stop in zip(starts, stops):
+                yield self.rows[columns[0][start:stop]]
+            return
+        yield from split_rows(self.rows, columns, [stop - start for start, stop in zip(starts, stops)])
 
     def _key(self, keys: Words, group: int) -> str:
         values = []
@@ -140,6 +143,27 @@ def _file_column(folder: str, name: str, shape: Shape, rows: int) -> Tensor:
     size = torch.Size((rows, *shape.row))
     stride = torch.empty(size, device="meta").stride()
     return torch.empty(0, dtype=shape.dtype).set_(storage, 0, size, stride)
+
+
+def _look_of(value: Any) -> Any:
+    """What tells two results that have one schema, at little cost; equal schemas may look different."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.shape[1:]
+    if is_dense(value):
+        return [(key, _look_of(entry)) for key, entry in value._source.items()]
+    return type(value)
+
+
+def _same_schema(schema: Schema | None, result: Data) -> Schema:
+    """The schema of a result, if it is that of the others.
+
+    Raises:
+        OutputMismatch: it is not, or the result is no rows.
+    """
+    found = take_apart(result).schema
+    if schema is not None and found.fields != schema.fields:
+        raise OutputMismatch(f"results must look alike to go into one dataset, and {schema.difference(found)}.")
+    return found
 
 
 def _joined(results: list[Data]) -> Data:

@@ -112,11 +112,14 @@ class KeyedData:
     def distinct_share(self, plan: ChunkPlan) -> tuple[float, int]:
         """The share and the number of distinct keys in a chunk from the middle."""
         begin, end = plan.rows(plan.num_chunks // 2)
+        rows = end - begin
+        if self.reader.spec.fn is not None:  # somebody's function, which may be slow: a part will do
+            end = min(end, begin + SAMPLE_RUNS * SAMPLE_RUN)
         words, _ = self.quiet.read(narrow(self.data, 0, begin, end), begin)
         if not len(words[0]):
             return 0.0, 0
         groups = len(group_starts(stable_order(words)[1]))
-        return groups / len(words[0]), groups
+        return groups / len(words[0]), groups * -(-rows // (end - begin))
 
     def resampled(self) -> Words:
         """The words of evenly spread rows."""
@@ -207,9 +210,9 @@ def _number_strings(
     length = int(data.shape[0])
     plan = plan_rows(length, data_row_bytes(data, length))
     source = data if spec.fn is not None else _entries(data, spec.names)
-    chunks = light(execution, 0 if plan.num_chunks == 1 else 1, plan).run(
-        Job(Source(source), plan, NumberChunk(spec), Policy(undo=False)), Collect()
-    )
+    crew = light(execution, 0) if plan.num_chunks == 1 else execution
+    job = Job(Source(source), plan, NumberChunk(spec), Policy(undo=False))
+    chunks = crew.run(job, Collect()) if length else [NumberChunk(spec)(source)]
     added: dict[str, Tensor] = {}
     names: list[Key] = []
     labels: list[list[str] | None] = []

@@ -14,8 +14,7 @@ from tdmap.bykey.aggregates import Grouped, States, join_states, pick
 from tdmap.bykey.codec import KeyCodec
 from tdmap.bykey.keys import KeyReader
 from tdmap.bykey.order import Words, group_starts, joined, stable_order, take
-from tdmap.bykey.prepare import KeyedData
-from tdmap.bykey.rows import Shape, columns_of, gather, reordered, with_columns
+from tdmap.bykey.rows import columns_of, gather, reordered, with_columns
 from tdmap.bykey.spilling import Partitions, Run, write_run
 from tdmap.bykey.splits import Splits
 from tdmap.reducers.base import Key
@@ -90,23 +89,24 @@ def update_all(forms: Mapping[str, Grouped], rows: Data, starts: Any) -> list[St
     return [form.update(rows, starts) for form in forms.values()]
 
 
-def _one_row(example: Data) -> Data:
-    """A row of zeros with the schema of `example`."""
-    columns = [torch.zeros((1, *column.shape[1:]), dtype=column.dtype) for column in columns_of(example)]
-    return with_columns(example, columns, 1)
+def one_row(rows: Data) -> Data:
+    """The first row, to try reducers on before anything is sent; zeros where there is none."""
+    if rows.shape[0]:
+        return narrow(rows, 0, 0, 1)
+    columns = [torch.zeros((1, *column.shape[1:]), dtype=column.dtype) for column in columns_of(rows)]
+    return with_columns(rows, columns, 1)
 
 
-def state_shapes(forms: Mapping[str, Grouped], example: Data) -> list[Shape]:
-    """What the columns of states are."""
-    states = update_all(forms, _one_row(example), np.zeros(1, dtype=np.int64))
-    return [Shape.of(column) for state in states for column in state]
+def try_forms(forms: Mapping[str, Grouped], row: Data) -> list[States]:
+    """The states of one row, for those reducers that work on many groups; others keep what they raise to workers."""
+    return [form.update(row, np.zeros(1, dtype=np.int64)) for form in forms.values() if not form.objects]
 
 
-def empty_answer(keyed: KeyedData, forms: Mapping[str, Grouped], example: Data) -> Data:
-    """The answer for no rows at all; also a trial of every reducer on a row of zeros, in the caller."""
-    states = update_all(forms, _one_row(example), np.zeros(1, dtype=np.int64))
-    words = [np.zeros(1, dtype=np.uint64) for _ in range(keyed.codec.num_words)]
-    return narrow(answer_of(key_entries(keyed.names, keyed.codec, words), forms, states, 1), 0, 0, 0)
+def empty_answer(names: tuple[Key, ...], codec: KeyCodec, forms: Mapping[str, Grouped], row: Data) -> Data:
+    """The answer for no groups at all, from that for one row."""
+    states = update_all(forms, row, np.zeros(1, dtype=np.int64))
+    words = [np.zeros(1, dtype=np.uint64) for _ in range(codec.num_words)]
+    return narrow(answer_of(key_entries(names, codec, words), forms, states, 1), 0, 0, 0)
 
 
 def answer_of(keys: Mapping[Any, Tensor], forms: Mapping[str, Grouped], states: Sequence[States], groups: int) -> Data:
@@ -134,7 +134,7 @@ class ReducePartition:
         partitions: the runs.
         forms: the reducers.
         example: no rows of the payload.
-        combined: runs hold states instead of rows.
+        widths: how many columns the states of each reducer have, when runs hold states instead of rows.
     """
 
     __qualname__ = "group_by.reduce"
@@ -146,14 +146,14 @@ class ReducePartition:
         partitions: Partitions,
         forms: Mapping[str, Grouped],
         example: Data,
-        combined: bool,
+        widths: list[int] | None,
     ) -> None:
         self.names = names
         self.codec = codec
         self.partitions = partitions
         self.forms = forms
         self.example = example
-        self.combined = combined
+        self.widths = widths
         self.batch_bytes = BATCH_BYTES
 
     def __call__(self, numbers: Tensor) -> Data | None:
@@ -172,17 +172,12 @@ class ReducePartition:
         order, words = stable_order(words)
         starts = group_starts(words)
         columns = [reordered(column, order) for column in columns]
-        if self.combined:
-            return take(words, starts), self._fold(self._apart(columns), starts)
+        if self.widths is not None:
+            at = iter(columns)
+            states = [tuple(next(at) for _ in range(width)) for width in self.widths]
+            return take(words, starts), self._fold(states, starts)
         rows = with_columns(self.example, columns, len(order))
         return take(words, starts), update_all(self.forms, rows, starts)
-
-    def _apart(self, columns: list[Tensor]) -> list[States]:
-        """The columns of states, by reducer."""
-        at, found = iter(columns), []
-        for states in update_all(self.forms, _one_row(self.example), np.zeros(1, dtype=np.int64)):
-            found.append(tuple(next(at) for _ in states))
-        return found
 
     def _fold(self, states: list[States], starts: Any) -> list[States]:
         return [form.fold(state, starts) for form, state in zip(self.forms.values(), states)]

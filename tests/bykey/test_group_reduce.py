@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import tdmap
 from tdmap.bykey import Grouped, grouping, prepare, reducing
 from tdmap.reducers import (
+    Checksum,
     Count,
     CovarianceMatrix,
     Histogram,
@@ -285,6 +286,9 @@ def test_no_rows_give_no_keys(tmp_path):
         key: (leaf.dtype, leaf.shape[1:]) for key, leaf in full.items(True, True)
     }
     assert len(tdmap.group_by(data, "k").reduce(Count(), num_workers=2, out=tmp_path / "out")) == 0
+    strings = TensorDict({"word": ["a", "b"], "f": torch.full((2,), torch.nan)}, [2])
+    assert len(tdmap.group_by(strings[:0], "word").reduce(Count(), num_workers=0)) == 0
+    assert len(tdmap.group_by(strings, "f", dropna=True).reduce({"q": Quantile("f")}, num_workers=0)) == 0
 
 
 def test_into_a_dataset_that_there_is():
@@ -306,6 +310,13 @@ def test_one_huge_key_is_reduced_in_batches(small_pieces, monkeypatch):
     reducers = {**ready_made(), "q": Quantile("v")}
     result = tdmap.group_by(data, "k").reduce(reducers, num_workers=2, chunksize=100)
     check_against_reduce(data, result, reducers, keys.tolist())
+
+
+def test_checksums_have_64_bits():
+    data = dataset(300, 5)
+    result = tdmap.group_by(data, "k").reduce({"sum": Checksum("v")}, num_workers=2)
+    for key, checksum in zip(result["k"], result["sum"].tolist()):
+        assert checksum == tdmap.reduce(data[data["k"] == key], Checksum("v"), num_workers=0)
 
 
 def test_a_single_reducer_is_called_result():
