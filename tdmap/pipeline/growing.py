@@ -8,7 +8,7 @@ from tdmap._data import Data
 from tdmap.append import Pieces, SpillRows, append_rows, place_pieces
 from tdmap.pipeline.planning import Head, Plan
 from tdmap.pipeline.rounds import Context
-from tdmap.pipeline.running import no_rows, one_job, pieces_of
+from tdmap.pipeline.running import as_rows, no_rows, one_job, pieces_of
 from tdmap.placing import Output, spill_folder
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.spill import Spill
@@ -19,7 +19,7 @@ def write_growing(plan: Plan, context: Context, out: str | os.PathLike[str], res
     """All rows of a plan into a new dataset in a folder."""
     assert context.execution is not None
     if isinstance(plan, Head) and plan.epochs == 1 and (plan.first, plan.stop) == (0, None):
-        job = one_job(plan, context, empty=_none)
+        job = one_job(plan, context, then=as_rows, empty=_none)
         return append_rows(
             job.source.data,
             job.fn,

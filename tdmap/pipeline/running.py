@@ -58,14 +58,23 @@ def pieces_of(plan: Plan, context: Context) -> Iterator[Data]:
                 piece = stream.next()
             except StopIteration:
                 return
-            if not is_data(piece) or not piece.shape:
-                raise TypeError(
-                    f"rows are wanted, in tensors or collections, and a batch is a {type(piece).__name__}: iterate "
-                    "such a pipeline, or leave out its last stage."
-                )
-            yield piece
+            yield as_rows(piece)
     finally:
         stream.close()
+
+
+def as_rows(value: Any, start: int = 0) -> Data:
+    """A batch as rows.
+
+    Raises:
+        TypeError: it is something else, which a function of batches may return.
+    """
+    if not is_data(value) or not value.shape:
+        raise TypeError(
+            f"rows are wanted, in tensors or collections, and a batch is a {type(value).__name__}: iterate such a "
+            "pipeline, or leave out its last stage."
+        )
+    return value
 
 
 # -- collect -------------------------------------------------------------------------------------------
@@ -76,7 +85,7 @@ def collect(plan: Plan, context: Context) -> Data:
     check_ends(plan)
     execution = context.execution
     if isinstance(plan, Head) and plan.epochs == 1 and (plan.first, plan.stop) == (0, None) and execution is not None:
-        job = one_job(plan, context, empty=_none)
+        job = one_job(plan, context, then=as_rows, empty=_none)
         value = execution.run(job, Gather()) if job.plan.length else None
     else:
         pieces = [piece.clone() for piece in pieces_of(plan, context)]
@@ -230,7 +239,7 @@ class _Fold:
         self.reducer = reducer
 
     def __call__(self, rows: Data, start: int) -> Any:
-        return self.reducer.update(self.reducer.init(), rows, start)
+        return self.reducer.update(self.reducer.init(), as_rows(rows), start)
 
 
 # -- count ---------------------------------------------------------------------------------------------

@@ -64,6 +64,12 @@ class Work:
         names = [function_name(stage.fn) for stage in self.stages if isinstance(stage, Call)]
         self.__qualname__ = " + ".join(names) or "pipeline"
 
+    @property
+    def merge_states(self) -> Callable[[Any, Any], Any] | None:
+        """How workers merge the results of neighbouring chunks, where these are states of a reduction."""
+        merge: Callable[[Any, Any], Any] | None = getattr(self.then, "merge_states", None)
+        return merge
+
     def identity_parts(self) -> dict[str, str]:
         """What the work consists of, for runs that can be gone on with."""
         return {"order of rows": self.order, **stage_parts(self.stages)}

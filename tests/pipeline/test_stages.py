@@ -1,0 +1,250 @@
+"""What each stage does, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tdmap
+from tdmap import Pipeline
+from tdmap.errors import OutputMismatch
+from tensordict_lite import TensorDict, lazy_stack
+
+
+def odd(td):
+    return td["x"] % 2 == 1
+
+
+def rows(pipeline, **options) -> list[int]:
+    return pipeline.collect(num_workers=0, **options)["x"].tolist()
+
+
+def test_every_call_returns_a_new_pipeline(data):
+    base = data.pipeline()
+    longer = base.take(3)
+    assert base is not longer
+    assert (base.count(), longer.count()) == (40, 3)
+    assert isinstance(base, Pipeline) and bool(base)
+
+
+def test_nothing_runs_before_the_end(data):
+    def never(td):
+        raise AssertionError("called")
+
+    pipeline = data.pipeline().map(never).filter(never).batch(3).map(never)
+    pipeline.iter(num_workers=0)
+    with pytest.raises(AssertionError, match="called"):
+        next(pipeline.iter(num_workers=0))
+
+
+def test_a_global_shuffle_is_that_of_map_iter(data):
+    order = torch.cat(list(tdmap.map_iter(data, lambda td: td["x"], shuffle=True, seed=9, num_workers=1)))
+    assert rows(data.pipeline().shuffle(9)) == order.tolist()
+
+
+def test_a_shuffle_after_a_filter_is_a_permutation_of_what_is_left(data):
+    got = rows(data.pipeline().filter(odd).shuffle(4))
+    assert sorted(got) == list(range(1, 40, 2)) and got != sorted(got)
+
+
+def test_shards_have_every_row_once(data):
+    for before in (lambda p: p, lambda p: p.shuffle(1), lambda p: p.filter(odd), lambda p: p.filter(odd).skip(3)):
+        whole = rows(before(data.pipeline()))
+        shares = [rows(before(data.pipeline()).shard(i, 3)) for i in range(3)]
+        assert sorted(sum(shares, [])) == sorted(whole)
+        assert max(map(len, shares)) < len(whole)
+    batches = [[b["x"].tolist() for b in data.pipeline().batch(7).shard(i, 2).iter(num_workers=0)] for i in range(2)]
+    assert [len(share) for share in batches] == [3, 3]
+
+
+def test_zip_puts_entries_side_by_side(data, workers):
+    other = TensorDict({"z": torch.arange(40) * 2}, [40])
+    known = data.pipeline().shuffle(1).zip(other.pipeline().shuffle(1))
+    assert torch.equal(known.collect(**workers)["z"], known.collect(**workers)["x"] * 2)
+    filtered = data.pipeline().filter(odd).zip(other.pipeline().filter(lambda td: td["z"] % 4 == 2))
+    got = filtered.batch(3).iter(**workers)
+    assert all(torch.equal(batch["z"], batch["x"] * 2) for batch in got)
+    assert filtered.count(**workers) == 20
+
+
+def test_zip_of_uneven_rows_is_an_error(data):
+    with pytest.raises(ValueError, match=r"40 and 30.*\.take\(30\)"):
+        data.pipeline().zip(TensorDict({"z": torch.zeros(30)}, [30]))
+    uneven = data.pipeline().filter(odd).zip(TensorDict({"z": torch.zeros(25)}, [25]))
+    with pytest.raises(ValueError, match="ended after 20"):
+        uneven.collect(num_workers=0)
+    with pytest.raises(ValueError, match="both pipelines have 'image', 'x'"):
+        data.pipeline().zip(data).collect(num_workers=0)
+
+
+def test_concat_wants_rows_that_look_alike(data):
+    with pytest.raises(OutputMismatch, match="'image'"):
+        data.pipeline().concat(data.pipeline().select("x")).shuffle(1).collect(num_workers=0)
+    with pytest.raises(OutputMismatch, match="'x' is float32"):
+        other = data.pipeline().map(lambda td: td.clone(False).set("x", td["x"].float()))
+        data.pipeline().concat(other).shuffle(1).collect(num_workers=0)
+
+
+def test_select_takes_nested_keys():
+    nested = TensorDict({"a": {"b": torch.arange(3), "c": torch.zeros(3)}, "d": torch.zeros(3)}, [3])
+    kept = nested.pipeline().select(("a", "b"), "d").collect(num_workers=0)
+    assert set(kept.keys(True, True)) == {("a", "b"), "d"}
+
+
+def test_many_kinds_of_data(tmp_path, workers):
+    mapped = TensorDict({"x": torch.arange(10), "n": {"y": torch.rand(10, 2)}, "name": "same"}, [10]).memmap(tmp_path)
+    got = mapped.pipeline().shuffle(1).filter(lambda td: td["x"] > 3).map(lambda td: td.set("new", td["x"])).batch(4)
+    batches = list(got.iter(**workers))
+    assert sorted(torch.cat([batch["new"] for batch in batches]).tolist()) == list(range(4, 10))
+    assert batches[0]["name"] == "same"
+    assert "new" not in mapped.keys()
+    tensor = torch.arange(10)
+    assert Pipeline(tensor).filter(lambda x: x % 2 == 0).map(lambda x: x * 2).collect(**workers).tolist() == [
+        0,
+        4,
+        8,
+        12,
+        16,
+    ]
+    stack = lazy_stack([TensorDict({"x": torch.tensor(i)}, []) for i in range(6)])
+    assert stack.pipeline().shuffle(0).map(lambda td: td["x"] + 1).collect(**workers).sort()[0].tolist() == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
+
+
+def test_modules_and_entries(data):
+    net = nn.Linear(4, 2)
+    got = data.pipeline().map(net, in_keys="image", out_keys="score").collect(num_workers=0)
+    assert torch.allclose(got["score"], net(data["image"])) and not got["score"].requires_grad
+    assert "map(Linear)" in repr(data.pipeline().map(net, in_keys="image"))
+
+
+def test_rows_one_by_one(data):
+    got = data.pipeline().map_rows(lambda row: TensorDict({"x": row["x"] + 1}, [])).collect(num_workers=0)
+    assert got["x"].tolist() == list(range(1, 41))
+
+
+# -- bad input -----------------------------------------------------------------------------------------
+
+BAD = {
+    "map": [(3,), (None,)],
+    "filter": [("x",)],
+    "batch": [(0,), (2.5,), (True,), ("3",)],
+    "take": [(-1,), (1.0,)],
+    "skip": [(-1,)],
+    "shard": [(2, 2), (-1, 2), (0, 0)],
+    "shuffle": [(None,), (1.5,), (1, 0)],
+    "repeat": [(0,), (-1,)],
+    "select": [(), (3,), ((),)],
+    "zip": [([1, 2],)],
+    "concat": [(5,)],
+    "cache": [(7,)],
+}
+
+
+@pytest.mark.parametrize(("name", "arguments"), [(name, args) for name, many in BAD.items() for args in many])
+def test_bad_arguments_are_refused_where_they_are_given(data, name, arguments):
+    with pytest.raises((TypeError, ValueError)):
+        getattr(data.pipeline(), name)(*arguments)
+
+
+WRONG = {
+    "batch twice": (lambda p: p.batch(2).batch(3), "unbatch"),
+    "unbatch without batch": (lambda p: p.unbatch(), r"after \.batch"),
+    "flat_map of batches": (lambda p: p.batch(2).flat_map(odd), r"before \.batch"),
+    "shuffle of batches": (lambda p: p.batch(2).shuffle(1), r"before \.batch"),
+    "shuffle of unknown rows": (lambda p: p.flat_map(odd).shuffle(1), r"flat_map\(odd\).*cache\(path\).*buffer="),
+    "shuffle of counted rows": (lambda p: p.filter(odd).take(3).shuffle(1), r"take\(count=3\).*cache\(path\)"),
+    "shuffle of epochs": (lambda p: p.repeat(2).shuffle(1), r"\.shuffle\(\) first"),
+    "cache of batches": (lambda p: p.batch(2).cache("c"), r"before \.batch"),
+    "rows with batches": (lambda p: p.concat(p.batch(2)), "rows with batches"),
+}
+
+
+@pytest.mark.parametrize("case", list(WRONG))
+def test_a_stage_in_the_wrong_place_is_refused_at_once(data, case):
+    build, words = WRONG[case]
+    with pytest.raises(ValueError, match=words):
+        build(data.pipeline())
+
+
+def test_stages_after_the_end(data):
+    with pytest.raises(AttributeError, match=r"\.iter\(\) ends a pipeline: write \.batch"):
+        data.pipeline().iter(num_workers=0).batch(3)
+    with pytest.raises(AttributeError):
+        data.pipeline().count().batch(3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda td: td["image"] > 0, r"\[40, 3, 4\].*all"),
+        (lambda td: td["x"], "int64.*Compare"),
+        (lambda td: torch.ones(3, dtype=torch.bool), r"\[3\]"),
+        (lambda td: True, "bool"),
+        (lambda td: None, "NoneType"),
+    ],
+)
+def test_a_predicate_with_another_answer_is_refused(data, answer, words):
+    with pytest.raises(OutputMismatch, match=words):
+        data.pipeline().filter(answer).collect(num_workers=0, chunksize=40)
+    with pytest.raises((ValueError, TypeError), match="bool|batch"):
+        data.pipeline().batch(4).filter(lambda td: td["x"] > 0).collect(num_workers=0)
+
+
+def test_numpy_and_lists_are_masks(data):
+    assert rows(data.pipeline().filter(lambda td: np.asarray(td["x"]) < 3)) == [0, 1, 2]
+    assert rows(data.pipeline().filter(lambda td: [int(x) < 3 for x in td["x"]])) == [0, 1, 2]
+
+
+def test_map_must_keep_the_number_of_rows(data):
+    with pytest.raises(ValueError, match=r"got 10 rows and returned 9.*flat_map"):
+        data.pipeline().map(lambda td: td[1:]).collect(num_workers=0, chunksize=10)
+    with pytest.raises(TypeError, match="float"):
+        data.pipeline().map(lambda td: 1.0).collect(num_workers=0)
+    with pytest.raises(TypeError, match="iterate such a pipeline"):
+        data.pipeline().batch(4).map(lambda td: "text").collect(num_workers=0)
+
+
+def test_the_note_names_the_stage_and_the_rows(data, workers):
+    def broken(td):
+        raise ZeroDivisionError("here")
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        data.pipeline().map(lambda td: td).map(broken).collect(chunksize=10, **workers)
+    notes = "\n".join(caught.value.__notes__)
+    assert "stage 2 of 2: map(" in notes and "broken" in notes and re.search(r"rows \d+:\d+ ", notes)
+
+
+def test_rows_of_the_dataset_are_not_changed(data, workers):
+    before = data.clone()
+    with pytest.raises(RuntimeError, match="in place"):
+        data.pipeline().map(lambda td: td.set("y", td["image"].mul_(2))).collect(**workers)
+    assert torch.equal(before["image"], data["image"])
+    shuffled = data.pipeline().shuffle(1).map(lambda td: td.set("y", td["image"].mul_(2)))  # copies: no harm is done
+    assert torch.equal(shuffled.collect(**workers)["y"].sum(), before["image"].sum() * 2)
+    assert torch.equal(before["image"], data["image"])
+
+
+def test_data_that_has_no_rows(data):
+    with pytest.raises(TypeError, match="a list"):
+        Pipeline([1, 2])
+    with pytest.raises(TypeError, match="no dimension"):
+        Pipeline(torch.tensor(1))
+    with pytest.raises(TypeError, match="seed"):
+        Pipeline(data, seed="x")
+    with pytest.raises(TypeError, match="unknown option 'worker'"):
+        data.pipeline().iter(worker=3)
+    with pytest.raises(ValueError, match="prefetch"):
+        data.pipeline().iter(prefetch=0)
+    with pytest.raises(ValueError, match="chunksize"):
+        data.pipeline().collect(chunksize=0)
