@@ -323,7 +323,10 @@ def _say_complete(run: Run, job: Job) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path, name: str = "lock") -> Iterator[None]:
-    """Be the only one to hold a lock of the folder. Forked workers share it, so it is free when all are gone."""
+    """Be the only one to hold a lock of the folder.
+
+    Forked workers share it: when this process is killed, it is free once they are gone too.
+    """
     descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     deadline = time.monotonic() + LOCK_SECONDS
     try:
@@ -337,8 +340,10 @@ def _locked(folder: Path, name: str = "lock") -> Iterator[None]:
                         11, f"another process works on this run; wait for it, or end it ({folder / name})"
                     ) from None
                 time.sleep(0.01)
-        yield
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:  # by name: workers that stay warm have inherited the descriptor, and are not at work any more
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
 

@@ -461,3 +461,18 @@ def test_nothing_is_left_running(data, tmp_path):
     while helpers():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_the_same_program_goes_on_at_once_after_an_exception(data, tmp_path, method):
+    """Warm workers that were forked while the folder was locked do not keep it locked."""
+    tdmap.close_pools()
+    began = time.monotonic()
+    for _ in range(2):
+        try:
+            fn = failing(double, 100, str(tmp_path / "mark"))
+            tdmap.map(data, fn, out=tmp_path / "out", resume=True, mp_start_method=method, **OPTIONS)
+        except Interrupt:
+            continue
+    assert TensorDict.load_memmap(tmp_path / "out").shape == (200,)
+    assert time.monotonic() - began < 9
