@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import sys
 import time
 
 import pytest
@@ -231,3 +233,28 @@ def test_max_tasks_per_child_replaces_workers(tmp_path):
     x = torch.arange(20)
     assert torch.equal(tdmap.map(x, who, num_workers=2, chunksize=1, max_tasks_per_child=4), x)
     assert len(list(tmp_path.iterdir())) >= 5
+
+
+class SlowStream(io.StringIO):
+    """Delays what a worker says after a lease."""
+
+    def flush(self):
+        time.sleep(0.1)
+
+
+def test_the_last_word_on_one_job_does_not_hide_what_the_next_one_runs():
+    """Results that travel may end a job before its worker has said so; the next job must not take that for its own."""
+
+    def tell(x):
+        x.add_(1)
+        sys.stdout = SlowStream()
+        return "told"
+
+    with tdmap.WorkerPool(1) as pool:
+        assert list(tdmap.map_iter(torch.zeros(1), tell, pool=pool)) == ["told"]
+        with pytest.raises(tdmap.ChunkTimeout):
+            tdmap.map(torch.zeros(1), lambda x: time.sleep(8), pool=pool, timeout=0.4, retries=0)
+        assert list(tdmap.map_iter(torch.zeros(1), tell, pool=pool)) == ["told"]
+        with pytest.raises(tdmap.WorkerLost) as caught:
+            tdmap.map(torch.zeros(1), lambda x: os._exit(3), pool=pool, retries=0)
+        assert caught.value.rows == (0, 1) and caught.value.exit_code == 3

@@ -173,10 +173,10 @@ class ProcessCrew:
     def _event(self, member: Member, message: Any) -> Message | Joined | None:
         if isinstance(message, Hello):
             return self._join(member) if len(self._begun) < self.size else None
+        if message.job != self._job.number:  # the last word of a worker on a job that was over before it came
+            return None
         if isinstance(message, (Done, Failed)):
             member.outstanding -= 1
-        if message.job != self._job.number:
-            return None
         if isinstance(message, Done):
             first = self._starts.pop(message.lease, message.upto)
             member.chunks += message.upto - first
@@ -267,7 +267,7 @@ class ProcessCrew:
             for member in self.pool.wait(left):
                 try:
                     for message in member.receive():
-                        if isinstance(message, (Done, Failed)):
+                        if isinstance(message, (Done, Failed)) and message.job == self._job.number:
                             member.outstanding -= 1
                 except EOFError:
                     self.pool.remove(member)
