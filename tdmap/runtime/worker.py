@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import pickle
 import resource
@@ -74,6 +75,9 @@ def _settle(threads: int) -> None:
         if null != 0:
             os.dup2(null, 0)
             os.close(null)
+    for library in (multiprocessing, sys.modules.get("multiprocess")):
+        if library is not None:
+            library.current_process().name = f"tdmap-{os.getpid()}"  # what loggers show
     torch.set_num_threads(threads)
     # Unseeded maps: each worker draws other numbers, as forks of one process otherwise would not.
     seed_everything(int.from_bytes(os.urandom(8), "little") >> 1)
@@ -250,13 +254,11 @@ class Payload(NamedTuple):
     fn: bytes
 
 
-def load_loop(job: int, data: bytes, control: Any, pack: Any, emit: Any) -> ChunkLoop:
-    """The loop of a job from its payload and the import path of the driver."""
+def load_loop(job: int, data: bytes, control: Any, pack: Any, emit: Any, own_process: bool = True) -> ChunkLoop:
+    """The loop of a job from its payload, which brings the driver's surroundings to a process of our own."""
     payload: Payload
-    path, payload = pickle.loads(data)
-    for entry in reversed(path):
-        if entry not in sys.path:
-            sys.path.insert(0, entry)
+    surroundings, payload = pickle.loads(data)
+    surroundings.enter(own_process)
     fn = unpack(payload.fn)  # first: classes of the driver's script come with it
     dataset, order = unpack(payload.source)
     loop = ChunkLoop(job, Reader(dataset, payload.plan, order), fn, payload.policy, control, pack, emit, own_fn=True)

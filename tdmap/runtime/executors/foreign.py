@@ -87,7 +87,7 @@ def _loop_of(task: _Task) -> ChunkLoop:
     loop = _loops.get(key)
     if loop is None:
         parcels = ParcelWriter(small_bytes=1 << 62)
-        loop = load_loop(task.job, task.payload.read(), local_control(), parcels.pack, None)
+        loop = load_loop(task.job, task.payload.read(), local_control(), parcels.pack, None, own_process=False)
         _loops[key] = loop
         while len(_loops) > KEPT_JOBS:
             _loops.popitem(last=False)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import sys
 
 import torch
 
@@ -15,6 +13,7 @@ from tdmap.runtime.culprit import explain_unpicklable
 from tdmap.runtime.ledger import Room
 from tdmap.runtime.ondevice import is_on_device
 from tdmap.runtime.packing import Arena, Packer, unpack
+from tdmap.runtime.surroundings import Surroundings
 from tdmap.runtime.undo import MAX_BYTES, Undo
 from tdmap.runtime.worker import Payload
 from tdmap.sinks import Sink
@@ -58,8 +57,8 @@ class JobPacker:
             ) from error
         if self._packer.read_only:
             raise PermissionError("out lies in files that may only be read. Open them for writing, or write elsewhere.")
-        path = [os.path.abspath(entry) for entry in sys.path]
-        return pickle.dumps((path, Payload(source, job.plan, job.policy, writer, fn)), pickle.HIGHEST_PROTOCOL)
+        payload = Payload(source, job.plan, job.policy, writer, fn)
+        return pickle.dumps((Surroundings.here(), payload), pickle.HIGHEST_PROTOCOL)
 
     def pack_writer(self, writer: RowWriter) -> bytes:
         """A writer that has come later."""
