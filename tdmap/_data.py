@@ -200,10 +200,12 @@ class RowWriter:
             False). Otherwise entries that `out` lacks are ignored, safe casts are made, and a result that does
             not fit raises.
         aliased: `out` is the source itself, so a result may lie in the rows already.
+        strict: with `exact`, a result that is refused has nowhere else to go.
     """
 
-    def __init__(self, out: Data, plan: ChunkPlan, exact: bool, aliased: bool = False) -> None:
+    def __init__(self, out: Data, plan: ChunkPlan, exact: bool, aliased: bool = False, strict: bool = False) -> None:
         self.out = out
+        self.strict = strict
         self.plan = plan
         self.exact = exact
         self.aliased = aliased
@@ -231,6 +233,24 @@ class RowWriter:
             self._files = columns_behind(tensors_of(out), self.plan.size)
         if is_dense(out) and not self.plan.unbind and all(type(leaf) is Tensor for leaf in out._source.values()):
             self._flat = tuple(out._source)
+
+    def misfit(self, rows: Data, result: Data) -> OutputMismatch | None:
+        """What is wrong with a result for these rows, found before anything is written; None when it is welcome."""
+        if type(rows) is tuple:
+            rows = self.out._rebuild(dict(zip(self._flat, rows)), rows[0].shape[: len(self.out._batch_size)])
+        if result is None:
+            return OutputMismatch("the function returned None, and results go to a folder.") if self.strict else None
+        if self.exact:
+            if not self.strict or fits(rows, result):
+                return None
+            return unlike_the_others(rows, result)
+        try:
+            if isinstance(rows, Tensor) is not isinstance(result, Tensor) or not is_data(result):
+                raise not_a_collection(self.out, result)
+            check_fit(rows, result)
+        except OutputMismatch as error:
+            return error.with_traceback(None)
+        return None
 
     def write(self, rows: Data, result: Data) -> bool:
         """Copy `result` into `rows`.
@@ -305,6 +325,23 @@ def not_a_collection(out: Data, result: Data) -> OutputMismatch:
         f"out is a {type(out).__name__} and the function returned a {type(result).__name__}: "
         "both must be tensors, or both collections of tensors."
     )
+
+
+def unlike_the_others(rows: Data, result: Data) -> OutputMismatch:
+    """The error for a result that has not the schema of those that came before."""
+    return OutputMismatch(f"results must look alike to go into one dataset, and {describe_difference(rows, result)}.")
+
+
+def check_fit(rows: Data, result: Data, path: tuple[str, ...] = ()) -> None:
+    """Raise OutputMismatch unless the leaves of `result` can be copied into the same leaves of `rows`."""
+    if isinstance(rows, Tensor):
+        check_leaf(rows, result, path)
+        return
+    if is_dense(rows):
+        for key, dst in rows._source.items():
+            src = result._source.get(key) if is_dense(result) else result.get(key, None)
+            if src is not None:
+                check_fit(dst, src, (*path, key))
 
 
 def fits(rows: Data, result: Data) -> bool:

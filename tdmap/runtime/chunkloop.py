@@ -10,12 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from itertools import repeat
+from operator import itemgetter
 from typing import Any
 
 from tdmap._data import Data, Reader, RowWriter, tensors_of
 from tdmap.errors import add_note, describe_rows
 from tdmap.job import Policy
 from tdmap.plan import ChunkPlan
+from tdmap.reducers.base import MergeTree
 from tdmap.runtime import control as at
 from tdmap.runtime.control import Control
 from tdmap.runtime.ondevice import OnDevice
@@ -121,7 +123,6 @@ class ChunkLoop:
                     kind = Kind.WRITTEN
                 else:
                     kind = Kind.PARCEL
-                    result = self.pack(result)
                 if guarded and self._guard and self._skipper is None:
                     self._guard = kind is Kind.NONE or aliased or self._version() != self._versions
                 if kind is not segments.kind or kind is Kind.PARCEL:
@@ -135,8 +136,9 @@ class ChunkLoop:
                         done[chunk] = 1
                 elif guarded and self._guard:
                     segments.flush()  # its rows are changed, and only those of one chunk can be put back
+            last = segments.take()
         except Exception as error:
-            failed = segments.stop
+            failed = min(segments.stop, stop - 1)
             self._put_back(failed)
             segments.flush()
             raise ChunkError(failed) from error
@@ -146,7 +148,6 @@ class ChunkLoop:
         finally:
             control[at.RUNNING] = -1
         upto = segments.stop
-        last = segments.take()
         mutated = self.mutated
         self._guard |= mutated
         return Done(self.job, lease, upto, time.perf_counter() - began, mutated, last, 0)
@@ -193,7 +194,11 @@ class ChunkLoop:
 
 
 class _Segments:
-    """The results of a lease so far, as runs of the same kind that have not been reported yet."""
+    """The results of a lease so far, as runs of the same kind that have not been reported yet.
+
+    States of a reduction merge here, in the tree over the chunk numbers, and travel when the lease is over: one for
+    each node of the tree instead of one for each chunk.
+    """
 
     def __init__(self, loop: ChunkLoop, lease: int, start: int) -> None:
         self.loop = loop
@@ -202,6 +207,8 @@ class _Segments:
         self.stop = start
         self.kind: Kind | None = None
         self.values: list[Any] = []
+        self.merge: Callable[[Any, Any], Any] | None = getattr(loop.fn, "merge_states", None)
+        self.tree: MergeTree | None = None
         self.since = 0.0
 
     def add(self, chunk: int, kind: Kind, value: Any) -> None:
@@ -211,8 +218,16 @@ class _Segments:
             self.kind = kind
             self.loop.control[at.KIND] = kind
             self.since = time.perf_counter()
-        if kind is Kind.PARCEL:
-            self.values.append(value)
+        if kind is not Kind.PARCEL:
+            return
+        if self.merge is None:
+            self.values.append(self.loop.pack(value))
+            return
+        tree = self.tree or MergeTree(self.loop.plan.num_chunks, self.merge)
+        self.tree = None
+        self.start, start = self.stop, self.start  # what a merge that raises has begun with is of no use any more
+        tree.add(chunk, chunk + 1, value)
+        self.start, self.tree = start, tree
 
     def _old(self) -> bool:
         return bool(self.values) and time.perf_counter() - self.since > FLUSH_SECONDS
@@ -221,10 +236,11 @@ class _Segments:
         """The open segment, as a message; None when it is empty."""
         if self.kind is None or self.start == self.stop:
             return None
-        segment = Segment(self.loop.job, self.lease, self.start, self.stop, self.kind, tuple(self.values))
-        self.start = self.stop
-        self.values = []
-        return segment
+        start, values, tree = self.start, self.values, self.tree
+        self.start, self.values, self.tree = self.stop, [], None
+        if tree is not None:
+            values = [self.loop.pack(state) for _, _, state in sorted(tree.nodes(), key=itemgetter(0))]
+        return Segment(self.loop.job, self.lease, start, self.stop, self.kind, tuple(values))
 
     def flush(self) -> None:
         """Send the open segment."""

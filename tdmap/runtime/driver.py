@@ -148,6 +148,8 @@ class Driver:
         self._workers: set[int] = set()
         self._announced = False
         self._first_result = False
+        # Rows that do not fit can be skipped where they are made, so the first result must be known there.
+        self._one_first = bool(job.policy.skip) and getattr(sink, "sets_schema", False)
         self._lost: dict[int, Lost] = {}
 
     def _policy(self, chunk_bytes: int) -> SchedulerPolicy:
@@ -248,6 +250,8 @@ class Driver:
                 break
             if not self._first_result and not self._announced:
                 # Nothing is known about the results yet: one chunk each, which travels, and then the place is set.
+                if self._one_first and self.scheduler.in_flight:
+                    break
                 limit = 1
             lease = self.scheduler.lease(worker, now, limit)
             if lease is None:

@@ -71,9 +71,17 @@ class Skipper:
         except Exception as error:
             failure = error  # and out of this block: what is raised below is no consequence of it
         else:
-            self._mark(chunk, [])
-            return result
+            misfit = self.misfit(target, result)
+            if misfit is None:
+                self._mark(chunk, [])
+                return result
+            failure = misfit
         return self._rescue(lease, chunk, target, failure, before)
+
+    def misfit(self, target: Any, result: Any) -> Exception | None:
+        """What is wrong with a result, where it has to fit an output: an error of its rows like any other."""
+        writer = self.loop.writer
+        return None if writer is None or target is None else writer.misfit(target, result)
 
     def _invoke(self, rows: Data, start: int) -> Any:
         fn: Callable[..., Any] = self.loop.fn
@@ -81,7 +89,7 @@ class Skipper:
 
     def _rescue(self, lease: int, chunk: int, target: Any, error: Exception, before: int) -> Any:
         start, stop = self.loop.plan.rows(chunk)
-        search = _Search(self, chunk, before)
+        search = _Search(self, chunk, before, target)
         search.failed(0, stop - start, error)
         report = tuple((offset, pack_error(_without_engine(bad))) for offset, bad in search.errors)
         undo = self.loop.undo
@@ -143,8 +151,9 @@ class Skipper:
 class _Search:
     """The search in one chunk."""
 
-    def __init__(self, skipper: Skipper, chunk: int, before: int) -> None:
+    def __init__(self, skipper: Skipper, chunk: int, before: int, target: Any) -> None:
         self.skipper = skipper
+        self.target = target
         self.loop = skipper.loop
         self.chunk = chunk
         self.before = before
@@ -168,9 +177,17 @@ class _Search:
         except Exception as error:
             failure = error
         else:
-            self.parts.append(_Part(start, stop, value))
-            return
+            target = None if self.target is None else self._target(start, stop)
+            misfit = self.skipper.misfit(target, value)
+            if misfit is None:
+                self.parts.append(_Part(start, stop, value))
+                return
+            failure = misfit
         self.failed(start, stop, failure)
+
+    def _target(self, start: int, stop: int) -> Any:
+        plan = self.loop.plan
+        return self.target if plan.unbind else _part_of(self.target, plan.dim, start, stop)
 
     def _call(self, rows: Data, start: int) -> Any:
         loop = self.loop

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from tdmap._data import Data, RowWriter, allocate_like, describe_difference, gatherable
+from tdmap._data import Data, RowWriter, allocate_like, gatherable, unlike_the_others
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.types import Kind
@@ -33,6 +33,8 @@ class Folder:
     """
 
     streams = False
+    sets_schema = True
+    """The first result says what all others must look like."""
 
     def __init__(self, store: Store, created: Callable[[Data], None]) -> None:
         self._store = store
@@ -50,7 +52,7 @@ class Folder:
             self._use(known)
 
     def _use(self, data: Data) -> None:
-        self._writer = RowWriter(data, self._plan, exact=True)
+        self._writer = RowWriter(data, self._plan, exact=True, strict=True)
         self._created(data)
 
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
@@ -69,10 +71,7 @@ class Folder:
         assert self._writer is not None
         rows = next(self._writer.rows(chunk, chunk + 1))
         if not self._writer.write(rows, value):
-            raise OutputMismatch(
-                f"{self._rows(chunk)}: results must look alike to go into one dataset, and "
-                f"{describe_difference(rows, value)}."
-            )
+            raise OutputMismatch(f"{self._rows(chunk)}: {unlike_the_others(rows, value)}")
 
     def _example(self, chunk: int, value: Data) -> Data:
         import torch

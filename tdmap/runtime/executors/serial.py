@@ -65,7 +65,7 @@ class SerialCrew:
             self.output(sink.writer)
 
     def output(self, writer: RowWriter) -> None:
-        self._loop.writer = RowWriter(writer.out, writer.plan, writer.exact, writer.aliased)
+        self._loop.writer = RowWriter(writer.out, writer.plan, writer.exact, writer.aliased, writer.strict)
         self._loop.writer.prepare()
 
     def _emit(self, message: Any) -> None:

@@ -73,7 +73,7 @@ class ThreadCrew:
 
     def output(self, writer: RowWriter) -> None:
         for loop in self._loops:
-            own = RowWriter(writer.out, writer.plan, writer.exact, writer.aliased)
+            own = RowWriter(writer.out, writer.plan, writer.exact, writer.aliased, writer.strict)
             own.prepare()
             loop.writer = own
 

@@ -1,0 +1,104 @@
+"""`on_error`: a result that does not fit the output is an error of its rows, and the others go on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tdmap
+from tdmap.errors import OutputMismatch
+from tensordict_lite import TensorDict
+
+BAD = [5, 17]
+GOOD = [row for row in range(40) if row not in BAD]
+
+
+@pytest.fixture(params=["serial", "thread", "process"])
+def options(request):
+    return {"executor": request.param, "num_workers": 2, "chunksize": 8}
+
+
+def has_bad(td):
+    return any(row in BAD for row in td["meta", "row"].tolist())
+
+
+def wide(td):
+    """Bad rows have a column too many, in the entry that comes last."""
+    y = td["x"] * 2
+    return TensorDict({"a": y[:, 0], "y": torch.cat([y, y], 1) if has_bad(td) else y}, td.batch_size)
+
+
+def text(td):
+    return "nothing" if has_bad(td) else TensorDict({"a": td["x"][:, 0], "y": td["x"]}, td.batch_size)
+
+
+def complex_rows(td):
+    y = td["x"] * 2
+    return TensorDict({"a": y[:, 0], "y": y.to(torch.complex64) if has_bad(td) else y}, td.batch_size)
+
+
+@pytest.mark.parametrize("fn", [wide, text, complex_rows])
+@pytest.mark.parametrize("nested", [False, True])
+def test_rows_that_do_not_fit_a_given_output_keep_what_they_had(options, data, fn, nested):
+    out = TensorDict({"a": torch.full((40,), -1.0), "y": torch.full((40, 3), -1.0)}, [40])
+    out["__valid__"] = torch.zeros(40, dtype=torch.bool)
+    if nested:
+        out["meta"] = {"row": torch.zeros(40)}
+    errors = tdmap.RowErrors()
+    tdmap.map(data, fn, out=out, on_error=errors, **options)
+    assert errors.rows == BAD and all(isinstance(bad.error, OutputMismatch) for bad in errors)
+    assert (out["a"][BAD] == -1).all() and (out["y"][BAD] == -1).all()
+    assert (out["y"][GOOD] != -1).any(-1).all()
+    assert torch.equal(out["__valid__"], errors.mask(40))
+
+
+@pytest.mark.parametrize("bad", [[5, 17], [0, 39], [0, 1, 2, 3, 4, 5, 6, 7]])
+def test_rows_that_do_not_fit_a_new_folder_are_zero(options, data, tmp_path, bad):
+    def fn(td):
+        rows = td["meta", "row"].tolist()
+        if any(row in bad for row in rows):
+            if rows[0] < 8:
+                raise ValueError("the first result sets the schema, so it is not one of these")
+            return TensorDict({"z": td["x"]}, td.batch_size) if 17 in rows else None
+        return TensorDict({"y": td["x"] + 1}, td.batch_size)
+
+    errors = tdmap.RowErrors()
+    result = tdmap.map(data, fn, out=tmp_path / "out", on_error=errors, **options)
+    assert errors.rows == bad
+    assert torch.equal(result["y"], (data["x"] + 1) * errors.mask(40)[:, None])
+
+
+def test_rows_that_do_not_fit_in_place_stay_as_they_were(options, data):
+    def spoil(td):
+        td["x"].add_(1)
+        return TensorDict({"x": td["x"].repeat(1, 2)}, td.batch_size) if has_bad(td) else None
+
+    before, errors = data["x"].clone(), tdmap.RowErrors()
+    tdmap.map(data, spoil, out=data, on_error=errors, **options)
+    assert errors.rows == BAD
+    assert torch.equal(data["x"], before + errors.mask(40)[:, None])
+
+
+def test_rows_one_by_one(options, data):
+    out = TensorDict({"y": torch.zeros(40, 3)}, [40])
+    errors = tdmap.RowErrors()
+
+    def one(td):
+        return TensorDict({"y": td["x"][: 2 if int(td["meta", "row"]) in BAD else 3] + 1}, [])
+
+    tdmap.map(data, one, out=out, on_error=errors, **{**options, "chunksize": 0})
+    assert errors.rows == BAD
+    assert torch.equal(out["y"], (data["x"] + 1) * errors.mask(40)[:, None])
+
+
+def test_results_of_another_shape_everywhere_are_an_error(options, data):
+    out = TensorDict({"y": torch.zeros(40, 7)}, [40])
+    with pytest.raises(OutputMismatch, match="'y'"):
+        tdmap.map(data, lambda td: TensorDict({"y": td["x"]}, td.batch_size), out=out, on_error="skip", **options)
+    assert not out["y"].any()
+
+
+def test_without_on_error_the_job_ends(options, data):
+    out = TensorDict({"a": torch.zeros(40), "y": torch.zeros(40, 3)}, [40])
+    with pytest.raises(OutputMismatch):
+        tdmap.map(data, wide, out=out, **options)
