@@ -199,6 +199,9 @@ def map_command(
     start_method: Annotated[str | None, typer.Option(help="fork, forkserver or spawn.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT when it is a dataset.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Keep a journal; go on after an interruption.")] = False,
+    skip_errors: Annotated[
+        bool, typer.Option("--skip-errors", help="Go on after rows on which the function raises, and list them.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar, no summary.")] = False,
 ) -> None:
     """Run a function on every row of a dataset, on several processes.
@@ -221,6 +224,7 @@ def map_command(
         "chunksize": chunksize,
         "mp_start_method": start_method,
         "pbar": not quiet,
+        "on_error": "skip" if skip_errors else "raise",
     }
     if resume:
         from tdmap.cli_resume import map_resumable

@@ -17,13 +17,15 @@ from tdmap.cli import app, find_function, guard, open_dataset, refuse
 PathArgument = Annotated[Path, typer.Argument(help="Output folder, or dataset of an in-place run.")]
 
 
-def map_resumable(data: Any, fn: Callable[[Any], Any], out: Path | None, options: Any, command: Any) -> None:
+def map_resumable(
+    data: Any, fn: Callable[[Any], Any], out: Path | None, options: Any, command: Any, how: bool | str = True
+) -> None:
     """Run with a journal that also says how to call this again; in place when there is no `out`."""
     from tdmap.errors import AlreadyComplete, ResumeMismatch
     from tdmap.resume import COMMAND
 
     def run() -> Any:
-        return data.map(fn, out=data if out is None else out, resume=True, **options)
+        return data.map(fn, out=data if out is None else out, resume=how, **options)
 
     refusals = (ResumeMismatch, FileExistsError, BlockingIOError)
     token = COMMAND.set(command)
@@ -56,8 +58,19 @@ def status(
 def resume(
     path: PathArgument,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar, no summary.")] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="In place, the machine went down, but in order: take the files as they are.")
+    ] = False,
+    redo: Annotated[
+        bool,
+        typer.Option("--redo", help="In place, the machine went down: run again what may not have reached the disk."),
+    ] = False,
 ) -> None:
     """Go on with a run that `tdmap map --resume` began."""
+    if trust and redo:
+        refuse("--trust and --redo: give one of them")
+    from tdmap.resume import REDO, TRUST
+
     found = _status_of(path)
     command = found.command
     if command is None:
@@ -69,7 +82,9 @@ def resume(
     if os.path.isdir(command["cwd"]):
         os.chdir(command["cwd"])  # where the function was found
     fn = find_function(command["function"])
-    map_resumable(open_dataset(Path(command["source"])), fn, out, {**command["options"], "pbar": not quiet}, command)
+    how = TRUST if trust else REDO if redo else True
+    options = {**command["options"], "pbar": not quiet}
+    map_resumable(open_dataset(Path(command["source"])), fn, out, options, command, how)
     if not quiet:
         typer.echo(f"{found.rows:,} rows done in {path}")
 

@@ -12,9 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from tdmap import journal
+from tdmap.errors import RemoteError
 from tdmap.journal import Type
 from tdmap.plan import ChunkPlan
+from tdmap.resume import AFTER_CRASH, IN_PLACE
+from tdmap.rowerrors import RowError
+from tdmap.runtime import skipfile
+from tdmap.runtime.skipfile import row_errors
 from tdmap.store import HIDDEN
+
+SKIPPED_SHOWN = 10
+"""Skipped rows that a status lists."""
 
 
 @dataclass
@@ -45,6 +53,12 @@ class Status:
     """How `tdmap resume` calls it again; None when a program of the user's began it."""
     errors: list[dict[str, Any]] = field(default_factory=list)
     """What sessions ended with, if not well; oldest first."""
+    skipped_rows: int = 0
+    """Rows on which the function raised, and which `on_error` let it skip."""
+    skipped: list[dict[str, Any]] = field(default_factory=list)
+    """The first of them: row, type and message of its exception."""
+    torn: bool = False
+    """The machine went down while rows were changed in place, and nobody knows which changes reached the disk."""
 
     @property
     def fraction(self) -> float:
@@ -70,6 +84,7 @@ def read_status(path: str | os.PathLike[str]) -> Status | None:
     sizes = identity["plan"]
     plan = ChunkPlan(sizes["rows"], sizes["chunk size"])
     rate, seconds, sessions = _rate(contents, plan)
+    skipped = row_errors(skipfile.read(folder / skipfile.NAME))
     complete = contents.is_complete()
     return Status(
         name=identity["name"],
@@ -84,6 +99,9 @@ def read_status(path: str | os.PathLike[str]) -> Status | None:
         argv=contents.header["argv"],
         command=contents.header["command"],
         errors=_errors(folder / "errors.jsonl"),
+        skipped_rows=len(skipped),
+        skipped=[_row(bad) for bad in skipped[:SKIPPED_SHOWN]],
+        torn=identity["kind"] == IN_PLACE and not contents.is_settled(journal.boot_number()),
     )
 
 
@@ -124,6 +142,15 @@ def _errors(path: Path) -> list[dict[str, Any]]:
     return errors
 
 
+def _row(bad: RowError) -> dict[str, Any]:
+    name = bad.error.type_name if isinstance(bad.error, RemoteError) else type(bad.error).__name__
+    return {"row": bad.row, "type": name.rpartition(".")[2], "error": str(bad.error).removeprefix(f"{name}: ")}
+
+
+def _first_line(text: str) -> str:
+    return text.splitlines()[0] if text else ""
+
+
 def describe(status: Status) -> list[str]:
     """The same for people, line by line."""
     rate = "" if status.rows_per_second is None else f", {status.rows_per_second:,.0f} rows/s"
@@ -136,5 +163,14 @@ def describe(status: Status) -> list[str]:
     for error in status.errors[-5:]:
         when = time.strftime("%H:%M:%S", time.localtime(error["time"]))
         note = f" ({error['notes'][0]})" if error.get("notes") else ""
-        lines.append(f"{when} {error['type']}: {error['error'].splitlines()[0] if error['error'] else ''}{note}")
+        lines.append(f"{when} {error['type']}: {_first_line(error['error'])}{note}")
+    if status.skipped_rows:
+        rows = "1 row was" if status.skipped_rows == 1 else f"{status.skipped_rows:,} rows were"
+        lines.append(f"{rows} skipped, because the function raised:")
+        lines += [f"  row {bad['row']}: {bad['type']}: {_first_line(bad['error'])}" for bad in status.skipped]
+        if status.skipped_rows > len(status.skipped):
+            lines.append(f"  and {status.skipped_rows - len(status.skipped):,} more")
+    if status.torn:
+        lines.append("the machine went down meanwhile, and nobody knows which changes reached the disk")
+        lines += AFTER_CRASH.splitlines()
     return lines

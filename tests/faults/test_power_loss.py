@@ -1,0 +1,157 @@
+"""The machine went down in the middle of an in-place run: what is refused, and the two ways on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import tdmap
+from tdmap import journal
+from tdmap.cli_resume import app
+from tdmap.errors import ResumeMismatch
+from tdmap.runtime.ledger import Ledger
+from tdmap.status import describe, read_status
+from tensordict_lite import LazyStackedTensorDict, TensorDict
+
+ROOT = Path(__file__).resolve().parents[2]
+OPTIONS = {"num_workers": 2, "chunksize": 5}
+
+
+class Interrupt(Exception):
+    """Ends the first session."""
+
+
+def interrupted(data, tmp_path, monkeypatch, change):
+    """A run that has ended after some of its chunks; the machine starts anew, and nothing had reached the disk."""
+
+    def fn(td):
+        if int(td["row"][0]) == 100 and not os.path.exists(marker):
+            open(marker, "w").close()
+            raise Interrupt
+        change(td)
+
+    marker = str(tmp_path / "mark")
+    monkeypatch.setattr(journal.Helper, "_start", lambda self: False)
+    with pytest.raises(Interrupt):
+        tdmap.map(data, fn, out=data, resume=True, **OPTIONS)
+    boot = journal.boot_number()
+    monkeypatch.setattr(journal, "boot_number", lambda: boot + 1)
+    return fn
+
+
+@pytest.fixture
+def data(tmp_path):
+    return TensorDict({"x": torch.arange(200.0), "row": torch.arange(200)}, [200]).memmap(tmp_path / "in")
+
+
+def test_the_error_and_the_status_name_the_ways_on(data, tmp_path, monkeypatch):
+    fn = interrupted(data, tmp_path, monkeypatch, lambda td: td["x"].add_(1))
+    with pytest.raises(ResumeMismatch, match="machine went down") as caught:
+        tdmap.map(data, fn, out=data, resume=True, **OPTIONS)
+    status = read_status(tmp_path / "in")
+    assert status.torn
+    for text in (str(caught.value), "\n".join(describe(status))):
+        assert "resume='trust'" in text and "resume='redo'" in text and "from a copy" in text
+
+
+def test_trust_goes_on_with_the_files_as_they_are(data, tmp_path, monkeypatch):
+    fn = interrupted(data, tmp_path, monkeypatch, lambda td: td["x"].add_(1))
+    tdmap.map(data, fn, out=data, resume="trust", **OPTIONS)
+    assert torch.equal(data["x"], torch.arange(200.0) + 1)
+
+
+def test_redo_runs_again_what_may_not_have_reached_the_disk(data, tmp_path, monkeypatch):
+    fn = interrupted(data, tmp_path, monkeypatch, lambda td: td["x"].clamp_(max=50))
+    # What the crash left: one chunk says that it is done and is old, another is half new, with a torn copy.
+    ledger = Ledger(tmp_path / "in" / ".tdmap", data, tdmap.plan.ChunkPlan(200, 5))
+    data["x"][60:65] = torch.arange(60.0, 65.0)
+    ledger.done[12] = 1
+    room = ledger.room()
+    room.mark[0] = 31
+    room.buffers[0].fill_(-1)
+    tdmap.map(data, fn, out=data, resume="redo", **OPTIONS)
+    assert torch.equal(data["x"], torch.arange(200.0).clamp(max=50))
+    assert torch.equal(TensorDict.load_memmap(tmp_path / "in")["row"], torch.arange(200))
+
+
+def test_redo_keeps_what_had_reached_the_disk(data, tmp_path, monkeypatch):
+    fn = interrupted(data, tmp_path, monkeypatch, lambda td: td["x"].add_(1))
+    path = tmp_path / "in" / ".tdmap" / "journal"
+    contents = journal.read(path)
+    with open(path, "ab") as file:  # the helper had been in time for everything
+        file.write(journal.Record(journal.Type.DURABLE, contents.stop, 0, 1).pack())
+    tdmap.map(data, fn, out=data, resume="redo", **OPTIONS)
+    times = data["x"] - torch.arange(200.0)
+    for start, stop in contents.ranges():
+        assert (times[5 * start : 5 * stop] == 1).all()
+    assert contents.ranges()[0][1] > 2 and set(times.tolist()) <= {1.0, 2.0}  # 2: done, and nobody had heard of it
+
+
+def test_after_a_death_of_processes_both_are_as_true(data, tmp_path):
+    for resume in ("trust", "redo"):
+        folder = tmp_path / resume
+        again = data.clone().memmap(folder / "in")
+        with pytest.MonkeyPatch.context() as patch:
+            fn = interrupted(again, folder, patch, lambda td: td["x"].add_(1))
+        tdmap.map(again, fn, out=again, resume=resume, **OPTIONS)
+        assert torch.equal(again["x"], torch.arange(200.0) + 1)
+
+
+def test_any_other_word_is_refused(data, tmp_path):
+    with pytest.raises(ValueError, match="True, False, 'trust' or 'redo'"):
+        tdmap.map(data, lambda td: None, out=data, resume="maybe", **OPTIONS)
+
+
+def test_the_command_line_goes_on(tmp_path):
+    (tmp_path / "functions.py").write_text(
+        "import os\n\ndef negate(td):\n    if 50 in td['x'] and not os.path.exists('mended'):\n"
+        "        raise ValueError('row fifty')\n    td['x'].neg_()\n"
+    )
+    TensorDict({"x": torch.arange(100)}, [100]).memmap(tmp_path / "in")
+
+    def command(*arguments):
+        line = [sys.executable, "-m", "tdmap", *arguments]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
+
+    line = ["map", "functions:negate", "in", "--in-place", "--chunksize", "5", "--workers", "1", "--resume", "--quiet"]
+    assert command(*line).returncode == 1
+    path = tmp_path / "in" / ".tdmap" / "journal"
+    contents = journal.read(path)
+    records = [r._replace(b=r.b + 1) if r.type is journal.Type.SESSION else r for r in contents.records]
+    kept = [r for r in records if r.type is not journal.Type.DURABLE]  # another boot, and nothing reached the disk
+    path.write_bytes(path.read_bytes()[: contents.start] + b"".join(r.pack() for r in kept))
+    (tmp_path / "mended").touch()
+    refused = command("resume", "in", "--quiet")
+    assert refused.returncode == 2 and "machine went down" in refused.stderr
+    assert json.loads(command("status", "in", "--json").stdout)["torn"] is True
+    assert command("resume", "in", "--trust", "--redo").returncode == 2
+    done = command("resume", "in", "--quiet", "--trust")
+    assert done.returncode == 0, done.stderr
+    assert torch.equal(TensorDict.load_memmap(tmp_path / "in")["x"], -torch.arange(100))
+    assert {"resume", "status"} <= {c.name or c.callback.__name__ for c in app.registered_commands}
+
+
+def test_another_name_of_the_machine_is_not_another_boot(monkeypatch):
+    here = journal.boot_number()
+    name = os.uname()
+    monkeypatch.setattr(os, "uname", lambda: type(name)(("Linux", "other-container", *name[2:])))
+    assert journal.boot_number() == here
+
+
+def test_a_lazy_stack_in_place_is_refused_with_the_ways_on(tmp_path):
+    parts = [TensorDict({"x": torch.arange(3.0) + row}, [3]) for row in range(10)]
+    stack = LazyStackedTensorDict(*parts, stack_dim=0).memmap(tmp_path / "lazy")
+    with pytest.raises(ValueError, match="LazyStackedTensorDict.*out='folder'"):
+        tdmap.map(stack, lambda td: td.apply_(lambda x: x + 1), out=stack, resume=True, **OPTIONS)
+    assert not (tmp_path / "lazy" / ".tdmap").exists()
+    result = tdmap.map(
+        stack, lambda td: td.contiguous().apply(lambda x: x + 1), out=tmp_path / "out", resume=True, **OPTIONS
+    )
+    assert torch.equal(result["x"], stack["x"] + 1)
