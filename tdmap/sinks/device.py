@@ -70,17 +70,22 @@ class DeviceBuffer:
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
         if kind is Kind.PARCEL:
             for chunk, value in zip(range(start, stop), values):
-                self._send(chunk, value)
+                self._send(self._pairs(chunk, value))
+        elif kind is Kind.FAILED:  # every row raised, and is skipped: zeros, as for single rows
+            for rows in self._rows.rows(start, stop):
+                self._send([(leaf, torch.zeros(leaf.shape, dtype=leaf.dtype)) for leaf in tensors_of(rows)])
 
-    def _send(self, chunk: int, value: Data) -> None:
+    def _pairs(self, chunk: int, value: Data) -> list[tuple[Tensor, Tensor]]:
         rows = next(self._rows.rows(chunk, chunk + 1))
         try:
             if isinstance(rows, Tensor) and not isinstance(value, Tensor):
                 raise not_a_collection(rows, value)
-            pairs = list(pairs_of(rows, value, ()))
+            return list(pairs_of(rows, value, ()))
         except OutputMismatch as error:
             first, last = self._rows.plan.rows(chunk)
             raise OutputMismatch(f"{describe_rows(first, last)}: {error}") from None
+
+    def _send(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
         with torch.no_grad():
             sources = self._copy(pairs)
         nbytes = sum(source.numel() * source.element_size() for source in sources)

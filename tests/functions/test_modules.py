@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -196,6 +197,24 @@ def test_parameters_that_workers_cannot_reach(data):
     model = nn.Linear(5, 2, device="meta")
     with pytest.raises(ValueError, match="weight is on the meta device"):
         check_placement(as_function(model, "x"), True, None)
+
+
+class Elsewhere(nn.Module):
+    """A module that says it is on a device which this machine need not have."""
+
+    def named_parameters(self, *args, **options):
+        yield "layer.weight", SimpleNamespace(device=torch.device("cuda:1"))
+
+
+def test_a_module_on_a_device_and_workers_on_the_cpu(data):
+    with pytest.raises(ValueError, match=r'layer.weight is on cuda:1.*device="cuda:1".*module.cpu\(\)'):
+        tdmap.map(data, Elsewhere(), num_workers=1)
+    with pytest.raises(ValueError, match="cuda:1"):
+        tdmap.map_iter(data, Elsewhere(), in_keys="x", num_workers=1)
+    with pytest.raises(ValueError, match="cuda:1"):
+        tdmap.map_reduce(data, Elsewhere(), max, num_workers=1)
+    check_placement(as_function(Elsewhere()), False, None)
+    check_placement(as_function(Elsewhere()), True, torch.device("cuda:1"))
 
 
 def test_a_picture_is_found_by_its_shape():
