@@ -321,7 +321,8 @@ def append_rows(
 
 
 def _append_resumable(job: Job, output: Output, execution: Execution, empty: Schema | None) -> Data:
-    with open_output_run(output, job, APPEND, PIECES, Path.touch) as run:
+    identity = job if job.source.order is None else replace(job, fn=_Ordered(job.fn, job.source.order))
+    with open_output_run(output, identity, APPEND, PIECES, Path.touch) as run:
         assert output.store is not None
         if run.is_complete:
             forget(run)
@@ -337,10 +338,24 @@ def _append_resumable(job: Job, output: Output, execution: Execution, empty: Sch
         return finish_run(run, output, job.plan.length)
 
 
+class _Ordered:
+    """A function and the order of its rows: what a run with an order is known by."""
+
+    def __init__(self, fn: Callable[..., Any], order: Tensor) -> None:
+        self.fn = fn
+        self.order = order
+        self.__qualname__ = function_name(fn)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.fn(*args)
+
+
 def _place_all(
     job: Job, pieces: Pieces, empty: Schema | None, spill: Spill, output: Output, execution: Execution
 ) -> None:
     schema = pieces.schema or empty
+    if schema is None and output.given is not None:
+        schema = take_apart(output.given[:0]).schema
     if schema is None:
         raise ValueError(
             f"{job.name} gave no rows at all, so nothing tells what the result looks like. Return an empty "

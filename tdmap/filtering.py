@@ -27,7 +27,7 @@ from tdmap.permute import block_rows, row_words
 from tdmap.placing import Output, Places, SharedTensors, SourceRows, spill_folder, travels
 from tdmap.plan import ChunkPlan
 from tdmap.rowerrors import OnError
-from tdmap.rowlog import FILTER, MASK, finish_run, forget, open_output_run
+from tdmap.rowlog import FILTER, MASK, finish_run, flush_journal, forget, open_output_run
 from tdmap.runtime.skipping import DROP
 from tdmap.runtime.spill import Spill
 from tdmap.scatter import new_file, open_file
@@ -116,6 +116,7 @@ def _filter_resumable(job: Job, output: Output, execution: Execution) -> Data:
         mask = open_file(run.folder / MASK, length).view(torch.bool)
         if length:
             execution.run(job, Preallocated(mask), run)
+            flush_journal(run)
         copy_selected(job.source.data, mask, output, execution)
         return finish_run(run, output, length)
 

@@ -92,6 +92,12 @@ def finish_run(run: Run, output: Output, rows: int) -> Data:
     return result
 
 
+def flush_journal(run: Run) -> None:
+    """The first job is over: what it has done must not be done again when the second one is interrupted."""
+    assert run.journal is not None
+    run.journal.flush()
+
+
 class PieceLog:
     """The commit log of the first job of `append`.
 
@@ -148,6 +154,7 @@ class PieceLog:
         """Write what is left."""
         self.flush()
         os.close(self._fd)
+        flush_journal(self.run)
 
 
 def _record(start: int, stop: int, values: tuple[Any, ...]) -> bytes:

@@ -99,6 +99,8 @@ class Schema:
 
     def difference(self, other: Schema) -> str:
         """What another schema has that this one has not, or the other way round, in words; empty when equal."""
+        if self.fields[0].kind != other.fields[0].kind:
+            return f"this one is a {other.fields[0].kind}, where it was a {self.fields[0].kind}"
         mine, theirs = ({field.path: field for field in schema.fields} for schema in (self, other))
         extra = [key_name(path) for path in theirs if path not in mine]
         missing = [key_name(path) for path in mine if path not in theirs]

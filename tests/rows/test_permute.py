@@ -1,0 +1,156 @@
+"""`permute` and `shuffle`: rows in another order, by either way, with the same bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tdmap
+from tdmap.errors import OutputMismatch
+from tdmap.execution import Execution
+from tdmap.permute import choose_method, permute
+from tensordict_lite import TensorDict
+
+from .conftest import WORKERS, Sample, bits, kinds, make
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Several chunks, buckets and blocks for small data."""
+    monkeypatch.setattr("tdmap.scatter.SMALLEST", 1 << 10)
+    monkeypatch.setattr("tdmap.scatter.SEGMENT", 64)
+    monkeypatch.setattr("tdmap.permute.BLOCK_BYTES", 1 << 10)
+
+
+ORDERS = {
+    "permutation": torch.randperm(200, generator=torch.Generator().manual_seed(0)),
+    "repeats": torch.randint(0, 200, (500,), generator=torch.Generator().manual_seed(0)),
+    "one row": torch.full((90,), 199),
+    "a part": torch.arange(199, 0, -3),
+    "nothing": torch.arange(0),
+}
+
+
+@pytest.mark.parametrize("options", WORKERS, ids=str)
+@pytest.mark.parametrize("method", ["gather", "scatter"])
+@pytest.mark.usefixtures("small_blocks")
+def test_every_order_gives_what_indexing_gives(options, method, tmp_path):
+    data = make()
+    execution = Execution.of(**options)
+    for name, order in ORDERS.items():
+        assert bits(permute(data, order, None, execution, method=method)) == bits(data[order]), name
+        saved = permute(data, order, tmp_path / name, execution, method=method)
+        assert bits(saved) == bits(data[order]) and not (tmp_path / name / ".tdmap").exists()
+
+
+@given(st.data(), st.integers(1, 50), st.sampled_from(["gather", "scatter"]))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_order_gives_what_indexing_gives(data, rows, method):
+    order = torch.tensor(data.draw(st.lists(st.integers(0, rows - 1), max_size=80)), dtype=torch.int64)
+    width = data.draw(st.integers(0, 9))
+    source = TensorDict({"x": torch.arange(rows), "w": torch.randint(0, 9, (rows, width), dtype=torch.uint8)}, [rows])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tdmap.scatter.SMALLEST", data.draw(st.integers(1, 500)))
+        patch.setattr("tdmap.scatter.SEGMENT", 1)
+        assert bits(permute(source, order, None, Execution.of(num_workers=0), method=method)) == bits(source[order])
+
+
+@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize("method", ["gather", "scatter"])
+@pytest.mark.usefixtures("small_blocks")
+def test_every_kind_of_dataset_can_be_permuted(kind, method):
+    data, order = kinds()[kind], torch.randperm(40)
+    rows = permute(data, order, None, Execution(2), method=method)
+    wanted = data[order] if isinstance(data, torch.Tensor) else data[order].contiguous()
+    assert bits(rows) == bits(wanted)
+    if kind == "tensorclass":
+        assert type(rows) is Sample
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_files_are_read_and_an_order_in_a_file_too(tmp_path):
+    data = make()
+    order = TensorDict({"o": torch.randperm(200)}, [200]).memmap(tmp_path / "order")["o"]
+    saved = data.memmap(tmp_path / "in")
+    for method in ("gather", "scatter"):
+        assert bits(permute(saved, order, tmp_path / method, Execution(2), method=method)) == bits(data[order])
+    out = data.select("x", "odd").memmap_like(tmp_path / "there")
+    assert permute(saved, order, out, Execution(2)) is out and torch.equal(out["odd"], data["odd"][order])
+
+
+@pytest.mark.parametrize(
+    ("order", "error", "message"),
+    [
+        (torch.tensor([0, 200]), IndexError, "row 200, and the data has 200 rows: use 0 to 199"),
+        (torch.tensor([-1, 3]), IndexError, "row -1"),
+        (torch.arange(4).int(), TypeError, "int64 tensor of shape .rows.: got torch.int32"),
+        (torch.zeros(2, 2, dtype=torch.int64), TypeError, r"\(2, 2\)"),
+        ([0, 1], TypeError, "got a list"),
+    ],
+)
+def test_orders_that_cannot_be_are_named(order, error, message):
+    with pytest.raises(error, match=message):
+        permute(make(), order, None, Execution(1))
+    with pytest.raises(ValueError, match="method must be one of gather, scatter"):
+        permute(make(), torch.arange(3), None, Execution(1), method="magic")
+
+
+def test_small_rows_that_do_not_fit_into_memory_go_over_the_disk(monkeypatch):
+    monkeypatch.setattr("tensordict_lite.memmap.mapping.available_memory", lambda: 1000)
+    rows = torch.zeros(100, 16, dtype=torch.uint8)
+    assert choose_method([16], [rows[:20]]) == "gather"
+    assert choose_method([16], [rows]) == "scatter"
+    assert choose_method([1 << 20], [torch.zeros(1).expand(4, 1 << 18)]) == "gather"  # large rows are read one by one
+
+
+# -- shuffle -------------------------------------------------------------------------------------------
+
+
+def test_a_shuffle_is_the_epoch_that_map_iter_draws(tmp_path):
+    data = make()
+    epoch = torch.cat(list(tdmap.map_iter(data, lambda td: td, num_workers=2, shuffle=True, seed=11, chunksize=16)))
+    for method in ("gather", "scatter", None):
+        assert bits(tdmap.shuffle(data, 11, num_workers=2, method=method)) == bits(epoch)
+    saved = tdmap.shuffle(data, seed=11, out=tmp_path / "out", num_workers=2)
+    batches = tdmap.map_iter(saved, lambda td: td, num_workers=2, chunksize=16)
+    again = tdmap.map_iter(data, lambda td: td, num_workers=2, shuffle=True, seed=11, chunksize=16)
+    assert all(torch.equal(a["x"], b["x"]) for a, b in zip(batches, again, strict=True))
+
+
+def test_every_order_is_equally_likely():
+    seen: dict[tuple[int, ...], int] = {}
+    for seed in range(600):
+        order = tuple(tdmap.shuffle(torch.arange(3), seed, num_workers=0).tolist())
+        seen[order] = seen.get(order, 0) + 1
+    assert len(seen) == 6
+    assert sum((count - 100) ** 2 / 100 for count in seen.values()) < 20.5  # chi-squared, 5 degrees, p = 0.001
+
+
+def test_no_seed_draws_one_from_torch():
+    x = torch.arange(100)
+    torch.manual_seed(4)
+    first, second = tdmap.shuffle(x, num_workers=0), tdmap.shuffle(x, num_workers=0)
+    torch.manual_seed(4)
+    assert torch.equal(tdmap.shuffle(x, num_workers=0), first) and not torch.equal(first, second)
+    assert torch.equal(first.sort().values, x)
+
+
+def test_what_cannot_be_shuffled_is_named(tmp_path):
+    data = make()
+    with pytest.raises(ValueError, match="shares memory with the data"):
+        tdmap.shuffle(data, 1, data)
+    saved = data.memmap(tmp_path / "in")
+    with pytest.raises(FileExistsError, match="folder of the data"):
+        tdmap.shuffle(saved, 1, tmp_path / "in")
+    with pytest.raises(OutputMismatch, match="has 199 rows and the result has 200"):
+        tdmap.shuffle(data, 1, data[:199].clone())
+    with pytest.raises(TypeError, match="seed must be an integer"):
+        tdmap.shuffle(data, 1.5)
+    with pytest.raises(TypeError, match="rows in dimension 0"):
+        tdmap.shuffle(torch.tensor(3.0), 1)
+    with pytest.raises(TypeError, match="unknown option 'workers'"):
+        tdmap.shuffle(data, 1, workers=2)
+    assert tdmap.shuffle(data[:0], 1).batch_size == (0,)
+    assert tdmap.shuffle(data[:0], 1, tmp_path / "none")["half"].shape == (0, 3)

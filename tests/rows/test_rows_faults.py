@@ -1,0 +1,242 @@
+"""Workers and whole programs that are killed in every job of an operation, and disks that are full."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import tdmap
+from tdmap.errors import AlreadyComplete, ResumeMismatch
+from tensordict_lite import TensorDict
+
+from .conftest import Killer, bits, make
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Every job has many chunks, so that there is somebody to kill in the middle of it."""
+    monkeypatch.setattr("tdmap.scatter.SMALLEST", 1 << 9)
+    monkeypatch.setattr("tdmap.scatter.SEGMENT", 16)
+    monkeypatch.setattr("tdmap.permute.BLOCK_BYTES", 1 << 9)
+    monkeypatch.setattr("tdmap.append.TASK_BYTES", 1 << 9)
+
+
+def third(td):
+    return td["x"] % 3 == 0
+
+
+def twice(td):
+    return [td[third(td)], td[:1]]
+
+
+OPERATIONS = {
+    "filter": (2, lambda data, out, **options: tdmap.filter(data, third, out, chunksize=3, **options)),
+    "flat_map": (2, lambda data, out, **options: tdmap.flat_map(data, twice, out, chunksize=3, **options)),
+    "shuffle": (1, lambda data, out, **options: tdmap.shuffle(data, 7, out, **options)),
+    "shuffle over the disk": (4, lambda data, out, **options: tdmap.shuffle(data, 7, out, method="scatter", **options)),
+}
+PHASES = [(name, job) for name, (jobs, _) in OPERATIONS.items() for job in range(jobs)]
+
+
+@pytest.mark.parametrize(("name", "job"), PHASES)
+@pytest.mark.usefixtures("small_blocks")
+def test_a_worker_killed_in_any_job_changes_nothing(name, job, tmp_path):
+    data = make()
+    jobs, run = OPERATIONS[name]
+    wanted = bits(run(data, None, num_workers=0))
+    killer = Killer(job)
+    with tdmap.WorkerPool(2) as pool:
+        got = run(data, tmp_path / "out", pool=pool, callbacks=[killer])
+    assert killer.killed and killer.deaths == 1 and len(killer.seen) == jobs
+    assert bits(got) == wanted == bits(TensorDict.load_memmap(tmp_path / "out"))
+
+
+def test_a_function_that_kills_its_worker_gives_its_rows_once(tmp_path):
+    data, flag = make(), tmp_path / "died"
+
+    def deadly(td):
+        if 100 in td["x"].tolist() and not flag.exists():
+            flag.touch()
+            os._exit(9)
+        return twice(td)
+
+    with tdmap.WorkerPool(2) as pool:
+        rows = tdmap.flat_map(data, deadly, chunksize=7, pool=pool)
+    assert flag.exists() and bits(rows) == bits(tdmap.flat_map(data, twice, chunksize=7, num_workers=0))
+
+
+# -- the whole program ---------------------------------------------------------------------------------
+
+SCRIPT = """
+    import os, signal, sys, time, warnings
+    import tdmap, tdmap.append, tdmap.permute
+    from tensordict_lite import TensorDict
+    tdmap.append.TASK_BYTES = tdmap.permute.BLOCK_BYTES = 1 << 9
+    warnings.simplefilter("error")
+
+    class Killer(tdmap.Callback):
+        leases, jobs = 0, 0
+        def on_job_started(self, event):
+            self.jobs += 1
+        def on_lease_done(self, event):
+            self.leases += self.jobs == job
+            if self.leases and event.done_rows >= (150 if job == 1 else 10):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    name, job, source, out, log = sys.argv[1], int(sys.argv[2]), *sys.argv[3:]
+
+    def third(td):
+        time.sleep(0.01)  # so that the journal is written a few times
+        with open(log, "a") as file:
+            file.write("x" * len(td))
+        return td["x"] % 3 == 0
+
+    def kept(td):
+        mask = third(td)
+        return [td[mask], td[:1]]
+
+    data = TensorDict.load_memmap(source)
+    options = dict(resume=True, num_workers=2, chunksize=3, callbacks=[Killer()])
+    tdmap.filter(data, third, out, **options) if name == "filter" else tdmap.flat_map(data, kept, out, **options)
+"""
+
+
+def program(tmp_path, name, job):
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    arguments = [name, str(job), str(tmp_path / "in"), str(tmp_path / "out"), str(tmp_path / "log")]
+    return subprocess.run(
+        [sys.executable, str(script), *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize("name", ["filter", "flat_map"])
+def test_a_program_killed_in_each_job_goes_on(name, tmp_path):
+    data = make().exclude("word").memmap(tmp_path / "in")
+    for job in (1, 2):
+        done = program(tmp_path, name, job)
+        assert done.returncode == -9, done.stderr
+        assert not (tmp_path / "out" / "meta.json").exists()
+    first = (tmp_path / "log").stat().st_size
+    assert 200 <= first < 300  # what was done before the first death was not done again
+    done = program(tmp_path, name, 0)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "log").stat().st_size == first
+    wanted = data[third(data)] if name == "filter" else tdmap.flat_map(data, twice, chunksize=3, num_workers=0)
+    assert bits(TensorDict.load_memmap(tmp_path / "out")) == bits(wanted)
+    assert sorted(path.name for path in (tmp_path / "out" / ".tdmap").iterdir()) == ["journal", "lock"]
+
+
+@pytest.mark.parametrize("name", ["filter", "flat_map"])
+def test_another_run_in_the_folder_is_refused(name, tmp_path):
+    data = make().memmap(tmp_path / "in")
+
+    def run(by, **options):
+        if name == "filter":
+            return tdmap.filter(data, lambda td: td["x"] % by == 0, tmp_path / "out", resume=True, **options)
+        return tdmap.flat_map(data, lambda td: td[td["x"] % by == 0], tmp_path / "out", resume=True, **options)
+
+    first = run(3, num_workers=2)
+    with pytest.warns(AlreadyComplete, match="nothing was done"):
+        assert bits(run(3, num_workers=1)) == bits(first)
+    with pytest.raises(ResumeMismatch, match="closure variable by"):
+        run(4, num_workers=2)
+    with pytest.raises(FileExistsError, match="holds a dataset already"):
+        tdmap.filter(data, third, tmp_path / "out", num_workers=2)
+
+
+def test_an_interrupted_run_is_not_mistaken_for_none(tmp_path):
+    data = make()
+
+    def failing(td):
+        if int(td["x"][0]) >= 100 and not (tmp_path / "mended").exists():
+            raise OSError("the network is down")
+        return td[third(td)]
+
+    def run(**options):
+        return tdmap.flat_map(data, failing, tmp_path / "out", num_workers=2, chunksize=5, **options)
+
+    with pytest.raises(OSError, match="network"):
+        run(resume=True)
+    with pytest.raises(FileExistsError, match="unfinished run"):
+        run()
+    (tmp_path / "mended").touch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert bits(run(resume=True)) == bits(data[third(data)])
+
+
+def test_torn_records_are_done_again(tmp_path):
+    data = make()
+
+    def failing(td):
+        if int(td["x"][0]) >= 190 and not (tmp_path / "mended").exists():
+            raise OSError("the network is down")
+        return td[third(td)]
+
+    def run():
+        return tdmap.flat_map(data, failing, tmp_path / "out", num_workers=2, chunksize=5, resume=True)
+
+    with pytest.raises(OSError, match="network"):
+        run()
+    pieces = tmp_path / "out" / ".tdmap" / "pieces"
+    os.truncate(pieces, pieces.stat().st_size - 5)
+    (tmp_path / "mended").touch()
+    assert bits(run()) == bits(data[third(data)])
+
+
+# -- full disks ----------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_an_error_that_names_the_place(tmp_path):
+    # The limit holds for shared memory too, so threads do the work here.
+    script = f"""
+        import resource, signal, torch, tdmap
+        from tensordict_lite import TensorDict
+        data = TensorDict({{"x": torch.zeros(1000, 100)}}, [1000])
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, resource.RLIM_INFINITY))
+        threads = dict(num_workers=2, executor="thread")
+        for name, call in {{
+            "flat_map": lambda out: tdmap.flat_map(data, lambda td: td, out, **threads),
+            "filter": lambda out: tdmap.filter(data, lambda td: td["x"][:, 0] == 0, out, **threads),
+            "shuffle": lambda out: tdmap.shuffle(data, 1, out, method="scatter", **threads),
+        }}.items():
+            try:
+                call({str(tmp_path)!r} + "/" + name)
+            except OSError as error:
+                print(name, error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["flat_map", "filter", "shuffle"], done.stderr
+    assert all(str(tmp_path / line.split()[0]) in line for line in lines), lines
+    assert list(tmp_path.iterdir()) == []  # nothing half-made stays
+
+
+def test_zero_rows_can_be_resumed(tmp_path):
+    empty = TensorDict({"x": torch.zeros(0, 2)}, [0])
+    assert tdmap.filter(empty, third, tmp_path / "a", resume=True).shape == (0,)
+    rows = tdmap.flat_map(make(), lambda td: td.select("x")[:0], tmp_path / "b", resume=True, num_workers=2)
+    assert rows.shape == (0,) and rows["x"].dtype == torch.int64
