@@ -75,6 +75,8 @@ def write_all(fd: int, data: Any, offset: int, path: str) -> None:
     except OSError as err:
         if err.errno == errno.ENOSPC:
             raise no_room(path, total - done) from None
+        if err.filename is None and err.errno is not None:
+            raise OSError(err.errno, err.strerror, path) from None
         raise
 
 

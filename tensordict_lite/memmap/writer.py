@@ -10,6 +10,7 @@ the other way, finds at least the rows that the root promises (``load.py`` cuts 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import json
@@ -166,7 +167,8 @@ class DatasetWriter:
                 if leaf.row_bytes and blocks:
                     parts = [block[number] for block in blocks]
                     tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
-                    write_rows(self._file(leaf.file), tensor, leaf.file, rows * leaf.row_bytes)
+                    path = os.path.join(self.path, leaf.file)
+                    write_rows(self._file(leaf.file), tensor, path, rows * leaf.row_bytes)
             if durable:
                 for leaf in self._schema.leaves:
                     if leaf.row_bytes:
@@ -202,10 +204,19 @@ class DatasetWriter:
         room = max(wanted, min(2 * rows, rows + max(1, _STEP // largest)))
         room = max(room, min(1024, max(1, _BUFFER // largest)))
         self._commit(rows, False, room)
+        try:
+            self._reserve(room)
+        except OSError as err:
+            if err.errno not in (errno.ENOSPC, errno.EFBIG) or room == wanted:
+                raise
+            self._reserve(wanted)  # not twice as much, then, but what is needed now
+
+    def _reserve(self, room: int) -> None:
         for leaf in self._schema.leaves:
             if leaf.row_bytes:
                 fd = self._file(leaf.file)
-                reserve(fd, room * leaf.row_bytes, leaf.file, start=os.fstat(fd).st_size)
+                path = os.path.join(self.path, leaf.file)
+                reserve(fd, room * leaf.row_bytes, path, start=os.fstat(fd).st_size)
 
     def _commit(self, rows: int, durable: bool, room: int | None = None) -> None:
         """Writes the row count everywhere, the head last."""
@@ -491,9 +502,10 @@ def _create(path: str, row: TensorCollection, capacity: int) -> None:
                     file.write(content)
             files += [folder.join(name) for name in folder.blobs]
         for leaf in plan.leaves:
-            fd = os.open(os.path.join(staging.root, leaf.file), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            file = os.path.join(staging.root, leaf.file)
+            fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
-                reserve(fd, capacity * leaf.nbytes, leaf.file)
+                reserve(fd, capacity * leaf.nbytes, path)
             finally:
                 os.close(fd)
             files.append(leaf.file)

@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import re
+import resource
 import signal
 import subprocess
 import time
@@ -258,6 +259,22 @@ def test_full_disk_is_an_error_before_the_first_byte(tmp_path: Path) -> None:
         assert os.listdir(disk) == ["d"] and sorted(os.listdir(disk / "d")) == ["a.memmap", "meta.json"]
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_threads": 4}, {"atomic": True}], ids=str)
+def test_limit_on_the_size_of_files_is_an_error_that_names_the_file(tmp_path: Path, options: dict[str, Any]) -> None:
+    dataset(1).memmap(tmp_path / "d")
+    big = dataset(2).set("a", torch.zeros(4, 20_000))
+
+    def save() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        with pytest.raises(OSError, match=r"too large.*a\.memmap"):
+            big.memmap(tmp_path / "d", **options)
+
+    assert in_child(save) == 0
+    assert version_at(tmp_path / "d") == 1
+    assert os.listdir(tmp_path) == ["d"]
+    assert sorted(os.listdir(tmp_path / "d")) == ["a.memmap", "b", "lazy", "meta.json", "note"]
 
 
 def test_disk_that_fills_up_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ def build(folder: Path) -> TensorDict:
             "note": NonTensorData({"k": [1, "x"]}, batch_size=[4]),
             "lazy": lazy_stack([TensorDict({"r": torch.ones(4, i + 1)}, [4]) for i in range(2)], 1),
             "ragged": torch.nested.nested_tensor([torch.ones(i + 1, 2) for i in range(4)], layout=torch.jagged),
+            "strided": torch.nested.nested_tensor([torch.ones(i + 1, 5 - i) for i in range(4)]),
         },
         [4],
     )

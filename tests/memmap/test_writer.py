@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import signal
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -201,6 +202,30 @@ def test_many_processes_append_while_others_read(tmp_path: Path) -> None:
         own = [i for i in ids if i // 1000 == n]
         assert own == sorted(own)
     assert all(ids[k + 1] == ids[k] + 1 for k in range(0, 400, 4))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_full_disk_keeps_what_was_committed_and_what_waits(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)], capture_output=True).returncode:
+        pytest.skip("cannot mount here")
+    try:
+        (disk / "ballast").write_bytes(bytes(500_000))
+        writer = DatasetWriter(disk / "d", SCHEMA)
+        count = 0
+        with pytest.raises(OSError, match=r"[\d,]+ bytes are needed and [\d,]+ are available.*disk/d/.*memmap"):
+            for count in range(0, 100_000, 1000):
+                writer.append(rows(count, 1000))
+                writer.flush()
+        assert count > 10_000  # room for what is needed, where there is none for twice as much
+        assert check_rows(TensorDict.load_memmap(disk / "d")) == list(range(count))
+        os.unlink(disk / "ballast")
+        assert writer.flush() == count + 1000
+        assert check_rows(writer.finalize()) == list(range(count + 1000))
+    finally:
+        gc.collect()
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_threads_share_a_writer(tmp_path: Path) -> None:
