@@ -27,6 +27,7 @@ from tdmap.filtering import filter, flat_map
 from tdmap.iterator import MapIterator
 from tdmap.pipeline import Pipeline, PipelineIterator
 from tdmap.plan import ChunkPlan
+from tdmap.prefetch import prefetch_to_device
 from tdmap.reducers import Reducer
 from tdmap.reduction import map_reduce, reduce
 from tdmap.rowerrors import RowError, RowErrors, SkippedRows
@@ -70,6 +71,7 @@ __all__ = [
     "map",
     "map_iter",
     "map_reduce",
+    "prefetch_to_device",
     "reduce",
     "shuffle",
     "sort",
