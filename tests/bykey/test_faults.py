@@ -17,7 +17,7 @@ from tensordict_lite import TensorDict
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
     """Workers do every job, in many chunks."""
-    monkeypatch.setattr(prepare, "PARTITION_BYTES", 1024)
+    monkeypatch.setattr(prepare, "PARTITION_BYTES", 4096)
     monkeypatch.setattr(prepare, "LIGHT_BYTES", 0)
 
 
@@ -59,7 +59,7 @@ OPERATIONS = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_killed_worker_in_each_job(name, tmp_path):
-    data, operation, killer = dataset(6000), OPERATIONS[name], Killer()
+    data, operation, killer = dataset(4000), OPERATIONS[name], Killer()
     expected = operation(data, num_workers=0, chunksize=100)
     result = operation(data, num_workers=2, chunksize=100, out=tmp_path / "out", retries=9, callbacks=[killer])
     assert leaves(result) == leaves(expected)

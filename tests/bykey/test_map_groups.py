@@ -12,7 +12,7 @@ from tensordict_lite import TensorDict, tensorclass
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(prepare, "PARTITION_BYTES", 1024)
+    monkeypatch.setattr(prepare, "PARTITION_BYTES", 4096)
     monkeypatch.setattr(prepare, "LIGHT_BYTES", 0)
 
 
