@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,5 +73,7 @@ def function_name(fn: object) -> str:
     """
     while isinstance(fn, functools.partial):
         fn = fn.func
+    if isinstance(fn, types.BuiltinFunctionType):  # whose qualified name may be that of an inner class
+        return fn.__name__
     name = getattr(fn, "__qualname__", None) or type(fn).__qualname__
     return str(name).rpartition("<locals>.")[2]

@@ -19,6 +19,7 @@ from tdmap.pipeline.streams import open_stream
 from tdmap.pipeline.work import apply_stage
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Reducer
+from tdmap.reduction import FoldChunk
 from tdmap.resumable import map_to_files, map_to_folder
 from tdmap.sinks import Collect, Fold, Gather, Preallocated
 
@@ -222,7 +223,7 @@ def reduce(plan: Plan, context: Context, reducer: Reducer[Any]) -> Any:
     check_ends(plan)
     execution = context.execution
     if isinstance(plan, Head) and plan.epochs == 1 and (plan.first, plan.stop) == (0, None) and execution is not None:
-        job = one_job(plan, context, then=_Fold(reducer), empty=reducer.init)
+        job = one_job(plan, context, then=_Fold(reducer, None), empty=reducer.init)
         state = execution.run(job, Fold(reducer)) if job.plan.length else reducer.init()
         return reducer.finish(state)
     state, start = reducer.init(), 0
@@ -232,14 +233,11 @@ def reduce(plan: Plan, context: Context, reducer: Reducer[Any]) -> Any:
     return reducer.finish(state)
 
 
-class _Fold:
-    """The state of a chunk's rows."""
+class _Fold(FoldChunk):
+    """The state of a chunk's rows, which may be a batch."""
 
-    def __init__(self, reducer: Reducer[Any]) -> None:
-        self.reducer = reducer
-
-    def __call__(self, rows: Data, start: int) -> Any:
-        return self.reducer.update(self.reducer.init(), as_rows(rows), start)
+    def __call__(self, chunk: Any, start: int = 0) -> Any:
+        return super().__call__(as_rows(chunk), start)
 
 
 # -- count ---------------------------------------------------------------------------------------------
