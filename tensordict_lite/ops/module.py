@@ -39,6 +39,10 @@ def _as_parameter(value: Tensor, old: Tensor | None) -> Tensor:
     if isinstance(value, nn.Parameter) or value.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(value):
         return value
     trainable = old.requires_grad if old is not None and value.dtype.is_floating_point else False
+    from tensordict_lite.memmap.tensor import MemoryMappedTensor
+
+    if isinstance(value, MemoryMappedTensor):
+        value = value.as_subclass(Tensor)  # the same memory: training writes through to the file
     return nn.Parameter(value, requires_grad=trainable)
 
 
@@ -124,12 +128,7 @@ class ModuleOps:
 
         if not isinstance(module, nn.Module):
             raise TypeError(f"from_module() needs a torch.nn.Module, got a {type(module).__name__}")
-        if as_module:
-            raise NotImplementedError("as_module=True needs TensorDictParams, which this release does not have yet")
-        out = _read(TensorDict, module, filter_empty, {}, use_state_dict)
-        if lock:
-            out._propagate_lock(None)
-        return out
+        return _finish(_read(TensorDict, module, filter_empty, {}, use_state_dict), as_module, lock)
 
     @classmethod
     def from_modules(
@@ -143,7 +142,7 @@ class ModuleOps:
     ) -> Self:
         """The parameters of several modules of one architecture, stacked: an ensemble for :func:`torch.vmap`.
 
-        Stacked parameters are leaves that require grad where the originals did. With ``lazy_stack`` nothing is
+        Stacked parameters are new parameters where the originals require grad. With ``lazy_stack`` nothing is
         copied; with ``expand_identical`` a parameter that all modules share is expanded instead of stacked.
         """
         if not modules:
@@ -157,7 +156,7 @@ class ModuleOps:
                 if expand_identical and all(leaf is leaves[0] for leaf in leaves):
                     return leaves[0].expand(len(leaves), *leaves[0].shape)
                 stacked = torch.stack([leaf.detach() for leaf in leaves])
-                return stacked.requires_grad_() if any(leaf.requires_grad for leaf in leaves) else stacked
+                return nn.Parameter(stacked) if any(leaf.requires_grad for leaf in leaves) else stacked
 
             out = parts[0].apply(combine, *parts[1:], batch_size=[len(parts)])  # type: ignore[attr-defined]
         return _finish(out, as_module, lock)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -121,3 +122,35 @@ def test_new_entries_become_parameters() -> None:
     params.set(("n", "b"), torch.zeros(2))
     assert isinstance(params["z"], nn.Parameter)
     assert [name for name, _ in params.named_parameters()] == ["w", "z", "n.b"]
+
+
+def test_weights_from_files_go_into_a_module_and_train_there(tmp_path: Path) -> None:
+    module = make_module()
+    TensorDict.from_module(module).memmap(tmp_path / "weights", num_threads=2)
+    params = TensorDict.load_memmap(tmp_path / "weights")
+    expected = module(torch.ones(2, 3))
+    other = make_module()
+    params.to_module(other)
+    params["0"].to_module(other[0])
+    torch.testing.assert_close(other(torch.ones(2, 3)), expected)
+    assert type(other[0].weight) is nn.Parameter and other[0].weight.requires_grad
+    with torch.no_grad():
+        other[0].weight.fill_(7)  # the parameter is the file's memory
+    assert (TensorDict.load_memmap(tmp_path / "weights")["0", "weight"] == 7).all()
+
+
+def test_from_module_as_a_module_holds_its_parameters() -> None:
+    module = make_module()
+    params = TensorDict.from_module(module, as_module=True)
+    assert isinstance(params, TensorDictParams) and not params.is_locked
+    assert params["0", "weight"] is module[0].weight
+    assert [name for name, _ in params.named_parameters()] == [name for name, _ in module.named_parameters()]
+    assert len(list(params.buffers())) == len(list(module.buffers()))
+    assert TensorDict.from_module(module, as_module=True, lock=True).is_locked
+
+
+def test_an_ensemble_as_a_module_has_parameters_to_optimise() -> None:
+    params = TensorDict.from_modules(make_module(), make_module(), as_module=True)
+    names = {name for name, _ in params.named_parameters()}
+    assert names == {name for name, _ in make_module().named_parameters()}
+    assert params["0", "weight"].shape == (2, 4, 3)
