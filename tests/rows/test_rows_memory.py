@@ -1,0 +1,66 @@
+"""Memory does not grow with the number of rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SCRIPT = """
+    import json, sys, psutil, torch, tdmap
+    from tensordict_lite import TensorDict
+    torch.set_num_threads(1)
+    tdmap.scatter.SMALLEST = tdmap.scatter.LARGEST = 1 << 20
+
+    class Watch(tdmap.Callback):
+        worker = main = 0
+        def on_lease_done(self, event):
+            self.worker = max(self.worker, psutil.Process(event.worker).memory_full_info().uss)
+            self.main = max(self.main, psutil.Process().memory_full_info().uss)
+
+    def half(td):
+        return td["n"] % 2 == 0
+
+    def run(rows):
+        one = TensorDict({"x": torch.zeros(1024, dtype=torch.uint8), "n": torch.tensor(0)}, [])
+        data = one.expand(rows).memmap_like(f"in-{rows}")
+        data["n"].copy_(torch.arange(rows))
+        out, watch = f"out-{rows}", Watch()
+        options = dict(num_workers=1, callbacks=[watch])
+        if sys.argv[1] == "filter":
+            tdmap.filter(data, half, out, **options)
+        elif sys.argv[1] == "flat_map":
+            tdmap.flat_map(data, lambda td: td[half(td)], out, **options)
+        else:
+            tdmap.shuffle(data, 1, out, method="scatter", **options)
+        tdmap.close_pools()
+        return watch.worker, watch.main
+
+    print(json.dumps([run(20_000), run(120_000)]))  # 20 and 120 MB
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs /proc")
+@pytest.mark.parametrize("operation", ["filter", "flat_map", "shuffle over the disk"])
+def test_memory_does_not_grow_with_the_rows(operation, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    done = subprocess.run(
+        [sys.executable, str(script), operation],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    (worker, main), (worker_of_more, main_of_more) = json.loads(done.stdout.splitlines()[-1])
+    assert worker_of_more - worker < 40 << 20, (worker, worker_of_more)
+    assert main_of_more - main < 20 << 20, (main, main_of_more)
