@@ -6,17 +6,19 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from tensordict_lite.memmap.format import META
+from tensordict_lite.memmap.format import META, PICKLES
 from tensordict_lite.memmap.mapping import file_of
+from tensordict_lite.memmap.nested import shape_file
 from tensordict_lite.memmap.staging import sync_file, sync_files, sync_folder
 
 __all__ = ["sync_collection"]
 
 
 def sync_collection(node: Any) -> None:
-    """Syncs the files of every mapped tensor, then the metadata, then the folders, innermost first."""
-    sync_files(dict.fromkeys(_files(node)))
+    """Syncs the data (tensors, pickled objects), then the metadata, then the folders, innermost first."""
     folders = list(dict.fromkeys(_folders(node)))
+    pickles = [path for folder in folders for name in PICKLES if os.path.exists(path := os.path.join(folder, name))]
+    sync_files(dict.fromkeys([*_files(node), *pickles]))
     metas = [meta for folder in reversed(folders) if os.path.exists(meta := os.path.join(folder, META))]
     if metas:
         sync_files(metas[:-1])
@@ -35,12 +37,16 @@ def _files(node: Any) -> Iterator[str]:
         path = file_of(values.untyped_storage())
         if path is not None and not path.startswith("/proc/"):
             yield path
+            if leaf.is_nested and os.path.exists(table := shape_file(path)):
+                yield table
 
 
 def _folders(node: Any) -> Iterator[str]:
     path = getattr(node, "_memmap_path", None)
     if path:
         yield path
+        if os.path.exists(os.path.join(path, "_tensordict", META)):  # the fields of a tensorclass
+            yield os.path.join(path, "_tensordict")
     else:
         yield from dict.fromkeys(os.path.dirname(file) for file in _files(node))
     for child in node._nested():

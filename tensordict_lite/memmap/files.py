@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 from collections.abc import Iterator
@@ -19,7 +20,18 @@ from torch import Tensor
 
 from tensordict_lite.memmap.mapping import check_room, no_room, reserve
 
-__all__ = ["BLOCK", "new_file", "raw_bytes", "write_all", "write_rows", "write_tensor", "write_tensor_to"]
+__all__ = [
+    "BLOCK",
+    "locked",
+    "locked_folder",
+    "new_file",
+    "open_folder",
+    "raw_bytes",
+    "write_all",
+    "write_rows",
+    "write_tensor",
+    "write_tensor_to",
+]
 
 _SMALL = 1 << 20
 _NUMPY = frozenset((torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool))
@@ -48,6 +60,32 @@ def new_file(path: str, *, existsok: bool = True) -> Iterator[int]:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+@contextlib.contextmanager
+def locked(folder: int) -> Iterator[None]:
+    """Excludes other processes that take the lock of an open folder; the kernel ends it with the process."""
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(folder, fcntl.LOCK_UN)
+
+
+def open_folder(path: str) -> int:
+    """A descriptor of a folder, for :func:`locked`."""
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+@contextlib.contextmanager
+def locked_folder(path: str) -> Iterator[None]:
+    """:func:`locked`, for a moment."""
+    fd = open_folder(path)
+    try:
+        with locked(fd):
+            yield
+    finally:
+        os.close(fd)
 
 
 def raw_bytes(tensor: Tensor) -> Any:

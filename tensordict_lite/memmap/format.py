@@ -29,6 +29,7 @@ from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 __all__ = [
     "ITEMSIZE",
     "META",
+    "PICKLES",
     "SUFFIX",
     "LeafMeta",
     "NodeMeta",
@@ -45,6 +46,7 @@ __all__ = [
 
 META = "meta.json"
 SUFFIX = ".memmap"
+PICKLES = ("other.pickle", "pickle.pkl")  # objects that JSON cannot hold: one for a whole batch, one a row
 FORMAT_VERSION = 1
 
 # Entries of meta.json that describe the folder itself. A tensor under such a key is listed in `_entries` instead.

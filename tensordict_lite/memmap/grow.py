@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tensordict_lite.keys import require_path
 from tensordict_lite.memmap import nested
-from tensordict_lite.memmap.files import new_file, write_all
+from tensordict_lite.memmap.files import locked_folder, new_file, write_all
 from tensordict_lite.memmap.format import META, RESERVED, SUFFIX, encode_key, leaf_meta, node_meta
 from tensordict_lite.memmap.mapping import file_of
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
@@ -148,16 +148,17 @@ def _entry(tensor: Tensor) -> dict[str, Any]:
 
 
 def _describe(node: Any, folder: str, key: str, entry: dict[str, Any]) -> None:
-    """Adds an entry to the metadata of a folder; readers see the old or the new one."""
+    """Adds an entry to the metadata of a folder; readers see the old or the new one, and nobody's entry is lost."""
     path = os.path.join(folder, META)
-    try:
-        with open(path, "rb") as file:
-            meta = json.loads(file.read())
-    except FileNotFoundError:
-        meta = node_meta({}, tuple(node._batch_size), node._names)
-    if key in RESERVED:
-        meta.setdefault("_entries", {})[key] = entry
-    else:
-        meta = {key: entry, **meta} if key not in meta else {**meta, key: entry}
-    with new_file(path) as fd:
-        write_all(fd, json.dumps(meta).encode(), 0, path)
+    with locked_folder(folder):
+        try:
+            with open(path, "rb") as file:
+                meta = json.loads(file.read())
+        except FileNotFoundError:
+            meta = node_meta({}, tuple(node._batch_size), node._names)
+        if key in RESERVED:
+            meta.setdefault("_entries", {})[key] = entry
+        else:
+            meta = {key: entry, **meta} if key not in meta else {**meta, key: entry}
+        with new_file(path) as fd:
+            write_all(fd, json.dumps(meta).encode(), 0, path)

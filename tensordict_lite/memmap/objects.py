@@ -15,13 +15,12 @@ from typing import Any
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.memmap.cells import Arena, Cell
 from tensordict_lite.memmap.files import new_file, write_all
-from tensordict_lite.memmap.format import META
+from tensordict_lite.memmap.format import META, PICKLES
 from tensordict_lite.nontensor import NonTensorData, same_payload
 
 __all__ = ["SharedNonTensorData", "rewrite", "share_objects"]
 
 _slot = TensorCollection.__dict__["_payload"]
-_PICKLES = ("other.pickle", "pickle.pkl")
 
 
 def rewrite(node: Any, folder: str) -> None:
@@ -36,7 +35,7 @@ def rewrite(node: Any, folder: str) -> None:
 
     if not os.path.isdir(folder):
         return
-    pickled = [name for name in _PICKLES if os.path.exists(os.path.join(folder, name))]
+    pickled = [name for name in PICKLES if os.path.exists(os.path.join(folder, name))]
     plan = plan_for(node, allow_pickle=True).folders[0]
     if plan.blobs and not pickled:
         raise RuntimeError(

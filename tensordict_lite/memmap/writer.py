@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import functools
 import json
 import os
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.files import new_file, write_all, write_rows
+from tensordict_lite.memmap.files import locked, locked_folder, new_file, open_folder, write_all, write_rows
 from tensordict_lite.memmap.format import META, SUFFIX, encode_key, is_count, read_json, read_meta
 from tensordict_lite.memmap.mapping import reserve
 from tensordict_lite.memmap.plan import Plan, plan_for
@@ -103,7 +102,7 @@ class DatasetWriter:
         self._schema = _Schema.read(self.path)
         if row is not None:
             self._schema.check_example(row)
-        self._folder = _open_folder(self.path)
+        self._folder = open_folder(self.path)
         self._pid = os.getpid()
         if capacity:
             with self._locked():
@@ -186,7 +185,7 @@ class DatasetWriter:
     def _locked(self) -> Iterator[None]:
         """One writer at a time; the kernel lets go of the lock of a writer that dies."""
         assert self._folder is not None
-        with _flock(self._folder):
+        with locked(self._folder):
             yield
 
     def _state(self) -> tuple[int, int]:
@@ -281,7 +280,7 @@ class DatasetWriter:
         self._pid, self._mutex = os.getpid(), threading.RLock()
         self._rows, self._pending, self._pending_bytes = [], 0, 0
         if self._folder is not None:
-            self._folder = _open_folder(self.path)
+            self._folder = open_folder(self.path)
 
     def __enter__(self) -> DatasetWriter:
         return self
@@ -449,30 +448,13 @@ def _as_row(example: Any) -> TensorCollection:
 # -- metadata --------------------------------------------------------------------------------------------------
 
 
-def _open_folder(path: str) -> int:
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-
-
-@contextlib.contextmanager
-def _flock(fd: int) -> Iterator[None]:
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)
-
-
 def _create_once(path: str, row: TensorCollection, capacity: int) -> None:
     """Several processes may start the same dataset: the first one makes it."""
     parent = os.path.dirname(path)
     os.makedirs(parent, exist_ok=True)
-    fd = _open_folder(parent)
-    try:
-        with _flock(fd):
-            if not os.path.exists(os.path.join(path, META)):
-                _create(path, row, capacity)
-    finally:
-        os.close(fd)
+    with locked_folder(parent):
+        if not os.path.exists(os.path.join(path, META)):
+            _create(path, row, capacity)
 
 
 def _create(path: str, row: TensorCollection, capacity: int) -> None:
