@@ -219,6 +219,8 @@ class GroupBy:
     ) -> Data:
         strings = has_keys and any(label is not None for label in keyed.labels)
         path = out if strings and isinstance(out, (str, os.PathLike)) else None
+        if strings and out is not None and path is None:
+            raise ValueError("strings cannot be written into a dataset that there is: pass out=None, or a folder.")
         target = Output(out, self._data)
         target.claim()
         output = Output(None, self._data) if path is not None else target
@@ -307,7 +309,9 @@ class _Reduction:
         one_by_one = any(form.objects for form in forms.values())
         combine = share <= COMBINE_SHARE and not one_by_one
         shapes = [Shape.of(c) for c in ([c for state in trial for c in state] if combine else columns_of(row))]
-        rows_left = min(plan.num_chunks * groups, plan.length) if combine else plan.length
+        rows_left = plan.length
+        if combine:  # keys that repeat within a chunk, in one chunk and all over the data
+            rows_left = min(max(plan.num_chunks * groups, int(plan.length * keyed.unseen_share())), plan.length)
         row_bytes = 8 * codec.num_words + sum(shape.nbytes for shape in shapes)
         splits = keyed.splits(count_partitions(rows_left * row_bytes))
         cut = CutChunk(keyed.reader, spill, splits, self.payload, forms if combine else None)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tdmap.bykey.keys import KeySpec
-from tdmap.bykey.order import group_starts, stable_order
+from tdmap.bykey.order import Words, group_starts, stable_order, take
 from tdmap.bykey.prepare import KeyedData, count_partitions, light, plan_rows
 from tdmap.bykey.reducing import CutChunk, select
 from tdmap.bykey.rows import Shape
@@ -29,6 +31,9 @@ from tensordict_lite.memmap.mapping import map_file
 
 HEAP_BYTES = 64 << 20
 """An index of more bytes lies in a file."""
+
+WHOLE_BYTES = 256 << 20
+"""A key that has so many bytes of rows, in the index, is not sorted with others."""
 
 
 class Index(NamedTuple):
@@ -55,21 +60,41 @@ class SortPartition:
         self.partitions = partitions
         self.firsts = firsts
         self.places = places
+        self.whole_bytes = WHOLE_BYTES
         self.__qualname__ = name
 
     def __call__(self, numbers: Tensor) -> int:
         partition = int(numbers[0])
-        words, (rows,) = self.partitions.read(partition)
-        if not len(rows):
+        first, count = self.firsts[partition], int(self.partitions.rows[partition])
+        if not count:
             return 0
+        if count * self.partitions.row_bytes > self.whole_bytes and self._is_one_key(partition):
+            for begin, end in self.partitions.batches(partition, self.whole_bytes):
+                words, (rows,) = self.partitions.read(partition, begin, end)
+                self._write(first, rows.numpy(), words)
+                first += len(rows)
+            return 1
+        words, (rows,) = self.partitions.read(partition)
         order, words = stable_order(words)
-        blocks = [torch.from_numpy(rows.numpy()[order])]
-        blocks += [torch.from_numpy(word.view("i8")) for word in words]
+        self._write(first, rows.numpy()[order], words)
+        return len(group_starts(words))
+
+    def _is_one_key(self, partition: int) -> bool:
+        """Whether all rows have the same key, so that there is nothing to sort."""
+        one: Words | None = None
+        for begin, end in self.partitions.batches(partition, self.whole_bytes):
+            words, _ = self.partitions.read(partition, begin, end)
+            one = take(words, slice(0, 1)) if one is None else one
+            if not all(bool((word == first).all()) for word, first in zip(words, one)):
+                return False
+        return True
+
+    def _write(self, first: int, rows: NDArray[np.int64], words: Words) -> None:
+        blocks = [torch.from_numpy(rows), *(torch.from_numpy(word.view(np.int64)) for word in words)]
         with self.places.opened() as files:
             for number, (file, block) in enumerate(zip(files, blocks)):
                 if file >= 0:
-                    self.places.write(number, file, self.firsts[partition], block)
-        return len(group_starts(words))
+                    self.places.write(number, file, first, block)
 
 
 def sorted_rows(
@@ -81,7 +106,8 @@ def sorted_rows(
     row_bytes = 8 * (words + 1)
     source = keyed.data if keyed.reader.spec.fn is not None else select(keyed.data, keyed.reader.spec.names)
     plan = plan_rows(length, _chunk_bytes(source, keyed.reader.spec), chunksize)
-    splits = keyed.splits(count_partitions(length * row_bytes))
+    nbytes = length * row_bytes
+    splits = keyed.splits(count_partitions(nbytes), alone=min(WHOLE_BYTES / max(nbytes, 1), 1.0))
     cut = CutChunk(keyed.reader, spill, splits, None, None, by_number=True)
     cut.__qualname__ = keyed.reader.what
     crew = light(execution, 0) if plan.num_chunks <= 1 else execution

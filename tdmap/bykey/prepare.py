@@ -105,9 +105,17 @@ class KeyedData:
         """How keys are encoded."""
         return self.reader.codec
 
-    def splits(self, parts: int) -> Splits:
-        """At most `parts` ranges of keys with about as many rows each."""
-        return Splits.of_sample(self.sample, parts)
+    def splits(self, parts: int, alone: float = 1.0) -> Splits:
+        """At most `parts` ranges of keys with about as many rows each; see `Splits.of_sample`."""
+        return Splits.of_sample(self.sample, parts, alone)
+
+    def unseen_share(self) -> float:
+        """The chance that a row has a key that is not in the sample (Good and Turing: the share of keys seen once)."""
+        rows = len(self.sample[0])
+        if not rows:
+            return 0.0
+        starts = group_starts(stable_order(self.sample)[1])
+        return float((np.diff(starts, append=rows) == 1).sum()) / rows
 
     def distinct_share(self, plan: ChunkPlan) -> tuple[float, int]:
         """The share and the number of distinct keys in a chunk from the middle."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tdmap.bykey.order import Words, group_starts, search, stable_order, take
+from tdmap.bykey.order import Words, group_starts, joined, search, stable_order, take
 
 BINS = 4096
 """Entries of the table: it stays in the first-level cache."""
@@ -43,10 +43,22 @@ class Splits:
         return cls(1, [])
 
     @classmethod
-    def of_sample(cls, words: Words, parts: int) -> Splits:
-        """At most `parts` ranges that have about as many rows of the sample each."""
+    def of_sample(cls, words: Words, parts: int, alone: float = 1.0) -> Splits:
+        """At most `parts` ranges that have about as many rows of the sample each.
+
+        Args:
+            words: the sample.
+            parts: how many.
+            alone: a key with a larger share of the rows gets a range of its own, besides.
+        """
         _, words = stable_order(words)
         rows = len(words[0])
+        heavy = _heavy_keys(words, alone)
+        if len(heavy[0]):
+            cuts = take(words, np.arange(1, max(parts, 1)) * rows // max(parts, 1))
+            _, cuts = stable_order(joined([cuts, heavy, _after(heavy)]))
+            cuts = take(cuts, group_starts(cuts))
+            return cls(len(cuts[0]) + 1, cuts)
         if parts <= 1 or rows < 2:
             return cls.single()
         at = np.unique(np.arange(1, parts) * rows // parts)
@@ -70,6 +82,23 @@ class Splits:
         if self.count == 1:
             return np.zeros(len(words[0]), dtype=np.uint32)
         return search(self.cuts, words, right=True).astype(np.uint32)
+
+
+def _heavy_keys(words: Words, share: float) -> Words:
+    """The keys that more than a share of the sorted rows have."""
+    starts = group_starts(words)
+    lengths = np.diff(starts, append=len(words[0]))
+    return take(words, starts[lengths > share * len(words[0])])
+
+
+def _after(words: Words) -> Words:
+    """The next larger key of each."""
+    found, carry = [], np.ones(len(words[0]), dtype=bool)
+    for word in reversed(words):
+        found.append(word + carry.astype(np.uint64))
+        carry &= found[-1] == 0
+    # Nothing comes after the largest key: it stands for itself.
+    return [np.where(carry, word, new) for word, new in zip(words, reversed(found))]
 
 
 def _tabulate(words: Words, parts: int) -> Splits | None:

@@ -262,6 +262,8 @@ def test_strings_in_the_dataset(tmp_path):
     saved = tdmap.group_by(data, "word").reduce({"sum": Sum("v")}, num_workers=2, out=tmp_path / "out")
     assert (saved["word"], saved["sum"].tolist()) == (["a", "b", "c"], [4, 0, 2])
     assert TensorDict.load_memmap(tmp_path / "out")["word"] == ["a", "b", "c"]
+    with pytest.raises(ValueError, match="strings cannot be written"):
+        tdmap.group_by(data, "word").reduce({"sum": Sum("v")}, num_workers=2, out=saved.clone())
 
 
 def test_a_tensorclass_a_lazy_stack_and_a_nested_key():
@@ -311,6 +313,17 @@ def test_one_huge_key_is_reduced_in_batches(small_pieces, monkeypatch):
     reducers = {**ready_made(), "q": Quantile("v")}
     result = tdmap.group_by(data, "k").reduce(reducers, num_workers=2, chunksize=100)
     check_against_reduce(data, result, reducers, keys.tolist())
+
+
+def test_a_middle_that_is_unlike_the_rest(small_pieces):
+    """The chunk in the middle has one key, and is what tells that chunks should be reduced on their own."""
+    keys = torch.arange(9000)
+    keys[4000:5000] = 4000
+    data = TensorDict({"k": keys, "v": torch.arange(9000)}, [9000])
+    result = tdmap.group_by(data, "k").reduce({"n": Count(), "sum": Sum("v")}, num_workers=2, chunksize=500)
+    assert torch.equal(result["k"], torch.cat([keys[:4001], keys[5000:]]))
+    assert result["n"].sum() == 9000 and result["n"][4000] == 1000
+    assert result["sum"][4000] == torch.arange(4000, 5000).sum()
 
 
 def test_checksums_have_64_bits():

@@ -40,6 +40,15 @@ def test_a_stable_order(executor, descending, small_pieces):
     assert (result == data[order]).all()
 
 
+@pytest.mark.parametrize("heavy", [0.3, 0.9, 1.0])
+def test_a_key_that_most_rows_have(heavy, small_pieces, monkeypatch):
+    monkeypatch.setattr(index, "WHOLE_BYTES", 4096)
+    data = dataset(4000, 2000)
+    data["k"][torch.rand(4000) < heavy] = 7
+    result = tdmap.sort(data, "k", num_workers=2, chunksize=100)
+    assert (result == data[torch.sort(data["k"], stable=True).indices]).all()
+
+
 def test_several_keys_with_directions_of_their_own(tmp_path, small_pieces):
     data = dataset(2000, 30)
     for f_down in (False, True):

@@ -143,6 +143,24 @@ def test_partitions_are_ranges_of_keys(sample, keys, parts, count):
         assert number == ids[words[0].tolist().index(key)]
 
 
+@settings(max_examples=60, deadline=None)
+@given(words_lists, st.integers(1, 5), st.sampled_from([0.0, 0.2, 0.5, 1.0]), st.integers(1, 2))
+def test_a_heavy_key_has_a_partition_of_its_own(keys, parts, alone, count):
+    words = [np.array(keys, dtype=np.uint64)] * count
+    splits = Splits.of_sample(words, parts, alone)
+    ids = splits.ids(words)
+    assert ids.max() < splits.count
+    _, ordered = stable_order(words)
+    assert (np.diff(splits.ids(ordered).astype(np.int64)) >= 0).all()
+    for key in set(keys):
+        if keys.count(key) > alone * len(keys):
+            number = ids[keys.index(key)]
+            assert {other for other, its in zip(keys, ids) if its == number} == {key}
+            beside = [np.array([max(key - 1, 0), min(key + 1, 2**64 - 1)], dtype=np.uint64)] * count
+            if 0 < key < 2**64 - 1:
+                assert number not in splits.ids(beside)
+
+
 def test_partitions_are_even_when_keys_crowd_together():
     random = np.random.default_rng(0)
     crowd = random.integers(2**40, 2**40 + 10_000, 9_000).astype(np.uint64)
