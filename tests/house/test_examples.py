@@ -16,12 +16,13 @@ ROOT = Path(__file__).parents[2]
     ("script", "options", "proof"),
     [
         ("dataset_statistics.py", ["--rows", "600"], "checked: numpy gives the same numbers"),
+        ("pipeline.py", ["--rows", "400", "--batch", "16"], "checked: numpy and Pillow make the same batches"),
         ("tensorclass_images.py", ["--images", "50"], "MyData("),
         ("word_count.py", ["--megabytes", "0.3"], "checked: a plain Counter gives the same numbers"),
     ],
 )
 def test_example_runs_and_checks_itself(script: str, options: list[str], proof: str) -> None:
-    if script == "dataset_statistics.py":
+    if script in ("dataset_statistics.py", "pipeline.py"):
         pytest.importorskip("skimage")
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "examples" / script), *options]
