@@ -76,7 +76,7 @@ def map(
             method. An `nn.Module` is called without gradients, in its own mode, and workers share its parameters; a
             torchvision transform is called with the pictures of a chunk (see `tdmap.functions`).
         dim: the dimension that is cut; negative ones count from the last batch dimension.
-        num_workers: processes or threads. Default: the cores that this process may use.
+        num_workers: processes or threads; 0 runs in the caller. Default: the cores that this process may use.
         out: where results are written: a preallocated tensor or collection with `data`'s rows along `dim`,
             best in memory-mapped files. It is updated in place and returned. Entries of results that `out` lacks
             are ignored. `out=data` writes back. A path is a folder for a new memory-mapped dataset, whose schema is

@@ -73,6 +73,9 @@ class Execution:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "callbacks", tuple(self.callbacks))  # each job of an operation reads them
+        if self.pool is None and self.num_workers == 0 and not isinstance(self.num_workers, bool):
+            object.__setattr__(self, "num_workers", None)
+            object.__setattr__(self, "executor", "serial")
         if self.executor not in EXECUTORS:
             raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}: got {self.executor!r}.")
         if self.pool is None and self.num_workers is not None:
@@ -93,7 +96,7 @@ class Execution:
 
     @classmethod
     def of(cls, **options: Unpack[WorkerOptions]) -> Execution:
-        """From the options of an operation, `num_workers=0` included.
+        """From the options of an operation.
 
         Raises:
             TypeError: an option that there is not; names those that there are.
@@ -101,8 +104,6 @@ class Execution:
         unknown = sorted(set(options) - set(cls.__dataclass_fields__))
         if unknown:
             raise TypeError(f"unknown option {unknown[0]!r}: there are {', '.join(cls.__dataclass_fields__)}.")
-        if options.get("num_workers") == 0:
-            options = {**options, "num_workers": None, "executor": "serial"}
         return cls(**options)
 
     @property

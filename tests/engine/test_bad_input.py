@@ -160,7 +160,7 @@ def test_data_without_dimensions(run):
     ("options", "message"),
     [
         ({"chunksize": 2, "num_chunks": 2}, "not both"),
-        ({"num_workers": 0}, "num_workers"),
+        ({"num_workers": -1}, "num_workers"),
         ({"num_workers": 1.5}, "num_workers"),
         ({"worker_threads": 0}, "worker_threads"),
         ({"max_tasks_per_child": 0}, "max_tasks_per_child"),

@@ -120,3 +120,12 @@ def test_standard_input_of_workers_is_empty(data):
 
     assert sys.stdin is not None
     assert tdmap.map(data, read, num_workers=2, mp_start_method="fork").sum() == 0
+
+
+def test_no_workers_run_in_the_caller(data):
+    def pid_of(td):
+        return torch.full((td.shape[0],), os.getpid())
+
+    assert set(tdmap.map(data, pid_of, num_workers=0).tolist()) == {os.getpid()}
+    assert {part[0].item() for part in tdmap.map_iter(data, pid_of, num_workers=0)} == {os.getpid()}
+    assert set(data.map(pid_of, num_workers=0).tolist()) == {os.getpid()}
