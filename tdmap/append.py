@@ -106,13 +106,17 @@ def each_result(result: Any) -> Iterator[Data]:
 class Pieces(Collect):
     """Keeps the pieces of every chunk, and refuses rows that do not look like those before.
 
+    Args:
+        check: called with the first schema, and no rows; raises where there is no place for such rows.
+
     Attributes:
         schemas: every schema that was met, by its digest.
         restored: the pieces of chunks that an earlier session has done, by their number.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, check: Callable[[Schema, int], None] | None = None) -> None:
         super().__init__()
+        self._check = check
         self.schemas: dict[int, Schema] = {}
         self.restored: dict[int, tuple[Piece, ...]] = {}
         self._first: tuple[int, int] | None = None
@@ -146,6 +150,8 @@ class Pieces(Collect):
                 continue
             if self._first is None:
                 self._first = chunk, piece.digest
+                if self._check is not None:
+                    self._check(self.schemas[piece.digest], 0)
             if piece.digest != self._first[1]:
                 other, digest = self._first
                 raise OutputMismatch(
@@ -310,7 +316,7 @@ def append_rows(
     output.claim()
     try:
         with Spill(spill_folder(output, spill_dir)) as spill:
-            pieces = Pieces()
+            pieces = Pieces(output.check)
             if plan.length:
                 execution.run(replace(job, fn=SpillRows(fn, spill)), pieces)
             _place_all(job, pieces, empty, spill, output, execution)
@@ -327,7 +333,7 @@ def _append_resumable(job: Job, output: Output, execution: Execution, empty: Sch
         if run.is_complete:
             forget(run)
             return output.store.publish()
-        spill, pieces = Spill(run.folder, prefix=SPILL), Pieces()
+        spill, pieces = Spill(run.folder, prefix=SPILL), Pieces(output.check)
         if job.plan.length:
             log = PieceLog(run, pieces)
             try:

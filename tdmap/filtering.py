@@ -93,13 +93,15 @@ def filter(
     job = Job(Source(data), plan, Mask(predicate, plan.unbind), policy, on_row_error=handler_of(on_error))
     if resume:
         return _filter_resumable(job, output, execution)
+    source = SourceRows(data)
+    output.check(source.schema, 0)
     output.claim()
     try:
         with Spill(spill_folder(output, spill_dir)) as spill:
             mask = new_file(spill.folder / MASK, plan.length).view(torch.bool)
             if plan.length:
                 execution.run(job, Preallocated(mask))
-            copy_selected(data, mask, output, execution)
+            copy_selected(data, source, mask, output, execution)
         return output.result()
     except BaseException:
         output.discard()
@@ -117,7 +119,8 @@ def _filter_resumable(job: Job, output: Output, execution: Execution) -> Data:
         if length:
             execution.run(job, Preallocated(mask), run)
             flush_journal(run)
-        copy_selected(job.source.data, mask, output, execution)
+        data = job.source.data
+        copy_selected(data, SourceRows(data), mask, output, execution)
         return finish_run(run, output, length)
 
 
@@ -209,14 +212,14 @@ class CopyChunks(CopyRows):
         with self.places.opened() as files:
             for number, (tensor, file) in enumerate(zip(parts.tensors, files)):
                 self.places.write(number, file, int(self.first[start // self.size]), tensor.contiguous())
+        self.source.trim()
         return parts.rows
 
 
-def copy_selected(data: Data, mask: Tensor, output: Output, execution: Execution) -> None:
+def copy_selected(data: Data, source: SourceRows, mask: Tensor, output: Output, execution: Execution) -> None:
     """Write the rows of `data` for which `mask` (bool `[rows]`) is true to an output of exactly that size."""
-    source = SourceRows(data)
     plan = ChunkPlan(len(mask), block_rows(len(mask), source.schema.row_bytes))
-    counts = torch.tensor([int(part.sum()) for part in mask.split(plan.size)], dtype=torch.int64)
+    counts = torch.tensor([int(part.count_nonzero()) for part in mask.split(plan.size)], dtype=torch.int64)
     total = int(counts.sum())
     places = output.open(source.schema, total, source.objects_at(mask))
     if not total:

@@ -169,8 +169,13 @@ class Output:
             self.store.discard()
 
     def check(self, schema: Schema, rows: int) -> None:
-        """Raise OutputMismatch unless results of this schema, and so many rows, fit a given output."""
+        """Raise OutputMismatch unless results of this schema, and so many rows, fit the output."""
         out = self.given
+        if self.store is not None and isinstance(schema.skeleton, Tensor):
+            raise OutputMismatch(
+                "out is a folder, which holds a collection, and the rows are a tensor: use TensorDict({'x': ...}), or "
+                "pass a tensor as out."
+            )
         if out is None:
             return
         if isinstance(out, Tensor) is not isinstance(schema.skeleton, Tensor):
@@ -180,10 +185,15 @@ class Output:
             raise OutputMismatch(
                 f"out has {found} rows and the result has {rows}: pass an out with {rows} rows or more."
             )
+        found = False
         for field in schema.tensors:
             target = _entry(out, field.path)
             if target is not None:
+                found = True
                 _check_entry(target, field)
+        if not found:
+            keys = ", ".join(key_name(field.path) for field in schema.tensors)
+            raise OutputMismatch(f"out has none of the tensors of the result ({keys}): nothing would be written.")
 
     def open(self, schema: Schema, rows: int, objects: Mapping[KeyPath, Any] | None = None) -> Places:
         """Memory for `rows` rows, each of which is to be written once.
@@ -213,11 +223,6 @@ class Output:
         return made
 
     def _example(self, schema: Schema, rows: int, objects: Mapping[KeyPath, Any] | None) -> Data:
-        if isinstance(schema.skeleton, Tensor):
-            raise OutputMismatch(
-                "out is a folder, which holds a collection, and the rows are a tensor: use TensorDict({'x': ...}), or "
-                "pass a tensor as out."
-            )
         # One element stands for all of them: nothing is allocated for an example.
         return schema.build(rows, lambda dtype, shape: torch.zeros((), dtype=dtype).expand(shape), objects)
 

@@ -61,7 +61,7 @@ def scatter_rows(
     size = block_bytes or min(max(math.isqrt(len(order) * width * SEGMENT), SMALLEST), LARGEST)
     chunk_rows = bucket_rows = max(size // width, 1)
     chunks = -(-rows // chunk_rows)
-    order = SharedTensors([order], share=travels(execution)).tensors[0]  # once, for three jobs
+    order = SharedTensors([order], share=travels(execution)).tensors[0]  # moved once, for three jobs
     buckets = ChunkPlan(len(order), bucket_rows)
 
     def run(data: Tensor, plan: ChunkPlan, fn: Any) -> list[Any]:

@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from tdmap._data import Data, is_data
-from tdmap.api import _permutation
 from tdmap.execution import Execution, WorkerOptions
 from tdmap.permute import permute
+from tdmap.placing import travels
+from tdmap.runtime.packing import Arena
+from tdmap.seeding import permutation
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+INLINE_ROWS = 1 << 16
+"""An order of more rows than these is drawn into shared memory."""
 
 
 def shuffle(
@@ -64,5 +69,7 @@ def shuffle(
         seed = int(torch.empty((), dtype=torch.int64).random_().item())
     elif isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed must be an integer or None: got {seed!r}.")
-    order = _permutation(int(data.shape[0]), seed)
-    return permute(data, order, out, Execution.of(**options), method=method, spill_dir=spill_dir)
+    execution, rows = Execution.of(**options), int(data.shape[0])
+    # Drawn where workers can read it: a second copy of 8 bytes a row would be a lot.
+    place = Arena().empty(torch.int64, torch.Size([rows])) if travels(execution) and rows > INLINE_ROWS else None
+    return permute(data, permutation(rows, seed, place), out, execution, method=method, spill_dir=spill_dir)

@@ -119,6 +119,14 @@ def test_a_shuffle_is_the_epoch_that_map_iter_draws(tmp_path):
     assert all(torch.equal(a["x"], b["x"]) for a, b in zip(batches, again, strict=True))
 
 
+def test_an_order_in_shared_memory_is_the_same_order(monkeypatch):
+    x = torch.arange(500)
+    wanted = tdmap.shuffle(x, 2**63 + 5, num_workers=2)
+    monkeypatch.setattr("tdmap.shuffling.INLINE_ROWS", 10)
+    for method in ("gather", "scatter"):
+        assert torch.equal(tdmap.shuffle(x, 2**63 + 5, num_workers=2, method=method), wanted)
+
+
 def test_every_order_is_equally_likely():
     seen: dict[tuple[int, ...], int] = {}
     for seed in range(600):
