@@ -70,6 +70,7 @@ ITEMSIZE: dict[str, int] = {
 
 # -- keys as file names -------------------------------------------------------------------------------------
 
+_SAFE = re.compile(r"[\w.+-]*\w")
 _UNSAFE = re.compile(r'[\x00-\x20\x7f"%*/:<>?\\|]')
 _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
 
@@ -81,7 +82,7 @@ def encode_key(key: str) -> str:
         >>> encode_key("weird/key"), encode_key(".."), encode_key("")
         ('weird%2Fkey', '%2E%2E', '%')
     """
-    if key.isidentifier():  # nearly every key
+    if key.isidentifier() or _SAFE.fullmatch(key):  # nearly every key, "layers.0.weight" too
         return key
     if key in ("", ".", ".."):
         return "%2E" * len(key) or "%"

@@ -110,10 +110,11 @@ class Loader:
             for key, leaf in leaves.items():
                 source[key] = self.leaf(folder, key, leaf)
             return
+        robust = self.robust_key
         for key, leaf in leaves.items():
             dtype, shape, nbytes, is_nested, _, capacity = leaf
-            if nbytes and not is_nested and capacity is None and key.isidentifier():
-                path = f"{folder}/{key}.memmap"
+            if nbytes and not is_nested and capacity is None and (robust or key.isidentifier()):
+                path = f"{folder}/{encode_key(key)}.memmap"
                 try:
                     info = lstat(path)
                     if info.st_size == nbytes and S_ISREG(info.st_mode):
