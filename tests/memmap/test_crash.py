@@ -183,12 +183,17 @@ def kill_saves(path: Path, kills: int, seed: int) -> None:
     chance = random.Random(seed)
     last = None
     for kill in range(kills):
+        if kill % 50 == 0:  # how long a save takes now: a busy machine must not end them all at their beginning
+            start = time.perf_counter()
+            for _ in range(3):
+                dataset(0).memmap(path.with_name("timed"))
+            longest = time.perf_counter() - start
         child = os.fork()
         if child == 0:
             for version in range(kill * 100 + 1, kill * 100 + 100):
                 dataset(version).memmap(path, num_threads=version % 3, atomic=version % 5 == 0)
             os._exit(0)
-        time.sleep(chance.uniform(0.0, 0.015))
+        time.sleep(chance.uniform(0.0, longest))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         version = version_at(path)
