@@ -25,6 +25,7 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.placing import Output, Places, SharedTensors, SourceRows, spill_folder, travels
 from tdmap.plan import ChunkPlan
+from tdmap.runtime.resources import available_memory
 from tdmap.runtime.spill import Spill
 from tdmap.scatter import scatter_rows
 from tdmap.schema import take_apart
@@ -136,8 +137,6 @@ def check_order(data: Data, order: Any) -> Tensor:
 
 def choose_method(row_bytes: Sequence[int], tensors: Sequence[Tensor]) -> str:
     """The faster way for this data and this machine."""
-    from tensordict_lite.memmap.mapping import available_memory
-
     small = [width * len(tensor) for width, tensor in zip(row_bytes, tensors) if width < LARGE_ROW]
     return "gather" if sum(small) <= MEMORY_SHARE * available_memory() else "scatter"
 

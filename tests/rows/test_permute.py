@@ -11,6 +11,7 @@ import tdmap
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.permute import choose_method, permute
+from tdmap.runtime.resources import available_memory
 from tensordict_lite import TensorDict
 
 from .conftest import WORKERS, Sample, bits, kinds, make
@@ -98,11 +99,32 @@ def test_orders_that_cannot_be_are_named(order, error, message):
 
 
 def test_small_rows_that_do_not_fit_into_memory_go_over_the_disk(monkeypatch):
-    monkeypatch.setattr("tensordict_lite.memmap.mapping.available_memory", lambda: 1000)
+    monkeypatch.setattr("tdmap.permute.available_memory", lambda: 1000)
     rows = torch.zeros(100, 16, dtype=torch.uint8)
     assert choose_method([16], [rows[:20]]) == "gather"
     assert choose_method([16], [rows]) == "scatter"
     assert choose_method([1 << 20], [torch.zeros(1).expand(4, 1 << 18)]) == "gather"  # large rows are read one by one
+
+
+def test_the_page_cache_of_a_container_is_no_lack_of_memory(tmp_path):
+    (tmp_path / "own").write_text("0::/job\n")
+    job = tmp_path / "job"
+    job.mkdir()
+    for name, text in {
+        "memory.max": "1000",
+        "memory.current": "990",
+        "memory.stat": "anon 90\nactive_file 900",
+    }.items():
+        (job / name).write_text(text + "\n")
+    assert available_memory(tmp_path, tmp_path / "own") == 910
+    (job / "memory.max").write_text("max\n")
+    assert available_memory(tmp_path, tmp_path / "own") > 1 << 20
+    old = tmp_path / "memory"
+    old.mkdir()
+    (old / "memory.limit_in_bytes").write_text("500\n")
+    (old / "memory.usage_in_bytes").write_text("400\n")
+    (old / "memory.stat").write_text("total_inactive_file 300\n")
+    assert available_memory(tmp_path, tmp_path / "own") == 400
 
 
 # -- shuffle -------------------------------------------------------------------------------------------
