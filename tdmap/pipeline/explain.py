@@ -11,7 +11,7 @@ from tdmap._data import data_length, data_row_bytes, is_data
 from tdmap.pipeline import running
 from tdmap.pipeline.caching import is_written
 from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan, leaf_row_bytes
-from tdmap.pipeline.rounds import chunk_rows
+from tdmap.pipeline.rounds import chunk_rows, default_ahead
 from tdmap.pipeline.rows import Joined, Pending, View, Zipped
 from tdmap.pipeline.stages import Batch, Cache, Call, Shuffle, Stage
 from tdmap.runtime.resources import usable_cores
@@ -36,13 +36,13 @@ class Box:
     """Where its input comes from."""
 
 
-def explain(pipeline: Pipeline, num_workers: int, prefetch: int, probe: bool) -> Box:
+def explain(pipeline: Pipeline, num_workers: int, prefetch: int | None, probe: bool) -> Box:
     """The boxes of a pipeline, the last one first.
 
     Args:
         pipeline: what to explain.
         num_workers: processes that will run it.
-        prefetch: batches ahead.
+        prefetch: batches ahead; None: the default.
         probe: call the functions on one row, to know what they return.
     """
     caches: list[Box] = []
@@ -121,7 +121,7 @@ def _rows_box(view: View, caches: list[Box]) -> Box:
     return Box("rows", title, picks, facts)
 
 
-def _result_facts(plan: Plan, row: Any, workers: int, prefetch: int) -> list[str]:
+def _result_facts(plan: Plan, row: Any, workers: int, prefetch: int | None) -> list[str]:
     count, unit = plan.elements, "batch" if plan.batched else "row"
     if count is None:
         facts = [f"{unit}es: known when it has run" if plan.batched else "rows: known when it has run"]
@@ -136,7 +136,7 @@ def _result_facts(plan: Plan, row: Any, workers: int, prefetch: int) -> list[str
     return [*facts, *_memory(plan, row_bytes, workers, prefetch)]
 
 
-def _memory(plan: Plan, out_bytes: int | None, workers: int, prefetch: int) -> list[str]:
+def _memory(plan: Plan, out_bytes: int | None, workers: int, prefetch: int | None) -> list[str]:
     """What an iteration holds at a time, apart from what the functions themselves need."""
     if out_bytes is None:
         return []
@@ -144,7 +144,7 @@ def _memory(plan: Plan, out_bytes: int | None, workers: int, prefetch: int) -> l
     for head, batch in _heads(plan, None):
         size = chunk_rows(head, None, batch)
         busy = max(workers, 1) * size * (leaf_row_bytes(head.view) + out_bytes)
-        ahead = prefetch * size * out_bytes
+        ahead = (prefetch or default_ahead(head, size, max(workers, 1))) * size * out_bytes
         order = 8 * (head.view.rows or 0) * any(isinstance(pick, Shuffle) for pick in head.view.picks)
         total += busy + ahead + order
         parts.append(
@@ -207,7 +207,7 @@ def _bytes(count: float) -> str:
 class Explanation:
     """The plan of a pipeline. `str()` of it is text, `svg` a picture, which notebooks show."""
 
-    def __init__(self, pipeline: Pipeline, num_workers: int | None, prefetch: int, probe: bool) -> None:
+    def __init__(self, pipeline: Pipeline, num_workers: int | None, prefetch: int | None, probe: bool) -> None:
         workers = usable_cores() if num_workers is None else num_workers
         self.pipeline = pipeline.describe()
         self.box = explain(pipeline, workers, prefetch, probe)

@@ -46,7 +46,7 @@ class PipelineIterator(Iterator[Any]):
         every: tuple[int, int] = (0, 1),
     ) -> None:
         self._plan = plan
-        self._context = context
+        self._context = context.keeping()
         self._description = description
         self._device = device
         self._prefetch = prefetch

@@ -47,9 +47,6 @@ if TYPE_CHECKING:
 
     from tdmap.execution import WorkerOptions
 
-PREFETCH = 4
-"""Batches that are computed ahead of their turn."""
-
 
 class Pipeline(torch.utils.data.IterableDataset[Any]):
     """A lazy chain of stages over the rows of a dataset. Each call returns a new pipeline; nothing runs before the end.
@@ -196,7 +193,7 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         self,
         *,
         device: Device | None = None,
-        prefetch: int = PREFETCH,
+        prefetch: int | None = None,
         epoch: int = 0,
         chunksize: int | None = None,
         retries: int = 2,
@@ -207,7 +204,8 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
 
         Args:
             device: where the tensors should be; copies run while you compute. None leaves them where they are.
-            prefetch: batches that workers may be ahead of you; at least 1.
+            prefetch: batches that workers may be ahead of you; at least 1. Default: two a worker, or a few megabytes of
+                small ones.
             epoch: number of the epoch: another one shuffles and augments differently.
             chunksize: rows that a worker reads at once, where no batch decides. Default: from the bytes of a row.
             retries: how often a chunk runs again when its worker dies.
@@ -217,7 +215,7 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         Returns:
             An iterator with `state_dict()` and `load_state_dict()`.
         """
-        if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 1:
+        if prefetch is not None and (isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 1):
             raise ValueError(f"prefetch must be an integer of at least 1: got {prefetch!r}.")
         target = None if device is None else resolve_device(device)
         context = self._context(dict(options), epoch, prefetch, chunksize, retries, timeout)
@@ -225,7 +223,7 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
             target = None
         if target is not None and context.execution is not None:
             check_start_method(context.execution, target)
-        return PipelineIterator(self._opened(context), context, self.describe(), target, min(prefetch, 2))
+        return PipelineIterator(self._opened(context), context, self.describe(), target, min(prefetch or 2, 2))
 
     def __iter__(self) -> Iterator[Any]:
         """As `.iter()`; in a worker of torch's DataLoader, its share of the elements."""
@@ -324,7 +322,9 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
     def __repr__(self) -> str:
         return self.describe()
 
-    def explain(self, *, num_workers: int | None = None, prefetch: int = PREFETCH, probe: bool = True) -> Explanation:
+    def explain(
+        self, *, num_workers: int | None = None, prefetch: int | None = None, probe: bool = True
+    ) -> Explanation:
         """How the stages will run: passes, fused stages, bytes and memory. It prints as text, and is a picture in
         notebooks; `explain().svg` is the picture.
 
@@ -336,7 +336,7 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         Example:
             >>> from tensordict_lite import TensorDict
             >>> data = TensorDict({"x": torch.zeros(1000, 256)}, batch_size=[1000])
-            >>> print(data.pipeline().shuffle(0).map(torch.exp).batch(100).explain(num_workers=2))
+            >>> print(data.pipeline().shuffle(0).map(torch.exp).batch(100).explain(num_workers=2, prefetch=4))
             Pipeline(TensorDict [1000]).shuffle(seed=0).map(exp).batch(100)
             rows     TensorDict, 1,000 rows of 1.0 KiB
                        shuffle(seed=0)

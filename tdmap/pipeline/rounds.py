@@ -9,15 +9,17 @@ from typing import Any
 
 import torch
 
-from tdmap._data import Data, Reader, is_tensor_collection, narrow
+from tdmap._data import Data, Reader, is_dense, is_tensor_collection, narrow, tensors_of
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.pipeline.planning import ENDLESS, Head, leaf_row_bytes
-from tdmap.pipeline.rows import Picks, Table, View, epoch_seed
+from tdmap.pipeline.rows import Picks, Table, epoch_seed
 from tdmap.pipeline.stages import Filter
 from tdmap.pipeline.work import Work
 from tdmap.plan import ChunkPlan, default_chunk_size
 from tdmap.runtime.device import DeviceLink
+from tdmap.runtime.packing import Arena
+from tdmap.runtime.shm import shared_region
 from tdmap.seeding import derive, preserved_generators, seed_everything
 
 OUTPUT_FACTOR = 4
@@ -34,7 +36,7 @@ class Context:
     """Of the random streams of chunks; None leaves them alone."""
     epoch: int = 0
     prefetch: int | None = None
-    """Chunks that may be under way; None: as many as the engine likes."""
+    """Chunks that may be under way; None: see `default_ahead`."""
     chunksize: int | None = None
     """Rows of a chunk where no batch decides."""
     share: tuple[int, int] = (0, 1)
@@ -43,6 +45,16 @@ class Context:
     timeout: float | None = None
     link: DeviceLink | None = None
     """Where results go on to."""
+    shared: dict[int, Data] | None = None
+    """Datasets that have been moved to shared memory for all epochs, by the number of the original."""
+
+    def keep(self, data: Data) -> Data:
+        """A dataset, moved to shared memory the first time, where workers are processes and jobs are many."""
+        if self.shared is None or self.execution is None or self.execution.executor != "process":
+            return data
+        if id(data) not in self.shared:
+            self.shared[id(data)] = shared_copy(data)
+        return self.shared[id(data)]
 
     def over(self, link: DeviceLink | None) -> Context:
         """With results that go on over a link."""
@@ -60,6 +72,10 @@ class Context:
     def starting(self, seed: int | None, epoch: int) -> Context:
         """With another seed and epoch."""
         return replace(self, seed=seed, epoch=epoch)
+
+    def keeping(self) -> Context:
+        """For many jobs over the same datasets."""
+        return replace(self, shared={})
 
     def sharing(self, share: tuple[int, int]) -> Context:
         """With a share of the chunks."""
@@ -81,6 +97,19 @@ def chunk_rows(head: Head, chunksize: int | None, batch: int | None = None) -> i
         return chunksize
     rows = head.view.rows or 0
     return max(default_chunk_size(rows, leaf_row_bytes(head.view) * (1 + OUTPUT_FACTOR)), batch or 1)
+
+
+AHEAD_BYTES = 4 << 20
+"""Results of small chunks that may be ahead of the consumer, for each worker."""
+
+AHEAD_CHUNKS = 64
+"""And how many of them, at most."""
+
+
+def default_ahead(head: Head, size: int, workers: int) -> int:
+    """Chunks that may be under way when nobody says: one that runs and one that waits a worker, or more small ones."""
+    result_bytes = max(size * leaf_row_bytes(head.view) * OUTPUT_FACTOR, 1)
+    return workers * max(min(AHEAD_BYTES // result_bytes, AHEAD_CHUNKS), 2)
 
 
 class Rounds:
@@ -128,15 +157,27 @@ class Rounds:
                 more = view.index(context.epoch_of(later, epochs).epoch)
                 index = torch.cat([_tensor(index), _tensor(more)[: wanted - len(index)]])
         index = index[:wanted]
-        return _source(view, context.epoch_of(epoch, epochs).epoch, index), ChunkPlan(len(index), self.size)
+        table = view.table(context.epoch_of(epoch, epochs).epoch, context.keep)
+        return _source(table, index), ChunkPlan(len(index), self.size)
 
 
 def _tensor(index: Picks) -> torch.Tensor:
     return torch.arange(index.start, index.stop) if isinstance(index, range) else index
 
 
-def _source(view: View, epoch: int, index: Picks) -> Source:
-    table = view.table(epoch)
+def shared_copy(data: Data) -> Data:
+    """A dataset that worker processes can open: itself where it lies in files, or a copy in shared memory."""
+    if not (isinstance(data, torch.Tensor) or is_dense(data)):
+        return data
+    leaves = tensors_of(data)
+    arena = Arena()
+    copies = [x if not x.numel() or shared_region(x) is not None else arena.like(x).copy_(x) for x in leaves]
+    if all(copy is leaf for copy, leaf in zip(copies, leaves)):
+        return data
+    return copies[0] if isinstance(data, torch.Tensor) else data._with_leaves(iter(copies))
+
+
+def _source(table: Data, index: Picks) -> Source:
     if not isinstance(index, range):
         return Source(table, index)
     if index == range(table.shape[0]):

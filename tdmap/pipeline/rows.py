@@ -10,7 +10,7 @@ the leaf. Everything about order, resuming and sharing out work then is arithmet
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -99,14 +99,14 @@ class View:
                 index = _picked(index, pick)
         return index
 
-    def table(self, epoch: int) -> Data:
-        """The leaf in an epoch, as something that the engine can read rows of."""
+    def table(self, epoch: int, keep: Callable[[Data], Data]) -> Data:
+        """The leaf in an epoch, as something that the engine can read rows of; `keep` gives its datasets a place."""
         if isinstance(self.leaf, Joined):
-            return JoinedTable([_Part.of(part, epoch) for part in self.leaf.parts])
+            return JoinedTable([_Part.of(part, epoch, keep) for part in self.leaf.parts])
         if isinstance(self.leaf, Zipped):
-            return ZippedTable([_Part.of(part, epoch) for part in self.leaf.parts])
+            return ZippedTable([_Part.of(part, epoch, keep) for part in self.leaf.parts])
         assert is_data(self.leaf)
-        return self.leaf
+        return keep(self.leaf)
 
 
 def _picked(index: Any, pick: Stage) -> Any:
@@ -159,8 +159,8 @@ class _Part:
     stages: tuple[Stage, ...]
 
     @classmethod
-    def of(cls, view: View, epoch: int) -> _Part:
-        return cls(view.table(epoch), view.index(epoch), view.stages)
+    def of(cls, view: View, epoch: int, keep: Callable[[Data], Data]) -> _Part:
+        return cls(view.table(epoch, keep), view.index(epoch), view.stages)
 
     def read(self, rows: Picks) -> Data:
         """These rows of the view, in new memory."""

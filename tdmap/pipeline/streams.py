@@ -17,7 +17,7 @@ import torch
 
 from tdmap._data import Data
 from tdmap.pipeline.planning import Again, Both, Head, Local, Plan
-from tdmap.pipeline.rounds import Context, Rounds, chunk_rows, head_job, run_here, seeded
+from tdmap.pipeline.rounds import Context, Rounds, chunk_rows, default_ahead, head_job, run_here, seeded
 from tdmap.pipeline.rows import epoch_seed, join_pieces, merge, permutation
 from tdmap.pipeline.stages import Batch, Concat, Shard, Shuffle, Skip, Take, Unbatch
 from tdmap.pipeline.work import NOTHING, apply_stage, run_stages
@@ -121,7 +121,8 @@ class HeadStream(Stream):
         start = self._chunk - rounds.first(epoch)
         if context.execution is None:
             return run_here(job, iter(range(start, job.plan.num_chunks, self._step)))
-        return stream_values(job, context.execution, start, context.prefetch, context.link)
+        ahead = context.prefetch or default_ahead(rounds.head, rounds.size, context.execution.workers)
+        return stream_values(job, context.execution, start, ahead, context.link)
 
     def state(self) -> State:
         return {"chunk": self._chunk}

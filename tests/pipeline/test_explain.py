@@ -49,7 +49,7 @@ result   batches: known when it has run
 
 def test_the_text_tells_what_runs_where(pictures):
     pipeline = pictures.pipeline(seed=1).shuffle(0).map(decode).filter(is_sharp).batch(256).map(augment)
-    assert str(pipeline.explain(num_workers=2)) == FUSED
+    assert str(pipeline.explain(num_workers=2, prefetch=4)) == FUSED
 
 
 CACHED = """\
