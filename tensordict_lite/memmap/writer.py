@@ -26,12 +26,14 @@ from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.files import locked, locked_folder, new_file, open_folder, write_all, write_rows
 from tensordict_lite.memmap.format import META, SUFFIX, encode_key, is_count, read_json, read_meta
 from tensordict_lite.memmap.mapping import reserve
-from tensordict_lite.memmap.plan import Plan, plan_for
+from tensordict_lite.memmap.plan import Plan, holds_json, plan_for
 from tensordict_lite.memmap.staging import Staging, sync_folder
+from tensordict_lite.nontensor import NonTensorData, same_payload
 
 __all__ = ["DatasetWriter"]
 
 _BUFFER = 8 << 20  # appended rows are kept until they are this many bytes
+_PICKLED = object()  # an object that is not compared: its pickle is not opened
 _MOST = 1 << 62  # rows
 _STEP = 1 << 30  # room is doubled, but never by more than this many bytes a file
 
@@ -323,6 +325,7 @@ class _Schema:
     def __init__(self) -> None:
         self.leaves: list[_Leaf] = []
         self.metas: list[str] = []
+        self.objects: dict[tuple[str, ...], Any] = {}  # one for all rows: there is nothing to append
         self.batch: tuple[int, ...] = ()
 
     @property
@@ -343,7 +346,8 @@ class _Schema:
             self._walk(root, _join(folder, "_tensordict"), path)
             return
         if meta.kind == "nontensor" and path:
-            return  # one object for all rows, there is nothing to append
+            self.objects[path] = meta.raw.get("data", _PICKLED)
+            return
         if meta.kind != "tensordict" or not meta.shape:
             raise DatasetError(meta.path, "a dataset that grows is made of dense collections with a batch dimension")
         if not self.metas:
@@ -388,6 +392,16 @@ class _Schema:
             known = {leaf.path for leaf in self.leaves}
             extra = [path for path in _tensor_paths(rows, ()) if path not in known]
             raise ValueError(f"the rows have entries that the dataset lacks: {extra}")
+        for path, values in _objects(rows, ()):
+            if path not in self.objects:
+                raise ValueError(f"the rows have the non-tensor entry {path}, which the dataset lacks")
+            one = self.objects[path]
+            for value in values if one is not _PICKLED else ():
+                if not same_payload(json.loads(json.dumps(value)) if holds_json(value) else value, one):
+                    raise ValueError(
+                        f"the dataset has one object for all rows at {path}, {one!r}, and a row has {value!r}. What "
+                        "differs from row to row has to be a tensor, such as an index into a list."
+                    )
 
     def check_example(self, row: TensorCollection) -> None:
         try:
@@ -419,6 +433,22 @@ def _tensor_paths(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]
             yield (*path, key)
         else:
             yield from _tensor_paths(value, (*path, key))
+
+
+def _objects(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
+    """Non-tensor entries of rows, each with its objects."""
+    if not node._nested():
+        return
+    for key in node._key_list():
+        value = node._get_str(key)
+        if isinstance(value, Tensor):
+            continue
+        if not value._is_non_tensor:
+            yield from _objects(value, (*path, key))
+        elif isinstance(value, NonTensorData):
+            yield (*path, key), [value._payload]
+        else:
+            yield (*path, key), [row.data for row in value.reshape(-1).unbind(0)]
 
 
 def _as_row(example: Any) -> TensorCollection:

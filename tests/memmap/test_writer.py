@@ -17,7 +17,7 @@ import pytest
 import tensordict as reference
 import torch
 
-from tensordict_lite import TensorClass, TensorDict
+from tensordict_lite import NonTensorData, NonTensorStack, TensorClass, TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.writer import DatasetWriter
 
@@ -122,6 +122,23 @@ def test_rows_that_do_not_fit_are_refused_and_the_rest_stays(tmp_path: Path, bad
             writer.append(bad(rows(2, 2)))
         writer.append(rows(2, 2))
     assert check_rows(TensorDict.load_memmap(tmp_path / "d")) == [0, 1, 2, 3]
+
+
+def test_object_that_would_be_lost_is_refused(tmp_path: Path) -> None:
+    def row(**objects: Any) -> TensorDict:
+        return TensorDict({"x": torch.ones(2), **objects})
+
+    with DatasetWriter(tmp_path / "d", row(note="a", more={"k": NonTensorData((1, 2))})) as writer:
+        for good in (row(), row(note="a"), row(more={"k": NonTensorData((1, 2))}), row(note="a").expand(3)):
+            writer.append(good)
+        with pytest.raises(ValueError, match="one object for all rows.*'a'.*'b'.*tensor"):
+            writer.append(row(note="b"))
+        with pytest.raises(ValueError, match="one object for all rows"):
+            writer.append(TensorDict({"x": torch.ones(2, 2), "note": NonTensorStack("a", "b")}, [2]))
+        with pytest.raises(ValueError, match=r"non-tensor entry \('other',\)"):
+            writer.append(row(other="a"))
+    data = TensorDict.load_memmap(tmp_path / "d")
+    assert tuple(data.batch_size) == (6,) and data["note"] == "a"
 
 
 def test_opening_what_does_not_fit(tmp_path: Path) -> None:
