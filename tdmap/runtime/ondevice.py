@@ -44,7 +44,8 @@ class OnDevice:
         self.__qualname__ = function_name(fn)
 
     def __call__(self, chunk: Data) -> Any:
-        raise TypeError("a function on a device runs in a loop that has opened it.")
+        """One chunk, here and now, without a loop: for data without rows, say."""
+        return self.open(rank=0, own=False)(chunk)
 
     def open(self, rank: int, own: bool) -> Runner:
         """What the worker with this rank calls.

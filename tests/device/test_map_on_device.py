@@ -68,6 +68,13 @@ def test_tensors_other_dimensions_and_single_rows(on_device, data):
     assert torch.equal(on_device(data, lambda td: td["x"].sum(), chunksize=0), x.sum(1))
 
 
+def test_no_rows(on_device, data):
+    result = on_device(data[:0], lambda td: td)
+    assert result.shape == (0,) and result["x"].shape == (0, 500)
+    out = TensorDict({"x": torch.zeros(0, 500)}, [0])
+    assert on_device(data[:0], lambda td: td, out=out) is out
+
+
 def test_chunks_keep_their_kind(on_device, data):
     kinds = on_device(
         TensorDict({"x": data["x"], "name": "photos"}, [ROWS]),
