@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -63,27 +64,32 @@ class SpillRows:
     def __init__(self, fn: Callable[..., Any], spill: Spill) -> None:
         self.fn = fn
         self.spill = spill
-        self._sent: set[int] = set()
+        # By thread: another one's pieces may reach the driver first, and what is under way may never do.
+        self._sent: dict[int, set[int]] = {}
         self._positional = getattr(fn, "takes_start", False)
         self.__qualname__ = function_name(fn)  # messages and progress bars name what the user wrote
 
     def __call__(self, chunk: Any, start: int = 0) -> tuple[Piece, ...]:
         result = self.fn(chunk, start) if self._positional else self.fn(chunk)
-        return tuple(self._spill(rows) for rows in each_result(result))
+        sent = self._sent.setdefault(threading.get_ident(), set())
+        known = set(sent)
+        pieces = tuple(self._spill(rows, known) for rows in each_result(result))
+        sent |= known
+        return pieces
 
     def join_states(self, states: list[tuple[Piece, ...]]) -> tuple[Piece, ...]:
         """The pieces of a chunk whose parts were processed one by one, because some of its rows raise."""
         return tuple(piece for state in states for piece in state)
 
-    def _spill(self, rows: Data) -> Piece:
+    def _spill(self, rows: Data, known: set[int]) -> Piece:
         parts = take_apart(rows)
         digest = parts.schema.digest
         file, offset = "", 0
         tensors = [tensor.contiguous() for tensor in parts.tensors]
         if parts.rows and tensors:
             file, offset, _ = self.spill.append(tensors)[0]
-        new = digest not in self._sent
-        self._sent.add(digest)
+        new = digest not in known
+        known.add(digest)
         return Piece(parts.rows, digest, file, offset, parts.objects, parts.schema if new else None)
 
 
