@@ -26,7 +26,8 @@ from tdmap.bykey.index import Index, sorted_rows
 from tdmap.bykey.keys import KeyReader, KeySpec
 from tdmap.bykey.order import Words, equal, group_starts, search, stable_order, take
 from tdmap.bykey.prepare import KeyedData, light, plan_rows, prepare, require_rows
-from tdmap.bykey.rows import is_columnar, reordered
+from tdmap.bykey.reducing import select
+from tdmap.bykey.rows import columns_of, is_columnar, reordered, schema_of, with_columns
 from tdmap.execution import Execution
 from tdmap.placing import Output, SharedTensors, spill_folder, travels
 from tdmap.reducers.base import Key
@@ -216,10 +217,13 @@ class JoinChunk:
         self.is_unique = index.is_unique
         self.indicator = indicator
         self.block_bytes = BLOCK_BYTES
-        parts = take_apart(others)
-        self.schema = parts.schema
-        self.objects = parts.objects
-        self.columns = SharedTensors(parts.tensors, share=share)
+        self.row_bytes = data_row_bytes(others, len(others))
+        plain = [key for key in others.keys() if is_columnar(others.get(key))]
+        kept = select(others, plain)
+        self.example = schema_of(kept)
+        self.columns = SharedTensors(columns_of(kept), share=share)
+        # Objects of single rows cannot be shared: each worker has them all.
+        self.objects = {key: others.get(key) for key in others.keys() if key not in plain}
 
     def __call__(self, chunk: Data, start: int = 0) -> Iterator[Data]:
         firsts, counts = self._look_up(chunk, start)
@@ -230,7 +234,7 @@ class JoinChunk:
         total = int(ends[-1]) if len(ends) else 0
         # The row of each pair, unless a search among the ends is needed to find it.
         single = np.flatnonzero(counts) if len(counts) and counts.max() == 1 else None
-        row_bytes = data_row_bytes(chunk, max(len(chunk), 1)) + sum(self.schema.row_bytes)
+        row_bytes = data_row_bytes(chunk, max(len(chunk), 1)) + self.row_bytes
         size = max(self.block_bytes // max(row_bytes, 1), 1)
         index = self.index.tensors[0].numpy()
         for begin in range(0, total, size):
@@ -284,11 +288,12 @@ class JoinChunk:
             simple = isinstance(value, Tensor) and is_columnar(value)
             joined.set(key, reordered(value.detach(), ours) if simple else value[numbers])
         missing = None if has is None else torch.from_numpy(~has)
-        columns = iter([self._column(column, theirs, missing) for column in self.columns.tensors])
-        objects = {path: node[torch.from_numpy(theirs)] for path, node in self.objects.items()}
-        placed = self._assemble(columns, objects, len(ours))
+        columns = [self._column(column, theirs, missing) for column in self.columns.tensors]
+        placed = with_columns(self.example, columns, len(ours))
         for key in placed.keys():
             joined.set(key, placed.get(key))
+        for key, value in self.objects.items():
+            joined.set(key, value[torch.from_numpy(theirs)])
         if has is not None:
             joined.set(self.indicator, torch.from_numpy(has))
         return joined
@@ -299,13 +304,4 @@ class JoinChunk:
         found = reordered(column, rows)
         if missing is not None:
             found[missing] = 0
-        return found
-
-    def _assemble(self, columns: Iterator[Tensor], objects: dict[Any, Any], rows: int) -> Data:
-        """Columns in the order of the schema, as a collection."""
-        found = TensorDict({}, [rows])
-        for field, column in zip(self.schema.tensors, columns):
-            found.set(field.path, column)
-        for path, node in objects.items():
-            found.set(path, node)
         return found

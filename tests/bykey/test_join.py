@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import tdmap
 from tdmap.bykey import index, joining, prepare
-from tensordict_lite import TensorDict
+from tensordict_lite import TensorClass, TensorDict
 
 
 @pytest.fixture
@@ -109,6 +109,19 @@ def test_objects_travel_along():
     assert (result["note"], result["tag"], result["unit"]) == (["a", "a", "c", "c"], ["s", "t", "s", "t"], "metre")
     with pytest.raises(ValueError, match=r"'tag'.*not made of tensors"):
         tdmap.join(a, b, "k", "left", num_workers=2)
+
+
+class Point(TensorClass):
+    at: torch.Tensor
+
+
+def test_nested_collections_keep_their_type_and_batch():
+    point = Point(at=torch.arange(6).reshape(2, 3), batch_size=[2, 3])
+    b = TensorDict({"k": torch.tensor([1, 0]), "point": point}, [2])
+    result = tdmap.join(TensorDict({"k": torch.tensor([0, 1, 0])}, [3]), b, "k", num_workers=2)
+    assert result["point"].batch_size == torch.Size([3, 3])
+    assert type(result["point"]).__name__ == "Point"
+    assert result["point"].at.tolist() == [[3, 4, 5], [0, 1, 2], [3, 4, 5]]
 
 
 def test_names():
