@@ -55,6 +55,10 @@ class FoldChunk:
             rows = chunk if self.dim == 0 else chunk.movedim(self.dim, 0)
         return self.reducer.update(self.reducer.init(), rows, start)
 
+    def merge_states(self, a: Any, b: Any) -> Any:
+        """The state of neighbouring chunks; workers merge those that they have both of."""
+        return self.reducer.merge(a, b)
+
     def join_states(self, states: list[Any]) -> Any:
         """The state of a chunk whose parts were folded one by one."""
         return functools.reduce(self.reducer.merge, states) if states else self.reducer.init()

@@ -6,13 +6,15 @@ from typing import Any
 
 from tdmap._data import RowWriter
 from tdmap.plan import ChunkPlan
-from tdmap.reducers.base import MergeTree, Node, Reducer
+from tdmap.reducers.base import MergeTree, Node, Reducer, nodes
 from tdmap.runtime.types import Kind
 from tdmap.sinks.base import Allocate
 
 
 class Fold:
     """Merges states by the tree over the chunk numbers: the same neighbours whatever the workers and their order.
+
+    The function of the job has `merge_states`, by which workers begin: what comes are states of nodes of the tree.
 
     A handful of states wait for a neighbour at any time, one a level of the tree and worker in the usual order.
     """
@@ -36,9 +38,12 @@ class Fold:
 
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
         assert self._tree is not None
-        states = values if kind is Kind.PARCEL else (None,) * (stop - start)
-        for chunk, state in zip(range(start, stop), states):
-            self._tree.add(chunk, chunk + 1, state)
+        if kind is Kind.PARCEL:  # merged by the worker, as far as its chunks are neighbours in the tree
+            for (first, end), state in zip(nodes(start, stop, self._tree.num_chunks), values, strict=True):
+                self._tree.add(first, end, state)
+        else:
+            for chunk in range(start, stop):
+                self._tree.add(chunk, chunk + 1, None)
 
     def result(self) -> Any:
         """The merged state."""
