@@ -14,7 +14,7 @@ import torch
 from tdmap.prefetch import prefetch_over, prefetch_to_device
 from tdmap.runtime import device as device_module
 from tdmap.runtime.fakelink import FakeLink
-from tensordict_lite import TensorDict
+from tensordict_lite import TensorDict, lazy_stack, tensorclass
 
 
 def numbered(count: int, size: int = 50):
@@ -117,6 +117,19 @@ def test_collections_keep_type_lock_and_other_entries_and_say_where_they_are(fak
     (got,) = prefetch_to_device([td], fake)
     assert got.is_locked and got["name"] == "rows" and got.device == torch.device("cpu")
     assert got["meta"].batch_size == (4,) and torch.equal(got["x"], torch.arange(4))
+
+
+def test_tensorclasses_and_lazy_stacks(fake):
+    @tensorclass
+    class Item:
+        x: torch.Tensor
+        name: str
+
+    item = Item(x=torch.ones(3), name="a", batch_size=[3])
+    stack = lazy_stack([TensorDict({"x": torch.ones(n)}, []) for n in (2, 3)])
+    got, (rows,) = next(prefetch_to_device([(item, [stack])], fake))
+    assert type(got) is Item and got.name == "a" and torch.equal(got.x, item.x)
+    assert type(rows) is type(stack) and torch.equal(rows[1]["x"], torch.ones(3))
 
 
 def test_dtypes_layouts_and_gradients(fake):
