@@ -247,6 +247,8 @@ class RowWriter:
         try:
             if isinstance(rows, Tensor) is not isinstance(result, Tensor) or not is_data(result):
                 raise not_a_collection(self.out, result)
+            if nothing_in_common(rows, result):
+                raise nothing_for_out(self.out, result)
             check_fit(rows, result)
         except OutputMismatch as error:
             return error.with_traceback(None)
@@ -268,6 +270,8 @@ class RowWriter:
                 return False
         elif isinstance(rows, Tensor) is not isinstance(result, Tensor) or not is_data(result):
             raise not_a_collection(self.out, result)
+        elif nothing_in_common(rows, result):
+            raise nothing_for_out(self.out, result)
         if self.aliased:
             copy_moved(rows, result)
         else:
@@ -296,14 +300,16 @@ class RowWriter:
                 return False
             if isinstance(result, Tensor) or not is_data(result):
                 raise not_a_collection(out, result)
-            result = {key: result.get(key, None) for key in self._flat}
+            entries = {key: result.get(key, None) for key in self._flat}
         elif exact and (
             type(result) is not type(out)
             or len(result._source) != len(rows)
             or len(result._batch_size) != len(out._batch_size)
         ):
             return False
-        entries = result if type(result) is dict else result._source
+        else:
+            entries = result._source
+        found = False
         for key, dst in zip(self._flat, rows):
             src = entries.get(key)
             if src is None:
@@ -316,6 +322,9 @@ class RowWriter:
                 check_leaf(dst, src, (key,))
             if not (aliased and same_memory(dst, src)):
                 put(dst, src.detach() if src.requires_grad else src)
+            found = True
+        if not found and entries:
+            raise nothing_for_out(out, result)
         return True
 
 
@@ -324,6 +333,21 @@ def not_a_collection(out: Data, result: Data) -> OutputMismatch:
     return OutputMismatch(
         f"out is a {type(out).__name__} and the function returned a {type(result).__name__}: "
         "both must be tensors, or both collections of tensors."
+    )
+
+
+def nothing_in_common(rows: Data, result: Data) -> bool:
+    """Whether a result has entries, and the rows that it should go to have none of them."""
+    if not (is_dense(rows) and is_dense(result)):
+        return False
+    return bool(result._source) and rows._source.keys().isdisjoint(result._source)
+
+
+def nothing_for_out(out: Data, result: Data) -> OutputMismatch:
+    """The error for a result of which `out` has no entry: most often a name that is misspelt."""
+    return OutputMismatch(
+        f"the function returned the entries {sorted(result.keys())}, and none of them is in out, which has "
+        f"{sorted(out.keys())}."
     )
 
 
@@ -512,12 +536,7 @@ def check_rows(out: Data, plan: ChunkPlan, source_shape: Sequence[int]) -> None:
         )
 
 
-def empty_rows(data: Data, dim: int) -> Data:
-    """No rows of `data`."""
-    return narrow(data, dim, 0, 0)
-
-
-__all__ += ["TensorDict", "check_rows", "describe_rows", "empty_rows", "is_tensor_collection"]
+__all__ += ["TensorDict", "check_rows", "describe_rows", "is_tensor_collection"]
 
 
 def describe_difference(rows: Data, result: Data, path: tuple[str, ...] = ()) -> str:

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
-from tdmap._data import Data, check_rows, data_length, data_row_bytes, empty_rows, is_data
+from tdmap._data import Data, check_rows, data_length, data_row_bytes, is_data
 from tdmap.devices import Devices, Placement, check_start_method
 from tdmap.events import Callback
 from tdmap.execution import Execution
 from tdmap.functions import Keys, as_function, check_placement
 from tdmap.iterator import MapIterator
 from tdmap.job import Job, Policy, Source
+from tdmap.norows import result_of_no_rows
 from tdmap.plan import ChunkPlan, make_plan
 from tdmap.prefetch import check_prefetch, prefetch_over
 from tdmap.resumable import map_in_place, map_to_files, map_to_folder
@@ -79,10 +80,10 @@ def map(
         num_workers: processes or threads; 0 runs in the caller. Default: the cores that this process may use.
         out: where results are written: a preallocated tensor or collection with `data`'s rows along `dim`,
             best in memory-mapped files. It is updated in place and returned. Entries of results that `out` lacks
-            are ignored. `out=data` writes back. A path is a folder for a new memory-mapped dataset, whose schema is
-            that of the first result; the folder holds no dataset until every row is there. Tensors on a CUDA device
-            are filled through page-locked memory while workers make the next rows; rows that `on_error` skips are
-            zeros there.
+            are ignored, and entries that results lack keep what they had. `out=data` writes back. A path is a folder
+            for a new memory-mapped dataset, whose schema is that of the first result; the folder holds no dataset
+            until every row is there. Tensors on a CUDA device are filled through page-locked memory while workers
+            make the next rows; rows that `on_error` skips are zeros there.
         device: where `fn` runs: `"cuda"`, `"cuda:1"`, or a list that workers share in turns. Chunks are moved there
             ahead of their turn, by workers that are spawned, with a CUDA context each; results come back, unless `out`
             is on a device too. Default, and `"cpu"`: chunks stay where they are.
@@ -130,7 +131,7 @@ def map(
 
     Returns:
         `out` when it is given; else the results concatenated along `dim` (stacked with `chunksize=0`), without
-        those that are None; None when all are.
+        those that are None; None when all are. Without rows, what the function makes of zero rows.
 
     Raises:
         IndexError: `dim` is out of range.
@@ -185,7 +186,7 @@ def map(
         sink = InPlace(out) if out is data else Preallocated(out)
     surroundings: AbstractContextManager[Any] = contextlib.nullcontext()
     if plan.length == 0:
-        return empty_rows(data, plan.dim) if out is None else out
+        return result_of_no_rows(fn, data, plan) if out is None else out
     if resume:
         if out is not data:
             return map_to_files(job, out, execution.run, resume)

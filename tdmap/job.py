@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tdmap._data import Data
+from tdmap._data import Data, tensors_of
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.ledger import Ledger
 
@@ -26,6 +26,22 @@ class Source:
     """The dataset."""
     order: Tensor | None = None
     """int64 permutation of its rows along the plan's dimension, or None."""
+
+    def __post_init__(self) -> None:
+        if any(leaf.is_nested for leaf in tensors_of(self.data)):
+            raise TypeError(
+                f"{_nested_name(self.data)} is a nested tensor, which torch cannot cut into rows. Keep rows of "
+                "different lengths in a lazy stack (tensordict_lite.lazy_stack), or as one flat tensor and offsets."
+            )
+
+
+def _nested_name(data: Data) -> str:
+    if isinstance(data, Tensor):
+        return "the data"
+    for key, leaf in data.items(True, True):
+        if isinstance(leaf, Tensor) and leaf.is_nested:
+            return f"the entry {key!r}"
+    return "an entry"
 
 
 @dataclass(frozen=True, slots=True)

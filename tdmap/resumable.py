@@ -8,12 +8,14 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from tdmap import checkpoint
-from tdmap._data import Data, empty_rows, leaves_hold_rows
+from tdmap._data import Data, leaves_hold_rows
 from tdmap.job import Job
+from tdmap.norows import result_of_no_rows
 from tdmap.reducers import Reducer
 from tdmap.resume import IN_PLACE, MAP, REDUCE, Resume, Run, files_of, folder_of, open_run
 from tdmap.runtime.driver import CommitLog
 from tdmap.sinks import Fold, Folder, InPlace, Preallocated, Sink
+from tdmap.sinks.folder import check_for_folder, returned_none
 from tdmap.store import HIDDEN, OutputFolder
 
 Execute: TypeAlias = Callable[[Job, Sink, "CommitLog | None"], Any]
@@ -33,7 +35,11 @@ def map_to_folder(job: Job, path: str | os.PathLike[str], resume: Resume, execut
         store.require_free(None if source is None else str(source))
         store.discard()
     if job.plan.length == 0:
-        return empty_rows(job.source.data, job.plan.dim).memmap(store.path)
+        rows = result_of_no_rows(job.fn, job.source.data, job.plan)
+        if rows is None:
+            raise returned_none("the data has no rows")
+        check_for_folder(rows, 0, job.plan, "the data has no rows")
+        return rows.memmap(store.path)
     if resume:
         return _resume_to_folder(job, store, execute, resume)
     sink = Folder(store, _ignore)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tdmap
-from tensordict_lite import TensorDict
+from tensordict_lite import TensorDict, lazy_stack
 
 EXECUTORS = ["serial", "thread", "process"]
 
@@ -206,3 +206,35 @@ def _is_read_only(tensor) -> bool:
 
     region = region_of(tensor)
     return region is not None and not region.writable
+
+
+def test_a_result_without_any_entry_of_out_is_refused(run, data):
+    out = TensorDict({"y": torch.zeros(40, 3), "n": torch.zeros(40)}, [40])
+    with pytest.raises(tdmap.OutputMismatch, match=r"\['Y'\].*none of them is in out.*\['n', 'y'\]"):
+        run(data, lambda td: TensorDict({"Y": td["x"] * 1.0}, td.batch_size), out=out)
+    nested = TensorDict({"meta": {"y": torch.zeros(40, 3)}}, [40])
+    with pytest.raises(tdmap.OutputMismatch, match="none of them is in out"):
+        run(data, lambda td: TensorDict({"Y": td["x"] * 1.0}, td.batch_size), out=nested)
+    with pytest.raises(tdmap.OutputMismatch, match="none of them is in out"):
+        run(data, lambda td: TensorDict({"Y": td["x"] * 1.0}, td.batch_size), out=data)
+
+
+def test_results_that_a_folder_cannot_hold_name_the_entry_and_why(data, tmp_path):
+    words = lambda td: TensorDict({"meta": {"word": [str(i) for i in range(td.shape[0])]}}, td.batch_size)  # noqa: E731
+    with pytest.raises(tdmap.OutputMismatch, match=r"\('meta', 'word'\) holds a Python object for each row"):
+        tdmap.map(data, words, num_workers=1, out=tmp_path / "words")
+    with pytest.raises(
+        tdmap.OutputMismatch, match=r"as many rows as its chunk \(5\), and the result has the shape \(1,\)"
+    ):
+        tdmap.map(data, lambda td: td[:1], num_workers=1, chunksize=5, out=tmp_path / "fewer")
+    ragged = lambda td: lazy_stack([TensorDict({"x": torch.zeros(n)}, []) for n in range(td.shape[0])])  # noqa: E731
+    with pytest.raises(tdmap.OutputMismatch, match="LazyStackedTensorDict, whose rows may differ in shape"):
+        tdmap.map(data, ragged, num_workers=1, out=tmp_path / "ragged")
+
+
+def test_nested_tensors_cannot_be_cut_into_rows():
+    ragged = torch.nested.nested_tensor([torch.arange(2), torch.arange(3)], layout=torch.jagged)
+    with pytest.raises(TypeError, match="the entry 'tokens' is a nested tensor.*lazy stack"):
+        tdmap.map(TensorDict({"tokens": ragged}, [2]), lambda td: td, num_workers=1)
+    with pytest.raises(TypeError, match="the data is a nested tensor"):
+        tdmap.map(ragged, lambda td: td, num_workers=1)
