@@ -31,7 +31,8 @@ def find_unpicklable(value: Any, path: str = "", depth: int = 0) -> tuple[str, A
     if depth < MAX_DEPTH:
         for name, part in _parts(value):
             if not _packs(part):
-                return find_unpicklable(part, f"{path}{name}", depth + 1)
+                separator = "" if not path or name[0] in ".[" else ", "
+                return find_unpicklable(part, f"{path}{separator}{name}", depth + 1)
     return path, value
 
 

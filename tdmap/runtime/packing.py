@@ -25,6 +25,7 @@ import torch.multiprocessing  # teaches ForkingPickler about tensors
 from torch import Tensor
 
 from tdmap._data import Region, SharedHandle
+from tdmap.runtime.byvalue import Namespaces
 from tdmap.runtime.shm import align, anonymous_tensor, shared_region
 
 INLINE_BYTES = 4096
@@ -148,7 +149,10 @@ class Packer:
                 return self._dump(_FastPickler, value)
             except Exception:  # whatever an object's own reduction raises: dill may know better, or explain it
                 pass
-        return self._dump(_DillPickler, value)
+        try:
+            return self._dump(_DillPickler, value)
+        except RecursionError:  # functions that refer to each other in a circle
+            return self._dump(_CirclePickler, value)
 
     def _dump(self, pickler: Any, value: Any) -> bytes:
         buffer = io.BytesIO()
@@ -248,6 +252,18 @@ class _DillPickler(dill.Pickler):  # type: ignore[misc]
         self._packer = packer
 
     def reducer_override(self, value: Any) -> Any:
+        return self._packer.reduce(value)
+
+
+class _CirclePickler(dill.Pickler):  # type: ignore[misc]
+    def __init__(self, packer: Packer, file: Any) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL, byref=False, recurse=False)
+        self._packer = packer
+        self._namespaces = Namespaces()
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is types.FunctionType:
+            return self._namespaces.reduce(value)
         return self._packer.reduce(value)
 
 

@@ -129,3 +129,19 @@ def test_no_workers_run_in_the_caller(data):
     assert set(tdmap.map(data, pid_of, num_workers=0).tolist()) == {os.getpid()}
     assert {part[0].item() for part in tdmap.map_iter(data, pid_of, num_workers=0)} == {os.getpid()}
     assert set(data.map(pid_of, num_workers=0).tolist()) == {os.getpid()}
+
+
+def test_functions_that_refer_to_each_other_in_a_circle():
+    def down(n):
+        return 0 if n == 0 else up(n - 1) + 1
+
+    def up(n, *, step=1):
+        up.calls = getattr(up, "calls", 0) + 1
+        return 0 if n == 0 else down(n - step) + 1
+
+    def itself(n):
+        return n if n < 2 else itself(n - 1) + itself(n - 2)
+
+    for method in ("fork", "forkserver"):
+        result = tdmap.map(torch.zeros(4), lambda x: x + down(5) + itself(6), num_workers=1, mp_start_method=method)
+        assert result.tolist() == [13.0] * 4
