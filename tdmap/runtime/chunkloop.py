@@ -7,6 +7,8 @@ block.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from itertools import repeat
@@ -14,7 +16,7 @@ from operator import itemgetter
 from typing import Any
 
 from tdmap._data import Data, Reader, RowWriter, tensors_of
-from tdmap.errors import add_note, describe_rows
+from tdmap.errors import RemoteError, add_note, describe_rows
 from tdmap.job import Policy
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import MergeTree
@@ -41,6 +43,26 @@ class ChunkError(Exception):
         self.chunk = chunk
 
 
+# A function that forks, and whose child comes back from it as well, would have every later chunk done twice.
+_is_stray = False
+
+
+def expect_strays() -> None:
+    """From now on, a fork of this process must not run chunks."""
+    os.register_at_fork(after_in_child=_mark_stray)
+
+
+def _mark_stray() -> None:
+    global _is_stray
+    _is_stray = True
+
+
+def _leave() -> None:
+    with contextlib.suppress(Exception):
+        os.write(2, b"tdmap: the function has forked, and its child has returned from it too: the child ends here\n")
+    os._exit(1)
+
+
 class ChunkLoop:
     """Runs leases of one job.
 
@@ -52,6 +74,7 @@ class ChunkLoop:
         control: the block to keep up to date.
         pack: makes a result fit to travel.
         emit: sends a message to the driver.
+        in_caller: chunks run in the thread that called `map`, which Ctrl-C is meant for.
         own_fn: `fn` belongs to this loop alone.
     """
 
@@ -65,6 +88,7 @@ class ChunkLoop:
         pack: Callable[[Any], Any],
         emit: Callable[[Any], None],
         own_fn: bool = False,
+        in_caller: bool = False,
     ) -> None:
         self.settle: Callable[[], None] | None = None
         if isinstance(fn, OnDevice):
@@ -77,6 +101,7 @@ class ChunkLoop:
         self.control = control
         self.pack = pack
         self.emit = emit
+        self.in_caller = in_caller
         self.writer: RowWriter | None = None
         self.undo: Undo | None = None
         self._guard = True
@@ -115,6 +140,8 @@ class ChunkLoop:
         chunk = start
         try:
             for chunk, result, rows in self._results(lease, start, stop, segments):
+                if _is_stray:
+                    _leave()
                 if result is None:
                     kind = Kind.NONE
                 elif result.__class__ is Settled:
@@ -137,14 +164,13 @@ class ChunkLoop:
                 elif guarded and self._guard:
                     segments.flush()  # its rows are changed, and only those of one chunk can be put back
             last = segments.take()
-        except Exception as error:
+        except BaseException as error:
             failed = min(segments.stop, stop - 1)
             self._put_back(failed)
+            if self.in_caller and not isinstance(error, (Exception, SystemExit)):  # Ctrl-C, most often
+                raise
             segments.flush()
-            raise ChunkError(failed) from error
-        except BaseException:  # Ctrl-C, where the caller itself runs chunks
-            self._put_back(segments.stop)
-            raise
+            raise ChunkError(failed) from _as_exception(error)
         finally:
             control[at.RUNNING] = -1
         upto = segments.stop
@@ -191,6 +217,19 @@ class ChunkLoop:
                 yield chunk, skipper.call(lease, chunk, data, target), target
             else:
                 yield chunk, fn(data, chunk * plan.size) if positional else fn(data), target
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """What the function raised, as an error of its rows that ends neither the worker nor the program."""
+    cause = error.__cause__
+    if isinstance(error, RuntimeError) and isinstance(cause, StopIteration):  # what it becomes on leaving a generator
+        error = cause
+    elif isinstance(error, Exception):
+        return error
+    what = f"called sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"raised {error!r}"
+    text = f"the function {what}, which has a meaning of its own here: raise another exception instead"
+    remote = RemoteError(text, type(error).__qualname__)
+    return remote.with_traceback(error.__traceback__)
 
 
 class _Segments:

@@ -27,7 +27,7 @@ from tdmap._data import Reader, RowWriter, tensors_of
 from tdmap.job import Policy
 from tdmap.plan import ChunkPlan
 from tdmap.runtime import control as at
-from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
+from tdmap.runtime.chunkloop import ChunkError, ChunkLoop, expect_strays
 from tdmap.runtime.ledger import lock_shared
 from tdmap.runtime.packing import unpack
 from tdmap.runtime.parcels import ParcelWriter
@@ -46,7 +46,7 @@ def run_worker(connection: Connection, control: str, threads: int, idle_seconds:
     code = 1
     try:
         _settle(threads)
-        _Worker(connection, control, idle_seconds, parent).serve()
+        _Worker(connection, control, threads, idle_seconds, parent).serve()
         code = 0
     except (EOFError, BrokenPipeError, ConnectionResetError):
         code = 0  # the driver has gone
@@ -66,6 +66,7 @@ def _settle(threads: int) -> None:
     """Signals, standard input, threads and random streams of a fresh worker."""
     global in_worker
     in_worker = True
+    expect_strays()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
@@ -106,8 +107,9 @@ def watch_parent(lifeline: int) -> None:
 class _Worker:
     """The state of a worker process: at most one job."""
 
-    def __init__(self, connection: Connection, control: str, idle_seconds: float, parent: int) -> None:
+    def __init__(self, connection: Connection, control: str, threads: int, idle_seconds: float, parent: int) -> None:
         self.connection = connection
+        self.threads = threads
         self.control = at.map_control(control)
         self.idle_seconds = idle_seconds
         self.parent = parent
@@ -142,6 +144,8 @@ class _Worker:
     def begin(self, message: Begin) -> None:
         """Take a job: open its memory, read its function."""
         self.drop(keep_slots=True)  # the last job has had its own `Drop`
+        if torch.get_num_threads() != self.threads:  # a function of the last job has changed it
+            torch.set_num_threads(self.threads)
         try:
             self.loop = load_loop(message.job, message.payload, self.control, self.parcels.pack, self.send)
             self.residency.watch(tensors_of(self.loop.reader.data))

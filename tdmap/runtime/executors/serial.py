@@ -59,6 +59,7 @@ class SerialCrew:
             local_control(),
             lambda result: result,
             self._emit,
+            in_caller=True,
         )
         self._loop.undo = local_undo(job)
         if sink.writer is not None:

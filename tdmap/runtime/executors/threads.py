@@ -37,6 +37,7 @@ class ThreadCrew:
         self.size = 1 if seeded else num_workers
         self._worker_threads = worker_threads
         self._torch_threads = torch.get_num_threads()
+        self._grad = torch.is_grad_enabled()
         self._streams = preserved_generators() if seeded else contextlib.nullcontext()
         self._inbox: queue.SimpleQueue[tuple[int, Message | Joined]] = queue.SimpleQueue()
         self._leases: list[queue.SimpleQueue[Lease | None]] = []
@@ -79,6 +80,7 @@ class ThreadCrew:
 
     def _serve(self, number: int) -> None:
         torch.set_num_threads(self._worker_threads)
+        torch.set_grad_enabled(self._grad)
         self._inbox.put((number, Joined()))
         loop = self._loops[number]
         while (lease := self._leases[number].get()) is not None:
