@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap._data import Data
+from tdmap._data import Data, is_data
 from tdmap.api import handler_of, plan_for, policy_for
-from tdmap.append import append_rows
+from tdmap.append import append_rows, each_result
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution, WorkerOptions
 from tdmap.job import Job, Policy, Source, function_name
+from tdmap.norows import result_of_no_rows
 from tdmap.permute import block_rows, row_words
 from tdmap.placing import Output, Places, SharedTensors, SourceRows, spill_folder, travels
 from tdmap.plan import ChunkPlan
@@ -31,7 +32,7 @@ from tdmap.rowlog import FILTER, MASK, finish_run, flush_journal, forget, open_o
 from tdmap.runtime.skipping import DROP
 from tdmap.runtime.spill import Spill
 from tdmap.scatter import new_file, open_file
-from tdmap.schema import take_apart
+from tdmap.schema import Schema, take_apart
 from tdmap.sinks import Collect, Preallocated
 
 if TYPE_CHECKING:
@@ -267,11 +268,12 @@ def flat_map(
         **options: about workers, as `tdmap.map`.
 
     Returns:
-        `out`, cut to the rows that were written; the dataset loaded from the folder; or a new one.
+        `out`, cut to the rows that were written; the dataset loaded from the folder; or a new one. When there are no
+        rows, the first empty result tells what they would look like; for data without rows, what `fn` makes of them.
 
     Raises:
         OutputMismatch: results differ in keys, dtypes or the shapes of their rows, or do not fit `out`; names them.
-        ValueError: there are no rows, and no empty result that says what they would look like; or `out` shares memory
+        ValueError: there are no rows, and nothing tells what they would look like; or `out` shares memory
             with the data.
         ResumeMismatch: `resume`, and the folder holds another run; names what differs.
         Exception: whatever `fn` raised, with a note that names the rows.
@@ -294,4 +296,14 @@ def flat_map(
         resume=resume,
         spill_dir=spill_dir,
         on_row_error=handler_of(on_error),
+        empty=_schema_of_no_rows(data, fn, plan) if not plan.length and not is_data(out) else None,
     )
+
+
+def _schema_of_no_rows(data: Data, fn: Callable[..., Any], plan: ChunkPlan) -> Schema | None:
+    def first(rows: Data) -> Data | None:
+        result = fn(rows, 0) if getattr(fn, "takes_start", False) else fn(rows)
+        return next(each_result(result), None)
+
+    rows = result_of_no_rows(first, data, plan)
+    return None if rows is None else take_apart(rows[:0]).schema

@@ -118,8 +118,12 @@ class Places:
         if place is not None and block.numel():
             view, at = bytes_of(block), place.offset + row * place.row_bytes
             done = 0
-            while done < len(view):
-                done += os.pwrite(fd, view[done:], at + done)
+            try:
+                while done < len(view):
+                    done += os.pwrite(fd, view[done:], at + done)
+            except OSError as error:
+                error.filename = place.handle.path
+                raise
 
 
 def _open(handle: SharedHandle, opened: dict[str, int]) -> int:

@@ -145,6 +145,9 @@ def test_no_rows_at_all(tmp_path):
     data = make()
     told = tdmap.flat_map(data, lambda td: td.select("x", "half")[:0], tmp_path / "told", num_workers=2)
     assert told.batch_size == (0,) and told["half"].shape == (0, 3)
+    assert bits(tdmap.flat_map(data[:0], lambda td: [td.select("x", "half")])) == bits(told)
+    with pytest.raises(ValueError, match="does not work on zero rows"):
+        tdmap.flat_map(data[:0], lambda td: td["x"].max().unsqueeze(0))
     for source in (data, data[:0]):
         with pytest.raises(ValueError, match="gave no rows at all"):
             tdmap.flat_map(source, lambda td: None, tmp_path / "none", num_workers=2)
