@@ -25,7 +25,7 @@ from tdmap.append import append_rows
 from tdmap.bykey.index import Index, sorted_rows
 from tdmap.bykey.keys import KeyReader, KeySpec
 from tdmap.bykey.order import Words, equal, group_starts, search, stable_order, take
-from tdmap.bykey.prepare import KeyedData, light, plan_rows, prepare, require_rows
+from tdmap.bykey.prepare import KeyedData, entries_of, light, plan_rows, prepare, require_rows
 from tdmap.bykey.reducing import select
 from tdmap.bykey.rows import columns_of, is_columnar, reordered, schema_of, with_columns
 from tdmap.execution import Execution
@@ -33,7 +33,7 @@ from tdmap.placing import Output, SharedTensors, spill_folder, travels
 from tdmap.reducers.base import Key
 from tdmap.runtime.spill import Spill
 from tdmap.schema import Schema, take_apart
-from tensordict_lite import LazyStackedTensorDict, TensorDict
+from tensordict_lite import LazyStackedTensorDict, TensorDict, is_tensorclass
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -98,6 +98,7 @@ def join(
         (tensor([1, 3, 3]), tensor([30, 50, 50]), tensor([6, 5, 7]))
     """
     _check(a, b, how, out)
+    a, b = (entries_of(side) if is_tensorclass(side) else side for side in (a, b))
     execution = Execution.of(**options)
     policy = policy_for(None, None, retries, timeout, undo=False)
     ours, theirs = _keys(on)

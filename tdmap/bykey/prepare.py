@@ -20,7 +20,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Key
 from tdmap.runtime.shm import anonymous_tensor
 from tdmap.sinks import Collect
-from tensordict_lite import TensorDict
+from tensordict_lite import TensorDict, is_tensorclass
 
 CHUNK_ROWS = 1 << 18
 """Rows of a chunk: sorting so many stays in the second-level cache."""
@@ -187,6 +187,11 @@ def _entries(data: Data, names: Sequence[Key]) -> Data:
     return found
 
 
+def entries_of(data: Data) -> Data:
+    """The entries of a collection in a TensorDict: one that has room for more, which a tensorclass has not."""
+    return TensorDict({key: data.get(key) for key in data.keys()}, data.shape[:1])
+
+
 # -- strings -----------------------------------------------------------------------------------------
 
 NUMBERED = "__key_{}__"
@@ -245,7 +250,7 @@ def _number_strings(
         labels.append(known)
     if isinstance(data, Tensor):
         raise TypeError("a plain tensor cannot be grouped by strings: make it an entry of a TensorDict.")
-    wider = data.copy() if not data.is_locked else data.clone(False)
+    wider = entries_of(data) if is_tensorclass(data) else data.clone(False) if data.is_locked else data.copy()
     for name, column in added.items():
         wider.set(name, column)
     return wider, KeySpec(tuple(names)), tuple(labels)

@@ -21,6 +21,8 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
+from tensordict_lite import is_tensorclass
+
 S = TypeVar("S")
 
 Key = str | tuple[str, ...]
@@ -254,7 +256,7 @@ def values_of(chunk: Any, key: Key | None) -> Tensor:
         return chunk
     if key is None:
         raise ValueError("this reducer needs a key: the rows are a collection, not a tensor")
-    value = chunk[key]
+    value = chunk.get(key) if is_tensorclass(chunk) else chunk[key]
     if not isinstance(value, Tensor):
         raise TypeError(f"the entry {key!r} is a {type(value).__name__}: statistics are over tensors")
     return value
