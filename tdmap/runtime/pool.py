@@ -23,7 +23,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from tdmap.errors import WorkerStartError
 from tdmap.runtime import control as at
@@ -67,7 +67,8 @@ class Member:
         self.rows = 0
         """Rows that it has done since it started."""
         self.closed = False
-        self.started = time.monotonic()
+        self.started = self.heard = time.monotonic()
+        """`heard`: when it last sent something, or got work while it had none."""
         try:
             self.pidfd = os.pidfd_open(self.process.pid)
         except (AttributeError, OSError):
@@ -194,6 +195,7 @@ class WorkerPool:
         self.members: dict[int, Member] = {}
         self._owner = os.getpid()
         self._reserved = threading.Lock()
+        self._holder: int | None = None
         self._closed = False
         self._started = 0
         self._lost = 0
@@ -209,10 +211,19 @@ class WorkerPool:
             raise RuntimeError(
                 "this WorkerPool is closed" if self._closed else "this WorkerPool belongs to the parent process"
             )
-        return self._reserved.acquire(blocking)
+        if blocking and self._holder == threading.get_ident():
+            raise RuntimeError(
+                "this WorkerPool is at work for a map_iter that this thread has not finished: close that iterator "
+                "first, or give the inner call another pool (without pool= it gets one by itself)"
+            )
+        taken = self._reserved.acquire(blocking)
+        if taken:
+            self._holder = threading.get_ident()
+        return taken
 
     def release(self) -> None:
         """The job is over."""
+        self._holder = None
         self._reserved.release()
 
     def refresh(self, wanted: int) -> None:
@@ -341,6 +352,12 @@ class WorkerPool:
     def __del__(self) -> None:
         if hasattr(self, "_closed"):
             self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a WorkerPool belongs to the process that made it and cannot be sent to another one: make a pool where it "
+            "is used, or call map without pool="
+        )
 
     def __enter__(self) -> WorkerPool:
         return self

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
+import signal
+import threading
+import time
 
 import psutil
 import pytest
@@ -109,3 +114,65 @@ def test_stats_count_rows_chunks_and_memory():
 def test_limits_out_of_range_are_refused(options):
     with pytest.raises(ValueError, match="must be an integer of at least 1"):
         tdmap.WorkerPool(1, **options)
+
+
+def test_a_pool_that_is_taken_for_a_loop_says_so_in_the_loop():
+    x = torch.arange(40)
+    with tdmap.WorkerPool(2) as pool:
+        parts = tdmap.map_iter(x, lambda part: part + 1, pool=pool, chunksize=4)
+        first = next(parts)
+        with pytest.raises(RuntimeError, match="has not finished: close that iterator"):
+            tdmap.map(first, torch.neg, pool=pool)
+        assert torch.equal(tdmap.map(first, torch.neg, num_workers=2), -first)  # a pool of its own
+        assert torch.equal(torch.cat([first, *parts]), x + 1)
+        assert torch.equal(tdmap.map(x, torch.neg, pool=pool), -x)
+
+
+def test_a_pool_cannot_be_sent():
+    with tdmap.WorkerPool(1) as pool:
+        with pytest.raises(TypeError, match="belongs to the process that made it"):
+            pickle.dumps(pool)
+        with pytest.raises(tdmap.SerializationError, match="'pool'.*belongs to the process"):
+            tdmap.map(torch.arange(4), lambda x: tdmap.map(x, torch.neg, pool=pool), pool=pool)
+
+
+def pause(x):
+    time.sleep(0.005)
+    return x
+
+
+@pytest.mark.parametrize("when", ["idle", "at work"])
+def test_a_worker_that_was_stopped_is_replaced_after_the_timeout(when, monkeypatch):
+    from tdmap.runtime.executors import processes
+
+    monkeypatch.setattr(processes, "START_SECONDS", 0.5)
+    x = torch.arange(300)
+    with tdmap.WorkerPool(2) as pool:
+        pool.warm_up()
+        pid = pool.stats()["pids"][0]
+        timer = threading.Timer(0.3, os.kill, (pid, signal.SIGSTOP))
+        if when == "idle":
+            os.kill(pid, signal.SIGSTOP)
+        else:
+            timer.start()
+        try:
+            assert torch.equal(tdmap.map(x, pause, pool=pool, chunksize=1, timeout=0.5), x)
+        finally:
+            timer.cancel()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        assert pool.stats()["lost"] == 1
+
+
+def test_a_worker_that_was_stopped_and_goes_on_loses_nothing():
+    x = torch.arange(300)
+    with tdmap.WorkerPool(2) as pool:
+        pool.warm_up()
+        pid = pool.stats()["pids"][0]
+        timers = [threading.Timer(t, os.kill, (pid, n)) for t, n in ((0.2, signal.SIGSTOP), (0.9, signal.SIGCONT))]
+        for timer in timers:
+            timer.start()
+        assert torch.equal(tdmap.map(x, pause, pool=pool, chunksize=1), x)
+        for timer in timers:
+            timer.join()
+        assert pool.stats()["lost"] == 0

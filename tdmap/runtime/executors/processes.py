@@ -40,6 +40,10 @@ GRACE_SECONDS = 0.3
 """After an error or Ctrl-C, workers have so long to end their chunk before they are killed."""
 
 
+START_SECONDS = 30.0
+"""With a timeout: a worker that was given work has so long to begin with it, besides."""
+
+
 class ProcessCrew:
     """The members of a pool, for one job.
 
@@ -54,6 +58,7 @@ class ProcessCrew:
         self.pool = pool
         self.size = wanted
         self._starts: dict[int, int] = {}
+        self._firsts: dict[int, int] = {}
         self._packing = JobPacker()
         self._output: bytes | None = None
         self._pids: dict[int, int] = {}
@@ -118,7 +123,10 @@ class ProcessCrew:
 
     def grant(self, worker: int, lease: Lease) -> None:
         member = self.pool.members[worker]
+        if not member.outstanding:
+            member.heard = time.monotonic()
         member.outstanding += 1
+        self._firsts[worker] = lease.start
         member.granted += lease.stop - lease.start
         self._starts[lease.id] = lease.start
         freed = member.reader.take_freed()
@@ -131,7 +139,11 @@ class ProcessCrew:
         found = {}
         for number, member in self.pool.members.items():
             since, chunk = member.control[at.SINCE], member.control[at.RUNNING]
-            if member.outstanding and chunk >= 0 and since == member.control[at.SINCE]:
+            if not member.outstanding:
+                continue
+            if chunk < 0:  # between two chunks, or still busy with the job's imports; or it has been stopped
+                found[number] = (self._firsts.get(number, 0), member.heard + START_SECONDS)
+            elif since == member.control[at.SINCE]:
                 found[number] = (chunk, since / 1e9)
         return found
 
@@ -177,6 +189,7 @@ class ProcessCrew:
             return None
         if isinstance(message, (Done, Failed)):
             member.outstanding -= 1
+            member.heard = time.monotonic()
         if isinstance(message, Done):
             first = self._starts.pop(message.lease, message.upto)
             member.chunks += message.upto - first
