@@ -377,19 +377,22 @@ class WorkerPool:
 _Key = tuple[int, "str | None", int]
 _all_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 _warm: list[tuple[_Key, WorkerPool]] = []
-_warm_lock = threading.Lock()
+_warm_lock = threading.RLock()  # the collector may end a stream, which gives its pool back, within any of our lines
 
 
 def borrow_pool(num_workers: int, start_method: str | None, worker_threads: int) -> WorkerPool:
     """A reserved pool, warm if one is idle; pass it to `give_back` at the end."""
     key = (num_workers, start_method, worker_threads)
     with _warm_lock:
+        # The collector ends a stream and the pool that it has given back in any order: some may be closed.
+        _warm[:] = [entry for entry in _warm if not entry[1]._closed]
         # The one used last: its workers are warm, and a second one of the same kind may fall idle and leave.
-        place = next((i for i in reversed(range(len(_warm))) if _warm[i][0] == key), None)
-        if place is not None:
-            pool = _warm.pop(place)[1]
+        entry = next((entry for entry in reversed(_warm) if entry[0] == key), None)
+        if entry in _warm:
+            _warm.remove(entry)
         else:
-            pool = WorkerPool(num_workers, start_method, worker_threads)
+            entry = None
+    pool = WorkerPool(num_workers, start_method, worker_threads) if entry is None else entry[1]
     pool.reserve()
     return pool
 
@@ -419,7 +422,7 @@ def _forget_in_child() -> None:
     global _warm_lock
     _warm.clear()
     _all_pools.clear()
-    _warm_lock = threading.Lock()
+    _warm_lock = threading.RLock()
 
 
 atexit.register(close_pools)
