@@ -26,7 +26,7 @@ class Stage:
     name: ClassVar[str] = "stage"
 
     def __str__(self) -> str:
-        shown = (f"{field.name}={_shown(getattr(self, field.name))}" for field in fields(self))
+        shown = (_shown(getattr(self, field.name)) for field in fields(self))
         return f"{self.name}({', '.join(shown)})"
 
 

@@ -145,6 +145,26 @@ def test_going_on_with_another_function_is_refused_by_its_stage(data, tmp_path):
         data.pipeline().map(tenfold).map(tenfold).write(tmp_path / "out", resume=True, num_workers=0, chunksize=5)
 
 
+def test_datasets_that_are_put_together_can_be_gone_on_with(data, workers, tmp_path):
+    mapped = data.memmap(tmp_path / "data")
+    broken = tmp_path / "broken"
+    broken.touch()
+
+    def fragile(td):
+        if 70 in td["row"] and broken.exists():
+            raise OSError("disk")
+        return td
+
+    row = TensorDict({"row": torch.arange(80)}, [80])
+    pipeline = mapped.pipeline().concat(data.pipeline().map(tenfold).select("x", "image")).zip(row).map(fragile)
+    with pytest.raises(OSError, match="disk"):
+        pipeline.write(tmp_path / "out", resume=True, chunksize=4, **workers)
+    broken.unlink()
+    written = pipeline.write(tmp_path / "out", resume=True, chunksize=4, **workers)
+    assert written["row"].tolist() == list(range(80))
+    assert written["x"].tolist() == list(range(40)) * 2
+
+
 def test_a_write_with_counting_stages_cannot_be_resumed_and_says_what_to_do(data, tmp_path):
     with pytest.raises(ValueError, match=r"\.cache\(path\)"):
         data.pipeline().filter(not_third).take(5).write(tmp_path / "out", resume=True)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import pickle
+import signal
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data._utils.collate import default_convert
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
 import tdmap
 from tensordict_lite import TensorDict
@@ -63,6 +68,18 @@ def test_dataloader_knows_the_length(data):
     assert len(DataLoader(data.pipeline().batch(16), batch_size=None)) == 3
     with pytest.raises(TypeError, match=r"count\(\)"):
         len(data.pipeline().filter(lambda td: td["x"] > 3))
+
+
+def test_what_a_loader_holds_can_tell_its_position(data):
+    """As the stateful loader of torchdata asks for it, in each of its processes."""
+    pipeline = data.pipeline().shuffle(1).batch(4)
+    fetcher = _IterableDatasetFetcher(pipeline, False, default_convert, False)
+    assert len(fetcher.fetch([None])) == 4
+    saved = fetcher.dataset_iter.state_dict()
+    rest = rows_of(fetcher.fetch([None]) for _ in range(9))
+    again = _IterableDatasetFetcher(pipeline, False, default_convert, False)
+    again.dataset_iter.load_state_dict(saved)
+    assert rows_of(again.fetch([None]) for _ in range(9)) == rest
 
 
 def test_dataloader_workers_that_spawn(data):
@@ -156,3 +173,45 @@ def test_rows_come_one_by_one_without_batch(data, workers):
     rows = list(data.pipeline().take(5).iter(**workers))
     assert [int(row["x"]) for row in rows] == list(range(5))
     assert rows[0].batch_size == torch.Size([])
+
+
+def test_a_worker_that_dies_costs_nothing(data, tmp_path):
+    def dies_once(td):
+        if 20 in td["x"]:
+            with contextlib.suppress(FileExistsError):
+                (tmp_path / "died").touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
+        return noisy(td)
+
+    for number, pipeline in enumerate(
+        (
+            data.pipeline(seed=2).shuffle(1).batch(6).map(dies_once),
+            data.pipeline(seed=2).shuffle(1).map(dies_once).filter(lambda td: td["noise"] > 0.3).batch(6),
+        )
+    ):
+        got = torch.cat(list(pipeline.iter(num_workers=2)))
+        assert (tmp_path / "died").exists(), "nobody died"
+        assert torch.equal(got["noise"], torch.cat(list(pipeline.iter(num_workers=0)))["noise"])
+        (tmp_path / "died").unlink()
+        written = pipeline.write(tmp_path / f"out{number}", num_workers=2)
+        assert (tmp_path / "died").exists(), "nobody died"
+        assert torch.equal(written["noise"], pipeline.collect(num_workers=0)["noise"])
+        (tmp_path / "died").unlink()
+
+
+def test_after_an_exception_the_position_is_still_that_of_the_last_batch(data, workers, tmp_path):
+    def broken(td):
+        if td["x"][0] == 20 and not (tmp_path / "mended").exists():
+            raise ValueError("bad picture")
+        return td
+
+    pipeline = data.pipeline().batch(5).map(broken)
+    elements, got = pipeline.iter(**workers), []
+    with pytest.raises(ValueError, match="bad picture") as caught:
+        for batch in elements:
+            got.append(int(batch["x"][0]))
+    assert "rows 20:25" in "\n".join(caught.value.__notes__)
+    (tmp_path / "mended").touch()
+    later = pipeline.iter(**workers)
+    later.load_state_dict(elements.state_dict())
+    assert got + [int(batch["x"][0]) for batch in later] == list(range(0, 40, 5))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.pipeline import oracle
 
@@ -13,11 +15,11 @@ relaxed = settings(deadline=None, suppress_health_check=list(HealthCheck), deran
 
 
 @settings(relaxed, max_examples=150)
-@given(oracle.chains())
-def test_random_chains_give_what_plain_python_gives(stages):
+@given(oracle.chains(), st.sampled_from([None, 1, 5, 100]))
+def test_random_chains_give_what_plain_python_gives(stages, chunksize):
     pipeline = oracle.apply(oracle.dataset().pipeline(), stages)
     wanted = oracle.evaluate(stages)
-    assert oracle.numbers(pipeline.iter(num_workers=0)) == wanted
+    assert oracle.numbers(pipeline.iter(num_workers=0, chunksize=chunksize)) == wanted
     assert pipeline.count(num_workers=0) == len(wanted)
 
 
@@ -54,4 +56,7 @@ def test_an_iteration_goes_on_from_any_position(stages):
     for position, state in enumerate(states):
         later = pipeline.iter(num_workers=0)
         later.load_state_dict(json.loads(state))
-        assert oracle.numbers(later) == wanted[position:]
+        assert oracle.numbers(itertools.islice(later, 1)) == wanted[position : position + 1]
+        last = pipeline.iter(num_workers=0)
+        last.load_state_dict(later.state_dict())
+        assert oracle.numbers(last) == wanted[position + 1 :]

@@ -163,7 +163,7 @@ WRONG = {
     "flat_map of batches": (lambda p: p.batch(2).flat_map(odd), r"before \.batch"),
     "shuffle of batches": (lambda p: p.batch(2).shuffle(1), r"before \.batch"),
     "shuffle of unknown rows": (lambda p: p.flat_map(odd).shuffle(1), r"flat_map\(odd\).*cache\(path\).*buffer="),
-    "shuffle of counted rows": (lambda p: p.filter(odd).take(3).shuffle(1), r"take\(count=3\).*cache\(path\)"),
+    "shuffle of counted rows": (lambda p: p.filter(odd).take(3).shuffle(1), r"take\(3\).*cache\(path\)"),
     "shuffle of epochs": (lambda p: p.repeat(2).shuffle(1), r"\.shuffle\(\) first"),
     "cache of batches": (lambda p: p.batch(2).cache("c"), r"before \.batch"),
     "rows with batches": (lambda p: p.concat(p.batch(2)), "rows with batches"),
