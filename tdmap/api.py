@@ -28,7 +28,7 @@ from tdmap.resume import Resume, check_resume
 from tdmap.rowerrors import OnError, check_on_error
 from tdmap.runtime.device import Device, DeviceLink, open_link, resolve_device
 from tdmap.runtime.skipping import DROP, PAD
-from tdmap.seeding import base_seed
+from tdmap.seeding import base_seed, permutation
 from tdmap.sinks import Gather, InPlace, Preallocated, Sink, Stream
 
 OUTPUT_FACTOR = 4
@@ -270,7 +270,7 @@ def map_iter(
     target = _target(device, prefetch, execution)
 
     def begin(position: int, seed: int | None, order_seed: int | None) -> Iterator[Any]:
-        order = None if order_seed is None else _permutation(plan.length, order_seed)
+        order = None if order_seed is None else permutation(plan.length, order_seed)
         # A job of its own each time: what a worker still says about the last one must not count.
         job = Job(Source(data, order), plan, fn, replace(policy, seed=seed), on_row_error=handler_of(on_error))
         if target is None:
@@ -407,9 +407,3 @@ def policy_for(
 def handler_of(on_error: OnError) -> Callable[[BaseException, tuple[int, int]], Any] | None:
     """The function that is told of each row that raises, if there is one."""
     return None if isinstance(on_error, str) else on_error
-
-
-def _permutation(length: int, seed: int) -> torch.Tensor:
-    own = torch.Generator()
-    own.manual_seed(seed % (1 << 63))
-    return torch.randperm(length, generator=own)
