@@ -1,7 +1,8 @@
 """A dataset that is being made in a folder, out of sight until it is whole.
 
     out/.tdmap/data/    the dataset while the run goes on
-    out/                where its files are moved when it is over, `meta.json` last
+    out/.tdmap/moving   says that it is over, and that its files are on their way
+    out/                where they are moved, `meta.json` last
 
 So a folder whose run was interrupted holds no dataset, and one that holds a dataset holds a whole one.
 """
@@ -30,6 +31,7 @@ class OutputFolder:
         self.path = Path(os.path.abspath(os.fspath(path)))
         self.hidden = self.path / HIDDEN
         self._data = self.hidden / "data"
+        self._moving = self.hidden / "moving"
 
     @property
     def is_whole(self) -> bool:
@@ -56,7 +58,9 @@ class OutputFolder:
             )
 
     def load(self) -> Data | None:
-        """The dataset, whole or begun; None when there is neither."""
+        """The dataset, whole or begun; None when there is neither. One that was being moved to its place gets there."""
+        if self._moving.exists():
+            return self.publish()
         for folder in (self.path, self._data):
             if (folder / META).exists():
                 return TensorDict.load_memmap(folder)
@@ -71,10 +75,13 @@ class OutputFolder:
     def publish(self) -> Data:
         """Move a finished dataset to its place, and open it there. May be repeated after an interruption."""
         if (self._data / META).exists():
+            self._moving.touch()  # from now on, neither folder holds a dataset until it is done
             for name in sorted(os.listdir(self._data)):
                 if name != META:
                     os.replace(self._data / name, self.path / name)
             os.replace(self._data / META, self.path / META)
+        if self._moving.exists():
+            self._moving.unlink()
             shutil.rmtree(self._data, ignore_errors=True)
             with contextlib.suppress(OSError):  # a journal keeps it
                 self.hidden.rmdir()
