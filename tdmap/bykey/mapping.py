@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tdmap._data import Data, is_data, is_dense
 from tdmap.bykey.codec import KeyCodec
-from tdmap.bykey.order import Words, group_starts, stable_order, take
+from tdmap.bykey.order import Words, group_starts, is_sorted, stable_order, take
 from tdmap.bykey.rows import Shape, reordered, split_rows
 from tdmap.bykey.spilling import Partitions
 from tdmap.errors import OutputMismatch, add_note
@@ -117,19 +118,25 @@ class MapPartition:
 
     def _mapped(self, partition: int) -> tuple[Words, list[Tensor]]:
         """A partition in order, in files that are gone as soon as nobody maps them; only words are in memory."""
-        order, words = stable_order(self.partitions.read_words(partition))
-        place = np.empty(len(order), dtype=np.int64)
-        place[order] = np.arange(len(order))
+        words = self.partitions.read_words(partition)
+        count = len(words[0])
+        place: NDArray[np.int64] | None = None
+        if not is_sorted(words):  # most often it is: all rows have one key
+            order, words = stable_order(words)
+            place = np.empty(count, dtype=np.int64)
+            place[order] = np.arange(count)
+            del order
         shapes = self.partitions.shapes[self.partitions.num_words :]
         folder = str(self.partitions.spill.folder)
-        columns = [_file_column(folder, f"{os.getpid()}-{partition}-{n}", s, len(order)) for n, s in enumerate(shapes)]
+        columns = [_file_column(folder, f"{os.getpid()}-{partition}-{n}", s, count) for n, s in enumerate(shapes)]
         at = 0
         for first, last in self.partitions.batches(partition, self.heap_bytes // 8):
             part_words, parts = self.partitions.read(partition, first, last)
-            rows = torch.from_numpy(place[at : at + len(part_words[0])])
+            end = at + len(part_words[0])
+            rows: Any = slice(at, end) if place is None else torch.from_numpy(place[at:end])
             for column, part in zip(columns, parts):
                 column[rows] = part
-            at += len(rows)
+            at = end
         return words, columns
 
 
