@@ -180,7 +180,9 @@ def verify(
         typer.secho(f"tdmap: {problem}", fg=typer.colors.RED, err=True)
     checked = f"{report.files} files, {human_bytes(report.nbytes)}"
     if not report.ok:
-        typer.secho(f"tdmap: {path} is corrupt: {len(report.problems)} problem(s) in {checked}", err=True)
+        count = len(report.problems)
+        typer.secho(f"tdmap: {path} is not as it was saved: {count} problem{'s'[: count > 1]} in {checked}", err=True)
+        typer.echo(f"If it was changed on purpose since then: tdmap verify --store {path}", err=True)
         raise typer.Exit(FAILED)
     typer.echo(f"{path} is as it was saved: {checked}")
 
@@ -242,7 +244,16 @@ def map_command(
         _map_into(data, fn, source, out, overwrite, options)
         summary = f"{data.batch_size[0]:,} rows written to {out}"
     if not quiet:
-        typer.echo(summary)
+        typer.echo(summary + (_of_checksums(source) if out is None else ""))
+
+
+def _of_checksums(source: Path) -> str:
+    """What a run in place leaves to be said about checksums that were stored before it."""
+    from tensordict_lite.memmap.checksum import CHECKSUMS
+
+    if not (source / CHECKSUMS).exists():
+        return ""
+    return f"; its checksums are those of before (renew them: tdmap verify --store {source})"
 
 
 def _map_into(data: Any, fn: Callable[[Any], Any], source: Path, out: Path, overwrite: bool, options: Any) -> None:
@@ -319,6 +330,13 @@ def open_dataset(path: Path) -> Any:
     if not path.is_dir():
         refuse(f"{path} is a file; a dataset is a folder with a meta.json")
     if not (path / "meta.json").exists():
+        from tdmap.store import HIDDEN
+
+        if (path / HIDDEN / "journal").exists():
+            refuse(
+                f"{path} is no dataset yet: a run into it has not come to its end. `tdmap status {path}` shows how far "
+                "it is; `tdmap resume` goes on with it"
+            )
         found = [str(p.parent) for p in sorted(path.glob("*/meta.json"))[:3]]
         hint = f"; did you mean {' or '.join(found)}?" if found else ""
         refuse(f"{path} is not a dataset: it has no meta.json{hint}")

@@ -163,7 +163,8 @@ def describe(status: Status) -> list[str]:
     for error in status.errors[-5:]:
         when = time.strftime("%H:%M:%S", time.localtime(error["time"]))
         note = f" ({error['notes'][0]})" if error.get("notes") else ""
-        lines.append(f"{when} {error['type']}: {_first_line(error['error'])}{note}")
+        what = ": ".join(filter(None, (error["type"], _first_line(error["error"]))))
+        lines.append(f"{when} {what}{note}")
     if status.skipped_rows:
         rows = "1 row was" if status.skipped_rows == 1 else f"{status.skipped_rows:,} rows were"
         lines.append(f"{rows} skipped, because the function raised:")

@@ -30,6 +30,9 @@ class ProgressBar(Callback):
             tqdm.monitor_interval = monitor
 
     def on_lease_done(self, event: LeaseDone) -> None:
+        if self._bar is not None and self._bar.n == 0 and event.done_rows > event.rows:
+            # Rows of earlier sessions of a run that goes on: they say nothing about the rate of this one.
+            self._bar.initial = self._bar.n = self._bar.last_print_n = event.done_rows - event.rows
         if self._bar is not None and event.done_rows > self._bar.n:
             self._bar.update(event.done_rows - self._bar.n)
 

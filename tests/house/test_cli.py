@@ -152,6 +152,23 @@ def test_map_in_place_changes_the_dataset(folder: Path) -> None:
     assert torch.equal(TensorDict.load_memmap(folder / "numbers")["x"], -torch.arange(100.0))
 
 
+def test_a_run_in_place_says_that_stored_checksums_are_old(folder: Path) -> None:
+    assert ask("verify", "--store", "numbers", cwd=folder).returncode == 0
+    ran = tdmap("map", "work:negate", "numbers", "--in-place", "--workers", 1, cwd=folder)
+    assert ran.returncode == 0 and "tdmap verify --store numbers" in ran.stdout
+    checked = ask("verify", "numbers", cwd=folder)
+    assert checked.returncode == 1
+    assert "not as it was saved" in checked.stderr and "changed on purpose" in checked.stderr
+
+
+def test_a_folder_of_an_unfinished_run_says_how_to_go_on(folder: Path) -> None:
+    (folder / "out" / ".tdmap").mkdir(parents=True)
+    (folder / "out" / ".tdmap" / "journal").write_bytes(b"")
+    ran = ask("info", "out", cwd=folder)
+    assert ran.returncode == 2
+    assert "not come to its end" in ran.stderr and "tdmap status out" in ran.stderr
+
+
 def test_a_function_that_raises_ends_with_its_traceback_and_leaves_no_output(folder: Path) -> None:
     ran = tdmap("map", "work:fails_on_row_50", "numbers", "out", "--workers", 1, "--chunksize", 10, cwd=folder)
     assert ran.returncode == 1
