@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import dill
 import torch
 
 from tdmap._data import Data, data_length, is_data
@@ -87,6 +88,14 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         new._stages = (*self._stages, stage)
         new._plan(Pipeline._pending)  # a stage that makes no sense here is an error here
         return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        # With dill: lambdas and closures are what people write in a chain.
+        return {**self.__dict__, "_stages": dill.dumps(self._stages, byref=False, recurse=True)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._stages = dill.loads(state["_stages"])
 
     # -- functions -------------------------------------------------------------------------------------
 
