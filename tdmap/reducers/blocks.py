@@ -9,6 +9,7 @@ block is widened into one buffer that stays in the cache, and all passes are ove
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 
@@ -25,7 +26,29 @@ have cancelled, and the squares are taken again, of distances from (nearly) the 
 
 def blocks(values: Tensor) -> Iterator[Tensor]:
     """The rows of ``values`` in runs of about :data:`BLOCK` elements, and at least one row."""
-    return iter(values.split(max(BLOCK * values.shape[0] // max(values.numel(), 1), 1)))
+    return iter(values.detach().split(max(BLOCK * values.shape[0] // max(values.numel(), 1), 1)))
+
+
+def byte_counts(values: Tensor, dims: tuple[int, ...]) -> Tensor | None:
+    """How often each value of an 8-bit type occurs over ``dims``: int64 ``[..., 256]``, in the order of `byte_values`.
+
+    None for other types, and where so few numbers are counted together that a table does not pay.
+    """
+    if values.dtype not in (torch.uint8, torch.int8, torch.bool):
+        return None
+    kept = [dim for dim in range(values.ndim) if dim not in dims]
+    sizes = [values.shape[dim] for dim in kept]
+    groups = math.prod(sizes)
+    if values.numel() < 1024 * groups:
+        return None
+    raw = values.view(torch.uint8).permute(*kept, *dims).reshape(groups, *[values.shape[dim] for dim in dims])
+    return torch.stack([torch.bincount(group.reshape(-1), minlength=256) for group in raw]).view(*sizes, 256)
+
+
+def byte_values(dtype: torch.dtype) -> Tensor:
+    """The 256 values of an 8-bit type, by their bits as an unsigned number; bool repeats True."""
+    bits = torch.arange(256, dtype=torch.uint8)
+    return bits.bool() if dtype is torch.bool else bits.view(dtype)
 
 
 def wide_sum(values: Tensor, dims: tuple[int, ...]) -> Tensor:
@@ -87,10 +110,11 @@ def _widened(values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 def _buffer(block: Tensor) -> Tensor:
     """Float64 memory of the shape of ``block``, the same one for every chunk: fresh pages cost as much as a pass."""
     size = block.numel()
-    if size > BLOCK:  # a single, very large row
-        return torch.empty(block.shape, dtype=torch.float64)
+    if size > BLOCK or block.device.type != "cpu":  # a single, very large row, or a mapper's result on a device
+        return torch.empty(block.shape, dtype=torch.float64, device=block.device)
     if getattr(_of_thread, "buffer", None) is None:
-        _of_thread.buffer = torch.empty(BLOCK, dtype=torch.float64)
+        with torch.inference_mode(False):  # or nobody could write into it outside of that mode later
+            _of_thread.buffer = torch.empty(BLOCK, dtype=torch.float64)
     kept: Tensor = _of_thread.buffer
     return kept[:size].view(block.shape)
 

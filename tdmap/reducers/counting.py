@@ -5,13 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tdmap.reducers.base import Key, Reducer, values_of
+from tdmap.reducers.blocks import BLOCK, blocks, byte_counts, byte_values
 from tdmap.reducers.moments import _Keyed
 
 __all__ = ["Checksum", "Histogram", "Quantile", "TopK", "Unique", "ValueCounts"]
+
+
+_LARGEST = torch.finfo(torch.float64).max
+"""Infinity is counted with the largest numbers."""
 
 
 class Histogram(_Keyed):
@@ -42,19 +48,32 @@ class Histogram(_Keyed):
         self.range = (float(range[0]), float(range[1]))
 
     def of(self, values: Tensor, dims: tuple[int, ...]) -> Tensor:
+        table = byte_counts(values, dims)
+        if table is not None:
+            counts = torch.zeros(*table.shape[:-1], self._slots, dtype=torch.int64)
+            return counts.index_add_(-1, self._slot_of(byte_values(values.dtype).double()), table)
+        kept = [d for d in range(values.ndim) if d not in dims]
+        sizes = [values.shape[d] for d in kept]
+        groups = math.prod(sizes)
+        counts = torch.zeros(groups * self._slots, dtype=torch.int64)
+        offsets = torch.arange(groups).unsqueeze(1) * self._slots
+        for block in blocks(values):
+            flat = block.permute(*kept, *dims).reshape(groups, -1).double()
+            index = self._slot_of(flat).add_(offsets)
+            real = flat.isnan().logical_not_()
+            counts += torch.bincount(index.reshape(-1) if bool(real.all()) else index[real], minlength=len(counts))
+        return counts.view(*sizes, self._slots)
+
+    @property
+    def _slots(self) -> int:
+        """One below the bins and one above them besides."""
+        return self.bins + 2
+
+    def _slot_of(self, flat: Tensor) -> Tensor:
         low, high = self.range
-        kept = [d for d in torch.arange(values.ndim).tolist() if d not in dims]
-        groups = values.permute(*kept, *dims).reshape(*[values.shape[d] for d in kept], -1)
-        flat = groups.reshape(-1, groups.shape[-1]).double()
-        where = torch.floor((flat - low) * (self.bins / (high - low))).clamp(-1, self.bins)
-        # One slot below and one above the bins; the upper edge itself belongs to the last bin.
-        where = torch.where(flat == high, float(self.bins - 1), where) + 1
-        slots = self.bins + 2
-        offsets = torch.arange(flat.shape[0]).unsqueeze(1) * slots
-        real = ~flat.isnan()
-        index = (where.nan_to_num().long() + offsets)[real]
-        counts = torch.bincount(index, minlength=flat.shape[0] * slots)
-        return counts.reshape(*groups.shape[:-1], slots)
+        where = torch.sub(flat, low).mul_(self.bins / (high - low)).floor_().clamp_(-1, self.bins)
+        where.masked_fill_(flat == high, self.bins - 1)  # the upper edge itself belongs to the last bin
+        return where.nan_to_num_().long().add_(1)
 
     def join(self, a: Tensor, b: Tensor) -> Tensor:
         return a + b
@@ -99,13 +118,20 @@ class Quantile(_Keyed):
         self._gamma = (1 + relative_error) / (1 - relative_error)
 
     def of(self, values: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        flat = values.reshape(-1).double()
-        flat = flat[~flat.isnan()]
-        bucket = torch.ceil(flat.abs().clamp(min=self._TINY).log() / math.log(self._gamma)).long()
-        offset = 1 - math.floor(math.log(self._TINY) / math.log(self._gamma))
-        signed = torch.where(flat.abs() <= self._TINY, 0, torch.sign(flat).long() * (bucket + offset))
-        buckets, counts = torch.unique(signed, return_counts=True)
-        return buckets, counts
+        table = byte_counts(values, dims)
+        if table is not None:
+            return _counted(self._bucket_of(byte_values(values.dtype).double()), table)
+        found = [_tabled(self._bucket_of(block.reshape(-1).double())) for block in blocks(values)]
+        return _counted(torch.cat([part[0] for part in found]), torch.cat([part[1] for part in found]))
+
+    def _bucket_of(self, flat: Tensor) -> Tensor:
+        """Signed bucket numbers; zero for what is next to zero."""
+        nan = flat.isnan()
+        flat = flat[~nan] if bool(nan.any()) else flat
+        size = flat.abs()
+        bucket = size.clamp(self._TINY, _LARGEST).log_().div_(math.log(self._gamma)).ceil_()
+        bucket.add_(1 - math.floor(math.log(self._TINY) / math.log(self._gamma)))
+        return bucket.mul_(flat.sign()).masked_fill_(size <= self._TINY, 0).long()
 
     def join(self, a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         return _add_counts(a, b)
@@ -124,9 +150,31 @@ class Quantile(_Keyed):
 
 def _add_counts(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Two tables (sorted distinct values, counts) as one."""
-    values, inverse = torch.unique(torch.cat([a[0], b[0]]), return_inverse=True, dim=0)
-    counts = torch.zeros(values.shape[0], dtype=torch.int64).index_add_(0, inverse, torch.cat([a[1], b[1]]))
-    return values, counts
+    return _counted(torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]]))
+
+
+def _counted(values: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """A table out of values that may repeat, each with its count; those that count nothing are left out."""
+    values, counts = values[counts > 0], counts[counts > 0]
+    distinct, inverse = torch.unique(values, return_inverse=True)
+    return distinct, torch.zeros(len(distinct), dtype=torch.int64).index_add_(0, inverse, counts)
+
+
+def _tabled(buckets: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct ones of integers in a small range, and their counts."""
+    if not len(buckets):
+        return buckets, buckets
+    low = buckets.min()
+    counts = torch.bincount(buckets - low)
+    (places,) = torch.where(counts > 0)
+    return places + low, counts[places]
+
+
+def _sorted(flat: Tensor) -> Tensor:
+    """In ascending order: numpy sorts plain numbers several times as fast, and knows fewer types."""
+    if flat.dtype is torch.bfloat16 or flat.is_complex() or flat.device.type != "cpu":
+        return flat.sort().values
+    return torch.from_numpy(np.sort(flat.detach().numpy()))
 
 
 class ValueCounts(_Keyed):
@@ -145,7 +193,10 @@ class ValueCounts(_Keyed):
         self.max_values = max_values
 
     def of(self, values: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        distinct, counts = torch.unique(values.reshape(-1), return_counts=True)
+        table = byte_counts(values, dims)
+        if table is not None:
+            return _counted(byte_values(values.dtype), table)
+        distinct, counts = torch.unique_consecutive(_sorted(values.reshape(-1)), return_counts=True)
         return distinct, counts
 
     def join(self, a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -201,16 +252,26 @@ class TopK(Reducer[Any]):
                 f"TopK ranks rows by one value each; the entry {self.key!r} has rows of shape {list(values.shape[1:])}"
             )
         values = values.reshape(-1)
-        return self.merge(state, self._best(values, torch.arange(start, start + len(values))))
+        good = self._candidates(self._ranked(values))
+        return self.merge(state, self._best(values[good], good + start))
+
+    def _candidates(self, rank: Tensor) -> Tensor:
+        """The places of all values better than the k-th, and of the first k that equal it: hardly more than k."""
+        if len(rank) <= self.k:
+            return torch.arange(len(rank))
+        last = torch.topk(rank, self.k, largest=self.largest).values[-1]
+        better = rank > last if self.largest else rank < last
+        return torch.cat([torch.where(better)[0], torch.where(rank == last)[0][: self.k]])
+
+    def _ranked(self, values: Tensor) -> Tensor:
+        if not values.dtype.is_floating_point:
+            return values.to(torch.uint8) if values.dtype is torch.bool else values
+        return torch.where(values.isnan(), -math.inf if self.largest else math.inf, values)
 
     def _best(self, values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         order = torch.argsort(rows)
         values, rows = values[order], rows[order]
-        rank = values
-        if values.dtype.is_floating_point:
-            worst = -math.inf if self.largest else math.inf
-            rank = torch.where(values.isnan(), worst, values)
-        best = torch.sort(rank, descending=self.largest, stable=True).indices[: self.k]
+        best = torch.sort(self._ranked(values), descending=self.largest, stable=True).indices[: self.k]
         return values[best], rows[best]
 
     def merge(self, a: Any, b: Any) -> Any:
@@ -255,12 +316,21 @@ class Checksum(Reducer[int]):
         data = values.contiguous().reshape(values.shape[0], -1).view(torch.uint8).reshape(-1)
         row_bytes = data.numel() // max(values.shape[0], 1)
         salt = int.from_bytes(key.encode()[:7].ljust(7, b"\0"), "little")
-        positions = torch.arange(start * row_bytes, start * row_bytes + data.numel())
-        weights = ((positions + salt) * self._STEP) | 1
-        return (state + int(((data.long() + 1) * weights).sum())) % (1 << 64)
+        steps = torch.arange(min(BLOCK, data.numel())) * self._STEP
+        position = start * row_bytes + salt
+        for block in data.split(BLOCK) if data.numel() else ():
+            weights = (steps[: len(block)] + _signed(position * self._STEP)).bitwise_or_(1)
+            state += int(weights.mul_(block.long().add_(1)).sum())
+            position += len(block)
+        return state % (1 << 64)
 
     def merge(self, a: int, b: int) -> int:
         return (a + b) % (1 << 64)
 
     def finish(self, state: int) -> int:
         return state
+
+
+def _signed(number: int) -> int:
+    """The number that the lowest 64 bits are, with a sign."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)

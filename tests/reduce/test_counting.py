@@ -1,0 +1,95 @@
+"""Histograms, quantiles, distinct values, best rows and checksums: every dtype, and the short cuts that some have."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import tdmap
+from tdmap import reducers as r
+from tdmap.reducers import blocks
+
+DTYPES = [torch.uint8, torch.int8, torch.bool, torch.int16, torch.int64, torch.float16, torch.float32, torch.float64]
+
+
+def numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 40
+    return x.clamp(-100, 100).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [3, 1500, 40_000])
+def test_histogram_of_every_dtype_equals_numpy(dtype: torch.dtype, rows: int) -> None:
+    x = numbers(dtype, rows, 2, 3)
+    got = tdmap.reduce(x, r.Histogram(bins=13, range=(-30, 90), dim=(0, 2)), 0, chunksize=max(rows // 3, 1))
+    for channel in range(2):
+        values = x[:, channel].numpy().astype(np.float64)
+        np.testing.assert_array_equal(got["count"][channel], np.histogram(values, 13, (-30, 90))[0])
+        assert int(got["below"][channel]) == (values < -30).sum() and int(got["above"][channel]) == (values > 90).sum()
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [5, 3000])
+def test_distinct_values_of_every_dtype_equal_torch(dtype: torch.dtype, rows: int) -> None:
+    x = numbers(dtype, rows, 2)
+    got = tdmap.reduce(x, r.ValueCounts(), 0, chunksize=max(rows // 2, 1))
+    wanted, counts = torch.unique(x, return_counts=True)
+    assert got["value"].dtype == dtype
+    assert torch.equal(got["value"], wanted) and torch.equal(got["count"], counts)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.float32], ids=str)
+def test_quantiles_hold_their_bound_over_many_blocks(dtype: torch.dtype) -> None:
+    x = numbers(dtype, 3 * blocks.BLOCK)
+    q = (0.0, 0.01, 0.5, 0.99, 1.0)
+    got = tdmap.reduce(x, r.Quantile(q=q, relative_error=0.01), 0, chunksize=len(x)).numpy()
+    wanted = np.quantile(x.numpy().astype(np.float64), q, method="lower")
+    assert (np.abs(got - wanted) <= 0.01 * np.abs(wanted) + 1e-9).all()
+
+
+def test_quantile_ranks_infinity_beyond_all_numbers_and_leaves_nan_out() -> None:
+    x = torch.tensor([torch.nan, -torch.inf, 1.0, 2.0, torch.inf])
+    low, middle, high = tdmap.reduce(x, r.Quantile(q=(0.0, 0.5, 1.0)), 0).tolist()
+    assert low < -1e300 and high > 1e300 and 0.9 < middle < 2.1
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.float32], ids=str)
+@pytest.mark.parametrize("k", [1, 7, 400, 5000])
+@pytest.mark.parametrize("largest", [True, False])
+def test_top_k_among_many_ties_takes_the_earlier_rows(dtype: torch.dtype, k: int, largest: bool) -> None:
+    x = (numbers(torch.float32, 2000) / 20).round().to(dtype)
+    got = tdmap.reduce(x, r.TopK(k=k, largest=largest), 0, chunksize=300)
+    values = x.to(torch.float64).numpy()
+    order = np.argsort(-values if largest else values, kind="stable")[:k]
+    assert got["row"].tolist() == order.tolist() and torch.equal(got["value"], x[torch.from_numpy(order)])
+
+
+def test_checksum_of_many_blocks_is_that_of_the_definition() -> None:
+    x = numbers(torch.int16, blocks.BLOCK, 3)
+    data, step = x.numpy().view(np.uint8).ravel(), -7046029254386353131
+    salt = int.from_bytes(b"None\0\0\0", "little")
+    weights = ((np.arange(len(data)) + salt) * np.int64(step)) | 1
+    wanted = int(((data.astype(np.int64) + 1) * weights).sum()) % (1 << 64)
+    assert tdmap.reduce(x, r.Checksum(), 0, chunksize=1000) == wanted
+
+
+def test_sums_of_small_integers_are_exact() -> None:
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.bool):
+        x = numbers(dtype, 200_000)
+        got = tdmap.reduce(x, r.Sum(), 0)
+        assert got.dtype == torch.int64 and int(got) == int(x.sum(dtype=torch.int64))
+
+
+def test_reducing_in_inference_mode_first_spoils_nothing_afterwards() -> None:
+    x = torch.randn(100)
+    blocks._of_thread.buffer = None
+    with torch.inference_mode():
+        inside = r.Var().of(x, (0,))
+    assert torch.equal(r.Var().of(x, (0,))[2], inside[2])
+
+
+def test_parameters_are_reduced_without_a_graph() -> None:
+    weights = torch.nn.Parameter(torch.randn(10, 3))
+    assert not r.Mean().of(weights, (0,))[1].requires_grad
+    assert len(tdmap.reduce(weights, r.Unique(), 0)) == 30
