@@ -340,13 +340,39 @@ def _parse_dense(path: str, data: dict[str, Any], node: NodeMeta) -> None:
     hidden = data.get("_entries")
     if hidden is not None and type(hidden) is not dict:
         raise DatasetError(path, f"'_entries' should be an object, found {_short(hidden)}")
+    batch, leaves = node.shape, node.leaves
     for key, entry in data.items():
         if type(entry) is dict and key not in RESERVED:
-            _parse_entry(path, key, entry, node)
+            leaf = _plain_leaf(entry, batch) if key.isidentifier() else None
+            if leaf is None:
+                _parse_entry(path, key, entry, node)
+            else:
+                leaves[key] = leaf
     for key, entry in (hidden or {}).items():
         if type(entry) is not dict:
             raise DatasetError(path, f"the entry {key!r} should be an object, found {_short(entry)}")
         _parse_entry(path, key, entry, node)
+
+
+def _plain_leaf(entry: dict[str, Any], batch: tuple[int, ...]) -> LeafMeta | None:
+    """The entry of an ordinary tensor, checked in one go; ``None`` for any other, and for what is wrong."""
+    if len(entry) != 4 or entry.get("is_nested") is not False or "device" not in entry:
+        return None
+    dtype, shape = entry.get("dtype"), entry.get("shape")
+    nbytes = ITEMSIZE.get(dtype) if type(dtype) is str else None
+    if nbytes is None or type(shape) is not list or len(shape) > MAX_DIMS:
+        return None
+    for n in shape:
+        if type(n) is not int or n <= 0:
+            return None
+        nbytes *= n
+    size = tuple(shape)
+    if nbytes >= MAX_BYTES or (batch and size[: len(batch)] != batch):
+        return None
+    return _new_tuple(LeafMeta, (dtype, size, nbytes, False, None, None))
+
+
+_new_tuple = tuple.__new__  # a third of the price of the constructor of a named tuple
 
 
 def _parse_entry(path: str, key: str, entry: dict[str, Any], node: NodeMeta) -> None:
@@ -364,11 +390,6 @@ def _parse_entry(path: str, key: str, entry: dict[str, Any], node: NodeMeta) -> 
     nbytes = tensor_bytes(dtype, shape)
     if nbytes >= MAX_BYTES or (not nbytes and tensor_bytes(dtype, tuple(n or 1 for n in shape)) >= MAX_BYTES):
         raise DatasetError(path, f"{key!r} of shape {list(shape)} would have {nbytes:,} bytes")
-    if len(entry) == 4 and entry.get("is_nested") is False:  # nearly every entry
-        if batch and shape[: len(batch)] != batch:
-            raise _no_batch(path, key, shape, batch)
-        node.leaves[key] = LeafMeta(dtype, shape, nbytes)
-        return
     is_nested = entry.get("is_nested", False)
     if type(is_nested) is not bool:
         raise DatasetError(path, f"'is_nested' of {key!r} should be true or false, found {_short(is_nested)}")

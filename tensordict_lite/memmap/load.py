@@ -114,7 +114,7 @@ class Loader:
         for key, leaf in leaves.items():
             dtype, shape, nbytes, is_nested, _, capacity = leaf
             if nbytes and not is_nested and capacity is None and (robust or key.isidentifier()):
-                path = f"{folder}/{encode_key(key)}.memmap"
+                path = f"{folder}/{key if key.isidentifier() else encode_key(key)}.memmap"
                 try:
                     info = lstat(path)
                     if info.st_size == nbytes and S_ISREG(info.st_mode):
