@@ -56,14 +56,23 @@ def anonymous_file(nbytes: int) -> tuple[int, str, str | None]:
         with contextlib.suppress(OSError):
             fd = high_fd(os.memfd_create("tdmap", os.MFD_CLOEXEC))
             path = f"/proc/{os.getpid()}/fd/{fd}"
-            if os.access(path, os.R_OK | os.W_OK):
-                os.ftruncate(fd, nbytes)
-                return fd, path, None
+            try:
+                if os.access(path, os.R_OK | os.W_OK):
+                    os.ftruncate(fd, nbytes)
+                    return fd, path, None
+            except OSError:
+                os.close(fd)
+                raise
             os.close(fd)
     folder = _fallback_folder(nbytes)
     fd, path = tempfile.mkstemp(prefix="tdmap-", dir=folder)
-    fd = high_fd(fd)
-    os.posix_fallocate(fd, 0, nbytes)
+    try:
+        fd = high_fd(fd)
+        os.posix_fallocate(fd, 0, nbytes)
+    except BaseException:  # no room: nothing may stay there
+        os.close(fd)
+        os.unlink(path)
+        raise
     return fd, path, path
 
 

@@ -134,3 +134,29 @@ def test_under_pytest_xdist(tmp_path):
     done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 passed" in done.stdout
+
+
+def test_memory_that_is_refused_leaves_no_file_and_no_descriptor(tmp_path):
+    script = f"""
+        import os, resource, signal, tempfile
+        from tdmap.runtime import shm
+        shm._fallback_folder = lambda nbytes: {str(tmp_path)!r}
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        before = os.listdir("/proc/self/fd")
+        try:
+            shm.anonymous_file(1 << 21)
+        except OSError as error:
+            print(type(error).__name__, len(os.listdir("/proc/self/fd")) - len(before))
+    """
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.stdout.split() == ["OSError", "0"], ran.stderr
+    assert not list(tmp_path.iterdir())
