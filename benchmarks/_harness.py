@@ -39,6 +39,8 @@ Kind = Literal["floor", "ours", "reference", "peer"]
 #: "time": seconds over seconds, at most so much is wanted.
 Measure = Literal["speed", "time"]
 
+_PEERS = ("joblib", "datasets", "ray", "dask", "duckdb", "polars", "grain")
+
 _COLOURS = {"floor": "#7a7a7a", "ours": "#1f77b4", "reference": "#d9822b", "peer": "#c9b458"}
 
 
@@ -358,7 +360,7 @@ def machine() -> dict[str, Any]:
         found = re.search(r"model name\s*:\s*(.+)", info.read_text())
         model = found.group(1) if found else model
     versions: dict[str, str] = {"python": platform.python_version()}
-    for package in ("torch", "numpy", "tensordict"):
+    for package in ("torch", "numpy", "tensordict", *_PEERS):
         try:
             from importlib.metadata import version
 
