@@ -54,6 +54,8 @@ def _open_all(line: bytes, opened: dict[str, int]) -> None:
 def main(journal: str) -> None:
     """Serve until standard input closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's affair
+    with contextlib.suppress(OSError):
+        os.nice(10)  # the workers come first
     log = os.open(journal, os.O_WRONLY | os.O_APPEND)
     opened: dict[str, int] = {}
     _open_all(sys.stdin.buffer.readline(), opened)
