@@ -3,6 +3,7 @@
     python -m benchmarks.overhead --rows 60_000 --rounds 5
 
 - the journal (`resume=True`) beside a plain run into the same kind of folder, and beside a plain in-place pass;
+- the journal of a run that is longer than the interval between two syncs (`--long`);
 - the undo buffer beside `undo=False`, on a memory-bound pass that inverts pictures in place, at two chunk sizes;
 - retries bookkeeping beside `retries=0`, and seeding beside none;
 - leases of the scheduler alone, as chunks a second with leases of one chunk.
@@ -13,6 +14,7 @@ A ratio is time with the feature over time without. Prints a table and writes `o
 from __future__ import annotations
 
 import argparse
+import functools
 import shutil
 import statistics
 import tempfile
@@ -32,6 +34,7 @@ from tensordict_lite import TensorDict
 JOURNAL_WANTED = 1.03
 UNDO_WANTED = 1.15
 SCHEDULER_WANTED = 100_000
+REPEATS = 10
 
 
 def main() -> None:
@@ -40,6 +43,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=60_000)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--long", type=float, default=16, help="seconds of the long journalled run; 0: none")
     parser.add_argument("--only", help="regular expression on the names of cases")
     parser.add_argument("--folder", type=Path, help="scratch folder; a temporary one if not given")
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -52,6 +56,8 @@ def main() -> None:
     bench.settings = {"rows": options.rows, "workers": options.workers, "rounds": options.rounds}
     try:
         add_journal(bench, work)
+        if options.long:
+            add_long_journal(bench, work, options.long)
         add_undo(bench, work)
         add_bookkeeping(bench, work)
         bench.run(options.rounds, only=options.only)
@@ -102,6 +108,43 @@ def add_journal(bench: Benchmark, work: Workload) -> None:
         _invert(work, **long, resume=True),
         wanted=JOURNAL_WANTED,
     )
+
+
+def add_long_journal(bench: Benchmark, work: Workload, seconds: float) -> None:
+    """A run that is longer than the interval between syncs: rows are brought to the disk while it goes on."""
+    data = work.open()
+
+    def sample(repeats: int) -> float:
+        fn = functools.partial(normalise_often, repeats=repeats)
+        with work.fresh_folder() as folder:
+            start = time.perf_counter()
+            data.map(fn, num_workers=work.workers, chunksize=16, out=folder / "td")
+            return time.perf_counter() - start
+
+    sample(1)
+    once, often = sample(1), sample(REPEATS)
+    repeats = max(round((seconds - once) * (REPEATS - 1) / max(often - once, 1e-3)), 1) + 1
+    fn = functools.partial(normalise_often, repeats=repeats)
+
+    def run(resume: bool) -> Callable[[], float]:
+        def timed() -> float:
+            with work.fresh_folder() as folder:
+                start = time.perf_counter()
+                data.map(fn, num_workers=work.workers, chunksize=16, out=folder / "td", resume=resume)
+                seconds = time.perf_counter() - start
+                journal.wait_for_disk()
+            return seconds
+
+        return timed
+
+    _pair(bench, work, f"journal, {seconds:.0f} s", run(False), run(True), wanted=JOURNAL_WANTED)
+
+
+def normalise_often(chunk: TensorDict, repeats: int = REPEATS) -> TensorDict:
+    """Some work out of place."""
+    for _ in range(repeats):
+        result = normalise_rows(chunk)
+    return result
 
 
 def invert_often(chunk: TensorDict) -> None:
