@@ -25,7 +25,7 @@ from tdmap._data import Data, is_data
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source, function_name
-from tdmap.placing import Output, Places, spill_folder
+from tdmap.placing import Output, Places, Step, spill_folder
 from tdmap.plan import ChunkPlan
 from tdmap.rowlog import APPEND, PIECES, SPILL, PieceLog, finish_run, forget, open_output_run
 from tdmap.runtime.spill import ALIGNMENT, Spill
@@ -180,22 +180,21 @@ class Pieces(Collect):
         return None
 
 
-class PlacePieces:
-    """What a worker calls in the second job: copies pieces to their place.
+class PlacePieces(Step):
+    """The second job: copies pieces to their place.
 
     Its chunks are rows of an int64 table: first row in the output, rows, file, offset of the piece, rows of the
     piece, first row in the piece.
     """
 
-    __qualname__ = "append_rows"
-
     def __init__(self, spill: Spill, files: list[str], row_bytes: list[int], places: Places) -> None:
+        super().__init__("append_rows")
         self.spill = spill
         self.files = files
         self.row_bytes = row_bytes
         self.places = places
 
-    def __call__(self, tasks: Tensor) -> int:
+    def __call__(self, tasks: Tensor, start: int = 0) -> int:
         sources: dict[int, int] = {}
         try:
             with self.places.opened() as targets:

@@ -24,8 +24,8 @@ from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution, WorkerOptions
 from tdmap.job import Job, Policy, Source, function_name
 from tdmap.norows import result_of_no_rows
-from tdmap.permute import block_rows, row_words
-from tdmap.placing import Output, Places, SharedTensors, SourceRows, spill_folder, travels
+from tdmap.permute import block_rows, place_rows, row_words
+from tdmap.placing import Output, Places, SharedTensors, SourceRows, Step, spill_folder, travels
 from tdmap.plan import ChunkPlan
 from tdmap.rowerrors import OnError
 from tdmap.rowlog import FILTER, MASK, finish_run, flush_journal, forget, open_output_run
@@ -176,13 +176,11 @@ def as_mask(answer: Any, shape: tuple[int, ...]) -> Tensor:
     raise OutputMismatch(f"the predicate must return {wanted}, and it returned {found}.{hint}")
 
 
-class CopyRows:
-    """What a worker calls in the second job, where tensors can be read by name: its chunks are parts of the mask."""
-
-    takes_start = True
-    __qualname__ = "filter"
+class CopyRows(Step):
+    """The second job, where tensors can be read by name: its chunks are parts of the mask."""
 
     def __init__(self, source: SharedTensors, places: Places, first: Any, size: int) -> None:
+        super().__init__("filter")
         self.source = source
         self.places = places
         self.first = first
@@ -205,16 +203,17 @@ class CopyRows:
 class CopyChunks(CopyRows):
     """The same where rows have to be asked for: its chunks are those of the data, and the mask is its only tensor."""
 
+    def __init__(self, schema: Schema, mask: SharedTensors, places: Places, first: Any, size: int) -> None:
+        super().__init__(mask, places, first, size)
+        self.schema = schema
+
     def __call__(self, rows: Data, start: int = 0) -> int:
         mask = self.source.tensors[0][start : start + int(rows.shape[0])]
         if not bool(mask.any()):
             return 0
-        parts = take_apart(rows[mask])
-        with self.places.opened() as files:
-            for number, (tensor, file) in enumerate(zip(parts.tensors, files)):
-                self.places.write(number, file, int(self.first[start // self.size]), tensor.contiguous())
+        count = place_rows(rows[mask], int(self.first[start // self.size]), self.places, self.schema)
         self.source.trim()
-        return parts.rows
+        return count
 
 
 def copy_selected(data: Data, source: SourceRows, mask: Tensor, output: Output, execution: Execution) -> None:
@@ -227,7 +226,7 @@ def copy_selected(data: Data, source: SourceRows, mask: Tensor, output: Output, 
         return
     first = (counts.cumsum(0) - counts).numpy()
     if source.tensors is None:
-        fn: Any = CopyChunks(SharedTensors([mask], False), places, first, plan.size)
+        fn: Any = CopyChunks(source.schema, SharedTensors([mask], False), places, first, plan.size)
         job = Job(Source(data), plan, fn, Policy(undo=False))
     else:
         fn = CopyRows(SharedTensors(source.tensors, travels(execution)), places, first, plan.size)

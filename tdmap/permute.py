@@ -21,14 +21,15 @@ import torch
 from torch import Tensor
 
 from tdmap._data import Data, is_data, region_of
+from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
-from tdmap.placing import Output, Places, SharedTensors, SourceRows, spill_folder, travels
+from tdmap.placing import Output, Places, SharedTensors, SourceRows, Step, spill_folder, travels
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.resources import available_memory
 from tdmap.runtime.spill import Spill
 from tdmap.scatter import scatter_rows
-from tdmap.schema import take_apart
+from tdmap.schema import Schema, take_apart
 from tdmap.sinks import Collect
 
 BLOCK_BYTES = 2 << 20
@@ -98,7 +99,7 @@ def permute(
         if not len(order) or not any(row_bytes):
             pass
         elif source.tensors is None:
-            run_blocks(Source(data, order), PlaceRows(places), row_bytes, execution)
+            run_blocks(Source(data, order), PlaceRows(places, source.schema), row_bytes, execution)
         elif (method or choose_method(row_bytes, source.tensors)) == "gather":
             prefetch(source.tensors, len(order))
             shared = SharedTensors(source.tensors, travels(execution))
@@ -160,13 +161,11 @@ def row_words(tensor: Tensor) -> Tensor:
     return raw.view(rows, -1)
 
 
-class GatherRows:
-    """What a worker calls: its chunks are parts of the order."""
-
-    takes_start = True
-    __qualname__ = "permute"
+class GatherRows(Step):
+    """Its chunks are parts of the order."""
 
     def __init__(self, source: SharedTensors, places: Places, trim: bool = False) -> None:
+        super().__init__("permute")
         self.source = source
         self.places = places
         self.trim = trim
@@ -187,21 +186,32 @@ class GatherRows:
         return row_words(tensor).index_select(0, order)
 
 
-class PlaceRows:
-    """What a worker calls for data whose rows have to be asked for: a chunk has them in the wanted order."""
+class PlaceRows(Step):
+    """For data whose rows have to be asked for: a chunk has them in the wanted order."""
 
-    takes_start = True
-    __qualname__ = "permute"
-
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: Places, schema: Schema) -> None:
+        super().__init__("permute")
         self.places = places
+        self.schema = schema
 
     def __call__(self, rows: Data, start: int = 0) -> int:
-        parts = take_apart(rows)
-        with self.places.opened() as files:
-            for number, (tensor, file) in enumerate(zip(parts.tensors, files)):
-                self.places.write(number, file, start, tensor.contiguous())
-        return parts.rows
+        return place_rows(rows, start, self.places, self.schema)
+
+
+def place_rows(rows: Data, start: int, places: Places, schema: Schema) -> int:
+    """Write rows to their places, from row `start` on.
+
+    Raises:
+        OutputMismatch: they look different from the schema that the places are for; members of a lazy stack may.
+    """
+    parts = take_apart(rows)
+    difference = schema.difference(parts.schema)
+    if difference:
+        raise OutputMismatch(f"rows must look alike to go into one dataset, and {difference} in the first row.")
+    with places.opened() as files:
+        for number, (tensor, file) in enumerate(zip(parts.tensors, files)):
+            places.write(number, file, start, tensor.contiguous())
+    return parts.rows
 
 
 def run_blocks(source: Source, fn: GatherRows | PlaceRows, row_bytes: Sequence[int], execution: Execution) -> None:

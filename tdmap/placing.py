@@ -63,7 +63,20 @@ class SharedTensors:
 def _shared(tensor: Tensor, arena: Arena) -> Tensor:
     if not tensor.numel() or shared_region(tensor) is not None:
         return tensor
-    return arena.like(tensor).copy_(tensor)
+    return arena.copy_of(tensor)
+
+
+class Step:
+    """What a worker calls in a job that no function of the user's takes part in.
+
+    Args:
+        name: how messages and progress bars call it.
+    """
+
+    takes_start = True
+
+    def __init__(self, name: str) -> None:
+        self.__qualname__ = name
 
 
 class Place(NamedTuple):

@@ -24,7 +24,7 @@ from torch import Tensor
 from tdmap._data import map_file
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
-from tdmap.placing import Places, SharedTensors, travels
+from tdmap.placing import Places, SharedTensors, Step, travels
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.spill import Spill
 from tdmap.sinks import Collect
@@ -114,17 +114,11 @@ def sort_by_chunk(order: Tensor, chunk_rows: int, chunks: int) -> tuple[np.ndarr
     return ids, np.argsort(ids, kind="stable")
 
 
-class _Pass:
-    """A step over the buckets or the chunks."""
-
-    takes_start = True
-    __qualname__ = "permute"
-
-
-class _Count(_Pass):
+class _Count(Step):
     """Rows that each chunk gives to a bucket."""
 
     def __init__(self, chunk_rows: int, chunks: int) -> None:
+        super().__init__("permute")
         self.chunk_rows = chunk_rows
         self.chunks = chunks
 
@@ -132,10 +126,11 @@ class _Count(_Pass):
         return np.bincount(order.numpy() // self.chunk_rows, minlength=self.chunks)
 
 
-class _List(_Pass):
+class _List(Step):
     """Puts the rows of each chunk one after the other, those of the first bucket first."""
 
     def __init__(self, chunk_rows: int, bucket_rows: int, starts: Any, listed: SharedTensors) -> None:
+        super().__init__("permute")
         self.chunk_rows = chunk_rows
         self.bucket_rows = bucket_rows
         self.starts = starts
@@ -152,12 +147,13 @@ class _List(_Pass):
         return len(ids)
 
 
-class _Spread(_Pass):
+class _Spread(Step):
     """The first pass: a chunk is read, and a segment of it goes to each bucket."""
 
     def __init__(
         self, chunk_rows: int, counts: Any, segments: Any, listed: SharedTensors, source: SharedTensors, places: Places
     ) -> None:
+        super().__init__("permute")
         self.chunk_rows = chunk_rows
         self.counts = counts
         self.segments = segments
@@ -186,10 +182,11 @@ class _Spread(_Pass):
         return len(rows)
 
 
-class _Settle(_Pass):
+class _Settle(Step):
     """The second pass: the rows of a bucket are put into their order, and written."""
 
     def __init__(self, chunk_rows: int, chunks: int, waiting: SharedTensors, places: Places) -> None:
+        super().__init__("permute")
         self.chunk_rows = chunk_rows
         self.chunks = chunks
         self.waiting = waiting

@@ -105,6 +105,12 @@ class Arena:
         view = self.empty(tensor.dtype, torch.Size(compact))
         return view.expand(tensor.shape)
 
+    def copy_of(self, tensor: Tensor) -> Tensor:
+        """A copy of `tensor` in shared memory."""
+        copy = self.like(tensor)
+        _base(copy).copy_(_base(tensor))
+        return copy
+
     def empty(self, dtype: torch.dtype, shape: torch.Size) -> Tensor:
         """Zeroed shared memory as a contiguous tensor."""
         nbytes = shape.numel() * dtype.itemsize
@@ -207,8 +213,7 @@ class Packer:
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         copy = self._copies.get(key)
         if copy is None:
-            copy = self._copies[key] = self._arena.like(tensor)
-            _base(copy).copy_(_base(tensor))
+            copy = self._copies[key] = self._arena.copy_of(tensor)
             self.staged.append((tensor, copy))
         return copy
 

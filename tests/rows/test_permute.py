@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -125,6 +127,37 @@ def test_the_page_cache_of_a_container_is_no_lack_of_memory(tmp_path):
     (old / "memory.usage_in_bytes").write_text("400\n")
     (old / "memory.stat").write_text("total_inactive_file 300\n")
     assert available_memory(tmp_path, tmp_path / "own") == 400
+
+
+def test_members_of_a_lazy_stack_that_differ_are_named():
+    stack = TensorDict.lazy_stack([TensorDict({"x": torch.zeros(number % 2 + 1)}) for number in range(6)])
+    for call in (
+        lambda: tdmap.shuffle(stack, 1, num_workers=2),
+        lambda: tdmap.filter(stack, lambda td: [True] * len(td)),
+    ):
+        with pytest.raises(OutputMismatch, match="'x' is float32 with rows of shape|members differ"):
+            call()
+
+
+def test_expanded_and_read_only_data(tmp_path):
+    data = TensorDict({"c": torch.arange(3).expand(50, 3), "x": torch.arange(50)}, [50])
+    saved = data.contiguous().memmap(tmp_path / "in")
+    locked = TensorDict.load_memmap(tmp_path / "in", mode="r")
+    wanted = bits(data[torch.randperm(50, generator=torch.Generator().manual_seed(1))])
+    for source in (data, saved, locked):
+        for method in ("gather", "scatter"):
+            assert bits(tdmap.shuffle(source, 1, num_workers=2, method=method)) == wanted
+        assert torch.equal(tdmap.filter(source, lambda td: td["x"] < 7, num_workers=2)["c"], data["c"][:7])
+    with pytest.raises(PermissionError, match="may only be read"):
+        tdmap.shuffle(data, 1, locked, num_workers=2)
+
+
+def test_other_pools_do_the_work():
+    data = make()
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert bits(tdmap.shuffle(data, 3, pool=pool, method="scatter")) == bits(tdmap.shuffle(data, 3, num_workers=0))
+        assert tdmap.filter(data, lambda td: td["x"] < 9, pool=pool)["x"].tolist() == list(range(9))
+        assert tdmap.flat_map(data, lambda td: td["x"], pool=pool).tolist() == list(range(200))
 
 
 # -- shuffle -------------------------------------------------------------------------------------------
