@@ -34,7 +34,8 @@ __all__ = ["LOCKED_MESSAGE", "TensorCollection", "TensorDictBase", "is_tensor_co
 
 LOCKED_MESSAGE = (
     "Cannot modify locked {name}. For in-place modification, consider using the `set_()` method and make "
-    "sure the key is present; to add, remove or rename entries call `unlock_()` first."
+    "sure the key is present; to add, remove or rename entries, do it in a `copy()`, which is "
+    "unlocked and has the same tensors, or call `unlock_()` first."
 )
 
 _new_object = object.__new__
