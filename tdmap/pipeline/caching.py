@@ -16,7 +16,7 @@ from tdmap.errors import AlreadyComplete, ResumeMismatch
 from tdmap.fingerprint import source_parts
 from tdmap.journal import replace_file
 from tdmap.pipeline import running
-from tdmap.pipeline.planning import Head, Plan
+from tdmap.pipeline.planning import Plan, is_one_pass
 from tdmap.pipeline.rounds import Context
 from tdmap.pipeline.stages import Cache, Concat, Stage, Zip
 from tdmap.pipeline.work import stage_parts
@@ -64,7 +64,7 @@ def dataset_of(before: Pipeline, cache: Cache, plan: Plan, context: Context) -> 
         return known
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AlreadyComplete)
-        data = running.write(plan, context, cache.path, resume=isinstance(plan, Head) and plan.epochs == 1)
+        data = running.write(plan, context, cache.path, resume=is_one_pass(plan))
     store.hidden.mkdir(exist_ok=True)
     replace_file(note, json.dumps(now, indent=1).encode())
     return data

@@ -6,7 +6,7 @@ import os
 
 from tdmap._data import Data
 from tdmap.append import Pieces, SpillRows, append_rows, place_pieces
-from tdmap.pipeline.planning import Head, Plan
+from tdmap.pipeline.planning import Plan, is_one_pass
 from tdmap.pipeline.rounds import Context
 from tdmap.pipeline.running import as_rows, no_rows, one_job, pieces_of
 from tdmap.placing import Output, spill_folder
@@ -18,7 +18,7 @@ from tdmap.schema import Schema
 def write_growing(plan: Plan, context: Context, out: str | os.PathLike[str], resume: bool) -> Data:
     """All rows of a plan into a new dataset in a folder."""
     assert context.execution is not None
-    if isinstance(plan, Head) and plan.epochs == 1 and (plan.first, plan.stop) == (0, None):
+    if is_one_pass(plan):
         job = one_job(plan, context, then=as_rows, empty=_none)
         return append_rows(
             job.source.data,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from tdmap._data import Data, data_length, data_row_bytes
 from tdmap.pipeline.rows import Joined, View, Zipped
@@ -347,6 +347,6 @@ def leaf_row_bytes(view: View) -> int:
     return data_row_bytes(leaf, data_length(leaf, 0))
 
 
-def is_one_pass(plan: Plan) -> bool:
-    """Whether workers do everything, and what they return needs only to be put in order."""
-    return isinstance(plan, Head) and plan.epochs == 1
+def is_one_pass(plan: Plan) -> TypeGuard[Head]:
+    """Whether one job does everything, so that its results need only to be put in order."""
+    return isinstance(plan, Head) and plan.epochs == 1 and (plan.first, plan.stop) == (0, None)

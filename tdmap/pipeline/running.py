@@ -11,7 +11,7 @@ from tdmap._data import Data, RowWriter, check_rows, data_length, is_data, narro
 from tdmap.append import each_result
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
-from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan
+from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan, is_one_pass
 from tdmap.pipeline.rounds import Context, Rounds, chunk_rows, head_job
 from tdmap.pipeline.rows import Joined, View, Zipped, join_pieces, merge
 from tdmap.pipeline.stages import ROW_WISE, Batch, Concat, FlatMap, Map, Stage, Unbatch
@@ -39,7 +39,7 @@ def check_ends(plan: Plan) -> None:
 
 def keeps_rows(plan: Plan) -> bool:
     """Whether one job gives one row for each row of its source, in order."""
-    if not (isinstance(plan, Head) and plan.epochs == 1 and plan.first == 0 and plan.stop is None):
+    if not is_one_pass(plan):
         return False
     batched = [stage for stage in plan.tail if not isinstance(stage, (*ROW_WISE, Batch))]
     return not batched and not any(isinstance(stage, Map) for stage in plan.tail)
@@ -85,7 +85,7 @@ def collect(plan: Plan, context: Context) -> Data:
     """All rows in memory."""
     check_ends(plan)
     execution = context.execution
-    if isinstance(plan, Head) and plan.epochs == 1 and (plan.first, plan.stop) == (0, None) and execution is not None:
+    if is_one_pass(plan) and execution is not None:
         job = one_job(plan, context, then=as_rows, empty=_none)
         value = execution.run(job, Gather()) if job.plan.length else None
     else:
@@ -222,7 +222,7 @@ def reduce(plan: Plan, context: Context, reducer: Reducer[Any]) -> Any:
     """Fold all rows. Workers fold their chunks where they can."""
     check_ends(plan)
     execution = context.execution
-    if isinstance(plan, Head) and plan.epochs == 1 and (plan.first, plan.stop) == (0, None) and execution is not None:
+    if is_one_pass(plan) and execution is not None:
         job = one_job(plan, context, then=_Fold(reducer, None), empty=reducer.init)
         state = execution.run(job, Fold(reducer)) if job.plan.length else reducer.init()
         return reducer.finish(state)
@@ -259,7 +259,7 @@ def count(plan: Plan, context: Context) -> int:
     check_ends(plan)
     batched = plan.batched
     execution = context.execution
-    if isinstance(plan, Head) and plan.epochs == 1 and (plan.first, plan.stop) == (0, None) and execution is not None:
+    if is_one_pass(plan) and execution is not None:
         job = one_job(plan, context, then=_one if batched else _rows, empty=int)
         return sum(execution.run(job, Collect())) if job.plan.length else 0
     stream = open_stream(plan, context)

@@ -7,7 +7,7 @@ calling process.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -248,8 +248,3 @@ def _whole(stage: Stage, name: str, least: int) -> None:
 
 def _shown(value: object) -> str:
     return repr(value)
-
-
-def functions_of(stages: tuple[Stage, ...]) -> Iterator[Callable[[Any], Any]]:
-    """The functions that the stages call."""
-    return (stage.fn for stage in stages if isinstance(stage, Call))
