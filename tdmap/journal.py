@@ -160,6 +160,25 @@ def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
+def subtract_ranges(ranges: list[tuple[int, int]], others: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What is in `ranges` and not in `others`; both as `merge_ranges` gives them.
+
+    Example:
+        >>> subtract_ranges([(0, 10), (12, 14)], [(2, 4), (9, 13)])
+        [(0, 2), (4, 9), (13, 14)]
+    """
+    left = []
+    for start, stop in ranges:
+        for first, last in others:
+            if last > start and first < stop:
+                if first > start:
+                    left.append((start, first))
+                start = last
+        if start < stop:
+            left.append((start, stop))
+    return left
+
+
 def boot_number() -> int:
     """A number that changes when the machine starts anew, and from one machine to another."""
     try:

@@ -217,6 +217,8 @@ def open_run(folder: Path, job: Job, kind: str, files: list[str], resume: Resume
         if kind != REDUCE:  # the states of a reduction say which of its chunks are done
             run.skips.load(run.committed)
         run.journal = Journal(folder / "journal", contents, files)
+        for start, stop in journals.subtract_ranges(run.committed, contents.ranges(boot)):
+            run.journal.add(start, stop)  # workers had noted them, and the driver was killed before it heard
         try:
             yield run
         except BaseException as error:
