@@ -44,17 +44,17 @@ class ChunkError(Exception):
 
 
 # A function that forks, and whose child comes back from it as well, would have every later chunk done twice.
-_is_stray = False
+_generation = 0
 
 
 def expect_strays() -> None:
-    """From now on, a fork of this process must not run chunks."""
-    os.register_at_fork(after_in_child=_mark_stray)
+    """From now on, a fork of this process must not go on with the chunks of a lease that had begun before."""
+    os.register_at_fork(after_in_child=_next_generation)
 
 
-def _mark_stray() -> None:
-    global _is_stray
-    _is_stray = True
+def _next_generation() -> None:
+    global _generation
+    _generation += 1
 
 
 def _leave() -> None:
@@ -129,7 +129,7 @@ class ChunkLoop:
         Raises:
             ChunkError: the function raised. The chunks before are safe.
         """
-        control, began = self.control, time.perf_counter()
+        control, began, generation = self.control, time.perf_counter(), _generation
         control[at.COMMITTED] = 0  # never the new lease's number beside the old lease's progress
         control[at.LEASE] = lease
         control[at.COMMITTED] = start
@@ -140,7 +140,7 @@ class ChunkLoop:
         chunk = start
         try:
             for chunk, result, rows in self._results(lease, start, stop, segments):
-                if _is_stray:
+                if _generation != generation:
                     _leave()
                 if result is None:
                     kind = Kind.NONE

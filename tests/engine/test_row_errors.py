@@ -273,7 +273,7 @@ def test_a_resumed_run_takes_skipped_rows_as_done(data, tmp_path):
     errors = tdmap.RowErrors()
     tdmap.map(data, count, num_workers=2, chunksize=8, out=tmp_path / "out", resume=True, on_error=errors)
     ran = calls.stat().st_size
-    with pytest.warns(tdmap.AlreadyComplete):
+    with pytest.warns(tdmap.AlreadyComplete), pytest.warns(tdmap.SkippedRows):
         again = tdmap.map(data, count, num_workers=2, chunksize=8, out=tmp_path / "out", resume=True, on_error="skip")
     assert errors.rows == BAD and calls.stat().st_size == ran
     assert torch.equal(again["y"][GOOD], data["x"][GOOD] * 2)

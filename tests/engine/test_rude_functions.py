@@ -124,6 +124,18 @@ def test_a_child_that_returns_from_the_function_runs_no_chunk(method, capfd):
     assert torch.equal(x, torch.ones(4000))
 
 
+def map_in_a_child(x):
+    child = os.fork()
+    if child == 0:
+        same = torch.equal(tdmap.map(x, torch.neg, executor="serial"), -x)
+        os._exit(7 if same else 1)
+    return x * 0 + os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_child_of_a_worker_may_map():
+    assert set(tdmap.map(X, map_in_a_child, num_workers=1, chunksize=30).tolist()) == {7.0}
+
+
 def test_descriptors_that_are_closed_harm_only_their_worker():
     for low, high in ((0, 3), (3, 4096), (0, 4096)):
         close = functools.partial(os.closerange, low, high)
