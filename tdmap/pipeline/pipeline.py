@@ -213,8 +213,8 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
 
         Args:
             device: where the tensors should be; copies run while you compute. None leaves them where they are.
-            prefetch: batches that workers may be ahead of you; at least 1. Default: two a worker, or a few megabytes of
-                small ones.
+            prefetch: batches that workers may be ahead of you; at least 1. Default: three a worker, or a few megabytes
+                of small ones.
             epoch: number of the epoch: another one shuffles and augments differently.
             chunksize: rows that a worker reads at once, where no batch decides. Default: from the bytes of a row.
             retries: how often a chunk runs again when its worker dies.

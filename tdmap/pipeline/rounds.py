@@ -107,9 +107,12 @@ AHEAD_CHUNKS = 64
 
 
 def default_ahead(head: Head, size: int, workers: int) -> int:
-    """Chunks that may be under way when nobody says: one that runs and one that waits a worker, or more small ones."""
+    """Chunks that may be under way when nobody says: three a worker, or more small ones.
+
+    With fewer, the worker that is ahead would wait whenever the other one is slow.
+    """
     result_bytes = max(size * leaf_row_bytes(head.view) * OUTPUT_FACTOR, 1)
-    return workers * max(min(AHEAD_BYTES // result_bytes, AHEAD_CHUNKS), 2)
+    return workers * max(min(AHEAD_BYTES // result_bytes, AHEAD_CHUNKS), 3)
 
 
 class Rounds:

@@ -162,8 +162,8 @@ class Driver:
         window = 2 * largest * self.crew.size + self.crew.size
         ahead = getattr(self.sink, "ahead", None)
         if ahead is not None:
-            # Each worker holds two leases: one that runs, one that waits for it.
-            window, largest = max(ahead, 1), max(ahead // (2 * self.crew.size), 1)
+            # Beside the one that the consumer has. A worker holds two leases: one that runs, one that waits for it.
+            window, largest = max(ahead, 1) + 1, max(ahead // (2 * self.crew.size), 1)
         return SchedulerPolicy(
             retries=policy.retries,
             timeout=policy.timeout,
