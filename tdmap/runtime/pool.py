@@ -270,7 +270,12 @@ class WorkerPool:
         return member.close(kill)
 
     def wait(self, timeout: float | None) -> list[Member]:
-        """Members that have sent something, or ended, within `timeout` seconds."""
+        """Members that have sent something, or ended, within `timeout` seconds.
+
+        Raises:
+            RuntimeError: the pool was closed, so that nobody is left to wait for.
+        """
+        self._check_open()
         poller = select.poll()
         by_fd: dict[int, Member] = {}
         for member in self.members.values():
@@ -279,7 +284,15 @@ class WorkerPool:
                     by_fd[fd] = member
                     poller.register(fd, select.POLLIN)
         events = poller.poll(None if timeout is None else max(timeout * 1000, 0))
+        self._check_open()  # by another thread, meanwhile
         return list({by_fd[fd].number: by_fd[fd] for fd, _ in events}.values())
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError(
+                "the WorkerPool was closed while a job ran on it: finish the job, or close its map_iter, before the "
+                "pool is closed (by leaving its `with` block, pool.close() or tdmap.close_pools())"
+            )
 
     # -- for users ---------------------------------------------------------------------------------
 
