@@ -107,6 +107,8 @@ class Several(Reducer[dict[str, Any]]):
         if not parts:
             raise ValueError("a mapping of reducers needs at least one entry")
         for name, part in parts.items():
+            if isinstance(part, type) and issubclass(part, Reducer):
+                raise TypeError(f"the reducer {name!r} is a class: pass an instance, {part.__name__}(...)")
             if not isinstance(part, Reducer):
                 raise TypeError(f"the reducer {name!r} is a {type(part).__name__}, not a tdmap.Reducer")
         self.parts = dict(parts)

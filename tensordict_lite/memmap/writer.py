@@ -270,8 +270,10 @@ class DatasetWriter:
             self._folder = None
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError, OSError):  # a writer that was not made, an interpreter that ends
+        try:
             self._release()
+        except (AttributeError, OSError):  # a writer that was not made; an interpreter that ends has no modules
+            pass
 
     def _check_open(self) -> None:
         if self._folder is None:

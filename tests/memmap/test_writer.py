@@ -8,6 +8,7 @@ import pickle
 import random
 import signal
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -323,3 +324,17 @@ def test_killed_writers_lose_uncommitted_rows_only(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_five_thousand_killed_writers(tmp_path: Path) -> None:
     kill_appends(tmp_path / "d", kills=5000, seed=1)
+
+
+def test_a_writer_that_nobody_closed_is_quiet_at_exit(tmp_path):
+    script = (
+        "import sys, torch\n"
+        "from tensordict_lite import DatasetWriter, TensorDict\n"
+        "writer = DatasetWriter(sys.argv[1], TensorDict({'x': torch.zeros(3)}, []))\n"
+        "writer.append(TensorDict({'x': torch.ones(3)}, []))\n"
+        "writer.itself = writer\n"  # a cycle, so that it is collected when modules are gone
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", script, str(tmp_path / "data")]
+    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
+    assert (ran.returncode, ran.stderr) == (0, "")

@@ -184,6 +184,8 @@ def test_errors_say_what_was_asked() -> None:
         r.TopK("x").update(None, data)
     with pytest.raises(TypeError, match="pass an instance"):
         r.as_reducer(r.Mean)
+    with pytest.raises(TypeError, match="'n' is a class: pass an instance"):
+        r.as_reducer({"n": r.Count})
     with pytest.raises(TypeError, match="a function of two states"):
         r.as_reducer(3)
     with pytest.raises(ValueError, match=r"quantiles lie in \[0, 1\]"):
