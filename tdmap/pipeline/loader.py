@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from tdmap.pipeline.stages import STAGES
 from tdmap.pipeline.streams import State, Stream, open_stream
 from tdmap.prefetch import prefetch_over
 from tdmap.runtime.device import open_link
+from tdmap.runtime.resources import one_thread
 
 VERSION = 1
 
@@ -78,9 +80,11 @@ class PipelineIterator(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
+        with one_thread() if self._context.execution is not None else contextlib.nullcontext():
+            element = next(self._elements)
         if self._device is None:
-            return next(self._elements)
-        value, place = next(self._elements)
+            return element
+        value, place = element
         if place.state is not None:
             self._state = lambda: place.state
         return value
