@@ -80,7 +80,9 @@ class PipelineIterator(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        with one_thread() if self._context.execution is not None else contextlib.nullcontext():
+        execution = self._context.execution
+        alone = execution is None or execution.executor == "serial"
+        with contextlib.nullcontext() if alone else one_thread():
             element = next(self._elements)
         if self._device is None:
             return element
