@@ -34,6 +34,7 @@ __all__ = [
     "gatherable",
     "is_data",
     "join",
+    "joinable",
     "leaves_hold_rows",
     "map_file",
     "region_of",
@@ -524,6 +525,15 @@ def join(parts: list[Data], plan: ChunkPlan) -> Data:
     if len(parts) == 1 and not plan.unbind:
         return parts[0]
     return torch.stack(parts, plan.dim) if plan.unbind else torch.cat(parts, plan.dim)
+
+
+def joinable(parts: list[Data], plan: ChunkPlan) -> bool:
+    """Whether results can be joined."""
+    try:
+        join(parts, plan)
+        return True
+    except (RuntimeError, KeyError, ValueError, IndexError):
+        return False
 
 
 def check_rows(out: Data, plan: ChunkPlan, source_shape: Sequence[int]) -> None:

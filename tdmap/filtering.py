@@ -161,8 +161,8 @@ def as_mask(answer: Any, shape: tuple[int, ...]) -> Tensor:
         isinstance(answer, (list, tuple)) and all(isinstance(value, (bool, np.bool_)) for value in answer)
     ):
         mask = torch.as_tensor(np.asarray(answer))
-    if isinstance(mask, Tensor) and mask.dtype is torch.bool and tuple(mask.shape) == shape:
-        return mask
+    if isinstance(mask, Tensor) and mask.dtype is torch.bool and tuple(mask.shape) in (shape, (*shape, 1)):
+        return mask.reshape(shape)  # one bool a row, also where rows have a last dimension of one, as rewards do
     wanted = f"bools of shape {list(shape)}, one a row" if shape else "one bool for its row"
     if isinstance(mask, Tensor):
         found = f"{str(mask.dtype).removeprefix('torch.')} of shape {list(mask.shape)}"

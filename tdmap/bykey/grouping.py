@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, data_row_bytes, narrow
+from tdmap._data import Data, data_row_bytes, is_data, narrow
 from tdmap.api import policy_for
 from tdmap.append import Pieces, SpillRows, place_pieces
 from tdmap.bykey.aggregates import Grouped, grouped_form
@@ -75,7 +75,8 @@ def group_by(
         A `GroupBy`. Nothing is read before one of its methods is called.
 
     Raises:
-        TypeError: `data` has no rows, or `key` is none of those.
+        TypeError: `key` is none of those.
+        KeyError: there is no such entry; names those that there are.
 
     Example:
         >>> from tensordict_lite import TensorDict
@@ -88,6 +89,8 @@ def group_by(
     spec = KeySpec.of(key, "group_by", name)
     if dropna not in (None, True, False):
         raise ValueError(f"dropna must be None, True or False: got {dropna!r}.")
+    if is_data(data):
+        spec.require(data, "group_by")
     return GroupBy(data, spec, dropna, spill_dir)
 
 

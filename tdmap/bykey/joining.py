@@ -207,11 +207,11 @@ class JoinChunk:
     """
 
     takes_start = True
-    __qualname__ = "join"
 
     def __init__(
         self, keys: tuple[str, ...], reader: KeyReader, index: Index, others: Data, share: bool, indicator: str
     ) -> None:
+        self.__qualname__ = "join"  # of the object: a class of that name could not be found again by its own
         self.keys = keys
         self.reader = reader
         self.index = SharedTensors([index.rows, *index.words], share=share)

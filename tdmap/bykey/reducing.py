@@ -38,7 +38,6 @@ class CutChunk:
     """
 
     takes_start = True
-    __qualname__ = "group_by"
 
     def __init__(
         self,
@@ -49,6 +48,7 @@ class CutChunk:
         forms: Mapping[str, Grouped] | None,
         by_number: bool = False,
     ) -> None:
+        self.__qualname__ = "group_by"  # of the object: a class of that name could not be found again by its own
         self.reader = reader
         self.spill = spill
         self.splits = splits
@@ -137,8 +137,6 @@ class ReducePartition:
         widths: how many columns the states of each reducer have, when runs hold states instead of rows.
     """
 
-    __qualname__ = "group_by.reduce"
-
     def __init__(
         self,
         names: tuple[Key, ...],
@@ -148,6 +146,7 @@ class ReducePartition:
         example: Data,
         widths: list[int] | None,
     ) -> None:
+        self.__qualname__ = "group_by.reduce"
         self.names = names
         self.codec = codec
         self.partitions = partitions

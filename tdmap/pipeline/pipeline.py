@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import dill
 import torch
 
-from tdmap._data import Data, data_length, is_data
+from tdmap._data import Data, data_length, is_data, is_tensor_collection
+from tdmap.bykey.keys import require_entry
 from tdmap.devices import check_start_method
 from tdmap.functions import Keys, as_function
 from tdmap.pipeline import running
@@ -21,6 +22,8 @@ from tdmap.pipeline.planning import Head, Plan, extend, heads_of, leaf_row_bytes
 from tdmap.pipeline.rounds import Context
 from tdmap.pipeline.rows import Pending, View
 from tdmap.pipeline.stages import (
+    CALLING,
+    SAME_ENTRIES,
     Batch,
     Cache,
     Concat,
@@ -56,7 +59,8 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         data: a tensor or a collection of tensors, with rows in dimension 0.
         seed: of the random streams of functions (torch, numpy, random): each chunk has its own, derived from
             (seed, epoch, number of its first row), so that augmentations are the same for any number of workers and
-            after a resume. None: streams are independent and cannot be had again.
+            after a resume. None: each `iter` draws one from torch's random stream, and its `state_dict` keeps it;
+            other endings leave the streams of workers alone.
 
     Raises:
         TypeError: `data` has no rows.
@@ -127,11 +131,19 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         return self._then(FlatMap(as_function(fn)))
 
     def select(self, *keys: Key | list[Key]) -> Pipeline:
-        """Keep some entries. Keys are strings, or tuples of strings for nested entries."""
+        """Keep some entries. Keys are strings, or tuples of strings for nested entries.
+
+        Raises:
+            KeyError: there is no such entry; at once where no function comes before, else when rows are asked for.
+        """
         flat: list[Any] = []
         for key in keys:
             flat.extend(key) if isinstance(key, (list, set)) else flat.append(key)
-        return self._then(Select(tuple(flat)))
+        selected = self._then(Select(tuple(flat)))
+        if all(isinstance(stage, SAME_ENTRIES) for stage in self._stages) and is_tensor_collection(self._data):
+            for key in flat:
+                require_entry(self._data, key, "the key of .select()")
+        return selected
 
     # -- rows ------------------------------------------------------------------------------------------
 
@@ -228,6 +240,8 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
             raise ValueError(f"prefetch must be an integer of at least 1: got {prefetch!r}.")
         target = None if device is None else resolve_device(device)
         context = self._context(dict(options), epoch, prefetch, chunksize, retries, timeout)
+        if context.seed is None and any(isinstance(stage, CALLING) for stage in self._stages):
+            context = context.starting(int(torch.empty((), dtype=torch.int64).random_()), epoch)
         if target is not None and target.type == "cpu":
             target = None
         if target is not None and context.execution is not None:

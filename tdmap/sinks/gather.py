@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdmap._data import Data, RowWriter, allocate_like, gatherable, join, narrow, tensors_of
+from tdmap._data import (
+    Data,
+    RowWriter,
+    allocate_like,
+    describe_difference,
+    gatherable,
+    is_data,
+    join,
+    joinable,
+    narrow,
+    tensors_of,
+)
+from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.types import Kind
 from tdmap.sinks.base import Allocate
@@ -68,9 +80,38 @@ class Gather:
         parts = self._parts()
         if not parts:
             return None
-        if self._plan.unbind and self._written:
-            return join(parts, ChunkPlan(self._plan.length, self._plan.size, self._plan.dim))
-        return join(parts, self._plan)
+        plan = self._plan
+        if plan.unbind and self._written:
+            plan = ChunkPlan(plan.length, plan.size, plan.dim)
+        try:
+            return join(parts, plan)
+        except (RuntimeError, KeyError, ValueError) as error:
+            raise self._misfit() or error from error
+
+    def _misfit(self) -> OutputMismatch | None:
+        """The first result that does not go with the one before it, for the error."""
+        chunks = sorted(self._loose)
+        if self._writer is not None:
+            before, name = next(self._writer.rows(0, 1)), "those that were written first"
+        else:
+            before, name = self._loose[chunks[0]], describe_rows(*self._plan.rows(chunks[0]))
+        before = self._row_of(before)
+        for chunk in chunks:
+            value = self._row_of(self._loose[chunk])
+            if not joinable([before, value], self._plan):
+                return OutputMismatch(
+                    f"{describe_rows(*self._plan.rows(chunk))}: results must look alike to be joined, and "
+                    f"{describe_difference(before, value)} (the others: {name}). Return the same keys, dtypes and row "
+                    "shapes for every chunk, or use map_iter, which yields each result by itself."
+                )
+        return None
+
+    def _row_of(self, value: Data) -> Data:
+        """One row of a result, to be compared with those of others; all of it where it has none."""
+        dim = self._plan.dim
+        if self._plan.unbind or not is_data(value) or len(value.shape) <= dim or not value.shape[dim]:
+            return value
+        return narrow(value, dim, 0, 1)
 
     def _blank_failed(self) -> None:
         """Zeros for chunks that failed altogether; where rows are dropped, they are left out like None results."""

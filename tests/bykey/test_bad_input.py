@@ -163,3 +163,8 @@ def test_outputs(data, tmp_path):
     with pytest.raises(tdmap.OutputMismatch, match="dtype"):
         wrong = TensorDict({"k": torch.zeros(5, dtype=torch.bool)}, [5])
         tdmap.group_by(data, "k").reduce(Count(), out=wrong, num_workers=0)
+
+
+def test_a_key_that_is_not_there_is_an_error_before_anything_is_asked_for(data):
+    with pytest.raises(KeyError, match="key of group_by is 'nothing'"):
+        tdmap.group_by(data, "nothing")

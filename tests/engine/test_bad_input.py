@@ -238,3 +238,15 @@ def test_nested_tensors_cannot_be_cut_into_rows():
         tdmap.map(TensorDict({"tokens": ragged}, [2]), lambda td: td, num_workers=1)
     with pytest.raises(TypeError, match="the data is a nested tensor"):
         tdmap.map(ragged, lambda td: td, num_workers=1)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["written", "joined"])
+def test_results_that_do_not_go_together_name_their_rows(first):
+    data = TensorDict({"x": torch.arange(1000)}, [1000])
+
+    def fn(chunk):
+        rows = len(chunk) if first else 3
+        return TensorDict({"y": torch.zeros(rows, 4 if chunk["x"][0] < 500 else 5)}, [rows])
+
+    with pytest.raises(tdmap.OutputMismatch, match=r"rows 500:600: .*'y' is float32 \(1, 5\) where .* \(1, 4\)"):
+        tdmap.map(data, fn, num_workers=2, chunksize=100)

@@ -220,3 +220,20 @@ def test_after_an_exception_the_position_is_still_that_of_the_last_batch(data, w
     later = pipeline.iter(**workers)
     later.load_state_dict(elements.state_dict())
     assert got + [int(batch["x"][0]) for batch in later] == list(range(0, 40, 5))
+
+
+def test_the_state_of_an_iteration_without_a_seed_holds_the_one_that_it_drew():
+    data = TensorDict({"x": torch.arange(60)}, [60])
+    pipeline = data.pipeline().shuffle(0).map(noisy).batch(10)
+    epoch = pipeline.iter(num_workers=2)
+    next(epoch)
+    saved = epoch.state_dict()
+    rest = [batch["noise"].tolist() for batch in epoch]
+    later = pipeline.iter(num_workers=1)
+    later.load_state_dict(saved)
+    assert [batch["noise"].tolist() for batch in later] == rest
+    assert [batch["noise"].tolist() for batch in pipeline.iter(num_workers=0)][1:] != rest
+    torch.manual_seed(3)
+    first = [batch["noise"].tolist() for batch in pipeline.iter(num_workers=0)]
+    torch.manual_seed(3)
+    assert [batch["noise"].tolist() for batch in pipeline.iter(num_workers=0)] == first

@@ -248,3 +248,10 @@ def test_data_that_has_no_rows(data):
         data.pipeline().iter(prefetch=0)
     with pytest.raises(ValueError, match="chunksize"):
         data.pipeline().collect(chunksize=0)
+
+
+def test_a_key_that_is_not_there_is_an_error_at_once_while_that_is_known(data):
+    with pytest.raises(KeyError, match=r"key of \.select\(\) is 'X', and there is no such entry: there are"):
+        data.pipeline().filter(odd).shuffle(0).select("X")
+    later = data.pipeline().map(lambda td: TensorDict({"X": td["x"]}, td.batch_size)).select("X")
+    assert later.collect(num_workers=0)["X"].tolist() == data["x"].tolist()

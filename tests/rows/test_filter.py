@@ -166,3 +166,9 @@ def test_a_failure_leaves_no_folder(tmp_path):
     with pytest.raises(ZeroDivisionError):
         tdmap.filter(make(), lambda td: 1 / 0, tmp_path / "out", num_workers=2)
     assert not (tmp_path / "out").exists()
+
+
+def test_rows_with_a_last_dimension_of_one_as_rewards_have_it():
+    data = TensorDict({"x": torch.arange(10), "done": torch.arange(10)[:, None] % 4 == 3}, [10])
+    assert tdmap.filter(data, lambda td: td["done"], num_workers=0)["x"].tolist() == [3, 7]
+    assert tdmap.filter(data, lambda row: row["done"], chunksize=0, num_workers=0)["x"].tolist() == [3, 7]
