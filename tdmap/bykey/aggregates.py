@@ -165,13 +165,19 @@ def _summed(values: Tensor, inner: tuple[int, ...]) -> Tensor:
     return values.sum(inner, dtype=wide) if inner else values.to(wide)
 
 
+def _wide(values: Tensor) -> Tensor:
+    """The values in float64, or in complex128 when they are complex."""
+    return values.resolve_conj().to(torch.complex128) if values.is_complex() else values.double()
+
+
 class GroupedMean(_OfEntry):
     """`Mean`: count and total."""
 
     def update(self, rows: Data, starts: Starts) -> States:
         values, inner, each = self.entry(rows)
         counts = torch.from_numpy(np.diff(starts, append=rows.shape[0])) * each
-        return counts, reduce_runs(np.add, _summed(values, inner), starts)
+        wide = _wide(values)  # not int64: means of large integers are small, their sums are not
+        return counts, reduce_runs(np.add, wide.sum(inner) if inner else wide, starts)
 
     def merge(self, a: States, b: States) -> States:
         return a[0] + b[0], a[1] + b[1]
@@ -181,8 +187,7 @@ class GroupedMean(_OfEntry):
 
     def finish(self, states: States) -> Tensor:
         counts, total = states
-        wide = total if total.is_complex() else total.double()
-        mean: Tensor = wide / _beside(counts, total)
+        mean: Tensor = total / _beside(counts, total)
         return mean
 
 
@@ -203,12 +208,12 @@ class GroupedVar(_OfEntry):
         values, inner, each = self.entry(rows)
         lengths = np.diff(starts, append=rows.shape[0])
         counts = torch.from_numpy(lengths) * each
-        wide = values.double()
+        wide = _wide(values)
         # What is summed again below is kept: one mean an element of the rows' own shape.
         total = reduce_runs(np.add, wide.sum(inner, keepdim=True) if inner else wide, starts)
         mean = total / _beside(counts, total)
         centred = wide - mean.repeat_interleave(torch.from_numpy(lengths), 0)
-        squares = centred * centred
+        squares = _squared(centred)
         m2 = reduce_runs(np.add, squares.sum(inner) if inner else squares, starts)
         return counts, mean.reshape(m2.shape), m2
 
@@ -218,13 +223,18 @@ class GroupedVar(_OfEntry):
         total = n + other_n
         delta = other_mean - mean
         share = _beside(other_n.double() / total, mean)
-        return total, mean + delta * share, m2 + other_m2 + delta * delta * (share * _beside(n, mean))
+        return total, mean + delta * share, m2 + other_m2 + _squared(delta) * (share * _beside(n, mean))
 
     def finish(self, states: States) -> Tensor:
         counts, _, m2 = states
         free = _beside(counts - self.correction, m2)
         out = torch.where(free > 0, m2 / free, torch.nan)
         return out.sqrt() if self.root else out
+
+
+def _squared(distance: Tensor) -> Tensor:
+    """Of complex numbers, the squares of both parts, added."""
+    return (distance * distance.conj()).real if distance.is_complex() else distance * distance
 
 
 class GroupedExtrema(_OfEntry):

@@ -233,17 +233,18 @@ class CovarianceMatrix(_Keyed):
         self.correction = correction
 
     def of(self, values: Tensor, dims: tuple[int, ...]) -> tuple[int, Tensor, Tensor]:
-        rows = values.reshape(values.shape[0], -1).double()
+        rows = values.reshape(values.shape[0], -1)
+        rows = rows.to(torch.complex128) if rows.is_complex() else rows.double()
         mean = rows.mean(0)
         centred = rows - mean
-        return rows.shape[0], mean, centred.T @ centred
+        return rows.shape[0], mean, centred.T @ centred.conj()
 
     def join(self, a: tuple[int, Tensor, Tensor], b: tuple[int, Tensor, Tensor]) -> tuple[int, Tensor, Tensor]:
         n, mean, m2 = a
         other_n, other_mean, other_m2 = b
         total = n + other_n
         delta = other_mean - mean
-        outer = torch.outer(delta, delta) * (n * other_n / total)
+        outer = torch.outer(delta, delta.conj()) * (n * other_n / total)
         return total, mean + delta * (other_n / total), m2 + other_m2 + outer
 
     def finish(self, state: Any) -> Tensor:

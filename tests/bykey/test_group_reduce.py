@@ -341,3 +341,34 @@ def test_answers_of_several_shapes_are_refused():
     with pytest.raises(ValueError, match=r"answers of 'values'.*one shape.*map_groups"):
         data = TensorDict({"k": torch.tensor([0, 0, 1]), "v": torch.tensor([1, 2, 3])}, [3])
         tdmap.group_by(data, "k").reduce({"values": ValueCounts("v")}, num_workers=0)
+
+
+def test_means_of_large_integers():
+    time = torch.full((8,), 1_763_000_000_000_000_000)
+    result = tdmap.group_by(TensorDict({"k": torch.zeros(8).long(), "t": time}, [8]), "k").reduce(
+        {"t": Mean("t")}, num_workers=0
+    )
+    assert result["t"].tolist() == [1.763e18]
+
+
+def test_moments_of_complex_numbers(monkeypatch):
+    monkeypatch.setattr(reducing, "BATCH_BYTES", 512)
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(200, 3, dtype=torch.complex64, generator=generator)
+    data = TensorDict({"k": torch.arange(200) % 2, "z": values}, [200])
+    parts = {
+        "var": Var("z"),
+        "std": Std("z", dim=(0, 1)),
+        "mean": Mean("z", dim=(0, 1)),
+        "cov": CovarianceMatrix("z"),
+    }
+    result = tdmap.group_by(data, "k").reduce(parts, num_workers=0, chunksize=16)
+    for group in range(2):
+        rows = values[group::2].to(torch.complex128)
+        torch.testing.assert_close(result["var"][group], rows.var(0))
+        torch.testing.assert_close(result["std"][group], rows.std())
+        torch.testing.assert_close(result["mean"][group], rows.mean())
+        torch.testing.assert_close(result["cov"][group], torch.cov(rows.T))
+    torch.testing.assert_close(
+        tdmap.reduce(data, CovarianceMatrix("z"), num_workers=0, chunksize=30), torch.cov(values.to(torch.complex128).T)
+    )
