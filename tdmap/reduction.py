@@ -18,6 +18,7 @@ from tdmap.functions import as_function, check_placement
 from tdmap.job import Job, Source
 from tdmap.plan import default_chunk_size
 from tdmap.reducers import Reducer, as_reducer
+from tdmap.reducers.base import merged
 from tdmap.resumable import fold_resumable
 from tdmap.rowerrors import OnError
 from tdmap.sinks import Fold
@@ -57,11 +58,11 @@ class FoldChunk:
 
     def merge_states(self, a: Any, b: Any) -> Any:
         """The state of neighbouring chunks; workers merge those that they have both of."""
-        return self.reducer.merge(a, b)
+        return merged(self.reducer, a, b)
 
     def join_states(self, states: list[Any]) -> Any:
         """The state of a chunk whose parts were folded one by one."""
-        return functools.reduce(self.reducer.merge, states) if states else self.reducer.init()
+        return functools.reduce(self.merge_states, states) if states else self.reducer.init()
 
 
 def map_reduce(
@@ -84,6 +85,7 @@ def map_reduce(
     timeout: float | None = None,
     on_error: OnError = "raise",
     resume: str | os.PathLike[str] | None = None,
+    ordered: bool = True,
     callbacks: Iterable[Callback] = (),
 ) -> Any:
     """Fold `mapper(chunk)` over all chunks of a dataset.
@@ -105,12 +107,15 @@ def map_reduce(
         resume: a folder for the states of a run that is interrupted: the same call goes on from there, and the answer
             has the same bits. A call that was complete gives its answer again, and warns. States are pickles: use
             only folders of your own.
+        ordered: states always merge with their neighbours, in the order of the rows: that costs nothing, and gives
+            the same bits. So False is refused.
 
     Returns:
         What `reducer.finish` makes of the merged state; for zero rows, of `reducer.init()`.
 
     Raises:
-        ValueError: the reduction of zero rows is not defined, or an option is out of range.
+        ValueError: the reduction of zero rows is not defined, merging changes the states that it is given, or an option
+            is out of range.
         ResumeMismatch: the folder holds another run; names what differs.
         Exception: as `tdmap.map`.
 
@@ -121,6 +126,12 @@ def map_reduce(
         tensor(15.)
     """
     reducer = as_reducer(reducer)
+    if not ordered:
+        raise ValueError(
+            "ordered=False: states merge with their neighbours, in the order of the rows, whoever made them and "
+            "whenever; out of order nothing would be faster. Leave it out. A function need not be commutative, but "
+            "it must be associative: f(f(a, b), c) == f(a, f(b, c))."
+        )
     if mapper is not None and not callable(mapper):
         raise TypeError(f"mapper must be a function or None, got {mapper!r}.")
     mapper = None if mapper is None else as_function(mapper)

@@ -84,7 +84,10 @@ class Associative(Reducer[Any]):
 
     def update(self, state: Any, chunk: Any, start: int = 0) -> Any:
         value = chunk if self.of is None else self.of(chunk)
-        return value if state is None else self.fn(state, value)
+        if state is not None:
+            return self.fn(state, value)
+        # A state is nobody's rows: a function that changes it must not reach the dataset.
+        return value.clone() if isinstance(value, Tensor) or hasattr(value, "_leaves") else value
 
     def merge(self, a: Any, b: Any) -> Any:
         if a is None or b is None:
@@ -129,7 +132,7 @@ class Several(Reducer[dict[str, Any]]):
         return {name: part.update(state[name], chunk, start) for name, part in self._folds.items()}
 
     def merge(self, a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-        return {name: part.merge(a[name], b[name]) for name, part in self._folds.items()}
+        return {name: merged(part, a[name], b[name]) for name, part in self._folds.items()}
 
     def finish(self, state: dict[str, Any]) -> Any:
         from tensordict_lite import TensorDict
@@ -148,6 +151,36 @@ def as_reducer(value: Any) -> Reducer[Any]:
     if callable(value):
         return Associative(value)
     raise TypeError(f"a reducer is a tdmap.Reducer, a mapping of them, or a function of two states; got {value!r}")
+
+
+def merged(reducer: Reducer[Any], a: Any, b: Any) -> Any:
+    """``reducer.merge(a, b)``, refused when it changes what it was given.
+
+    Raises:
+        ValueError: a tensor in ``a`` or ``b`` was changed in place.
+    """
+    if type(reducer).__module__.startswith(__package__) and not isinstance(reducer, Associative):
+        return reducer.merge(a, b)
+    tensors = [tensor for tensor in _tensors_in((a, b)) if not tensor.is_inference()]
+    before = [tensor._version for tensor in tensors]
+    state = reducer.merge(a, b)
+    if any(tensor._version != version for tensor, version in zip(tensors, before)):
+        what = getattr(reducer, "fn", None) or type(reducer)
+        raise ValueError(
+            f"merging with {getattr(what, '__qualname__', what)!s} changed one of the two states that it was given. A "
+            "state is merged again when a run goes on: return a new value, as in `a + b` instead of `a.add_(b)`."
+        )
+    return state
+
+
+def _tensors_in(state: Any) -> list[Tensor]:
+    """The tensors in a state, as far as plain containers and collections hold them."""
+    if isinstance(state, Tensor):
+        return [state]
+    if hasattr(state, "_leaves"):
+        return list(state._leaves())
+    parts = state.values() if isinstance(state, Mapping) else state if isinstance(state, (tuple, list)) else ()
+    return [tensor for part in parts for tensor in _tensors_in(part)]
 
 
 class MergeTree:

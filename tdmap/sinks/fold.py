@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from tdmap._data import RowWriter
 from tdmap.plan import ChunkPlan
-from tdmap.reducers.base import MergeTree, Node, Reducer, nodes
+from tdmap.reducers.base import MergeTree, Node, Reducer, merged, nodes
 from tdmap.runtime.types import Kind
 from tdmap.sinks.base import Allocate
 
@@ -28,7 +29,7 @@ class Fold:
         self._tree: MergeTree | None = None
 
     def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
-        self._tree = MergeTree(plan.num_chunks, self.reducer.merge)
+        self._tree = MergeTree(plan.num_chunks, functools.partial(merged, self.reducer))
         for start, stop, state in self.restored:
             self._tree.add(start, stop, state)
 
