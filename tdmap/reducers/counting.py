@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import Any
 
@@ -315,7 +316,7 @@ class Checksum(Reducer[int]):
     def _add(self, state: int, values: Tensor, start: int, key: str) -> int:
         data = values.contiguous().reshape(values.shape[0], -1).view(torch.uint8).reshape(-1)
         row_bytes = data.numel() // max(values.shape[0], 1)
-        salt = int.from_bytes(key.encode()[:7].ljust(7, b"\0"), "little")
+        salt = int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=7).digest(), "little")
         steps = torch.arange(min(BLOCK, data.numel())) * self._STEP
         position = start * row_bytes + salt
         for block in data.split(BLOCK) if data.numel() else ():

@@ -190,3 +190,11 @@ def test_errors_say_what_was_asked() -> None:
         r.as_reducer(3)
     with pytest.raises(ValueError, match=r"quantiles lie in \[0, 1\]"):
         r.Quantile("x", 1.5)
+
+
+def test_checksum_tells_entries_whose_keys_begin_alike_apart():
+    a, b = torch.arange(8), torch.arange(8) * 3
+    for first, second in ((("obs", "a"), ("obs", "b")), ("next_observation", "next_observed")):
+        one = TensorDict({first: a, second: b}, [8])
+        swapped = TensorDict({first: b, second: a}, [8])
+        assert reduce_in_chunks(r.Checksum(), one, 3) != reduce_in_chunks(r.Checksum(), swapped, 3)
