@@ -59,6 +59,10 @@ class Grouped(ABC):
     def update(self, rows: Data, starts: Starts) -> States:
         """The states of groups; `rows` are sorted by group, and within one in the order of the dataset."""
 
+    def update_after(self, rows: Data, starts: Starts, seen: NDArray[np.int64]) -> States:
+        """As `update`, for groups of which so many rows, each, came in batches before."""
+        return self.update(rows, starts)
+
     @abstractmethod
     def merge(self, a: States, b: States) -> States:
         """The states of groups whose rows are those of `a` followed by those of `b`, group by group."""
@@ -286,11 +290,15 @@ class OneByOne(Grouped):
             self.key = getattr(reducer, "key", None)
 
     def update(self, rows: Data, starts: Starts) -> States:
+        return self.update_after(rows, starts, np.zeros(len(starts), dtype=np.int64))
+
+    def update_after(self, rows: Data, starts: Starts, seen: NDArray[np.int64]) -> States:
         reducer = self.reducer
         states = np.empty(len(starts), dtype=object)
         lengths = np.diff(starts, append=rows.shape[0]).tolist()
-        for group, part in enumerate(split_rows(rows, columns_of(rows), lengths)):
-            states[group] = reducer.update(reducer.init(), part, 0)
+        parts = split_rows(rows, columns_of(rows), lengths)
+        for group, (part, start) in enumerate(zip(parts, seen.tolist())):
+            states[group] = reducer.update(reducer.init(), part, start)
         return (states,)
 
     def merge(self, a: States, b: States) -> States:

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tdmap._data import Data, is_data, narrow
 from tdmap.bykey.aggregates import Grouped, States, join_states, pick
 from tdmap.bykey.codec import KeyCodec
 from tdmap.bykey.keys import KeyReader
-from tdmap.bykey.order import Words, group_starts, joined, stable_order, take
+from tdmap.bykey.order import Words, equal, group_starts, joined, search, stable_order, take
 from tdmap.bykey.rows import columns_of, gather, reordered, with_columns
 from tdmap.bykey.spilling import Partitions, Run, write_run
 from tdmap.bykey.splits import Splits
@@ -158,25 +159,28 @@ class ReducePartition:
     def __call__(self, numbers: Tensor) -> Data | None:
         partition = int(numbers[0])
         found: tuple[Words, list[States]] | None = None
+        seen = _Seen()
         for first, last in self.partitions.batches(partition, self.batch_bytes):
-            batch = self._batch(partition, first, last)
+            batch = self._batch(partition, first, last, seen)
             found = batch if found is None else self._merge(found, batch)
         if found is None:
             return None
         words, states = found
         return answer_of(key_entries(self.names, self.codec, words), self.forms, states, len(words[0]))
 
-    def _batch(self, partition: int, first: int, last: int) -> tuple[Words, list[States]]:
+    def _batch(self, partition: int, first: int, last: int, seen: _Seen) -> tuple[Words, list[States]]:
         words, columns = self.partitions.read(partition, first, last)
         order, words = stable_order(words)
         starts = group_starts(words)
         columns = [reordered(column, order) for column in columns]
+        keys = take(words, starts)
         if self.widths is not None:
             at = iter(columns)
             states = [tuple(next(at) for _ in range(width)) for width in self.widths]
-            return take(words, starts), self._fold(states, starts)
+            return keys, self._fold(states, starts)
         rows = with_columns(self.example, columns, len(order))
-        return take(words, starts), update_all(self.forms, rows, starts)
+        before = seen.add(keys, np.diff(starts, append=len(order)))
+        return keys, [form.update_after(rows, starts, before) for form in self.forms.values()]
 
     def _fold(self, states: list[States], starts: Any) -> list[States]:
         return [form.fold(state, starts) for form, state in zip(self.forms.values(), states)]
@@ -187,6 +191,29 @@ class ReducePartition:
         order = order.astype(np.int64)
         states = [pick(join_states(pair), order) for pair in zip(a[1], b[1])]
         return take(words, starts), self._fold(states, starts)
+
+
+class _Seen:
+    """How many rows of each group came in batches so far."""
+
+    def __init__(self) -> None:
+        self.words: Words | None = None
+        self.counts = np.zeros(0, dtype=np.int64)
+
+    def add(self, words: Words, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Count rows of groups, whose words are sorted and distinct; how many there were before."""
+        before = np.zeros(len(counts), dtype=np.int64)
+        if self.words is None:
+            self.words, self.counts = words, counts
+            return before
+        at = np.minimum(search(self.words, words), len(self.counts) - 1)
+        known = equal(take(self.words, at), words)
+        before[known] = self.counts[at[known]]
+        order, both = stable_order(joined([self.words, words]))
+        starts = group_starts(both)
+        self.words = take(both, starts)
+        self.counts = np.add.reduceat(np.concatenate([self.counts, counts])[order], starts)
+        return before
 
 
 def key_entries(names: tuple[Key, ...], codec: KeyCodec, words: Words) -> dict[Any, Tensor]:

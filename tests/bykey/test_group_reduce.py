@@ -372,3 +372,18 @@ def test_moments_of_complex_numbers(monkeypatch):
     torch.testing.assert_close(
         tdmap.reduce(data, CovarianceMatrix("z"), num_workers=0, chunksize=30), torch.cov(values.to(torch.complex128).T)
     )
+
+
+@pytest.mark.parametrize("executor", WORKERS)
+def test_rows_of_a_group_are_numbered_through_all_batches(executor, small_pieces):
+    generator = torch.Generator().manual_seed(0)
+    # The third group is in some batches only; the first one is in all of them.
+    keys = torch.where(torch.arange(600) % 7 == 3, 2, torch.randint(2, [600], generator=generator))
+    keys[100:400][keys[100:400] == 2] = 0
+    data = TensorDict({"k": keys, "x": torch.randperm(600, generator=generator)}, [600])
+    parts = {"sum": Checksum("x"), "top": TopK("x", 3)}
+    result = tdmap.group_by(data, "k").reduce(parts, chunksize=30, **executor)
+    for group in range(3):
+        expected = tdmap.reduce(data[keys == group], parts, num_workers=0)
+        assert int(result["sum"][group]) == int(expected["sum"])
+        assert result["top", "row"][group].tolist() == expected["top", "row"].tolist()
