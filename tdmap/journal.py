@@ -238,7 +238,7 @@ def read(path: Path) -> Contents | None:
     length, crc = struct.unpack_from("<II", data, len(MAGIC))
     start = len(MAGIC) + 8 + length
     text = data[start - length : start]
-    if len(text) < length or zlib.crc32(text) != crc:
+    if not length or len(text) < length or zlib.crc32(text) != crc:
         return None
     header = json.loads(text)
     if header.get("version") != VERSION:

@@ -176,7 +176,8 @@ def read_records(path: Path) -> tuple[list[tuple[int, int, tuple[Any, ...]]], in
     while at + _HEAD.size <= len(data):
         length, crc = _HEAD.unpack_from(data, at)
         body = data[at + _HEAD.size : at + _HEAD.size + length]
-        if len(body) < length or zlib.crc32(body) != crc:
+        # Without a length: zeros, which a file may end in when the machine went down. They are their own CRC.
+        if not length or len(body) < length or zlib.crc32(body) != crc:
             break
         records.append(dill.loads(body))
         at += _HEAD.size + length

@@ -68,6 +68,7 @@ class OutputFolder:
 
     def create(self, example: Data) -> Data:
         """Files for a dataset with the schema of `example`, zeroed and reserved."""
+        self._moving.unlink(missing_ok=True)  # what was on its way is made anew
         shutil.rmtree(self._data, ignore_errors=True)
         self.hidden.mkdir(parents=True, exist_ok=True)
         return example.memmap_like(self._data)
@@ -76,13 +77,17 @@ class OutputFolder:
         """Move a finished dataset to its place, and open it there. May be repeated after an interruption."""
         if (self._data / META).exists():
             self._moving.touch()  # from now on, neither folder holds a dataset until it is done
+            (self.path / META).unlink(missing_ok=True)  # of the same run, which was interrupted and has made it anew
             for name in sorted(os.listdir(self._data)):
                 if name != META:
-                    os.replace(self._data / name, self.path / name)
+                    target = self.path / name
+                    if target.is_dir():  # of the same run, too: `require_free` has found nothing of anybody else's
+                        shutil.rmtree(target)
+                    os.replace(self._data / name, target)
             os.replace(self._data / META, self.path / META)
         if self._moving.exists():
-            self._moving.unlink()
             shutil.rmtree(self._data, ignore_errors=True)
+            self._moving.unlink()
             with contextlib.suppress(OSError):  # a journal keeps it
                 self.hidden.rmdir()
         return TensorDict.load_memmap(self.path)

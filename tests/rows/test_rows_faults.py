@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,7 @@ import torch
 
 import tdmap
 from tdmap.errors import AlreadyComplete, ResumeMismatch
+from tdmap.rowlog import _record, read_records
 from tensordict_lite import TensorDict
 
 from .conftest import Killer, bits, make
@@ -197,6 +199,82 @@ def test_torn_records_are_done_again(tmp_path):
     os.truncate(pieces, pieces.stat().st_size - 5)
     (tmp_path / "mended").touch()
     assert bits(run()) == bits(data[third(data)])
+
+
+# -- publishing ----------------------------------------------------------------------------------------
+
+
+def nested(data):
+    rows = data.exclude("word")
+    return TensorDict({"deep": TensorDict({"in": rows, "y": data["x"] * 2}, [len(data)]), "x": data["x"]}, [len(data)])
+
+
+def deep_third(td):
+    return td["x"] % 3 == 0
+
+
+def deep_rows(td):
+    return td[deep_third(td)]
+
+
+PUBLISHERS = {
+    "filter": lambda data, out: tdmap.filter(data, deep_third, out, resume=True, num_workers=0),
+    "flat_map": lambda data, out: tdmap.flat_map(data, deep_rows, out, resume=True, num_workers=0),
+    "map": lambda data, out: tdmap.map(data, _same, out=out, resume=True, num_workers=0),
+}
+
+
+def _same(td):
+    return td
+
+
+def contents(folder):
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {name: data for name, data in files.items() if not name.startswith(".tdmap")}
+
+
+@pytest.mark.parametrize("step", ["first move", "second move", "meta", "clean", "finish"])
+@pytest.mark.parametrize("name", PUBLISHERS)
+def test_a_nested_output_whose_publishing_was_interrupted_is_gone_on_with(name, step, tmp_path, monkeypatch):
+    data, run, out = nested(make()), PUBLISHERS[name], tmp_path / "out"
+    run(data, tmp_path / "wanted")
+    replace, rmtree, moves = os.replace, shutil.rmtree, []
+
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    def moving(source, target):
+        if Path(source).parent.name == "data":
+            moves.append(target)
+            if len(moves) == {"first move": 1, "second move": 2}.get(step) or (
+                step == "meta" and Path(source).name == "meta.json"
+            ):
+                raise KeyboardInterrupt
+        replace(source, target)
+
+    for _ in range(2):  # the run that goes on is interrupted as well
+        with monkeypatch.context() as patch:
+            moves.clear()
+            patch.setattr("tdmap.store.os.replace", moving)
+            if step == "finish":
+                patch.setattr("tdmap.resume.Run.finish", interrupt)
+            if step == "clean":
+                patch.setattr("tdmap.store.shutil.rmtree", lambda *a, **kw: (interrupt if moves else rmtree)(*a, **kw))
+            with pytest.raises(KeyboardInterrupt):
+                run(data, out)
+            if name == "map" and step != "finish":
+                break  # it has only to move what is left
+    assert bits(run(data, out)) == bits(TensorDict.load_memmap(tmp_path / "wanted"))
+    assert contents(out) == contents(tmp_path / "wanted")
+    assert {path.name for path in (out / ".tdmap").iterdir()} == {"journal", "lock", "errors.jsonl"}
+
+
+def test_zeros_at_the_end_of_the_pieces_are_no_record(tmp_path):
+    path = tmp_path / "pieces"
+    whole = _record(0, 2, ((), None))
+    for zeros in (1, 8, 16, 4096):
+        path.write_bytes(whole + bytes(zeros))
+        assert read_records(path) == ([(0, 2, ((), None))], len(whole))
 
 
 # -- full disks ----------------------------------------------------------------------------------------
