@@ -286,9 +286,20 @@ def _repeat(plan: Plan, stage: Repeat) -> Plan:
 def _batch(plan: Plan, stage: Batch) -> Plan:
     if plan.batched:
         raise ValueError(f".{stage}: there are batches already: use .unbatch() first to cut them anew.")
-    if isinstance(plan, Head) and not plan.tail:
+    if isinstance(plan, Head) and not plan.tail and (plan.epochs == 1 or not _reorders_inside(plan.view)):
         return replace(plan, tail=(stage,), across=plan.epochs != 1)
     return Local(plan, stage)
+
+
+def _reorders_inside(view: View) -> bool:
+    """Whether the rows of the leaf, not only the numbers of the view's rows, are others in another epoch.
+
+    A chunk is read from the leaf of one epoch, so it cannot hold rows of two then.
+    """
+    if not isinstance(view.leaf, (Joined, Zipped)):
+        return False
+    parts = view.leaf.parts
+    return any(isinstance(pick, Shuffle) for part in parts for pick in part.picks) or any(map(_reorders_inside, parts))
 
 
 def _unbatch(plan: Plan, stage: Unbatch) -> Plan:

@@ -87,6 +87,7 @@ _STEPS: dict[str, Any] = {
     "map_rows": _plus,
     "filter": lambda values, epoch, fn: [v for v in values if (sum(v) % 2 == 0 if isinstance(v, list) else v % 3 != 0)],
     "flat_map": lambda values, epoch, fn: [value for value in values for _ in range(value % 3)],
+    "select": lambda values, epoch, *keys: values,
     "take": lambda values, epoch, n: values[:n],
     "skip": lambda values, epoch, n: values[n:],
     "shard": lambda values, epoch, i, n: values[len(values) * i // n : len(values) * (i + 1) // n],
@@ -94,6 +95,7 @@ _STEPS: dict[str, Any] = {
     "batch": _batch,
     "unbatch": lambda values, epoch: [value for batch in values for value in batch],
     "concat": lambda values, epoch, stages: values + evaluate(stages, epoch),
+    "zip": lambda values, epoch, stages: values,
 }
 
 
@@ -132,8 +134,24 @@ of_batches = st.one_of(
 
 
 @st.composite
+def shuffled_parts(draw: Any) -> list[tuple[Any, ...]]:
+    """Epochs of parts that have orders of their own, in batches that may hold rows of two epochs."""
+    stages: list[tuple[Any, ...]] = [("shuffle", draw(small))]
+    for _ in range(draw(st.integers(1, 2))):
+        if len(stages) == 1 and draw(st.booleans()):
+            stages.append(("zip", draw(st.sampled_from([[], [("shuffle", 4)]]))))
+            stages.append(("select", "x", "y"))
+        else:
+            stages.append(("concat", [("shuffle", draw(small)), ("take", draw(st.integers(0, 30)))]))
+        stages += draw(st.lists(picks, max_size=1))
+    return [*stages, ("repeat", draw(st.integers(2, 3))), ("batch", draw(st.integers(1, 30)), draw(st.booleans()))]
+
+
+@st.composite
 def chains(draw: Any) -> list[tuple[Any, ...]]:
     """Stages in an order that makes sense."""
+    if draw(st.integers(0, 4)) == 4:
+        return [*draw(shuffled_parts()), *draw(st.lists(of_batches, max_size=2))]
     stages = [*draw(st.lists(picks, max_size=3)), *draw(st.lists(changes, max_size=3))]
     if draw(st.booleans()):
         stages.append(("batch", draw(st.integers(1, 6)), draw(st.booleans())))
