@@ -38,6 +38,7 @@ __all__ = [
     "leaves_hold_rows",
     "map_file",
     "region_of",
+    "signed_view",
     "tensors_of",
 ]
 
@@ -46,6 +47,15 @@ Data: TypeAlias = Any
 
 Put: TypeAlias = Callable[[Tensor, Tensor], Any]
 """Copies the second tensor into the first."""
+
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def signed_view(tensor: Tensor) -> Tensor:
+    """The same bits in a dtype that torch can index: for unsigned integers of two bytes or more it cannot."""
+    signed = _SIGNED.get(tensor.dtype)
+    return tensor if signed is None else tensor.view(signed)
+
 
 BLOCK = 256
 """Chunks whose views are made in one call."""

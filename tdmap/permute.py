@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, is_data, region_of
+from tdmap._data import Data, is_data, region_of, signed_view
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
@@ -182,7 +182,7 @@ class GatherRows(Step):
     @staticmethod
     def _rows(tensor: Tensor, order: Tensor) -> Tensor:
         if not tensor.is_contiguous():
-            return tensor.index_select(0, order)
+            return signed_view(tensor).index_select(0, order).view(tensor.dtype)
         return row_words(tensor).index_select(0, order)
 
 

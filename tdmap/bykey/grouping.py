@@ -30,7 +30,7 @@ from tdmap.bykey.reducing import CutChunk, ReducePartition, empty_answer, one_ro
 from tdmap.bykey.rows import Shape, columns_of, is_columnar, schema_of
 from tdmap.bykey.spilling import Partitions
 from tdmap.bykey.splits import Splits
-from tdmap.errors import ChunkTimeout, WorkerLost, add_note
+from tdmap.errors import add_note
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.placing import Output, spill_folder
@@ -69,7 +69,7 @@ def group_by(
             last one (False).
         name: what the column of a function's values is called in the result.
         spill_dir: folder for the intermediate files. Default: within `out` when that is a path, else the temporary
-            folder.
+            folder; the temporary folder always for `reduce` with keys that are strings.
 
     Returns:
         A `GroupBy`. Nothing is read before one of its methods is called.
@@ -353,7 +353,7 @@ def _each_partition(
     numbers = torch.arange(splits.count)
     try:
         execution.run(Job(Source(numbers), ChunkPlan(splits.count, 1), SpillRows(fn, spill), policy), pieces)
-    except (WorkerLost, ChunkTimeout) as error:
+    except Exception as error:
         add_note(error, f"this job's rows are the {splits.count} ranges of keys, not the rows of the dataset")
         raise
     return pieces

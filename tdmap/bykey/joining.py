@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap._data import Data, data_row_bytes, narrow
+from tdmap._data import Data, data_row_bytes, narrow, signed_view
 from tdmap.api import policy_for
 from tdmap.append import append_rows
 from tdmap.bykey.index import Index, sorted_rows
@@ -75,8 +75,8 @@ def join(
         suffix: added to the names of entries of `b` that `a` has too.
         indicator: with `how="left"`, what the bool entry is called that is False in rows without a partner.
         chunksize: rows of `a` that are looked up at a time. Default: some hundred thousand, bounded by their bytes.
-        spill_dir: folder for intermediate files. Default: within `out` when that is a path, else the temporary
-            folder.
+        spill_dir: folder for intermediate files. Default: the temporary folder for the index of `b`; for the rows of
+            the result, within `out` when that is a path, else the temporary folder too.
         retries, timeout, options: as `tdmap.map`.
 
     Returns:
@@ -304,5 +304,5 @@ class JoinChunk:
             return torch.zeros((len(rows), *column.shape[1:]), dtype=column.dtype)
         found = reordered(column, rows)
         if missing is not None:
-            found[missing] = 0
+            signed_view(found)[missing] = 0
         return found

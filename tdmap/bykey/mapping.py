@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap._data import Data, is_data, is_dense
+from tdmap._data import Data, is_data, is_dense, signed_view
 from tdmap.bykey.codec import KeyCodec
 from tdmap.bykey.order import Words, group_starts, is_sorted, stable_order, take
 from tdmap.bykey.rows import Shape, reordered, split_rows
@@ -104,7 +104,7 @@ class MapPartition:
         """The rows of each group."""
         if not self.whole:
             for start, stop in zip(starts, stops):
-                yield self.rows[columns[0][start:stop]]
+                yield self.rows[columns[0][start:stop]].clone()  # of a lazy stack, these are the caller's members
             return
         yield from split_rows(self.rows, columns, [stop - start for start, stop in zip(starts, stops)])
 
@@ -135,7 +135,7 @@ class MapPartition:
             end = at + len(part_words[0])
             rows: Any = slice(at, end) if place is None else torch.from_numpy(place[at:end])
             for column, part in zip(columns, parts):
-                column[rows] = part
+                signed_view(column)[rows] = signed_view(part)
             at = end
         return words, columns
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, is_dense, narrow, tensors_of
+from tdmap._data import Data, is_dense, narrow, signed_view, tensors_of
 from tdmap.bykey.order import Order
 
 
@@ -55,7 +55,8 @@ def reordered(column: Tensor, order: Order) -> Tensor:
     if column.dim() == 1 and column.dtype in (torch.int64, torch.float64):
         return torch.from_numpy(column.numpy()[order])  # numpy takes any integers as they are
     index = torch.from_numpy(order)
-    return column.index_select(0, index if index.dtype in (torch.int32, torch.int64) else index.to(torch.int64))
+    index = index if index.dtype in (torch.int32, torch.int64) else index.to(torch.int64)
+    return signed_view(column).index_select(0, index).view(column.dtype)
 
 
 def gather(data: Data, order: Order) -> Data:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tdmap
-from tdmap.bykey import index, joining, prepare
+from tdmap.bykey import index, joining, mapping, prepare
 from tensordict_lite import TensorClass, TensorDict
 
 
@@ -134,3 +134,22 @@ def test_names():
         tdmap.join(a, b, "k", suffix="", num_workers=0)
     with pytest.raises(ValueError, match="indicator"):
         tdmap.join(a, b.select("k"), "k", "left", indicator="x", num_workers=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_unsigned_integers_beside_keys(dtype, monkeypatch):
+    left = torch.arange(5).to(dtype)
+    right = torch.tensor([[7, 8], [9, 250]]).to(dtype)
+    a = TensorDict({"k": torch.tensor([3, 1, 2, 1, 0]), "a": left}, [5])
+    b = TensorDict({"k": torch.tensor([1, 2]), "b": right}, [2])
+    result = tdmap.join(a, b, "k", "left", num_workers=0)
+    assert result["b"].dtype == result["a"].dtype == dtype
+    assert result["b"].tolist() == [[0, 0], [7, 8], [9, 250], [7, 8], [0, 0]]
+    assert result["a"].tolist() == [0, 1, 2, 3, 4]
+    assert tdmap.sort(a, "k", num_workers=0)["a"].tolist() == [4, 1, 3, 2, 0]
+    for nbytes in (mapping.HEAP_BYTES, 1):
+        monkeypatch.setattr(mapping, "HEAP_BYTES", nbytes)
+        groups = tdmap.group_by(a, "k").map_groups(lambda rows: rows, num_workers=0)
+        assert groups["a"].dtype == dtype and groups["a"].tolist() == [4, 1, 3, 2, 0]
+    spread = TensorDict({"k": a["k"], "a": torch.arange(10).to(dtype)[::2]}, [5])  # not contiguous
+    assert tdmap.sort(spread, "k", num_workers=0)["a"].tolist() == [8, 2, 6, 4, 0]

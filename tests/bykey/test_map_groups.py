@@ -120,6 +120,25 @@ def test_objects_strings_and_lazy_stacks_go_by_number():
     assert tdmap.group_by(stack, "k").map_groups(lambda rows: rows, num_workers=2)["v"].tolist() == [0, 2, 4, 1, 3, 5]
 
 
+@pytest.mark.parametrize("executor", ["serial", "thread"])
+def test_members_of_a_lazy_stack_stay_as_they_are(executor):
+    stack = TensorDict.lazy_stack([TensorDict({"k": torch.tensor(n % 2), "v": torch.tensor(n)}) for n in range(4)])
+    result = tdmap.group_by(stack, "k").map_groups(
+        lambda rows: rows.apply_(lambda tensor: tensor.fill_(9)), executor=executor
+    )
+    assert result["v"].tolist() == [9] * 4 and stack["v"].tolist() == [0, 1, 2, 3]
+
+
+def test_errors_do_not_pass_partitions_for_rows():
+    def fail(rows):
+        raise ZeroDivisionError("no")
+
+    data = TensorDict({"k": torch.arange(200) + 1000}, [200])
+    with pytest.raises(ZeroDivisionError) as caught:
+        tdmap.group_by(data, "k").map_groups(fail, num_workers=0)
+    assert "ranges of keys, not the rows of the dataset" in str(caught.value.__notes__)
+
+
 def test_a_tensorclass_keeps_its_type():
     @tensorclass
     class Sale:
