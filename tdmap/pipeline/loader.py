@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from tdmap.pipeline.planning import Plan
-from tdmap.pipeline.rounds import Context
+from tdmap.pipeline.planning import Plan, with_chunks
+from tdmap.pipeline.rounds import Context, chunk_sizes
 from tdmap.pipeline.stages import STAGES
 from tdmap.pipeline.streams import State, Stream, open_stream
 from tdmap.prefetch import prefetch_over
 from tdmap.runtime.device import open_link
 from tdmap.runtime.resources import one_thread
 
-VERSION = 1
+VERSION = 2
 
 
 class PipelineIterator(Iterator[Any]):
@@ -47,7 +47,9 @@ class PipelineIterator(Iterator[Any]):
         prefetch: int = 0,
         every: tuple[int, int] = (0, 1),
     ) -> None:
-        self._plan = plan
+        # Positions are numbers of chunks, so what a chunk is goes with them.
+        self._chunks = chunk_sizes(plan, context.chunksize)
+        self._plan = with_chunks(plan, iter(self._chunks))
         self._context = context.keeping()
         self._description = description
         self._device = device
@@ -112,11 +114,12 @@ class PipelineIterator(Iterator[Any]):
             "epoch": self._context.epoch,
             "every": list(self._every),
             "share": list(self._context.share),
+            "chunks": list(self._chunks),
             "position": self._state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, with its seed and epoch, whatever this iterator has yielded so far.
+        """Go on where `state` was taken, with its seed, epoch and chunks, whatever this iterator has yielded so far.
 
         Args:
             state: what `state_dict` gave, of an iterator of a pipeline with the same stages over as many rows.
@@ -125,18 +128,24 @@ class PipelineIterator(Iterator[Any]):
             ValueError: it is of another pipeline, or no state at all; the iterator stays as it was.
         """
         own = self.state_dict()
+        if state.get("version", VERSION) != VERSION:
+            raise ValueError(f"the state has version {state['version']}, and this library reads {VERSION}.")
         missing = [key for key in own if key not in state]
         if missing:
             raise ValueError(f"this is not a state of a pipeline: it lacks {', '.join(missing)}.")
-        if state["version"] != VERSION:
-            raise ValueError(f"the state has version {state['version']}, and this library reads {VERSION}.")
         if state["pipeline"] != own["pipeline"]:
             raise ValueError(
                 f"the state is of another pipeline:\n  it was  {state['pipeline']}\n  this is {own['pipeline']}"
             )
         if list(state["share"]) != own["share"] or list(state["every"]) != own["every"]:
             raise ValueError("the state is of another worker of a DataLoader, or of another number of them.")
+        chunks = [int(size) for size in state["chunks"]]
+        if len(chunks) != len(self._chunks):
+            raise ValueError(
+                f"the state is of {len(chunks)} sources of rows, and this pipeline has {len(self._chunks)}."
+            )
         self.close()
+        self._chunks, self._plan = chunks, with_chunks(self._plan, iter(chunks))
         self._context = self._context.starting(state["seed"], state["epoch"])
         self._begin(state["position"])
 

@@ -13,7 +13,7 @@ A stage goes as deep as it can without changing the result:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
@@ -56,6 +56,8 @@ class Head:
     """Batches before this one are left out, of all epochs together."""
     stop: int | None = None
     """And those from this one on."""
+    chunk: int | None = None
+    """Rows of a chunk, once that is settled."""
 
     @property
     def batch(self) -> Batch | None:
@@ -344,6 +346,15 @@ def heads_of(plan: Plan) -> list[Head]:
     if isinstance(plan, Both):
         return list(itertools.chain.from_iterable(map(heads_of, plan.sources)))
     return heads_of(plan.source)
+
+
+def with_chunks(plan: Plan, sizes: Iterator[int]) -> Plan:
+    """The plan with settled chunks; `sizes` are in the order of `heads_of`."""
+    if isinstance(plan, Head):
+        return replace(plan, chunk=next(sizes))
+    if isinstance(plan, Both):
+        return replace(plan, sources=(with_chunks(plan.sources[0], sizes), with_chunks(plan.sources[1], sizes)))
+    return replace(plan, source=with_chunks(plan.source, sizes))
 
 
 def leaf_row_bytes(view: View) -> int:

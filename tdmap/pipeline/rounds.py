@@ -12,9 +12,9 @@ import torch
 from tdmap._data import Data, Reader, is_dense, is_tensor_collection, narrow, tensors_of
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
-from tdmap.pipeline.planning import ENDLESS, Head, leaf_row_bytes
+from tdmap.pipeline.planning import ENDLESS, Both, Head, Local, Plan, leaf_row_bytes
 from tdmap.pipeline.rows import Picks, Table, epoch_seed
-from tdmap.pipeline.stages import Filter
+from tdmap.pipeline.stages import Batch, Filter
 from tdmap.pipeline.work import Work
 from tdmap.plan import ChunkPlan, default_chunk_size
 from tdmap.runtime.device import DeviceLink
@@ -93,10 +93,23 @@ def chunk_rows(head: Head, chunksize: int | None, batch: int | None = None) -> i
     """Rows of a chunk: a batch, what was asked for, or what fits the cache; but not less than a batch made later."""
     if head.batch is not None:
         return head.batch.size
+    if head.chunk is not None:
+        return head.chunk
     if chunksize is not None:
         return chunksize
     rows = head.view.rows or 0
     return max(default_chunk_size(rows, leaf_row_bytes(head.view) * (1 + OUTPUT_FACTOR)), batch or 1)
+
+
+def chunk_sizes(plan: Plan, chunksize: int | None, batch: int | None = None) -> list[int]:
+    """Rows of a chunk of each head, in the order of `heads_of`; `batch`: rows of the batches that are made later."""
+    if isinstance(plan, Head):
+        return [chunk_rows(plan, chunksize, batch)]
+    if isinstance(plan, Both):
+        return [size for source in plan.sources for size in chunk_sizes(source, chunksize, batch)]
+    if isinstance(plan, Local) and isinstance(plan.stage, Batch):
+        batch = plan.stage.size
+    return chunk_sizes(plan.source, chunksize, batch)
 
 
 AHEAD_BYTES = 4 << 20
