@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap._data import Data, data_row_bytes, narrow, signed_view
+from tdmap._data import Data, data_row_bytes, is_dense, narrow, signed_view
 from tdmap.api import policy_for
 from tdmap.append import append_rows
 from tdmap.bykey.index import Index, sorted_rows
@@ -33,7 +33,7 @@ from tdmap.placing import Output, SharedTensors, spill_folder, travels
 from tdmap.reducers.base import Key
 from tdmap.runtime.spill import Spill
 from tdmap.schema import Schema, take_apart
-from tensordict_lite import LazyStackedTensorDict, TensorDict, is_tensorclass
+from tensordict_lite import TensorDict, is_tensorclass
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -183,7 +183,9 @@ def _others(a: Data, b: Data, spec: KeySpec, suffix: str, indicator: str) -> Dat
         value = rest.get(name)
         if not (isinstance(value, Tensor) or len(list(value.keys())) or getattr(value, "_is_non_tensor", False)):
             continue  # there was nothing but a key in it
-        if indicator and getattr(value, "_is_non_tensor", False) and isinstance(value, LazyStackedTensorDict):
+        if indicator:
+            value = _dense(value)
+        if indicator and not is_columnar(value):  # rows without a partner would have the values of another row
             raise ValueError(
                 f"join: rows without a partner have zeros, and the entry {name!r} of the second dataset is not made of "
                 "tensors: leave it out with exclude(), or use how='inner'."
@@ -192,6 +194,22 @@ def _others(a: Data, b: Data, spec: KeySpec, suffix: str, indicator: str) -> Dat
     if indicator and (indicator in taken or indicator in found.keys()):
         raise ValueError(f"join: there is an entry {indicator!r} already: pass another indicator=.")
     return found
+
+
+def _dense(value: Data) -> Data:
+    """Lazy stacks as columns, also nested ones, where members look alike; anything else as it is."""
+    if isinstance(value, Tensor) or is_columnar(value):
+        return value
+    if not is_dense(value):
+        try:
+            found = value.contiguous()
+        except (RuntimeError, ValueError, KeyError):  # members that do not look alike
+            return value
+        if not is_dense(found):
+            return value
+        value = found
+    source = {key: _dense(entry) for key, entry in value._source.items()}
+    return value._rebuild(source, value._batch_size, value._names)
 
 
 class JoinChunk:

@@ -153,3 +153,22 @@ def test_unsigned_integers_beside_keys(dtype, monkeypatch):
         assert groups["a"].dtype == dtype and groups["a"].tolist() == [4, 1, 3, 2, 0]
     spread = TensorDict({"k": a["k"], "a": torch.arange(10).to(dtype)[::2]}, [5])  # not contiguous
     assert tdmap.sort(spread, "k", num_workers=0)["a"].tolist() == [8, 2, 6, 4, 0]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_rows_without_a_partner_have_the_values_of_no_other_row(num_workers):
+    a = TensorDict({"k": torch.tensor([1, 9, 2])}, [3])
+    b = TensorDict({"k": torch.tensor([1, 2])}, [2])
+    stack = TensorDict.lazy_stack([TensorDict({"v": torch.tensor(n), "w": {"x": torch.ones(2)}}) for n in (5, 6)])
+    b["nested"] = TensorDict({"stack": stack}, [2])
+    b["stack"] = stack
+    result = tdmap.join(a, b, "k", "left", num_workers=num_workers)
+    assert result["stack", "v"].tolist() == result["nested", "stack", "v"].tolist() == [5, 0, 6]
+    assert result["stack", "w", "x"].tolist() == [[1, 1], [0, 0], [1, 1]]
+    b["meta"] = TensorDict({"name": ["one", "two"]}, [2])
+    with pytest.raises(ValueError, match=r"'meta'.*not made of tensors"):
+        tdmap.join(a, b, "k", "left", num_workers=num_workers)
+    ragged = [TensorDict({"v": torch.zeros(n)}) for n in (5, 6)]
+    b = TensorDict({"k": b["k"], "ragged": TensorDict.lazy_stack(ragged)}, [2])
+    with pytest.raises(ValueError, match=r"'ragged'.*not made of tensors"):
+        tdmap.join(a, b, "k", "left", num_workers=num_workers)
