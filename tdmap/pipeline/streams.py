@@ -299,7 +299,6 @@ class CallStream(_Over):
             with seeded(self._seed, self._number):
                 if isinstance(self._stage, Unbatch):
                     piece = run_stages([self._stage], piece)
-                    piece = piece if piece.shape[0] else NOTHING
                 else:
                     piece = apply_stage(self._stage, piece, self.batched)
             self._number += 1

@@ -75,7 +75,8 @@ class Work:
         return {"order of rows": self.order, **stage_parts(self.stages)}
 
     def __call__(self, chunk: Data, start: int = 0) -> Any:
-        leaves = tensors_of(chunk) if self.views else []
+        # Tensors of torch's inference mode count no versions.
+        leaves = [leaf for leaf in tensors_of(chunk) if not leaf.is_inference()] if self.views else []
         before = sum(leaf._version for leaf in leaves)
         value = run_stages(self.stages, chunk)
         if sum(leaf._version for leaf in leaves) != before:
@@ -112,8 +113,8 @@ def run_stages(stages: Sequence[Stage], value: Any) -> Any:
         try:
             if isinstance(stage, (Batch, Unbatch)):
                 batched = isinstance(stage, Batch)
-                if not batched:
-                    _count(stage, value)
+                if not batched and not _count(stage, value):
+                    return NOTHING
             else:
                 value = apply_stage(stage, value, batched)
         except Exception as error:
@@ -187,7 +188,8 @@ def _map_rows(stage: MapRows, value: Any) -> Data:
 def _kept(stage: Filter, value: Any, batched: bool) -> Any:
     answer = stage.fn(value)
     if batched:
-        if np.size(answer) != 1:
+        size = answer.numel() if isinstance(answer, torch.Tensor) else np.size(answer)
+        if size != 1:
             raise ValueError(
                 f".{stage} after .batch() decides about whole batches with one bool, and returned shape "
                 f"{np.shape(answer)}. To filter rows, put it before .batch(), or after .unbatch()."

@@ -106,7 +106,8 @@ class ChunkLoop:
         self.undo: Undo | None = None
         self._guard = True
         self._skipper = Skipper(self, policy.skip) if policy.skip else None
-        self._leaves = tensors_of(reader.data)
+        # Tensors of torch's inference mode count no versions.
+        self._leaves = [leaf for leaf in tensors_of(reader.data) if not leaf.is_inference()]
         self._versions = self._version()
 
     @property

@@ -102,7 +102,9 @@ def test_the_picture_is_well_formed_and_shows_every_stage(pictures):
         pictures.pipeline().filter(is_sharp).select("image").map(lambda td: TensorDict({"o": td["image"]}, td.shape))
     )
     pipeline = left.zip(right).shuffle(1, buffer=1000).batch(32)
-    for svg in (pipeline.svg, pipeline.explain().svg, pipeline._repr_html_()):
+    explanation = pipeline.explain()
+    drawings = (pipeline.svg, pipeline._repr_svg_(), pipeline._repr_html_(), explanation.svg, explanation._repr_svg_())
+    for svg in drawings:
         root = ElementTree.fromstring(svg)
         name = "{http://www.w3.org/2000/svg}"
         texts = [element.text for element in root.iter(f"{name}text")]

@@ -20,7 +20,7 @@ def odd(td):
 
 
 def rows(pipeline, **options) -> list[int]:
-    return pipeline.collect(num_workers=0, **options)["x"].tolist()
+    return pipeline.collect(**{"num_workers": 0, **options})["x"].tolist()
 
 
 def test_every_call_returns_a_new_pipeline(data):
@@ -255,3 +255,33 @@ def test_a_key_that_is_not_there_is_an_error_at_once_while_that_is_known(data):
         data.pipeline().filter(odd).shuffle(0).select("X")
     later = data.pipeline().map(lambda td: TensorDict({"X": td["x"]}, td.batch_size)).select("X")
     assert later.collect(num_workers=0)["X"].tolist() == data["x"].tolist()
+
+
+def test_a_batch_that_loses_all_its_rows_leaves_none(data, workers):
+    def emptied(batch):
+        return batch[:0] if batch["x"][0] % 8 == 0 else batch
+
+    left = [x for x in range(40) if x // 4 % 2]
+    pipeline = data.pipeline().select("x").batch(4).map(emptied).unbatch()
+    assert rows(pipeline, **workers) == left
+    assert sorted(rows(pipeline.shuffle(0, buffer=3), **workers)) == left
+    assert rows(data.pipeline().select("x").shuffle(0, buffer=1).batch(4).map(emptied).unbatch(), **workers) == left
+    other = TensorDict({"y": torch.arange(20)}, [20]).pipeline().filter(lambda td: td["y"] >= 0)
+    zipped = pipeline.zip(other).collect(**workers)
+    assert zipped["x"].tolist() == left and zipped["y"].tolist() == list(range(20))
+
+
+def test_a_tensor_decides_about_a_batch(data, workers):
+    pipeline = data.pipeline().batch(5)
+    assert rows(pipeline.filter(lambda td: td["x"].sum() > 20), **workers) == list(range(5, 40))
+    with pytest.raises(ValueError, match="one bool"):
+        rows(pipeline.filter(lambda td: td["x"] > 20), **workers)
+
+
+def test_tensors_of_inference_mode_are_rows(workers):
+    with torch.inference_mode():
+        data = TensorDict({"x": torch.arange(6.0)}, [6])
+    assert data["x"].is_inference()
+    twice = data.pipeline().map(lambda td: td.apply(lambda x: x * 2)).collect(**workers)
+    assert twice["x"].tolist() == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+    assert tdmap.map(data, lambda td: td.apply(lambda x: x + 1), **workers)["x"].sum() == 21
