@@ -194,11 +194,14 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
     # -- several datasets ------------------------------------------------------------------------------
 
     def zip(self, other: Pipeline | Data) -> Pipeline:
-        """Entries of both, row by row. Both must have as many rows, and no entry in common."""
+        """Entries of both, row by row. Both must have as many rows, and no entry in common. Seeds: see `concat`."""
         return self._then(Zip(_pipeline(other, "zip")))
 
     def concat(self, other: Pipeline | Data) -> Pipeline:
-        """The rows of `other` after these. Both must have the same entries, dtypes and row shapes."""
+        """The rows of `other` after these. Both must have the same entries, dtypes and row shapes.
+
+        All parts draw from one seed: this pipeline's `seed=`, or if it has none, that of the first part which has one.
+        """
         return self._then(Concat(_pipeline(other, "concat")))
 
     def cache(self, path: str | os.PathLike[str]) -> Pipeline:
@@ -240,7 +243,7 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
             raise ValueError(f"prefetch must be an integer of at least 1: got {prefetch!r}.")
         target = None if device is None else resolve_device(device)
         context = self._context(dict(options), epoch, prefetch, chunksize, retries, timeout)
-        if context.seed is None and any(isinstance(stage, CALLING) for stage in self._stages):
+        if context.seed is None and self._calls:
             context = context.starting(int(torch.empty((), dtype=torch.int64).random_()), epoch)
         if target is not None and target.type == "cpu":
             target = None
@@ -254,7 +257,7 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         if place is None:
             elements = self.iter()
         else:
-            context = Context(None, self._seed)
+            context = Context(None, self._used_seed)
             plan = self._opened(context)
             share, every = loader_share(plan, *place)
             elements = PipelineIterator(plan, context.sharing(share), self.describe(), every=every)
@@ -388,6 +391,23 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
 
     # -- planning --------------------------------------------------------------------------------------
 
+    @property
+    def _others(self) -> list[Pipeline]:
+        return [stage.other for stage in self._stages if isinstance(stage, (Zip, Concat))]
+
+    @property
+    def _calls(self) -> bool:
+        """Whether a function of the user's is called, which may draw random numbers, in any part."""
+        own = any(isinstance(stage, CALLING) for stage in self._stages)
+        return own or any(other._calls for other in self._others)
+
+    @property
+    def _used_seed(self) -> int | None:
+        """The seed of all random streams: the pipeline's own, or that of the first part which has one."""
+        if self._seed is not None:
+            return self._seed
+        return next((seed for other in self._others if (seed := other._used_seed) is not None), None)
+
     def _context(
         self,
         options: dict[str, Any],
@@ -397,7 +417,7 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         retries: int,
         timeout: float | None,
     ) -> Context:
-        return running.make_context(options, self._seed, epoch, prefetch, chunksize, retries, timeout)
+        return running.make_context(options, self._used_seed, epoch, prefetch, chunksize, retries, timeout)
 
     def _plan(self, leaf_of: Callable[[Pipeline, Cache, Plan], Any]) -> Plan:
         """The plan; `leaf_of` gives what stands for a cache and the pipeline before it."""

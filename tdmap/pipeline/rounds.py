@@ -173,7 +173,11 @@ class Rounds:
                 more = view.index(context.epoch_of(later, epochs).epoch)
                 index = torch.cat([_tensor(index), _tensor(more)[: wanted - len(index)]])
         index = index[:wanted]
-        table = view.table(context.epoch_of(epoch, epochs).epoch, context.keep)
+        number = context.epoch_of(epoch, epochs).epoch
+        table = view.table(number, context.keep)
+        seed = context.seed_of(number)
+        if isinstance(table, Table) and seed is not None:
+            table.seed = derive(seed, 1 << 42)
         return _source(table, index), ChunkPlan(len(index), self.size)
 
 

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from tdmap._data import Data, data_length, is_data, is_tensor_collection, narrow, tensors_of
 from tdmap.errors import OutputMismatch
-from tdmap.pipeline.stages import Shard, Shuffle, Skip, Stage, Take
+from tdmap.pipeline.stages import CALLING, Shard, Shuffle, Skip, Stage, Take
 from tdmap.schema import Schema
-from tdmap.seeding import derive
+from tdmap.seeding import derive, preserved_generators, seed_everything
 
 Picks: TypeAlias = "range | Tensor"
 """Row numbers: a run of them, or int64 in any order."""
@@ -183,6 +183,8 @@ class Table:
     """
 
     rows: int
+    seed: int | None = None
+    """Of the random streams of the parts' functions, which run before the chunk has streams of its own."""
 
     def __init__(self, parts: list[_Part]) -> None:
         self.parts = parts
@@ -190,6 +192,20 @@ class Table:
     def read(self, rows: Picks) -> Data:
         """These rows, as a collection or a tensor in new memory."""
         raise NotImplementedError
+
+    def draw(self, rows: Picks) -> Data:
+        """`read`, with random streams that the seed and the first row decide."""
+        if self.seed is None or not len(rows) or not self.calls:
+            return self.read(rows)
+        with preserved_generators():
+            seed_everything(derive(self.seed, int(rows[0])))
+            return self.read(rows)
+
+    @property
+    def calls(self) -> bool:
+        """Whether a part calls a function of the user's."""
+        own = any(isinstance(stage, CALLING) for part in self.parts for stage in part.stages)
+        return own or any(isinstance(part.table, Table) and part.table.calls for part in self.parts)
 
     @property
     def shape(self) -> torch.Size:
@@ -211,7 +227,7 @@ class Table:
         (wanted,) = index if isinstance(index, tuple) else (index,)
         if isinstance(wanted, slice):
             return Window(self, range(self.rows)[wanted])
-        return self.read(wanted)
+        return self.draw(wanted)
 
 
 @dataclass(frozen=True)
@@ -227,11 +243,11 @@ class Window:
 
     def split(self, size: int, dim: int = 0) -> Iterator[Data]:
         """Read piece by piece."""
-        return (self.table.read(self.rows[start : start + size]) for start in range(0, len(self.rows), size))
+        return (self.table.draw(self.rows[start : start + size]) for start in range(0, len(self.rows), size))
 
     def clone(self) -> Data:
         """Read."""
-        return self.table.read(self.rows)
+        return self.table.draw(self.rows)
 
 
 class JoinedTable(Table):
