@@ -329,7 +329,7 @@ class Checksum(Reducer[int]):
         return (a + b) % (1 << 64)
 
     def finish(self, state: int) -> int:
-        return state
+        return state % (1 << 63)  # one that an int64 holds, beside other answers in a TensorDict
 
 
 def _signed(number: int) -> int:

@@ -117,6 +117,7 @@ class _Worker:
         self.loop: ChunkLoop | None = None
         self.parcels = ParcelWriter()
         self.lock: int | None = None
+        self.failed = 0
         self.residency = Residency()
         self.first_memory = anonymous_memory()
 
@@ -184,7 +185,7 @@ class _Worker:
         """Run a lease and report."""
         self.parcels.freed(message.freed)
         loop = self.loop
-        if loop is None or loop.job != message.job:
+        if loop is None or loop.job != message.job or message.job == self.failed:
             self.send(Done(message.job, message.lease, message.start, 0.0, False, None, 0))
             return
         try:
@@ -196,6 +197,7 @@ class _Worker:
                 raise EOFError from None
             tail = cause.__traceback__
             cause.__traceback__ = _user_frames(tail)
+            self.failed = message.job  # leases that wait already would change rows after the error
             self.send(Failed(message.job, message.lease, failure.chunk, pack_error(cause), loop.mutated))
             return
         finally:

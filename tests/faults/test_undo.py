@@ -174,7 +174,8 @@ def test_results_that_travel_and_changed_rows_agree(tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
         return f"{float(part[0])}"
 
-    values = list(tdmap.map_iter(x, count, num_workers=2, chunksize=2))
+    # All three deaths may befall one chunk.
+    values = list(tdmap.map_iter(x, count, num_workers=2, chunksize=2, retries=3))
     assert values == ["1.0"] * 200
     assert torch.equal(x, torch.ones(400))
 
