@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import dill
 
+from tdmap import journal as journals
 from tdmap._data import Data
 from tdmap.checkpoint import read_own
 from tdmap.job import Job
@@ -68,6 +69,8 @@ def open_output_run(output: Output, job: Job, kind: str, file: str, make: Callab
     journal, path = store.hidden / "journal", store.hidden / file
     if journal.exists() and not path.exists() and not store.is_whole:
         journal.unlink()  # somebody has removed what it was about
+    elif journal.exists() and not path.exists() and _was_lost(journal, kind):
+        make(path)
     if not journal.exists():
         output.claim()
         store.hidden.mkdir(parents=True)
@@ -76,9 +79,25 @@ def open_output_run(output: Output, job: Job, kind: str, file: str, make: Callab
         yield run
 
 
+def _was_lost(journal: Path, kind: str) -> bool:
+    """Whether the end of a run did not reach the disk before the machine went down, though what it needs is removed.
+
+    What its first job had done does not count any more, then. A journal that cannot be read is removed.
+    """
+    contents = journals.read(journal)
+    if contents is None:
+        journal.unlink()
+        return False
+    if contents.header["identity"]["kind"] != kind or contents.is_complete(journals.boot_number()):
+        return False
+    journals.create(journal, contents.header)  # another run is still told from this one
+    return True
+
+
 def forget(run: Run) -> None:
     """Remove what the first job has left: the run is over."""
-    for path in [*run.folder.glob(f"{SPILL}*"), run.folder / PIECES, run.folder / MASK]:
+    # What names others goes first: were the machine to go down, nobody would look for them.
+    for path in [run.folder / PIECES, run.folder / MASK, *run.folder.glob(f"{SPILL}*")]:
         path.unlink(missing_ok=True)
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import tdmap
+from tdmap import journal
 from tdmap.errors import AlreadyComplete, ResumeMismatch
 from tdmap.rowlog import _record, read_records
 from tensordict_lite import TensorDict
@@ -267,6 +268,30 @@ def test_a_nested_output_whose_publishing_was_interrupted_is_gone_on_with(name, 
     assert bits(run(data, out)) == bits(TensorDict.load_memmap(tmp_path / "wanted"))
     assert contents(out) == contents(tmp_path / "wanted")
     assert {path.name for path in (out / ".tdmap").iterdir()} == {"journal", "lock", "errors.jsonl"}
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("name", PUBLISHERS)
+def test_a_run_whose_end_was_lost_with_the_machine_is_done_again(name, durable, tmp_path, monkeypatch):
+    data, run, out = nested(make()), PUBLISHERS[name], tmp_path / "out"
+    wanted = bits(run(data, tmp_path / "wanted"))
+    monkeypatch.setattr("tdmap.journal.Helper.finish", lambda helper: None)  # it did not get to the disk
+    run(data, out)
+    path = out / ".tdmap" / "journal"
+    log = journal.read(path)
+    if durable:  # the chunks did, and the end did not
+        end = next(number for number, record in enumerate(log.records) if record.type is journal.Type.COMPLETE)
+        with open(path, "ab") as file:
+            file.write(journal.Record(journal.Type.DURABLE, log.position(end), session=1).pack())
+    boot = journal.boot_number() + 1
+    monkeypatch.setattr("tdmap.journal.boot_number", lambda: boot)
+    if name != "map":
+        with pytest.raises(ResumeMismatch):
+            PUBLISHERS["flat_map" if name == "filter" else "filter"](data, out)
+    assert bits(run(data, out)) == wanted == bits(TensorDict.load_memmap(out))
+    assert contents(out) == contents(tmp_path / "wanted")
+    with pytest.warns(AlreadyComplete):
+        assert bits(run(data, out)) == wanted
 
 
 def test_zeros_at_the_end_of_the_pieces_are_no_record(tmp_path):
