@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from torch import Tensor
 from tdmap._data import Data, is_data
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.execution import Execution
+from tdmap.hidden import open_file
 from tdmap.job import Job, Policy, Source, function_name
 from tdmap.placing import Output, Places, Step, spill_folder
 from tdmap.plan import ChunkPlan
@@ -200,8 +202,7 @@ class PlacePieces(Step):
             with self.places.opened() as targets:
                 for row, rows, file, offset, piece_rows, skip in tasks.tolist():
                     if file not in sources:
-                        path = self.spill.folder / self.files[file]
-                        sources[file] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                        sources[file] = open_file(self.spill.folder / self.files[file])
                     self._place(sources[file], targets, row, rows, offset, piece_rows, skip)
         finally:
             for fd in sources.values():
@@ -274,7 +275,7 @@ def place_pieces(pieces: Sequence[Piece], schema: Schema, spill: Spill, output: 
 def append_rows(
     data: Data,
     fn: Callable[..., Any],
-    out: Data | str | os.PathLike[str] | None,
+    out: Data | str | os.PathLike[str] | Output | None,
     execution: Execution,
     plan: ChunkPlan,
     policy: Policy | None = None,
@@ -314,21 +315,17 @@ def append_rows(
         OSError: there is no room for the rows, or for the intermediate ones; names the folder.
         Exception: as `tdmap.map`.
     """
-    output = Output(out, data)
+    output = Output.of(out, data)
     job = Job(Source(data, order), plan, fn, policy or Policy(), on_row_error=on_row_error)
     if resume:
         return _append_resumable(job, output, execution, empty)
-    output.claim()
-    try:
+    with output.claimed(f"flat_map({job.name})"):
         with Spill(spill_folder(output, spill_dir)) as spill:
             pieces = Pieces(output.check)
             if plan.length:
                 execution.run(replace(job, fn=SpillRows(fn, spill)), pieces)
             _place_all(job, pieces, empty, spill, output, execution)
         return output.result()
-    except BaseException:
-        output.discard()
-        raise
 
 
 def _append_resumable(job: Job, output: Output, execution: Execution, empty: Schema | None) -> Data:
@@ -338,9 +335,10 @@ def _append_resumable(job: Job, output: Output, execution: Execution, empty: Sch
         if run.is_complete:
             forget(run)
             return output.store.publish()
-        spill, pieces = Spill(run.folder, prefix=SPILL), Pieces(output.check)
+        prefix = f"{SPILL}{secrets.token_hex(4)}-"  # nobody knows the names before
+        spill, pieces = Spill(run.folder, prefix), Pieces(output.check)
         if job.plan.length:
-            log = PieceLog(run, pieces)
+            log = PieceLog(run, pieces, job.fn)
             try:
                 execution.run(replace(job, fn=SpillRows(job.fn, spill)), pieces, log)
             finally:

@@ -330,7 +330,7 @@ def open_dataset(path: Path) -> Any:
     if not path.is_dir():
         refuse(f"{path} is a file; a dataset is a folder with a meta.json")
     if not (path / "meta.json").exists():
-        from tdmap.store import HIDDEN
+        from tdmap.hidden import HIDDEN
 
         if (path / HIDDEN / "journal").exists():
             refuse(

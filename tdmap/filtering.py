@@ -96,17 +96,13 @@ def filter(
         return _filter_resumable(job, output, execution)
     source = SourceRows(data)
     output.check(source.schema, 0)
-    output.claim()
-    try:
+    with output.claimed(f"filter({job.name})"):
         with Spill(spill_folder(output, spill_dir)) as spill:
             mask = new_file(spill.folder / MASK, plan.length).view(torch.bool)
             if plan.length:
                 execution.run(job, Preallocated(mask))
             copy_selected(data, source, mask, output, execution)
         return output.result()
-    except BaseException:
-        output.discard()
-        raise
 
 
 def _filter_resumable(job: Job, output: Output, execution: Execution) -> Data:

@@ -50,7 +50,7 @@ METHODS = ("gather", "scatter")
 def permute(
     data: Data,
     order: Tensor,
-    out: Data | str | os.PathLike[str] | None = None,
+    out: Data | str | os.PathLike[str] | Output | None = None,
     execution: Execution | None = None,
     *,
     method: str | None = None,
@@ -90,9 +90,9 @@ def permute(
     if method is not None and method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, or None: got {method!r}.")
     order = check_order(data, order)
-    output = Output(out, data)
-    output.claim()
-    try:
+    output = Output.of(out, data)
+    output.refuse_hidden_key(data)
+    with output.claimed("permute"):
         source = SourceRows(data)
         row_bytes = source.schema.row_bytes
         places = output.open(source.schema, len(order), source.objects_at(order))
@@ -109,9 +109,6 @@ def permute(
                 shared = SharedTensors(source.tensors, travels(execution))
                 scatter_rows(shared, order, places, row_bytes, execution, spill)
         return output.result()
-    except BaseException:
-        output.discard()
-        raise
 
 
 def check_order(data: Data, order: Any) -> Tensor:

@@ -29,7 +29,7 @@ from tdmap.runtime.packing import Arena
 from tdmap.runtime.residency import Residency
 from tdmap.runtime.shm import shared_region
 from tdmap.schema import Field, KeyPath, Schema, key_name, take_apart
-from tdmap.store import OutputFolder
+from tdmap.store import OutputFolder, require_room_for_hidden
 from tensordict_lite.errors import DatasetError
 
 
@@ -153,7 +153,7 @@ class Output:
     """Where the rows of an operation go: new shared memory, a new folder, or a dataset that there is.
 
     Args:
-        out: None, the path of a folder, or a tensor or collection.
+        out: None, a folder or its path, or a tensor or collection.
         source: the dataset that is read.
 
     Raises:
@@ -162,14 +162,14 @@ class Output:
         TypeError: `out` is none of these.
     """
 
-    def __init__(self, out: Data | str | os.PathLike[str] | None, source: Data) -> None:
+    def __init__(self, out: Data | str | os.PathLike[str] | OutputFolder | None, source: Data) -> None:
         self.store: OutputFolder | None = None
         self.given: Data | None = None
         self._made: Data | None = None
         self._staged = False
         self._rows = 0
-        if isinstance(out, (str, os.PathLike)):
-            self.store = OutputFolder(out)
+        if isinstance(out, (str, os.PathLike, OutputFolder)):
+            self.store = OutputFolder.of(out)
             folder = folder_of(source)
             if folder is not None and folder == self.store.path:
                 raise FileExistsError(f"{folder} is the folder of the data: choose another one for the result.")
@@ -179,20 +179,32 @@ class Output:
             require_apart(source, out)
             self.given = out
 
-    def claim(self) -> None:
-        """Make sure that a new dataset can be put into the folder, and remove what a killed run has left there."""
+    @staticmethod
+    def of(out: Data | str | os.PathLike[str] | Output | None, source: Data) -> Output:
+        """The output that `out=` stands for; one that an operation has claimed already stays what it is."""
+        return out if isinstance(out, Output) else Output(out, source)
+
+    @contextlib.contextmanager
+    def claimed(self, call: str, resume: bool = False) -> Iterator[None]:
+        """Be the only one who writes the folder, if it is one (see `OutputFolder.claimed`)."""
+        with contextlib.nullcontext() if self.store is None else self.store.claimed(call, resume=resume):
+            yield
+
+    def refuse_hidden_key(self, data: Data) -> None:
+        """Raise OutputMismatch when the rows of a dataset cannot be put into the folder, for want of a free name."""
         if self.store is not None:
-            self.store.require_free(None)
-            self.store.discard()
+            require_room_for_hidden(data)
 
     def check(self, schema: Schema, rows: int) -> None:
         """Raise OutputMismatch unless results of this schema, and so many rows, fit the output."""
         out = self.given
-        if self.store is not None and isinstance(schema.skeleton, Tensor):
-            raise OutputMismatch(
-                "out is a folder, which holds a collection, and the rows are a tensor: use TensorDict({'x': ...}), or "
-                "pass a tensor as out."
-            )
+        if self.store is not None:
+            if isinstance(schema.skeleton, Tensor):
+                raise OutputMismatch(
+                    "out is a folder, which holds a collection, and the rows are a tensor: use TensorDict({'x': ...}), "
+                    "or pass a tensor as out."
+                )
+            require_room_for_hidden(schema.skeleton)
         if out is None:
             return
         if isinstance(out, Tensor) is not isinstance(schema.skeleton, Tensor):
@@ -266,18 +278,16 @@ class Output:
             RowWriter(self.given, ChunkPlan(self._rows, self._rows), exact=False).write(rows, self._made)
         return self.given if self.given.shape[0] == self._rows else rows
 
-    def discard(self) -> None:
-        """Remove a folder that was begun."""
-        if self.store is not None:
-            self.store.discard()
-
 
 def spill_folder(output: Output, spill_dir: str | os.PathLike[str] | None) -> Path | None:
-    """Where intermediate files go: a new folder in `spill_dir`, one within a new output, or None for the default."""
+    """Where intermediate files go: a new folder in `spill_dir`, one within a new output, or None for the default.
+
+    Nobody else can look into it, or know its name before.
+    """
     if spill_dir is not None:
         os.makedirs(spill_dir, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix="tdmap-spill-", dir=spill_dir))
-    return None if output.store is None else output.store.hidden / "spill"
+    return None if output.store is None else Path(tempfile.mkdtemp(prefix="spill-", dir=output.store.hidden))
 
 
 def travels(execution: Execution) -> bool:

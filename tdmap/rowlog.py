@@ -13,30 +13,34 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import dill
-
 from tdmap import journal as journals
 from tdmap._data import Data
-from tdmap.checkpoint import read_own
+from tdmap._warn import warn_user
+from tdmap.errors import SerializationError
+from tdmap.hidden import exists, open_file, read, remove, remove_tree
 from tdmap.job import Job
 from tdmap.journal import merge_ranges
 from tdmap.placing import Output
+from tdmap.plaindata import dump, load, modules_of
 from tdmap.resume import Run, files_of, open_run
+from tdmap.runtime.resources import available_memory
 from tdmap.runtime.skipfile import SkipFile
+from tdmap.schema import Schema
 
 if TYPE_CHECKING:
-    from tdmap.append import Pieces
+    from tdmap.append import Piece, Pieces
 
 APPEND, FILTER = "append", "filter"
 """Kinds of runs."""
+
+_CALLS = {APPEND: "flat_map", FILTER: "filter"}
 
 SPILL, PIECES, MASK = "spill-", "pieces", "mask"
 """Names in the hidden folder."""
@@ -66,17 +70,18 @@ def open_output_run(output: Output, job: Job, kind: str, file: str, make: Callab
     store = output.store
     if store is None:
         raise ValueError("resume=True keeps its journal in the folder of the result: pass out=a folder.")
-    journal, path = store.hidden / "journal", store.hidden / file
-    if journal.exists() and not path.exists() and not store.is_whole:
-        journal.unlink()  # somebody has removed what it was about
-    elif journal.exists() and not path.exists() and _was_lost(journal, kind):
-        make(path)
-    if not journal.exists():
-        output.claim()
-        store.hidden.mkdir(parents=True)
-        make(path)
-    with open_run(store.hidden, job, kind, [str(path)]) as run:
-        yield run
+    with output.claimed(f"{_CALLS[kind]}({job.name})", resume=True):
+        path = store.hidden / file
+        if store.has_journal and not exists(path):
+            if not store.is_whole:
+                remove(store.hidden / "journal")  # somebody has removed what it was about
+            elif _was_lost(store.hidden / "journal", kind):
+                make(path)
+        if not store.has_journal:
+            store.begin_anew()
+            make(path)
+        with open_run(store.hidden, job, kind, [str(path)]) as run:
+            yield run
 
 
 def _was_lost(journal: Path, kind: str) -> bool:
@@ -86,7 +91,7 @@ def _was_lost(journal: Path, kind: str) -> bool:
     """
     contents = journals.read(journal)
     if contents is None:
-        journal.unlink()
+        remove(journal)
         return False
     if contents.header["identity"]["kind"] != kind or contents.is_complete(journals.boot_number()):
         return False
@@ -98,7 +103,7 @@ def forget(run: Run) -> None:
     """Remove what the first job has left: the run is over."""
     # What names others goes first: were the machine to go down, nobody would look for them.
     for path in [run.folder / PIECES, run.folder / MASK, *run.folder.glob(f"{SPILL}*")]:
-        path.unlink(missing_ok=True)
+        remove_tree(path)
 
 
 def finish_run(run: Run, output: Output, rows: int) -> Data:
@@ -123,16 +128,19 @@ class PieceLog:
     Args:
         run: the run.
         pieces: the sink; gets the pieces of chunks that an earlier session has done.
+        fn: the function of the job. Objects among the rows may be of classes of its module.
     """
 
-    def __init__(self, run: Run, pieces: Pieces) -> None:
+    def __init__(self, run: Run, pieces: Pieces, fn: Any) -> None:
         self.run = run
         self.pieces = pieces
         self._path = run.folder / PIECES
+        self._warned = False
         self._pending: list[tuple[int, int]] = []
         self._next = time.monotonic() + SECONDS
-        records, length = read_records(self._path)
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._modules = modules_of(fn)
+        records, length = read_records(self._path, self._modules)
+        self._fd = open_file(self._path, os.O_WRONLY | os.O_APPEND)
         os.ftruncate(self._fd, length)
         self._restore(records)
 
@@ -164,33 +172,54 @@ class PieceLog:
 
     def flush(self) -> None:
         """Write the pieces of the chunks that were done."""
-        data = b"".join(_record(start, stop, self.pieces.of(start, stop)) for start, stop in self._pending)
+        data = b"".join(self._record(start, stop) for start, stop in self._pending)
         self._pending.clear()
         while data:
             data = data[os.write(self._fd, data) :]
 
+    def _record(self, start: int, stop: int) -> bytes:
+        try:
+            return pack_record(start, stop, self.pieces.of(start, stop), self._modules)
+        except SerializationError as error:
+            if not self._warned:
+                self._warned = True
+                warn_user(
+                    f"chunks whose rows hold such objects are done again when this run is interrupted: {error}",
+                )
+            return b""
+
     def close(self) -> None:
         """Write what is left."""
-        self.flush()
+        if self.run.journal is not None and self.run.journal.is_mine:
+            self.flush()
         os.close(self._fd)
         flush_journal(self.run)
 
 
-def _record(start: int, stop: int, values: tuple[Any, ...]) -> bytes:
-    try:
-        body = pickle.dumps((start, stop, values), pickle.HIGHEST_PROTOCOL)
-    except Exception:  # classes that are local to a function: dill knows how
-        body = dill.dumps((start, stop, values))
+def pack_record(start: int, stop: int, values: tuple[Any, ...], modules: Collection[str]) -> bytes:
+    """The pieces of the chunks `start..stop` as a record.
+
+    Raises:
+        SerializationError: their rows hold objects that are no data.
+    """
+    plain = [None if pieces is None else [_plain(piece) for piece in pieces] for pieces in values]
+    body = dump([start, stop, plain], modules)
     return _HEAD.pack(len(body), zlib.crc32(body)) + body
 
 
-def read_records(path: Path) -> tuple[list[tuple[int, int, tuple[Any, ...]]], int]:
+def _plain(piece: Piece) -> list[Any]:
+    return [*piece[:5], None if piece.schema is None else piece.schema.skeleton]
+
+
+def read_records(path: Path, modules: Collection[str]) -> tuple[list[tuple[int, int, tuple[Any, ...]]], int]:
     """The records in a file of pieces, and where the last whole one ends.
 
+    Records that cannot be read as pieces count as if they were not there: their chunks are done again.
+
     Raises:
-        PermissionError: the file belongs to another user.
+        UntrustedFile: the file is not this library's, or not the caller's.
     """
-    data, at = read_own(path), 0
+    data, at = memoryview(read(path, available_memory() // 2) or b""), 0
     records = []
     while at + _HEAD.size <= len(data):
         length, crc = _HEAD.unpack_from(data, at)
@@ -198,6 +227,30 @@ def read_records(path: Path) -> tuple[list[tuple[int, int, tuple[Any, ...]]], in
         # Without a length: zeros, which a file may end in when the machine went down. They are their own CRC.
         if not length or len(body) < length or zlib.crc32(body) != crc:
             break
-        records.append(dill.loads(body))
+        with contextlib.suppress(ValueError):
+            records.append(_unpack_record(body, modules))
         at += _HEAD.size + length
     return records, at
+
+
+def _unpack_record(body: memoryview, modules: Collection[str]) -> tuple[int, int, tuple[Any, ...]]:
+    from tdmap.append import Piece
+
+    def piece_of(rows: Any, digest: Any, file: Any, offset: Any, objects: Any, skeleton: Any) -> Piece:
+        if not all(type(number) is int and number >= 0 for number in (rows, digest, offset)):
+            raise ValueError("numbers are missing")
+        if type(file) is not str or (file and (os.path.basename(file) != file or not file.startswith(SPILL))):
+            raise ValueError(f"{file!r} is no file of this folder")
+        schema = None if skeleton is None else Schema(skeleton)
+        if type(objects) is not dict or (schema is not None and schema.digest != digest):
+            raise ValueError("rows are not as they were described")
+        return Piece(rows, digest, file, offset, objects, schema)
+
+    try:
+        start, stop, values = load(body, modules)
+        found = tuple(None if pieces is None else tuple(piece_of(*piece) for piece in pieces) for pieces in values)
+    except (TypeError, AttributeError) as error:
+        raise ValueError("not a record of pieces") from error
+    if type(start) is not int or type(stop) is not int or stop - start != len(found):
+        raise ValueError("not a record of pieces")
+    return start, stop, found

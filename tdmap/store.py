@@ -1,5 +1,6 @@
-"""A dataset that is being made in a folder, out of sight until it is whole.
+"""A dataset that is being made in a folder, out of sight until it is whole, by one call at a time.
 
+    out/.tdmap/lock     held by the call that makes it (see `folderlock`)
     out/.tdmap/data/    the dataset while the run goes on
     out/.tdmap/moving   says that it is over, and that its files are on their way
     out/                where they are moved, `meta.json` last
@@ -12,16 +13,20 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
+from tdmap import hidden
 from tdmap._data import Data, TensorDict
+from tdmap.errors import OutputMismatch
+from tdmap.folderlock import HELD, LOCK, FolderLock, locked, refuse_writers
+from tdmap.hidden import HIDDEN
 
-HIDDEN = ".tdmap"
 META = "meta.json"
 
 
 class OutputFolder:
-    """The folder that a map writes its results to.
+    """The folder that an operation writes its results to.
 
     Args:
         path: the folder; it need not exist.
@@ -32,34 +37,106 @@ class OutputFolder:
         self.hidden = self.path / HIDDEN
         self._data = self.hidden / "data"
         self._moving = self.hidden / "moving"
+        self._lock: FolderLock | None = None
+
+    @staticmethod
+    def of(out: str | os.PathLike[str] | OutputFolder) -> OutputFolder:
+        """The folder of a path; one that an operation has claimed already stays what it is."""
+        return out if isinstance(out, OutputFolder) else OutputFolder(out)
+
+    @contextlib.contextmanager
+    def claimed(self, call: str, source: Path | None = None, resume: bool = False) -> Iterator[None]:
+        """Be the only one who writes here. Within another claim of this object it does nothing.
+
+        What a killed run has left is removed first, and what was begun when the block raises. Both stay with `resume`.
+
+        Args:
+            call: what others are told, such as `map(double)`.
+            source: the folder of the data that is read.
+            resume: an unfinished run may be here, and may be gone on with.
+
+        Raises:
+            FolderInUse: somebody else writes it; says who.
+            FileExistsError: it holds something else, or is no folder.
+        """
+        if self._lock is not None:
+            yield
+            return
+        with self._refusing_writers():  # before anything is made
+            self._require_free(source, resume)
+        with locked(self.path, call) as lock:
+            self._require_free(source, resume)
+            self._lock = lock
+            try:
+                if not self._goes_on(resume):
+                    self._discard()
+                yield
+            except BaseException:
+                if not resume:
+                    self._discard()
+                raise
+            finally:
+                self._lock = None
+
+    @contextlib.contextmanager
+    def _refusing_writers(self) -> Iterator[None]:
+        try:
+            yield
+        except FileExistsError:
+            if not self.is_whole:  # what is in the way may be somebody's who is at work
+                refuse_writers(self.path)
+            raise
+
+    def begin_anew(self) -> None:
+        """Forget the run that is here: what it was about has been removed.
+
+        Raises:
+            FileExistsError: there is something else.
+        """
+        hidden.remove(self.hidden / "journal")
+        self._require_free(None, False)
+        self._discard()
 
     @property
     def is_whole(self) -> bool:
         """Whether the folder holds a dataset."""
         return (self.path / META).exists()
 
-    def require_free(self, source: str | None) -> None:
-        """Raise FileExistsError unless a new dataset can be put here."""
-        if source is not None and os.path.abspath(source) == str(self.path):
+    @property
+    def has_journal(self) -> bool:
+        """Whether a run that can be gone on with has been begun here."""
+        return hidden.exists(self.hidden / "journal")
+
+    def _goes_on(self, resume: bool) -> bool:
+        return resume and self.has_journal
+
+    def _require_free(self, source: Path | None, resume: bool) -> None:
+        """Raise FileExistsError unless a new dataset can be put here, or an unfinished run gone on with."""
+        if source is not None and source == self.path:
             raise FileExistsError(f"{self.path} is the folder of the data: to change it in place, pass out=data.")
+        if os.path.lexists(self.path) and not self.path.is_dir():
+            raise FileExistsError(f"{self.path} is a file, and a dataset is a folder: choose another path.")
+        if self._goes_on(resume):
+            return
         if self.is_whole:
             raise FileExistsError(
                 f"{self.path} holds a dataset already: choose another folder, or remove that one. "
                 "An output that is to be overwritten is loaded and passed as out=."
             )
-        if (self.hidden / "journal").exists():
+        if self.has_journal:
             raise FileExistsError(
                 f"{self.path} holds an unfinished run: pass resume=True to go on with it, or remove the folder."
             )
-        others = [name for name in os.listdir(self.path) if name != HIDDEN] if self.path.is_dir() else []
+        others = self._others()
         if others:
-            raise FileExistsError(
-                f"{self.path} is not empty ({', '.join(sorted(others)[:3])}...): choose a folder of its own."
-            )
+            raise FileExistsError(f"{self.path} is not empty ({', '.join(others[:3])}...): choose a folder of its own.")
+
+    def _others(self) -> list[str]:
+        return sorted(name for name in os.listdir(self.path) if name != HIDDEN) if self.path.is_dir() else []
 
     def load(self) -> Data | None:
         """The dataset, whole or begun; None when there is neither. One that was being moved to its place gets there."""
-        if self._moving.exists():
+        if hidden.exists(self._moving):
             return self.publish()
         for folder in (self.path, self._data):
             if (folder / META).exists():
@@ -67,33 +144,64 @@ class OutputFolder:
         return None
 
     def create(self, example: Data) -> Data:
-        """Files for a dataset with the schema of `example`, zeroed and reserved."""
-        self._moving.unlink(missing_ok=True)  # what was on its way is made anew
-        shutil.rmtree(self._data, ignore_errors=True)
-        self.hidden.mkdir(parents=True, exist_ok=True)
+        """Files for a dataset with the schema of `example`, zeroed and reserved.
+
+        Raises:
+            OutputMismatch: it has an entry whose folder would be the hidden one.
+        """
+        require_room_for_hidden(example)
+        hidden.remove(self._moving)  # what was on its way is made anew
+        hidden.remove_tree(self._data)
         return example.memmap_like(self._data)
 
     def publish(self) -> Data:
-        """Move a finished dataset to its place, and open it there. May be repeated after an interruption."""
+        """Move a finished dataset to its place, and open it there. May be repeated after an interruption.
+
+        Raises:
+            FileExistsError: somebody has put something else there meanwhile; the result is where it was made.
+        """
         if (self._data / META).exists():
-            self._moving.touch()  # from now on, neither folder holds a dataset until it is done
+            if not hidden.exists(self._moving):
+                self._require_nothing_else()
+                # From now on, neither folder holds a dataset until it is done.
+                os.close(hidden.open_file(self._moving, os.O_WRONLY | os.O_CREAT))
             (self.path / META).unlink(missing_ok=True)  # of the same run, which was interrupted and has made it anew
             for name in sorted(os.listdir(self._data)):
                 if name != META:
                     target = self.path / name
-                    if target.is_dir():  # of the same run, too: `require_free` has found nothing of anybody else's
+                    if target.is_dir() and not target.is_symlink():  # of the same run, too
                         shutil.rmtree(target)
                     os.replace(self._data / name, target)
             os.replace(self._data / META, self.path / META)
-        if self._moving.exists():
-            shutil.rmtree(self._data, ignore_errors=True)
-            self._moving.unlink()
-            with contextlib.suppress(OSError):  # a journal keeps it
-                self.hidden.rmdir()
+        if hidden.exists(self._moving):
+            hidden.remove_tree(self._data)
+            hidden.remove(self._moving)
         return TensorDict.load_memmap(self.path)
 
-    def discard(self) -> None:
-        """Remove what an unfinished run that cannot be resumed has left."""
-        shutil.rmtree(self.hidden, ignore_errors=True)
-        if self.path.is_dir() and not os.listdir(self.path):
-            self.path.rmdir()
+    def _require_nothing_else(self) -> None:
+        others = self._others()
+        if others and not self.has_journal:
+            raise FileExistsError(
+                f"{self.path} was empty when the run began, and now holds {', '.join(others[:3])}: nothing of that was "
+                f"touched. Move it away, or give another folder."
+            )
+
+    def _discard(self) -> None:
+        """Remove what an unfinished run that cannot be resumed has left; nothing of anybody who holds the lock."""
+        if self._lock is None or not self._lock.is_mine:
+            return
+        with contextlib.suppress(FileNotFoundError):  # somebody has removed it all
+            for name in os.listdir(self.hidden):
+                if name not in (LOCK, HELD):
+                    hidden.remove_tree(self.hidden / name)
+
+
+def require_room_for_hidden(data: Data) -> None:
+    """Raise OutputMismatch when an entry of a dataset would lie in its hidden folder."""
+    if not hasattr(data, "_source") or type(data._source) is not dict or HIDDEN not in data._source:
+        return
+    if not hasattr(data._source[HIDDEN], "data_ptr"):  # a tensor lies in a file of another name
+        raise OutputMismatch(
+            f"the entry {HIDDEN!r} would lie in the folder {HIDDEN}, where the state of runs is kept: give it another "
+            "name (rename_key_), or keep the result in memory (out=None)."
+        )

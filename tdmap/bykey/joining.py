@@ -102,18 +102,22 @@ def join(
     execution = Execution.of(**options)
     policy = policy_for(None, None, retries, timeout, undo=False)
     ours, theirs = _keys(on)
-    left, right = _comparable(
-        prepare(a, ours, "join", execution, dropna=True), prepare(b, theirs, "join", execution, dropna=True)
-    )
-    named = indicator if how == "left" else ""
-    others = _others(a, b, theirs, suffix, named)
-    with Spill(spill_folder(Output(None, a), spill_dir)) as spill:
-        index = sorted_rows(right, spill, execution, policy, chunksize=None, with_words=True)
-        fn = JoinChunk(tuple(a.keys()), left.reader, index, others, travels(execution), named)
-        length = int(a.shape[0])
-        plan = plan_rows(length, data_row_bytes(left.data, length), chunksize)
-        crew = light(execution, 0) if plan.num_chunks <= 1 else execution
-        return append_rows(left.data, fn, out, crew, plan, policy, spill_dir=spill_dir, empty=fn.schema_of(left.data))
+    output = Output(out, a)
+    output.refuse_hidden_key(a)
+    with output.claimed("join"):
+        left, right = _comparable(
+            prepare(a, ours, "join", execution, dropna=True), prepare(b, theirs, "join", execution, dropna=True)
+        )
+        named = indicator if how == "left" else ""
+        others = _others(a, b, theirs, suffix, named)
+        with Spill(spill_folder(Output(None, a), spill_dir)) as spill:
+            index = sorted_rows(right, spill, execution, policy, chunksize=None, with_words=True)
+            fn = JoinChunk(tuple(a.keys()), left.reader, index, others, travels(execution), named)
+            length = int(a.shape[0])
+            plan = plan_rows(length, data_row_bytes(left.data, length), chunksize)
+            crew = light(execution, 0) if plan.num_chunks <= 1 else execution
+            empty = fn.schema_of(left.data)
+            return append_rows(left.data, fn, output, crew, plan, policy, spill_dir=spill_dir, empty=empty)
 
 
 def _check(a: Data, b: Data, how: str, out: Any) -> None:

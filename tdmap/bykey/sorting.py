@@ -72,12 +72,13 @@ def sort(
     execution = Execution.of(**options)
     policy = policy_for(None, None, retries, timeout, undo=False)
     require_rows(data, "sort")
-    output = Output(out, data)
-    output.claim()
-    keyed = prepare(data, spec, "sort", execution, dropna=False, descending=_directions(descending, spec))
-    with Spill(spill_folder(Output(None, data), spill_dir)) as spill:
-        index = sorted_rows(keyed, spill, execution, policy, chunksize=chunksize, with_words=False)
-        return permute(data, index.rows, out, execution, spill_dir=spill_dir)
+    output, directions = Output(out, data), _directions(descending, spec)
+    output.refuse_hidden_key(data)
+    with output.claimed("sort"):
+        keyed = prepare(data, spec, "sort", execution, dropna=False, descending=directions)
+        with Spill(spill_folder(Output(None, data), spill_dir)) as spill:
+            index = sorted_rows(keyed, spill, execution, policy, chunksize=chunksize, with_words=False)
+            return permute(data, index.rows, output, execution, spill_dir=spill_dir)
 
 
 def _directions(descending: bool | Sequence[bool], spec: KeySpec) -> tuple[bool, ...]:

@@ -45,6 +45,7 @@ from tdmap.pipeline.stages import (
 from tdmap.pipeline.torchloader import for_loader, loader_share, worker_place
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.runtime.device import Device, resolve_device
+from tdmap.store import OutputFolder
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -289,7 +290,11 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
             OutputMismatch: `out` has too few rows, or others than the pipeline's.
         """
         context = self._context(dict(options), 0, None, chunksize, retries, timeout)
-        return running.write(self._opened(context), context, out, resume)
+        if not isinstance(out, (str, os.PathLike)):
+            return running.write(self._opened(context), context, out, resume)
+        store = OutputFolder(out)
+        with store.claimed("Pipeline.write", resume=resume):  # before the caches are written
+            return running.write(self._opened(context), context, store, resume)
 
     def reduce(
         self,

@@ -22,6 +22,7 @@ from tdmap.reducers.base import Reducer
 from tdmap.reduction import FoldChunk
 from tdmap.resumable import map_to_files, map_to_folder
 from tdmap.sinks import Collect, Fold, Gather, Preallocated
+from tdmap.store import OutputFolder
 
 
 def check_ends(plan: Plan) -> None:
@@ -153,22 +154,23 @@ def _dry_stages(stages: tuple[Stage, ...], value: Any) -> Any:
 # -- write ---------------------------------------------------------------------------------------------
 
 
-def write(plan: Plan, context: Context, out: Data | str | os.PathLike[str], resume: bool) -> Data:
+def write(plan: Plan, context: Context, out: Data | str | os.PathLike[str] | OutputFolder, resume: bool) -> Data:
     """All rows into a folder, or into rows that exist already."""
     check_ends(plan)
     if is_data(out):
         return _write_into(plan, context, out, resume)
-    if not isinstance(out, (str, os.PathLike)):
+    if not isinstance(out, (str, os.PathLike, OutputFolder)):
         raise TypeError(f".write() takes the path of a folder, or a dataset to write into: got a {type(out).__name__}.")
+    store = OutputFolder.of(out)
     if keeps_rows(plan):
         assert isinstance(plan, Head) and context.execution is not None
         job = one_job(plan, context)
         if job.plan.length == 0:
             job = replace(job, source=replace(job.source, data=no_rows(plan), order=None))
-        return map_to_folder(job, out, resume, context.execution.run)
+        return map_to_folder(job, store, resume, context.execution.run)
     from tdmap.pipeline.growing import write_growing
 
-    return write_growing(plan, context, out, resume)
+    return write_growing(plan, context, store, resume)
 
 
 def _write_into(plan: Plan, context: Context, out: Data, resume: bool) -> Data:

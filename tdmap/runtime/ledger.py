@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from tdmap._data import Data, map_file, tensors_of
+from tdmap.hidden import NO_LOCKS, open_file, remove, remove_tree
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.shm import ALIGNMENT, align
 from tdmap.runtime.skipfile import NAME as SKIPPED
@@ -103,7 +104,7 @@ class Ledger:
 
         count = 0
         for path in sorted(self.folder.glob("undo-*")):
-            if path.stat().st_size == self._layout()[1]:
+            if path.lstat().st_size == self._layout()[1]:
                 room = self._room(path)
                 assert room.mark is not None
                 chunk = int(room.mark[0]) - 1
@@ -111,34 +112,41 @@ class Ledger:
                     with torch.no_grad():
                         Undo(self.data, self.plan, room).restore(chunk)
                     count += 1
-        for path in self.folder.glob("undo-*"):
-            path.unlink()
+        self._forget_undo()
         return count
 
     def restart(self, done: list[tuple[int, int]]) -> None:
         """Take only these chunks for done, and leave all rows as they are now."""
-        for path in self.folder.glob("undo-*"):
-            path.unlink()
+        self._forget_undo()
         self.done.zero_()
         for start, stop in done:
             self.done[start:stop] = 1
 
     def forget(self) -> None:
         """The run is over: remove its files."""
-        for path in [*self.folder.glob("undo-*"), self.folder / "done"]:
-            path.unlink(missing_ok=True)
+        self._forget_undo()
+        remove(self.folder / "done")
+
+    def _forget_undo(self) -> None:
+        for path in self.folder.glob("undo-*"):
+            remove_tree(path)
 
 
 def lock_shared(path: str) -> int:
     """Hold a file as one of many; the descriptor, which is to be closed."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    descriptor = open_file(Path(path), os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            os.close(descriptor)
+            raise
     return descriptor
 
 
 def _mapped(path: Path, nbytes: int) -> Tensor:
     """The bytes of a file, made if it is not there, reserved, and mapped."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
     try:
         if os.fstat(descriptor).st_size != nbytes:
             os.ftruncate(descriptor, 0)

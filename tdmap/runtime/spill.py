@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from tdmap._data import bytes_of
+from tdmap.hidden import open_file
 
 ALIGNMENT = 64
 """Extents begin at multiples of it, so that they can be mapped as tensors of any dtype."""
@@ -40,7 +41,7 @@ class Spill:
     """A folder for such files; travels to workers, who open files of their own in it.
 
     Args:
-        folder: made when it does not exist. None: a new one in the temporary folder.
+        folder: made when it does not exist, for nobody but the caller. None: a new one in the temporary folder.
         prefix: of the names of files, in a folder that holds others as well: those are left alone.
     """
 
@@ -48,7 +49,7 @@ class Spill:
         if folder is None:
             folder = tempfile.mkdtemp(prefix="tdmap-spill-")
         self.folder = Path(os.path.abspath(folder))
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(0o700, parents=True, exist_ok=True)
         self.prefix = prefix
 
     def append(self, tensors: Sequence[Tensor]) -> list[Extent]:
@@ -59,7 +60,7 @@ class Spill:
         """
         # Opened each time: a warm worker that kept it open would keep the room of a file that was deleted long ago.
         name = f"{self.prefix}{os.getpid()}-{threading.get_native_id()}.bin"
-        fd = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = open_file(self.folder / name, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             end = -(-os.fstat(fd).st_size // ALIGNMENT) * ALIGNMENT
             extents = []
@@ -100,7 +101,7 @@ class Spill:
             for extent, out in pieces:
                 fd = opened.get(extent.file)
                 if fd is None:
-                    fd = opened[extent.file] = os.open(self.folder / extent.file, os.O_RDONLY | os.O_CLOEXEC)
+                    fd = opened[extent.file] = open_file(self.folder / extent.file)
                 self._read(fd, extent, bytes_of(out))
         finally:
             for fd in opened.values():

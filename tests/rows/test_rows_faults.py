@@ -16,7 +16,7 @@ import torch
 import tdmap
 from tdmap import journal
 from tdmap.errors import AlreadyComplete, ResumeMismatch
-from tdmap.rowlog import _record, read_records
+from tdmap.rowlog import pack_record, read_records
 from tensordict_lite import TensorDict
 
 from .conftest import Killer, bits, make
@@ -296,10 +296,10 @@ def test_a_run_whose_end_was_lost_with_the_machine_is_done_again(name, durable, 
 
 def test_zeros_at_the_end_of_the_pieces_are_no_record(tmp_path):
     path = tmp_path / "pieces"
-    whole = _record(0, 2, ((), None))
+    whole = pack_record(0, 2, ((), None), ())
     for zeros in (1, 8, 16, 4096):
         path.write_bytes(whole + bytes(zeros))
-        assert read_records(path) == ([(0, 2, ((), None))], len(whole))
+        assert read_records(path, ()) == ([(0, 2, ((), None))], len(whole))
 
 
 # -- full disks ----------------------------------------------------------------------------------------
