@@ -16,13 +16,21 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from tdmap import hidden
-from tdmap._data import Data, TensorDict
+from tdmap._data import Data, TensorDict, is_dense
 from tdmap.errors import OutputMismatch
 from tdmap.folderlock import HELD, LOCK, FolderLock, locked, refuse_writers
 from tdmap.hidden import HIDDEN
+from tensordict_lite import is_tensorclass
+from tensordict_lite.memmap.staging import exchange
 
 META = "meta.json"
+
+
+_ABSENT = torch.empty(0)
 
 
 class OutputFolder:
@@ -196,11 +204,34 @@ class OutputFolder:
                     hidden.remove_tree(self.hidden / name)
 
 
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str], call: str) -> Iterator[Path]:
+    """A folder beside a dataset, for a new one, which takes its place when the block succeeds.
+
+    Whoever is killed meanwhile leaves the old dataset or the new one there, whole.
+
+    Args:
+        path: the folder of the dataset.
+        call: what others are told.
+
+    Raises:
+        FolderInUse: somebody writes the dataset, or is about to replace it.
+    """
+    old = Path(os.path.realpath(path))
+    new = old.with_name(f".{old.name}.new")
+    with locked(old, call):
+        hidden.remove_tree(new)  # of somebody who was killed while he held this lock
+        try:
+            yield new
+            exchange(str(new), str(old))
+        finally:
+            hidden.remove_tree(new)
+
+
 def require_room_for_hidden(data: Data) -> None:
     """Raise OutputMismatch when an entry of a dataset would lie in its hidden folder."""
-    if not hasattr(data, "_source") or type(data._source) is not dict or HIDDEN not in data._source:
-        return
-    if not hasattr(data._source[HIDDEN], "data_ptr"):  # a tensor lies in a file of another name
+    entries = data._source if is_dense(data) and not is_tensorclass(data) else {}
+    if not isinstance(entries.get(HIDDEN, _ABSENT), Tensor):  # a tensor lies in a file of another name
         raise OutputMismatch(
             f"the entry {HIDDEN!r} would lie in the folder {HIDDEN}, where the state of runs is kept: give it another "
             "name (rename_key_), or keep the result in memory (out=None)."

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tensordict_lite.memmap.format import META
 
-__all__ = ["Staging", "is_temporary", "sync_file", "sync_files", "sync_folder"]
+__all__ = ["Staging", "exchange", "is_temporary", "sync_file", "sync_files", "sync_folder"]
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -101,7 +101,7 @@ class Staging:
         if self.exists:
             shutil.copymode(self.prefix, self.root)
         if self.exchange:
-            _exchange(self.root, self.prefix)
+            exchange(self.root, self.prefix)
             shutil.rmtree(self.root, ignore_errors=True)
             return
         try:
@@ -162,7 +162,7 @@ def _is_held(folder: str) -> bool:
     return False
 
 
-def _exchange(a: str, b: str) -> None:
+def exchange(a: str, b: str) -> None:
     """Swaps two folders; in one step where the kernel and the file system can, in two renames otherwise."""
     with contextlib.suppress(AttributeError, OSError):
         libc = ctypes.CDLL(None, use_errno=True)

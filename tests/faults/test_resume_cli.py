@@ -55,11 +55,12 @@ def test_an_interrupted_run_is_shown_and_gone_on_with(folder):
     assert lines[0] == "double (map): interrupted"
     assert "of 100 rows done" in lines[1] and "row fifty is cursed" in lines[-1]
     (folder / "mended").touch()
-    done = command(folder, "resume", "out", "--quiet")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = command(folder, "resume", "out", "--quiet", "--yes")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert f"double of {folder / 'functions.py'}" in done.stderr
     assert torch.equal(TensorDict.load_memmap(folder / "out")["x"], torch.arange(100) * 2)
     assert json.loads(command(folder, "status", "out", "--json").stdout)["state"] == "complete"
-    again = command(folder, "resume", "out")
+    again = command(folder, "resume", "out", "--yes")
     assert again.returncode == 0 and "nothing was done" in again.stderr
 
 
@@ -67,7 +68,7 @@ def test_in_place(folder):
     failed = command(folder, "map", "functions:negate", "in", "--in-place", "--chunksize", "5", "--resume", "--quiet")
     assert failed.returncode == 1
     (folder / "mended").touch()
-    assert command(folder, "resume", "in", "--quiet").returncode == 0
+    assert command(folder, "resume", "in", "--quiet", "-y").returncode == 0
     assert torch.equal(TensorDict.load_memmap(folder / "in")["x"], -torch.arange(100))
 
 

@@ -191,8 +191,8 @@ def test_a_function_that_raises_ends_with_its_traceback_and_leaves_no_output(fol
         (["work:double", "numbers", "numbers"], "OUT is IN"),
         (["work:double", "numbers", "numbers/out"], "inside IN"),
         (["work:double", "numbers", "work.py"], "exists"),
-        (["work:negate", "numbers", "out"], "use --in-place"),
-        (["work:half", "numbers", "out"], "rows must stay"),
+        (["work:negate", "numbers", "out", "--workers", "0"], "use --in-place"),
+        (["work:half", "numbers", "out", "--workers", "0"], "with as many rows as its chunk"),
         (["work:double", "numbers", "out", "--start-method", "thread"], "forkserver"),
     ],
 )
