@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.format import FORMAT_VERSION, META, NodeMeta, is_count
+from tensordict_lite.memmap.format import FORMAT_VERSION, META, NodeMeta, is_count, read_small
 from tensordict_lite.memmap.load import Loader, register_reader
 from tensordict_lite.memmap.plan import Plan, holds_json, pickled, plan_dense, register_planner
 
@@ -304,8 +304,8 @@ def _unpickle(loader: Loader, folder: str, name: str) -> Any:
             "holds pickled data, which can run any code when it is opened. Pass allow_pickle=True only if you "
             "trust whoever wrote this dataset",
         )
-    with open(path, "rb") as file:
-        try:
-            return pickle.load(file)
-        except Exception as err:
-            raise DatasetError(path, f"cannot be unpickled ({type(err).__name__}: {err})") from err
+    data = read_small(path, folder, 1 << 62)
+    try:
+        return pickle.loads(data)
+    except Exception as err:
+        raise DatasetError(path, f"cannot be unpickled ({type(err).__name__}: {err})") from err

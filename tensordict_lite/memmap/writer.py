@@ -527,6 +527,7 @@ def _create(path: str, row: TensorCollection, capacity: int) -> None:
     except BaseException:
         staging.abort()
         raise
+    staging.release()
 
 
 def _set_rows(meta: dict[str, Any], rows: int, room: int | None) -> None:
