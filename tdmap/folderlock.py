@@ -372,7 +372,7 @@ def without_strays(path: Path) -> Iterator[None]:
 
 
 def refuse_writers(folder: Path) -> None:
-    """Raise FolderInUse when somebody writes a folder at this moment."""
-    holder = holder_of(folder)
-    if holder is not None:
-        _wait_for(holder if isinstance(holder, Holder) else None, folder / HIDDEN / LOCK, float("-inf"))
+    """Raise FolderInUse when somebody writes a folder at this moment, and is not about to leave."""
+    began = time.monotonic()
+    while (holder := holder_of(folder)) is not None:
+        _wait_for(holder if isinstance(holder, Holder) else None, folder / HIDDEN / LOCK, began)

@@ -88,6 +88,8 @@ def read_status(path: str | os.PathLike[str]) -> Status | None:
     rate, seconds, sessions = _rate(contents, plan)
     skipped = row_errors(skipfile.read(folder / skipfile.NAME, own=False))
     complete, writer = contents.is_complete(), holder_of(Path(path))
+    if isinstance(writer, Holder) and writer.process.is_alive is False:
+        writer = None  # killed; its workers are about to vanish
     return Status(
         name=printable(identity["name"]),
         kind=printable(identity["kind"]),
