@@ -152,9 +152,17 @@ def exists(path: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or the link in its place; nothing when there is none."""
-    with contextlib.suppress(FileNotFoundError):
+    """Remove a file, or the link in its place; nothing when there is none.
+
+    Raises:
+        UntrustedFile: it is a folder.
+    """
+    try:
         os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except IsADirectoryError:
+        raise UntrustedFile(path, "is a folder, and not a regular file") from None
 
 
 def remove_tree(path: Path) -> None:
@@ -227,7 +235,11 @@ def replace_file(path: Path, data: bytes, durable: bool = True) -> None:
         file.flush()
         if durable:
             os.fdatasync(fd)
-    os.replace(temporary, path)
+    try:
+        os.replace(temporary, path)
+    except IsADirectoryError:
+        os.unlink(temporary)
+        raise UntrustedFile(path, "is a folder, and not a regular file") from None
     if durable:
         folder = open_folder(path.parent)
         try:
