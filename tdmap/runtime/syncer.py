@@ -66,7 +66,9 @@ def main(journal: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's affair
     with contextlib.suppress(OSError):
         os.nice(10)  # the workers come first
-    log = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+    log = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(log).st_mode):
+        return
     opened: dict[str, int] = {}
     _open_all(sys.stdin.buffer.readline(), opened)
     while True:

@@ -161,7 +161,7 @@ def test_of_many_ranks_that_start_at_once_exactly_one_wins(tmp_path, name):
     for attempt in range(4):
         out = tmp_path / f"out{attempt}"
 
-        def rank(number: int, out: Path = out) -> int:
+        def rank(number: int, out: Path = out, winner: Path = tmp_path / f"winner{attempt}") -> int:
             def mark(chunk):
                 return TensorDict({"x": torch.full_like(chunk["x"], number), "y": chunk["x"]}, chunk.batch_size)
 
@@ -169,7 +169,7 @@ def test_of_many_ranks_that_start_at_once_exactly_one_wins(tmp_path, name):
                 result = RANKS[name](data, out, mark)
             except (FolderInUse, FileExistsError):
                 return LOST
-            (tmp_path / f"winner{attempt}").write_text(str(number))
+            winner.write_text(str(number))
             whole = set(result["x"].tolist()) == {number} and sorted(result["y"].tolist()) == list(range(40))
             return WON if whole else WRONG
 
