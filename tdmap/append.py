@@ -338,11 +338,8 @@ def _append_resumable(job: Job, output: Output, execution: Execution, empty: Sch
         prefix = f"{SPILL}{secrets.token_hex(4)}-"  # nobody knows the names before
         spill, pieces = Spill(run.folder, prefix), Pieces(output.check)
         if job.plan.length:
-            log = PieceLog(run, pieces, job.fn)
-            try:
+            with PieceLog(run, pieces, job.fn) as log:
                 execution.run(replace(job, fn=SpillRows(job.fn, spill)), pieces, log)
-            finally:
-                log.close()
         _place_all(job, pieces, empty, spill, output, execution)
         return finish_run(run, output, job.plan.length)
 

@@ -119,6 +119,9 @@ class FoldLog:
 
     def save(self) -> None:
         """Save the states now."""
+        assert self.run.journal is not None
+        if not self.run.journal.is_mine:
+            return  # a fork of the driver, which knows less by now
         save(self.run.folder / NEWEST, self.sink.nodes(), self._modules, durable=False)
         self._new = False
 

@@ -230,11 +230,15 @@ def replace_file(path: Path, data: bytes, durable: bool = True) -> None:
     temporary = path.with_name(path.name + ".new")
     remove(temporary)  # of somebody who was killed; or a link that somebody has planted
     fd = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    with open(fd, "wb") as file:
-        file.write(data)
-        file.flush()
-        if durable:
-            os.fdatasync(fd)
+    try:
+        with naming(path), open(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            if durable:
+                os.fdatasync(fd)
+    except OSError:  # no room: what there is makes no sense
+        remove(temporary)
+        raise
     try:
         os.replace(temporary, path)
     except IsADirectoryError:
@@ -246,6 +250,17 @@ def replace_file(path: Path, data: bytes, durable: bool = True) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the system, which know a descriptor only, name the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def append_line(path: Path, line: bytes, durable: bool = False) -> None:
@@ -260,9 +275,10 @@ def append_line(path: Path, line: bytes, durable: bool = False) -> None:
         data = line + b"\n"
         if size and os.pread(fd, 1, size - 1) != b"\n":  # somebody died in the middle of a line
             data = b"\n" + data
-        if os.write(fd, data) < len(data):
-            raise OSError(errno.ENOSPC, "no space left on device for another line", str(path))
-        if durable:
-            os.fdatasync(fd)
+        with naming(path):
+            if os.write(fd, data) < len(data):
+                raise OSError(errno.ENOSPC, "no space left on device for another line", str(path))
+            if durable:
+                os.fdatasync(fd)
     finally:
         os.close(fd)

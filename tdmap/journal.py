@@ -20,6 +20,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import enum
+import errno
 import json
 import os
 import struct
@@ -31,7 +32,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tdmap.hidden import LARGE, SMALL, open_file, parse_json, printable, replace_file
+from tdmap.hidden import LARGE, SMALL, naming, open_file, parse_json, printable, replace_file
 from tdmap.runtime import launch, syncer
 from tdmap.runtime.identity import boot_number as boot_number
 
@@ -309,9 +310,12 @@ class Journal:
         self._helper.finish()
 
     def failed(self, chunk: int = -1) -> None:
-        """Note that the run ended with an error."""
-        self.flush()
-        self._write([Record(Type.FAILED, chunk)])
+        """Note that the run ended with an error. No room for that must not hide the error itself."""
+        try:
+            self.flush()
+            self._write([Record(Type.FAILED, chunk)])
+        except OSError:
+            self._open.clear()  # what is not noted is done again
 
     def close(self, wait: bool = False) -> None:
         """Write what is left; `wait` until it is on the disk."""
@@ -327,8 +331,9 @@ class Journal:
     def _write(self, records: list[Record]) -> None:
         milliseconds = int((time.monotonic() - self._began) * 1000)
         data = b"".join(r._replace(session=self.session, milliseconds=milliseconds).pack() for r in records)
-        if os.write(self._fd, data) < len(data):
-            raise OSError(28, "no space left on device for the journal", str(self.path))
+        with naming(self.path):
+            if os.write(self._fd, data) < len(data):
+                raise OSError(errno.ENOSPC, "no space left on device for the journal", str(self.path))
 
 
 # -- bringing rows to the disk -----------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any, TypeAlias
 
 from tdmap import checkpoint
 from tdmap._data import Data, leaves_hold_rows
+from tdmap.errors import SerializationError
 from tdmap.folderlock import locked
 from tdmap.hidden import HIDDEN
 from tdmap.job import Job
@@ -115,8 +117,11 @@ def fold_resumable(job: Job, folder: str | os.PathLike[str], reducer: Reducer[An
         log = checkpoint.FoldLog(run, sink)
         try:
             execute(job, sink, log)
-        finally:
-            log.save()
+        except BaseException:
+            with contextlib.suppress(OSError, SerializationError):  # what ends the run is told
+                log.save()
+            raise
+        log.save()
         run.finish(job.plan.length)
     return sink.result()
 

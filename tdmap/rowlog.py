@@ -24,7 +24,7 @@ from tdmap import journal as journals
 from tdmap._data import Data
 from tdmap._warn import warn_user
 from tdmap.errors import SerializationError
-from tdmap.hidden import exists, open_file, read, remove, remove_tree
+from tdmap.hidden import exists, naming, open_file, read, remove, remove_tree
 from tdmap.job import Job
 from tdmap.journal import merge_ranges
 from tdmap.placing import Output
@@ -174,8 +174,9 @@ class PieceLog:
         """Write the pieces of the chunks that were done."""
         data = b"".join(self._record(start, stop) for start, stop in self._pending)
         self._pending.clear()
-        while data:
-            data = data[os.write(self._fd, data) :]
+        with naming(self._path):
+            while data:
+                data = data[os.write(self._fd, data) :]
 
     def _record(self, start: int, stop: int) -> bytes:
         try:
@@ -188,12 +189,21 @@ class PieceLog:
                 )
             return b""
 
-    def close(self) -> None:
-        """Write what is left."""
-        if self.run.journal is not None and self.run.journal.is_mine:
-            self.flush()
-        os.close(self._fd)
-        flush_journal(self.run)
+    def __enter__(self) -> PieceLog:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Write what is left; no room for that must not hide the error that ends the job."""
+        assert self.run.journal is not None
+        try:
+            if self.run.journal.is_mine:
+                self.flush()
+                flush_journal(self.run)
+        except OSError:
+            if kind is None:
+                raise
+        finally:
+            os.close(self._fd)
 
 
 def pack_record(start: int, stop: int, values: tuple[Any, ...], modules: Collection[str]) -> bytes:
