@@ -16,12 +16,18 @@ INTERRUPTED = 130
 
 def is_command() -> bool:
     """Whether this process was started as `tdmap ...` or `python -m tdmap ...`."""
-    words = sys.orig_argv[1:]
-    if "-m" in words:
-        return words[words.index("-m") + 1 :][:1] == ["tdmap"]
-    # The script that pip installs; an option of Python's own may come before it.
-    scripts = [word for word in words if not word.startswith("-")]
-    return bool(scripts) and os.path.basename(scripts[0]) == "tdmap" and not os.path.isdir(scripts[0])
+    words = iter(sys.orig_argv[1:])
+    for word in words:
+        if not word.startswith("-"):  # the script that pip installs
+            return os.path.basename(word) == "tdmap" and not os.path.isdir(word)
+        if word in ("-W", "-X", "--check-hash-based-pycs"):
+            next(words, "")
+        elif not word.startswith("--"):  # options of Python's own, of which -m and -c are the last
+            if word.endswith("m"):
+                return next(words, "") == "tdmap"
+            if word.endswith("c"):
+                return False
+    return False
 
 
 def _leave(signal_number: int, frame: FrameType | None) -> None:
