@@ -119,7 +119,7 @@ def find_function(name: str) -> Callable[[Any], Any]:
         <built-in function sqrt>
     """
     module_name, attribute = take_apart(name)
-    found: Any = _import(module_name)
+    found: Any = import_module(module_name)
     for part in attribute.split("."):
         if not hasattr(found, part):
             close = difflib.get_close_matches(part, [n for n in dir(found) if not n.startswith("_")], n=3)
@@ -160,7 +160,8 @@ def file_of_module(name: str, folder: str) -> Path | None:
     return Path(spec.origin).resolve() if spec is not None and spec.origin and spec.has_location else None
 
 
-def _import(name: str) -> Any:
+def import_module(name: str) -> Any:
+    """The module of that name, or in that .py file; or leave with why there is none."""
     if name.endswith(".py"):
         path = Path(name).resolve()
         if not path.is_file():

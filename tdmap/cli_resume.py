@@ -18,7 +18,7 @@ import typer
 
 from tdmap.cli import app, end_with_reader
 from tdmap.cli_map import report_skipped, run_resumable
-from tdmap.cli_requests import file_of_module, find_function, open_dataset, refuse, take_apart
+from tdmap.cli_requests import file_of_module, find_function, import_module, open_dataset, refuse, take_apart
 from tdmap.hidden import HIDDEN, printable
 
 PathArgument = Annotated[Path, typer.Argument(help="Output folder, or dataset of an in-place run.")]
@@ -69,8 +69,8 @@ def resume(
     os.chdir(command.cwd)  # where the function was found
     sys.path[:] = [entry for entry in sys.path if not _lies_in(Path(entry or "."), datasets)]
     sys.path.insert(0, str(file.parent) if command.function.partition(":")[0].endswith(".py") else command.cwd)
+    _require_file(import_module(take_apart(command.function)[0]), file)
     fn = find_function(command.function)
-    _require_file(command.function, file)
     how = TRUST if trust else REDO if redo else True
     options = {**command.options, "pbar": not quiet}
     in_place = found.kind == "in place"
@@ -172,10 +172,8 @@ def _ask(path: Path) -> None:
         refuse("nothing was run")
 
 
-def _require_file(name: str, file: Path) -> None:
+def _require_file(module: Any, file: Path) -> None:
     """Leave unless the module that was imported is the one that was shown."""
-    module, _ = take_apart(name)
-    known = sys.modules.get(Path(module).stem if module.endswith(".py") else module)
-    found = getattr(known, "__file__", None)
+    found = getattr(module, "__file__", None)
     if found is None or Path(found).resolve() != file:
         refuse(f"{file} was to be imported, and Python has another module of that name ({found}): rename one of them")
