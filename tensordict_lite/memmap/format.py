@@ -270,7 +270,7 @@ def read_small(path: str, folder: str, limit: int = MAX_META_BYTES) -> bytes:
         if not stat.S_ISREG(info.st_mode):
             raise DatasetError(path, "is not a regular file")
         if info.st_size > limit:
-            raise DatasetError(path, f"metadata of {info.st_size:,} bytes is not credible (limit {limit:,})")
+            raise DatasetError(path, f"has {info.st_size:,} bytes, which is not credible (limit {limit:,})")
         data = os.read(fd, info.st_size + 1)
         while len(data) < info.st_size:
             more = os.read(fd, info.st_size - len(data))

@@ -24,6 +24,7 @@ import torch
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.format import FORMAT_VERSION, META, NodeMeta, is_count, read_small
 from tensordict_lite.memmap.load import Loader, register_reader
+from tensordict_lite.memmap.mapping import available_memory
 from tensordict_lite.memmap.plan import Plan, holds_json, pickled, plan_dense, register_planner
 
 __all__ = ["ensure_registered"]
@@ -304,7 +305,7 @@ def _unpickle(loader: Loader, folder: str, name: str) -> Any:
             "holds pickled data, which can run any code when it is opened. Pass allow_pickle=True only if you "
             "trust whoever wrote this dataset",
         )
-    data = read_small(path, folder, 1 << 62)
+    data = read_small(path, folder, available_memory())
     try:
         return pickle.loads(data)
     except Exception as err:
