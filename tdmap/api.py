@@ -139,6 +139,8 @@ def map(
         ValueError: a device does not exist, `out` lies on two, or the options about workers rule a device out.
         OutputMismatch: a result does not fit `out`.
         FileExistsError: `out` is a path where something else is.
+        FolderInUse: another call writes the folder at this moment, in this process or another; says who.
+        UntrustedFile: the hidden folder of `out` holds what this library does not put there, such as a link.
         ResumeMismatch: `resume`, and the journal is of another function, source, plan or seed; names what differs.
         SerializationError: `fn` cannot be sent to workers.
         WorkerLost: workers died on the same chunk more than `retries` times.

@@ -142,10 +142,10 @@ class Execution:
 
     def _crew(self, job: Job) -> tuple[Crew, Callable[[], None]]:
         """Those who run the job, and what to call when they have."""
-        count = self.num_workers or usable_cores()
-        wanted = min(count, job.plan.num_chunks)
         if self.executor == "serial" or (self.executor == "process" and _nested()):
             return SerialCrew(), _nothing
+        count = self.num_workers or usable_cores()
+        wanted = min(count, job.plan.num_chunks)
         if self.executor == "thread":
             return ThreadCrew(wanted, self.worker_threads, job.policy.seed is not None), _nothing
         if isinstance(self.pool, WorkerPool):

@@ -40,6 +40,8 @@ UNKNOWN_SECONDS = 1.0
 """So long is waited for a lock of which nobody can tell whose it is: it may be about to be."""
 
 _PAUSE = 0.01
+_NOBODY = bytes(1)  # in place of the first byte of what a holder says
+_END = b"\n"  # what is behind it was said by another holder, who had more to say
 
 
 class Holder(NamedTuple):
@@ -61,13 +63,13 @@ class Holder(NamedTuple):
 
     def pack(self) -> bytes:
         """As it is written into the lock."""
-        return json.dumps([*self.process, *self[1:]]).encode()
+        return json.dumps([*self.process, *self[1:]]).encode() + _END
 
     @staticmethod
     def unpack(data: bytes) -> Holder | None:
         """What `pack` wrote; None when it is something else."""
         try:
-            pid, host, boot, space, start, thread, since, call, program = hidden.parse_json(data)
+            pid, host, boot, space, start, thread, since, call, program = hidden.parse_json(data.partition(_END)[0])
             numbers = [int(number) for number in (pid, boot, space, start)]
             process = ProcessId(numbers[0], printable(host), *numbers[1:])
             return Holder(process, printable(thread), float(since), printable(call), printable(program))
@@ -85,14 +87,18 @@ class Holder(NamedTuple):
 
 
 class FolderLock:
-    """The right to write a folder, held by the call that made this object; see `locked`."""
+    """The right to write a folder, held by the call that made this object; see `locked`.
+
+    Attributes:
+        made: the folder was not there; it is removed again when it stays empty.
+    """
 
     def __init__(self, folder: Path, fd: int, made: bool, held: Path | None) -> None:
-        self.folder = folder
-        self.hidden = folder / HIDDEN
+        self.made = made
+        self._folder = folder
+        self._hidden = os.path.join(folder, HIDDEN)
         self._fd = fd
         self._pid = os.getpid()
-        self._made = made
         self._held = held
         _locks.add(self)
 
@@ -113,8 +119,6 @@ class FolderLock:
         fd, self._fd = self._fd, -1
         try:
             with contextlib.suppress(OSError):
-                os.ftruncate(fd, 0)
-            with contextlib.suppress(OSError):
                 self._clear(fd)
         finally:  # by name: workers that stay warm have inherited the descriptor, and are not at work any more
             if self._held is not None:
@@ -124,15 +128,18 @@ class FolderLock:
             os.close(fd)
 
     def _clear(self, fd: int) -> None:
-        others = set(os.listdir(self.hidden)) - {LOCK, HELD}
-        if others or not _is_file(fd, self.hidden / LOCK):
+        path = os.path.join(self._hidden, LOCK)
+        if set(os.listdir(self._hidden)) - {LOCK, HELD}:
+            os.pwrite(fd, _NOBODY, 0)  # not cut: a file system may take care that such a file reaches the disk
             return
-        os.unlink(self.hidden / LOCK)  # whoever has opened it already sees that it is gone, and makes another
+        if not _is_file(fd, path):
+            return
+        os.unlink(path)  # whoever has opened it already sees that it is gone, and makes another
         if self._held is not None:
             os.unlink(self._held)
-        os.rmdir(self.hidden)
-        if self._made:
-            os.rmdir(self.folder)  # only when it is empty
+        os.rmdir(self._hidden)
+        if self.made and not os.listdir(self._folder):
+            os.rmdir(self._folder)
 
 
 _locks: weakref.WeakSet[FolderLock] = weakref.WeakSet()
@@ -188,10 +195,9 @@ def locked(folder: Path, call: str) -> Iterator[FolderLock]:
 
 def take(folder: Path, call: str) -> FolderLock:
     """The lock of a folder, without waiting for anybody who works. Errors as `locked`."""
-    began, made = time.monotonic(), False
+    began, made, path = time.monotonic(), False, folder / HIDDEN / LOCK
     while True:
-        made |= _make(folder)
-        path = folder / HIDDEN / LOCK
+        made |= _make(folder, path.parent)
         try:
             fd = hidden.open_file(path, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:  # its holder has just removed it all
@@ -212,7 +218,6 @@ def take(folder: Path, call: str) -> FolderLock:
             if not _is_file(fd, path):
                 continue
             with contextlib.suppress(OSError):  # a full disk: others are told less
-                os.ftruncate(fd, 0)
                 os.pwrite(fd, Holder.own(call).pack(), 0)
             lock, fd = FolderLock(folder, fd, made, held), -1
             return lock
@@ -221,13 +226,14 @@ def take(folder: Path, call: str) -> FolderLock:
                 os.close(fd)
 
 
-def _make(folder: Path) -> bool:
+def _make(folder: Path, inner: Path) -> bool:
     """Make the folder and its hidden one; whether the folder was not there."""
     try:
-        made = not folder.exists()
-        os.makedirs(folder, exist_ok=True)
+        made = not os.path.exists(folder)
+        if made:
+            os.makedirs(folder, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # its holder has just removed it: once more, then
-            hidden.make_folder(folder / HIDDEN)
+            hidden.make_folder(inner)
         return made
     except OSError as error:
         raise _cannot_write(folder, error) from None
@@ -256,7 +262,7 @@ def _has_no_inodes(folder: Path) -> bool:
     return False
 
 
-def _is_file(fd: int, path: Path) -> bool:
+def _is_file(fd: int, path: str | Path) -> bool:
     """Whether a descriptor is the file that has this name now."""
     try:
         return os.path.samestat(os.fstat(fd), os.lstat(path))

@@ -21,12 +21,14 @@ import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tdmap.errors import UntrustedFile
 
 HIDDEN = ".tdmap"
 """Name of the folder, within that of a dataset."""
+
+AnyPath: TypeAlias = "str | os.PathLike[str]"
 
 SMALL, LARGE = 16 << 20, 1 << 30
 """Bytes that a file of it may have: one that holds a few facts, and one that grows with the run."""
@@ -39,7 +41,9 @@ _BLOCK = 1 << 20
 _LINE = 64 << 20  # the longest line that is credible
 
 
-def open_file(path: Path, flags: int = os.O_RDONLY, mode: int = 0o666, limit: int = 1 << 62, own: bool = True) -> int:
+def open_file(
+    path: AnyPath, flags: int = os.O_RDONLY, mode: int = 0o666, limit: int = 1 << 62, own: bool = True
+) -> int:
     """A descriptor of a regular file in a hidden folder.
 
     Args:
@@ -54,13 +58,15 @@ def open_file(path: Path, flags: int = os.O_RDONLY, mode: int = 0o666, limit: in
         UntrustedFile: it is something else, or somebody else's.
     """
     assert not flags & os.O_TRUNC
-    folder = open_folder(path.parent)
+    above, name = os.path.split(path)
+    folder = open_folder(above)
     try:
-        # Looked at first: opening alone can do something to a device.
-        with contextlib.suppress(FileNotFoundError):
-            _require_regular(path, os.stat(path.name, dir_fd=folder, follow_symlinks=False))
+        try:  # looked at first: opening alone can do something to a device
+            _require_regular(path, os.stat(name, dir_fd=folder, follow_symlinks=False))
+        except FileNotFoundError:
+            pass
         try:
-            fd = os.open(path.name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=folder)
+            fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=folder)
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise UntrustedFile(path, "is a symbolic link") from None
@@ -76,7 +82,7 @@ def open_file(path: Path, flags: int = os.O_RDONLY, mode: int = 0o666, limit: in
         os.close(folder)
 
 
-def open_folder(path: Path) -> int:
+def open_folder(path: AnyPath) -> int:
     """A descriptor of a folder that is no link.
 
     Raises:
@@ -87,21 +93,21 @@ def open_folder(path: Path) -> int:
         return os.open(path, _FOLDER)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            if path.is_symlink():
+            if os.path.islink(path):
                 raise UntrustedFile(path, "is a symbolic link, and not a folder") from None
             if os.path.lexists(path):
                 raise UntrustedFile(path, "is a file, and not a folder") from None
         raise
 
 
-def _require_regular(path: Path, info: os.stat_result) -> None:
+def _require_regular(path: AnyPath, info: os.stat_result) -> None:
     if not stat.S_ISREG(info.st_mode):
         kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a folder"}
         kind = kinds.get(stat.S_IFMT(info.st_mode), "a device or a socket")
         raise UntrustedFile(path, f"is {kind}, and not a regular file")
 
 
-def _require_credible(path: Path, fd: int, folder: int, flags: int, limit: int, own: bool) -> None:
+def _require_credible(path: AnyPath, fd: int, folder: int, flags: int, limit: int, own: bool) -> None:
     info = os.fstat(fd)
     _require_regular(path, info)
     if info.st_size > limit:
@@ -112,7 +118,7 @@ def _require_credible(path: Path, fd: int, folder: int, flags: int, limit: int, 
         raise UntrustedFile(path, "has another name elsewhere (a hard link), and would be changed there too")
 
 
-def _require_own(path: Path, info: os.stat_result, folder: int) -> None:
+def _require_own(path: AnyPath, info: os.stat_result, folder: int) -> None:
     if info.st_uid == os.geteuid():
         return
     # Some file systems have owners of their own (a share that is mounted for everybody): what counts is whether a
@@ -132,7 +138,7 @@ def _require_own(path: Path, info: os.stat_result, folder: int) -> None:
     )
 
 
-def make_folder(path: Path, mode: int = 0o777) -> bool:
+def make_folder(path: AnyPath, mode: int = 0o777) -> bool:
     """Make a folder, or make sure that the one that is there is the caller's, and no link. Whether it was made."""
     try:
         os.mkdir(path, mode)
@@ -146,12 +152,12 @@ def make_folder(path: Path, mode: int = 0o777) -> bool:
         return False
 
 
-def exists(path: Path) -> bool:
+def exists(path: AnyPath) -> bool:
     """Whether there is something of that name, whatever it is."""
     return os.path.lexists(path)
 
 
-def remove(path: Path) -> None:
+def remove(path: AnyPath) -> None:
     """Remove a file, or the link in its place; nothing when there is none.
 
     Raises:
@@ -165,15 +171,19 @@ def remove(path: Path) -> None:
         raise UntrustedFile(path, "is a folder, and not a regular file") from None
 
 
-def remove_tree(path: Path) -> None:
+def remove_tree(path: AnyPath) -> None:
     """Remove a file, a link, or a folder with all that is in it; nothing that a link leads to."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
+    try:
+        os.rmdir(path)  # an empty one, most often
+    except FileNotFoundError:
+        pass
+    except NotADirectoryError:
         remove(path)
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
 
 
-def read(path: Path, limit: int = SMALL, own: bool = True) -> bytes | None:
+def read(path: AnyPath, limit: int = SMALL, own: bool = True) -> bytes | None:
     """What a file holds; None when there is none. Arguments and errors as `open_file`."""
     try:
         fd = open_file(path, os.O_RDONLY, limit=limit, own=own)
@@ -183,7 +193,7 @@ def read(path: Path, limit: int = SMALL, own: bool = True) -> bytes | None:
         return file.read(limit)
 
 
-def lines(path: Path, limit: int = LARGE, own: bool = True) -> Iterator[Any]:
+def lines(path: AnyPath, limit: int = LARGE, own: bool = True) -> Iterator[Any]:
     """The JSON values of a file with one a line; lines that hold none are left out (somebody died in the middle)."""
     try:
         fd = open_file(path, os.O_RDONLY, limit=limit, own=own)

@@ -105,8 +105,9 @@ def map_reduce(
         dim, chunksize, num_chunks, pool, generator, worker_threads, pbar, mp_start_method, executor, seed, retries,
             timeout, on_error, callbacks: as `tdmap.map`; skipped rows are left out of the answer.
         resume: a folder for the states of a run that is interrupted: the same call goes on from there, and the answer
-            has the same bits. A call that was complete gives its answer again, and warns. States are pickles: use
-            only folders of your own.
+            has the same bits. A call that was complete gives its answer again, and warns. States are kept as data,
+            not as pickles: tensors, arrays, numbers, texts, containers of them, and instances of classes at the top of
+            the reducer's own module.
         ordered: states always merge with their neighbours, in the order of the rows: that costs nothing, and gives
             the same bits. So False is refused.
 
@@ -117,6 +118,8 @@ def map_reduce(
         ValueError: the reduction of zero rows is not defined, merging changes the states that it is given, or an option
             is out of range.
         ResumeMismatch: the folder holds another run; names what differs.
+        FolderInUse: another call works in the folder.
+        SerializationError: `resume`, and a state holds something that is no data.
         Exception: as `tdmap.map`.
 
     Example:

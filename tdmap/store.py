@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,9 +42,12 @@ class OutputFolder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(os.path.abspath(os.fspath(path)))
         self.hidden = self.path / HIDDEN
-        self._data = self.hidden / "data"
-        self._moving = self.hidden / "moving"
+        self._meta = f"{self.path}/{META}"
+        self._journal = f"{self.hidden}/journal"
+        self._data = f"{self.hidden}/data"
+        self._moving = f"{self.hidden}/moving"
         self._lock: FolderLock | None = None
+        self._keeps = False
 
     @staticmethod
     def of(out: str | os.PathLike[str] | OutputFolder) -> OutputFolder:
@@ -73,18 +75,25 @@ class OutputFolder:
         with self._refusing_writers():  # before anything is made
             self._require_free(source, resume)
         with locked(self.path, call) as lock:
-            self._require_free(source, resume)
             self._lock = lock
             try:
-                if not self._goes_on(resume):
-                    self._discard()
-                yield
-            except BaseException:
-                if not resume:
-                    self._discard()
-                raise
+                self._take_over(source, resume)  # somebody may have been here before, and be done by now
+                try:
+                    yield
+                except BaseException:
+                    if not resume:
+                        self._discard()
+                    raise
             finally:
                 self._lock = None
+
+    def _take_over(self, source: Path | None, resume: bool) -> None:
+        """Refuse what is in the way, and remove what a killed run has left."""
+        if self._is_on_its_way and not self._goes_on(resume):
+            self._move()  # it was killed in its last moment
+        self._require_free(source, resume)
+        if not self._goes_on(resume):
+            self._discard()
 
     @contextlib.contextmanager
     def _refusing_writers(self) -> Iterator[None]:
@@ -94,6 +103,11 @@ class OutputFolder:
             if not self.is_whole:  # what is in the way may be somebody's who is at work
                 refuse_writers(self.path)
             raise
+
+    @property
+    def _is_on_its_way(self) -> bool:
+        """Whether a whole dataset is being moved to its place, or whoever did that was killed."""
+        return os.path.lexists(self._moving)
 
     def begin_anew(self) -> None:
         """Forget the run that is here: what it was about has been removed.
@@ -108,12 +122,12 @@ class OutputFolder:
     @property
     def is_whole(self) -> bool:
         """Whether the folder holds a dataset."""
-        return (self.path / META).exists()
+        return os.path.exists(self._meta)
 
     @property
     def has_journal(self) -> bool:
         """Whether a run that can be gone on with has been begun here."""
-        return hidden.exists(self.hidden / "journal")
+        return os.path.lexists(self._journal)
 
     def _goes_on(self, resume: bool) -> bool:
         return resume and self.has_journal
@@ -122,32 +136,39 @@ class OutputFolder:
         """Raise FileExistsError unless a new dataset can be put here, or an unfinished run gone on with."""
         if source is not None and source == self.path:
             raise FileExistsError(f"{self.path} is the folder of the data: to change it in place, pass out=data.")
-        if os.path.lexists(self.path) and not self.path.is_dir():
-            raise FileExistsError(f"{self.path} is a file, and a dataset is a folder: choose another path.")
-        if self._goes_on(resume):
+        names = self._names()
+        if not names or self._goes_on(resume):
             return
-        if self.is_whole:
+        if META in names:
             raise FileExistsError(
                 f"{self.path} holds a dataset already: choose another folder, or remove that one. "
                 "An output that is to be overwritten is loaded and passed as out=."
             )
-        if self.has_journal:
+        if HIDDEN in names and self.has_journal:
             raise FileExistsError(
                 f"{self.path} holds an unfinished run: pass resume=True to go on with it, or remove the folder."
             )
-        others = self._others()
-        if others:
+        others = sorted(names - {HIDDEN})
+        if others and not self._is_on_its_way:
             raise FileExistsError(f"{self.path} is not empty ({', '.join(others[:3])}...): choose a folder of its own.")
 
-    def _others(self) -> list[str]:
-        return sorted(name for name in os.listdir(self.path) if name != HIDDEN) if self.path.is_dir() else []
+    def _names(self) -> set[str]:
+        """What is in the folder; nothing when there is none."""
+        try:
+            return set(os.listdir(self.path))
+        except (FileNotFoundError, NotADirectoryError):
+            if os.path.lexists(self.path):
+                raise FileExistsError(
+                    f"{self.path} is a file, and a dataset is a folder: choose another path."
+                ) from None
+            return set()
 
     def load(self) -> Data | None:
         """The dataset, whole or begun; None when there is neither. One that was being moved to its place gets there."""
-        if hidden.exists(self._moving):
-            return self.publish()
-        for folder in (self.path, self._data):
-            if (folder / META).exists():
+        if self._is_on_its_way:
+            self._move()
+        for folder in (str(self.path), self._data):
+            if os.path.exists(f"{folder}/{META}"):
                 return TensorDict.load_memmap(folder)
         return None
 
@@ -166,37 +187,41 @@ class OutputFolder:
         """Move a finished dataset to its place, and open it there. May be repeated after an interruption.
 
         Raises:
-            FileExistsError: somebody has put something else there meanwhile; the result is where it was made.
+            FileExistsError: somebody has put something else there meanwhile; the result stays where it was made.
         """
-        if (self._data / META).exists():
-            if not hidden.exists(self._moving):
+        self._move()
+        return TensorDict.load_memmap(self.path)
+
+    def _move(self) -> None:
+        if os.path.exists(f"{self._data}/{META}"):
+            if not self._is_on_its_way:
                 self._require_nothing_else()
                 # From now on, neither folder holds a dataset until it is done.
                 os.close(hidden.open_file(self._moving, os.O_WRONLY | os.O_CREAT))
-            (self.path / META).unlink(missing_ok=True)  # of the same run, which was interrupted and has made it anew
+            hidden.remove(self._meta)  # of the same run, which was interrupted and has made it anew
             for name in sorted(os.listdir(self._data)):
                 if name != META:
-                    target = self.path / name
-                    if target.is_dir() and not target.is_symlink():  # of the same run, too
-                        shutil.rmtree(target)
-                    os.replace(self._data / name, target)
-            os.replace(self._data / META, self.path / META)
-        if hidden.exists(self._moving):
+                    hidden.remove_tree(f"{self.path}/{name}")  # of the same run, too
+                    os.replace(f"{self._data}/{name}", f"{self.path}/{name}")
+            os.replace(f"{self._data}/{META}", self._meta)
+            if self._lock is not None:
+                self._lock.made = False  # it stays
+        if self._is_on_its_way:
             hidden.remove_tree(self._data)
             hidden.remove(self._moving)
-        return TensorDict.load_memmap(self.path)
 
     def _require_nothing_else(self) -> None:
-        others = self._others()
+        others = sorted(self._names() - {HIDDEN})
         if others and not self.has_journal:
+            self._keeps = True
             raise FileExistsError(
-                f"{self.path} was empty when the run began, and now holds {', '.join(others[:3])}: nothing of that was "
-                f"touched. Move it away, or give another folder."
+                f"{self.path} was empty when the run began, and now holds {', '.join(others[:3])}, which was left "
+                f"alone. The result is whole, in {self._data}: move it from there."
             )
 
     def _discard(self) -> None:
         """Remove what an unfinished run that cannot be resumed has left; nothing of anybody who holds the lock."""
-        if self._lock is None or not self._lock.is_mine:
+        if self._lock is None or not self._lock.is_mine or self._keeps:
             return
         with contextlib.suppress(FileNotFoundError):  # somebody has removed it all
             for name in os.listdir(self.hidden):

@@ -33,7 +33,10 @@ class ProcessId(NamedTuple):
     @staticmethod
     def own() -> ProcessId:
         """Of this process."""
-        return ProcessId(os.getpid(), os.uname().nodename, boot_number(), _space(), _start(os.getpid()) or 0)
+        global _own
+        if _own is None or _own.pid != os.getpid():
+            _own = ProcessId(os.getpid(), os.uname().nodename, boot_number(), _space(), _start(os.getpid()) or 0)
+        return _own
 
     @property
     def is_alive(self) -> bool | None:
@@ -49,6 +52,9 @@ class ProcessId(NamedTuple):
         except (OSError, OverflowError):  # of another user
             return True
         return _start(self.pid) == (self.start or None)
+
+
+_own: ProcessId | None = None
 
 
 def _space() -> int:

@@ -264,6 +264,39 @@ def test_a_killed_writer_frees_the_folder(tmp_path, mode):
         os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.parametrize("call", ["replace", "unlink", "rmdir", "mkdir", "listdir"])
+def test_a_writer_that_is_killed_at_any_step_leaves_a_whole_dataset_or_room_for_one(tmp_path, call):
+    """Without `resume`: in the middle of its claim, of the move to its place, of the release."""
+    data = make()
+    for number in range(1, 40):
+        out = tmp_path / f"out{number}"
+
+        def killed(rank: int, out: Path = out, number: int = number) -> int:
+            real, calls = getattr(os, call), []
+
+            def count(*arguments, **options):
+                calls.append(call)
+                if len(calls) == number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*arguments, **options)
+
+            setattr(os, call, count)
+            tdmap.map(data, same, out=out, chunksize=10, num_workers=0)
+            return 0
+
+        (code,) = forked(killed, 1)
+        try:
+            result = tdmap.map(data, same, out=out, chunksize=10, num_workers=0)
+        except FileExistsError as error:
+            assert "holds a dataset already" in str(error)
+            result = TensorDict.load_memmap(out)
+        assert (result == data).all() and (TensorDict.load_memmap(out) == data).all()
+        assert sorted(set(os.listdir(out)) - {".tdmap"}) == ["key.memmap", "meta.json", "nested", "x.memmap"]
+        if code == 0:
+            break
+    assert 1 < number < 39
+
+
 def test_status_says_who_is_at_work(tmp_path):
     process = begin(tmp_path, "resume")
     try:
@@ -412,6 +445,11 @@ def test_what_somebody_puts_into_the_folder_meanwhile_is_left_alone(tmp_path, na
     with pytest.raises(FileExistsError, match="was empty when the run began"):
         OUT_OF_PLACE[name](make(), out, num_workers=0, callbacks=[Intrude()])
     assert (out / "x.memmap").read_text() == "mine"
+    whole = TensorDict.load_memmap(out / ".tdmap" / "data")  # nothing is lost
+    assert len(whole) == len(OUT_OF_PLACE[name](make(), tmp_path / "other", num_workers=0))
+    with pytest.raises(FileExistsError, match="not empty"):
+        OUT_OF_PLACE[name](make(), out, num_workers=0)
+    assert len(TensorDict.load_memmap(out / ".tdmap" / "data")) == len(whole)
 
 
 def test_two_sessions_of_one_cache_do_not_mix(tmp_path):
