@@ -244,13 +244,15 @@ def replacing(path: str | os.PathLike[str], call: str) -> Iterator[Path]:
     """
     old = Path(os.path.realpath(path))
     new = old.with_name(f".{old.name}.new")
-    with locked(old, call):
+    with locked(old, call) as lock:
         hidden.remove_tree(new)  # of somebody who was killed while he held this lock
         try:
             yield new
-            exchange(str(new), str(old))
+            if lock.is_mine:  # and not in a fork of the program
+                exchange(str(new), str(old))
         finally:
-            hidden.remove_tree(new)
+            if lock.is_mine:
+                hidden.remove_tree(new)
 
 
 def require_room_for_hidden(data: Data) -> None:

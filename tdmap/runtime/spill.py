@@ -51,6 +51,7 @@ class Spill:
         self.folder = Path(os.path.abspath(folder))
         self.folder.mkdir(0o700, parents=True, exist_ok=True)
         self.prefix = prefix
+        self._maker = os.getpid()
 
     def append(self, tensors: Sequence[Tensor]) -> list[Extent]:
         """Append the bytes of contiguous CPU tensors to this worker's file; one extent each.
@@ -116,7 +117,9 @@ class Spill:
             at += got
 
     def remove(self) -> None:
-        """Delete everything."""
+        """Delete everything; nothing in a fork of the maker, or in a worker."""
+        if self._maker != os.getpid():
+            return
         if not self.prefix:
             shutil.rmtree(self.folder, ignore_errors=True)
             return

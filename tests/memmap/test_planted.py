@@ -161,3 +161,16 @@ def test_metadata_whose_values_lie_deep_is_an_error_in_one_line(tmp_path: Path) 
     path.write_text(json.dumps({**meta, "data": value}))
     with pytest.raises(DatasetError, match=r"^[^\n]*$"):
         load(tmp_path / "data")
+
+
+@pytest.mark.parametrize("plant", [fifo, endless, device, folder_instead], ids=lambda plant: plant.__name__)
+def test_rows_are_appended_to_regular_files_only(tmp_path: Path, plant: Callable[[Path], None]) -> None:
+    row = TensorDict({"a": torch.tensor(1)}, [])
+    with DatasetWriter(tmp_path / "data", row) as writer:
+        writer.append(row)
+    (tmp_path / "data" / "a.memmap").unlink()
+    plant(tmp_path / "data" / "a.memmap")
+    with pytest.raises((DatasetError, OSError)):
+        with DatasetWriter(tmp_path / "data") as writer:
+            writer.append(row)
+            writer.flush()
