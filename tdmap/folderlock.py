@@ -200,7 +200,9 @@ def take(folder: Path, call: str) -> FolderLock:
         made |= _make(folder, path.parent)
         try:
             fd = hidden.open_file(path, os.O_RDWR | os.O_CREAT)
-        except FileNotFoundError:  # its holder has just removed it all
+        except FileNotFoundError as error:  # its holder has just removed it all
+            if time.monotonic() - began > STRAY_SECONDS:
+                raise _cannot_write(folder, error) from None
             continue
         except OSError as error:
             raise _cannot_write(folder, error) from None

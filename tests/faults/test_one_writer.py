@@ -11,7 +11,6 @@ import sys
 import textwrap
 import threading
 import time
-import traceback
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from tdmap.errors import FolderInUse
 from tdmap.folderlock import holder_of, locked
 from tdmap.status import read_status
 from tensordict_lite import TensorDict
+from tests.processes import forked
 
 from .operations import IN_DATASET, OUT_OF_PLACE, RESUMABLE, make, quietly, same
 
@@ -115,34 +115,6 @@ def test_an_output_that_fails_leaves_nothing(tmp_path, name, monkeypatch):
 
 
 # -- many at one moment ----------------------------------------------------------------------------------
-
-
-def forked(work, count: int) -> list[int]:
-    """Run `work(number)` in so many processes, which begin at one moment; their exit codes."""
-    ready_read, ready_write = os.pipe()
-    go_read, go_write = os.pipe()
-    children = []
-    for number in range(count):
-        child = os.fork()
-        if child == 0:
-            code = 9
-            try:
-                os.close(go_write)
-                os.write(ready_write, b".")
-                os.read(go_read, 1)
-                code = work(number)
-            except BaseException:
-                traceback.print_exc()
-            os._exit(code)
-        children.append(child)
-    os.close(go_read)
-    for _ in children:
-        os.read(ready_read, 1)
-    os.close(go_write)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    os.close(ready_read)
-    os.close(ready_write)
-    return codes
 
 
 WON, LOST, WRONG = 0, 1, 2
@@ -318,50 +290,43 @@ def test_warm_workers_do_not_keep_the_folder(tmp_path, method):
         pass
 
 
+class Fork(tdmap.Callback):
+    """A child of the caller, forked in the middle of a run, that leaves by an exception."""
+
+    def __init__(self) -> None:
+        self.codes: list[int] = []
+
+    def on_lease_done(self, event):
+        if not self.codes:
+            child = os.fork()
+            if child == 0:
+                raise KeyboardInterrupt
+            self.codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
 @pytest.mark.parametrize("name", ["map", "filter", "flat_map", "permute", "map_groups", "write here"])
 def test_a_fork_of_the_caller_neither_releases_nor_removes(tmp_path, name):
-    """A child of the caller, forked in the middle of a run, that leaves by an exception."""
-    out, codes = tmp_path / "out", []
-
-    class Fork(tdmap.Callback):
-        def on_lease_done(self, event):
-            if not codes:
-                child = os.fork()
-                if child == 0:
-                    raise KeyboardInterrupt
-                codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-
-    parent = os.getpid()
+    out, fork, parent = tmp_path / "out", Fork(), os.getpid()
     try:
-        result = OUT_OF_PLACE[name](make(), out, num_workers=0, callbacks=[Fork()])
+        result = OUT_OF_PLACE[name](make(), out, num_workers=0, callbacks=[fork])
     except KeyboardInterrupt:
         if os.getpid() != parent:  # every `finally` of the run has been passed
             os._exit(7 if holder_of(out) is not None and len(os.listdir(out / ".tdmap")) > 1 else 8)
         raise
-    assert codes == [7]
+    assert fork.codes == [7]
     assert (result == OUT_OF_PLACE[name](make(), tmp_path / "other", num_workers=0)).all()
 
 
 @pytest.mark.parametrize("name", RESUMABLE)
 def test_a_fork_of_the_caller_says_nothing_in_the_journal(tmp_path, name):
-    codes = []
-
-    class Fork(tdmap.Callback):
-        def on_lease_done(self, event):
-            if not codes:
-                child = os.fork()
-                if child == 0:
-                    raise KeyboardInterrupt
-                codes.append(os.waitpid(child, 0)[1])
-
-    parent = os.getpid()
+    fork, parent = Fork(), os.getpid()
     try:
-        RESUMABLE[name](make(), tmp_path / "out", num_workers=0, callbacks=[Fork()])
+        RESUMABLE[name](make(), tmp_path / "out", num_workers=0, callbacks=[fork])
     except KeyboardInterrupt:
         if os.getpid() != parent:
-            os._exit(0)
+            os._exit(7)
         raise
-    assert codes == [0]
+    assert fork.codes == [7]
     records = journal.read(tmp_path / "out" / ".tdmap" / "journal").records
     assert not [record for record in records if record.type is journal.Type.FAILED]
     assert not (tmp_path / "out" / ".tdmap" / "errors.jsonl").exists()

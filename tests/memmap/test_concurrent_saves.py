@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from tensordict_lite import TensorDict
+from tests.processes import forked
 
 PROCESSES, LEAVES, ROUNDS = 4, 8, 6
 
@@ -26,33 +25,6 @@ def is_whole(data: TensorDict, number: int) -> bool:
     return len(data) == 300 + number and all(bool((leaf == number).all()) for leaf in data.values(True, True))
 
 
-def in_children(work: Callable[[int], bool]) -> list[int]:
-    """Run it in several processes, which begin at one moment; their exit codes."""
-    ready_read, ready_write = os.pipe()
-    go_read, go_write = os.pipe()
-    children = []
-    for number in range(PROCESSES):
-        child = os.fork()
-        if child == 0:
-            code = 3
-            try:
-                os.close(go_write)
-                os.write(ready_write, b".")
-                os.read(go_read, 1)  # until the other end is closed
-                code = 0 if work(number) else 2
-            except BaseException:
-                traceback.print_exc()
-            os._exit(code)
-        children.append(child)
-    os.close(go_read)
-    for _ in children:
-        os.read(ready_read, 1)
-    os.close(go_write)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    os.close(ready_read), os.close(ready_write)
-    return codes
-
-
 @pytest.mark.parametrize("options", [{}, {"atomic": True}], ids=["", "atomic"])
 @pytest.mark.parametrize("existing", [False, True], ids=["new folder", "over a dataset"])
 def test_concurrent_saves_do_not_mix(tmp_path: Path, existing: bool, options: dict[str, bool]) -> None:
@@ -61,10 +33,10 @@ def test_concurrent_saves_do_not_mix(tmp_path: Path, existing: bool, options: di
         if existing and not number:
             rows(9).memmap(folder)
 
-        def save(number: int, folder: Path = folder) -> bool:
-            return is_whole(rows(number).memmap(folder, **options), number)
+        def save(number: int, folder: Path = folder) -> int:
+            return 0 if is_whole(rows(number).memmap(folder, **options), number) else 1
 
-        assert in_children(save) == [0] * PROCESSES
+        assert forked(save, PROCESSES) == [0] * PROCESSES
         last = TensorDict.load_memmap(folder)
         assert is_whole(last, len(last) - 300)
 
