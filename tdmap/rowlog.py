@@ -29,7 +29,7 @@ from tdmap.job import Job
 from tdmap.journal import merge_ranges
 from tdmap.placing import Output
 from tdmap.plaindata import dump, load, modules_of
-from tdmap.resume import Run, files_of, open_run
+from tdmap.resume import Run, check_identity, files_of, open_run
 from tdmap.runtime.resources import available_memory
 from tdmap.runtime.skipfile import SkipFile
 from tdmap.schema import Schema
@@ -93,7 +93,7 @@ def _was_lost(journal: Path, kind: str) -> bool:
     if contents is None:
         remove(journal)
         return False
-    if contents.header["identity"]["kind"] != kind or contents.is_complete(journals.boot_number()):
+    if check_identity(contents, journal)["kind"] != kind or contents.is_complete(journals.boot_number()):
         return False
     journals.create(journal, contents.header)  # another run is still told from this one
     return True

@@ -243,7 +243,7 @@ def replacing(path: str | os.PathLike[str], call: str) -> Iterator[Path]:
         FolderInUse: somebody writes the dataset, or is about to replace it.
     """
     old = Path(os.path.realpath(path))
-    new = old.with_name(f".{old.name}.new")
+    new = old.with_name(f".{old.name}.tdmap-new")
     with locked(old, call) as lock:
         hidden.remove_tree(new)  # of somebody who was killed while he held this lock
         try:

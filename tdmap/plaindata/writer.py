@@ -29,7 +29,7 @@ _SEQUENCES: dict[type, bytes] = {list: b"l", tuple: b"t", set: b"S", frozenset: 
 
 class Writer:
     def __init__(self, modules: frozenset[str]) -> None:
-        self.parts: list[bytes] = []
+        self.parts: list[bytes | memoryview] = []
         self.modules = modules
         self.depth = 0
         self._known: dict[int, int] = {}
@@ -163,7 +163,7 @@ class Writer:
         self.parts.append(b"X")
         header = (str(value.dtype), tuple(compact.shape), tuple(value.shape), str(value.device), value.requires_grad)
         self._all(header)
-        self._bytes(b"b", bytes(bytes_of(compact)) if compact.numel() else b"")
+        self._bytes(b"b", bytes_of(compact) if compact.numel() else b"")  # not copied before all is put together
 
     def _array(self, value: Any) -> None:
         if type(value) is not np.ndarray and not isinstance(value, np.generic):
