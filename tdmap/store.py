@@ -89,7 +89,7 @@ class OutputFolder:
 
     def _take_over(self, source: Path | None, resume: bool) -> None:
         """Refuse what is in the way, and remove what a killed run has left."""
-        if self._is_on_its_way and not self._goes_on(resume):
+        if self._can_be_finished and not self._goes_on(resume):
             self._move()  # it was killed in its last moment
         self._require_free(source, resume)
         if not self._goes_on(resume):
@@ -108,6 +108,13 @@ class OutputFolder:
     def _is_on_its_way(self) -> bool:
         """Whether a whole dataset is being moved to its place, or whoever did that was killed."""
         return os.path.lexists(self._moving)
+
+    @property
+    def _can_be_finished(self) -> bool:
+        """Whether whoever moved a dataset was killed, and nothing is in the way of what has not been moved."""
+        if not self._is_on_its_way or not os.path.exists(f"{self._data}/{META}"):
+            return False
+        return not (set(os.listdir(self._data)) - {META}) & self._names()
 
     def begin_anew(self) -> None:
         """Forget the run that is here: what it was about has been removed.
@@ -149,7 +156,7 @@ class OutputFolder:
                 f"{self.path} holds an unfinished run: pass resume=True to go on with it, or remove the folder."
             )
         others = sorted(names - {HIDDEN})
-        if others and not self._is_on_its_way:
+        if others and not self._can_be_finished:
             raise FileExistsError(f"{self.path} is not empty ({', '.join(others[:3])}...): choose a folder of its own.")
 
     def _names(self) -> set[str]:

@@ -366,6 +366,19 @@ def test_a_dataset_that_is_being_made_is_not_written_through_links(tmp_path):
     assert os.listdir(outside) == [] and not (out / ".tdmap").exists()
 
 
+@pytest.mark.parametrize("name", OUT_OF_PLACE)
+def test_a_move_that_nobody_has_begun_removes_nothing(tmp_path, name):
+    """A hidden folder that says that a dataset is on its way, beside files of the user's of the same names."""
+    out = tmp_path / "out"
+    TensorDict({"src": {"x": torch.arange(3)}}, [3]).memmap(out / ".tdmap" / "data")
+    (out / ".tdmap" / "moving").touch()
+    (out / "src").mkdir()
+    (out / "src" / "thesis.txt").write_bytes(PRECIOUS)
+    with pytest.raises(FileExistsError, match=r"not empty \(src"):
+        OUT_OF_PLACE[name](make(), out, num_workers=0)
+    assert (out / "src" / "thesis.txt").read_bytes() == PRECIOUS
+
+
 @pytest.mark.parametrize("name", ["filter", "flat_map", "permute", "write here"])
 def test_files_between_two_jobs_are_private_and_have_no_name_that_is_known(tmp_path, name):
     found = set()
