@@ -181,6 +181,11 @@ def describe(status: Status) -> list[str]:
         f"{status.rows_done:,} of {status.rows:,} rows done ({status.fraction:.1%}){rate}",
         f"began {began}, {status.sessions} session{'s' if status.sessions != 1 else ''}, {status.seconds:.1f} s in all",
     ]
+    if status.command is not None:
+        function, source = (printable(status.command.get(key, "?")) for key in ("function", "source"))
+        lines.append(f"begun from the command line: {function} on {source}")
+    elif status.argv:
+        lines.append(f"begun by {' '.join(status.argv)}")
     if status.writer:
         who = status.writer
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(_seconds(who["since"])))

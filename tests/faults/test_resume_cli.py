@@ -73,6 +73,7 @@ def test_an_interrupted_run_is_shown_and_gone_on_with(folder):
     assert [error["type"] for error in shown["errors"]] == ["ArithmeticError"]
     lines = command(folder, "status", "out").stdout.splitlines()
     assert lines[0] == "double (map): interrupted"
+    assert lines[3] == f"begun from the command line: functions:double on {folder / 'in'}"
     assert "of 100 rows done" in lines[1] and "row fifty is cursed" in lines[-1]
     (folder / "mended").touch()
     done = command(folder, "resume", "out", "--quiet", "--yes")
