@@ -12,6 +12,7 @@ second job starts anew when it is interrupted: it only copies, and writes the sa
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import struct
 import time
@@ -172,7 +173,7 @@ class PieceLog:
 
     def flush(self) -> None:
         """Write the pieces of the chunks that were done."""
-        data = b"".join(self._record(start, stop) for start, stop in self._pending)
+        data = b"".join(self._record(start, stop) for start, stop in merge_ranges(self._pending))
         self._pending.clear()
         with naming(self._path):
             while data:
@@ -212,13 +213,13 @@ def pack_record(start: int, stop: int, values: tuple[Any, ...], modules: Collect
     Raises:
         SerializationError: their rows hold objects that are no data.
     """
-    plain = [None if pieces is None else [_plain(piece) for piece in pieces] for pieces in values]
-    body = dump([start, stop, plain], modules)
+    pieces = [piece for found in values for piece in found or ()]
+    counts = [-1 if found is None else len(found) for found in values]
+    columns = [[piece[column] for piece in pieces] for column in range(4)]  # rows, digest, file, offset
+    objects = {number: piece.objects for number, piece in enumerate(pieces) if piece.objects}
+    skeletons = {number: piece.schema.skeleton for number, piece in enumerate(pieces) if piece.schema is not None}
+    body = dump([start, stop, counts, columns, objects, skeletons], modules)
     return _HEAD.pack(len(body), zlib.crc32(body)) + body
-
-
-def _plain(piece: Piece) -> list[Any]:
-    return [*piece[:5], None if piece.schema is None else piece.schema.skeleton]
 
 
 def read_records(path: Path, modules: Collection[str]) -> tuple[list[tuple[int, int, tuple[Any, ...]]], int]:
@@ -244,23 +245,32 @@ def read_records(path: Path, modules: Collection[str]) -> tuple[list[tuple[int, 
 
 
 def _unpack_record(body: memoryview, modules: Collection[str]) -> tuple[int, int, tuple[Any, ...]]:
-    from tdmap.append import Piece
-
-    def piece_of(rows: Any, digest: Any, file: Any, offset: Any, objects: Any, skeleton: Any) -> Piece:
-        if not all(type(number) is int and number >= 0 for number in (rows, digest, offset)):
-            raise ValueError("numbers are missing")
-        if type(file) is not str or (file and (os.path.basename(file) != file or not file.startswith(SPILL))):
-            raise ValueError(f"{file!r} is no file of this folder")
-        schema = None if skeleton is None else Schema(skeleton)
-        if type(objects) is not dict or (schema is not None and schema.digest != digest):
-            raise ValueError("rows are not as they were described")
-        return Piece(rows, digest, file, offset, objects, schema)
-
     try:
-        start, stop, values = load(body, modules)
-        found = tuple(None if pieces is None else tuple(piece_of(*piece) for piece in pieces) for pieces in values)
+        start, stop, counts, columns, objects, skeletons = load(body, modules)
+        pieces = [
+            _piece_of(rows, digest, file, offset, objects.get(number, {}), skeletons.get(number))
+            for number, (rows, digest, file, offset) in enumerate(zip(*columns, strict=True))
+        ]
+        numbers = [start, stop, *counts]
     except (TypeError, AttributeError) as error:
         raise ValueError("not a record of pieces") from error
-    if type(start) is not int or type(stop) is not int or stop - start != len(found):
+    if any(type(number) is not int for number in numbers) or stop - start != len(counts):
         raise ValueError("not a record of pieces")
-    return start, stop, found
+    ends = list(itertools.accumulate(max(count, 0) for count in counts))
+    if ends and ends[-1] != len(pieces):
+        raise ValueError("not a record of pieces")
+    found = [None if count < 0 else tuple(pieces[end - count : end]) for count, end in zip(counts, ends)]
+    return start, stop, tuple(found)
+
+
+def _piece_of(rows: Any, digest: Any, file: Any, offset: Any, objects: Any, skeleton: Any) -> Piece:
+    from tdmap.append import Piece
+
+    if not all(type(number) is int and number >= 0 for number in (rows, digest, offset)):
+        raise ValueError("numbers are missing")
+    if type(file) is not str or (file and (os.path.basename(file) != file or not file.startswith(SPILL))):
+        raise ValueError(f"{file!r} is no file of this folder")
+    schema = None if skeleton is None else Schema(skeleton)
+    if type(objects) is not dict or (schema is not None and schema.digest != digest):
+        raise ValueError("rows are not as they were described")
+    return Piece(rows, digest, file, offset, objects, schema)

@@ -330,8 +330,8 @@ def test_pieces_do_not_lie_outside_of_their_folder(tmp_path, file):
     schema = TensorDict({"x": torch.zeros(0, dtype=torch.int64)}, [0])
     from tdmap.schema import Schema
 
-    pieces = [[2, Schema(schema).digest, file, 0, {}, schema]]
-    body = dump([0, 6, [pieces] * 6])
+    columns = [[2] * 6, [Schema(schema).digest] * 6, [file] * 6, [0] * 6]
+    body = dump([0, 6, [1] * 6, columns, {}, {0: schema}])
     record = struct.pack("<II", len(body), zlib.crc32(body)) + body
     (out / ".tdmap" / "pieces").write_bytes(record)
     assert rowlog.read_records(out / ".tdmap" / "pieces", ()) == ([], len(record))
