@@ -14,18 +14,20 @@ from typing import Any
 import torch
 
 from tdmap._data import Data, check_rows, data_length, data_row_bytes, is_data
+from tdmap.data.alike import VALID
 from tdmap.devices import Devices, Placement, check_start_method
 from tdmap.events import Callback
 from tdmap.execution import Execution
 from tdmap.functions import Keys, as_function, check_placement
 from tdmap.iterator import MapIterator
 from tdmap.job import Job, Policy, Source
+from tdmap.keeping import map_dropping, marking
 from tdmap.norows import result_of_no_rows
 from tdmap.plan import ChunkPlan, make_plan
 from tdmap.prefetch import check_prefetch, prefetch_over
 from tdmap.resumable import map_in_place, map_to_files, map_to_folder
 from tdmap.resume import Resume, check_resume
-from tdmap.rowerrors import OnError, check_on_error
+from tdmap.rowerrors import MODES, OnError, mode_of
 from tdmap.runtime.device import Device, DeviceLink, open_link, resolve_device
 from tdmap.runtime.skipping import DROP, PAD
 from tdmap.seeding import base_seed, permutation
@@ -131,7 +133,8 @@ def map(
 
     Returns:
         `out` when it is given; else the results concatenated along `dim` (stacked with `chunksize=0`), without
-        those that are None; None when all are. Without rows, what the function makes of zero rows.
+        those that are None, of which a warning tells; None when all are. Without rows, what the function makes of
+        zero rows.
 
     Raises:
         IndexError: `dim` is out of range.
@@ -172,15 +175,25 @@ def map(
         )
     )
     where.check(data, buffer, execution, bool(resume), on_error)
-    fn = where.function(as_function(fn, in_keys, out_keys), execution)
-    job = Job(Source(data), plan, fn, policy, on_row_error=handler_of(on_error))
+    fn = as_function(fn, in_keys, out_keys)
+    if mode_of(on_error) == "mark":
+        fn = marking(fn, buffer)
+    fn = where.function(fn, execution)
+    job = Job(Source(data), plan, fn, replace(policy, in_place=True), on_row_error=handler_of(on_error))
+    if path is not None and policy.skip == DROP:
+        return map_dropping(job, path, bool(resume), execution)
     if path is not None:
         return map_to_folder(job, path, resume, execution.run)
+    if policy.skip == DROP and out is not None:
+        raise ValueError(
+            "on_error='drop' leaves rows out, and out has a place for every row: use on_error='skip', which sets a "
+            f"bool entry {VALID!r} of out to False there, out='folder', or out=None."
+        )
     sink: Sink
     if out is None:
         if resume:
             raise ValueError("resume=True keeps its journal beside the output: pass out=a folder, or out=data.")
-        sink = Gather()
+        sink = Gather(job.name, policy.skip == DROP)
     else:
         check_rows(out, plan, data.shape)
         sink = InPlace(out) if out is data else Preallocated(out)
@@ -400,8 +413,13 @@ def policy_for(
         raise ValueError(f"retries must be an integer of at least 0: got {retries!r}.")
     if timeout is not None and not timeout > 0:
         raise ValueError(f"timeout must be a number of seconds above 0, or None: got {timeout!r}.")
-    skip = "" if check_on_error(on_error) == "raise" else skip
+    mode = mode_of(on_error, MODES if skip == PAD else LEAVING_OUT)
+    skip = "" if mode == "raise" else DROP if mode == "drop" else skip
     return Policy(base_seed(seed, generator), retries, timeout, bool(undo), skip)
+
+
+LEAVING_OUT = ("raise", "skip", "drop")
+"""What `on_error` may be where results lack the rows that raise: "skip" and "drop" are the same there."""
 
 
 def handler_of(on_error: OnError) -> Callable[[BaseException, tuple[int, int]], Any] | None:

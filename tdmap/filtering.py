@@ -95,7 +95,7 @@ def filter(
     if resume:
         return _filter_resumable(job, output, execution)
     source = SourceRows(data)
-    output.check(source.schema, 0)
+    source.check(output)
     output.claim()
     try:
         with Spill(spill_folder(output, spill_dir)) as spill:

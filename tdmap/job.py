@@ -58,6 +58,8 @@ class Policy:
     """Keep the rows that an in-place function changes, to put them back when it does not come to its end."""
     skip: str = ""
     """Go on after rows on which the function raises: `"pad"` or `"drop"` says what results have for them."""
+    in_place: bool = False
+    """A result of None means that the function has changed its chunk in place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,10 +90,10 @@ def permute(
     if method is not None and method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, or None: got {method!r}.")
     order = check_order(data, order)
-    output = Output(out, data)
+    output, source = Output(out, data), SourceRows(data)
+    source.check(output)
     output.claim()
     try:
-        source = SourceRows(data)
         row_bytes = source.schema.row_bytes
         places = output.open(source.schema, len(order), source.objects_at(order))
         if not len(order) or not any(row_bytes):

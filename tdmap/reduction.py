@@ -21,6 +21,7 @@ from tdmap.reducers import Reducer, as_reducer
 from tdmap.reducers.base import merged
 from tdmap.resumable import fold_resumable
 from tdmap.rowerrors import OnError
+from tdmap.runtime.skipping import DROP
 from tdmap.sinks import Fold
 
 FOLD_BYTES = 8 << 20
@@ -141,7 +142,7 @@ def map_reduce(
     if mapper is None and chunksize is None and num_chunks is None:
         row_bytes = data_row_bytes(data, plan.length)
         plan = replace(plan, size=default_chunk_size(plan.length, row_bytes, FOLD_BYTES))
-    policy = policy_for(seed, generator, retries, timeout, on_error=on_error)
+    policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
     job = Job(Source(data), plan, fn, policy, on_row_error=handler_of(on_error))
     execution = Execution.of(
         num_workers=num_workers,

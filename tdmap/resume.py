@@ -5,6 +5,7 @@
       lock, workers.lock    held while somebody works
       errors.jsonl          what the run has ended with, if not well
       skipped.jsonl         rows on which the function raised, with `on_error` (see `runtime.skipfile`)
+      objects.jsonl         entries of results that are no tensors, until the run is over (see `objectlog`)
       data/                 a new output, until it is whole (see `store`)
       done, undo-*          of an in-place run (see `runtime.ledger`)
       history.jsonl         in-place runs that are over
@@ -36,6 +37,7 @@ from tdmap.events import Callback
 from tdmap.fingerprint import function_parts, source_parts
 from tdmap.job import Job
 from tdmap.journal import Journal
+from tdmap.objectlog import ObjectLog
 from tdmap.runtime.ledger import Ledger
 from tdmap.runtime.skipfile import SkipFile
 from tdmap.runtime.skiplog import SkipLog
@@ -125,6 +127,7 @@ class Run:
         is_latest: no other run has been in the folder since.
         ledger: of an in-place run.
         skips: the rows that all its sessions have skipped.
+        objects: entries of results that are no tensors, until the run is over.
     """
 
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
@@ -136,6 +139,7 @@ class Run:
         self.ledger: Ledger | None = None
         self.journal: Journal | None = None
         self.skips = SkipFile(folder)
+        self.objects = ObjectLog(folder)
 
     def add(self, start: int, stop: int) -> None:
         assert self.journal is not None
@@ -198,6 +202,7 @@ def open_run(folder: Path, job: Job, kind: str, files: list[str], resume: Resume
         if contents is None and not run.is_complete:
             header = {"identity": run.identity, "began": time.time(), "argv": sys.argv, "cwd": os.getcwd()}
             run.skips.forget()
+            run.objects.forget()
             # Rows that are changed in place, and no header to say so, would be changed twice.
             journals.create(folder / "journal", {**header, "command": COMMAND.get()}, durable=kind == IN_PLACE)
             contents = journals.read(folder / "journal")

@@ -30,6 +30,7 @@ from tdmap.bykey.reducing import CutChunk, ReducePartition, empty_answer, one_ro
 from tdmap.bykey.rows import Shape, columns_of, is_columnar, schema_of
 from tdmap.bykey.spilling import Partitions
 from tdmap.bykey.splits import Splits
+from tdmap.data.objects import entry_at
 from tdmap.errors import add_note
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
@@ -40,6 +41,7 @@ from tdmap.reducers.base import Key
 from tdmap.runtime.spill import Spill
 from tdmap.schema import Schema, take_apart
 from tdmap.sinks import Collect
+from tensordict_lite import is_non_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -271,6 +273,11 @@ def _payload(keyed: KeyedData, forms: Mapping[str, Grouped]) -> tuple[Key, ...] 
     for name, form in forms.items():
         if form.key is not None:
             require_entry(data, form.key, f"the entry of the reducer {name!r}")
+            if is_non_tensor(entry_at(data, (form.key,) if isinstance(form.key, str) else form.key)):
+                raise TypeError(
+                    f"the reducer {name!r} reads {form.key!r}, which holds Python objects, and group_by reduces "
+                    "tensors: use map_groups(fn), or make it a part of the key."
+                )
             names.append(form.key)
         elif form.reads_rows:
             return None

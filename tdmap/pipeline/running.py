@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from tdmap._data import Data, RowWriter, check_rows, data_length, is_data, narrow
+from tdmap._data import Data, check_rows, data_length, is_data, narrow
 from tdmap.append import each_result
+from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan, is_one_pass

@@ -293,5 +293,8 @@ def values_of(chunk: Any, key: Key | None) -> Tensor:
         raise ValueError("this reducer needs a key: the rows are a collection, not a tensor")
     value = chunk.get(key) if is_tensorclass(chunk) else chunk[key]
     if not isinstance(value, Tensor):
-        raise TypeError(f"the entry {key!r} is a {type(value).__name__}: statistics are over tensors")
+        raise TypeError(
+            f"the entry {key!r} holds Python objects (strings, for one), and this is a statistic of tensors. Count, "
+            "Unique, ValueCounts and TopK take objects, and so does tdmap.group_by as a key."
+        )
     return value

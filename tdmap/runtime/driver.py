@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
-from tdmap._data import RowWriter
+from tdmap.data.writer import RowWriter
 from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_rows
 from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, WorkerDied
 from tdmap.job import Job
@@ -195,7 +195,7 @@ class Driver:
         )
         error: BaseException | None = None
         try:
-            self.skips.begin()
+            self.skips.begin(self.done_rows)
             self.sink.open(plan, self.crew.allocate())
             self.crew.open(self.job, self.sink)
             self._announced = self.sink.writer is not None
@@ -208,6 +208,8 @@ class Driver:
             self.scheduler.cancel()
             try:
                 self.crew.close(error is None, self.changed)
+                if error is not None:
+                    self.sink.abandon()
             finally:
                 seconds, skipped = time.monotonic() - began, tuple(self.skips.errors)
                 self.callbacks.on_job_ended(
@@ -333,7 +335,7 @@ class Driver:
     def _handle_loss(self, worker: int, lost: Lost) -> None:
         self._workers.discard(worker)
         lease = self.scheduler.get(lost.lease)
-        if lease is not None and lease.worker == worker and lost.kind is not Kind.PARCEL:
+        if lease is not None and lease.worker == worker and not lost.kind.travels:
             self._safe(lease, min(lost.committed, lease.stop), lost.kind, ())
         loss = self.scheduler.worker_lost(worker, lost.running)
         self.callbacks.on_worker_died(

@@ -22,6 +22,13 @@ class Kind(enum.IntEnum):
     """It travels to the driver."""
     FAILED = 3
     """There is none: the function raised on every row, and rows that raise are skipped."""
+    OBJECTS = 4
+    """Its tensors were copied into the output; its entries that are no tensors travel to the driver."""
+
+    @property
+    def travels(self) -> bool:
+        """Whether a value of each chunk goes to the driver: a chunk is not safe before it is there."""
+        return self in (Kind.PARCEL, Kind.OBJECTS)
 
 
 class Begin(NamedTuple):
@@ -79,7 +86,7 @@ class Segment(NamedTuple):
     stop: int
     kind: Kind
     values: tuple[Any, ...]
-    """One value a chunk for PARCEL, else empty."""
+    """One value a chunk where they travel, else empty."""
 
 
 class Done(NamedTuple):

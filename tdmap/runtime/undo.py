@@ -49,6 +49,7 @@ class Undo:
         self._direct = bool(self.leaves) and not plan.unbind and is_flat(data)
         self.lock = room.lock
         self.skipped = room.skipped
+        self.objects = room.objects
         self._keep = room
         self._mark = _slots(room.mark)
         self.done = _slots(room.done)

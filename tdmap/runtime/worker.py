@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tdmap._data import Reader, RowWriter, tensors_of
+from tdmap._data import Reader, tensors_of
+from tdmap.data.writer import RowWriter
 from tdmap.job import Policy
 from tdmap.plan import ChunkPlan
 from tdmap.runtime import control as at

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from tdmap._data import RowWriter
+from tdmap.data.writer import RowWriter
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.types import Kind
 
@@ -41,4 +41,8 @@ class Sink(Protocol):
 
     def result(self) -> Any:
         """What `map` returns; called once, after the last chunk."""
+        ...
+
+    def abandon(self) -> None:
+        """Called instead of `result` when the job fails: what was accepted, and has no place yet, gets there or not."""
         ...

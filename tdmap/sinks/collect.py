@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdmap._data import RowWriter
+from tdmap.data.writer import RowWriter
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.types import Kind
 from tdmap.sinks.base import Allocate
@@ -25,6 +25,9 @@ class Collect:
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
         if kind is Kind.PARCEL:
             self._values[start:stop] = values
+
+    def abandon(self) -> None:
+        """The job has failed: there is nothing to keep."""
 
     def result(self) -> list[Any]:
         return self._values

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, RowWriter, check_leaf, data_row_bytes, is_data, is_dense, not_a_collection, tensors_of
+from tdmap._data import Data, data_row_bytes, is_data, is_dense, tensors_of
+from tdmap.data.alike import check_leaf, not_a_collection
+from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.device import DeviceLink, Mark
@@ -117,6 +119,9 @@ class DeviceBuffer:
             self._copying.popleft()
             self._bytes -= nbytes
             del sources
+
+    def abandon(self) -> None:
+        """The job has failed: there is nothing to keep."""
 
     def result(self) -> Any:
         return self.out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from tdmap._data import RowWriter
+from tdmap.data.writer import RowWriter
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import MergeTree, Node, Reducer, merged, nodes
 from tdmap.runtime.types import Kind
@@ -45,6 +45,9 @@ class Fold:
         else:
             for chunk in range(start, stop):
                 self._tree.add(chunk, chunk + 1, None)
+
+    def abandon(self) -> None:
+        """The job has failed: there is nothing to keep."""
 
     def result(self) -> Any:
         """The merged state."""

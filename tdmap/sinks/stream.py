@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdmap._data import RowWriter
+from tdmap.data.writer import RowWriter
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.parcels import PageLocker
 from tdmap.runtime.types import Kind
@@ -36,6 +36,9 @@ class Stream:
     def take(self, chunk: int) -> Any:
         """The result of `chunk`, which is not kept any longer."""
         return self._waiting.pop(chunk)
+
+    def abandon(self) -> None:
+        """The job has failed: there is nothing to keep."""
 
     def result(self) -> Any:
         return None

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tdmap._data import RowWriter
+from tdmap.data.writer import RowWriter
 from tdmap.errors import WorkerLost, describe_rows
 from tdmap.job import Job
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
@@ -28,7 +28,7 @@ from tdmap.runtime.parcels import ParcelReader, ParcelWriter
 from tdmap.runtime.remote import pack_error, unpack_error
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.shm import anonymous_file, map_path, release_file
-from tdmap.runtime.types import Done, Failed, Kind, Message, Refused, Segment
+from tdmap.runtime.types import Done, Failed, Message, Refused, Segment
 from tdmap.runtime.worker import load_loop
 from tdmap.sinks import Allocate, Sink
 
@@ -194,7 +194,7 @@ class ForeignCrew:
         return messages
 
     def _opened(self, segment: Segment) -> Segment:
-        if segment.kind is not Kind.PARCEL:
+        if not segment.kind.travels:
             return segment
         return segment._replace(values=tuple(self._reader.unpack(parcel) for parcel in segment.values))
 

@@ -6,7 +6,8 @@ import pickle
 
 import torch
 
-from tdmap._data import RowWriter, data_row_bytes, leaves_hold_rows
+from tdmap._data import data_row_bytes, leaves_hold_rows
+from tdmap.data.writer import RowWriter
 from tdmap.errors import SerializationError
 from tdmap.job import Job
 from tdmap.runtime.culprit import explain_unpicklable

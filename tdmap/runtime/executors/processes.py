@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tdmap._data import RowWriter
+from tdmap.data.writer import RowWriter
 from tdmap.job import Job
 from tdmap.runtime import control as at
 from tdmap.runtime.driver import Joined
@@ -292,7 +292,7 @@ class ProcessCrew:
 
 
 def _opened(member: Member, segment: Segment) -> Segment | None:
-    if segment.kind is not Kind.PARCEL:
+    if not segment.kind.travels:
         return segment
     try:
         return segment._replace(values=tuple(member.reader.unpack(parcel) for parcel in segment.values))

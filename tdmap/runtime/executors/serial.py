@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from tdmap._data import Reader, RowWriter, data_row_bytes, leaves_hold_rows
+from tdmap._data import Reader, data_row_bytes, leaves_hold_rows
+from tdmap.data.writer import RowWriter
 from tdmap.job import Job
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.control import local_control
@@ -66,7 +67,7 @@ class SerialCrew:
             self.output(sink.writer)
 
     def output(self, writer: RowWriter) -> None:
-        self._loop.writer = RowWriter(writer.out, writer.plan, writer.exact, writer.aliased, writer.strict)
+        self._loop.writer = writer.own()
         self._loop.writer.prepare()
 
     def _emit(self, message: Any) -> None:

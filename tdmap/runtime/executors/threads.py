@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from tdmap._data import Reader, RowWriter
+from tdmap._data import Reader
+from tdmap.data.writer import RowWriter
 from tdmap.job import Job
 from tdmap.runtime import control as at
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
@@ -74,9 +75,8 @@ class ThreadCrew:
 
     def output(self, writer: RowWriter) -> None:
         for loop in self._loops:
-            own = RowWriter(writer.out, writer.plan, writer.exact, writer.aliased, writer.strict)
-            own.prepare()
-            loop.writer = own
+            loop.writer = writer.own()
+            loop.writer.prepare()
 
     def _serve(self, number: int) -> None:
         torch.set_num_threads(self._worker_threads)
