@@ -126,21 +126,23 @@ class Reader:
     def read(self, start: int, stop: int) -> Iterator[Data]:
         """The chunks `start..stop`; views of the dataset unless there is an order."""
         plan = self.plan
-        for first in range(start, stop, BLOCK):
-            last = min(first + BLOCK, stop)
-            begin, end = plan.span(first, last)
+        for begin, end, size in plan.runs(start, stop, BLOCK):
             if self.order is not None:
-                yield from self._gather(begin, end)
+                yield from self._gather(begin, end, size)
             elif plan.unbind:
                 yield from narrow(self.data, plan.dim, begin, end).unbind(plan.dim)
             else:
-                yield from cut(self.data, plan.dim, begin, end, plan.size)
+                yield from cut(self.data, plan.dim, begin, end, size)
 
-    def _gather(self, begin: int, end: int) -> Iterator[Data]:
+    def replan(self, plan: ChunkPlan) -> None:
+        """The size of the later chunks is settled."""
+        self.plan = plan
+
+    def _gather(self, begin: int, end: int, size: int) -> Iterator[Data]:
         plan = self.plan
         assert self.order is not None
-        for first in range(begin, end, plan.size):
-            rows = self.order[first : min(first + plan.size, end)]
+        for first in range(begin, end, size):
+            rows = self.order[first : min(first + size, end)]
             index: Any = rows[0].item() if plan.unbind else rows
             yield self.data[(slice(None),) * plan.dim + (index,)]
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from tdmap._data import Data, check_rows, data_length, data_row_bytes, is_data
+from tdmap._data import Data, check_rows, data_length, is_data
 from tdmap.data.alike import VALID
+from tdmap.data.sizes import row_bytes_of
 from tdmap.devices import Devices, Placement, check_start_method
 from tdmap.events import Callback
 from tdmap.execution import Execution
@@ -23,7 +24,7 @@ from tdmap.iterator import MapIterator
 from tdmap.job import Job, Policy, Source
 from tdmap.keeping import map_dropping, marking
 from tdmap.norows import result_of_no_rows
-from tdmap.plan import ChunkPlan, make_plan
+from tdmap.plan import CACHE_BYTES, ChunkPlan, default_chunk_size, make_plan
 from tdmap.prefetch import check_prefetch, prefetch_over
 from tdmap.resumable import map_in_place, map_to_files, map_to_folder
 from tdmap.resume import Resume, check_resume
@@ -158,7 +159,8 @@ def map(
     path = out if isinstance(out, (str, os.PathLike)) else None
     buffer = out if path is None and is_data(out) else None
     where = Placement.of(device, buffer)
-    plan = plan_for(data, fn, dim, chunksize, num_chunks, out if path is None else None, where.chunk_factor)
+    existing = out if path is None else None
+    plan = plan_for(data, fn, dim, chunksize, num_chunks, existing, where.chunk_factor, results_vary=True)
     policy = policy_for(seed, generator, retries, timeout, undo, on_error, PAD)
     check_resume(resume)
     execution = where.execution(
@@ -179,7 +181,14 @@ def map(
     if mode_of(on_error) == "mark":
         fn = marking(fn, buffer)
     fn = where.function(fn, execution)
-    job = Job(Source(data), plan, fn, replace(policy, in_place=True), on_row_error=handler_of(on_error))
+    job = Job(
+        Source(data),
+        plan,
+        fn,
+        replace(policy, in_place=True),
+        on_row_error=handler_of(on_error),
+        chunk_bytes=CACHE_BYTES * where.chunk_factor,
+    )
     if path is not None and policy.skip == DROP:
         return map_dropping(job, path, bool(resume), execution)
     if path is not None:
@@ -273,7 +282,7 @@ def map_iter(
     """
     if shuffle and not index_with_generator:
         raise RuntimeError("map_iter(shuffle=True) needs index_with_generator=True, its default: drop that argument.")
-    plan = plan_for(data, fn, dim, chunksize, num_chunks, None)
+    plan = plan_for(data, fn, dim, chunksize, num_chunks, None, results_vary=True)
     policy = policy_for(seed, generator, retries, timeout, undo, on_error, DROP)
     execution = Execution(
         num_workers, pool, executor, mp_start_method, worker_threads, max_tasks_per_child, max_memory, pbar, callbacks
@@ -282,10 +291,17 @@ def map_iter(
     check_placement(fn, execution.executor == "process", None)
     target = _target(device, prefetch, execution)
 
-    def begin(position: int, seed: int | None, order_seed: int | None) -> Iterator[Any]:
+    def begin(position: int, seed: int | None, order_seed: int | None, plan: ChunkPlan, settled: Any) -> Iterator[Any]:
         order = None if order_seed is None else permutation(plan.length, order_seed)
         # A job of its own each time: what a worker still says about the last one must not count.
-        job = Job(Source(data, order), plan, fn, replace(policy, seed=seed), on_row_error=handler_of(on_error))
+        job = Job(
+            Source(data, order),
+            plan,
+            fn,
+            replace(policy, seed=seed),
+            on_row_error=handler_of(on_error),
+            on_settled=settled,
+        )
         if target is None:
             return stream_values(job, execution, position)
         link = open_link(target)
@@ -365,8 +381,14 @@ def plan_for(
     num_chunks: int | None,
     out: Data | None,
     factor: int = 1,
+    results_vary: bool = False,
 ) -> ChunkPlan:
-    """How the rows are cut, once the arguments have been checked; default chunks are `factor` times larger.
+    """How the rows are cut, once the arguments have been checked.
+
+    Args:
+        data, fn, dim, chunksize, num_chunks, out: as `map`; `out` where it exists already.
+        factor: default chunks are so many times larger.
+        results_vary: the function returns rows that may be of any size, so that default chunks wait for the first one.
 
     Raises:
         TypeError: `data`, `fn` or `out` is of no use.
@@ -389,10 +411,10 @@ def plan_for(
         )
     dim %= dims
     length = data_length(data, dim)
-    row_bytes = data_row_bytes(data, length)
-    same = out is None or out is data
-    row_bytes += row_bytes * OUTPUT_FACTOR if same else data_row_bytes(out, length)
-    return make_plan(length, dim=dim, chunksize=chunksize, num_chunks=num_chunks, row_bytes=max(row_bytes // factor, 1))
+    own = max(row_bytes_of(data, length) // factor, 1)
+    result = own * OUTPUT_FACTOR if out is None or out is data else row_bytes_of(out, length) // factor
+    most = default_chunk_size(length, own) if out is None and results_vary else 0
+    return make_plan(length, dim=dim, chunksize=chunksize, num_chunks=num_chunks, row_bytes=own + result, most=most)
 
 
 def policy_for(

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from tdmap._data import Data, is_data
+from tdmap.data.sizes import result_bytes
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source, function_name
@@ -134,6 +135,23 @@ class Pieces(Collect):
             self._values[chunk] = pieces
             self.learn(chunk, pieces)
 
+    def replan(self, plan: ChunkPlan) -> None:
+        super().replan(plan)
+        self._plan = plan
+
+    def value_bytes(self, value: Any) -> int:
+        total = 0
+        for piece in value:
+            schema = self._known(piece)
+            total += piece.rows * sum(schema.row_bytes) + result_bytes(piece.objects)
+        return total
+
+    def _known(self, piece: Piece) -> Schema:
+        """The schema of a piece, which came with it or with an earlier one of its worker."""
+        if piece.schema is not None:
+            self.schemas.setdefault(piece.digest, piece.schema)
+        return self.schemas[piece.digest]
+
     def of(self, start: int, stop: int) -> tuple[Any, ...]:
         """What is known of the chunks `start..stop`."""
         return tuple(self._values[start:stop])
@@ -150,8 +168,7 @@ class Pieces(Collect):
             OutputMismatch: they look different from others.
         """
         for piece in pieces or ():
-            if piece.schema is not None:
-                self.schemas.setdefault(piece.digest, piece.schema)
+            self._known(piece)
             if not piece.rows:
                 continue
             if self._first is None:
@@ -344,7 +361,7 @@ def _append_resumable(job: Job, output: Output, execution: Execution, empty: Sch
         if job.plan.length:
             log = PieceLog(run, pieces)
             try:
-                execution.run(replace(job, fn=SpillRows(job.fn, spill)), pieces, log)
+                execution.run(replace(run.planned(job), fn=SpillRows(job.fn, spill)), pieces, log)
             finally:
                 log.close()
         _place_all(job, pieces, empty, spill, output, execution)

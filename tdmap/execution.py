@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from tdmap._data import data_row_bytes
 from tdmap._warn import warn_user
+from tdmap.data.sizes import row_bytes_of
 from tdmap.events import Callback, CallbackList
 from tdmap.job import Job
 from tdmap.runtime import worker as worker_module
@@ -135,8 +135,8 @@ class Execution:
             watchers.append(ProgressBar())
         crew, finish = self._crew(job)
         try:
-            chunk_bytes = job.plan.size * data_row_bytes(job.source.data, job.plan.length)
-            yield from Driver(job, sink, crew, CallbackList(watchers), chunk_bytes, log).run()
+            row_bytes = row_bytes_of(job.source.data, job.plan.length)
+            yield from Driver(job, sink, crew, CallbackList(watchers), row_bytes, log).run()
         finally:
             finish()
 

@@ -283,7 +283,7 @@ def flat_map(
         >>> flat_map(data, lambda td: td["n"].repeat_interleave(td["n"]), num_workers=2)
         tensor([2, 2, 3, 3, 3])
     """
-    plan = plan_for(data, fn, 0, chunksize, num_chunks, None)
+    plan = plan_for(data, fn, 0, chunksize, num_chunks, None, results_vary=True)
     policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
     return append_rows(
         data,

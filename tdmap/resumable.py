@@ -58,7 +58,7 @@ def _resume_to_folder(job: Job, store: OutputFolder, execute: Execute, resume: R
     with open_run(store.hidden, job, MAP, [], resume) as run:
         if run.is_complete:
             return store.publish()
-        execute(job, Folder(store, lambda data: _use_files(run, data), run.objects), run)
+        execute(run.planned(job), Folder(store, lambda data: _use_files(run, data), run.objects), run)
         result = store.publish()
         _use_files(run, result)  # their names have changed
         run.finish(job.plan.length)

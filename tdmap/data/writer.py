@@ -73,14 +73,13 @@ class RowWriter:
     def rows(self, start: int, stop: int) -> Iterator[Data]:
         """Views of the output rows of the chunks `start..stop`: collections, or tuples of tensors when it is flat."""
         plan = self.plan
-        for first in range(start, stop, BLOCK):
-            begin, end = plan.span(first, min(first + BLOCK, stop))
+        for begin, end, size in plan.runs(start, stop, BLOCK):
             if self._flat:
-                yield from zip(*(cut(self.out._source[key], plan.dim, begin, end, plan.size) for key in self._flat))
+                yield from zip(*(cut(self.out._source[key], plan.dim, begin, end, size) for key in self._flat))
             elif plan.unbind:
                 yield from narrow(self.out, plan.dim, begin, end).unbind(plan.dim)
             else:
-                yield from cut(self.out, plan.dim, begin, end, plan.size)
+                yield from cut(self.out, plan.dim, begin, end, size)
 
     def prepare(self) -> None:
         """Drop what slows slicing, and open the files; called once by each worker."""

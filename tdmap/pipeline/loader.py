@@ -48,7 +48,7 @@ class PipelineIterator(Iterator[Any]):
         every: tuple[int, int] = (0, 1),
     ) -> None:
         # Positions are numbers of chunks, so what a chunk is goes with them.
-        self._chunks = chunk_sizes(plan, context.chunksize)
+        self._chunks = chunk_sizes(plan, context)
         self._plan = with_chunks(plan, iter(self._chunks))
         self._context = context.keeping()
         self._description = description

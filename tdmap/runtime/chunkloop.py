@@ -119,6 +119,14 @@ class ChunkLoop:
         """The plan that chunk numbers refer to."""
         return self.reader.plan
 
+    def replan(self, plan: ChunkPlan) -> None:
+        """The size of the later chunks is settled."""
+        self.reader.replan(plan)
+        if self.writer is not None:
+            self.writer.plan = plan
+        if self.undo is not None:
+            self.undo.replan(plan)
+
     def _version(self) -> int:
         # Views share the version counter of their base: any in-place torch operation on a chunk shows here.
         return sum(leaf._version for leaf in self._leaves)
@@ -221,11 +229,11 @@ class ChunkLoop:
             if undo is not None and self._guard:
                 self._save(undo, chunk, data)
             if seed is not None:
-                seed_everything(derive(seed, chunk * plan.size))
+                seed_everything(derive(seed, plan.first_row(chunk)))
             if skipper is not None:
                 result = skipper.call(lease, chunk, data, target)
             else:
-                result = fn(data, chunk * plan.size) if positional else fn(data)
+                result = fn(data, plan.first_row(chunk)) if positional else fn(data)
             if result is None and self._expect_changes:
                 self._expect_changes = False  # a function that forgets to return its chunk does so every time
                 lost = assigned(data, next(self.reader.read(chunk, chunk + 1)))

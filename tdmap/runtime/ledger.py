@@ -87,7 +87,7 @@ class Ledger:
 
     def _layout(self) -> tuple[list[tuple[int, torch.dtype, torch.Size]], int]:
         plan, offset, shapes = self.plan, ALIGNMENT, []
-        rows = min(plan.size, plan.length)
+        rows = plan.most_rows
         for leaf in tensors_of(self.data):
             shape = torch.Size((*leaf.shape[: plan.dim], rows, *leaf.shape[plan.dim + 1 :]))
             shapes.append((offset, leaf.dtype, shape))

@@ -81,7 +81,7 @@ class SkipLog:
         raise first
 
     def _publish(self, report: Skipped) -> None:
-        first = report.chunk * self.job.plan.size
+        first = self.job.plan.first_row(report.chunk)
         found = []
         for offset, packed in report.errors:
             row, error = self._row(first + offset), unpack_error(packed)

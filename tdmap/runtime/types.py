@@ -1,6 +1,7 @@
 """What crosses the pipe between the driver and a worker: numbers and small bytes, never rows.
 
-driver ──► worker   Begin(job, payload)  Protect(...)  Output(job, payload)  Grant(job, lease, start, stop)  Drop(job)
+driver ──► worker   Begin(job, payload)  Protect(...)  Output(job, payload)  Planned(job, plan)
+                    Grant(job, lease, start, stop)  Drop(job)
 worker ──► driver   Hello  Segment(...)  Done(...)  GaveBack(...)  Skipped(...)  Failed(...)  Refused(...)
 crew   ──► driver   Lost(...), when a pipe closes or a process ends
 """
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 import enum
 from typing import Any, NamedTuple
+
+from tdmap.plan import ChunkPlan
 
 
 class Kind(enum.IntEnum):
@@ -50,6 +53,13 @@ class Output(NamedTuple):
 
     job: int
     payload: bytes
+
+
+class Planned(NamedTuple):
+    """How rows are cut after the first chunks."""
+
+    job: int
+    plan: ChunkPlan
 
 
 class Grant(NamedTuple):

@@ -34,7 +34,7 @@ from tdmap.runtime.packing import unpack
 from tdmap.runtime.parcels import ParcelWriter
 from tdmap.runtime.remote import pack_error
 from tdmap.runtime.residency import Residency
-from tdmap.runtime.types import Begin, Done, Drop, Failed, Grant, Hello, Output, Protect, Refused
+from tdmap.runtime.types import Begin, Done, Drop, Failed, Grant, Hello, Output, Planned, Protect, Refused
 from tdmap.runtime.undo import Undo
 from tdmap.seeding import seed_everything
 
@@ -138,6 +138,9 @@ class _Worker:
                 self.begin(message)
             elif isinstance(message, Output):
                 self.output(message)
+            elif isinstance(message, Planned):
+                if self.loop is not None and self.loop.job == message.job:
+                    self.loop.replan(message.plan)
             elif isinstance(message, Protect):
                 self.protect(message)
             elif isinstance(message, Drop):

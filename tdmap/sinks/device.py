@@ -17,7 +17,7 @@ from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.device import DeviceLink, Mark
 from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate
+from tdmap.sinks.base import Allocate, PlainSink
 
 IN_FLIGHT_BYTES = 32 << 20
 """Bytes of results whose copies have begun and not ended, beyond the last chunk's."""
@@ -26,7 +26,7 @@ LEASE_BYTES = 16 << 20
 """Output bytes of a lease: a worker fills the slots of one while those of another are copied."""
 
 
-class DeviceBuffer:
+class DeviceBuffer(PlainSink):
     """Copies each result that travels into the rows of `out` that its chunk has; a None result leaves them as they are.
 
         worker ──► slot, page-locked ──copy()──► out
@@ -119,9 +119,6 @@ class DeviceBuffer:
             self._copying.popleft()
             self._bytes -= nbytes
             del sources
-
-    def abandon(self) -> None:
-        """The job has failed: there is nothing to keep."""
 
     def result(self) -> Any:
         return self.out

@@ -9,10 +9,10 @@ from tdmap.data.writer import RowWriter
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import MergeTree, Node, Reducer, merged, nodes
 from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate
+from tdmap.sinks.base import Allocate, PlainSink
 
 
-class Fold:
+class Fold(PlainSink):
     """Merges states by the tree over the chunk numbers: the same neighbours whatever the workers and their order.
 
     The function of the job has `merge_states`, by which workers begin: what comes are states of nodes of the tree.
@@ -45,9 +45,6 @@ class Fold:
         else:
             for chunk in range(start, stop):
                 self._tree.add(chunk, chunk + 1, None)
-
-    def abandon(self) -> None:
-        """The job has failed: there is nothing to keep."""
 
     def result(self) -> Any:
         """The merged state."""

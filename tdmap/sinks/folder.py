@@ -15,7 +15,7 @@ from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.objectlog import ObjectLog, check_storable
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate
+from tdmap.sinks.base import Allocate, PlainSink
 
 
 class Store(Protocol):
@@ -69,7 +69,7 @@ def _obstacle(value: Data, rows: int, plan: ChunkPlan, path: tuple[str, ...] = (
     return f"and {name} is a {type(value).__name__}, whose rows may differ in shape. Pad them, or leave out=None."
 
 
-class Folder:
+class Folder(PlainSink):
     """Writes every result into files, and refuses those that do not look like the first one.
 
     Entries that are no tensors come with the reports of chunks, and are written when all of them are there.
@@ -112,6 +112,11 @@ class Folder:
         self._data = data
         self._writer = RowWriter(data, self._plan, exact=True, strict=True, objects=objects)
         self._created(data)
+
+    def replan(self, plan: ChunkPlan) -> None:
+        self._plan = plan
+        if self._writer is not None:
+            self._writer.plan = plan
 
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
         if kind is Kind.NONE:
@@ -164,6 +169,3 @@ class Folder:
             for chunk, pieces in self._log.load(self._objects.paths).items():
                 self._objects.add(chunk, pieces)
         return self._store.complete(self._data, self._objects.columns(self._plan, self._data))
-
-    def abandon(self) -> None:
-        """The job has failed: the folder is removed, or waits to be resumed."""

@@ -14,10 +14,10 @@ from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate
+from tdmap.sinks.base import Allocate, PlainSink
 
 
-class Gather:
+class Gather(PlainSink):
     """Concatenates results along the plan's dimension (stacks them when the plan unbinds).
 
     The first results travel. If they have as many rows as their chunks, one output of the full length is
@@ -51,6 +51,11 @@ class Gather:
         self._plan = plan
         self._allocate = allocate
 
+    def replan(self, plan: ChunkPlan) -> None:
+        self._plan = plan
+        if self._writer is not None:
+            self._writer.plan = plan
+
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
         if kind is Kind.FAILED:
             self._failed.append((start, stop))
@@ -83,9 +88,6 @@ class Gather:
                 self._objects.add(chunk, pieces)
         else:
             self._loose[chunk] = value
-
-    def abandon(self) -> None:
-        """The job has failed: there is nothing to keep."""
 
     def result(self) -> Any:
         if self._name and self._none and (self._writer is not None or self._loose):

@@ -11,10 +11,10 @@ from tdmap.errors import OutputMismatch
 from tdmap.objectlog import ObjectLog
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate
+from tdmap.sinks.base import Allocate, PlainSink
 
 
-class Preallocated:
+class Preallocated(PlainSink):
     """Writes each result into the rows of `out` that its chunk has; a None result leaves them as they are.
 
     Args:

@@ -8,10 +8,10 @@ from tdmap.data.writer import RowWriter
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.parcels import PageLocker
 from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate
+from tdmap.sinks.base import Allocate, PlainSink
 
 
-class Stream:
+class Stream(PlainSink):
     """Keeps the few results that are ahead of their turn.
 
     Args:
@@ -36,9 +36,6 @@ class Stream:
     def take(self, chunk: int) -> Any:
         """The result of `chunk`, which is not kept any longer."""
         return self._waiting.pop(chunk)
-
-    def abandon(self) -> None:
-        """The job has failed: there is nothing to keep."""
 
     def result(self) -> Any:
         return None

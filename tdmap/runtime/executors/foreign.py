@@ -12,6 +12,7 @@ import pickle
 import queue
 import time
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ import torch
 from tdmap.data.writer import RowWriter
 from tdmap.errors import WorkerLost, describe_rows
 from tdmap.job import Job
+from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.control import local_control
 from tdmap.runtime.driver import Joined
@@ -55,6 +57,7 @@ class _Task(NamedTuple):
     job: int
     payload: _Bytes
     output: _Bytes | None
+    plan: ChunkPlan
     lease: int
     start: int
     stop: int
@@ -95,6 +98,8 @@ def _loop_of(task: _Task) -> ChunkLoop:
         writer: RowWriter = unpack(task.output.read())
         writer.prepare()
         loop.writer = writer
+    if loop.plan != task.plan:
+        loop.replan(task.plan)
     return loop
 
 
@@ -145,6 +150,9 @@ class ForeignCrew:
     def output(self, writer: RowWriter) -> None:
         self._output = self._publish(self._packing.pack_writer(writer))
 
+    def replan(self, plan: ChunkPlan) -> None:
+        self._job = replace(self._job, plan=plan)
+
     def _alive(self) -> set[int]:
         return {process.pid for process in self._pool._pool}
 
@@ -152,7 +160,8 @@ class ForeignCrew:
         return 0 if worker in self._flying else None
 
     def grant(self, worker: int, lease: Lease) -> None:
-        task = _Task(os.getpid(), self._job.number, self._payload, self._output, lease.id, lease.start, lease.stop)
+        job = self._job
+        task = _Task(os.getpid(), job.number, self._payload, self._output, job.plan, lease.id, lease.start, lease.stop)
         self._flying[worker] = lease
         self._pool.apply_async(
             run_task,

@@ -70,7 +70,7 @@ class JobPacker:
         plan = job.plan
         if job.ledger is not None:
             return job.ledger.room()
-        chunk_bytes = data_row_bytes(job.source.data, plan.length) * plan.size
+        chunk_bytes = data_row_bytes(job.source.data, plan.length) * plan.most_rows
         if not job.policy.undo or job.source.order is not None or chunk_bytes > MAX_BYTES:
             return None
         if not leaves_hold_rows(job.source.data):
