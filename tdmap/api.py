@@ -6,11 +6,12 @@ import atexit
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from tdmap._data import Data, check_rows, data_length, is_data
@@ -24,6 +25,7 @@ from tdmap.iterator import MapIterator
 from tdmap.job import Job, Policy, Source
 from tdmap.keeping import map_dropping, marking
 from tdmap.norows import result_of_no_rows
+from tdmap.operation import operation
 from tdmap.plan import CACHE_BYTES, ChunkPlan, default_chunk_size, make_plan
 from tdmap.prefetch import check_prefetch, prefetch_over
 from tdmap.resumable import map_in_place, map_to_files, map_to_folder
@@ -38,6 +40,7 @@ OUTPUT_FACTOR = 4
 """Without `out`, a row's result is taken to be so many times its bytes (uint8 to float32)."""
 
 
+@operation
 def map(
     data: Data,
     fn: Callable[[Any], Any],
@@ -221,6 +224,7 @@ def map(
         return execution.run(job, sink)
 
 
+@operation
 def map_iter(
     data: Data,
     fn: Callable[[Any], Any],
@@ -396,7 +400,7 @@ def plan_for(
         ValueError: both sizes are given, or one is out of range.
     """
     if not is_data(data):
-        raise TypeError(f"map needs a tensor or a collection of tensors, got a {type(data).__name__}.")
+        raise TypeError(f"map needs a tensor or a collection of tensors, got {instead_of_data(data)}")
     if not callable(fn):
         raise TypeError(f"map needs a function, got {fn!r}.")
     if out is not None and not is_data(out):
@@ -415,6 +419,21 @@ def plan_for(
     result = own * OUTPUT_FACTOR if out is None or out is data else row_bytes_of(out, length) // factor
     most = default_chunk_size(length, own) if out is None and results_vary else 0
     return make_plan(length, dim=dim, chunksize=chunksize, num_chunks=num_chunks, row_bytes=own + result, most=most)
+
+
+def instead_of_data(value: Any) -> str:
+    """What was passed where a dataset is needed, and how to make one of it."""
+    if isinstance(value, np.ndarray):
+        return "a numpy array: use torch.from_numpy(array)."
+    if isinstance(value, Mapping):
+        return "a mapping: use TensorDict(mapping, batch_size=[rows])."
+    if isinstance(value, (str, os.PathLike)):
+        return f"the path {os.fspath(value)!r}: use TensorDict.load_memmap(path)."
+    if isinstance(value, (list, tuple)):
+        return f"a {type(value).__name__}: use torch.tensor(values), or TensorDict({{'value': values}}, [len(values)])."
+    if hasattr(value, "columns") and hasattr(value, "to_numpy"):
+        return f"a {type(value).__name__}: use TensorDict({{name: table[name] for name in table}}, [len(table)])."
+    return f"a {type(value).__name__}: use a torch.Tensor, a TensorDict or a tensorclass."
 
 
 def policy_for(

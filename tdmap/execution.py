@@ -78,8 +78,14 @@ class Execution:
             object.__setattr__(self, "executor", "serial")
         if self.executor not in EXECUTORS:
             raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}: got {self.executor!r}.")
-        if self.pool is None and self.num_workers is not None:
-            _positive("num_workers", self.num_workers)
+        workers = self.num_workers
+        if self.pool is None and workers is not None and not _is_count(workers):
+            raise ValueError(
+                f"num_workers must be 0 (run in the caller), a number of workers, or None (one for each core that this "
+                f"process may use, {usable_cores()} here): got {workers!r}."
+            )
+        if not isinstance(self.pbar, bool):
+            raise TypeError(f"pbar must be True or False: got {self.pbar!r}.")
         _positive("worker_threads", self.worker_threads)
         if self.max_tasks_per_child is not None:
             _positive("max_tasks_per_child", self.max_tasks_per_child)
@@ -172,8 +178,12 @@ def _nothing() -> None:
     pass
 
 
+def _is_count(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int) and value >= 1
+
+
 def _positive(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not _is_count(value):
         raise ValueError(f"{name} must be an integer of at least 1: got {value!r}.")
 
 

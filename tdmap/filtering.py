@@ -24,6 +24,7 @@ from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution, WorkerOptions
 from tdmap.job import Job, Policy, Source, function_name
 from tdmap.norows import result_of_no_rows
+from tdmap.operation import operation
 from tdmap.permute import block_rows, place_rows, row_words
 from tdmap.placing import Output, Places, SharedTensors, SourceRows, Step, spill_folder, travels
 from tdmap.plan import ChunkPlan
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+@operation
 def filter(
     data: Data,
     predicate: Callable[[Any], Any],
@@ -171,6 +173,11 @@ def as_mask(answer: Any, shape: tuple[int, ...]) -> Tensor:
     hint = ""
     if isinstance(mask, Tensor) and mask.dtype is not torch.bool:
         hint = " Compare, as in `td['x'] > 0`, to get bools; row numbers are no mask."
+    elif isinstance(mask, Tensor) and shape and not mask.dim():
+        hint = (
+            " Return a bool for each row of the chunk, as in `td['x'] > 0`; tdmap.filter(chunksize=0) calls it with "
+            "one row at a time."
+        )
     elif isinstance(mask, Tensor) and shape:
         hint = " Reduce the other dimensions, as in `(td['x'] > 0).all(-1)`."
     raise OutputMismatch(f"the predicate must return {wanted}, and it returned {found}.{hint}")
@@ -234,6 +241,7 @@ def copy_selected(data: Data, source: SourceRows, mask: Tensor, output: Output, 
     execution.run(job, Collect())
 
 
+@operation
 def flat_map(
     data: Data,
     fn: Callable[[Any], Any],

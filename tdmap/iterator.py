@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from tdmap.operation import hide_engine
 from tdmap.plan import ChunkPlan
 
 VERSION = 1
@@ -48,7 +49,11 @@ class MapIterator(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        value = next(self._stream)
+        try:
+            value = next(self._stream)
+        except Exception as error:
+            hide_engine(error)
+            raise
         self._position += 1
         return value
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, strided
 
 from tdmap._data import Data, tensors_of
 from tdmap.plan import CACHE_BYTES, ChunkPlan
@@ -28,18 +28,25 @@ class Source:
     """int64 permutation of its rows along the plan's dimension, or None."""
 
     def __post_init__(self) -> None:
+        if any(leaf.layout is not strided and not leaf.is_nested for leaf in tensors_of(self.data)):
+            raise TypeError(
+                f"{_named(self.data, lambda leaf: leaf.layout is not strided)} is sparse, and torch cannot cut it into "
+                "rows. Make it dense (tensor.to_dense()), or keep indices and values as columns of their own."
+            )
         if any(leaf.is_nested for leaf in tensors_of(self.data)):
             raise TypeError(
-                f"{_nested_name(self.data)} is a nested tensor, which torch cannot cut into rows. Keep rows of "
-                "different lengths in a lazy stack (tensordict_lite.lazy_stack), or as one flat tensor and offsets."
+                f"{_named(self.data, lambda leaf: leaf.is_nested)} is a nested tensor, which torch cannot cut into "
+                "rows. Keep rows of different lengths in a lazy stack (tensordict_lite.lazy_stack), or as one flat "
+                "tensor and offsets."
             )
 
 
-def _nested_name(data: Data) -> str:
+def _named(data: Data, wanted: Callable[[Tensor], bool]) -> str:
+    """How messages name the first tensor that is wanted."""
     if isinstance(data, Tensor):
         return "the data"
     for key, leaf in data.items(True, True):
-        if isinstance(leaf, Tensor) and leaf.is_nested:
+        if isinstance(leaf, Tensor) and wanted(leaf):
             return f"the entry {key!r}"
     return "an entry"
 

@@ -24,6 +24,7 @@ from tdmap._data import Data, is_data, region_of, signed_view
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
+from tdmap.operation import operation
 from tdmap.placing import Output, Places, SharedTensors, SourceRows, Step, spill_folder, travels
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.resources import available_memory
@@ -47,6 +48,7 @@ READ_AHEAD = 1 << 20
 METHODS = ("gather", "scatter")
 
 
+@operation
 def permute(
     data: Data,
     order: Tensor,

@@ -16,6 +16,7 @@ from tdmap.events import Callback
 from tdmap.execution import Execution
 from tdmap.functions import as_function, check_placement
 from tdmap.job import Job, Source
+from tdmap.operation import operation
 from tdmap.plan import default_chunk_size
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.reducers.base import merged
@@ -66,6 +67,7 @@ class FoldChunk:
         return functools.reduce(self.merge_states, states) if states else self.reducer.init()
 
 
+@operation
 def map_reduce(
     data: Data,
     mapper: Callable[[Any], Any] | None,
@@ -160,6 +162,7 @@ def map_reduce(
     return reducer.finish(execution.run(job, Fold(reducer)))
 
 
+@operation
 def reduce(
     data: Data,
     reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],

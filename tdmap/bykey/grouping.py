@@ -34,6 +34,7 @@ from tdmap.data.objects import entry_at
 from tdmap.errors import add_note
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
+from tdmap.operation import operation
 from tdmap.placing import Output, spill_folder
 from tdmap.plan import ChunkPlan
 from tdmap.reducers import Reducer
@@ -52,6 +53,7 @@ COMBINE_SHARE = 0.5
 """Chunks are reduced on their own where so small a share of their keys is distinct."""
 
 
+@operation
 def group_by(
     data: Data,
     key: KeyLike,
@@ -111,6 +113,7 @@ class GroupBy:
         names = ", ".join(map(repr, self._spec.names))
         return f"GroupBy({type(self._data).__name__} of {self._data.shape[0]} rows, key={names})"
 
+    @operation
     def reduce(
         self,
         reducers: Mapping[str, Reducer[Any]] | Reducer[Any],
@@ -155,6 +158,7 @@ class GroupBy:
         reduction = _Reduction(keyed, forms, payload, execution, policy)
         return self._to_output(out, keyed, lambda spill: reduction.run(spill, chunksize), execution, True)
 
+    @operation
     def map_groups(
         self,
         fn: Callable[[Any], Any],

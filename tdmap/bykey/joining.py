@@ -30,6 +30,7 @@ from tdmap.bykey.reducing import select
 from tdmap.bykey.rows import columns_of, is_columnar, reordered, schema_of, with_columns
 from tdmap.data.objects import ObjectColumn, object_paths
 from tdmap.execution import Execution
+from tdmap.operation import operation
 from tdmap.placing import Output, SharedTensors, spill_folder, travels
 from tdmap.reducers.base import Key
 from tdmap.runtime.spill import Spill
@@ -49,6 +50,7 @@ BLOCK_BYTES = 16 << 20
 """Rows of the result that a worker makes at a time."""
 
 
+@operation
 def join(
     a: Data,
     b: Data,

@@ -16,7 +16,6 @@ still holds the whole chunk.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +26,7 @@ from tdmap._data import Data, cut, is_data, narrow
 from tdmap.data.alike import VALID
 from tdmap.data.objects import Pieces, blank_like, concat_pieces
 from tdmap.errors import add_note
+from tdmap.frames import without_engine
 from tdmap.runtime import control as at
 from tdmap.runtime.remote import pack_error
 from tdmap.runtime.skipfile import append
@@ -329,13 +329,7 @@ def _zero(rows: Any) -> None:
         leaf.zero_()
 
 
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-
-
 def _without_engine(error: Exception) -> Exception:
     """`error` with the frames of the user's code only."""
-    step = error.__traceback__
-    while step is not None and step.tb_frame.f_code.co_filename.startswith(_HERE):
-        step = step.tb_next
-    error.__traceback__ = step or error.__traceback__
+    error.__traceback__ = without_engine(error.__traceback__)
     return error

@@ -25,6 +25,7 @@ import torch
 
 from tdmap._data import Reader, tensors_of
 from tdmap.data.writer import RowWriter
+from tdmap.frames import without_engine
 from tdmap.job import Policy
 from tdmap.plan import ChunkPlan
 from tdmap.runtime import control as at
@@ -199,8 +200,7 @@ class _Worker:
             assert cause is not None
             if isinstance(cause, (EOFError, BrokenPipeError, ConnectionResetError)) and self.orphaned:
                 raise EOFError from None
-            tail = cause.__traceback__
-            cause.__traceback__ = _user_frames(tail)
+            cause.__traceback__ = without_engine(cause.__traceback__)
             self.failed = message.job  # leases that wait already would change rows after the error
             self.send(Failed(message.job, message.lease, failure.chunk, pack_error(cause), loop.mutated))
             return
@@ -239,17 +239,6 @@ def anonymous_memory() -> int:
     except (OSError, ValueError):
         return 0
     return (int(resident) - int(shared)) * resource.getpagesize()
-
-
-def _user_frames(tail: Any) -> Any:
-    """The traceback from the user's function on, without the engine's own frames above it."""
-    step = tail
-    while step is not None and step.tb_frame.f_code.co_filename.startswith(_HERE):
-        step = step.tb_next
-    return step if step is not None else tail
-
-
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class Payload(NamedTuple):
