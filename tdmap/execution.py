@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from tdmap._warn import warn_user
 from tdmap.data.sizes import row_bytes_of
+from tdmap.diagnostics.progress import ProgressBar
 from tdmap.events import Callback, CallbackList
 from tdmap.job import Job
 from tdmap.runtime import worker as worker_module
@@ -72,7 +73,10 @@ class Execution:
     callbacks: Iterable[Callback] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "callbacks", tuple(self.callbacks))  # each job of an operation reads them
+        callbacks = tuple(self.callbacks)  # each job of an operation reads them
+        if self.pbar is True and not any(isinstance(one, _Bar) for one in callbacks):
+            callbacks += (_Bar(),)
+        object.__setattr__(self, "callbacks", callbacks)
         if self.pool is None and self.num_workers == 0 and not isinstance(self.num_workers, bool):
             object.__setattr__(self, "num_workers", None)
             object.__setattr__(self, "executor", "serial")
@@ -135,10 +139,6 @@ class Execution:
     def stream(self, job: Job, sink: Sink, log: CommitLog | None = None) -> Iterator[tuple[int, Any]]:
         """Run a job; yields each chunk and its result, in order, when the sink streams."""
         watchers = list(self.callbacks)
-        if self.pbar:
-            from tdmap.diagnostics.progress import ProgressBar
-
-            watchers.append(ProgressBar())
         crew, finish = self._crew(job)
         try:
             row_bytes = row_bytes_of(job.source.data, job.plan.length)
@@ -172,6 +172,10 @@ class Execution:
             return ProcessCrew(own, wanted), own.close
         warm = borrow_pool(count, self.mp_start_method, self.worker_threads)
         return ProcessCrew(warm, wanted), lambda: give_back(warm)
+
+
+class _Bar(ProgressBar):
+    """The one of `pbar=True`."""
 
 
 def _nothing() -> None:

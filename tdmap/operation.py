@@ -6,6 +6,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from tdmap.errors import RemoteTraceback, TdmapError
@@ -30,6 +31,35 @@ HABITS = {
 """Names that options have in other libraries."""
 
 
+class Running:
+    """An operation that a user has called and that has not returned yet.
+
+    Args:
+        name: of the function.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._endings: list[Callable[[], Any]] = []
+
+    def at_end(self, fn: Callable[[], Any]) -> None:
+        """Have something called when the operation returns, or raises."""
+        self._endings.append(fn)
+
+    def end(self) -> None:
+        """Call it."""
+        for fn in self._endings:
+            fn()
+
+
+_running: ContextVar[Running | None] = ContextVar("running", default=None)
+
+
+def running_operation() -> Running | None:
+    """The operation that was called in this thread; the outermost one, where one calls another."""
+    return _running.get()
+
+
 def operation(fn: Function) -> Function:
     """Make a function an operation of the library.
 
@@ -45,11 +75,19 @@ def operation(fn: Function) -> Function:
         unknown = kwargs.keys() - allowed()
         if unknown:
             raise unknown_option(fn.__name__, sorted(unknown)[0], allowed())
+        outermost = _running.get() is None
+        token = _running.set(Running(fn.__name__)) if outermost else None
         try:
             return fn(*args, **kwargs)
         except Exception as error:
             hide_engine(error)
             raise
+        finally:
+            if token is not None:
+                operation = _running.get()
+                _running.reset(token)
+                if operation is not None:
+                    operation.end()
 
     @functools.cache
     def allowed() -> frozenset[str]:
