@@ -6,6 +6,7 @@
       workers.lock          and by its workers, as long as they may change rows in place
       errors.jsonl          what the run has ended with, if not well
       skipped.jsonl         rows on which the function raised, with `on_error` (see `runtime.skipfile`)
+      objects.jsonl         entries of results that are no tensors, until the run is over (see `objectlog`)
       data/                 a new output, until it is whole (see `store`)
       done, undo-*          of an in-place run (see `runtime.ledger`)
       history.jsonl         in-place runs that are over
@@ -25,6 +26,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -38,6 +40,8 @@ from tdmap.folderlock import without_strays
 from tdmap.hidden import append_line, lines, printable
 from tdmap.job import Job
 from tdmap.journal import Journal
+from tdmap.objectlog import ObjectLog
+from tdmap.plan import ChunkPlan
 from tdmap.runtime.ledger import Ledger
 from tdmap.runtime.skipfile import SkipFile
 from tdmap.runtime.skiplog import SkipLog
@@ -78,10 +82,29 @@ def identify(job: Job, kind: str) -> dict[str, Any]:
         "name": job.name,
         "function": function_parts(job.fn),
         "source": source,
-        "plan": {"rows": plan.length, "chunk size": plan.size, "dim": plan.dim, "unbind": plan.unbind},
+        "plan": describe_plan(plan),
         "seed": job.policy.seed,
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
     }
+
+
+BY_RESULT = "by the first result"
+"""The chunk size of a plan that is open."""
+
+
+def describe_plan(plan: ChunkPlan) -> dict[str, Any]:
+    """A plan as plain values."""
+    size = f"{BY_RESULT}, after {plan.lead}" if plan.is_open else plan.size
+    return {"rows": plan.length, "chunk size": size, "dim": plan.dim, "unbind": plan.unbind}
+
+
+def plan_of(description: dict[str, Any], contents: journals.Contents) -> ChunkPlan:
+    """The plan of a run that is journalled, as far as it is known."""
+    rows, size = int(description["rows"]), description["chunk size"]
+    if isinstance(size, int):
+        return ChunkPlan(rows, max(size, 1))
+    lead = int(str(size).rpartition(" ")[2])
+    return ChunkPlan(rows, max(contents.chunk_size or rows, 1), lead=lead)
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -122,8 +145,10 @@ class Run:
         committed: chunks that an earlier session has done.
         is_complete: nothing is left to do.
         is_latest: no other run has been in the folder since.
+        chunk_size: rows of the later chunks, where an earlier session has settled them.
         ledger: of an in-place run.
         skips: the rows that all its sessions have skipped.
+        objects: entries of results that are no tensors, until the run is over.
     """
 
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
@@ -132,9 +157,11 @@ class Run:
         self.committed: list[tuple[int, int]] = []
         self.is_complete = False
         self.is_latest = True
+        self.chunk_size: int | None = None
         self.ledger: Ledger | None = None
         self.journal: Journal | None = None
         self.skips = SkipFile(folder)
+        self.objects = ObjectLog(folder)
 
     def add(self, start: int, stop: int) -> None:
         assert self.journal is not None
@@ -145,6 +172,18 @@ class Run:
     def tick(self, now: float) -> None:
         assert self.journal is not None
         self.journal.tick(now)
+
+    def planned(self, job: Job) -> Job:
+        """The job with the chunks that an earlier session has settled; else this one notes them."""
+        if not job.plan.is_open:
+            return job
+        if self.chunk_size is not None:
+            return replace(job, plan=job.plan.settled(self.chunk_size))
+        return replace(job, on_settled=self._settle)
+
+    def _settle(self, plan: ChunkPlan) -> None:
+        assert self.journal is not None
+        self.journal.settle(plan.size)
 
     def finish(self, rows: int) -> None:
         """The run has come to its end."""
@@ -190,7 +229,7 @@ def open_run(folder: Path, job: Job, kind: str, files: list[str], resume: Resume
         yield run
         return
     assert contents is not None
-    run.committed = contents.ranges(boot)
+    run.committed, run.chunk_size = contents.ranges(boot), contents.chunk_size
     if kind == IN_PLACE:
         run.ledger = Ledger(folder, job.source.data, job.plan)
         _recover(run, run.committed if torn else None)
@@ -230,6 +269,7 @@ def _contents_for(
     if contents is None and not run.is_complete:
         header = {"identity": run.identity, "began": time.time(), "argv": sys.argv, "cwd": os.getcwd()}
         run.skips.forget()
+        run.objects.forget()
         # Rows that are changed in place, and no header to say so, would be changed twice.
         journals.create(path, {**header, "command": COMMAND.get()}, durable=kind == IN_PLACE)
         contents = journals.read(path)
@@ -247,10 +287,18 @@ def check_identity(contents: journals.Contents, path: Path) -> dict[str, Any]:
     identity = contents.header.get("identity")
     wanted = {"kind": str, "name": str, "function": dict, "source": dict, "plan": dict, "python": str}
     if type(identity) is dict and all(type(identity.get(key)) is kind for key, kind in wanted.items()):
-        sizes = [identity["plan"].get(key) for key in ("rows", "chunk size")]
-        if all(type(size) is int and 0 <= size < 1 << 62 for size in sizes) and "seed" in identity:
+        if "seed" in identity and _is_plan(identity["plan"]):
             return identity
     raise UntrustedFile(path, "does not say what its run is")
+
+
+def _is_plan(description: dict[str, Any]) -> bool:
+    """Whether it is what `describe_plan` gives."""
+    rows, size = description.get("rows"), description.get("chunk size")
+    if type(size) is str:
+        lead = size.removeprefix(f"{BY_RESULT}, after ")
+        size = int(lead) if lead.isdecimal() and len(lead) < 19 else None
+    return all(type(number) is int and 0 <= number < 1 << 62 for number in (rows, size))
 
 
 def _check(run: Run, contents: journals.Contents) -> None:

@@ -14,7 +14,7 @@ from tdmap.folderlock import Holder, Somebody, holder_of
 from tdmap.hidden import HIDDEN, SMALL, lines, printable
 from tdmap.journal import Type
 from tdmap.plan import ChunkPlan
-from tdmap.resume import AFTER_CRASH, IN_PLACE, check_identity
+from tdmap.resume import AFTER_CRASH, IN_PLACE, check_identity, plan_of
 from tdmap.rowerrors import RowError
 from tdmap.runtime import skipfile
 from tdmap.runtime.skipfile import row_errors
@@ -83,8 +83,7 @@ def read_status(path: str | os.PathLike[str]) -> Status | None:
     if contents is None:
         return None
     identity = check_identity(contents, folder / "journal")
-    sizes = identity["plan"]
-    plan = ChunkPlan(sizes["rows"], max(sizes["chunk size"], 1))
+    plan = plan_of(identity["plan"], contents)
     rate, seconds, sessions = _rate(contents, plan)
     skipped = row_errors(skipfile.read(folder / skipfile.NAME, own=False))
     complete, writer = contents.is_complete(), holder_of(Path(path))

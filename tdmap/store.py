@@ -14,12 +14,14 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tdmap import hidden
 from tdmap._data import Data, TensorDict, is_dense
+from tdmap.data.objects import KeyPath, with_objects
 from tdmap.errors import OutputMismatch
 from tdmap.folderlock import HELD, LOCK, FolderLock, locked, refuse_writers
 from tdmap.hidden import HIDDEN
@@ -189,6 +191,11 @@ class OutputFolder:
         hidden.remove(self._moving)  # what was on its way is made anew
         hidden.remove_tree(self._data)
         return example.memmap_like(self._data)
+
+    def complete(self, data: Data, columns: dict[KeyPath, Any]) -> Data:
+        """Add the entries that are no tensors to a dataset that `create` has made; its metadata is replaced at once."""
+        whole = with_objects(data, columns)
+        return whole.memmap_(self._data)
 
     def publish(self) -> Data:
         """Move a finished dataset to its place, and open it there. May be repeated after an interruption.

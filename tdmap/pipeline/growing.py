@@ -18,7 +18,7 @@ def write_growing(plan: Plan, context: Context, out: OutputFolder, resume: bool)
     """All rows of a plan into a new dataset in a folder."""
     assert context.execution is not None
     if is_one_pass(plan):
-        job = one_job(plan, context, then=as_rows, empty=_none)
+        job = one_job(plan, context, True, then=as_rows, empty=_none)
         return append_rows(
             job.source.data,
             job.fn,
@@ -55,7 +55,7 @@ def _write_here(plan: Plan, context: Context, out: OutputFolder) -> Data:
     output = Output(out, None)
     with output.claimed("Pipeline.write"):
         with Spill(spill_folder(output, None)) as spill:
-            pieces, row = Pieces(output.check), 0
+            pieces, row = Pieces(output), 0
             pieces.open(ChunkPlan(0, 1), None)
             spilling, kept = SpillRows(_same, spill), []
             for number, rows in enumerate(pieces_of(plan, context)):

@@ -20,11 +20,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tdmap import hidden
 from tdmap.errors import RemoteError, RemoteTraceback
-from tdmap.hidden import append_line, lines, remove, replace_file
 from tdmap.rowerrors import RowError
 
 NAME = "skipped.jsonl"
+OBJECTS = "objects.jsonl"
 
 Failure: TypeAlias = "tuple[int, BaseException, str]"
 """A row of the dataset, what the function raised on it, and the traceback."""
@@ -47,7 +48,7 @@ class SkipFile:
         found, ranges = read(self.path), list(done)
         kept = {chunk: line for chunk, line in found.items() if any(start <= chunk < stop for start, stop in ranges)}
         if len(kept) < len(found):
-            replace_file(self.path, b"".join(json.dumps(line).encode() + b"\n" for line in kept.values()))
+            hidden.replace_file(self.path, b"".join(json.dumps(line).encode() + b"\n" for line in kept.values()))
         self.earlier = row_errors(kept)
 
     def load_all(self) -> None:
@@ -60,13 +61,18 @@ class SkipFile:
 
     def forget(self) -> None:
         """Another run begins."""
-        remove(self.path)
+        hidden.remove(self.path)
 
 
 def append(path: str | os.PathLike[str], chunk: int, failures: Sequence[Failure]) -> None:
     """Append the line of a chunk, in one write."""
     errors = [[row, *_describe(error), traceback] for row, error, traceback in failures]
-    append_line(Path(path), json.dumps({"chunk": chunk, "errors": errors}).encode())
+    append_line(path, {"chunk": chunk, "errors": errors})
+
+
+def append_line(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
+    """Append a line to a file of JSON lines, in one write."""
+    hidden.append_line(Path(path), json.dumps(content).encode())
 
 
 def _describe(error: BaseException) -> tuple[str, list[Any] | None, str]:
@@ -86,12 +92,29 @@ def _name(kind: type) -> str:
 
 def read(path: Path, own: bool = True) -> dict[int, dict[str, Any]]:
     """The last line of each chunk; lines that are torn, or not of this library, are left out."""
-    found: dict[int, dict[str, Any]] = {}
-    for line in lines(path, own=own):
-        with contextlib.suppress(KeyError, TypeError, ValueError):
-            if all(_is_failure(failure) for failure in line["errors"]):
-                found[int(line["chunk"])] = line
+    found = last_lines(path, "chunk", own=own).items()
+    return {chunk: line for chunk, line in found if type(chunk) is int and _has_failures(line)}
+
+
+def last_lines(path: Path, key: str, limit: int = hidden.LARGE, own: bool = True) -> dict[Any, dict[str, Any]]:
+    """The last line of each value of `key`; lines without it, and torn ones, are left out.
+
+    Args:
+        path: the file.
+        key: by which lines are told apart.
+        limit, own: as `hidden.open_file`.
+    """
+    found: dict[Any, dict[str, Any]] = {}
+    for line in hidden.lines(path, limit, own):
+        if type(line) is dict and key in line:
+            value = line[key]
+            found[value if isinstance(value, int) else str(value)] = line
     return found
+
+
+def _has_failures(line: dict[str, Any]) -> bool:
+    errors = line.get("errors")
+    return type(errors) is list and all(map(_is_failure, errors))
 
 
 def _is_failure(failure: Any) -> bool:

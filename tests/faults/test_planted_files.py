@@ -29,16 +29,16 @@ PRECIOUS = b"years of work" * 100
 EVERY = {**RESUMABLE, **IN_DATASET}
 NAMES = ("journal", "journal.new", "lock", "skipped.jsonl", "errors.jsonl")
 OWN = {
-    "map": ("data", "moving"),
-    "write": ("data", "moving"),
+    "map": ("data", "moving", "objects.jsonl"),
+    "write": ("data", "moving", "objects.jsonl"),
     "filter": ("mask", "data", "moving"),
     "flat_map": ("pieces", "spill-0", "data", "moving"),
     "write fewer": ("pieces", "spill-0", "data", "moving"),
     "cache": (NOTE, f"{NOTE}.new", "data", "moving"),
     "reduce": ("states", "states.new", "states.disk"),
     "reduce several": ("states", "states.new", "states.disk"),
-    "map into": (),
-    "map in place": ("done", "undo-0", "history.jsonl", "workers.lock"),
+    "map into": ("objects.jsonl",),
+    "map in place": ("objects.jsonl", "done", "undo-0", "history.jsonl", "workers.lock"),
 }
 """Files of each operation, besides those of all."""
 KINDS = ("link", "dangling link", "link to a device", "FIFO", "socket", "folder", "hard link")
