@@ -25,6 +25,12 @@ from tensordict_lite.keys import NestedKey, unravel_key, unravel_key_list, unrav
 from tensordict_lite.lazystack import LazyStackedTensorDict, lazy_stack, maybe_dense_stack
 from tensordict_lite.memmap import DatasetWriter, MemoryMappedTensor, TensorDictFuture
 from tensordict_lite.memmap.api import load, load_memmap, save
+from tensordict_lite.memmap.archive import (
+    is_memmap_archive,
+    pack_memmap,
+    refresh_archive_checksums,
+    unpack_memmap,
+)
 from tensordict_lite.nn import TensorDictParams
 from tensordict_lite.nontensor import NonTensorData, is_non_tensor
 from tensordict_lite.nontensor_stack import NonTensorStack
@@ -102,6 +108,7 @@ __all__ = [
     "is_inexact",
     "is_integer",
     "is_leaf_nontensor",
+    "is_memmap_archive",
     "is_non_tensor",
     "is_tensor_collection",
     "is_tensorclass",
@@ -114,9 +121,11 @@ __all__ = [
     "maybe_dense_stack",
     "memmap",
     "merge_tensordicts",
+    "pack_memmap",
     "pad",
     "pad_sequence",
     "parse_tensor_dict_string",
+    "refresh_archive_checksums",
     "save",
     "set_capture_non_tensor_stack",
     "set_get_defaults_to_none",
@@ -125,6 +134,7 @@ __all__ = [
     "set_printoptions",
     "stack",
     "tensorclass",
+    "unpack_memmap",
     "unpad_sequence",
     "unravel_key",
     "unravel_key_list",

@@ -22,13 +22,14 @@ from tensordict_lite.memmap.mapping import check_room, no_room, reserve
 
 __all__ = [
     "BLOCK",
+    "byte_blocks",
     "locked",
     "locked_folder",
     "new_file",
     "open_folder",
+    "plain_values",
     "raw_bytes",
     "write_all",
-    "write_rows",
     "write_tensor",
     "write_tensor_to",
 ]
@@ -118,46 +119,53 @@ def write_all(fd: int, data: Any, offset: int, path: str) -> None:
         raise
 
 
-def write_tensor_to(fd: int, tensor: Tensor, path: str) -> None:
-    """Writes the elements in row-major order from the start of the file."""
+def write_tensor_to(fd: int, tensor: Tensor, path: str, offset: int = 0) -> None:
+    """Writes the elements in row-major order at a byte offset."""
+    tensor = plain_values(tensor)
+    if tensor.is_cpu and tensor.is_contiguous():
+        write_all(fd, raw_bytes(tensor), offset, path)
+        return
+    for block in byte_blocks(tensor):
+        write_all(fd, block, offset, path)
+        offset += block.nbytes
+
+
+def plain_values(tensor: Tensor) -> Tensor:
+    """The same values without a graph, and without a conjugation or a sign that is yet to be applied."""
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    if tensor.is_cpu and tensor.is_contiguous():
-        write_all(fd, raw_bytes(tensor), 0, path)
-    elif tensor.numel():
-        _write_blocks(fd, tensor, path, 0)
+    return tensor
 
 
-def write_rows(fd: int, tensor: Tensor, path: str, offset: int) -> None:
-    """Writes the elements in row-major order at a byte offset."""
-    tensor = tensor.detach()
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
+def byte_blocks(tensor: Tensor, limit: int | None = None) -> Iterator[Any]:
+    """The elements in row-major order, in blocks as numpy arrays.
+
+    Strided, expanded or device memory is copied, ``BLOCK`` bytes at a time; contiguous host memory is not, and comes
+    in one piece, or in pieces of ``limit`` bytes.
+    """
     if tensor.numel():
-        _write_blocks(fd, tensor, path, offset)
+        yield from _blocks(plain_values(tensor), limit)
 
 
-def _write_blocks(fd: int, tensor: Tensor, path: str, offset: int) -> int:
-    """Strided, expanded or device memory: contiguous host copies of a bounded size, one after the other."""
+def _blocks(tensor: Tensor, limit: int | None) -> Iterator[Any]:
     nbytes = tensor.numel() * tensor.element_size()
     if nbytes <= BLOCK or tensor.ndim == 0 or (tensor.device.type == "cpu" and tensor.is_contiguous()):
-        write_all(fd, raw_bytes(_host(tensor)), offset, path)
-        return offset + nbytes
+        whole = raw_bytes(_host(tensor))
+        if limit is None or nbytes <= limit:
+            yield whole
+        else:
+            flat = whole.reshape(-1).view("u1")
+            yield from (flat[start : start + limit] for start in range(0, nbytes, limit))
+        return
     per_row = nbytes // tensor.shape[0]
     if per_row > BLOCK:
         for row in tensor.unbind(0):
-            offset = _write_blocks(fd, row, path, offset)
-        return offset
+            yield from _blocks(row, limit)
+        return
     for part in tensor.split(max(1, BLOCK // per_row)):
-        offset = _write_blocks(fd, part, path, offset) if part.shape[0] > 1 else _write_one(fd, part, path, offset)
-    return offset
-
-
-def _write_one(fd: int, tensor: Tensor, path: str, offset: int) -> int:
-    write_all(fd, raw_bytes(_host(tensor)), offset, path)
-    return offset + tensor.numel() * tensor.element_size()
+        yield from _blocks(part, limit)
 
 
 def _host(tensor: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ __all__ = [
     "is_nested",
     "make",
     "map_file",
+    "mapped_view",
     "over_storage",
     "shape_file",
     "sizes",
@@ -68,7 +69,7 @@ def view(buffer: Tensor, shapes: Tensor, layout: torch.layout = torch.strided) -
     strides = torch.ones_like(shapes)
     for dim in range(shapes.shape[1] - 2, -1, -1):
         strides[:, dim] = strides[:, dim + 1] * shapes[:, dim + 1]
-    offsets = counts.cumsum(0) - counts
+    offsets = counts.cumsum(0) - counts + buffer.storage_offset()  # torch counts them from the start of the storage
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch calls the strided layout a prototype
         return torch._nested_view_from_buffer(buffer, shapes, strides, offsets)
@@ -107,6 +108,13 @@ def _mapped(cls: type[MemoryMappedTensor], buffer: Tensor, shapes: Tensor) -> Me
     out = view(buffer, shapes).as_subclass(MappedNestedTensor)
     out._buffer = buffer
     return out
+
+
+def mapped_view(buffer: Tensor, shapes: Tensor, layout: str | None) -> Tensor:
+    """A nested tensor over the elements in a file, in the layout that was saved."""
+    from tensordict_lite.memmap.tensor import MemoryMappedTensor
+
+    return view(buffer, shapes, torch.jagged) if layout == "jagged" else _mapped(MemoryMappedTensor, buffer, shapes)
 
 
 def over_storage(

@@ -19,6 +19,7 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.format import META, SUFFIX, encode_key, is_encodable, leaf_meta, node_meta, raw_key
+from tensordict_lite.memmap.mapping import holds_many
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
 _STRIDED = torch.strided
@@ -235,8 +236,8 @@ def mapped_root(node: TensorCollection, plan: Plan | None = None) -> str | None:
 
 
 def file_of(tensor: Tensor) -> str | None:
-    """The file of a memory-mapped tensor; ``None`` for other tensors and for anonymous memory."""
-    if not isinstance(tensor, MemoryMappedTensor):
+    """The file of a memory-mapped tensor; ``None`` for others, for anonymous memory, and for one of many in a file."""
+    if not isinstance(tensor, MemoryMappedTensor) or holds_many(tensor.untyped_storage()):
         return None
     try:
         return tensor.filename

@@ -21,6 +21,7 @@ from tensordict_lite.memmap.mapping import (
     SharedHandle,
     anonymous_storage,
     file_of,
+    holds_many,
     map_file,
     region_of,
     remember,
@@ -147,7 +148,10 @@ class MemoryMappedTensor(Tensor):
 
     def _same_file(self, path: str | None, copy_existing: bool) -> bool:
         """Whether this tensor is what ``path`` should hold; RuntimeError when copying was not allowed."""
-        own = file_of(self.untyped_storage()) or self.__dict__.get("_empty_file")
+        storage = self.untyped_storage()
+        if holds_many(storage):
+            return False
+        own = file_of(storage) or self.__dict__.get("_empty_file")
         anonymous = own is None or own.startswith("/proc/")
         if path is None:
             return anonymous
