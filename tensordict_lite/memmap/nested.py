@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "buffer_of",
+    "count",
     "from_tensor",
     "is_nested",
     "make",
@@ -52,6 +53,11 @@ def sizes(tensor: Tensor) -> Tensor:
             tensor.shape[0], tensor.ndim - 1
         )
     return tensor._nested_tensor_size()
+
+
+def count(tensor: Tensor) -> int:
+    """Elements of all elements together."""
+    return int(sizes(tensor).prod(-1).sum())
 
 
 def buffer_of(tensor: Tensor) -> Tensor:

@@ -118,9 +118,11 @@ class Plan:
         """Plans a tensor; returns its entry for the metadata."""
         check_savable(tensor, where)
         name = key if key.isidentifier() else self.name_of(key, where)
-        file = self.claim(f"{folder}/{name}{SUFFIX}" if folder else name + SUFFIX, where)
+        file = f"{folder}/{name}{SUFFIX}" if folder else name + SUFFIX
+        if self.taken.setdefault(file, where) is not where:
+            self.claim(file, where)
         if not tensor.is_nested:
-            entry = leaf_meta(str(tensor.dtype), tensor.shape)
+            entry = {"device": "cpu", "shape": list(tensor.shape), "dtype": str(tensor.dtype), "is_nested": False}
         else:
             self.claim(nested.shape_file(file), where)
             jagged = "jagged" if "jagged" in str(tensor.layout) else None

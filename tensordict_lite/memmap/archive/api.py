@@ -9,17 +9,23 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import ArchiveError, DatasetError
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.archive.codec import MAX_RATIO, check_level, method_of
 from tensordict_lite.memmap.archive.read import Archive, opened
-from tensordict_lite.memmap.archive.write import Bytes, FileData, Member, TensorData, Zeros, write_archive
+from tensordict_lite.memmap.archive.write import FileData, Member, Zeros, write_archive
 from tensordict_lite.memmap.archive.zipformat import CENTRAL_CRC, LOCAL_CRC, STORED, Entry
 from tensordict_lite.memmap.files import write_all
 from tensordict_lite.memmap.format import META, SUFFIX
+from tensordict_lite.memmap.mapping import hold_many, map_file
+from tensordict_lite.memmap.pieces import Place, pieces_of
 from tensordict_lite.memmap.plan import Plan, plan_for
 from tensordict_lite.memmap.staging import Staging, is_temporary, staged_file
+from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
 __all__ = [
     "EXTENSION",
@@ -32,6 +38,7 @@ __all__ = [
 ]
 
 EXTENSION = ".tdz"
+_CPU = torch.device("cpu")
 
 PathLike = "str | os.PathLike[str]"
 
@@ -77,8 +84,6 @@ def save_archive(
     Returns:
         The loaded collection: not locked, with its tensors in one mapping of the file.
     """
-    from tensordict_lite.memmap.load import load_collection
-
     if return_early:
         raise NotImplementedError("return_early=True is not supported for an archive: wait for the save")
     path = os.path.abspath(os.fspath(prefix))
@@ -86,34 +91,65 @@ def save_archive(
     if not existsok and os.path.lexists(path):
         raise RuntimeError(f"the file {path} already exists: pass existsok=True to replace it")
     plan = plan_for(node, robust_key=robust_key is not False, allow_pickle=allow_pickle)
-    members = list(_members_of(plan, like))
+    members = [
+        Member(folder.join(name), content, len(content), False)
+        for folder in plan.folders
+        for name, content in {META: folder.json(), **folder.blobs}.items()
+    ]
+    described = len(members)
+    members += _members_of(plan, like)
     with staged_file(path) as fd:
-        write_archive(fd, path, members, method, None, num_threads)
-    return load_collection(
-        path,
-        mode="r+" if like else None,
-        robust_key=robust_key,
-        num_threads=num_threads,
-        allow_pickle=allow_pickle,
-    )
+        starts = write_archive(fd, path, members, method, None, num_threads)
+        size = os.fstat(fd).st_size
+    if method != STORED:
+        from tensordict_lite.memmap.load import load_collection
+
+        return load_collection(path, robust_key=robust_key, num_threads=num_threads, allow_pickle=allow_pickle)
+    storage = hold_many(map_file(path, size, writable=like))
+    out = node._with_leaves(_mapped(plan, storage, starts[described:]))
+    out._set_device(_CPU)
+    return out
 
 
 def _members_of(plan: Plan, like: bool) -> Iterator[Member]:
-    for folder in plan.folders:
-        yield Member(folder.join(META), Bytes(folder.json()), False)
-        for name, content in folder.blobs.items():
-            yield Member(folder.join(name), Bytes(content), False)
+    """The data of all tensors, in their order."""
     for leaf in plan.leaves:
         tensor = leaf.tensor
         if tensor.is_nested:
-            shapes = nested.sizes(tensor)
-            if like:
-                yield Member(leaf.file, Zeros(int(shapes.prod(-1).sum()) * tensor.element_size()))
-            else:
-                yield Member(leaf.file, TensorData(nested.buffer_of(tensor)))
-            yield Member(nested.shape_file(leaf.file), TensorData(shapes))
+            yield _member(leaf.file, nested.buffer_of(tensor), like)
+            yield _member(nested.shape_file(leaf.file), nested.sizes(tensor), False)
+        else:
+            nbytes = leaf.nbytes
+            if nbytes:
+                yield _new_member(Member, (leaf.file, Zeros(nbytes) if like else tensor, nbytes, True))
+
+
+_new_member = tuple.__new__  # a third of the price of the constructor of a named tuple
+
+
+def _member(file: str, tensor: Tensor, like: bool) -> Member:
+    nbytes = tensor.numel() * tensor.element_size()
+    return Member(file, Zeros(nbytes) if like else tensor, nbytes)
+
+
+def _mapped(plan: Plan, storage: torch.UntypedStorage, starts: list[int]) -> Iterator[Tensor]:
+    """The tensors of a plan where they lie in the archive that was written."""
+    places: list[Place] = []
+    at = iter(starts)
+    for leaf in plan.leaves:
+        tensor = leaf.tensor
+        if tensor.is_nested:
+            places.append((next(at), tensor.dtype, (nested.count(tensor),)))
+            next(at)  # the table of its shapes
         elif tensor.numel():
-            yield Member(leaf.file, Zeros(leaf.nbytes) if like else TensorData(tensor))
+            places.append((next(at), tensor.dtype, tensor.shape))
+    pieces = iter(pieces_of(storage, places, MemoryMappedTensor))
+    for leaf in plan.leaves:
+        tensor = leaf.tensor
+        if tensor.is_nested:
+            yield nested.mapped_view(next(pieces), nested.sizes(tensor), leaf.entry.get("layout"))
+        else:
+            yield next(pieces) if tensor.numel() else torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 def pack_memmap(
@@ -164,7 +200,8 @@ def pack_memmap(
     real = os.path.realpath(path)
     if real.startswith(os.path.realpath(root) + os.sep):
         raise ValueError(f"the archive {path} must be outside the folder {root} that goes into it")
-    members = [Member(name, FileData(os.path.join(root, name)), name.endswith(SUFFIX)) for name in names]
+    data = [FileData(os.path.join(root, name)) for name in names]
+    members = [Member(name, file, file.nbytes, name.endswith(SUFFIX)) for name, file in zip(names, data)]
     with staged_file(path) as fd:
         write_archive(fd, path, members, method, compresslevel, num_threads)
     return Path(archive_path)

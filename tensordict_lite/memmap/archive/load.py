@@ -15,6 +15,7 @@ from tensordict_lite.memmap.archive.read import Archive, opened
 from tensordict_lite.memmap.archive.zipformat import STORED, Entry
 from tensordict_lite.memmap.format import META, SUFFIX, LeafMeta, NodeMeta, check_size, decode_json, encode_key, parse_meta
 from tensordict_lite.memmap.load import DTYPES, Loader
+from tensordict_lite.memmap.pieces import Place, pieces_of
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
 __all__ = ["ArchiveLoader"]
@@ -96,21 +97,24 @@ class ArchiveLoader(Loader):
                 source[key] = self.leaf(folder, key, leaf)
             return
         archive = self.archive
-        entries, starts, storage = archive.entries, archive.starts, archive.storage
+        entries, starts = archive.entries, archive.starts
+        keys: list[str] = []
+        places: list[Place] = []
         prefix = self._name(folder + "/")
         name_of = encode_key if self.robust_key else str
         for key, leaf in leaves.items():
             dtype, shape, nbytes, is_nested, _, _, _ = leaf
             entry = entries.get(f"{prefix}{key if key.isidentifier() else name_of(key)}{SUFFIX}")
-            if entry is not None and entry[4] == nbytes and not is_nested:
+            if entry is not None and entry[5] == nbytes and not is_nested:
                 known = DTYPES.get(dtype)
                 start = starts[entry[0]]
-                if known is not None and entry[1] == STORED and start % known.itemsize == 0:
-                    out = _empty(0, dtype=known).set_(storage, start // known.itemsize, shape)
-                    out.__class__ = MemoryMappedTensor
-                    source[key] = out
+                if known is not None and entry[2] == STORED and start % known.itemsize == 0:
+                    source[key] = None  # its place among the keys
+                    keys.append(key)
+                    places.append((start, known, shape))
                     continue
             source[key] = self.leaf(folder, key, leaf) if not self._can_wait(entry, leaf) else self._later(entry, leaf)
+        source.update(zip(keys, pieces_of(archive.storage, places, MemoryMappedTensor)))
 
     def _can_wait(self, entry: Entry | None, leaf: LeafMeta) -> bool:
         """Whether the data of a tensor may be decompressed beside that of others."""

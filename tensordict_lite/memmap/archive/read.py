@@ -16,6 +16,7 @@ from tensordict_lite.memmap.archive.codec import MAX_RATIO, credible, inflate
 from tensordict_lite.memmap.archive.zipformat import STORED, Entry, data_start, entries, find_directory
 from tensordict_lite.memmap.format import MAX_META_BYTES, META
 from tensordict_lite.memmap.mapping import hold_many, map_file
+from tensordict_lite.memmap.pieces import pieces_of
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
 __all__ = ["Archive", "opened"]
@@ -126,9 +127,7 @@ class Archive:
         """
         start = self.starts[entry.name]
         if entry.method == STORED and start % dtype.itemsize == 0:
-            out = _empty(0, dtype=dtype).set_(self.storage, start // dtype.itemsize, shape)
-            out.__class__ = MemoryMappedTensor
-            return out
+            return pieces_of(self.storage, [(start, dtype, shape)], MemoryMappedTensor)[0]
         out = self.room_for(entry, dtype, shape)
         self.fill(entry, out, numel * dtype.itemsize)
         return out

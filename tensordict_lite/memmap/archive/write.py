@@ -1,8 +1,9 @@
 """Writing an archive: the data of every entry aligned, so that the file can be mapped and its tensors used in place.
 
-Where entries are stored as they are, all offsets are known before a byte is written: small entries are gathered
-into few large writes, and the parts of large ones are summed and written by several threads at once. Compressed
-entries follow one another, and several threads compress.
+Where entries are stored as they are, all offsets are known before a byte is written. Small entries are gathered
+into few large writes. Large ones are written in parts, each summed right before, while it is in the cache of the
+processor; with threads, these sum (or compress) the parts that come next while this one writes. One thread writes:
+file systems let no second one into the same file.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -26,72 +27,18 @@ from tensordict_lite.memmap.archive.zipformat import (
     end_records,
     local_header,
     padding,
+    stored_headers,
 )
 from tensordict_lite.memmap.files import byte_blocks, plain_values, raw_bytes, write_all
 from tensordict_lite.memmap.mapping import check_room, reserve
 
-__all__ = ["Bytes", "FileData", "Member", "TensorData", "Zeros", "write_archive"]
+__all__ = ["FileData", "Member", "Zeros", "write_archive"]
 
 _SMALL = 1 << 20  # data that is gathered with that of other entries into one write
 _GATHER = 8 << 20
-_PART = 8 << 20  # what one thread sums and writes at a time
-_BLOCK = 1 << 20  # summed and then written, while it is in the cache of the processor
-
-
-class Data(Protocol):
-    """Where the data of an entry comes from."""
-
-    nbytes: int
-
-    def blocks(self, limit: int) -> Iterable[Any]:
-        """All of it in order, in buffers of about ``limit`` bytes."""
-
-    def parts(self) -> Sequence[tuple[int, int]] | None:
-        """Ranges of bytes that several threads may read at once, ``None`` where they must come in order."""
-
-    def read(self, start: int, stop: int) -> Any:
-        """One such range."""
-
-
-class Bytes:
-    """Bytes in memory."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.nbytes = len(data)
-
-    def blocks(self, limit: int) -> Iterable[Any]:
-        return (self.data,)
-
-    def parts(self) -> Sequence[tuple[int, int]] | None:
-        return None
-
-    def read(self, start: int, stop: int) -> Any:
-        return memoryview(self.data)[start:stop]
-
-
-class TensorData:
-    """The elements of a tensor in row-major order."""
-
-    __slots__ = ("_flat", "nbytes", "tensor")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-        self.nbytes = tensor.numel() * tensor.element_size()
-        self._flat: Any = None
-
-    def blocks(self, limit: int) -> Iterable[Any]:
-        return byte_blocks(self.tensor, limit)
-
-    def parts(self) -> Sequence[tuple[int, int]] | None:
-        values = plain_values(self.tensor)
-        if not (values.is_cpu and values.is_contiguous()):
-            return None
-        self._flat = raw_bytes(values).reshape(-1).view("u1")
-        return _ranges(self.nbytes)
-
-    def read(self, start: int, stop: int) -> Any:
-        return self._flat[start:stop]
+_PART = 1 << 20  # what is summed, and then written; with threads, so many
+_PARTS = 4
+_BLOCK = 8 << 20  # what is compressed at a time
 
 
 class FileData:
@@ -101,14 +48,12 @@ class FileData:
         self.path = path
         self.nbytes = os.stat(path).st_size
 
-    def blocks(self, limit: int) -> Iterable[Any]:
-        for start in range(0, self.nbytes, limit):
-            yield self.read(start, min(start + limit, self.nbytes))
+    def read(self, start: int, stop: int) -> memoryview:
+        """A part of it.
 
-    def parts(self) -> Sequence[tuple[int, int]] | None:
-        return _ranges(self.nbytes)
-
-    def read(self, start: int, stop: int) -> Any:
+        Raises:
+            OSError: the file has become shorter.
+        """
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             view, done = memoryview(bytearray(stop - start)), 0
@@ -128,15 +73,8 @@ class Zeros:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
 
-    def blocks(self, limit: int) -> Iterable[Any]:
-        for start in range(0, self.nbytes, limit):
-            yield bytes(min(limit, self.nbytes - start))
 
-    def parts(self) -> Sequence[tuple[int, int]] | None:
-        return None
-
-    def read(self, start: int, stop: int) -> Any:
-        return bytes(stop - start)
+Data = bytes | Tensor | FileData | Zeros
 
 
 class Member(NamedTuple):
@@ -144,8 +82,9 @@ class Member(NamedTuple):
 
     name: str
     data: Data
+    nbytes: int
     is_payload: bool = True
-    """Whether it is compressed where compression is asked for; metadata is not."""
+    """Whether it is aligned, or compressed where that is asked for; metadata is not."""
 
 
 def write_archive(
@@ -155,7 +94,7 @@ def write_archive(
     method: int = STORED,
     level: int | None = None,
     num_threads: int = 0,
-) -> None:
+) -> list[int]:
     """Writes an archive to an empty file.
 
     Args:
@@ -164,14 +103,18 @@ def write_archive(
         members: its entries.
         method: of the compression of payloads.
         level: of the compression, ``None`` for that of the method.
-        num_threads: threads that sum, compress and write; 0 or 1 is this one.
+        num_threads: threads that sum and compress; 0 or 1 is this one.
+
+    Returns:
+        Where the data of each member starts.
 
     Raises:
         OSError: there is no room.
     """
     if method == STORED:
-        check_room(path, sum(member.data.nbytes for member in members))
-    writer = _Writer(fd, path, ThreadPoolExecutor(num_threads, "archive") if num_threads > 1 else None, num_threads)
+        check_room(path, sum(member.nbytes for member in members))
+    pool = ThreadPoolExecutor(num_threads, "archive") if num_threads > 1 else None
+    writer = _Writer(fd, path, pool, 4 * num_threads)
     try:
         if method == STORED:
             writer.store(members)
@@ -183,202 +126,195 @@ def write_archive(
                     writer.store([member])
         writer.end()
     finally:
-        if writer.pool is not None:
-            writer.pool.shutdown(cancel_futures=True)
-
-
-class _Large(NamedTuple):
-    """An entry whose data is written by itself, and whose CRC is known when it is."""
-
-    entry: Entry
-    raw: bytes
-    pad: int
-    number: int
-    """Of its record."""
-    data: Data
-    parts: list[Future[int]]
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+    return writer.starts
 
 
 class _Writer:
     """The file, how far it is written, and the records of its directory."""
 
-    def __init__(self, fd: int, path: str, pool: ThreadPoolExecutor | None, num_threads: int) -> None:
+    def __init__(self, fd: int, path: str, pool: ThreadPoolExecutor | None, ahead: int) -> None:
         self.fd = fd
         self.path = path
         self.pool = pool
-        self.num_threads = num_threads
+        self.ahead = ahead
         self.at = 0
         self.records: list[bytes] = []
+        self.starts: list[int] = []
 
     def end(self) -> None:
         directory = b"".join(self.records)
         write_all(self.fd, directory + end_records(len(self.records), self.at, len(directory)), self.at, self.path)
 
+    def _in_order(self, work: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+        """Results in the order of the jobs, of which a bounded number is under way."""
+        if self.pool is None:
+            for job in jobs:
+                yield work(*job)
+            return
+        waiting: deque[Future[Any]] = deque()
+        for job in jobs:
+            waiting.append(self.pool.submit(work, *job))
+            if len(waiting) > self.ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
     # -- stored --------------------------------------------------------------------------------------------
 
     def store(self, members: Sequence[Member]) -> None:
-        """Entries as they are. Large ones are written by the pool, while this thread goes on."""
-        large: list[_Large] = []
+        """Entries as they are."""
         pieces: list[Any] = []
-        start = at = self.at
-        for name, data, is_payload in members:
+        first = at = self.at
+        large = [member for member in members if member.nbytes >= _SMALL and type(member.data) is not Zeros]
+        part = _PART if self.pool is None else _PARTS * _PART
+        parts = self._in_order(_summed, (job for member in large for job in _parts_of(member.data, member.nbytes, part)))
+        starts, records = self.starts, self.records
+        for name, data, nbytes, is_payload in members:
             raw = name.encode()
-            pad = padding(at, raw, data.nbytes) if is_payload else 0
-            body = _joined(data) if data.nbytes < _SMALL else None
-            total = zlib.crc32(body) if body is not None else crc.of_zeros(data.nbytes) if type(data) is Zeros else 0
-            entry = Entry(name, STORED, total, data.nbytes, data.nbytes, at)
-            header = local_header(entry, raw, pad)
-            pieces.append(header)
-            self.records.append(central_record(entry, raw))
-            at += len(header)
-            if body is not None:
-                pieces.append(body)
-            if body is None or at - start >= _GATHER:
-                self._write_gathered(pieces, start)
-                start = at + data.nbytes
-            if body is None:
-                self._write_large(_Large(entry, raw, pad, len(self.records) - 1, data, []), at, large)
-            at += data.nbytes
-        self._write_gathered(pieces, start)
-        for item in large:
-            self._complete(item, _combined(item))
+            pad = padding(at, raw, nbytes) if is_payload else 0
+            if nbytes < _SMALL:
+                body = _small_data(data)
+                header, record = stored_headers(raw, zlib.crc32(body), nbytes, at, pad)
+                pieces += (header, body)
+                at += len(header)
+                starts.append(at)
+                records.append(record)
+                at += nbytes
+                if at - first >= _GATHER:
+                    write_all(self.fd, b"".join(pieces), first, self.path)
+                    pieces, first = [], at
+                continue
+            total = crc.of_zeros(nbytes) if type(data) is Zeros else 0
+            header, record = stored_headers(raw, total, nbytes, at, pad)
+            write_all(self.fd, b"".join((*pieces, header)), first, self.path)
+            start = at + len(header)
+            pieces, first = [], start + nbytes
+            if type(data) is Zeros:
+                reserve(self.fd, first, self.path, start=start)
+            else:
+                total = self._write_parts(parts, start, nbytes)
+                header, record = stored_headers(raw, total, nbytes, at, pad)
+                write_all(self.fd, header, at, self.path)
+            starts.append(start)
+            records.append(record)
+            at = first
+        if pieces:
+            write_all(self.fd, b"".join(pieces), first, self.path)
         self.at = at
 
-    def _write_large(self, item: _Large, at: int, later: list[_Large]) -> None:
-        """Data that is not gathered: as room, in parts by the pool, or in order by this thread."""
-        data = item.data
-        if type(data) is Zeros:
-            reserve(self.fd, at + data.nbytes, self.path, start=at)
-            return
-        parts = None if self.pool is None else data.parts()
-        if parts is None or self.pool is None:
-            self._complete(item, self._write_in_order(data, at))
-            return
-        item.parts.extend(self.pool.submit(self._write_part, data, at, *part) for part in parts)
-        later.append(item)
-
-    def _complete(self, item: _Large, total: int) -> None:
-        """Header and record again, with the CRC."""
-        entry = item.entry._replace(crc=total)
-        write_all(self.fd, local_header(entry, item.raw, item.pad), entry.offset, self.path)
-        self.records[item.number] = central_record(entry, item.raw)
-
-    def _write_gathered(self, pieces: list[Any], start: int) -> None:
-        if pieces:
-            write_all(self.fd, b"".join(pieces), start, self.path)
-            pieces.clear()
-
-    def _write_part(self, data: Data, at: int, start: int, stop: int) -> int:
-        total = 0
-        part = data.read(start, stop)
-        for first in range(0, stop - start, _BLOCK):
-            block = part[first : first + _BLOCK]
-            total = zlib.crc32(block, total)
-            write_all(self.fd, block, at + start + first, self.path)
-        return total
-
-    def _write_in_order(self, data: Data, at: int) -> int:
-        total = 0
-        for block in data.blocks(_BLOCK):
-            total = zlib.crc32(block, total)
-            write_all(self.fd, block, at, self.path)
-            at += memoryview(block).nbytes
+    def _write_parts(self, parts: Iterator[tuple[Any, int, int]], start: int, nbytes: int) -> int:
+        """The CRC of large data, whose parts come next."""
+        total, done = 0, 0
+        while done < nbytes:
+            part, own, length = next(parts)
+            write_all(self.fd, part, start + done, self.path)
+            total = crc.combine(total, own, length)
+            done += length
         return total
 
     # -- compressed ----------------------------------------------------------------------------------------
 
     def compress(self, member: Member, method: int, level: int | None) -> None:
         """One entry. Where it would claim more than readers believe, it is deflated instead."""
-        raw = member.name.encode()
-        size = member.data.nbytes
+        raw, size = member.name.encode(), member.nbytes
         largest = size + (size >> 6) + 1024  # of what does not compress
-        header = len(local_header(Entry(member.name, method, 0, largest, largest, self.at), raw))
-        at = self.at + header
-        total, packed = 0, 0
-        stream = self._deflated(member.data, level) if method == DEFLATED else _counted(member.data, method, level)
-        for chunk, summed, length in stream:
-            total = crc.combine(total, summed, length)
-            write_all(self.fd, chunk, at + packed, self.path)
+        header = len(local_header(Entry("", raw, method, 0, largest, largest, self.at)))
+        start, total, packed = self.at + header, 0, 0
+        blocks = _blocks_of(member.data, size)
+        stream = self._deflated(blocks, level) if method == DEFLATED else _summed_stream(blocks, method, level)
+        for chunk, own, length in stream:
+            total = crc.combine(total, own, length)
+            write_all(self.fd, chunk, start + packed, self.path)
             packed += len(chunk)
-        entry = Entry(member.name, method, total, packed, size, self.at)
+        entry = Entry(member.name, raw, method, total, packed, size, self.at)
         if method != DEFLATED and not credible(entry):
             self.compress(member, DEFLATED, None)
             return
-        write_all(self.fd, _header_of(entry, raw, header), self.at, self.path)
-        self.records.append(central_record(entry, raw))
-        self.at = at + packed
+        short = header - len(local_header(entry))  # where the header was made for 64-bit sizes
+        write_all(self.fd, local_header(entry, short), self.at, self.path)
+        self.records.append(central_record(entry))
+        self.starts.append(start)
+        self.at = start + packed
 
-    def _deflated(self, data: Data, level: int | None) -> Iterator[tuple[bytes, int, int]]:
+    def _deflated(self, blocks: Iterable[Any], level: int | None) -> Iterator[tuple[bytes, int, int]]:
         """Blocks of a deflate stream, each with the CRC and the length of what is in it."""
 
         def work(block: Any, last: bool) -> tuple[bytes, int, int]:
             return deflated_block(block, level, last), zlib.crc32(block), memoryview(block).nbytes
 
-        jobs = _with_last(data.blocks(_PART))
-        if self.pool is None:
-            yield from (work(block, last) for block, last in jobs)
-            return
-        yield from _in_order(self.pool, work, jobs, 2 * self.num_threads)
+        yield from self._in_order(work, _with_last(blocks))
 
 
-def _header_of(entry: Entry, raw: bytes, length: int) -> bytes:
-    """A local header of the length that was left for it."""
-    header = local_header(entry, raw)
-    return header if len(header) == length else local_header(entry, raw, length - len(header))
+def _summed(read: Callable[[int, int], Any], start: int, stop: int) -> tuple[Any, int, int]:
+    part = read(start, stop)
+    return part, zlib.crc32(part), stop - start
 
 
-def _joined(data: Data) -> Any:
-    blocks = list(data.blocks(_SMALL))
-    if len(blocks) == 1:
-        return blocks[0]
-    return b"".join(blocks)
+def _small_data(data: Data) -> Any:
+    """All data of an entry in one buffer."""
+    if isinstance(data, Tensor):
+        if data.is_contiguous():
+            try:
+                return data.numpy()  # refuses whatever needs more than a look at its memory
+            except (RuntimeError, TypeError):
+                pass
+        values = plain_values(data)
+        return raw_bytes(values if values.is_cpu and values.is_contiguous() else values.cpu().contiguous())
+    if isinstance(data, FileData):
+        return data.read(0, data.nbytes)
+    return bytes(data.nbytes) if isinstance(data, Zeros) else data
 
 
-def _ranges(nbytes: int) -> list[tuple[int, int]]:
-    return [(start, min(start + _PART, nbytes)) for start in range(0, nbytes, _PART)]
+def _parts_of(data: Data, nbytes: int, size: int) -> Iterator[tuple[Any, int, int]]:
+    """Data as (function that reads, start, stop), part by part."""
+    if isinstance(data, Tensor):
+        for block in byte_blocks(data):
+            flat = block.reshape(-1).view("u1")
+            for start in range(0, len(flat), size):
+                yield (lambda first, last, flat=flat: flat[first:last]), start, min(start + size, len(flat))
+        return
+    if isinstance(data, FileData):
+        read: Any = data.read
+    else:
+        read = lambda first, last: memoryview(data)[first:last]  # noqa: E731
+    for start in range(0, nbytes, size):
+        yield read, start, min(start + size, nbytes)
 
 
-def _combined(item: _Large) -> int:
-    total = 0
-    for future, (start, stop) in zip(item.parts, _ranges(item.data.nbytes)):
-        total = crc.combine(total, future.result(), stop - start)
-    return total
+def _blocks_of(data: Data, nbytes: int) -> Iterator[Any]:
+    """Data in blocks, to be compressed."""
+    if isinstance(data, Tensor):
+        yield from byte_blocks(data, _BLOCK)
+    elif isinstance(data, FileData):
+        for start in range(0, nbytes, _BLOCK):
+            yield data.read(start, min(start + _BLOCK, nbytes))
+    else:
+        yield _small_data(data)
 
 
 def _with_last(blocks: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
     """Blocks, each with whether it is the last; one empty block where there are none."""
-    previous: Any = b""
-    first = True
+    previous: Any = None
     for block in blocks:
-        if not first:
+        if previous is not None:
             yield previous, False
-        previous, first = block, False
-    yield previous, True
+        previous = block
+    yield b"" if previous is None else previous, True
 
 
-def _in_order(
-    pool: ThreadPoolExecutor, work: Callable[..., Any], jobs: Iterable[tuple[Any, ...]], ahead: int
-) -> Iterator[Any]:
-    """Results in the order of the jobs, of which a bounded number is under way."""
-    waiting: deque[Future[Any]] = deque()
-    for job in jobs:
-        waiting.append(pool.submit(work, *job))
-        if len(waiting) > ahead:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
-
-
-def _counted(data: Data, method: int, level: int | None) -> Iterator[tuple[bytes, int, int]]:
-    """As ``_Writer._deflated``, for the methods whose blocks depend on each other."""
-    total = 0
+def _summed_stream(blocks: Iterable[Any], method: int, level: int | None) -> Iterator[tuple[bytes, int, int]]:
+    """As ``_Writer._deflated``, for the methods whose blocks depend on each other: the CRC comes at the end."""
+    total = nbytes = 0
 
     def summed() -> Iterator[Any]:
-        nonlocal total
-        for block in data.blocks(_PART):
+        nonlocal total, nbytes
+        for block in blocks:
             total = zlib.crc32(block, total)
+            nbytes += memoryview(block).nbytes
             yield block
 
     for chunk in compressed(method, summed(), level):
         yield chunk, 0, 0
-    yield b"", total, data.nbytes
+    yield b"", total, nbytes

@@ -30,6 +30,7 @@ __all__ = [
     "find_directory",
     "local_header",
     "padding",
+    "stored_headers",
 ]
 
 STORED, DEFLATED, BZIP2, LZMA = 0, 8, 12, 14
@@ -58,6 +59,8 @@ class Entry(NamedTuple):
 
     name: str
     """Path with ``/``, that of a file below the folder."""
+    raw: bytes
+    """The same as it stands in the archive."""
     method: int
     """``STORED``, ``DEFLATED``, ``BZIP2`` or ``LZMA``."""
     crc: int
@@ -88,24 +91,41 @@ def padding(offset: int, name: bytes, size: int) -> int:
     return length if not length or length >= 4 else length + ALIGN
 
 
-def local_header(entry: Entry, name: bytes, pad: int = 0) -> bytes:
+_PADDING = [b"", *(_PADDING_ID + max(0, n - 4).to_bytes(2, "little") + bytes(max(0, n - 4)) for n in range(1, 256))]
+
+
+def stored_headers(name: bytes, crc: int, size: int, offset: int, pad: int) -> tuple[bytes, bytes]:
+    """Local header and record of a stored entry. ``pad`` is 0 or at least 4."""
+    if size >= _MAX32 or offset >= _MAX32:
+        entry = Entry("", name, STORED, crc, size, size, offset)
+        return local_header(entry, pad), central_record(entry)
+    flags = 0 if name.isascii() else _UTF8
+    n = len(name)
+    local = _LOCAL.pack(_LOCAL_SIGNATURE, 20, flags, STORED, 0, _DATE, crc, size, size, n, pad) + name + _PADDING[pad]
+    record = _CENTRAL.pack(
+        _CENTRAL_SIGNATURE, 3 << 8 | 20, 20, flags, STORED, 0, _DATE, crc, size, size, n, 0, 0, 0, 0, _UNIX_FILE, offset
+    )
+    return local, record + name
+
+
+def local_header(entry: Entry, pad: int = 0) -> bytes:
     """What stands in front of the data of an entry; ``pad`` is 0 or at least 4."""
-    size, compressed, extra = entry.size, entry.compressed, b""
+    name, size, compressed, extra = entry.raw, entry.size, entry.compressed, b""
     if size >= _MAX32 or compressed >= _MAX32:
         extra = struct.pack("<2H2Q", 1, 16, size, compressed)
         size = compressed = _MAX32
-    if pad:
-        extra += _PADDING_ID + (pad - 4).to_bytes(2, "little") + bytes(pad - 4)
+    needed = 45 if extra else 20
+    extra += _PADDING[pad]
     flags = 0 if name.isascii() else _UTF8
     fixed = _LOCAL.pack(
-        _LOCAL_SIGNATURE, 45 if len(extra) > pad else 20, flags, entry.method, 0, _DATE, entry.crc, compressed, size,
-        len(name), len(extra),
-    )  # fmt: skip
+        _LOCAL_SIGNATURE, needed, flags, entry.method, 0, _DATE, entry.crc, compressed, size, len(name), len(extra)
+    )
     return fixed + name + extra
 
 
-def central_record(entry: Entry, name: bytes) -> bytes:
+def central_record(entry: Entry) -> bytes:
     """The record of an entry in the directory."""
+    name = entry.raw
     size, compressed, offset, extra = entry.size, entry.compressed, entry.offset, b""
     if size >= _MAX32 or compressed >= _MAX32 or offset >= _MAX32:
         wide = []
@@ -209,7 +229,7 @@ def entries(path: str, data: Any, count: int, offset: int, size: int) -> Iterato
             a link, a name that leaves the folder.
     """
     directory = bytes(data[offset : offset + size])
-    unpack, width = _CENTRAL.unpack_from, _CENTRAL.size
+    unpack, width, make = _CENTRAL.unpack_from, _CENTRAL.size, tuple.__new__
     at = 0
     for _ in range(count):
         if at + width > size or directory[at : at + 4] != _CENTRAL_SIGNATURE:
@@ -230,8 +250,8 @@ def entries(path: str, data: Any, count: int, offset: int, size: int) -> Iterato
         kind = attributes >> 28 if made >> 8 == 3 else 0
         if flags & _ENCRYPTED or method not in METHODS or disk or kind not in (0, 4, 8):
             raise ArchiveError(path, f"the entry {name!r} {_refusal(flags, method, disk)}")
-        if not name.endswith("/"):
-            yield Entry(name, method, crc, compressed, length, start, offset + at, flags)
+        if name[-1] != "/":
+            yield make(Entry, (name, raw, method, crc, compressed, length, start, offset + at, flags))
         at = after
     if at != size:
         raise ArchiveError(path, f"the directory has {size - at:,} bytes behind its {count:,} records")
@@ -286,7 +306,7 @@ def data_start(path: str, data: Any, entry: Entry, limit: int) -> int:
     Raises:
         ArchiveError: there is no such header, or the data would reach beyond ``limit``.
     """
-    name, method, _, compressed, size, offset, _, flags = entry
+    name, raw, method, _, compressed, size, offset, _, flags = entry
     if offset + _LOCAL.size > limit:
         raise ArchiveError(path, f"the entry {name!r} overlaps what comes behind it, or lies outside the file")
     signature, _, _, own_method, _, _, _, own_compressed, own_size, name_length, extra_length = _LOCAL.unpack_from(
@@ -305,8 +325,7 @@ def data_start(path: str, data: Any, entry: Entry, limit: int) -> int:
         own_name = offset + _LOCAL.size + name_length
         extra = bytes(data[own_name : own_name + extra_length])
         own_size, own_compressed = _wide(path, name, extra, own_size, own_compressed)
-    raw = data[offset + _LOCAL.size : offset + _LOCAL.size + name_length]
-    same = own_method == method and _name(path, bytes(raw), flags) == name
+    same = own_method == method and data[offset + _LOCAL.size : offset + _LOCAL.size + name_length] == raw
     if not flags & _STREAMED:
         same = same and (own_compressed, own_size) == (compressed, size)  # the CRC of the directory is what counts
     if not same or (method == STORED and compressed != size):
