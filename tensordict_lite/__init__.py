@@ -20,6 +20,9 @@ from tensordict_lite.builders import (
     make_tensordict,
 )
 from tensordict_lite.combine import cat, pad, pad_sequence, stack, unpad_sequence
+from tensordict_lite.consolidated import from_consolidated
+from tensordict_lite.consolidated import layout as _layout
+from tensordict_lite.consolidated import record as _record
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.keys import NestedKey, unravel_key, unravel_key_list, unravel_key_to_tuple
 from tensordict_lite.lazystack import LazyStackedTensorDict, lazy_stack, maybe_dense_stack
@@ -37,6 +40,7 @@ from tensordict_lite.nontensor_stack import NonTensorStack
 from tensordict_lite.parsing import parse_tensor_dict_string
 from tensordict_lite.printing import get_printoptions, set_printoptions
 from tensordict_lite.pytree import from_pytree
+from tensordict_lite.safetensor_files import from_safetensors, to_safetensors
 from tensordict_lite.settings import (
     capture_non_tensor_stack,
     get_defaults_to_none,
@@ -65,7 +69,17 @@ from tensordict_lite.functions import (  # isort: skip
 
 # What `torch.load(weights_only=True)` may build: containers whose content it checks in turn.
 _add_safe_globals(
-    [TensorDict, LazyStackedTensorDict, NonTensorData, NonTensorStack, _dense._blank, _lazystack_class._blank]
+    [
+        TensorDict,
+        LazyStackedTensorDict,
+        NonTensorData,
+        NonTensorStack,
+        _dense._blank,
+        _lazystack_class._blank,
+        _layout.Jagged,
+        _record._rebuild,
+        _record._same,
+    ]
 )
 
 __all__ = [
@@ -91,12 +105,14 @@ __all__ = [
     "default_is_leaf",
     "dense_stack_tds",
     "from_any",
+    "from_consolidated",
     "from_dataclass",
     "from_dict",
     "from_module",
     "from_modules",
     "from_namedtuple",
     "from_pytree",
+    "from_safetensors",
     "from_struct_array",
     "from_tuple",
     "fromkeys",
@@ -134,6 +150,7 @@ __all__ = [
     "set_printoptions",
     "stack",
     "tensorclass",
+    "to_safetensors",
     "unpack_memmap",
     "unpad_sequence",
     "unravel_key",

@@ -48,10 +48,12 @@ class TensorCollection(Families):
     non-tensor data; :class:`TensorDictBase` leaves tensorclasses out.
     """
 
-    # `_last_op`, `_memmap_path` and `_payload` stay unset until something needs them: an unset slot costs nothing.
+    # `_consolidated`, `_last_op`, `_memmap_path` and `_payload` stay unset until something needs them: an unset slot
+    # costs nothing.
     __slots__ = (
         "__weakref__",
         "_batch_size",
+        "_consolidated",
         "_device",
         "_last_op",
         "_lock",
@@ -303,6 +305,8 @@ class TensorCollection(Families):
         self._lock = None
         if getattr(self, "_memmap_path", None) is not None:
             self._memmap_path = None
+        if getattr(self, "_consolidated", None) is not None:
+            self._consolidated = None
         for sub in self._nested():
             sub._drop_lock(self)
 

@@ -33,7 +33,10 @@ __all__ = [
     "SUFFIX",
     "LeafMeta",
     "NodeMeta",
+    "check_device",
     "check_leaf_file",
+    "check_names",
+    "check_shape",
     "check_size",
     "decode_json",
     "decode_key",
@@ -371,8 +374,8 @@ def _kind_of(path: str, data: dict[str, Any]) -> tuple[str, str, bool]:
 
 def _parse_dense(path: str, data: dict[str, Any], node: NodeMeta) -> None:
     node.shape = check_shape(path, data.get("shape"), "batch size")
-    node.device = _check_device(path, data.get("device"))
-    node.names = _check_names(path, data.get("_names"), len(node.shape))
+    node.device = check_device(path, data.get("device"))
+    node.names = check_names(path, data.get("_names"), len(node.shape))
     if "_growing" in data and (not is_count(data["_growing"], MAX_BYTES) or not node.shape):
         raise DatasetError(path, f"'_growing' should be the number of rows with room, found {_short(data['_growing'])}")
     hidden = data.get("_entries")
@@ -461,7 +464,8 @@ def check_shape(path: str, value: Any, what: str) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _check_device(path: str, value: Any) -> str | None:
+def check_device(path: str, value: Any) -> str | None:
+    """The name of a device out of JSON; DatasetError when it is none."""
     if value == "cpu" or value is None:
         return value
     if value == "None":  # tensordict 0.3.0
@@ -471,7 +475,8 @@ def _check_device(path: str, value: Any) -> str | None:
     return value
 
 
-def _check_names(path: str, value: Any, dims: int) -> list[str | None] | None:
+def check_names(path: str, value: Any, dims: int) -> list[str | None] | None:
+    """Names of dimensions out of JSON, ``None`` where there is none; DatasetError when they do not fit."""
     if value is None:
         return None
     if type(value) is not list or len(value) != dims or not all(n is None or type(n) is str for n in value):
@@ -517,9 +522,7 @@ def check_size(path: str, found: int, nbytes: int, room: int | None = None) -> N
     if found < nbytes:
         raise DatasetError(path, f"is truncated: the metadata describes {nbytes:,} bytes, the file has {found:,}")
     if found > (nbytes if room is None else max(nbytes, room)):
-        raise DatasetError(
-            path, f"does not fit the metadata, which describes {nbytes:,} bytes: the file has {found:,}"
-        )
+        raise DatasetError(path, f"does not fit the metadata, which describes {nbytes:,} bytes: the file has {found:,}")
 
 
 def is_count(value: Any, limit: int) -> bool:

@@ -233,8 +233,9 @@ class Loader:
 def missing_class(class_name: str, path: str) -> str:
     """What is said of a class that was saved and that the program lacks."""
     return (
-        f"{path}: a {class_name} was saved, and this program has defined no class of that name. It opens as a TensorDict "
-        "of its entries. Define or import the class before loading to get it back: a dataset never imports code"
+        f"{path}: a {class_name} was saved, and this program has defined no class of that name. It opens as a "
+        "TensorDict of its entries. Define or import the class before loading to get it back: a dataset never imports "
+        "code"
     )
 
 

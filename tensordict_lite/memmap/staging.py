@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tensordict_lite.memmap.format import META
 
-__all__ = ["Staging", "is_temporary", "staged_file", "sync_file", "sync_files", "sync_folder"]
+__all__ = ["Staging", "is_temporary", "staged_file", "staged_path", "sync_file", "sync_files", "sync_folder"]
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -137,9 +137,20 @@ class Staging:
 
 @contextlib.contextmanager
 def staged_file(path: str) -> Iterator[int]:
-    """A descriptor of a new file that replaces ``path`` when the block succeeds, and vanishes otherwise.
+    """A descriptor of a new file that replaces ``path`` when the block succeeds, see :func:`staged_path`."""
+    with staged_path(path) as temporary:
+        fd = os.open(temporary, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
-    A link is followed. The file keeps the permissions of the one that it replaces; whoever has that one open, or
+
+@contextlib.contextmanager
+def staged_path(path: str) -> Iterator[str]:
+    """The name of a new file that replaces ``path`` when the block succeeds, and vanishes otherwise.
+
+    A link is followed. The file gets the permissions of the one that it replaces; whoever has that one open, or
     mapped, keeps it.
 
     Raises:
@@ -157,9 +168,11 @@ def staged_file(path: str) -> Iterator[int]:
         try:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(fd, fcntl.LOCK_SH)  # see Staging
-            yield fd
+            yield temporary
+            mode = os.fstat(fd).st_mode
             with contextlib.suppress(FileNotFoundError):
-                os.fchmod(fd, os.stat(path).st_mode & 0o7777)
+                mode = os.stat(path).st_mode
+            os.chmod(temporary, mode & 0o7777)
         finally:
             os.close(fd)
         os.replace(temporary, path)

@@ -170,7 +170,8 @@ def pack_memmap(
     Args:
         prefix: the folder.
         archive_path: the file, which is replaced where it exists. Not inside ``prefix``.
-        compression: ``"stored"`` (the default), ``"deflate"``, ``"bzip2"``, ``"lzma"``, or a constant of :mod:`zipfile`.
+        compression: ``"stored"`` (the default), ``"deflate"``, ``"bzip2"``, ``"lzma"``, or a constant of
+            :mod:`zipfile`.
         compresslevel: 0 to 9 for deflate, 1 to 9 for bzip2; by default 6 and 9. LZMA has none.
         num_threads: threads that read, compress and write; 0 or 1 is this one.
 

@@ -13,7 +13,16 @@ from torch import Tensor
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.archive.read import Archive, opened
 from tensordict_lite.memmap.archive.zipformat import STORED, Entry
-from tensordict_lite.memmap.format import META, SUFFIX, LeafMeta, NodeMeta, check_size, decode_json, encode_key, parse_meta
+from tensordict_lite.memmap.format import (
+    META,
+    SUFFIX,
+    LeafMeta,
+    NodeMeta,
+    check_size,
+    decode_json,
+    encode_key,
+    parse_meta,
+)
 from tensordict_lite.memmap.load import DTYPES, Loader
 from tensordict_lite.memmap.pieces import Place, pieces_of
 from tensordict_lite.memmap.tensor import MemoryMappedTensor

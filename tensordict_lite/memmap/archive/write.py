@@ -168,8 +168,9 @@ class _Writer:
         pieces: list[Any] = []
         first = at = self.at
         large = [member for member in members if member.nbytes >= _SMALL and type(member.data) is not Zeros]
-        part = _PART if self.pool is None else _PARTS * _PART
-        parts = self._in_order(_summed, (job for member in large for job in _parts_of(member.data, member.nbytes, part)))
+        length = _PART if self.pool is None else _PARTS * _PART
+        jobs = (job for member in large for job in _parts_of(member.data, member.nbytes, length))
+        parts = self._in_order(_summed, jobs)
         starts, records = self.starts, self.records
         for name, data, nbytes, is_payload in members:
             raw = name.encode()

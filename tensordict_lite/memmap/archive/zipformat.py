@@ -235,8 +235,8 @@ def entries(path: str, data: Any, count: int, offset: int, size: int) -> Iterato
         if at + width > size or directory[at : at + 4] != _CENTRAL_SIGNATURE:
             raise ArchiveError(path, f"the directory is damaged at byte {offset + at:,}")
         (
-            _, made, _, flags, method, _, _, crc, compressed, length, name_length, extra_length, comment_length, disk, _,
-            attributes, start,
+            _, made, _, flags, method, _, _, crc, compressed, length, name_length, extra_length, comment_length, disk,
+            _, attributes, start,
         ) = unpack(directory, at)  # fmt: skip
         stop = at + width + name_length
         raw = directory[at + width : stop]
