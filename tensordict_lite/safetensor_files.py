@@ -1,20 +1,20 @@
 """Trees in the format of the ``safetensors`` package, which model hubs use.
 
-Each tensor stands under its nested key, joined with dots, as in a ``state_dict``. What the format has no place for (batch
-sizes, names, classes, stacks, objects) is one JSON in its metadata, the way the ``tensordict`` package writes it. Any
-other file of the format opens as a tree whose keys are split at the dots.
+Each tensor stands under its nested key, joined with dots, as in a ``state_dict``. What the format has no place for
+(batch sizes, names, classes, stacks, objects) is one JSON in its metadata, the way the ``tensordict`` package writes
+it. Any other file of the format opens as a tree whose keys are split at the dots.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from tensordict_lite.callers import warn_caller
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.files import plain_values
 from tensordict_lite.memmap.format import check_names, check_shape, is_count
@@ -218,7 +218,7 @@ def from_safetensors(path: str | os.PathLike[str], *, device: Any = None) -> Any
     try:
         with package.safe_open(file, "pt", device=where) as opened:
             about = opened.metadata() or {}
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}
     except package.SafetensorError as err:
         raise DatasetError(file, f"is no safetensors file, or was truncated ({err})") from None
     reader = _Reader(file, tensors)
@@ -322,7 +322,7 @@ class _Reader:
         found = registered_class(name[8:-2])
         if found is None and name not in self.missing:
             self.missing.add(name)
-            warnings.warn(missing_class(name[8:-2], self.path), UserWarning, stacklevel=2)
+            warn_caller(missing_class(name[8:-2], self.path))
         return found
 
     def _classed(self, node: Any, name: Any, where: Path) -> Any:

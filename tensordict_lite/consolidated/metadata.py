@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tensordict_lite.callers import warn_caller
 from tensordict_lite.consolidated.layout import Jagged, Spot, nbytes_of, with_parts
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.format import ITEMSIZE, check_device, check_names, check_shape, is_count, tensor_bytes
@@ -210,7 +210,7 @@ class _Reader:
         cls = registered_class(match[1])
         if cls is None and match[1] not in self.missing:
             self.missing.add(match[1])
-            warnings.warn(missing_class(match[1], self.path), UserWarning, stacklevel=2)
+            warn_caller(missing_class(match[1], self.path))
         return cls, "dense"
 
     def _dense(self, data: Any, about: Any, cls: Any, locked: bool, where: tuple[str, ...]) -> Level:

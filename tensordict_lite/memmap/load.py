@@ -10,7 +10,6 @@ followed, no class is imported because a file says so, and a pickle is not opene
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from os import lstat
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, from_file
 
 from tensordict_lite.base import TensorCollection
+from tensordict_lite.callers import warn_caller
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.format import (
@@ -154,7 +154,7 @@ class Loader:
         """Says, once, that a class that was saved is not at hand, and what is opened in its place."""
         if class_name not in self.missing:
             self.missing.add(class_name)
-            warnings.warn(missing_class(class_name, path), UserWarning, stacklevel=2)
+            warn_caller(missing_class(class_name, path))
 
     def _child(self, folder: str, key: str) -> str:
         name = encode_key(key) if self.robust_key else raw_key(key)
