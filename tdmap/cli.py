@@ -68,7 +68,7 @@ def _options(
 
 @app.command()
 def info(
-    path: Annotated[Path, typer.Argument(help="Folder of the dataset.")],
+    path: Annotated[Path, typer.Argument(help="Folder of the dataset, or file of an archive.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a tree.")] = False,
 ) -> None:
     """Show the keys of a dataset with their shapes, types and sizes."""
@@ -157,7 +157,7 @@ def human_bytes(size: int) -> str:
 
 @app.command()
 def verify(
-    path: Annotated[Path, typer.Argument(help="Folder of the dataset.")],
+    path: Annotated[Path, typer.Argument(help="Folder of the dataset, or file of an archive.")],
     store: Annotated[bool, typer.Option("--store", help="Record the checksums of the files as they are now.")] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads that read; default: the usable cores.")] = None,
 ) -> None:
@@ -168,9 +168,10 @@ def verify(
     open_dataset(path)
     if store:
         recorded = checksum.store(path, threads)
-        typer.echo(f"stored the checksums of {len(recorded)} files in {path / checksum.CHECKSUMS}")
+        place = path if path.is_file() else path / checksum.CHECKSUMS
+        typer.echo(f"stored the checksums of {len(recorded)} files in {place}")
         return
-    if not (path / checksum.CHECKSUMS).exists():
+    if not path.is_file() and not (path / checksum.CHECKSUMS).exists():
         refuse(f"{path} has no checksums to check against: store them with `tdmap verify --store {path}`")
     try:
         report = checksum.verify(path, threads)
@@ -327,9 +328,7 @@ def open_dataset(path: Path) -> Any:
 
     if not path.exists():
         refuse(f"{path} does not exist")
-    if not path.is_dir():
-        refuse(f"{path} is a file; a dataset is a folder with a meta.json")
-    if not (path / "meta.json").exists():
+    if path.is_dir() and not (path / "meta.json").exists():
         from tdmap.store import HIDDEN
 
         if (path / HIDDEN / "journal").exists():
@@ -391,6 +390,8 @@ def _import(name: str) -> Any:
 
 
 def _require_writable(path: Path) -> None:
+    if path.is_file():
+        refuse(f"--in-place needs a folder, and {path} is an archive: unpack it first, or give OUT")
     blocked = [p for p in [path, *path.rglob("*.memmap")] if not os.access(p, os.W_OK)]
     if blocked:
         refuse(f"--in-place needs to write, and {blocked[0]} is read-only")

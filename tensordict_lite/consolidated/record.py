@@ -126,9 +126,7 @@ class _Storage:
         self.flat = flat
 
     def __reduce__(self) -> Any:
-        flat = self.flat
-        whole = flat.untyped_storage().nbytes() == flat.numel()
-        return _same, (flat if whole else flat.clone(),)
+        return _same, (self.flat,)  # the tensor itself: whoever pickles may have a way of its own to share memory
 
 
 def _reduce_between_processes(value: _Storage) -> Any:

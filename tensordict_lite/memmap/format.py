@@ -305,7 +305,9 @@ def decode_json(path: str, data: bytes) -> Any:
     """The content of a file of metadata that has been read; DatasetError where it is not JSON."""
     try:
         return _decode(data.decode())
-    except (ValueError, RecursionError) as err:
+    except RecursionError:
+        raise DatasetError(path, "is nested too deeply to be a dataset") from None
+    except ValueError as err:
         reason = "empty" if not data else f"not valid JSON ({str(err)[:100]})"
         raise DatasetError(path, f"is {reason}; it was truncated or edited") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import stat
 import zlib
@@ -51,8 +52,8 @@ class Archive:
         if writable and not os.access(path, os.W_OK):
             raise PermissionError(13, 'the archive cannot be written; use mode="r" to map it copy-on-write', path)
         self.storage: UntypedStorage = hold_many(map_file(path, size, writable=writable))
-        flat = _empty(0, dtype=torch.uint8).set_(self.storage, 0, (size,))
-        self.data = memoryview(flat.numpy())
+        # Not through a tensor, which would be a fake one in a FakeTensorMode. The storage outlives it, in this object.
+        self.data = memoryview((ctypes.c_char * size).from_address(self.storage.data_ptr())).cast("B")
         self.entries: dict[str, Entry] = {}
         self.starts: dict[str, int] = {}
         self._read_directory(max_ratio)

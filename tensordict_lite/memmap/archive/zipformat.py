@@ -46,6 +46,7 @@ _LOCAL_SIGNATURE, _CENTRAL_SIGNATURE, _END_SIGNATURE = b"PK\3\4", b"PK\1\2", b"P
 _END64_SIGNATURE, _LOCATOR64_SIGNATURE = b"PK\6\6", b"PK\6\7"
 
 _MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
+_MANY, _WIDE = _MAX16, _MAX32  # entries, and bytes, from which the 64-bit extensions are written
 _DATE = (1 << 5) | 1  # 1 January 1980, so that the same data makes the same file
 _UNIX_FILE = 0o100644 << 16
 _UTF8, _ENCRYPTED, _STREAMED = 0x800, 0x1 | 0x40 | 0x2000, 0x8
@@ -87,7 +88,7 @@ class Entry(NamedTuple):
 
 def padding(offset: int, name: bytes, size: int) -> int:
     """Bytes of padding in a local header at ``offset``, for its data to be aligned."""
-    length = -(offset + _LOCAL.size + len(name) + (20 if size >= _MAX32 else 0)) % ALIGN
+    length = -(offset + _LOCAL.size + len(name) + (20 if size >= _WIDE else 0)) % ALIGN
     return length if not length or length >= 4 else length + ALIGN
 
 
@@ -96,7 +97,7 @@ _PADDING = [b"", *(_PADDING_ID + max(0, n - 4).to_bytes(2, "little") + bytes(max
 
 def stored_headers(name: bytes, crc: int, size: int, offset: int, pad: int) -> tuple[bytes, bytes]:
     """Local header and record of a stored entry. ``pad`` is 0 or at least 4."""
-    if size >= _MAX32 or offset >= _MAX32:
+    if size >= _WIDE or offset >= _WIDE:
         entry = Entry("", name, STORED, crc, size, size, offset)
         return local_header(entry, pad), central_record(entry)
     flags = 0 if name.isascii() else _UTF8
@@ -111,7 +112,7 @@ def stored_headers(name: bytes, crc: int, size: int, offset: int, pad: int) -> t
 def local_header(entry: Entry, pad: int = 0) -> bytes:
     """What stands in front of the data of an entry; ``pad`` is 0 or at least 4."""
     name, size, compressed, extra = entry.raw, entry.size, entry.compressed, b""
-    if size >= _MAX32 or compressed >= _MAX32:
+    if size >= _WIDE or compressed >= _WIDE:
         extra = struct.pack("<2H2Q", 1, 16, size, compressed)
         size = compressed = _MAX32
     needed = 45 if extra else 20
@@ -127,12 +128,12 @@ def central_record(entry: Entry) -> bytes:
     """The record of an entry in the directory."""
     name = entry.raw
     size, compressed, offset, extra = entry.size, entry.compressed, entry.offset, b""
-    if size >= _MAX32 or compressed >= _MAX32 or offset >= _MAX32:
+    if size >= _WIDE or compressed >= _WIDE or offset >= _WIDE:
         wide = []
-        if size >= _MAX32 or compressed >= _MAX32:
+        if size >= _WIDE or compressed >= _WIDE:
             wide += [size, compressed]
             size = compressed = _MAX32
-        if offset >= _MAX32:
+        if offset >= _WIDE:
             wide.append(offset)
             offset = _MAX32
         extra = struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide)
@@ -148,11 +149,12 @@ def central_record(entry: Entry) -> bytes:
 def end_records(count: int, offset: int, size: int) -> bytes:
     """What ends an archive whose directory of ``count`` records has ``size`` bytes at ``offset``."""
     out = b""
-    if count >= _MAX16 or offset >= _MAX32 or size >= _MAX32:
+    if count >= _MANY or offset >= _WIDE or size >= _WIDE:
         length = _END64.size - 12
         out = _END64.pack(_END64_SIGNATURE, length, 3 << 8 | 45, 45, 0, 0, count, count, size, offset)
         out += _LOCATOR64.pack(_LOCATOR64_SIGNATURE, 0, offset + size, 1)
-    few, low, short = min(count, _MAX16), min(offset, _MAX32), min(size, _MAX32)
+    few = _MAX16 if count >= _MANY else count
+    low, short = (_MAX32 if n >= _WIDE else n for n in (offset, size))
     return out + _END.pack(_END_SIGNATURE, 0, 0, few, few, short, low, 0)
 
 
