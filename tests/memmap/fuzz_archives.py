@@ -1,13 +1,12 @@
 """Coverage-guided fuzzing of archives with atheris: ``python fuzz_archives.py [-max_total_time=60] FOLDER``.
 
 Each input is a list of edits of an archive. Whatever comes of them, loading it must give a dataset whose every byte can
-be read, or a ``DatasetError``; unpacking it must give a folder, or nothing at all. The number of inputs that loaded is
-printed at the end.
+be read, or a ``DatasetError``; unpacking it must give a folder, or nothing at all. Every thousand inputs, the number of
+those that loaded is printed.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 import sys
@@ -65,6 +64,8 @@ def edited(source: atheris.FuzzedDataProvider) -> bytes:
 
 def one(data: bytes) -> None:
     COUNTS["inputs"] += 1
+    if COUNTS["inputs"] % 1000 == 0:
+        print(COUNTS, file=sys.stderr, flush=True)
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir()
     path = WORK / "x.tdz"
@@ -89,6 +90,5 @@ def one(data: bytes) -> None:
 if __name__ == "__main__":
     os.makedirs(ROOT, exist_ok=True)
     make_originals()
-    atexit.register(lambda: print(COUNTS, file=sys.stderr))
     atheris.Setup(sys.argv, one)
     atheris.Fuzz()
