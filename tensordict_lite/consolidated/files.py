@@ -132,7 +132,9 @@ def from_consolidated(filename: str | os.PathLike[str], cls: Any = None) -> Any:
 def _tensorclass(cls: Any) -> Any:
     from tensordict_lite.tensorclass import TensorClass
 
-    return cls if isinstance(cls, type) and issubclass(cls, TensorClass) else None
+    if not (isinstance(cls, type) and issubclass(cls, TensorClass)):
+        return None
+    return getattr(cls, "_member_class", None) or cls  # that of lazy stacks of instances stands for theirs
 
 
 def _size_of(path: str) -> int:

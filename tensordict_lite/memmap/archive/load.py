@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict_lite.errors import DatasetError
+from tensordict_lite.errors import ArchiveError, DatasetError
 from tensordict_lite.memmap.archive.read import Archive, opened
 from tensordict_lite.memmap.archive.zipformat import STORED, Entry
 from tensordict_lite.memmap.format import (
@@ -33,6 +34,20 @@ _CPU = torch.device("cpu")
 _empty = torch.empty
 
 
+def looks_consolidated(path: str) -> bool:
+    """Whether a file ends as one of ``consolidate()``: with the length of an object in JSON before that length."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size <= 10:
+            return False
+        file.seek(size - 8)
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= size - 8:
+            return False
+        file.seek(size - 8 - length)
+        return file.read(1) == b"{"
+
+
 @dataclass(slots=True)
 class ArchiveLoader(Loader):
     """Reads the folders of an archive. A path is that of the archive, with the name of an entry behind it."""
@@ -47,7 +62,15 @@ class ArchiveLoader(Loader):
     @classmethod
     def open(cls, path: str, num_threads: int, options: dict[str, Any]) -> ArchiveLoader:
         """The loader of an archive; ``options`` are those of :class:`Loader`."""
-        return cls(**options, archive=opened(path, options["mode"] == "r+"), num_threads=num_threads)
+        try:
+            archive = opened(path, options["mode"] == "r+")
+        except ArchiveError as err:
+            if not looks_consolidated(path):
+                raise
+            raise ArchiveError(
+                path, f"{err.reason}; it looks like a file of consolidate(): load it with from_consolidated"
+            ) from None
+        return cls(**options, archive=archive, num_threads=num_threads)
 
     def _name(self, path: str) -> str:
         return path[len(self.archive.path) + 1 :]
