@@ -131,7 +131,10 @@ class _Storage:
 
 def _reduce_between_processes(value: _Storage) -> Any:
     region = region_of(value.flat)
-    return (_same, (value.flat,)) if region is None else (_open, (tuple(region),))
+    if region is not None:
+        return _open, (tuple(region),)
+    mapped = file_of(value.flat.untyped_storage()) is not None  # copy-on-write that was written to
+    return _same, (value.flat.clone() if mapped else value.flat,)
 
 
 ForkingPickler.register(_Storage, _reduce_between_processes)

@@ -408,7 +408,9 @@ class MemoryMappedTensor(Tensor):
         path = self.__dict__.get("_empty_file")
         if path is not None:
             return _open_empty, (path, self.dtype, tuple(self.shape))
-        return _rewrap, (_as_subclass(self, Tensor),)  # ordinary memory: travels like an ordinary tensor
+        plain = _as_subclass(self, Tensor)  # ordinary memory: travels like an ordinary tensor
+        # Copy-on-write that was written to: by value, and without what else is in its storage.
+        return _rewrap, (plain if file_of(self.untyped_storage()) is None else plain.clone(),)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         out = memo.get(id(self))
