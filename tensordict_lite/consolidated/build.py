@@ -15,7 +15,7 @@ from tensordict_lite.consolidated.files import write_file
 from tensordict_lite.consolidated.layout import Layout, lay_out, leaves_of
 from tensordict_lite.consolidated.record import Record, flat_of, kind_of, note, record_of
 from tensordict_lite.memmap.mapping import map_file
-from tensordict_lite.memmap.pieces import pieces_of
+from tensordict_lite.memmap.pieces import Pieces
 from tensordict_lite.memmap.save import TensorDictFuture
 from tensordict_lite.ops.operands import leaf_paths
 
@@ -136,7 +136,7 @@ class _Job:
         return torch.empty(nbytes, dtype=torch.uint8, device=device, pin_memory=pin).untyped_storage()
 
     def _copy(self, layout: Layout, storage: UntypedStorage) -> None:
-        places = pieces_of(storage, [place for place, _ in layout.sources])
+        places = Pieces(storage).at(place for place, _ in layout.sources)
         pairs = list(zip(places, (tensor.detach() for _, tensor in layout.sources)))
         if self.num_threads <= 1 or len(pairs) <= 1:
             self._copy_pairs(pairs)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, UntypedStorage
 
-from tensordict_lite.memmap.pieces import Place, pieces_of
+from tensordict_lite.memmap.pieces import Pieces, Place
 from tensordict_lite.memmap.plan import check_savable
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
@@ -143,9 +143,9 @@ def leaves_of(
         copy_tables: take the offsets and lengths of jagged tensors out of the storage, which others may write to.
     """
     if not any(type(spot) is Jagged for spot in spots):
-        return pieces_of(storage, spots, kind)  # type: ignore[arg-type]
+        return Pieces(storage, kind).at(spots)  # type: ignore[arg-type]
     places = list(dict.fromkeys(with_parts(spots)))
-    found = dict(zip(places, pieces_of(storage, places)))
+    found = dict(zip(places, Pieces(storage).at(places)))
     out = []
     if copy_tables:
         tables = [place for spot in spots if type(spot) is Jagged for place in spot[1:3] if place is not None]

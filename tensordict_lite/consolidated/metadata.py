@@ -29,6 +29,7 @@ _RESERVED = ("cls", "non_tensors", "leaves", "cls_metadata")
 _PARTS = ("<NJT_VALUES>", "<NJT_OFFSETS>", "<NJT_LENGTHS>")
 _CLASS = re.compile(r"<class '([^']*)'>")
 _MAX_BYTES = 1 << 62
+_CPU = torch.device("cpu")
 
 
 # -- writing -----------------------------------------------------------------------------------------------------
@@ -173,16 +174,20 @@ class _Reader:
         self.path = path
         self.room = room
         self.spots: list[Spot] = []
+        self.end = 0  # of the tensors so far, as long as each begins where another has ended
+        self.in_order = True
         self.missing: set[str] = set()
 
     def fail(self, where: tuple[str, ...], what: str) -> DatasetError:
         return DatasetError(self.path, f"the metadata of {where or 'the root'} is wrong: {what}")
 
     def level(self, data: Any, where: tuple[str, ...]) -> Level:
-        if type(data) is not dict or not all(type(data.get(key)) is dict for key in _RESERVED[1:]):
+        if type(data) is not dict:
             raise self.fail(where, "it should be an object with non_tensors, leaves and cls_metadata")
-        about = data["cls_metadata"]
-        cls, kind = self._class(data.get("cls"), where)
+        about, name = data.get("cls_metadata"), data.get("cls")
+        if not (type(about) is type(data.get("leaves")) is type(data.get("non_tensors")) is dict):
+            raise self.fail(where, "it should be an object with non_tensors, leaves and cls_metadata")
+        cls, kind = (None, "dense") if name == "TensorDict" else self._class(name, where)
         if "stack_dim" in about and kind == "dense":  # the reference writes stacks of tensorclasses so
             kind = "lazy"
         locked = about.get("is_locked", False) is True
@@ -194,14 +199,14 @@ class _Reader:
         members = {*data["non_tensors"], *data} - {*_RESERVED}
         if data["leaves"] or members != set(map(str, range(len(members)))):
             raise self.fail(where, "the members of a stack are collections, numbered from 0")
-        entries = self._entries(data, where)
+        entries = self._entries(data, where, None)
         entries.sort(key=lambda entry: int(entry[0]))
         return Level(kind, cls, torch.Size(()), None, None, locked, dim, name, entries)
 
     def _class(self, name: Any, where: tuple[str, ...]) -> tuple[Any, str]:
         from tensordict_lite.tensorclass import registered_class
 
-        known = {"TensorDict": "dense", "LazyStackedTensorDict": "lazy", "NonTensorStack": "objects"}
+        known = {"LazyStackedTensorDict": "lazy", "NonTensorStack": "objects"}
         if type(name) is str and name in known:
             return None, known[name]
         match = _CLASS.fullmatch(name) if type(name) is str else None
@@ -217,30 +222,31 @@ class _Reader:
         size = check_shape(self.path, about.get("batch_size"), "batch_size")
         device = check_device(self.path, about.get("device"))
         names = check_names(self.path, about.get("names"), len(size))
-        entries = self._entries(data, where)
-        dims = len(size)
-        for key, value in entries:
-            if not isinstance(value, Level):  # of a level that is checked when it is made
-                own = _size_of(value)
-                if own[:dims] != (size[:1] if type(value) is Jagged else size):
-                    raise self.fail((*where, key), f"{list(own)} does not start with the batch size {list(size)}")
-        cpu = None if device is None else torch.device("cpu")
-        return Level("dense", cls, torch.Size(size), cpu, names, locked, 0, None, entries)
+        entries = self._entries(data, where, size)
+        return Level("dense", cls, torch.Size(size), None if device is None else _CPU, names, locked, 0, None, entries)
 
-    def _entries(self, data: Any, where: tuple[str, ...]) -> list[tuple[str, Any]]:
+    def _entries(self, data: Any, where: tuple[str, ...], batch: tuple[int, ...] | None) -> list[tuple[str, Any]]:
+        """Objects, tensors and levels of a level, all of which start with the batch size of a dense one."""
         out: list[tuple[str, Any]] = []
         for key, value in data["non_tensors"].items():
-            out.append((key, self._object(value, (*where, key))))
-        leaves = data["leaves"]
+            item = self._object(value, (*where, key))
+            self._check_batch(tuple(item.size), batch, (*where, key))
+            out.append((key, item))
+        leaves, spots = data["leaves"], self.spots
         for key, value in leaves.items():
-            if key.startswith(_PARTS):
-                if key.startswith(_PARTS[0]):
-                    name = key.removeprefix(_PARTS[0])
-                    out.append((name, self._jagged(name, value, leaves, where)))
-                    self.spots.append(out[-1][1])
-            else:
-                out.append((key, self._place(value, (*where, key))))
-                self.spots.append(out[-1][1])
+            spot: Any = self._plain(value, batch)
+            if spot is None or key[:1] == "<":
+                if key.startswith(_PARTS):
+                    if not key.startswith(_PARTS[0]):
+                        continue  # a part of the one that begins with the values
+                    key = key.removeprefix(_PARTS[0])
+                    spot = self._jagged(key, value, leaves, where)
+                    self._check_batch((spot.offsets[2][0] - 1,), None if batch is None else batch[:1], (*where, key))
+                else:
+                    spot = self._place(value, (*where, key))
+                    self._check_batch(spot[2], batch, (*where, key))
+            out.append((key, spot))
+            spots.append(spot)
         children = [key for key in data if key not in _RESERVED]
         if "stack_dim" in data["cls_metadata"]:
             children.sort(key=int)
@@ -249,6 +255,31 @@ class _Reader:
             raise self.fail(where, "two entries have one key")
         return out
 
+    def _check_batch(self, size: tuple[int, ...], batch: tuple[int, ...] | None, where: tuple[str, ...]) -> None:
+        if batch is not None and size[: len(batch)] != batch:
+            raise self.fail(where, f"{list(size)} does not start with the batch size {list(batch)}")
+
+    def _plain(self, value: Any, batch: tuple[int, ...] | None) -> Place | None:
+        """The place of an ordinary tensor behind the last one, checked in one go; ``None`` for any other."""
+        if type(value) is not list or len(value) != 5:
+            return None
+        dtype, shape, start, stop, _ = value
+        known = DTYPES.get(dtype) if type(dtype) is str and type(shape) is list else None
+        if known is None or type(start) is not int or type(stop) is not int or batch is None:
+            return None
+        nbytes = itemsize = known.itemsize
+        for n in shape:
+            if type(n) is not int or n <= 0:
+                return None
+            nbytes *= n
+        size = tuple(shape)
+        if not self.end <= start <= start + nbytes <= stop <= self.room or start % itemsize or len(size) > 64:
+            return None
+        if size[: len(batch)] != batch:
+            return None
+        self.end = stop
+        return (start, known, size)
+
     def _object(self, value: Any, where: tuple[str, ...]) -> Value:
         if type(value) is not list or len(value) != 3:
             raise self.fail(where, "an object is listed with its batch size and device")
@@ -256,6 +287,7 @@ class _Reader:
         return Value(data, torch.Size(check_shape(self.path, size, "batch_size")), check_device(self.path, device))
 
     def _place(self, value: Any, where: tuple[str, ...], extra: int = 0) -> Place:
+        self.in_order = False
         if type(value) is not list or len(value) != 5 + extra:
             raise self.fail(where, "a tensor is listed with dtype, shape, first and last byte and padding")
         dtype, shape, start, stop = value[:4]
@@ -293,19 +325,13 @@ class _Reader:
 
     def check_overlaps(self) -> None:
         """No byte belongs to two tensors, but to the offsets of several that have one shape."""
+        if self.in_order:
+            return
         ranges = sorted({(place[0], place[0] + nbytes_of(place)) for place in with_parts(self.spots)})
         values = [spot.values if type(spot) is Jagged else spot for spot in self.spots]
         full = [place for place in values if nbytes_of(place)]  # type: ignore[arg-type]
         if len({place[0] for place in full}) < len(full) or any(a[1] > b[0] for a, b in zip(ranges, ranges[1:])):
             raise DatasetError(self.path, "the metadata is wrong: two tensors overlap")
-
-
-def _size_of(value: Any) -> tuple[int, ...]:
-    if isinstance(value, Value):
-        return tuple(value.size)
-    if type(value) is Jagged:
-        return (value.offsets[2][0] - 1,)
-    return value[2]  # type: ignore[no-any-return]
 
 
 def make(path: str, level: Level, leaves: Iterator[Tensor]) -> Any:
@@ -321,15 +347,15 @@ def make(path: str, level: Level, leaves: Iterator[Tensor]) -> Any:
 
     entries: dict[str, Any] = {}
     for key, value in level.entries:
-        if isinstance(value, Level):
+        if type(value) is tuple or type(value) is Jagged:
+            entries[key] = next(leaves)
+        elif type(value) is Level:
             child = entries[key] = make(path, value, leaves)
             if child.batch_size[: len(level.size)] != level.size:
                 raise DatasetError(path, f"{key!r} of batch size {list(child.batch_size)} is within {list(level.size)}")
-        elif isinstance(value, Value):
+        else:
             device = None if value.device is None else "cpu"
             entries[key] = NonTensorData(value.data, batch_size=value.size, device=device)
-        else:
-            entries[key] = next(leaves)
     try:
         if level.kind == "dense":
             node: Any = TensorDict._trusted(entries, level.size, level.device, level.names)

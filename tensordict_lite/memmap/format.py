@@ -304,7 +304,9 @@ def _absent(path: str, folder: str) -> str:
 def decode_json(path: str, data: bytes) -> Any:
     """The content of a file of metadata that has been read; DatasetError where it is not JSON."""
     try:
-        return _decode(data.decode())
+        text = data.decode()
+        value, end = _raw_decode(text)
+        return value if end == len(text) else _decode(text)  # which allows for spaces around it
     except RecursionError:
         raise DatasetError(path, "is nested too deeply to be a dataset") from None
     except ValueError as err:
@@ -312,7 +314,7 @@ def decode_json(path: str, data: bytes) -> Any:
         raise DatasetError(path, f"is {reason}; it was truncated or edited") from None
 
 
-_decode = json.JSONDecoder().decode
+_decode, _raw_decode = json.JSONDecoder().decode, json.JSONDecoder().raw_decode
 _TYPE = re.compile(r"<class '([^']*)'>")
 _KINDS = {
     "tensordict.tensorclass.NonTensorData": "nontensor",

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
 
-__all__ = ["Place", "pieces_of", "strides_of"]
+__all__ = ["Pieces", "Place", "strides_of"]
 
 Place = tuple[int, torch.dtype, "tuple[int, ...]"]
 """Where a tensor is: first byte, element type, shape."""
 
-_empty = torch.empty
 # Views that autograd does not know as such: an in-place write to one is no change of the others.
 _untracked: Any = getattr(torch._C, "_AutoDispatchBelowADInplaceOrView", None)
 
@@ -35,34 +33,50 @@ def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(out))
 
 
-def pieces_of(storage: UntypedStorage, places: Iterable[Place], kind: type[Tensor] | None = None) -> list[Tensor]:
-    """Tensors over parts of a storage, in row-major order. Each stands for itself, as if it had its own storage.
+class Pieces:
+    """Tensors over parts of one storage, in row-major order. Each stands for itself, as if it had its own storage.
 
     Args:
         storage: the memory.
-        places: (first byte, dtype, shape) of each, aligned to its dtype and inside the storage: nothing is checked.
         kind: subclass of Tensor that they are to be.
 
     Example:
         >>> import torch
-        >>> storage = torch.arange(6, dtype=torch.float32).untyped_storage()
-        >>> pieces_of(storage, [(8, torch.float32, (2,)), (16, torch.float32, (2, 1))])
+        >>> pieces = Pieces(torch.arange(6, dtype=torch.float32).untyped_storage())
+        >>> pieces.at([(8, torch.float32, (2,)), (16, torch.float32, (2, 1))])
         [tensor([2., 3.]), tensor([[4.],
                 [5.]])]
     """
-    whole: dict[torch.dtype, Tensor] = {}
-    out = []
-    with contextlib.nullcontext() if _untracked is None else _untracked():
-        for start, dtype, shape in places:
-            if _untracked is None:
-                piece = _empty(0, dtype=dtype, device=storage.device).set_(storage, start // dtype.itemsize, shape)
-            else:
-                flat = whole.get(dtype)
-                if flat is None:
-                    room = (storage.nbytes() // dtype.itemsize,)
-                    flat = whole[dtype] = _empty(0, dtype=dtype, device=storage.device).set_(storage, 0, room)
-                piece = flat.as_strided(shape, strides_of(shape), start // dtype.itemsize)
-            if kind is not None:
-                piece.__class__ = kind
-            out.append(piece)
-    return out
+
+    __slots__ = ("_kind", "_whole", "storage")
+
+    def __init__(self, storage: UntypedStorage, kind: type[Tensor] | None = None) -> None:
+        self.storage = storage
+        self._kind = kind
+        self._whole: dict[torch.dtype, Tensor] = {}  # the storage as elements of a dtype
+
+    def at(self, places: Iterable[Place]) -> list[Tensor]:
+        """The tensors at some places: (first byte, dtype, shape), aligned to the dtype and inside the storage.
+
+        Nothing of that is checked.
+        """
+        if _untracked is None:
+            out = [self._of(dtype).new_empty(0).set_(self.storage, at // dtype.itemsize, n) for at, dtype, n in places]
+        else:
+            whole, out = self._whole, []
+            with _untracked():
+                for start, dtype, shape in places:
+                    flat = whole.get(dtype)
+                    if flat is None:
+                        flat = self._of(dtype)
+                    out.append(flat.as_strided(shape, strides_of(shape), start // dtype.itemsize))
+        if self._kind is not None:
+            for piece in out:
+                piece.__class__ = self._kind
+        return out
+
+    def _of(self, dtype: torch.dtype) -> Tensor:
+        room = (self.storage.nbytes() // dtype.itemsize,)
+        flat = torch.empty(0, dtype=dtype, device=self.storage.device).set_(self.storage, 0, room)
+        self._whole[dtype] = flat
+        return flat

@@ -22,7 +22,7 @@ from tensordict_lite.memmap.archive.zipformat import CENTRAL_CRC, LOCAL_CRC, STO
 from tensordict_lite.memmap.files import write_all
 from tensordict_lite.memmap.format import META, SUFFIX
 from tensordict_lite.memmap.mapping import hold_many, map_file
-from tensordict_lite.memmap.pieces import Place, pieces_of
+from tensordict_lite.memmap.pieces import Pieces, Place
 from tensordict_lite.memmap.plan import Plan, plan_for
 from tensordict_lite.memmap.staging import Staging, is_temporary, staged_file
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
@@ -143,7 +143,7 @@ def _mapped(plan: Plan, storage: torch.UntypedStorage, starts: list[int]) -> Ite
             next(at)  # the table of its shapes
         elif tensor.numel():
             places.append((next(at), tensor.dtype, tensor.shape))
-    pieces = iter(pieces_of(storage, places, MemoryMappedTensor))
+    pieces = iter(Pieces(storage, MemoryMappedTensor).at(places))
     for leaf in plan.leaves:
         tensor = leaf.tensor
         if tensor.is_nested:

@@ -25,8 +25,7 @@ from tensordict_lite.memmap.format import (
     parse_meta,
 )
 from tensordict_lite.memmap.load import DTYPES, Loader
-from tensordict_lite.memmap.pieces import Place, pieces_of
-from tensordict_lite.memmap.tensor import MemoryMappedTensor
+from tensordict_lite.memmap.pieces import Place
 
 __all__ = ["ArchiveLoader"]
 
@@ -146,7 +145,7 @@ class ArchiveLoader(Loader):
                     places.append((start, known, shape))
                     continue
             source[key] = self.leaf(folder, key, leaf) if not self._can_wait(entry, leaf) else self._later(entry, leaf)
-        source.update(zip(keys, pieces_of(archive.storage, places, MemoryMappedTensor)))
+        source.update(zip(keys, archive.pieces.at(places)))
 
     def _can_wait(self, entry: Entry | None, leaf: LeafMeta) -> bool:
         """Whether the data of a tensor may be decompressed beside that of others."""

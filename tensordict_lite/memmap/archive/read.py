@@ -17,7 +17,7 @@ from tensordict_lite.memmap.archive.codec import MAX_RATIO, credible, inflate
 from tensordict_lite.memmap.archive.zipformat import STORED, Entry, data_start, entries, find_directory
 from tensordict_lite.memmap.format import MAX_META_BYTES, META
 from tensordict_lite.memmap.mapping import hold_many, map_file
-from tensordict_lite.memmap.pieces import pieces_of
+from tensordict_lite.memmap.pieces import Pieces
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
 __all__ = ["Archive", "opened"]
@@ -43,6 +43,7 @@ class Archive:
         entries: name -> entry, in the order of the directory.
         starts: name -> where the data starts, in bytes from the start of the file.
         storage: the mapped file.
+        pieces: gives tensors in it.
     """
 
     def __init__(self, path: str, writable: bool = False, max_ratio: float = MAX_RATIO) -> None:
@@ -52,6 +53,7 @@ class Archive:
         if writable and not os.access(path, os.W_OK):
             raise PermissionError(13, 'the archive cannot be written; use mode="r" to map it copy-on-write', path)
         self.storage: UntypedStorage = hold_many(map_file(path, size, writable=writable))
+        self.pieces = Pieces(self.storage, MemoryMappedTensor)
         # Not through a tensor, which would be a fake one in a FakeTensorMode. The storage outlives it, in this object.
         self.data = memoryview((ctypes.c_char * size).from_address(self.storage.data_ptr())).cast("B")
         self.entries: dict[str, Entry] = {}
@@ -61,7 +63,7 @@ class Archive:
     def _read_directory(self, max_ratio: float) -> None:
         path, data = self.path, self.data
         count, offset, size = find_directory(path, data)
-        found = list(entries(path, data, count, offset, size))
+        found = entries(path, data, count, offset, size)
         self.entries = {entry.name: entry for entry in found}
         if len(self.entries) < len(found):
             seen: set[str] = set()
@@ -103,17 +105,25 @@ class Archive:
             crc = zlib.crc32(block, crc)
             yield block
         if crc != entry.crc:
-            raise ArchiveError(
-                self.path,
-                f"the entry {entry.name!r} is not what was saved: its checksum differs. If it was written to on "
-                "purpose (mode='r+'), call refresh_archive_checksums first",
-            )
+            raise self._differs(entry)
+
+    def _differs(self, entry: Entry) -> ArchiveError:
+        return ArchiveError(
+            self.path,
+            f"the entry {entry.name!r} is not what was saved: its checksum differs. If it was written to on purpose "
+            "(mode='r+'), call refresh_archive_checksums first",
+        )
 
     def content(self, name: str) -> bytes:
         """All data of an entry that is not a tensor, checked against its CRC."""
         entry = self.entries[name]
         if name.endswith(META) and entry.size > MAX_META_BYTES:
             raise ArchiveError(self.path, f"metadata of {entry.size:,} bytes ({name!r}) is not credible")
+        if entry.method == STORED:
+            data = bytes(self.raw(entry))
+            if zlib.crc32(data) != entry.crc:
+                raise self._differs(entry)
+            return data
         return b"".join(self.blocks(entry))
 
     # -- tensors -------------------------------------------------------------------------------------------
@@ -128,7 +138,7 @@ class Archive:
         """
         start = self.starts[entry.name]
         if entry.method == STORED and start % dtype.itemsize == 0:
-            return pieces_of(self.storage, [(start, dtype, shape)], MemoryMappedTensor)[0]
+            return self.pieces.at([(start, dtype, shape)])[0]
         out = self.room_for(entry, dtype, shape)
         self.fill(entry, out, numel * dtype.itemsize)
         return out

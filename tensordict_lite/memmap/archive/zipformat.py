@@ -11,7 +11,6 @@ place where the format has it, before anything is made of it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tensordict_lite.errors import ArchiveError
@@ -223,7 +222,7 @@ def _directory64(path: str, data: Any, end: int) -> tuple[tuple[int, ...], int] 
     return tuple(rest), where
 
 
-def entries(path: str, data: Any, count: int, offset: int, size: int) -> Iterator[Entry]:
+def entries(path: str, data: Any, count: int, offset: int, size: int) -> list[Entry]:
     """The records of the directory that :func:`find_directory` found; folders are left out.
 
     Raises:
@@ -232,6 +231,7 @@ def entries(path: str, data: Any, count: int, offset: int, size: int) -> Iterato
     """
     directory = bytes(data[offset : offset + size])
     unpack, width, make = _CENTRAL.unpack_from, _CENTRAL.size, tuple.__new__
+    found: list[Any] = []
     at = 0
     for _ in range(count):
         if at + width > size or directory[at : at + 4] != _CENTRAL_SIGNATURE:
@@ -245,18 +245,33 @@ def entries(path: str, data: Any, count: int, offset: int, size: int) -> Iterato
         after = stop + extra_length + comment_length
         if after > size:
             raise ArchiveError(path, f"the directory is damaged at byte {offset + at:,}")
-        name = _name(path, raw, flags)
         if compressed == _MAX32 or length == _MAX32 or start == _MAX32:
             extra = directory[stop : stop + extra_length]
-            length, compressed, start = _wide(path, name, extra, length, compressed, start)
+            length, compressed, start = _wide(path, raw, extra, length, compressed, start)
         kind = attributes >> 28 if made >> 8 == 3 else 0
         if flags & _ENCRYPTED or method not in METHODS or disk or kind not in (0, 4, 8):
-            raise ArchiveError(path, f"the entry {name!r} {_refusal(flags, method, disk)}")
-        if name[-1] != "/":
-            yield make(Entry, (name, raw, method, crc, compressed, length, start, offset + at, flags))
+            raise ArchiveError(path, f"the entry {_shown(raw)} {_refusal(flags, method, disk)}")
+        found.append((raw, method, crc, compressed, length, start, offset + at, flags))
         at = after
     if at != size:
         raise ArchiveError(path, f"the directory has {size - at:,} bytes behind its {count:,} records")
+    names = _names(path, found)
+    return [make(Entry, (name, *fields)) for name, fields in zip(names, found) if name[-1] != "/"]
+
+
+def _names(path: str, found: list[Any]) -> list[str]:
+    """The names of entries (raw name first, flags last). A look at all of them together spares one at each."""
+    together = b"\n".join([fields[0] for fields in found])
+    odd = (b"..", b"./", b"//", b"\n/", b"\n\n", b".\n", b"\0")
+    if together.isascii() and not any(part in together for part in odd):
+        names = together.decode().split("\n")
+        if len(names) == len(found) and together[:1] not in (b"/", b"\n", b"") and together[-1:] not in (b".", b"\n"):
+            return names
+    return [_name(path, fields[0], fields[-1]) for fields in found]
+
+
+def _shown(raw: bytes) -> str:
+    return repr(raw.decode("utf-8", "replace")[:100])
 
 
 def _name(path: str, raw: bytes, flags: int) -> str:
@@ -271,7 +286,7 @@ def _name(path: str, raw: bytes, flags: int) -> str:
     return name
 
 
-def _wide(path: str, name: str, extra: bytes, *values: int) -> list[int]:
+def _wide(path: str, name: bytes, extra: bytes, *values: int) -> list[int]:
     """Numbers of a record or header, those that do not fit taken from its 64-bit extension."""
     at = 0
     while at + 4 <= len(extra):
@@ -285,7 +300,8 @@ def _wide(path: str, name: str, extra: bytes, *values: int) -> list[int]:
                 except StopIteration:
                     break
         at += 4 + length
-    raise ArchiveError(path, f"the entry {name!r} has a size that stands nowhere (its 64-bit extension is missing)")
+    what = f"the entry {_shown(name)} has a size that stands nowhere (its 64-bit extension is missing)"
+    raise ArchiveError(path, what)
 
 
 def _refusal(flags: int, method: int, disk: int) -> str:
@@ -326,7 +342,7 @@ def data_start(path: str, data: Any, entry: Entry, limit: int) -> int:
     if own_size == _MAX32 or own_compressed == _MAX32:
         own_name = offset + _LOCAL.size + name_length
         extra = bytes(data[own_name : own_name + extra_length])
-        own_size, own_compressed = _wide(path, name, extra, own_size, own_compressed)
+        own_size, own_compressed = _wide(path, raw, extra, own_size, own_compressed)
     same = own_method == method and data[offset + _LOCAL.size : offset + _LOCAL.size + name_length] == raw
     if not flags & _STREAMED:
         same = same and (own_compressed, own_size) == (compressed, size)  # the CRC of the directory is what counts
