@@ -313,14 +313,16 @@ def region_of(tensor: Tensor) -> Region | None:
 
 
 _PAGES = 1 << 20  # looked up at a time
-_HERE, _SWAPPED, _OF_FILE = (np.uint64(1 << bit) for bit in (63, 62, 61))
+_HERE, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61  # bits of an entry of the page map
 
 
 def _is_written(tensor: Tensor) -> bool:
     """Whether a page of a copy-on-write tensor is a copy, and no page of the file any more."""
-    if not tensor.numel():
+    span = tensor.numel()
+    if not span:
         return False
-    span = 1 + sum((n - 1) * abs(step) for n, step in zip(tensor.shape, tensor.stride()))
+    if not tensor.is_contiguous():
+        span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
     start = tensor.data_ptr()
     first, last = start // mmap.PAGESIZE, (start + span * tensor.element_size() - 1) // mmap.PAGESIZE
     try:
@@ -329,9 +331,17 @@ def _is_written(tensor: Tensor) -> bool:
         return False
     try:
         for page in range(first, last + 1, _PAGES):
-            entries = np.frombuffer(os.pread(fd, 8 * min(_PAGES, last + 1 - page), 8 * page), np.uint64)
-            if bool((((entries & (_HERE | _SWAPPED)) != 0) & ((entries & _OF_FILE) == 0)).any()):
+            if _has_copies(os.pread(fd, 8 * min(_PAGES, last + 1 - page), 8 * page)):
                 return True
     finally:
         os.close(fd)
     return False
+
+
+def _has_copies(entries: bytes) -> bool:
+    if len(entries) <= 32:  # most tensors are small: an array costs more than it spares
+        numbers = memoryview(entries).cast("Q")
+        return any(entry & (_HERE | _SWAPPED) and not entry & _OF_FILE for entry in numbers)
+    array = np.frombuffer(entries, np.uint64)
+    present = array & np.uint64(_HERE | _SWAPPED)
+    return bool(((present != 0) & (array & np.uint64(_OF_FILE) == 0)).any())
