@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import struct
 from typing import Any
 
@@ -15,7 +14,7 @@ from tensordict_lite.consolidated.metadata import describe, make, parse
 from tensordict_lite.consolidated.record import Record, flat_of, kind_of, note
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.archive.api import is_memmap_archive
-from tensordict_lite.memmap.files import raw_bytes, write_all, write_tensor_to
+from tensordict_lite.memmap.files import raw_bytes, size_of_file, write_all, write_tensor_to
 from tensordict_lite.memmap.format import decode_json
 from tensordict_lite.memmap.mapping import check_room, map_file
 from tensordict_lite.memmap.staging import staged_file
@@ -113,7 +112,9 @@ def from_consolidated(filename: str | os.PathLike[str], cls: Any = None) -> Any:
         (MemoryMappedTensor([0, 1, 2]), True)
     """
     path = os.path.abspath(os.fspath(filename))
-    total = _size_of(path)
+    total = size_of_file(path, DatasetError, DatasetNotFoundError)
+    if total <= _LENGTH.size:
+        raise DatasetError(path, f"is no file of consolidate(): it has {total} bytes")
     storage = map_file(path, total, writable=False)
     data = memoryview(flat_of(storage, total).numpy())
     room, about = _about(path, data, total)
@@ -135,19 +136,6 @@ def _tensorclass(cls: Any) -> Any:
     if not (isinstance(cls, type) and issubclass(cls, TensorClass)):
         return None
     return getattr(cls, "_member_class", None) or cls  # that of lazy stacks of instances stands for theirs
-
-
-def _size_of(path: str) -> int:
-    try:
-        info = os.stat(path)
-    except FileNotFoundError:
-        raise DatasetNotFoundError(path, "does not exist") from None
-    if not stat.S_ISREG(info.st_mode):
-        what = "a folder: load it with load_memmap" if stat.S_ISDIR(info.st_mode) else "a special file"
-        raise DatasetError(path, f"is {what}")
-    if info.st_size <= _LENGTH.size:
-        raise DatasetError(path, f"is no file of consolidate(): it has {info.st_size} bytes")
-    return info.st_size
 
 
 def _about(path: str, data: memoryview, total: int) -> tuple[int, Any]:

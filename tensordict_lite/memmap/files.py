@@ -12,12 +12,14 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.mapping import check_room, no_room, reserve
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "open_folder",
     "plain_values",
     "raw_bytes",
+    "size_of_file",
     "write_all",
     "write_tensor",
     "write_tensor_to",
@@ -61,6 +64,23 @@ def new_file(path: str, *, existsok: bool = True) -> Iterator[int]:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def size_of_file(path: str, error: type[DatasetError], missing: type[DatasetError]) -> int:
+    """Bytes of a regular file (links to it are followed).
+
+    Raises:
+        missing: there is nothing at ``path``.
+        error: it is something else.
+    """
+    try:
+        info = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise missing(path, "does not exist") from None
+    if not stat.S_ISREG(info.st_mode):
+        kind = "a folder" if stat.S_ISDIR(info.st_mode) else "a special file"
+        raise error(path, f"is {kind}, and not a file that holds a dataset")
+    return info.st_size
 
 
 @contextlib.contextmanager

@@ -100,7 +100,7 @@ def test_missing_files_and_folders(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         from_consolidated(tmp_path / "none.bin")
     assert isinstance(caught.value, DatasetNotFoundError)
-    with pytest.raises(DatasetError, match="load_memmap"):
+    with pytest.raises(DatasetError, match="is a folder"):
         from_consolidated(tmp_path)
     with pytest.raises(ValueError, match="is a folder"):
         TensorDict({"a": torch.ones(1)}).consolidate(tmp_path)

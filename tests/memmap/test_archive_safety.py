@@ -9,7 +9,6 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 from tensordict_lite import TensorDict, is_memmap_archive, unpack_memmap
 from tensordict_lite.errors import ArchiveError, DatasetError
 from tensordict_lite.memmap.archive.read import opened
+from tests.memmap.test_crash import in_child
 from tests.memmap.trees import entries
 
 META = (
@@ -230,20 +230,6 @@ def test_file_and_folder_of_one_name_do_not_unpack(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match="both a file and a folder"):
         unpack_memmap(tmp_path / "x.tdz", tmp_path / "out")
     assert os.listdir(tmp_path) == ["x.tdz"]
-
-
-def in_child(work: Callable[[], Any]) -> int:
-    child = os.fork()
-    if not child:
-        try:
-            work()
-            os._exit(0)
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-            os._exit(1)
-    return os.waitpid(child, 0)[1]
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])

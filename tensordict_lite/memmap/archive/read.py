@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import stat
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor, UntypedStorage
 from tensordict_lite.errors import ArchiveError, ArchiveNotFoundError
 from tensordict_lite.memmap.archive.codec import MAX_RATIO, credible, inflate
 from tensordict_lite.memmap.archive.zipformat import STORED, Entry, data_start, entries, find_directory
+from tensordict_lite.memmap.files import size_of_file
 from tensordict_lite.memmap.format import MAX_META_BYTES, META
 from tensordict_lite.memmap.mapping import hold_many, map_file
 from tensordict_lite.memmap.pieces import Pieces
@@ -49,7 +49,9 @@ class Archive:
     def __init__(self, path: str, writable: bool = False, max_ratio: float = MAX_RATIO) -> None:
         self.path = path
         self.writable = writable
-        size = _size_of(path)
+        size = size_of_file(path, ArchiveError, ArchiveNotFoundError)
+        if not size:
+            raise ArchiveError(path, "is empty, and not an archive of a dataset (a zip file with a meta.json)")
         if writable and not os.access(path, os.W_OK):
             raise PermissionError(13, 'the archive cannot be written; use mode="r" to map it copy-on-write', path)
         self.storage: UntypedStorage = hold_many(map_file(path, size, writable=writable))
@@ -166,19 +168,6 @@ class Archive:
 
 def _offset(entry: Entry) -> int:
     return entry.offset
-
-
-def _size_of(path: str) -> int:
-    try:
-        info = os.stat(path)
-    except FileNotFoundError:
-        raise ArchiveNotFoundError(path, "does not exist") from None
-    if not stat.S_ISREG(info.st_mode):
-        what = "a folder" if stat.S_ISDIR(info.st_mode) else "a special file"
-        raise ArchiveError(path, f"is {what}, and not the file of an archive")
-    if not info.st_size:
-        raise ArchiveError(path, "is empty, and not an archive of a dataset (a zip file with a meta.json)")
-    return info.st_size
 
 
 def opened(path: str | os.PathLike[str], writable: bool = False, max_ratio: float = MAX_RATIO) -> Archive:
