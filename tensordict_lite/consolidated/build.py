@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage
 
-from tensordict_lite.consolidated.files import write_file
+from tensordict_lite.consolidated.files import is_described, write_file
 from tensordict_lite.consolidated.layout import Layout, lay_out, leaves_of
 from tensordict_lite.consolidated.record import Record, flat_of, kind_of, note, record_of
 from tensordict_lite.memmap.mapping import map_file
@@ -92,8 +91,6 @@ class _Job:
         if record is None or (self.path is not None and record.file != self.path):
             return False
         if self.path is not None:
-            from tensordict_lite.consolidated.files import is_described
-
             return is_described(self.path, self.node, record)
         storage = record.storage
         return (
@@ -143,20 +140,12 @@ class _Job:
         else:
             with ThreadPoolExecutor(self.num_threads, "consolidate") as pool:
                 list(pool.map(self._copy_pairs, _shares(pairs, self.num_threads)))
-        if not self.non_blocking and storage.device.type == "cpu":
-            self._wait(layout)
 
     def _copy_pairs(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         if pairs:
             places, sources = zip(*pairs)
             with torch.no_grad():
                 torch._foreach_copy_(places, sources, non_blocking=self.non_blocking)
-
-    @staticmethod
-    def _wait(layout: Layout) -> None:
-        if any(tensor.device.type not in ("cpu", "meta") for _, tensor in layout.sources):
-            with contextlib.suppress(RuntimeError):
-                (torch.accelerator if hasattr(torch, "accelerator") else torch.cuda).synchronize()
 
     def _finish(self, storage: UntypedStorage) -> Any:
         assert self.layout is not None

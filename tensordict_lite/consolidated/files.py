@@ -11,10 +11,10 @@ from torch import Tensor
 
 from tensordict_lite.consolidated.layout import Jagged, Layout, leaves_of
 from tensordict_lite.consolidated.metadata import describe, make, parse
-from tensordict_lite.consolidated.record import Record, flat_of, kind_of, note
+from tensordict_lite.consolidated.record import Record, flat_of, identity_of, kind_of, note
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.archive.api import is_memmap_archive
-from tensordict_lite.memmap.files import raw_bytes, size_of_file, write_all, write_tensor_to
+from tensordict_lite.memmap.files import all_bytes, size_of_file, write_all, write_tensor_to
 from tensordict_lite.memmap.format import decode_json
 from tensordict_lite.memmap.mapping import check_room, map_file
 from tensordict_lite.memmap.staging import staged_file
@@ -61,7 +61,7 @@ def _write(fd: int, path: str, layout: Layout, tail: bytes) -> None:
         if start > at:
             pieces.append(bytes(start - at))
         if nbytes <= _SMALL:
-            pieces.append(_bytes_of(tensor))
+            pieces.append(all_bytes(tensor))
             at = start + nbytes
             if at - first < _GATHER:
                 continue
@@ -73,15 +73,6 @@ def _write(fd: int, path: str, layout: Layout, tail: bytes) -> None:
         first = at = start + nbytes
     pieces.append(tail)
     write_all(fd, b"".join(pieces), first, path)
-
-
-def _bytes_of(tensor: Tensor) -> Any:
-    if tensor.is_contiguous():
-        try:
-            return tensor.numpy()  # refuses whatever needs more than a look at its memory
-        except (RuntimeError, TypeError):
-            pass
-    return raw_bytes(tensor.detach().resolve_conj().resolve_neg().cpu().contiguous())
 
 
 def from_consolidated(filename: str | os.PathLike[str], cls: Any = None) -> Any:
@@ -165,9 +156,11 @@ def _integers(data: memoryview, place: Any) -> Tensor:
 
 
 def is_described(path: str, node: Any, record: Record) -> bool:
-    """Whether the JSON in the file of a consolidated tree is what the tree is now."""
+    """Whether a file is still that of a consolidated tree, and its JSON is what the tree is now."""
     try:
         with open(path, "rb") as file:
+            if identity_of(file.fileno()) != record.identity:
+                return False
             file.seek(record.flat.numel())
             about = describe(node, record.spots, record.locked)
             return file.read() == about + _LENGTH.pack(len(about))

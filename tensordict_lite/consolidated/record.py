@@ -6,6 +6,7 @@ tree. So an assignment costs nothing more for a tree that might be consolidated.
 
 from __future__ import annotations
 
+import os
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -16,13 +17,13 @@ from tensordict_lite.consolidated.layout import Spot, leaves_of
 from tensordict_lite.memmap.mapping import Region, SharedHandle, file_of, hold_many, region_of
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
-__all__ = ["Record", "flat_of", "kind_of", "note", "record_of", "reduce_tree", "relocated"]
+__all__ = ["Record", "flat_of", "identity_of", "kind_of", "note", "record_of", "reduce_tree", "relocated"]
 
 
 class Record:
     """Storage and places of the tensors of a tree, and what the tree was when they were right."""
 
-    __slots__ = ("file", "flat", "locked", "spots", "tree")
+    __slots__ = ("file", "flat", "identity", "locked", "spots", "tree")
 
     def __init__(self, node: Any, flat: Tensor, spots: list[Spot], locked: bool, file: str | None = None) -> None:
         self.flat = flat
@@ -32,6 +33,7 @@ class Record:
         """Whether what comes out of a pickle or a file is locked: as the tree that was consolidated was."""
         self.file = file
         """The file that writes reach, ``None`` for memory."""
+        self.identity = None if file is None else identity_of(file)
         self.tree: list[Any] = []
         _describe(node, self.tree)
 
@@ -46,6 +48,15 @@ class Record:
         _describe(node, now)
         before = self.tree
         return len(now) == len(before) and all(a is b or (type(a) is str and a == b) for a, b in zip(now, before))
+
+
+def identity_of(file: str | int) -> tuple[int, int] | None:
+    """Device and inode of a file, ``None`` where there is none."""
+    try:
+        info = os.stat(file)
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino
 
 
 def _describe(node: Any, out: list[Any]) -> None:

@@ -24,6 +24,7 @@ from tensordict_lite.memmap.mapping import check_room, no_room, reserve
 
 __all__ = [
     "BLOCK",
+    "all_bytes",
     "byte_blocks",
     "locked",
     "locked_folder",
@@ -118,6 +119,16 @@ def raw_bytes(tensor: Tensor) -> Any:
         tensor.untyped_storage(), start, (tensor.numel() * tensor.element_size(),), (1,)
     )
     return flat.numpy()
+
+
+def all_bytes(tensor: Tensor) -> Any:
+    """The elements of any tensor in row-major order, as one buffer; its own memory where that is so already."""
+    if tensor.is_contiguous():
+        try:
+            return tensor.numpy()  # refuses whatever needs more than a look at its memory
+        except (RuntimeError, TypeError):
+            pass
+    return raw_bytes(_host(plain_values(tensor)))
 
 
 def write_all(fd: int, data: Any, offset: int, path: str) -> None:

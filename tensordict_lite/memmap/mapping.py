@@ -11,9 +11,12 @@ user. Other processes open it as ``/proc/<owner>/fd/<number>`` while the owner h
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import fcntl
 import mmap
 import os
+import struct
 import weakref
 from pathlib import Path
 from typing import NamedTuple
@@ -312,8 +315,11 @@ def region_of(tensor: Tensor) -> Region | None:
     return Region(handle, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), writable)
 
 
-_PAGES = 1 << 20  # looked up at a time
-_HERE, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61  # bits of an entry of the page map
+# Bits of an entry of /proc/self/pagemap, and the names that the kernel has for the same in a scan of it (Linux 6.7).
+_HERE, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61
+_SCAN, _IS_FILE, _IS_PRESENT, _IS_SWAPPED = 0xC0606610, 1 << 2, 1 << 3, 1 << 4
+_FEW = 4  # pages whose entries are looked at one by one
+_PAGES = 1 << 20  # whose entries are read at a time
 
 
 def _is_written(tensor: Tensor) -> bool:
@@ -330,18 +336,25 @@ def _is_written(tensor: Tensor) -> bool:
     except OSError:  # a sandbox without it: nothing is known
         return False
     try:
-        for page in range(first, last + 1, _PAGES):
-            if _has_copies(os.pread(fd, 8 * min(_PAGES, last + 1 - page), 8 * page)):
-                return True
+        if last - first < _FEW:
+            entries = memoryview(os.pread(fd, 8 * (last + 1 - first), 8 * first)).cast("Q")
+            return any(entry & (_HERE | _SWAPPED) and not entry & _OF_FILE for entry in entries)
+        return _finds_copies(fd, first, last + 1)
     finally:
         os.close(fd)
+
+
+def _finds_copies(fd: int, first: int, stop: int) -> bool:
+    """Whether there is a copy among many pages. The kernel looks itself, where it can: most are not there at all."""
+    found = ctypes.create_string_buffer(24)  # one range of pages
+    start, end = first * mmap.PAGESIZE, stop * mmap.PAGESIZE
+    wanted = (_IS_FILE, _IS_FILE, _IS_PRESENT | _IS_SWAPPED, _IS_PRESENT)  # inverted, all of, any of, to report
+    request = bytearray(struct.pack("<12Q", 96, 0, start, end, 0, ctypes.addressof(found), 1, 1, *wanted))
+    with contextlib.suppress(OSError):
+        return fcntl.ioctl(fd, _SCAN, request) > 0
+    for page in range(first, stop, _PAGES):
+        entries = np.frombuffer(os.pread(fd, 8 * min(_PAGES, stop - page), 8 * page), np.uint64)
+        present = entries & np.uint64(_HERE | _SWAPPED)
+        if bool(((present != 0) & (entries & np.uint64(_OF_FILE) == 0)).any()):
+            return True
     return False
-
-
-def _has_copies(entries: bytes) -> bool:
-    if len(entries) <= 32:  # most tensors are small: an array costs more than it spares
-        numbers = memoryview(entries).cast("Q")
-        return any(entry & (_HERE | _SWAPPED) and not entry & _OF_FILE for entry in numbers)
-    array = np.frombuffer(entries, np.uint64)
-    present = array & np.uint64(_HERE | _SWAPPED)
-    return bool(((present != 0) & (array & np.uint64(_OF_FILE) == 0)).any())

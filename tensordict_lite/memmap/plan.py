@@ -155,8 +155,8 @@ def check_savable(tensor: Tensor, where: tuple[str, ...]) -> None:
         kind = "is quantized, and its scale would be lost; save tensor.int_repr() and the scale"
     elif tensor.is_nested and getattr(tensor, "_ragged_idx", 1) != 1:
         kind = (
-            f"is jagged in dimension {tensor._ragged_idx} and not in 1, so its elements do not lie one after the other; "
-            f"save tensor.transpose(1, {tensor._ragged_idx})"
+            f"is jagged in dimension {tensor._ragged_idx} and not in 1, so its elements do not lie one after the "
+            f"other; save tensor.transpose(1, {tensor._ragged_idx})"
         )
     elif not tensor.is_nested and tensor.layout is not _STRIDED:
         kind = f"has the layout {tensor.layout}; save tensor.to_dense(), or its indices and values"

@@ -282,6 +282,16 @@ def test_changed_sizes_and_names_reach_the_file_when_asked(tmp_path: Path) -> No
     assert TensorDict.from_consolidated(tmp_path / "x.bin")["a"].sum() == 18
 
 
+def test_file_that_another_program_has_replaced_is_written_again(tmp_path: Path) -> None:
+    td = small().consolidate(tmp_path / "x.bin")
+    (small() + 5).consolidate(tmp_path / "x.bin")
+    assert td.consolidate(tmp_path / "x.bin") is td
+    assert TensorDict.from_consolidated(tmp_path / "x.bin")["a"].tolist() == [0, 1, 2]
+    os.unlink(tmp_path / "x.bin")
+    assert td.consolidate(tmp_path / "x.bin") is td
+    assert TensorDict.from_consolidated(tmp_path / "x.bin")["a"].tolist() == [0, 1, 2]
+
+
 def test_older_file_stays_with_those_who_have_it(tmp_path: Path) -> None:
     path = tmp_path / "x.bin"
     first = small().consolidate(path)

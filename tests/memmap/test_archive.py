@@ -534,12 +534,20 @@ def test_more_entries_than_sixteen_bits_count(tmp_path: Path) -> None:
     assert torch.stack([loaded[f"k{i}"] for i in range(66_000)]).equal(torch.arange(66_000))
 
 
+def test_too_many_entries_are_refused(tmp_path: Path, small: TensorDict, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write, "MAX_DIRECTORY", 100)
+    with pytest.raises(ValueError, match="no room for 5 entries.*save a folder"):
+        small.memmap(tmp_path / "x.tdz")
+    assert os.listdir(tmp_path) == []
+
+
 def test_data_is_written_in_parts_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = entries("ours")
     monkeypatch.setattr(write, "_SMALL", 1000)
     monkeypatch.setattr(write, "_GATHER", 3000)
     monkeypatch.setattr(write, "_PART", 7000)
     monkeypatch.setattr(write, "_BLOCK", 9000)
+    monkeypatch.setattr(write, "_WHOLE", 20_000)
     for threads in (0, 2):
         for compression in COMPRESSIONS:
             saved.memmap(tmp_path / "x.tdz", num_threads=threads, compression=compression)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tensordict_lite import MemoryMappedTensor, TensorDict
+from tensordict_lite.memmap import mapping
 from tensordict_lite.memmap.mapping import map_file, region_of
 from tests.memmap.test_crash import in_child
 
@@ -34,8 +35,13 @@ KINDS = pytest.mark.parametrize("loaded", ["folder", "archive", "consolidated"],
 
 
 @KINDS
-def test_tensor_that_was_written_to_has_no_region(loaded: TensorDict) -> None:
+@pytest.mark.parametrize("scan", [True, False])
+def test_tensor_that_was_written_to_has_no_region(
+    loaded: TensorDict, scan: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its file holds the old values, which is what another process would see by its name."""
+    if not scan:  # as with older kernels
+        monkeypatch.setattr(mapping, "_SCAN", 0)
     a, b = loaded["a"], loaded["b"]
     a.sum(), b.sum()  # read, which is no change
     assert region_of(a) is not None and region_of(b) is not None and not region_of(a).writable

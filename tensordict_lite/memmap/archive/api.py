@@ -21,7 +21,7 @@ from tensordict_lite.memmap.archive.write import FileData, Member, Zeros, write_
 from tensordict_lite.memmap.archive.zipformat import CENTRAL_CRC, LOCAL_CRC, STORED, Entry
 from tensordict_lite.memmap.files import write_all
 from tensordict_lite.memmap.format import META, SUFFIX
-from tensordict_lite.memmap.mapping import hold_many, map_file
+from tensordict_lite.memmap.mapping import check_room, hold_many, map_file
 from tensordict_lite.memmap.pieces import Pieces, Place
 from tensordict_lite.memmap.plan import Plan, plan_for
 from tensordict_lite.memmap.staging import Staging, is_temporary, staged_file
@@ -39,8 +39,6 @@ __all__ = [
 
 EXTENSION = ".tdz"
 _CPU = torch.device("cpu")
-
-PathLike = "str | os.PathLike[str]"
 
 
 def wants_archive(
@@ -263,6 +261,7 @@ def unpack_memmap(
     root = os.path.abspath(os.fspath(prefix))
     staging = Staging(root)
     try:
+        check_room(root, sum(entry.size for entry in archive.entries.values()))
         for folder in folders:
             os.makedirs(os.path.join(staging.root, folder), exist_ok=True)
         for entry in archive.entries.values():

@@ -21,6 +21,7 @@ from tensordict_lite.memmap.archive import crc
 from tensordict_lite.memmap.archive.codec import compressed, credible, deflated_block
 from tensordict_lite.memmap.archive.zipformat import (
     DEFLATED,
+    MAX_DIRECTORY,
     STORED,
     Entry,
     central_record,
@@ -29,7 +30,7 @@ from tensordict_lite.memmap.archive.zipformat import (
     padding,
     stored_headers,
 )
-from tensordict_lite.memmap.files import byte_blocks, plain_values, raw_bytes, write_all
+from tensordict_lite.memmap.files import all_bytes, byte_blocks, write_all
 from tensordict_lite.memmap.mapping import check_room, reserve
 
 __all__ = ["FileData", "Member", "Zeros", "write_archive"]
@@ -38,7 +39,8 @@ _SMALL = 1 << 20  # data that is gathered with that of other entries into one wr
 _GATHER = 8 << 20
 _PART = 1 << 20  # what is summed, and then written; with threads, so many
 _PARTS = 4
-_BLOCK = 8 << 20  # what is compressed at a time
+_BLOCK = 8 << 20  # what is deflated at a time
+_WHOLE = 64 << 20  # data that is compressed by other methods in one go
 
 
 class FileData:
@@ -106,7 +108,7 @@ def write_archive(
         num_threads: threads that sum and compress; 0 or 1 is this one.
 
     Returns:
-        Where the data of each member starts.
+        Where the data of each member starts, where they are stored.
 
     Raises:
         OSError: there is no room.
@@ -119,11 +121,8 @@ def write_archive(
         if method == STORED:
             writer.store(members)
         else:
-            for member in members:
-                if member.is_payload:
-                    writer.compress(member, method, level)
-                else:
-                    writer.store([member])
+            writer.store([member for member in members if not member.is_payload])
+            writer.compress([member for member in members if member.is_payload], method, level)
         writer.end()
     finally:
         if pool is not None:
@@ -145,6 +144,11 @@ class _Writer:
 
     def end(self) -> None:
         directory = b"".join(self.records)
+        if len(directory) > MAX_DIRECTORY:
+            raise ValueError(
+                f"an archive has no room for {len(self.records):,} entries, whose directory would have "
+                f"{len(directory):,} bytes: save a folder"
+            )
         write_all(self.fd, directory + end_records(len(self.records), self.at, len(directory)), self.at, self.path)
 
     def _in_order(self, work: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
@@ -217,35 +221,47 @@ class _Writer:
 
     # -- compressed ----------------------------------------------------------------------------------------
 
-    def compress(self, member: Member, method: int, level: int | None) -> None:
-        """One entry. Where it would claim more than readers believe, it is deflated instead."""
-        raw, size = member.name.encode(), member.nbytes
-        largest = size + (size >> 6) + 1024  # of what does not compress
-        header = len(local_header(Entry("", raw, method, 0, largest, largest, self.at)))
-        start, total, packed = self.at + header, 0, 0
-        blocks = _blocks_of(member.data, size)
-        stream = self._deflated(blocks, level) if method == DEFLATED else _summed_stream(blocks, method, level)
-        for chunk, own, length in stream:
-            total = crc.combine(total, own, length)
-            write_all(self.fd, chunk, start + packed, self.path)
-            packed += len(chunk)
-        entry = Entry(member.name, raw, method, total, packed, size, self.at)
+    def compress(self, members: Sequence[Member], method: int, level: int | None) -> None:
+        """Entries, compressed. Where one would claim more than readers believe, it is deflated instead."""
+        pending = _Pending(self)
+        for member, chunks, is_last in self._in_order(_packed, _packing_jobs(members, method, level)):
+            pending.add(member, chunks)
+            if is_last and not pending.finish(member, method):
+                for job in _packing_jobs([member], DEFLATED, None):
+                    pending.add(member, _packed(*job)[1])
+                pending.finish(member, DEFLATED)
+
+
+class _Pending:
+    """An entry that is being compressed: its data is behind the room for its header."""
+
+    def __init__(self, writer: _Writer) -> None:
+        self.writer = writer
+        self.header = self.packed = self.total = 0
+
+    def add(self, member: Member, chunks: Iterable[tuple[Any, int, int]]) -> None:
+        """Writes some of its data: (compressed bytes, CRC and length of what is in them)."""
+        writer = self.writer
+        if not self.header:
+            largest = member.nbytes + (member.nbytes >> 6) + 1024  # of what does not compress
+            self.header = len(local_header(Entry("", member.name.encode(), 0, 0, largest, largest, writer.at)))
+        for chunk, own, length in chunks:
+            self.total = crc.combine(self.total, own, length)
+            write_all(writer.fd, chunk, writer.at + self.header + self.packed, writer.path)
+            self.packed += len(chunk)
+
+    def finish(self, member: Member, method: int) -> bool:
+        """Writes its header, unless readers would not believe it: then it is to be compressed anew."""
+        writer, header, packed = self.writer, self.header, self.packed
+        entry = Entry(member.name, member.name.encode(), method, self.total, packed, member.nbytes, writer.at)
+        self.header = self.packed = self.total = 0
         if method != DEFLATED and not credible(entry):
-            self.compress(member, DEFLATED, None)
-            return
-        short = header - len(local_header(entry))  # where the header was made for 64-bit sizes
-        write_all(self.fd, local_header(entry, short), self.at, self.path)
-        self.records.append(central_record(entry))
-        self.starts.append(start)
-        self.at = start + packed
-
-    def _deflated(self, blocks: Iterable[Any], level: int | None) -> Iterator[tuple[bytes, int, int]]:
-        """Blocks of a deflate stream, each with the CRC and the length of what is in it."""
-
-        def work(block: Any, last: bool) -> tuple[bytes, int, int]:
-            return deflated_block(block, level, last), zlib.crc32(block), memoryview(block).nbytes
-
-        yield from self._in_order(work, _with_last(blocks))
+            return False
+        short = header - len(local_header(entry))  # where there is room for 64-bit sizes
+        write_all(writer.fd, local_header(entry, short), writer.at, writer.path)
+        writer.records.append(central_record(entry))
+        writer.at += header + packed
+        return True
 
 
 def _summed(read: Callable[[int, int], Any], start: int, stop: int) -> tuple[Any, int, int]:
@@ -256,13 +272,7 @@ def _summed(read: Callable[[int, int], Any], start: int, stop: int) -> tuple[Any
 def _small_data(data: Data) -> Any:
     """All data of an entry in one buffer."""
     if isinstance(data, Tensor):
-        if data.is_contiguous():
-            try:
-                return data.numpy()  # refuses whatever needs more than a look at its memory
-            except (RuntimeError, TypeError):
-                pass
-        values = plain_values(data)
-        return raw_bytes(values if values.is_cpu and values.is_contiguous() else values.cpu().contiguous())
+        return all_bytes(data)
     if isinstance(data, FileData):
         return data.read(0, data.nbytes)
     return bytes(data.nbytes) if isinstance(data, Zeros) else data
@@ -305,13 +315,33 @@ def _with_last(blocks: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
     yield b"" if previous is None else previous, True
 
 
-def _summed_stream(blocks: Iterable[Any], method: int, level: int | None) -> Iterator[tuple[bytes, int, int]]:
-    """As ``_Writer._deflated``, for the methods whose blocks depend on each other: the CRC comes at the end."""
+def _packing_jobs(members: Sequence[Member], method: int, level: int | None) -> Iterator[tuple[Any, ...]]:
+    """What is compressed at a time: a block that is deflated, or an entry where the method needs all of it."""
+    for member in members:
+        if method == DEFLATED:
+            for block, is_last in _with_last(_blocks_of(member.data, member.nbytes)):
+                yield member, method, level, block, is_last
+        else:
+            yield member, method, level, None, True
+
+
+def _packed(member: Member, method: int, level: int | None, block: Any, is_last: bool) -> tuple[Member, Any, bool]:
+    """The member, its compressed chunks with the CRC and length of what is in them, and whether that is all."""
+    if method == DEFLATED:
+        chunk = deflated_block(block, level, is_last)
+        return member, [(chunk, zlib.crc32(block), memoryview(block).nbytes)], is_last
+    stream = _summed_stream(member, method, level)
+    # A large one is compressed by the thread that writes, as it goes: nothing holds all of it.
+    return member, stream if member.nbytes > _WHOLE else list(stream), is_last
+
+
+def _summed_stream(member: Member, method: int, level: int | None) -> Iterator[tuple[bytes, int, int]]:
+    """An entry compressed with a method whose blocks depend on each other: the CRC comes at the end."""
     total = nbytes = 0
 
     def summed() -> Iterator[Any]:
         nonlocal total, nbytes
-        for block in blocks:
+        for block in _blocks_of(member.data, member.nbytes):
             total = zlib.crc32(block, total)
             nbytes += memoryview(block).nbytes
             yield block

@@ -50,7 +50,7 @@ _DATE = (1 << 5) | 1  # 1 January 1980, so that the same data makes the same fil
 _UNIX_FILE = 0o100644 << 16
 _UTF8, _ENCRYPTED, _STREAMED = 0x800, 0x1 | 0x40 | 0x2000, 0x8
 _PADDING_ID = b"td"
-MAX_DIRECTORY = 256 << 20
+MAX_DIRECTORY = 1 << 30
 LOCAL_CRC, CENTRAL_CRC = 14, 16  # where the CRC is, from the start of a local header and of a record
 
 
