@@ -286,6 +286,7 @@ class TensorCollection(Families):
         if self._lock is not None:
             self._check_unlockable(None)
             self._drop_lock(None)
+            self._consolidated = None
         return self
 
     def _check_unlockable(self, releasing: TensorCollection | None) -> None:
@@ -305,8 +306,6 @@ class TensorCollection(Families):
         self._lock = None
         if getattr(self, "_memmap_path", None) is not None:
             self._memmap_path = None
-        if getattr(self, "_consolidated", None) is not None:
-            self._consolidated = None
         for sub in self._nested():
             sub._drop_lock(self)
 

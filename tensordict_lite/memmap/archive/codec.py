@@ -1,17 +1,17 @@
-"""Compressing and decompressing the data of an entry, block by block and within bounds."""
+"""Compressing and decompressing the data of an entry, block by block and within bounds.
+
+``bz2`` and ``lzma`` are imported where they are used: an interpreter may have been built without them.
+"""
 
 from __future__ import annotations
 
-import bz2
-import lzma
 import struct
-import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tensordict_lite.errors import ArchiveError
-from tensordict_lite.memmap.archive.zipformat import BZIP2, DEFLATED, LZMA, STORED, Entry
+from tensordict_lite.memmap.archive.zipformat import BZIP2, DEFLATED, LZMA, METHODS, STORED, Entry
 
 __all__ = ["MAX_RATIO", "compressed", "credible", "deflated_block", "inflate", "method_of"]
 
@@ -21,7 +21,8 @@ MAX_RATIO = 1032
 _SLACK = 64  # bytes that a compressed nothing may have
 _NAMES = {"stored": STORED, "deflate": DEFLATED, "deflated": DEFLATED, "bzip2": BZIP2, "lzma": LZMA}
 _STEP = 1 << 20
-_LZMA = {"id": lzma.FILTER_LZMA1, "dict_size": 8 << 20, "lc": 3, "lp": 0, "pb": 2}
+_LZMA1 = 0x4000000000000001  # the filter of that name
+_LZMA = {"id": _LZMA1, "dict_size": 8 << 20, "lc": 3, "lp": 0, "pb": 2}
 
 
 def method_of(compression: str | int | None) -> int:
@@ -39,9 +40,7 @@ def method_of(compression: str | int | None) -> int:
     if isinstance(compression, str):
         if compression.lower() in _NAMES:
             return _NAMES[compression.lower()]
-    elif type(compression) is int and compression in (
-        zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA,
-    ):  # fmt: skip
+    elif type(compression) is int and compression in METHODS:
         return compression
     raise ValueError(
         f"unknown compression {compression!r}: expected one of {sorted(_NAMES)} or a zipfile constant of one of them"
@@ -64,8 +63,12 @@ def deflated_block(block: Any, level: int | None, last: bool) -> bytes:
 def compressed(method: int, blocks: Iterable[Any], level: int | None) -> Iterator[bytes]:
     """The data of an entry, compressed with bzip2 or LZMA."""
     if method == BZIP2:
+        import bz2
+
         packer: Any = bz2.BZ2Compressor(9 if level is None else level)
     else:
+        import lzma
+
         packer = lzma.LZMACompressor(lzma.FORMAT_RAW, filters=[_LZMA])
         yield struct.pack("<2BHBL", 9, 4, 5, _LZMA["lc"] + 9 * (_LZMA["lp"] + 5 * _LZMA["pb"]), _LZMA["dict_size"])
     for block in blocks:
@@ -97,13 +100,21 @@ def inflate(path: str, entry: Entry, packed: Any) -> Iterator[bytes]:
                 break
             crc = zlib.crc32(block, crc)
             yield block
-    except (zlib.error, OSError, EOFError, lzma.LZMAError, ValueError, struct.error) as err:
+    except (zlib.error, OSError, EOFError, ValueError, struct.error, *_errors_of(entry)) as err:
         raise ArchiveError(path, f"the entry {entry.name!r} cannot be decompressed ({err})") from None
     if done != entry.size:
         more = "more" if done > entry.size else f"{done:,}"
         raise ArchiveError(path, f"the entry {entry.name!r} should have {entry.size:,} bytes, and has {more}")
     if crc != entry.crc:
         raise ArchiveError(path, f"the entry {entry.name!r} is damaged: its checksum is not that of its data")
+
+
+def _errors_of(entry: Entry) -> tuple[type[Exception], ...]:
+    if entry.method != LZMA:
+        return ()
+    import lzma
+
+    return (lzma.LZMAError,)
 
 
 def _blocks(entry: Entry, packed: Any) -> Iterator[bytes]:
@@ -121,6 +132,8 @@ def _blocks(entry: Entry, packed: Any) -> Iterator[bytes]:
             yield block
         return
     if entry.method == BZIP2:
+        import bz2
+
         source: Any = bz2.BZ2Decompressor()
         at = 0
     else:
@@ -135,7 +148,9 @@ def _blocks(entry: Entry, packed: Any) -> Iterator[bytes]:
         yield source.decompress(part, _STEP)
 
 
-def _lzma_decompressor(entry: Entry, packed: Any) -> lzma.LZMADecompressor:
+def _lzma_decompressor(entry: Entry, packed: Any) -> Any:
+    import lzma
+
     _, _, length, properties, window = struct.unpack_from("<2BHBL", packed)
     if length != 5 or properties >= 225:
         raise ValueError("its LZMA properties are not understood")
@@ -143,5 +158,5 @@ def _lzma_decompressor(entry: Entry, packed: Any) -> lzma.LZMADecompressor:
     window = max(4096, min(window, entry.size))
     rest, lc = divmod(properties, 9)
     pb, lp = divmod(rest, 5)
-    filters = [{"id": lzma.FILTER_LZMA1, "dict_size": window, "lc": lc, "lp": lp, "pb": pb}]
+    filters = [{"id": _LZMA1, "dict_size": window, "lc": lc, "lp": lp, "pb": pb}]
     return lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=filters)
