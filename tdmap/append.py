@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from tdmap._data import Data, is_data
+from tdmap.data.sizes import result_bytes
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source, function_name
@@ -113,16 +114,16 @@ class Pieces(Collect):
     """Keeps the pieces of every chunk, and refuses rows that do not look like those before.
 
     Args:
-        check: called with the first schema, and no rows; raises where there is no place for such rows.
+        output: refuses rows for which it has no place.
 
     Attributes:
         schemas: every schema that was met, by its digest.
         restored: the pieces of chunks that an earlier session has done, by their number.
     """
 
-    def __init__(self, check: Callable[[Schema, int], None] | None = None) -> None:
+    def __init__(self, output: Output | None = None) -> None:
         super().__init__()
-        self._check = check
+        self._output = output
         self.schemas: dict[int, Schema] = {}
         self.restored: dict[int, tuple[Piece, ...]] = {}
         self._first: tuple[int, int] | None = None
@@ -133,6 +134,23 @@ class Pieces(Collect):
         for chunk, pieces in self.restored.items():
             self._values[chunk] = pieces
             self.learn(chunk, pieces)
+
+    def replan(self, plan: ChunkPlan) -> None:
+        super().replan(plan)
+        self._plan = plan
+
+    def value_bytes(self, value: Any) -> int:
+        total = 0
+        for piece in value:
+            schema = self._known(piece)
+            total += piece.rows * sum(schema.row_bytes) + result_bytes(piece.objects)
+        return total
+
+    def _known(self, piece: Piece) -> Schema:
+        """The schema of a piece, which came with it or with an earlier one of its worker."""
+        if piece.schema is not None:
+            self.schemas.setdefault(piece.digest, piece.schema)
+        return self.schemas[piece.digest]
 
     def of(self, start: int, stop: int) -> tuple[Any, ...]:
         """What is known of the chunks `start..stop`."""
@@ -150,14 +168,13 @@ class Pieces(Collect):
             OutputMismatch: they look different from others.
         """
         for piece in pieces or ():
-            if piece.schema is not None:
-                self.schemas.setdefault(piece.digest, piece.schema)
+            self._known(piece)
             if not piece.rows:
                 continue
             if self._first is None:
                 self._first = chunk, piece.digest
-                if self._check is not None:
-                    self._check(self.schemas[piece.digest], 0)
+                if self._output is not None:
+                    self._output.check(self.schemas[piece.digest], 0)
             if piece.digest != self._first[1]:
                 other, digest = self._first
                 raise OutputMismatch(
@@ -165,6 +182,8 @@ class Pieces(Collect):
                     f"{self.schemas[digest].difference(self.schemas[piece.digest])} "
                     f"(for {describe_rows(*self._plan.rows(other))})."
                 )
+            if self._output is not None and piece.objects:
+                self._output.check_objects(piece.objects, describe_rows(*self._plan.rows(chunk)))
 
     @property
     def all(self) -> list[Piece]:
@@ -321,7 +340,7 @@ def append_rows(
     output.claim()
     try:
         with Spill(spill_folder(output, spill_dir)) as spill:
-            pieces = Pieces(output.check)
+            pieces = Pieces(output)
             if plan.length:
                 execution.run(replace(job, fn=SpillRows(fn, spill)), pieces)
             _place_all(job, pieces, empty, spill, output, execution)
@@ -338,11 +357,11 @@ def _append_resumable(job: Job, output: Output, execution: Execution, empty: Sch
         if run.is_complete:
             forget(run)
             return output.store.publish()
-        spill, pieces = Spill(run.folder, prefix=SPILL), Pieces(output.check)
+        spill, pieces = Spill(run.folder, prefix=SPILL), Pieces(output)
         if job.plan.length:
             log = PieceLog(run, pieces)
             try:
-                execution.run(replace(job, fn=SpillRows(job.fn, spill)), pieces, log)
+                execution.run(replace(run.planned(job), fn=SpillRows(job.fn, spill)), pieces, log)
             finally:
                 log.close()
         _place_all(job, pieces, empty, spill, output, execution)

@@ -62,6 +62,8 @@ class Type(enum.IntEnum):
     """The run is over; `a`: rows."""
     FAILED = 5
     """The run ended with an error, on chunk `a` or -1."""
+    PLAN = 6
+    """The first result has settled the chunks after the first ones: they have `a` rows."""
 
 
 class Record(NamedTuple):
@@ -115,6 +117,11 @@ class Contents(NamedTuple):
                 the disk. None: every range counts.
         """
         return merge_ranges((r.a, r.b) for r in self._valid(boot) if r.type is Type.RANGE)
+
+    @property
+    def chunk_size(self) -> int | None:
+        """Rows of the chunks after the first ones, once a result has settled them."""
+        return next((r.a for r in self.records if r.type is Type.PLAN), None)
 
     def is_complete(self, boot: int | None = None) -> bool:
         """Whether a run has come to its end."""
@@ -292,6 +299,10 @@ class Journal:
     @files.setter
     def files(self, files: list[str]) -> None:
         self._helper.files = files
+
+    def settle(self, chunk_size: int) -> None:
+        """The chunks after the first ones have so many rows; written at once, before anything is said of them."""
+        self._write([Record(Type.PLAN, chunk_size)])
 
     def add(self, start: int, stop: int) -> None:
         """The chunks `start..stop` are done; written at the next `tick` that is due."""

@@ -24,6 +24,7 @@ from tdmap._data import Data, is_data, region_of, signed_view
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
+from tdmap.operation import operation
 from tdmap.placing import Output, Places, SharedTensors, SourceRows, Step, spill_folder, travels
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.resources import available_memory
@@ -47,6 +48,7 @@ READ_AHEAD = 1 << 20
 METHODS = ("gather", "scatter")
 
 
+@operation
 def permute(
     data: Data,
     order: Tensor,
@@ -90,10 +92,10 @@ def permute(
     if method is not None and method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, or None: got {method!r}.")
     order = check_order(data, order)
-    output = Output(out, data)
+    output, source = Output(out, data), SourceRows(data)
+    source.check(output)
     output.claim()
     try:
-        source = SourceRows(data)
         row_bytes = source.schema.row_bytes
         places = output.open(source.schema, len(order), source.objects_at(order))
         if not len(order) or not any(row_bytes):

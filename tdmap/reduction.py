@@ -16,11 +16,13 @@ from tdmap.events import Callback
 from tdmap.execution import Execution
 from tdmap.functions import as_function, check_placement
 from tdmap.job import Job, Source
+from tdmap.operation import operation
 from tdmap.plan import default_chunk_size
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.reducers.base import merged
 from tdmap.resumable import fold_resumable
 from tdmap.rowerrors import OnError
+from tdmap.runtime.skipping import DROP
 from tdmap.sinks import Fold
 
 FOLD_BYTES = 8 << 20
@@ -65,6 +67,7 @@ class FoldChunk:
         return functools.reduce(self.merge_states, states) if states else self.reducer.init()
 
 
+@operation
 def map_reduce(
     data: Data,
     mapper: Callable[[Any], Any] | None,
@@ -141,7 +144,7 @@ def map_reduce(
     if mapper is None and chunksize is None and num_chunks is None:
         row_bytes = data_row_bytes(data, plan.length)
         plan = replace(plan, size=default_chunk_size(plan.length, row_bytes, FOLD_BYTES))
-    policy = policy_for(seed, generator, retries, timeout, on_error=on_error)
+    policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
     job = Job(Source(data), plan, fn, policy, on_row_error=handler_of(on_error))
     execution = Execution.of(
         num_workers=num_workers,
@@ -159,6 +162,7 @@ def map_reduce(
     return reducer.finish(execution.run(job, Fold(reducer)))
 
 
+@operation
 def reduce(
     data: Data,
     reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],

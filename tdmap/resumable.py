@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from tdmap import checkpoint
 from tdmap._data import Data, leaves_hold_rows
+from tdmap.data.objects import object_paths
 from tdmap.job import Job
 from tdmap.norows import result_of_no_rows
 from tdmap.reducers import Reducer
@@ -57,16 +58,17 @@ def _resume_to_folder(job: Job, store: OutputFolder, execute: Execute, resume: R
     with open_run(store.hidden, job, MAP, [], resume) as run:
         if run.is_complete:
             return store.publish()
-        execute(job, Folder(store, lambda data: _use_files(run, data)), run)
+        execute(run.planned(job), Folder(store, lambda data: _use_files(run, data), run.objects), run)
         result = store.publish()
         _use_files(run, result)  # their names have changed
         run.finish(job.plan.length)
+        run.objects.forget()
     return result
 
 
 def _use_files(run: Run, data: Data) -> None:
     assert run.journal is not None
-    run.journal.files = files_of(data)
+    run.journal.files = [*files_of(data), str(run.objects.path)]
 
 
 def map_to_files(job: Job, out: Data, execute: Execute, resume: Resume = True) -> Data:
@@ -78,8 +80,10 @@ def map_to_files(job: Job, out: Data, execute: Execute, resume: Resume = True) -
     """
     with open_run(_folder(out, "out"), job, MAP, files_of(out), resume) as run:
         if not run.is_complete:
-            execute(job, Preallocated(out), run)
+            _expect_objects(run, out)
+            execute(job, Preallocated(out, run.objects), run)
             run.finish(job.plan.length)
+            run.objects.forget()
     return out
 
 
@@ -101,9 +105,21 @@ def map_in_place(job: Job, execute: Execute, resume: Resume = True) -> Data:
         )
     with open_run(_folder(data, "data"), job, IN_PLACE, files_of(data), resume) as run:
         if not run.is_complete:
-            execute(replace(job, ledger=run.ledger), InPlace(data), run)
+            _expect_objects(run, data)
+            execute(replace(job, ledger=run.ledger), InPlace(data, run.objects), run)
             run.finish(job.plan.length)
+            run.objects.forget()
     return data
+
+
+def _expect_objects(run: Run, out: Data) -> None:
+    """Have room for the entries of `out` that are no tensors until the run is over."""
+    paths = object_paths(out)
+    if paths and not run.objects.columns():
+        run.objects.begin(paths)
+    if paths:
+        assert run.journal is not None
+        run.journal.files = [*run.journal.files, str(run.objects.path)]
 
 
 def fold_resumable(job: Job, folder: str | os.PathLike[str], reducer: Reducer[Any], execute: Execute) -> Any:

@@ -5,6 +5,7 @@
       lock, workers.lock    held while somebody works
       errors.jsonl          what the run has ended with, if not well
       skipped.jsonl         rows on which the function raised, with `on_error` (see `runtime.skipfile`)
+      objects.jsonl         entries of results that are no tensors, until the run is over (see `objectlog`)
       data/                 a new output, until it is whole (see `store`)
       done, undo-*          of an in-place run (see `runtime.ledger`)
       history.jsonl         in-place runs that are over
@@ -25,6 +26,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -36,6 +38,8 @@ from tdmap.events import Callback
 from tdmap.fingerprint import function_parts, source_parts
 from tdmap.job import Job
 from tdmap.journal import Journal
+from tdmap.objectlog import ObjectLog
+from tdmap.plan import ChunkPlan
 from tdmap.runtime.ledger import Ledger
 from tdmap.runtime.skipfile import SkipFile
 from tdmap.runtime.skiplog import SkipLog
@@ -79,10 +83,29 @@ def identify(job: Job, kind: str) -> dict[str, Any]:
         "name": job.name,
         "function": function_parts(job.fn),
         "source": source,
-        "plan": {"rows": plan.length, "chunk size": plan.size, "dim": plan.dim, "unbind": plan.unbind},
+        "plan": describe_plan(plan),
         "seed": job.policy.seed,
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
     }
+
+
+BY_RESULT = "by the first result"
+"""The chunk size of a plan that is open."""
+
+
+def describe_plan(plan: ChunkPlan) -> dict[str, Any]:
+    """A plan as plain values."""
+    size = f"{BY_RESULT}, after {plan.lead}" if plan.is_open else plan.size
+    return {"rows": plan.length, "chunk size": size, "dim": plan.dim, "unbind": plan.unbind}
+
+
+def plan_of(description: dict[str, Any], contents: journals.Contents) -> ChunkPlan:
+    """The plan of a run that is journalled, as far as it is known."""
+    rows, size = int(description["rows"]), description["chunk size"]
+    if isinstance(size, int):
+        return ChunkPlan(rows, size)
+    lead = int(str(size).rpartition(" ")[2])
+    return ChunkPlan(rows, contents.chunk_size or max(rows, 1), lead=lead)
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -123,8 +146,10 @@ class Run:
         committed: chunks that an earlier session has done.
         is_complete: nothing is left to do.
         is_latest: no other run has been in the folder since.
+        chunk_size: rows of the later chunks, where an earlier session has settled them.
         ledger: of an in-place run.
         skips: the rows that all its sessions have skipped.
+        objects: entries of results that are no tensors, until the run is over.
     """
 
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
@@ -133,9 +158,11 @@ class Run:
         self.committed: list[tuple[int, int]] = []
         self.is_complete = False
         self.is_latest = True
+        self.chunk_size: int | None = None
         self.ledger: Ledger | None = None
         self.journal: Journal | None = None
         self.skips = SkipFile(folder)
+        self.objects = ObjectLog(folder)
 
     def add(self, start: int, stop: int) -> None:
         assert self.journal is not None
@@ -146,6 +173,18 @@ class Run:
     def tick(self, now: float) -> None:
         assert self.journal is not None
         self.journal.tick(now)
+
+    def planned(self, job: Job) -> Job:
+        """The job with the chunks that an earlier session has settled; else this one notes them."""
+        if not job.plan.is_open:
+            return job
+        if self.chunk_size is not None:
+            return replace(job, plan=job.plan.settled(self.chunk_size))
+        return replace(job, on_settled=self._settle)
+
+    def _settle(self, plan: ChunkPlan) -> None:
+        assert self.journal is not None
+        self.journal.settle(plan.size)
 
     def finish(self, rows: int) -> None:
         """The run has come to its end."""
@@ -198,6 +237,7 @@ def open_run(folder: Path, job: Job, kind: str, files: list[str], resume: Resume
         if contents is None and not run.is_complete:
             header = {"identity": run.identity, "began": time.time(), "argv": sys.argv, "cwd": os.getcwd()}
             run.skips.forget()
+            run.objects.forget()
             # Rows that are changed in place, and no header to say so, would be changed twice.
             journals.create(folder / "journal", {**header, "command": COMMAND.get()}, durable=kind == IN_PLACE)
             contents = journals.read(folder / "journal")
@@ -210,7 +250,7 @@ def open_run(folder: Path, job: Job, kind: str, files: list[str], resume: Resume
             yield run
             return
         assert contents is not None
-        run.committed = contents.ranges(boot)
+        run.committed, run.chunk_size = contents.ranges(boot), contents.chunk_size
         if kind == IN_PLACE:
             run.ledger = Ledger(folder, job.source.data, job.plan)
             _recover(run, run.committed if torn else None)

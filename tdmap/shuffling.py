@@ -9,6 +9,7 @@ import torch
 
 from tdmap._data import Data, is_data
 from tdmap.execution import Execution, WorkerOptions
+from tdmap.operation import operation
 from tdmap.permute import permute
 from tdmap.placing import travels
 from tdmap.runtime.packing import Arena
@@ -21,6 +22,7 @@ INLINE_ROWS = 1 << 16
 """An order of more rows than these is drawn into shared memory."""
 
 
+@operation
 def shuffle(
     data: Data,
     seed: int | None = None,

@@ -15,7 +15,7 @@ from tdmap import journal
 from tdmap.errors import RemoteError
 from tdmap.journal import Type
 from tdmap.plan import ChunkPlan
-from tdmap.resume import AFTER_CRASH, IN_PLACE
+from tdmap.resume import AFTER_CRASH, IN_PLACE, plan_of
 from tdmap.rowerrors import RowError
 from tdmap.runtime import skipfile
 from tdmap.runtime.skipfile import row_errors
@@ -81,8 +81,7 @@ def read_status(path: str | os.PathLike[str]) -> Status | None:
     if contents is None:
         return None
     identity = contents.header["identity"]
-    sizes = identity["plan"]
-    plan = ChunkPlan(sizes["rows"], sizes["chunk size"])
+    plan = plan_of(identity["plan"], contents)
     rate, seconds, sessions = _rate(contents, plan)
     skipped = row_errors(skipfile.read(folder / skipfile.NAME))
     complete = contents.is_complete()

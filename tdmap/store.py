@@ -13,8 +13,10 @@ import contextlib
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from tdmap._data import Data, TensorDict
+from tdmap.data.objects import KeyPath, with_objects
 
 HIDDEN = ".tdmap"
 META = "meta.json"
@@ -72,6 +74,11 @@ class OutputFolder:
         shutil.rmtree(self._data, ignore_errors=True)
         self.hidden.mkdir(parents=True, exist_ok=True)
         return example.memmap_like(self._data)
+
+    def complete(self, data: Data, columns: dict[KeyPath, Any]) -> Data:
+        """Add the entries that are no tensors to a dataset that `create` has made; its metadata is replaced at once."""
+        whole = with_objects(data, columns)
+        return whole.memmap_(self._data)
 
     def publish(self) -> Data:
         """Move a finished dataset to its place, and open it there. May be repeated after an interruption."""

@@ -30,9 +30,11 @@ from tdmap.bykey.reducing import CutChunk, ReducePartition, empty_answer, one_ro
 from tdmap.bykey.rows import Shape, columns_of, is_columnar, schema_of
 from tdmap.bykey.spilling import Partitions
 from tdmap.bykey.splits import Splits
+from tdmap.data.objects import entry_at
 from tdmap.errors import add_note
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
+from tdmap.operation import operation
 from tdmap.placing import Output, spill_folder
 from tdmap.plan import ChunkPlan
 from tdmap.reducers import Reducer
@@ -40,6 +42,7 @@ from tdmap.reducers.base import Key
 from tdmap.runtime.spill import Spill
 from tdmap.schema import Schema, take_apart
 from tdmap.sinks import Collect
+from tensordict_lite import is_non_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -50,6 +53,7 @@ COMBINE_SHARE = 0.5
 """Chunks are reduced on their own where so small a share of their keys is distinct."""
 
 
+@operation
 def group_by(
     data: Data,
     key: KeyLike,
@@ -109,6 +113,7 @@ class GroupBy:
         names = ", ".join(map(repr, self._spec.names))
         return f"GroupBy({type(self._data).__name__} of {self._data.shape[0]} rows, key={names})"
 
+    @operation
     def reduce(
         self,
         reducers: Mapping[str, Reducer[Any]] | Reducer[Any],
@@ -153,6 +158,7 @@ class GroupBy:
         reduction = _Reduction(keyed, forms, payload, execution, policy)
         return self._to_output(out, keyed, lambda spill: reduction.run(spill, chunksize), execution, True)
 
+    @operation
     def map_groups(
         self,
         fn: Callable[[Any], Any],
@@ -271,6 +277,11 @@ def _payload(keyed: KeyedData, forms: Mapping[str, Grouped]) -> tuple[Key, ...] 
     for name, form in forms.items():
         if form.key is not None:
             require_entry(data, form.key, f"the entry of the reducer {name!r}")
+            if is_non_tensor(entry_at(data, (form.key,) if isinstance(form.key, str) else form.key)):
+                raise TypeError(
+                    f"the reducer {name!r} reads {form.key!r}, which holds Python objects, and group_by reduces "
+                    "tensors: use map_groups(fn), or make it a part of the key."
+                )
             names.append(form.key)
         elif form.reads_rows:
             return None

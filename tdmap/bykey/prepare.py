@@ -250,7 +250,10 @@ def _number_strings(
         labels.append(known)
     if isinstance(data, Tensor):
         raise TypeError("a plain tensor cannot be grouped by strings: make it an entry of a TensorDict.")
-    wider = entries_of(data) if is_tensorclass(data) else data.clone(False) if data.is_locked else data.copy()
+    if is_tensorclass(data) or len(data.shape) > 1:  # a key is one number a row
+        wider = entries_of(data)
+    else:
+        wider = data.clone(False) if data.is_locked else data.copy()
     for name, column in added.items():
         wider.set(name, column)
     return wider, KeySpec(tuple(names)), tuple(labels)

@@ -12,6 +12,7 @@ from tdmap.bykey.index import sorted_rows
 from tdmap.bykey.keys import KeyLike, KeySpec
 from tdmap.bykey.prepare import prepare, require_rows
 from tdmap.execution import Execution
+from tdmap.operation import operation
 from tdmap.permute import permute
 from tdmap.placing import Output, spill_folder
 from tdmap.runtime.spill import Spill
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tdmap.execution import WorkerOptions
 
 
+@operation
 def sort(
     data: Data,
     key: KeyLike,

@@ -19,7 +19,7 @@ def write_growing(plan: Plan, context: Context, out: str | os.PathLike[str], res
     """All rows of a plan into a new dataset in a folder."""
     assert context.execution is not None
     if is_one_pass(plan):
-        job = one_job(plan, context, then=as_rows, empty=_none)
+        job = one_job(plan, context, True, then=as_rows, empty=_none)
         return append_rows(
             job.source.data,
             job.fn,

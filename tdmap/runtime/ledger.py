@@ -28,6 +28,7 @@ from tdmap._data import Data, map_file, tensors_of
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.shm import ALIGNMENT, align
 from tdmap.runtime.skipfile import NAME as SKIPPED
+from tdmap.runtime.skipfile import OBJECTS
 from tensordict_lite.memmap.mapping import reserve
 
 
@@ -44,6 +45,8 @@ class Room(NamedTuple):
     """A file that the worker locks, shared, as long as it may write rows."""
     skipped: str | None = None
     """Where the worker notes rows on which the function raises (see `skipfile`)."""
+    objects: str | None = None
+    """Where it notes entries of results that are no tensors (see `tdmap.objectlog`)."""
 
 
 class Ledger:
@@ -79,11 +82,12 @@ class Ledger:
             storage[offset : offset + shape.numel() * dtype.itemsize].view(dtype).view(shape)
             for offset, dtype, shape in shapes
         ]
-        return Room(buffers, storage[:8].view(torch.int64), self.done, str(self.lock), str(self.folder / SKIPPED))
+        mark, skipped, objects = storage[:8].view(torch.int64), self.folder / SKIPPED, self.folder / OBJECTS
+        return Room(buffers, mark, self.done, str(self.lock), str(skipped), str(objects))
 
     def _layout(self) -> tuple[list[tuple[int, torch.dtype, torch.Size]], int]:
         plan, offset, shapes = self.plan, ALIGNMENT, []
-        rows = min(plan.size, plan.length)
+        rows = plan.most_rows
         for leaf in tensors_of(self.data):
             shape = torch.Size((*leaf.shape[: plan.dim], rows, *leaf.shape[plan.dim + 1 :]))
             shapes.append((offset, leaf.dtype, shape))

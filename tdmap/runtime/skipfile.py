@@ -25,6 +25,7 @@ from tdmap.journal import replace_file
 from tdmap.rowerrors import RowError
 
 NAME = "skipped.jsonl"
+OBJECTS = "objects.jsonl"
 
 Failure: TypeAlias = "tuple[int, BaseException, str]"
 """A row of the dataset, what the function raised on it, and the traceback."""
@@ -66,7 +67,12 @@ class SkipFile:
 def append(path: str | os.PathLike[str], chunk: int, failures: Sequence[Failure]) -> None:
     """Append the line of a chunk, in one write."""
     errors = [[row, *_describe(error), traceback] for row, error, traceback in failures]
-    line = _pack({"chunk": chunk, "errors": errors})
+    append_line(path, {"chunk": chunk, "errors": errors})
+
+
+def append_line(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
+    """Append a line to a file of JSON lines, in one write."""
+    line = _pack(content)
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         size = os.fstat(descriptor).st_size
@@ -74,7 +80,7 @@ def append(path: str | os.PathLike[str], chunk: int, failures: Sequence[Failure]
             line = b"\n" + line
         written = os.write(descriptor, line)
         if written < len(line):
-            raise OSError(28, "no space left on device for the list of skipped rows", str(path))
+            raise OSError(28, "no space left on device", str(path))
     finally:
         os.close(descriptor)
 
@@ -100,12 +106,18 @@ def _name(kind: type) -> str:
 
 def read(path: Path) -> dict[int, dict[str, Any]]:
     """The last line of each chunk; torn lines are left out."""
-    lines: dict[int, dict[str, Any]] = {}
+    return last_lines(path, "chunk")
+
+
+def last_lines(path: Path, key: str) -> dict[Any, dict[str, Any]]:
+    """The last line of each value of `key`; lines without it, and torn ones, are left out."""
+    lines: dict[Any, dict[str, Any]] = {}
     with contextlib.suppress(FileNotFoundError):
-        for text in path.read_text(errors="replace").splitlines():
+        for text in path.read_text(errors="replace").split("\n"):
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 line = json.loads(text)
-                lines[int(line["chunk"])] = line
+                value = line[key]
+                lines[value if isinstance(value, int) else str(value)] = line
     return lines
 
 
