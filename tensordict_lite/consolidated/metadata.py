@@ -63,7 +63,9 @@ def _level(node: Any, spots: Iterator[Spot], path: tuple[str, ...]) -> dict[str,
     if stacked:
         dim = node._stack_dim
         name = node._names[dim] if node._names is not None else None
-        meta["cls_metadata"] = {"stack_dim": dim, "stack_dim_name": name, "is_locked": False}
+        meta["cls_metadata"] = about = {"stack_dim": dim, "stack_dim_name": name, "is_locked": False}
+        if not node._source:
+            about["batch_size"] = list(node._batch_size)  # no members tell it
         entries: Any = ((str(number), member) for number, member in enumerate(node._source))
     else:
         device = None if node._device is None else "cpu"
@@ -135,6 +137,7 @@ class Level(NamedTuple):
     cls: Any
     """Tensorclass, ``None`` for a TensorDict."""
     size: torch.Size
+    """Batch size; of a stack, that of the members which it does not have."""
     device: torch.device | None
     names: list[str | None] | None
     locked: bool
@@ -201,7 +204,15 @@ class _Reader:
             raise self.fail(where, "the members of a stack are collections, numbered from 0")
         entries = self._entries(data, where, None)
         entries.sort(key=lambda entry: int(entry[0]))
-        return Level(kind, cls, torch.Size(()), None, None, locked, dim, name, entries)
+        size = () if entries else self._size_of_none(about, dim, where)
+        return Level(kind, cls, torch.Size(size), None, None, locked, dim, name, entries)
+
+    def _size_of_none(self, about: Any, dim: int, where: tuple[str, ...]) -> tuple[int, ...]:
+        """The batch size of the members that a stack does not have (the reference writes none)."""
+        size = check_shape(self.path, about.get("batch_size", [0] * (dim + 1)), "batch_size")
+        if dim >= len(size) or size[dim] != 0:
+            raise self.fail(where, f"a stack without members has none in dim {dim}, found the size {list(size)}")
+        return (*size[:dim], *size[dim + 1 :])
 
     def _class(self, name: Any, where: tuple[str, ...]) -> tuple[Any, str]:
         from tensordict_lite.tensorclass import registered_class
@@ -362,12 +373,12 @@ def make(path: str, level: Level, leaves: Iterator[Tensor]) -> Any:
             if level.cls is not None:
                 node = level.cls.from_tensordict(node)
         elif level.kind == "objects":
-            node = NonTensorStack(*entries.values(), stack_dim=level.stack_dim)
+            node = NonTensorStack(*entries.values(), stack_dim=level.stack_dim, batch_size=level.size)
         elif entries:
             members = [_as(level.cls, member) for member in entries.values()]
             node = lazy_stack(members, level.stack_dim, stack_dim_name=level.stack_dim_name)
         else:
-            node = LazyStackedTensorDict(stack_dim=0, batch_size=torch.Size(()))
+            node = LazyStackedTensorDict(stack_dim=level.stack_dim, batch_size=level.size)
     except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as err:
         raise DatasetError(path, f"what was saved does not fit together: {err}") from None
     if level.locked:

@@ -23,6 +23,7 @@ from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.format import FORMAT_VERSION, META, NodeMeta, is_count
 from tensordict_lite.memmap.load import Loader, register_reader
 from tensordict_lite.memmap.plan import Plan, holds_json, pickled, plan_dense, register_planner
+from tensordict_lite.nontensor import filled
 
 __all__ = ["ensure_registered"]
 
@@ -99,16 +100,17 @@ def plan_nontensor_stack(plan: Plan, node: Any, path: str, where: Where) -> str:
     }
     folder = plan.folder(node, path, where, meta)
     folder.compact = True
-    values = node.tolist()
+    size = tuple(node._batch_size)
+    values = filled(None, size) if 0 in size else node.tolist()  # a stack without members has no rows to list
     if holds_json(values):
         meta["data"] = values
     else:
         folder.blobs["pickle.pkl"] = pickled(plan, values, values, where)
         meta["data"] = "pickle.pkl"
-    if len(node._batch_size) > 1 and 0 in node._batch_size:
-        meta["_batch_size"] = list(node._batch_size)  # lists without elements do not tell
-    elif max(_regular_depth(values), 1) != len(node._batch_size):
-        meta["_batch_dims"] = len(node._batch_size)  # the objects are lists themselves
+    if len(size) > 1 and 0 in size:
+        meta["_batch_size"] = list(size)  # lists without elements do not tell
+    elif max(_regular_depth(values), 1) != len(size):
+        meta["_batch_dims"] = len(size)  # the objects are lists themselves
     return "NonTensorStack"
 
 

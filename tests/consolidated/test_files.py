@@ -147,6 +147,11 @@ def put(meta: Any, path: tuple[Any, ...], value: Any) -> None:
         meta[path[-1]] = value
 
 
+def stack_of_none(size: list[int], dim: int) -> dict[str, Any]:
+    about = {"stack_dim": dim, "stack_dim_name": None, "batch_size": size}
+    return {"cls": "NonTensorStack", "non_tensors": {}, "leaves": {}, "cls_metadata": about}
+
+
 DELETE = object()
 EDITS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "dtype": (lambda m: put(m, (*A, 0), "torch.hub.load"), "dtype"),
@@ -184,6 +189,9 @@ EDITS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "member gone": (lambda m: put(m, ("lazy", "0"), DELETE), "numbered from 0"),
     "member renamed": (lambda m: put(m, ("lazy", "x"), m["lazy"]["1"]), "numbered from 0"),
     "members differ": (lambda m: m["lazy"]["1"]["cls_metadata"].update(batch_size=[], names=[]), "fit together"),
+    "no members": (lambda m: m.update(z=stack_of_none([4, 2], 1)), "without members"),
+    "no members, no dim": (lambda m: m.update(z=stack_of_none([4, 0], 2)), "without members"),
+    "no members, size": (lambda m: m.update(z=stack_of_none([-4, 0], 1)), "batch_size"),
     "fields": (lambda m: put(m, ("p", "leaves", "xyz"), ["torch.int8", [4, 0], 0, 0, 0]), "fit together"),
     "twice": (lambda m: put(m, ("non_tensors", "a"), ["x", [4], None]), "two entries"),
     "offsets gone": (lambda m: put(m, OFFSETS, DELETE), "listed with dtype"),
