@@ -3,9 +3,9 @@
     python -m benchmarks.serialization
     python -m benchmarks.serialization --only 'load small'
 
-Two models (a 250 MB transformer, 2 000 small tensors in 100 modules) and a dataset of a million rows. A load
-counts when the first element of every tensor has been read. Prints a table of ratios, and writes
-`serialization.json` and `.png` into `benchmarks/results`.
+Two models (a 250 MB transformer, 2 000 small tensors in 100 modules) and a dataset of a million rows; our models as a
+folder, as one consolidated file and as one archive. A load counts when the first element of every tensor has been
+read. Prints a table of ratios, and writes `serialization.json` and `.png` into `benchmarks/results`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def main() -> None:
     try:
         for name, state in (("transformer", transformer_state()), ("small", small_state())):
             model = Model(name, state, scratch)
-            bench.settings[f"{name}: tensors, MB, threads"] = [len(state), round(model.nbytes / 1e6), *model.threads()]
+            model.choose_threads()
+            threads = [model.best[label] for label in ("ours", "theirs", "archive")]
+            bench.settings[f"{name}: tensors, MB, threads"] = [len(state), round(model.nbytes / 1e6), *threads]
             add_saves(bench, model)
             add_loads(bench, model)
         add_random_access(bench, scratch)
@@ -94,7 +96,8 @@ class Model:
         self.name = name
         self.state = state
         self.scratch = scratch
-        self.nbytes = sum(t.numel() * t.element_size() for t in state.values())
+        self.flat = torch.cat([t.reshape(-1).view(torch.uint8) for t in state.values()]).numpy()
+        self.nbytes = self.flat.nbytes
         self.ours = TensorDict(nested(state), [])
         self.theirs = reference.TensorDict(nested(state), [])
         self.best: dict[str, int] = {}
@@ -116,18 +119,17 @@ class Model:
             if file.is_file():
                 os.truncate(file, 0)
 
-    def threads(self) -> tuple[int, int]:
-        """The number of threads that is best for each of the two libraries that have the choice."""
-        for label, data in (("ours", self.ours), ("theirs", self.theirs)):
-            times = {n: statistics.median(self.timed_save(data, n) for _ in range(3)) for n in THREADS}
+    def choose_threads(self) -> None:
+        """Find the number of threads that is best for each of the ways that have the choice."""
+        for label, data in (("ours", self.ours), ("theirs", self.theirs), ("archive", self.ours)):
+            times = {n: statistics.median(self.timed_save(label, data, n) for _ in range(3)) for n in THREADS}
             self.best[label] = min(times, key=times.__getitem__)
-        return self.best["ours"], self.best["theirs"]
 
-    def timed_save(self, data: Any, threads: int) -> float:
-        """Seconds of one save to a new folder."""
+    def timed_save(self, label: str, data: Any, threads: int) -> float:
+        """Seconds of one save to a new place."""
         path = self.fresh()
         start = time.perf_counter()
-        data.memmap(path, num_threads=threads)
+        data.memmap(path, num_threads=threads, archive=label == "archive")
         seconds = time.perf_counter() - start
         self.discard(path)
         return seconds
@@ -157,6 +159,13 @@ def bare_files(state: dict[str, torch.Tensor], path: Path) -> None:
         fd = os.open(f"{path}/{folder}/{leaf}.memmap", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         os.pwrite(fd, tensor.numpy(), 0)
         os.close(fd)
+
+
+def one_write(data: np.ndarray, path: Path) -> None:
+    """Only the kernel's part of a save to one file: all bytes, in one call."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    os.pwrite(fd, data, 0)
+    os.close(fd)
 
 
 def sync_tree(path: Path) -> None:
@@ -192,14 +201,20 @@ def add_saves(bench: Benchmark, model: Model) -> None:
         ),
         "safetensors": (lambda p: save_file(model.state, p), lambda p, _: sync_tree(p), "peer"),
         "bare files": (lambda p: bare_files(model.state, p), lambda p, _: sync_tree(p), "floor"),
+        "one write": (lambda p: one_write(model.flat, p), lambda p, _: sync_tree(p), "floor"),
         "ours": (lambda p: model.ours.memmap(p, num_threads=model.best["ours"]), lambda _, out: out.sync(), "ours"),
+        "ours, consolidated": (lambda p: model.ours.consolidate(p), lambda _, out: out.sync(), "ours"),
+        "ours, archive": (
+            lambda p: model.ours.memmap(p, archive=True, num_threads=model.best["archive"]), lambda _, out: out.sync(),
+            "ours",
+        ),
     }  # fmt: skip
     for fsync in (False, True):
         group = f"save {model.name}" + (", fsync" if fsync else "")
         for label, (save, durable, kind) in ways.items():
             run = timed(save, durable if fsync else None)
             wanted: dict[str, Any] = {}
-            if label == "ours":
+            if kind == "ours":
                 wanted = {"against": f"{group}: torch.save", "measure": "time", "wanted": None if fsync else 0.5}
             bench.add(f"{group}: {label}", run, units=model.units, kind=kind, group=group, **wanted)
         again = timed(ways["ours"][0], ways["ours"][1] if fsync else None)
@@ -212,8 +227,10 @@ def add_saves(bench: Benchmark, model: Model) -> None:
 def add_loads(bench: Benchmark, model: Model) -> None:
     """Loading, with the first element of every tensor read; and loading one of many sub-modules."""
     folder = model.scratch / f"{model.name}-ours"
-    single = {label: model.scratch / f"{model.name}.{label}" for label in ("pt", "safetensors")}
+    single = {label: model.scratch / f"{model.name}.{label}" for label in ("pt", "safetensors", "bin", "tdz")}
     model.ours.memmap(folder)
+    model.ours.consolidate(single["bin"])
+    model.ours.memmap(single["tdz"])
     torch.save(model.state, single["pt"])
     save_file(model.state, single["safetensors"])
 
@@ -247,6 +264,15 @@ def add_loads(bench: Benchmark, model: Model) -> None:
         bench.add(
             f"{group}: {label}", ours, kind="ours", against=f"{group}: {other}", measure="time", wanted=wanted, **common
         )
+    one_file = (
+        ("consolidated", lambda: touch(leaves(TensorDict.from_consolidated(single["bin"])))),
+        ("archive", lambda: touch(leaves(TensorDict.load_memmap(single["tdz"])))),
+    )
+    for label, load in one_file:
+        bench.add(
+            f"{group}: ours, {label}", load, kind="ours", against=f"{group}: safetensors", measure="time", wanted=1.0,
+            **common,
+        )  # fmt: skip
     if model.name == "small":
         bench.add(
             f"{group}: 1 of 100 modules", per_call(lambda: touch(leaves(TensorDict.load_memmap(folder / "37")))),

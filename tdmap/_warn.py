@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
-import warnings
 
-import tensordict_lite
+from tensordict_lite.callers import HERE, warn_caller
 
-_OURS = tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in (__file__, tensordict_lite.__file__))
+_OURS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, HERE)
 
 
 def warn_user(message: str | Warning, category: type[Warning] = RuntimeWarning) -> None:
@@ -19,11 +16,4 @@ def warn_user(message: str | Warning, category: type[Warning] = RuntimeWarning) 
         message: the text, or a warning, whose own class is its category.
         category: of a text.
     """
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and _is_ours(frame.f_code.co_filename):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, category, stacklevel=level)
-
-
-def _is_ours(file: str) -> bool:
-    return file == contextlib.__file__ or os.path.abspath(file).startswith(_OURS)
+    warn_caller(message, category, _OURS)

@@ -73,7 +73,7 @@ def _options(
 
 @app.command()
 def info(
-    path: Annotated[Path, typer.Argument(help="Folder of the dataset.")],
+    path: Annotated[Path, typer.Argument(help="Folder of the dataset, or file of an archive.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a tree.")] = False,
 ) -> None:
     """Show the keys of a dataset with their shapes, types and sizes."""
@@ -163,7 +163,7 @@ def human_bytes(size: int) -> str:
 
 @app.command()
 def verify(
-    path: Annotated[Path, typer.Argument(help="Folder of the dataset.")],
+    path: Annotated[Path, typer.Argument(help="Folder of the dataset, or file of an archive.")],
     store: Annotated[bool, typer.Option("--store", help="Record the checksums of the files as they are now.")] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads that read; default: the usable cores.")] = None,
 ) -> None:
@@ -175,9 +175,10 @@ def verify(
     open_dataset(path)
     if store:
         recorded = checksum.store(path, threads)
-        typer.echo(f"stored the checksums of {len(recorded)} files in {path / checksum.CHECKSUMS}")
+        place = path if path.is_file() else path / checksum.CHECKSUMS
+        typer.echo(f"stored the checksums of {len(recorded)} files in {place}")
         return
-    if not (path / checksum.CHECKSUMS).exists():
+    if not path.is_file() and not (path / checksum.CHECKSUMS).exists():
         refuse(f"{path} has no checksums to check against: store them with `tdmap verify --store {path}`")
     try:
         report = checksum.verify(path, threads)

@@ -82,9 +82,7 @@ def open_dataset(path: Path) -> Any:
 
     if not path.exists():
         refuse(f"{path} does not exist")
-    if not path.is_dir():
-        refuse(f"{path} is a file; a dataset is a folder with a meta.json")
-    if not (path / "meta.json").exists():
+    if path.is_dir() and not (path / "meta.json").exists():
         from tdmap.hidden import HIDDEN
 
         if (path / HIDDEN / "journal").exists():
@@ -103,6 +101,8 @@ def open_dataset(path: Path) -> Any:
 
 def require_writable(path: Path) -> None:
     """Leave unless the files of a dataset can be changed."""
+    if path.is_file():
+        refuse(f"--in-place needs a folder, and {path} is an archive: unpack it first, or give OUT")
     blocked = [p for p in [path, *path.rglob("*.memmap")] if not os.access(p, os.W_OK)]
     if blocked:
         refuse(f"--in-place needs to write, and {blocked[0]} is read-only")

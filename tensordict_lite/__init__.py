@@ -20,17 +20,27 @@ from tensordict_lite.builders import (
     make_tensordict,
 )
 from tensordict_lite.combine import cat, pad, pad_sequence, stack, unpad_sequence
+from tensordict_lite.consolidated import from_consolidated
+from tensordict_lite.consolidated import layout as _layout
+from tensordict_lite.consolidated import record as _record
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.keys import NestedKey, unravel_key, unravel_key_list, unravel_key_to_tuple
 from tensordict_lite.lazystack import LazyStackedTensorDict, lazy_stack, maybe_dense_stack
 from tensordict_lite.memmap import DatasetWriter, MemoryMappedTensor, TensorDictFuture
 from tensordict_lite.memmap.api import load, load_memmap, save
+from tensordict_lite.memmap.archive import (
+    is_memmap_archive,
+    pack_memmap,
+    refresh_archive_checksums,
+    unpack_memmap,
+)
 from tensordict_lite.nn import TensorDictParams
 from tensordict_lite.nontensor import NonTensorData, is_non_tensor
 from tensordict_lite.nontensor_stack import NonTensorStack
 from tensordict_lite.parsing import parse_tensor_dict_string
 from tensordict_lite.printing import get_printoptions, set_printoptions
 from tensordict_lite.pytree import from_pytree
+from tensordict_lite.safetensor_files import from_safetensors, to_safetensors
 from tensordict_lite.settings import (
     capture_non_tensor_stack,
     get_defaults_to_none,
@@ -59,7 +69,17 @@ from tensordict_lite.functions import (  # isort: skip
 
 # What `torch.load(weights_only=True)` may build: containers whose content it checks in turn.
 _add_safe_globals(
-    [TensorDict, LazyStackedTensorDict, NonTensorData, NonTensorStack, _dense._blank, _lazystack_class._blank]
+    [
+        TensorDict,
+        LazyStackedTensorDict,
+        NonTensorData,
+        NonTensorStack,
+        _dense._blank,
+        _lazystack_class._blank,
+        _layout.Jagged,
+        _record._rebuild,
+        _record._same,
+    ]
 )
 
 __all__ = [
@@ -85,12 +105,14 @@ __all__ = [
     "default_is_leaf",
     "dense_stack_tds",
     "from_any",
+    "from_consolidated",
     "from_dataclass",
     "from_dict",
     "from_module",
     "from_modules",
     "from_namedtuple",
     "from_pytree",
+    "from_safetensors",
     "from_struct_array",
     "from_tuple",
     "fromkeys",
@@ -102,6 +124,7 @@ __all__ = [
     "is_inexact",
     "is_integer",
     "is_leaf_nontensor",
+    "is_memmap_archive",
     "is_non_tensor",
     "is_tensor_collection",
     "is_tensorclass",
@@ -114,9 +137,11 @@ __all__ = [
     "maybe_dense_stack",
     "memmap",
     "merge_tensordicts",
+    "pack_memmap",
     "pad",
     "pad_sequence",
     "parse_tensor_dict_string",
+    "refresh_archive_checksums",
     "save",
     "set_capture_non_tensor_stack",
     "set_get_defaults_to_none",
@@ -125,6 +150,8 @@ __all__ = [
     "set_printoptions",
     "stack",
     "tensorclass",
+    "to_safetensors",
+    "unpack_memmap",
     "unpad_sequence",
     "unravel_key",
     "unravel_key_list",

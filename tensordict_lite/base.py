@@ -48,10 +48,12 @@ class TensorCollection(Families):
     non-tensor data; :class:`TensorDictBase` leaves tensorclasses out.
     """
 
-    # `_last_op`, `_memmap_path` and `_payload` stay unset until something needs them: an unset slot costs nothing.
+    # `_consolidated`, `_last_op`, `_memmap_path` and `_payload` stay unset until something needs them: an unset slot
+    # costs nothing.
     __slots__ = (
         "__weakref__",
         "_batch_size",
+        "_consolidated",
         "_device",
         "_last_op",
         "_lock",
@@ -284,6 +286,7 @@ class TensorCollection(Families):
         if self._lock is not None:
             self._check_unlockable(None)
             self._drop_lock(None)
+            self._consolidated = None
         return self
 
     def _check_unlockable(self, releasing: TensorCollection | None) -> None:

@@ -550,6 +550,12 @@ class DenseCollection(Fitting, TensorCollection):
         }
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        if getattr(self, "_consolidated", None) is not None:
+            from tensordict_lite.consolidated.record import reduce_tree
+
+            reduced = reduce_tree(self)
+            if reduced is not None:
+                return reduced
         return _blank, (type(self),), self.__getstate__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:

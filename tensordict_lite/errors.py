@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["DatasetError", "DatasetNotFoundError", "InplaceWriteError", "KeyThroughLeafError"]
+__all__ = [
+    "ArchiveError",
+    "ArchiveNotFoundError",
+    "DatasetError",
+    "DatasetNotFoundError",
+    "InplaceWriteError",
+    "KeyThroughLeafError",
+]
 
 
 class DatasetError(RuntimeError):
@@ -29,6 +36,14 @@ class DatasetNotFoundError(DatasetError, FileNotFoundError):
 
     def __str__(self) -> str:  # OSError would show its (errno, message) pair
         return f"{self.path}: {self.reason}"
+
+
+class ArchiveError(DatasetError, ValueError):
+    """A file is no archive of a dataset, is damaged or hostile, or cannot be opened in the way that was asked for."""
+
+
+class ArchiveNotFoundError(ArchiveError, DatasetNotFoundError):
+    """There is no archive at a path."""
 
 
 class KeyThroughLeafError(ValueError):

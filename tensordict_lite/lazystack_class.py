@@ -460,7 +460,16 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
     # -- pickling -----------------------------------------------------------------------------------------
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        state = {
+        if getattr(self, "_consolidated", None) is not None:
+            from tensordict_lite.consolidated.record import reduce_tree
+
+            reduced = reduce_tree(self)
+            if reduced is not None:
+                return reduced
+        return _blank, (type(self),), self._pickled_state()
+
+    def _pickled_state(self) -> dict[str, Any]:
+        return {
             "members": self._source,
             "stack_dim": self._stack_dim,
             "batch_size": tuple(self._batch_size),
@@ -468,7 +477,6 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
             "names": self._names,
             "locked": self._lock is not None,
         }
-        return _blank, (type(self),), state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._source = state["members"]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.keys import require_path
-from tensordict_lite.lazystack_class import LazyStackedTensorDict
+from tensordict_lite.lazystack_class import LazyStackedTensorDict, _blank
 from tensordict_lite.tensorclass_build import TensorClassMeta
 from tensordict_lite.tensorclass_fields import unknown_field_error
 
@@ -96,8 +96,10 @@ class TypedLazyStack(LazyStackedTensorDict):
         return [name for name in self._field_specs if name not in present]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        _, _, state = super().__reduce_ex__(protocol)
-        return _blank_lazy, (self._member_class,), state
+        reduced = super().__reduce_ex__(protocol)
+        if reduced[0] is not _blank:
+            return reduced  # that of a consolidated stack
+        return _blank_lazy, (self._member_class,), reduced[2]
 
 
 def _blank_lazy(cls: Any) -> Any:

@@ -9,6 +9,7 @@
 ``grow.py``      new entries in a mapped collection
 ``writer.py``    :class:`DatasetWriter`: rows appended by one or many processes
 ``checksum.py``  per-file checksums, stored and verified
+``archive/``     the same files in one, a zip archive
 ===============  ====================================================================================
 """
 

@@ -42,6 +42,7 @@ def load_memmap(
         robust_key=robust_key,
         subpath=subpath,
         mode=mode,
+        num_threads=num_threads,
         allow_pickle=bool(allow_pickle),
     )
 

@@ -3,7 +3,7 @@
 ``checksums.json`` in the root of a dataset lists every file with its size and the CRC-32 of each block of
 :data:`BLOCK` bytes, so that corruption is reported as a range of rows and not only as a file. It is written on
 request, with a checksum of its own, and describes the bytes at that moment: a dataset that is written to later
-needs a new one. The metadata files are covered too.
+needs a new one. The metadata files are covered too. An archive has a checksum of each of its entries anyway.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from tensordict_lite.errors import DatasetError, DatasetNotFoundError
+from tensordict_lite.errors import ArchiveError, DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.files import new_file, write_all
 from tensordict_lite.memmap.format import (
     META,
@@ -84,11 +84,11 @@ def store(path: str | os.PathLike[str], num_threads: int | None = None) -> dict[
     """Computes and stores the checksums of a dataset.
 
     Args:
-        path: folder of the dataset.
+        path: folder of the dataset, or the file of an archive, which is changed in place.
         num_threads: threads that read; by default one a core.
 
     Returns:
-        CRC-32 of the blocks of each file.
+        CRC-32 of the blocks of each file; of an archive, of each entry that is not compressed.
 
     Raises:
         DatasetError: there is no dataset.
@@ -105,6 +105,11 @@ def store(path: str | os.PathLike[str], num_threads: int | None = None) -> dict[
         True
     """
     root = os.path.abspath(os.fspath(path))
+    if os.path.isfile(root):
+        from tensordict_lite.memmap.archive import api
+
+        api.refresh_archive_checksums(root, num_threads)
+        return {entry.name: [crc] for entry, crc in api.checksums(api.opened(root), num_threads)}
     read_meta(root)
     names = list(_files(root))
     entries: dict[str, dict[str, object]] = {}
@@ -122,7 +127,7 @@ def verify(path: str | os.PathLike[str], num_threads: int | None = None) -> Repo
     """Compares a dataset with its stored checksums; reads every byte, in parallel.
 
     Args:
-        path: folder of the dataset.
+        path: folder of the dataset, or the file of an archive.
         num_threads: threads that read; by default one a core.
 
     Returns:
@@ -132,8 +137,10 @@ def verify(path: str | os.PathLike[str], num_threads: int | None = None) -> Repo
         DatasetError: there is no dataset, no ``checksums.json``, or that file itself is damaged.
     """
     root = os.path.abspath(os.fspath(path))
-    block, expected = _stored(root)
     report = Report(root)
+    if os.path.isfile(root):
+        return _verify_archive(root, report, num_threads)
+    block, expected = _stored(root)
     found = set(_files(root))
     for name in sorted(found - expected.keys()):
         report.problems.append(Corruption(name, "was not there when the checksums were stored"))
@@ -145,6 +152,29 @@ def verify(path: str | os.PathLike[str], num_threads: int | None = None) -> Repo
             report.files += 1
             report.nbytes += size
             report.problems += problems
+    return report
+
+
+def _verify_archive(path: str, report: Report, num_threads: int | None) -> Report:
+    from tensordict_lite.memmap.archive.api import opened
+
+    archive = opened(path)
+
+    def check(name: str) -> str | None:
+        try:
+            for _ in archive.blocks(archive.entries[name]):
+                pass
+        except ArchiveError as err:
+            return err.reason
+        return None
+
+    names = sorted(archive.entries)
+    with ThreadPoolExecutor(_threads(num_threads)) as pool:
+        for name, reason in zip(names, pool.map(check, names)):
+            report.files += 1
+            report.nbytes += archive.entries[name].size
+            if reason is not None:
+                report.problems.append(Corruption(name, reason))
     return report
 
 

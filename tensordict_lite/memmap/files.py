@@ -12,23 +12,28 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.mapping import check_room, no_room, reserve
 
 __all__ = [
     "BLOCK",
+    "all_bytes",
+    "byte_blocks",
     "locked",
     "locked_folder",
     "new_file",
     "open_folder",
+    "plain_values",
     "raw_bytes",
+    "size_of_file",
     "write_all",
-    "write_rows",
     "write_tensor",
     "write_tensor_to",
 ]
@@ -60,6 +65,23 @@ def new_file(path: str, *, existsok: bool = True) -> Iterator[int]:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def size_of_file(path: str, error: type[DatasetError], missing: type[DatasetError]) -> int:
+    """Bytes of a regular file (links to it are followed).
+
+    Raises:
+        missing: there is nothing at ``path``.
+        error: it is something else.
+    """
+    try:
+        info = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise missing(path, "does not exist") from None
+    if not stat.S_ISREG(info.st_mode):
+        kind = "a folder" if stat.S_ISDIR(info.st_mode) else "a special file"
+        raise error(path, f"is {kind}, and not a file that holds a dataset")
+    return info.st_size
 
 
 @contextlib.contextmanager
@@ -99,6 +121,16 @@ def raw_bytes(tensor: Tensor) -> Any:
     return flat.numpy()
 
 
+def all_bytes(tensor: Tensor) -> Any:
+    """The elements of any tensor in row-major order, as one buffer; its own memory where that is so already."""
+    if tensor.is_contiguous():
+        try:
+            return tensor.numpy()  # refuses whatever needs more than a look at its memory
+        except (RuntimeError, TypeError):
+            pass
+    return raw_bytes(_host(plain_values(tensor)))
+
+
 def write_all(fd: int, data: Any, offset: int, path: str) -> None:
     """``pwrite`` of the whole buffer; a full disk is an OSError with needed and available bytes."""
     done, total = 0, len(data) if type(data) is bytes else data.nbytes
@@ -118,46 +150,53 @@ def write_all(fd: int, data: Any, offset: int, path: str) -> None:
         raise
 
 
-def write_tensor_to(fd: int, tensor: Tensor, path: str) -> None:
-    """Writes the elements in row-major order from the start of the file."""
+def write_tensor_to(fd: int, tensor: Tensor, path: str, offset: int = 0) -> None:
+    """Writes the elements in row-major order at a byte offset."""
+    tensor = plain_values(tensor)
+    if tensor.is_cpu and tensor.is_contiguous():
+        write_all(fd, raw_bytes(tensor), offset, path)
+        return
+    for block in byte_blocks(tensor):
+        write_all(fd, block, offset, path)
+        offset += block.nbytes
+
+
+def plain_values(tensor: Tensor) -> Tensor:
+    """The same values without a graph, and without a conjugation or a sign that is yet to be applied."""
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    if tensor.is_cpu and tensor.is_contiguous():
-        write_all(fd, raw_bytes(tensor), 0, path)
-    elif tensor.numel():
-        _write_blocks(fd, tensor, path, 0)
+    return tensor
 
 
-def write_rows(fd: int, tensor: Tensor, path: str, offset: int) -> None:
-    """Writes the elements in row-major order at a byte offset."""
-    tensor = tensor.detach()
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
+def byte_blocks(tensor: Tensor, limit: int | None = None) -> Iterator[Any]:
+    """The elements in row-major order, in blocks as numpy arrays.
+
+    Strided, expanded or device memory is copied, ``BLOCK`` bytes at a time; contiguous host memory is not, and comes
+    in one piece, or in pieces of ``limit`` bytes.
+    """
     if tensor.numel():
-        _write_blocks(fd, tensor, path, offset)
+        yield from _blocks(plain_values(tensor), limit)
 
 
-def _write_blocks(fd: int, tensor: Tensor, path: str, offset: int) -> int:
-    """Strided, expanded or device memory: contiguous host copies of a bounded size, one after the other."""
+def _blocks(tensor: Tensor, limit: int | None) -> Iterator[Any]:
     nbytes = tensor.numel() * tensor.element_size()
     if nbytes <= BLOCK or tensor.ndim == 0 or (tensor.device.type == "cpu" and tensor.is_contiguous()):
-        write_all(fd, raw_bytes(_host(tensor)), offset, path)
-        return offset + nbytes
+        whole = raw_bytes(_host(tensor))
+        if limit is None or nbytes <= limit:
+            yield whole
+        else:
+            flat = whole.reshape(-1).view("u1")
+            yield from (flat[start : start + limit] for start in range(0, nbytes, limit))
+        return
     per_row = nbytes // tensor.shape[0]
     if per_row > BLOCK:
         for row in tensor.unbind(0):
-            offset = _write_blocks(fd, row, path, offset)
-        return offset
+            yield from _blocks(row, limit)
+        return
     for part in tensor.split(max(1, BLOCK // per_row)):
-        offset = _write_blocks(fd, part, path, offset) if part.shape[0] > 1 else _write_one(fd, part, path, offset)
-    return offset
-
-
-def _write_one(fd: int, tensor: Tensor, path: str, offset: int) -> int:
-    write_all(fd, raw_bytes(_host(tensor)), offset, path)
-    return offset + tensor.numel() * tensor.element_size()
+        yield from _blocks(part, limit)
 
 
 def _host(tensor: Tensor) -> Tensor:

@@ -33,19 +33,26 @@ __all__ = [
     "SUFFIX",
     "LeafMeta",
     "NodeMeta",
+    "check_device",
     "check_leaf_file",
+    "check_names",
+    "check_shape",
+    "check_size",
+    "decode_json",
     "decode_key",
     "encode_key",
     "is_count",
     "is_encodable",
     "leaf_meta",
     "node_meta",
+    "parse_meta",
     "read_json",
     "read_meta",
     "read_small",
 ]
 
 META = "meta.json"
+LEGACY_META = "meta.pt"  # of tensordict up to 0.2
 SUFFIX = ".memmap"
 PICKLES = ("other.pickle", "pickle.pkl")  # objects that JSON cannot hold: one for a whole batch, one a row
 FORMAT_VERSION = 1
@@ -127,12 +134,14 @@ class LeafMeta(NamedTuple):
     """``"jagged"`` for a nested tensor of that layout."""
     capacity: int | None = None
     """Rows that the file has room for, where that is more than ``shape`` says; -1 for any number."""
+    slack: int = 0
+    """Bytes that the file may have behind those of the tensor: early versions of torch wrote one more."""
 
     @property
     def room(self) -> int | None:
         """Bytes that the file may hold at most, where that is more than :attr:`nbytes`."""
         if self.capacity is None or not self.shape:
-            return None
+            return self.nbytes + self.slack if self.slack else None
         return MAX_BYTES if self.capacity < 0 else tensor_bytes(self.dtype, (self.capacity, *self.shape[1:]))
 
 
@@ -153,6 +162,8 @@ class NodeMeta:
     """``tensordict``, ``lazystack``, ``nontensor``, ``nontensorstack`` or ``tensorclass``."""
     class_name: str = ""
     """Full name of the class that was saved, from ``_type``."""
+    is_foreign: bool = False
+    """Whether a dense collection was of a class that is not one of the format's own: a subclass that a program made."""
     shape: tuple[int, ...] = ()
     device: str | None = None
     names: list[str | None] | None = None
@@ -161,6 +172,18 @@ class NodeMeta:
     """Nested collections: key -> class name."""
     raw: dict[str, Any] = field(default_factory=dict)
     """The whole of ``meta.json``."""
+
+    @property
+    def is_old(self) -> bool:
+        """Whether a version wrote it that did not say which, up to tensordict 0.6 at least."""
+        return "_format_version" not in self.raw
+
+    @property
+    def lists_children(self) -> bool:
+        """Whether :attr:`children` are all nested collections: tensordict 0.3 did not list them."""
+        if not self.is_old or self.children:
+            return True
+        return any("is_nested" in entry for entry in self.raw.values() if type(entry) is dict)  # since 0.5
 
     def keep_rows(self, rows: int) -> None:
         """Only the first rows of a dataset that grows: those that its outermost folder has committed."""
@@ -221,10 +244,7 @@ def read_meta(folder: str, *, nested: bool = False) -> NodeMeta:
     path = folder + "/" + META
     if nested:
         _check_folder(folder)
-    data = read_json(path, folder)
-    if type(data) is not dict:
-        raise DatasetError(path, f"the metadata of a collection is an object, found {_short(data)}")
-    return _parse(path, folder, data)
+    return parse_meta(path, folder, read_json(path, folder))
 
 
 def _check_folder(folder: str) -> None:
@@ -245,12 +265,7 @@ def read_json(path: str, folder: str) -> Any:
         DatasetNotFoundError: there is no such file.
         DatasetError: it is none of that.
     """
-    data = read_small(path, folder)
-    try:
-        return _decode(data.decode())
-    except (ValueError, RecursionError) as err:
-        reason = "empty" if not data else f"not valid JSON ({str(err)[:100]})"
-        raise DatasetError(path, f"is {reason}; it was truncated or edited") from None
+    return decode_json(path, read_small(path, folder))
 
 
 def read_small(path: str, folder: str, limit: int = MAX_META_BYTES) -> bytes:
@@ -259,8 +274,7 @@ def read_small(path: str, folder: str, limit: int = MAX_META_BYTES) -> bytes:
         # Not blocking: a FIFO in place of the file must not hang the reader. No link in place of it either.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
-        what = f"has no {os.path.basename(path)}" if os.path.isdir(folder) else "does not exist"
-        raise DatasetNotFoundError(folder, f"{what}, so it is not a saved dataset") from None
+        raise DatasetNotFoundError(folder, _absent(path, folder)) from None
     except NotADirectoryError:
         raise DatasetError(folder, "is a file, not the folder of a dataset") from None
     except OSError as err:
@@ -282,7 +296,31 @@ def read_small(path: str, folder: str, limit: int = MAX_META_BYTES) -> bytes:
     return data
 
 
-_decode = json.JSONDecoder().decode
+def _absent(path: str, folder: str) -> str:
+    name = os.path.basename(path)
+    if name == META and os.path.exists(os.path.join(folder, LEGACY_META)):
+        return (
+            f"has a {LEGACY_META} and no {META}: tensordict 0.2 or older saved it. Load it with that version and save "
+            "it again with a newer one"
+        )
+    what = f"has no {name}" if os.path.isdir(folder) else "does not exist"
+    return f"{what}, so it is not a saved dataset"
+
+
+def decode_json(path: str, data: bytes) -> Any:
+    """The content of a file of metadata that has been read; DatasetError where it is not JSON."""
+    try:
+        text = data.decode()
+        value, end = _raw_decode(text)
+        return value if end == len(text) else _decode(text)  # which allows for spaces around it
+    except RecursionError:
+        raise DatasetError(path, "is nested too deeply to be a dataset") from None
+    except ValueError as err:
+        reason = "empty" if not data else f"not valid JSON ({str(err)[:100]})"
+        raise DatasetError(path, f"is {reason}; it was truncated or edited") from None
+
+
+_decode, _raw_decode = json.JSONDecoder().decode, json.JSONDecoder().raw_decode
 _TYPE = re.compile(r"<class '([^']*)'>")
 _KINDS = {
     "tensordict.tensorclass.NonTensorData": "nontensor",
@@ -299,15 +337,18 @@ _KINDS_BY_CLASS = {
 }
 
 
-def _parse(path: str, folder: str, data: dict[str, Any]) -> NodeMeta:
+def parse_meta(path: str, folder: str, data: Any) -> NodeMeta:
+    """The metadata of a folder, from what its ``meta.json`` (at ``path``) holds; DatasetError where it is wrong."""
+    if type(data) is not dict:
+        raise DatasetError(path, f"the metadata of a collection is an object, found {_short(data)}")
     version = data.get("_format_version", 1)
     if type(version) is not int or not 0 <= version <= FORMAT_VERSION:
         raise DatasetError(
             path,
             f"format version {_short(version)} is not known here (up to {FORMAT_VERSION}); a newer release may be",
         )
-    kind, class_name = _kind_of(path, data)
-    node = NodeMeta(folder, kind, class_name, raw=data)
+    kind, class_name, is_foreign = _kind_of(path, data)
+    node = NodeMeta(folder, kind, class_name, is_foreign, raw=data)
     if kind == "tensordict":
         _parse_dense(path, data, node)
     elif kind in ("lazystack", "nontensorstack"):
@@ -315,12 +356,13 @@ def _parse(path: str, folder: str, data: dict[str, Any]) -> NodeMeta:
     return node
 
 
-def _kind_of(path: str, data: dict[str, Any]) -> tuple[str, str]:
+def _kind_of(path: str, data: dict[str, Any]) -> tuple[str, str, bool]:
+    """Kind, name of the class, and whether that class is one that a program made."""
     written = data.get("_type")
     if written == _DENSE_TYPE:
-        return "tensordict", "tensordict._td.TensorDict"
+        return "tensordict", "tensordict._td.TensorDict", False
     if data.get("_is_non_tensor") is True:
-        return "nontensor", "tensordict.tensorclass.NonTensorData"
+        return "nontensor", "tensordict.tensorclass.NonTensorData", False
     match = _TYPE.fullmatch(written) if isinstance(written, str) else None
     if match is None:
         raise DatasetError(path, f"'_type' should be the class that was saved, found {_short(written)}")
@@ -333,15 +375,17 @@ def _kind_of(path: str, data: dict[str, Any]) -> tuple[str, str]:
         raise DatasetError(
             path, "holds a view of another collection (_SubTensorDict); save `td.to_tensordict()` instead"
         )
-    if kind is None:
-        kind = "tensordict" if "shape" in data and "device" in data else "tensorclass"
-    return kind, name
+    if kind is not None:
+        return kind, name, False
+    if "shape" in data and "device" in data:
+        return "tensordict", name, not name.startswith(("tensordict.", "tensordict_lite."))
+    return "tensorclass", name, False
 
 
 def _parse_dense(path: str, data: dict[str, Any], node: NodeMeta) -> None:
     node.shape = check_shape(path, data.get("shape"), "batch size")
-    node.device = _check_device(path, data.get("device"))
-    node.names = _check_names(path, data.get("_names"), len(node.shape))
+    node.device = check_device(path, data.get("device"))
+    node.names = check_names(path, data.get("_names"), len(node.shape))
     if "_growing" in data and (not is_count(data["_growing"], MAX_BYTES) or not node.shape):
         raise DatasetError(path, f"'_growing' should be the number of rows with room, found {_short(data['_growing'])}")
     hidden = data.get("_entries")
@@ -359,6 +403,8 @@ def _parse_dense(path: str, data: dict[str, Any], node: NodeMeta) -> None:
         if type(entry) is not dict:
             raise DatasetError(path, f"the entry {key!r} should be an object, found {_short(entry)}")
         _parse_entry(path, key, entry, node)
+    if node.is_old:
+        node.leaves = {key: leaf._replace(slack=1) for key, leaf in leaves.items()}
 
 
 def _plain_leaf(entry: dict[str, Any], batch: tuple[int, ...]) -> LeafMeta | None:
@@ -376,7 +422,7 @@ def _plain_leaf(entry: dict[str, Any], batch: tuple[int, ...]) -> LeafMeta | Non
     size = tuple(shape)
     if nbytes >= MAX_BYTES or (batch and size[: len(batch)] != batch):
         return None
-    return _new_tuple(LeafMeta, (dtype, size, nbytes, False, None, None))
+    return _new_tuple(LeafMeta, (dtype, size, nbytes, False, None, None, 0))
 
 
 _new_tuple = tuple.__new__  # a third of the price of the constructor of a named tuple
@@ -428,15 +474,19 @@ def check_shape(path: str, value: Any, what: str) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _check_device(path: str, value: Any) -> str | None:
+def check_device(path: str, value: Any) -> str | None:
+    """The name of a device out of JSON; DatasetError when it is none."""
     if value == "cpu" or value is None:
         return value
+    if value == "None":  # tensordict 0.3.0
+        return None
     if type(value) is not str or not re.fullmatch(r"[a-z_]{1,32}(:\d{1,5})?", value):
         raise DatasetError(path, f"'device' should be the name of a device, found {_short(value)}")
     return value
 
 
-def _check_names(path: str, value: Any, dims: int) -> list[str | None] | None:
+def check_names(path: str, value: Any, dims: int) -> list[str | None] | None:
+    """Names of dimensions out of JSON, ``None`` where there is none; DatasetError when they do not fit."""
     if value is None:
         return None
     if type(value) is not list or len(value) != dims or not all(n is None or type(n) is str for n in value):
@@ -474,15 +524,15 @@ def check_leaf_file(path: str, nbytes: int, *, room: int | None = None) -> None:
             "a symbolic link; a dataset is not followed out of its folder" if stat.S_ISLNK(info.st_mode) else "no file"
         )
         raise DatasetError(path, f"is {what}")
-    if info.st_size < nbytes:
-        raise DatasetError(
-            path, f"is truncated: the metadata describes {nbytes:,} bytes, the file has {info.st_size:,}"
-        )
-    if info.st_size > (nbytes if room is None else max(nbytes, room)):
-        raise DatasetError(
-            path,
-            f"does not fit the metadata, which describes {nbytes:,} bytes: the file has {info.st_size:,}",
-        )
+    check_size(path, info.st_size, nbytes, room)
+
+
+def check_size(path: str, found: int, nbytes: int, room: int | None = None) -> None:
+    """DatasetError where the file of a tensor has fewer bytes than the tensor, or more than ``room`` (or those)."""
+    if found < nbytes:
+        raise DatasetError(path, f"is truncated: the metadata describes {nbytes:,} bytes, the file has {found:,}")
+    if found > (nbytes if room is None else max(nbytes, room)):
+        raise DatasetError(path, f"does not fit the metadata, which describes {nbytes:,} bytes: the file has {found:,}")
 
 
 def is_count(value: Any, limit: int) -> bool:

@@ -13,19 +13,17 @@ saved tensorclass is looked up among those that the program has defined; it is n
 
 from __future__ import annotations
 
-import os
 import pickle
-import stat
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.format import FORMAT_VERSION, META, NodeMeta, is_count, read_small
+from tensordict_lite.memmap.format import FORMAT_VERSION, META, NodeMeta, is_count
 from tensordict_lite.memmap.load import Loader, register_reader
-from tensordict_lite.memmap.mapping import available_memory
 from tensordict_lite.memmap.plan import Plan, holds_json, pickled, plan_dense, register_planner
+from tensordict_lite.nontensor import filled
 
 __all__ = ["ensure_registered"]
 
@@ -102,16 +100,17 @@ def plan_nontensor_stack(plan: Plan, node: Any, path: str, where: Where) -> str:
     }
     folder = plan.folder(node, path, where, meta)
     folder.compact = True
-    values = node.tolist()
+    size = tuple(node._batch_size)
+    values = filled(None, size) if 0 in size else node.tolist()  # a stack without members has no rows to list
     if holds_json(values):
         meta["data"] = values
     else:
         folder.blobs["pickle.pkl"] = pickled(plan, values, values, where)
         meta["data"] = "pickle.pkl"
-    if len(node._batch_size) > 1 and 0 in node._batch_size:
-        meta["_batch_size"] = list(node._batch_size)  # lists without elements do not tell
-    elif max(_regular_depth(values), 1) != len(node._batch_size):
-        meta["_batch_dims"] = len(node._batch_size)  # the objects are lists themselves
+    if len(size) > 1 and 0 in size:
+        meta["_batch_size"] = list(size)  # lists without elements do not tell
+    elif max(_regular_depth(values), 1) != len(size):
+        meta["_batch_dims"] = len(size)  # the objects are lists themselves
     return "NonTensorStack"
 
 
@@ -223,7 +222,7 @@ def _read_members(loader: Loader, meta: NodeMeta, wrap: Callable[[Any], Any]) ->
     from tensordict_lite.lazystack import LazyStackedTensorDict, lazy_stack
 
     path = meta.path + "/" + META
-    count = _count_members(meta, path)
+    count = _count_members(loader, meta, path)
     members = [wrap(loader.load(f"{meta.path}/{number}")) for number in range(count)]
     dim, name = meta.raw["stack_dim"], meta.raw.get("stack_dim_name")
     if name is not None and type(name) is not str:
@@ -239,11 +238,9 @@ def _read_members(loader: Loader, meta: NodeMeta, wrap: Callable[[Any], Any]) ->
         raise DatasetError(path, f"the members do not stack: {err}") from None
 
 
-def _count_members(meta: NodeMeta, path: str) -> int:
+def _count_members(loader: Loader, meta: NodeMeta, path: str) -> int:
     """Members are the sub-folders 0, 1, 2...: all of them, without a gap."""
-    numbers = {
-        int(name) for name in os.listdir(meta.path) if name.isascii() and name.isdigit() and str(int(name)) == name
-    }
+    numbers = {int(name) for name in loader.names(meta.path) if _is_number(name)}
     count = meta.raw.get("_length", len(numbers))
     if not is_count(count, 1 << 31) or numbers != set(range(count)):
         missing = sorted(set(range(count)) - numbers)[:3] if is_count(count, 1 << 31) else []
@@ -253,6 +250,10 @@ def _count_members(meta: NodeMeta, path: str) -> int:
             + (f"; the first missing one is {missing[0]}" if missing else ""),
         )
     return count
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit() and str(int(name)) == name
 
 
 # -- tensorclasses -----------------------------------------------------------------------------------------------
@@ -271,27 +272,39 @@ def _class_name(cls: type) -> str:
 
 
 def read_tensorclass(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> Any:
-    """The instance of :func:`plan_tensorclass`."""
-    from tensordict_lite.memmap.format import read_meta
+    """The instance of :func:`plan_tensorclass`; of a class that is not at hand, its fields."""
     from tensordict_lite.tensorclass import registered_class
 
     path = meta.path + "/" + META
     cls = registered_class(meta.class_name)
+    folder = meta.path + "/_tensordict"
     if cls is None:
-        raise DatasetError(
-            path,
-            f"a {meta.class_name} was saved, and this program has defined no tensorclass of that name. Define or "
-            "import it first: a dataset never imports code. Its fields alone load from the sub-folder '_tensordict'",
-        )
-    inner = read_meta(meta.path + "/_tensordict", nested=True)
+        if not loader.exists(folder):
+            raise DatasetError(path, f"names the class {meta.class_name}, and there are no fields of it")
+        loader.warn_missing(meta.class_name, meta.path)
+    inner = loader.meta(folder, nested=True)
     if inner.kind == "lazystack":
         return _read_members(loader, inner, lambda member: _as_class(cls, member, path))
     if inner.kind != "tensordict":
         raise DatasetError(path, f"the fields of a tensorclass are a collection, found a {inner.kind}")
-    return _as_class(cls, loader.dense(inner), path)
+    fields = loader.dense(inner)
+    if meta.is_old:
+        _add_old_fields(fields, meta)
+    return _as_class(cls, fields, path)
+
+
+def _add_old_fields(fields: Any, meta: NodeMeta) -> None:
+    """Up to version 0.4 of tensordict, the fields that were no tensors stood beside the name of the class."""
+    from tensordict_lite.nontensor import NonTensorData
+
+    for key, value in meta.raw.items():
+        if key != "_type" and value is not None and key not in fields._key_list():
+            fields._set_str(key, NonTensorData(value, batch_size=fields.batch_size, device=fields.device))
 
 
 def _as_class(cls: Any, fields: Any, path: str) -> Any:
+    if cls is None:
+        return fields
     try:
         return cls.from_tensordict(fields)
     except (ValueError, KeyError, TypeError, RuntimeError, AttributeError) as err:
@@ -304,19 +317,15 @@ def _as_class(cls: Any, fields: Any, path: str) -> Any:
 def _unpickle(loader: Loader, folder: str, name: str) -> Any:
     """Opens a pickle, if the caller has said that this dataset is trusted."""
     path = f"{folder}/{name}"
-    try:
-        mode = os.lstat(path).st_mode
-    except OSError:
-        raise DatasetError(folder + "/" + META, "describes non-tensor data that is nowhere") from None
-    if not stat.S_ISREG(mode):
-        raise DatasetError(path, "is not a regular file")
+    if not loader.exists(path):
+        raise DatasetError(folder + "/" + META, "describes non-tensor data that is nowhere")
     if not loader.allow_pickle:
         raise DatasetError(
             path,
             "holds pickled data, which can run any code when it is opened. Pass allow_pickle=True only if you "
             "trust whoever wrote this dataset",
         )
-    data = read_small(path, folder, available_memory())
+    data = loader.content(path)
     try:
         return pickle.loads(data)
     except Exception as err:

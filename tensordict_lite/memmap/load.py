@@ -1,5 +1,8 @@
 """Loading a folder of memory maps: one small JSON a folder and one map a tensor, nothing else is read.
 
+:class:`Loader` walks the folders of the format; where the bytes of a file come from is in its methods ``meta``,
+``exists``, ``names``, ``content``, ``flat`` and ``finish``, which :class:`ArchiveLoader` answers from an archive.
+
 Nothing in a dataset is trusted. Metadata and file sizes are checked before a byte is mapped, links are not
 followed, no class is imported because a file says so, and a pickle is not opened unless the caller asks.
 """
@@ -8,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import lstat
 from stat import S_ISREG
 from typing import Any
@@ -17,6 +20,7 @@ import torch
 from torch import Tensor, from_file
 
 from tensordict_lite.base import TensorCollection
+from tensordict_lite.callers import warn_caller
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.format import (
@@ -28,7 +32,9 @@ from tensordict_lite.memmap.format import (
     encode_key,
     raw_key,
     read_meta,
+    read_small,
 )
+from tensordict_lite.memmap.mapping import available_memory
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 from tensordict_lite.tensordict import TensorDict
 
@@ -51,12 +57,45 @@ class Loader:
     allow_pickle: bool = False
     empty: bool = False
     """Whether tensors are made without their data (meta device, fake mode)."""
+    missing: set[str] = field(default_factory=set)
+    """Classes that were saved and that the program lacks: each is warned of once."""
+
+    # -- where the bytes are -------------------------------------------------------------------------------
+
+    def meta(self, folder: str, *, nested: bool = False) -> NodeMeta:
+        """The metadata of a folder, see :func:`read_meta`."""
+        return self._complete(read_meta(folder, nested=nested))
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or a folder (or a link, which is refused later)."""
+        return os.path.lexists(path)
+
+    def names(self, folder: str) -> list[str]:
+        """Files and folders in a folder."""
+        return os.listdir(folder)
+
+    def content(self, path: str) -> bytes:
+        """What is in a file that is not a tensor; FileNotFoundError where there is none."""
+        return read_small(path, os.path.dirname(path), available_memory())
+
+    def flat(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], nbytes: int, room: int | None) -> Tensor:
+        """The tensor in a file, which is checked to have its ``nbytes`` (``room`` at most)."""
+        check_leaf_file(path, nbytes, room=room)
+        return MemoryMappedTensor._map(path, dtype, shape, self.mode == "r+" or self._writable(path))
+
+    def finish(self) -> None:
+        """Called when everything has been walked: what was put off is done now."""
+
+    def _writable(self, path: str) -> bool:
+        return self.mode != "r" and os.access(path, os.W_OK)
+
+    # -- walking -------------------------------------------------------------------------------------------
 
     def load(
         self, folder: str, *, top: bool = False, lead: torch.Size | None = None, rows: int | None = None
     ) -> TensorCollection:
         """The collection of a folder. ``lead``: batch size that it must start with. ``rows``: see :meth:`dense`."""
-        meta = read_meta(folder, nested=not top)
+        meta = self.meta(folder, nested=not top)
         if meta.kind == "tensordict":
             out: TensorCollection = self.dense(meta, rows)
         else:
@@ -91,14 +130,37 @@ class Loader:
                 elif key in children:
                     source[key] = self.load(self._child(folder, key), lead=size, rows=rows)
         device = self.device if self.device is not None else (None if meta.device is None else _CPU)
-        return TensorDict._trusted(source, size, device, meta.names)
+        cls = TensorDict if not meta.is_foreign else self._class_of(meta)
+        return cls._trusted(source, size, device, meta.names)
+
+    def _complete(self, meta: NodeMeta) -> NodeMeta:
+        """Adds the nested collections to metadata that does not list them: all sub-folders with metadata."""
+        if meta.kind == "tensordict" and not meta.lists_children:
+            for name in sorted(self.names(meta.path)):
+                if name not in meta.leaves and self.exists(f"{meta.path}/{name}/{META}"):
+                    meta.children[name] = "TensorDict"
+                    meta.raw[name] = {"type": "TensorDict"}
+        return meta
+
+    def _class_of(self, meta: NodeMeta) -> type[TensorDict]:
+        """The subclass of TensorDict that was saved, among those that the program has defined."""
+        found = _subclass(TensorDict, meta.class_name)
+        if found is None:
+            self.warn_missing(meta.class_name, meta.path)
+        return found or TensorDict
+
+    def warn_missing(self, class_name: str, path: str) -> None:
+        """Says, once, that a class that was saved is not at hand, and what is opened in its place."""
+        if class_name not in self.missing:
+            self.missing.add(class_name)
+            warn_caller(missing_class(class_name, path))
 
     def _child(self, folder: str, key: str) -> str:
         name = encode_key(key) if self.robust_key else raw_key(key)
         path = f"{folder}/{name}"
-        if name != key and not os.path.lexists(path):
+        if name != key and not self.exists(path):
             raw = raw_key(key)
-            if raw is not None and os.path.lexists(f"{folder}/{raw}"):
+            if raw is not None and self.exists(f"{folder}/{raw}"):
                 return f"{folder}/{raw}"
         if name is None:
             raise DatasetError(folder, f"the key {key!r} is not a file name, and robust_key=False was given")
@@ -112,7 +174,7 @@ class Loader:
             return
         robust = self.robust_key
         for key, leaf in leaves.items():
-            dtype, shape, nbytes, is_nested, _, capacity = leaf
+            dtype, shape, nbytes, is_nested, _, capacity, _ = leaf
             if nbytes and not is_nested and capacity is None and (robust or key.isidentifier()):
                 path = f"{folder}/{key if key.isidentifier() else encode_key(key)}.memmap"
                 try:
@@ -137,15 +199,12 @@ class Loader:
         path = f"{folder}/{key}{SUFFIX}" if key.isidentifier() else self._file(folder, key)
         if leaf.is_nested:
             return self._move(self._nested(path, dtype, leaf))
-        nbytes = leaf.nbytes
-        check_leaf_file(path, nbytes, room=leaf.room)
-        writable = True if self.mode == "r+" else self._writable(path)
-        return self._move(MemoryMappedTensor._map(path, dtype, leaf.shape, writable))
+        return self._move(self.flat(path, dtype, leaf.shape, leaf.nbytes, leaf.room))
 
     def _file(self, folder: str, key: str) -> str:
         if self.robust_key:
             path = f"{folder}/{encode_key(key)}{SUFFIX}"
-            if os.path.lexists(path):
+            if self.exists(path):
                 return path
         raw = raw_key(key)
         if raw is None:
@@ -153,18 +212,16 @@ class Loader:
                 raise DatasetError(folder, f"the key {key!r} is not a file name, and robust_key=False was given")
             return path
         legacy = f"{folder}/{raw}{SUFFIX}"
-        return legacy if not self.robust_key or os.path.lexists(legacy) else path
-
-    def _writable(self, path: str) -> bool:
-        return self.mode != "r" and os.access(path, os.W_OK)
+        return legacy if not self.robust_key or self.exists(legacy) else path
 
     def _nested(self, path: str, dtype: torch.dtype, leaf: LeafMeta) -> Tensor:
         table = nested.shape_file(path)
-        check_leaf_file(table, leaf.shape[0] * leaf.shape[1] * 8)
-        shapes = MemoryMappedTensor._map(table, torch.int64, leaf.shape, False).as_subclass(Tensor).clone()
+        nbytes = leaf.shape[0] * leaf.shape[1] * 8
+        room = nbytes + leaf.slack
+        shapes = _as_subclass(self.flat(table, torch.int64, leaf.shape, nbytes, room), Tensor).clone()
         nbytes = nested.check_shapes(table, shapes, leaf.layout, dtype.itemsize)
-        check_leaf_file(path, nbytes)
-        return map_nested(path, dtype, shapes, leaf.layout, self._writable(path))
+        buffer = self.flat(path, dtype, (nbytes // dtype.itemsize,), nbytes, nbytes + leaf.slack)
+        return nested.mapped_view(buffer, shapes, leaf.layout)
 
     def _move(self, tensor: Tensor) -> Tensor:
         if self.device is None or self.device.type == "cpu":
@@ -172,12 +229,23 @@ class Loader:
         return _as_subclass(tensor, Tensor).to(self.device, non_blocking=True)
 
 
-def map_nested(path: str, dtype: torch.dtype, shapes: Tensor, layout: str | None, writable: bool) -> Tensor:
-    """A nested tensor over a file, in the layout that was saved."""
-    out = nested.map_file(MemoryMappedTensor, path, dtype, shapes, writable)
-    if layout == "jagged":
-        return nested.view(out._buffer, shapes, torch.jagged)
-    return out
+def missing_class(class_name: str, path: str) -> str:
+    """What is said of a class that was saved and that the program lacks."""
+    return (
+        f"{path}: a {class_name} was saved, and this program has defined no class of that name. It opens as a "
+        "TensorDict of its entries. Define or import the class before loading to get it back: a dataset never imports "
+        "code"
+    )
+
+
+def _subclass(cls: type[TensorDict], name: str) -> type[TensorDict] | None:
+    for sub in cls.__subclasses__():
+        if f"{sub.__module__}.{sub.__qualname__}" == name:
+            return sub
+        found = _subclass(sub, name)
+        if found is not None:
+            return found
+    return None
 
 
 Reader = Callable[[Loader, NodeMeta, "torch.Size | None"], TensorCollection]
@@ -205,6 +273,7 @@ def load_collection(
     robust_key: bool | None = True,
     subpath: Any = None,
     mode: str | None = None,
+    num_threads: int = 0,
     allow_pickle: bool = False,
 ) -> TensorCollection:
     """Loads what ``memmap`` or ``save`` wrote; see :meth:`TensorDict.load_memmap`."""
@@ -217,22 +286,30 @@ def load_collection(
             raise ValueError(f"device={device} was asked for, and out has the device {out.device}")
         device = out.device
     fake = torch._C._get_dispatch_mode(_FAKE) is not None
-    loader = Loader(
-        device=device,
-        robust_key=robust_key is not False,
-        mode=mode,
-        allow_pickle=bool(allow_pickle),
-        empty=fake or (device is not None and device.type == "meta"),
-    )
     folder = os.path.abspath(os.fspath(prefix))
+    options: dict[str, Any] = {
+        "device": device,
+        "robust_key": robust_key is not False,
+        "mode": mode,
+        "allow_pickle": bool(allow_pickle),
+        "empty": fake or (device is not None and device.type == "meta"),
+    }
+    loader = _open_archive(folder, num_threads, options) if os.path.isfile(folder) else Loader(**options)
     try:
         inner = folder if subpath is None else find_subpath(loader, folder, subpath)
         loaded = loader.load(inner, top=inner == folder)
+        loader.finish()
     except RecursionError:
         raise DatasetError(folder, "is nested too deeply to be a dataset") from None
     if device is not None and not non_blocking:
         _synchronize(device)
     return loaded if out is None else _fill(out, loaded)
+
+
+def _open_archive(path: str, num_threads: int, options: dict[str, Any]) -> Loader:
+    from tensordict_lite.memmap.archive.load import ArchiveLoader
+
+    return ArchiveLoader.open(path, num_threads, options)
 
 
 def find_subpath(loader: Loader, folder: str, subpath: Any) -> str:
@@ -243,10 +320,10 @@ def find_subpath(loader: Loader, folder: str, subpath: Any) -> str:
     """
     parts = [part for part in subpath.split("/") if part] if isinstance(subpath, str) else list(_flat(subpath))
     for number, part in enumerate(parts):
-        meta = read_meta(folder, nested=number > 0)
+        meta = loader.meta(folder, nested=number > 0)
         if meta.kind == "tensorclass":
             folder += "/_tensordict"
-            meta = read_meta(folder, nested=True)
+            meta = loader.meta(folder, nested=True)
         known = meta.children if meta.kind == "tensordict" else None
         if known is not None and part not in known:
             raise ValueError(

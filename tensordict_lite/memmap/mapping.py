@@ -11,12 +11,17 @@ user. Other processes open it as ``/proc/<owner>/fd/<number>`` while the owner h
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import fcntl
+import mmap
 import os
+import struct
 import weakref
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, UntypedStorage
 
@@ -29,6 +34,8 @@ __all__ = [
     "check_room",
     "file_of",
     "map_file",
+    "hold_many",
+    "holds_many",
     "no_room",
     "region_of",
     "remember",
@@ -36,6 +43,7 @@ __all__ = [
 ]
 
 _PROC = "/proc/"
+_NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which the mmap module does not name
 
 
 def no_room(path: str, needed: int) -> OSError:
@@ -111,10 +119,31 @@ def map_file(path: str, nbytes: int, *, writable: bool = True) -> UntypedStorage
 
     The caller has checked that the file is that large: torch would grow or create it.
     """
-    storage = UntypedStorage.from_file(path, writable, nbytes)
-    if not writable:
-        storage._private_file = path  # torch forgets the name of a private mapping
+    if writable:
+        return UntypedStorage.from_file(path, True, nbytes)
+    try:
+        storage = UntypedStorage.from_file(path, False, nbytes)
+    except RuntimeError as err:
+        if f"({errno.ENOMEM})" not in str(err):
+            raise
+        storage = _map_unreserved(path, nbytes)
+    storage._private_file = path  # torch forgets the name of a private mapping
     return storage
+
+
+def _map_unreserved(path: str, nbytes: int) -> UntypedStorage:
+    """Copy-on-write over a file larger than memory.
+
+    By default the kernel refuses such a mapping, since every page of it might be written and then need memory. Only
+    where it has refused, because this kind holds a descriptor as long as it lives.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        memory = mmap.mmap(fd, nbytes, flags=mmap.MAP_PRIVATE | _NO_RESERVE, prot=protection)
+    finally:
+        os.close(fd)
+    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
 
 
 class SharedHandle(NamedTuple):
@@ -223,6 +252,17 @@ def file_of(storage: UntypedStorage) -> str | None:
     return storage.filename or getattr(storage, "_private_file", None)
 
 
+def hold_many(storage: UntypedStorage) -> UntypedStorage:
+    """Notes that the file behind a storage is that of many tensors (an archive), so that it is none of them."""
+    storage._many_tensors = True
+    return storage
+
+
+def holds_many(storage: UntypedStorage) -> bool:
+    """Whether :func:`hold_many` was told of a storage."""
+    return getattr(storage, "_many_tensors", False)
+
+
 class Region(NamedTuple):
     """A strided tensor inside mapped bytes: everything another process needs to see the same memory.
 
@@ -251,7 +291,8 @@ class Region(NamedTuple):
 def region_of(tensor: Tensor) -> Region | None:
     """Where a strided CPU tensor lives, when it lives in a file or in :func:`anonymous_storage`; else ``None``.
 
-    Works for :class:`MemoryMappedTensor` and for any plain view of one.
+    Works for :class:`MemoryMappedTensor` and for any plain view of one. A copy-on-write tensor that was written to
+    differs from its file, and has no region: another process would see the old values there.
 
     Example:
         >>> from tensordict_lite import MemoryMappedTensor
@@ -267,8 +308,53 @@ def region_of(tensor: Tensor) -> Region | None:
     writable = path is not None
     if path is None:
         path = getattr(storage, "_private_file", None)
-        if path is None:
+        if path is None or _is_written(tensor):
             return None
     device, inode = getattr(storage, "_memfd", (0, 0))
     handle = SharedHandle(path, storage.nbytes(), device, inode)
     return Region(handle, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), writable)
+
+
+# Bits of an entry of /proc/self/pagemap, and the names that the kernel has for the same in a scan of it (Linux 6.7).
+_HERE, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61
+_SCAN, _IS_FILE, _IS_PRESENT, _IS_SWAPPED = 0xC0606610, 1 << 2, 1 << 3, 1 << 4
+_FEW = 4  # pages whose entries are looked at one by one
+_PAGES = 1 << 20  # whose entries are read at a time
+
+
+def _is_written(tensor: Tensor) -> bool:
+    """Whether a page of a copy-on-write tensor is a copy, and no page of the file any more."""
+    span = tensor.numel()
+    if not span:
+        return False
+    if not tensor.is_contiguous():
+        span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
+    start = tensor.data_ptr()
+    first, last = start // mmap.PAGESIZE, (start + span * tensor.element_size() - 1) // mmap.PAGESIZE
+    try:
+        fd = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # a sandbox without it: nothing is known
+        return False
+    try:
+        if last - first < _FEW:
+            entries = memoryview(os.pread(fd, 8 * (last + 1 - first), 8 * first)).cast("Q")
+            return any(entry & (_HERE | _SWAPPED) and not entry & _OF_FILE for entry in entries)
+        return _finds_copies(fd, first, last + 1)
+    finally:
+        os.close(fd)
+
+
+def _finds_copies(fd: int, first: int, stop: int) -> bool:
+    """Whether there is a copy among many pages. The kernel looks itself, where it can: most are not there at all."""
+    found = ctypes.create_string_buffer(24)  # one range of pages
+    start, end = first * mmap.PAGESIZE, stop * mmap.PAGESIZE
+    wanted = (_IS_FILE, _IS_FILE, _IS_PRESENT | _IS_SWAPPED, _IS_PRESENT)  # inverted, all of, any of, to report
+    request = bytearray(struct.pack("<12Q", 96, 0, start, end, 0, ctypes.addressof(found), 1, 1, *wanted))
+    with contextlib.suppress(OSError):
+        return fcntl.ioctl(fd, _SCAN, request) > 0
+    for page in range(first, stop, _PAGES):
+        entries = np.frombuffer(os.pread(fd, 8 * min(_PAGES, stop - page), 8 * page), np.uint64)
+        present = entries & np.uint64(_HERE | _SWAPPED)
+        if bool(((present != 0) & (entries & np.uint64(_OF_FILE) == 0)).any()):
+            return True
+    return False

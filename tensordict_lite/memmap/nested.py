@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "buffer_of",
+    "count",
     "from_tensor",
     "is_nested",
     "make",
     "map_file",
+    "mapped_view",
     "over_storage",
     "shape_file",
     "sizes",
@@ -53,6 +55,11 @@ def sizes(tensor: Tensor) -> Tensor:
     return tensor._nested_tensor_size()
 
 
+def count(tensor: Tensor) -> int:
+    """Elements of all elements together."""
+    return int(sizes(tensor).prod(-1).sum())
+
+
 def buffer_of(tensor: Tensor) -> Tensor:
     """All elements in one row, each in row-major order."""
     parts = [part.detach().reshape(-1) for part in tensor.unbind()]
@@ -68,7 +75,7 @@ def view(buffer: Tensor, shapes: Tensor, layout: torch.layout = torch.strided) -
     strides = torch.ones_like(shapes)
     for dim in range(shapes.shape[1] - 2, -1, -1):
         strides[:, dim] = strides[:, dim + 1] * shapes[:, dim + 1]
-    offsets = counts.cumsum(0) - counts
+    offsets = counts.cumsum(0) - counts + buffer.storage_offset()  # torch counts them from the start of the storage
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch calls the strided layout a prototype
         return torch._nested_view_from_buffer(buffer, shapes, strides, offsets)
@@ -107,6 +114,13 @@ def _mapped(cls: type[MemoryMappedTensor], buffer: Tensor, shapes: Tensor) -> Me
     out = view(buffer, shapes).as_subclass(MappedNestedTensor)
     out._buffer = buffer
     return out
+
+
+def mapped_view(buffer: Tensor, shapes: Tensor, layout: str | None) -> Tensor:
+    """A nested tensor over the elements in a file, in the layout that was saved."""
+    from tensordict_lite.memmap.tensor import MemoryMappedTensor
+
+    return view(buffer, shapes, torch.jagged) if layout == "jagged" else _mapped(MemoryMappedTensor, buffer, shapes)
 
 
 def over_storage(

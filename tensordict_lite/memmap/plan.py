@@ -19,6 +19,7 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.format import META, SUFFIX, encode_key, is_encodable, leaf_meta, node_meta, raw_key
+from tensordict_lite.memmap.mapping import holds_many
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
 _STRIDED = torch.strided
@@ -117,9 +118,11 @@ class Plan:
         """Plans a tensor; returns its entry for the metadata."""
         check_savable(tensor, where)
         name = key if key.isidentifier() else self.name_of(key, where)
-        file = self.claim(f"{folder}/{name}{SUFFIX}" if folder else name + SUFFIX, where)
+        file = f"{folder}/{name}{SUFFIX}" if folder else name + SUFFIX
+        if self.taken.setdefault(file, where) is not where:
+            self.claim(file, where)
         if not tensor.is_nested:
-            entry = leaf_meta(str(tensor.dtype), tensor.shape)
+            entry = {"device": "cpu", "shape": list(tensor.shape), "dtype": str(tensor.dtype), "is_nested": False}
         else:
             self.claim(nested.shape_file(file), where)
             jagged = "jagged" if "jagged" in str(tensor.layout) else None
@@ -150,6 +153,11 @@ def check_savable(tensor: Tensor, where: tuple[str, ...]) -> None:
         kind = "has no data (it is on the meta device)"
     elif tensor.is_quantized:
         kind = "is quantized, and its scale would be lost; save tensor.int_repr() and the scale"
+    elif tensor.is_nested and getattr(tensor, "_ragged_idx", 1) != 1:
+        kind = (
+            f"is jagged in dimension {tensor._ragged_idx} and not in 1, so its elements do not lie one after the "
+            f"other; save tensor.transpose(1, {tensor._ragged_idx})"
+        )
     elif not tensor.is_nested and tensor.layout is not _STRIDED:
         kind = f"has the layout {tensor.layout}; save tensor.to_dense(), or its indices and values"
     if kind is not None:
@@ -235,8 +243,8 @@ def mapped_root(node: TensorCollection, plan: Plan | None = None) -> str | None:
 
 
 def file_of(tensor: Tensor) -> str | None:
-    """The file of a memory-mapped tensor; ``None`` for other tensors and for anonymous memory."""
-    if not isinstance(tensor, MemoryMappedTensor):
+    """The file of a memory-mapped tensor; ``None`` for others, for anonymous memory, and for one of many in a file."""
+    if not isinstance(tensor, MemoryMappedTensor) or holds_many(tensor.untyped_storage()):
         return None
     try:
         return tensor.filename

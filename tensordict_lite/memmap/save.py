@@ -16,7 +16,7 @@ from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.files import write_all, write_tensor_to
 from tensordict_lite.memmap.format import META, read_small
-from tensordict_lite.memmap.mapping import anonymous_storage, check_room, reserve
+from tensordict_lite.memmap.mapping import anonymous_storage, check_room, holds_many, reserve
 from tensordict_lite.memmap.plan import Leaf, Plan, file_of, is_whole, mapped_root, plan_for
 from tensordict_lite.memmap.staging import Staging
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
@@ -171,7 +171,9 @@ class _Save:
         """Whether a tensor gets new anonymous memory that it may share with others."""
         if tensor.is_nested or not tensor.numel():
             return False
-        return self.like or not isinstance(tensor, MemoryMappedTensor) or file_of(tensor) is not None
+        if self.like or not isinstance(tensor, MemoryMappedTensor):
+            return True
+        return file_of(tensor) is not None or holds_many(tensor.untyped_storage())
 
     def _in_folder(self, root: str) -> list[Tensor]:
         fresh = not os.path.exists(root)
@@ -419,7 +421,7 @@ def _write_bytes(path: str, content: bytes) -> None:
 def _map_leaf(path: str, leaf: Leaf) -> Tensor:
     tensor = leaf.tensor
     if tensor.is_nested:
-        from tensordict_lite.memmap.load import map_nested
-
-        return map_nested(path, tensor.dtype, nested.sizes(tensor), leaf.entry.get("layout"), True)
+        shapes = nested.sizes(tensor)
+        out = nested.map_file(MemoryMappedTensor, path, tensor.dtype, shapes, True)
+        return nested.mapped_view(out._buffer, shapes, leaf.entry.get("layout"))
     return MemoryMappedTensor._map(path, tensor.dtype, tensor.shape)

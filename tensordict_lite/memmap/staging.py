@@ -7,6 +7,8 @@ root's last. Whoever is killed in between leaves a folder without ``meta.json``,
 
 Saves to one folder take turns: a lock on it is held from the first file that moves until the caller has mapped its
 files. So each of them is there whole, one after the other, and the last one stays.
+A dataset that is one file is written to a temporary file beside it, and renamed over it (:func:`staged_file`).
+What a killed save leaves is removed by the next one in that folder.
 """
 
 from __future__ import annotations
@@ -22,14 +24,23 @@ import shutil
 import socket
 import stat
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.files import open_folder
 from tensordict_lite.memmap.format import META
 
-__all__ = ["Staging", "exchange", "is_temporary", "sync_file", "sync_files", "sync_folder"]
+__all__ = [
+    "Staging",
+    "exchange",
+    "is_temporary",
+    "staged_file",
+    "staged_path",
+    "sync_file",
+    "sync_files",
+    "sync_folder",
+]
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -37,6 +48,11 @@ _AT_FDCWD = -100
 
 def _host() -> str:
     return f"{zlib.crc32(socket.gethostname().encode()):08x}"
+
+
+def _tag() -> str:
+    """How the names of what is being written end: which process of which machine does it."""
+    return f".tdlite-{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 class Staging:
@@ -68,7 +84,7 @@ class Staging:
         if beside and (os.path.ismount(self.prefix) or not os.access(parent, os.W_OK)):
             beside = self.exchange = False
         self.inside = not beside
-        tag = f".tdlite-{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
+        tag = _tag()
         where = self.prefix if self.inside else parent
         _remove_stale(where)
         self.root = os.path.join(where, tag if self.inside else f".{name[:100]}{tag}")
@@ -146,7 +162,7 @@ class Staging:
         for folder in order:  # from the root down: whatever is half replaced has no metadata above it
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.unlink(os.path.join(self.prefix, folder, META))
-        for folder in order:
+        for folder in dict.fromkeys((*order, *(file.rpartition("/")[0] for file in files))):
             os.makedirs(os.path.join(self.prefix, folder), exist_ok=True)
         for file in files:
             os.replace(os.path.join(self.root, file), os.path.join(self.prefix, file))
@@ -165,6 +181,53 @@ def require_inside(root: str, folder: str) -> None:
         raise DatasetError(path, f"is {what}")
 
 
+@contextlib.contextmanager
+def staged_file(path: str) -> Iterator[int]:
+    """A descriptor of a new file that replaces ``path`` when the block succeeds, see :func:`staged_path`."""
+    with staged_path(path) as temporary:
+        fd = os.open(temporary, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+
+@contextlib.contextmanager
+def staged_path(path: str) -> Iterator[str]:
+    """The name of a new file that replaces ``path`` when the block succeeds, and vanishes otherwise.
+
+    A link is followed. The file gets the permissions of the one that it replaces; whoever has that one open, or
+    mapped, keeps it.
+
+    Raises:
+        ValueError: there is a folder at ``path``.
+    """
+    path = os.path.realpath(path)
+    parent, name = os.path.split(path)
+    if os.path.isdir(path):
+        raise ValueError(f"{path} is a folder, and cannot become a file: give another name, or remove it")
+    os.makedirs(parent, exist_ok=True)
+    _remove_stale(parent)
+    temporary = os.path.join(parent, f".{name[:100]}{_tag()}")
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(fd, fcntl.LOCK_SH)  # see Staging
+            yield temporary
+            mode = os.fstat(fd).st_mode
+            with contextlib.suppress(FileNotFoundError):
+                mode = os.stat(path).st_mode
+            os.chmod(temporary, mode & 0o7777)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
 def _visible(folder: str) -> list[str]:
     """Entries of a folder, other than what a killed save has left."""
     return [name for name in os.listdir(folder) if not is_temporary(name)]
@@ -180,17 +243,20 @@ _STALE = re.compile(r"\.tdlite-([0-9a-f]{8})-(\d+)-[0-9a-f]{8}$")
 
 
 def _remove_stale(folder: str) -> None:
-    """Removes staging folders of processes of this machine that no longer run."""
+    """Removes what processes of this machine that no longer run have left unfinished."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             match = _STALE.search(entry.name)
             if match and match[1] == _host() and not os.path.exists(f"/proc/{match[2]}") and not _is_held(entry.path):
-                shutil.rmtree(entry.path, ignore_errors=True)
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    os.unlink(entry.path)
 
 
-def _is_held(folder: str) -> bool:
-    """Whether the save that made a staging folder runs still, perhaps in a container with processes of its own."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+def _is_held(path: str) -> bool:
+    """Whether the save that made a folder or file runs still, perhaps in a container with processes of its own."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

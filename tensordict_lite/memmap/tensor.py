@@ -21,6 +21,7 @@ from tensordict_lite.memmap.mapping import (
     SharedHandle,
     anonymous_storage,
     file_of,
+    holds_many,
     map_file,
     region_of,
     remember,
@@ -147,7 +148,10 @@ class MemoryMappedTensor(Tensor):
 
     def _same_file(self, path: str | None, copy_existing: bool) -> bool:
         """Whether this tensor is what ``path`` should hold; RuntimeError when copying was not allowed."""
-        own = file_of(self.untyped_storage()) or self.__dict__.get("_empty_file")
+        storage = self.untyped_storage()
+        if holds_many(storage):
+            return False
+        own = file_of(storage) or self.__dict__.get("_empty_file")
         anonymous = own is None or own.startswith("/proc/")
         if path is None:
             return anonymous
@@ -404,7 +408,9 @@ class MemoryMappedTensor(Tensor):
         path = self.__dict__.get("_empty_file")
         if path is not None:
             return _open_empty, (path, self.dtype, tuple(self.shape))
-        return _rewrap, (_as_subclass(self, Tensor),)  # ordinary memory: travels like an ordinary tensor
+        plain = _as_subclass(self, Tensor)  # ordinary memory: travels like an ordinary tensor
+        # Copy-on-write that was written to: by value, and without what else is in its storage.
+        return _rewrap, (plain if file_of(self.untyped_storage()) is None else plain.clone(),)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         out = memo.get(id(self))

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.files import locked, locked_folder, new_file, open_folder, write_all, write_rows
+from tensordict_lite.memmap.files import locked, locked_folder, new_file, open_folder, write_all, write_tensor_to
 from tensordict_lite.memmap.format import META, SUFFIX, encode_key, is_count, read_json, read_meta
 from tensordict_lite.memmap.mapping import reserve
 from tensordict_lite.memmap.plan import Plan, holds_json, plan_for
@@ -170,7 +170,7 @@ class DatasetWriter:
                     parts = [block[number] for block in blocks]
                     tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
                     path = os.path.join(self.path, leaf.file)
-                    write_rows(self._file(leaf.file), tensor, path, rows * leaf.row_bytes)
+                    write_tensor_to(self._file(leaf.file), tensor, path, rows * leaf.row_bytes)
             if durable:
                 for leaf in self._schema.leaves:
                     if leaf.row_bytes:

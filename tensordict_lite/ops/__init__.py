@@ -6,6 +6,7 @@ from tensordict_lite.ops.apply import ApplyOps
 from tensordict_lite.ops.autograd import AutogradOps
 from tensordict_lite.ops.cast import CastOps
 from tensordict_lite.ops.comparison import ComparisonOps
+from tensordict_lite.ops.consolidation import ConsolidationOps
 from tensordict_lite.ops.construct import ConstructOps
 from tensordict_lite.ops.convert import ConvertOps
 from tensordict_lite.ops.engine import EngineOps
@@ -33,6 +34,7 @@ class Families(
     ConstructOps,
     ConvertOps,
     StorageOps,
+    ConsolidationOps,
     ModuleOps,
     EngineOps,
 ):

@@ -166,6 +166,10 @@ class CastOps:
             return self
         if non_blocking is None and len(args) > 1 and positional is False and args[-1] is False:
             non_blocking = False
+        if getattr(self, "_consolidated", None) is not None and dtype is memory_format is batch_size is None:
+            whole = self._move_storage(device, non_blocking, non_blocking_pin, inplace)
+            if whole is not None:
+                return whole
         leaves = self._leaves()
         moved = _move(leaves, device, dtype, memory_format, non_blocking, non_blocking_pin, num_threads)
         if cast_filter is not None and dtype is not None:
@@ -199,6 +203,10 @@ class CastOps:
 
     def _relocated(self, device: torch.device) -> Self:
         """Every tensor on the host (or nowhere); one wait for all copies."""
+        if getattr(self, "_consolidated", None) is not None:
+            whole = self._move_storage(device, None, False, False)
+            if whole is not None:
+                return whole
         away = False
 
         def move(leaf: Tensor) -> Tensor:
@@ -215,6 +223,16 @@ class CastOps:
         if self._lock is not None:
             new._propagate_lock(None)
         return self._writes_back(new)
+
+    def _move_storage(self, device: torch.device, non_blocking: bool | None, pin: bool, inplace: bool) -> Self | None:
+        """A consolidated collection moved in one copy; ``None`` where that cannot be."""
+        from tensordict_lite.consolidated.record import record_of, relocated
+
+        record = None if inplace else record_of(self)
+        if record is None:
+            return None
+        (flat,) = _move([record.flat], device, None, None, non_blocking, pin, None)
+        return self._writes_back(relocated(self, record, flat, device))
 
     def _writes_back(self, new: Self) -> Self:
         """``new``, which as a context manager writes itself back into this collection."""

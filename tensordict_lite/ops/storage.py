@@ -32,6 +32,8 @@ class StorageOps:
         share_non_tensor: bool = False,
         existsok: bool = True,
         robust_key: bool | None = True,
+        archive: bool | None = None,
+        compression: str | int | None = None,
         atomic: bool = False,
         allow_pickle: bool = False,
     ) -> Any:
@@ -40,6 +42,10 @@ class StorageOps:
         A tensor at ``("a", "b")`` goes to ``prefix/a/b.memmap``; each level has a ``meta.json``. The files are
         written beside ``prefix`` and moved in when complete, so that an error or a kill never leaves half a
         dataset that loads. Load with :meth:`load_memmap`.
+
+        A ``prefix`` that ends in ``.tdz`` is one file instead, a zip archive of these files, whose tensors are mapped
+        where they lie in it. It is written whole or not at all in any case, and what is returned is what
+        :meth:`load_memmap` gives: not locked, and writes to it do not reach the file.
 
         Args:
             prefix: folder to write to. ``None``: the folder that the tensors are mapped from already, else
@@ -52,6 +58,10 @@ class StorageOps:
                 are pickled for it. In either case such a write also reaches the file.
             existsok: replace files that exist; otherwise they are a RuntimeError.
             robust_key: percent-encode keys that are not plain file names; ``False`` uses them as they are.
+            archive: write one file; ``None``: where ``prefix`` ends in ``.tdz``. Tensors that are mapped already are
+                copied, whatever ``copy_existing`` says.
+            compression: of an archive: ``"stored"`` (the default), ``"deflate"``, ``"bzip2"``, ``"lzma"``, or a
+                constant of :mod:`zipfile`. A compressed tensor is not mapped when it is loaded, but decompressed.
             atomic: exchange the whole folder in one step, dropping files that this save does not write.
             allow_pickle: pickle non-tensor data that JSON cannot hold; otherwise it is a RuntimeError.
 
@@ -61,6 +71,8 @@ class StorageOps:
         Raises:
             OSError: there is no room (with bytes needed and available); what was there before stays.
             RuntimeError, TypeError: a leaf cannot be saved, or exists elsewhere.
+            ValueError: ``compression`` without an archive, an archive without ``prefix``, or in place of a folder.
+            NotImplementedError: ``return_early`` for an archive.
 
         Example:
             >>> import tempfile, torch
@@ -71,8 +83,20 @@ class StorageOps:
             >>> mapped.is_memmap(), mapped.is_locked, type(mapped["b", "c"]).__name__
             (True, True, 'MemoryMappedTensor')
         """
+        from tensordict_lite.memmap.archive.api import save_archive, wants_archive
         from tensordict_lite.memmap.save import save_collection
 
+        if wants_archive(prefix, archive, compression):
+            return save_archive(
+                self,
+                prefix,
+                compression=compression,
+                num_threads=num_threads,
+                return_early=return_early,
+                existsok=existsok,
+                robust_key=robust_key,
+                allow_pickle=allow_pickle,
+            )
         return save_collection(
             self,
             prefix,
@@ -137,15 +161,18 @@ class StorageOps:
         return_early: bool = False,
         share_non_tensor: bool = False,
         robust_key: bool | None = True,
+        archive: bool | None = None,
         allow_pickle: bool = False,
     ) -> Any:
         """Room on disk for a collection of these keys, shapes and dtypes, without copying a value.
 
         New files are zero-filled with all their blocks reserved; a file that exists keeps its content (and is
-        grown where it is too short). The arguments are those of :meth:`memmap`.
+        grown where it is too short). The arguments are those of :meth:`memmap`. An archive (``.tdz``) is always made
+        anew, and writes to the result reach it; its checksums are those of zeros until
+        :func:`refresh_archive_checksums` is called.
 
         Returns:
-            A locked, mapped collection.
+            A locked, mapped collection; of an archive, one that is not locked.
 
         Example:
             >>> import tempfile, torch
@@ -156,8 +183,20 @@ class StorageOps:
             >>> data["image"].shape, data["label"].sum()
             (torch.Size([1000, 3, 64, 64]), tensor(0))
         """
+        from tensordict_lite.memmap.archive.api import save_archive, wants_archive
         from tensordict_lite.memmap.save import save_collection
 
+        if wants_archive(prefix, archive):
+            return save_archive(
+                self,
+                prefix,
+                like=True,
+                num_threads=num_threads,
+                return_early=return_early,
+                existsok=existsok,
+                robust_key=robust_key,
+                allow_pickle=allow_pickle,
+            )
         return save_collection(
             self,
             prefix,
@@ -179,10 +218,24 @@ class StorageOps:
         return_early: bool = False,
         share_non_tensor: bool = False,
         robust_key: bool | None = True,
+        archive: bool | None = None,
+        compression: str | int | None = None,
         atomic: bool = False,
         allow_pickle: bool = False,
     ) -> Any:
-        """:meth:`memmap` over whatever is there. Same arguments; load with :meth:`load`."""
+        """:meth:`memmap` over whatever is there. Same arguments; load with :meth:`load`.
+
+        Example:
+            >>> import tempfile, torch
+            >>> from tensordict_lite import TensorDict
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> data = TensorDict({"a": torch.arange(3), "b": {"c": torch.ones(3, 2)}}, [3])
+            >>> _ = data.save(f"{folder.name}/data.tdz")
+            >>> loaded = TensorDict.load(f"{folder.name}/data.tdz")
+            >>> loaded["a"].untyped_storage().data_ptr() == loaded["b", "c"].untyped_storage().data_ptr()
+            True
+            >>> _ = data.save(f"{folder.name}/small.tdz", compression="deflate")
+        """
         return self.memmap(
             prefix,
             copy_existing,
@@ -190,6 +243,8 @@ class StorageOps:
             return_early=return_early,
             share_non_tensor=share_non_tensor,
             robust_key=robust_key,
+            archive=archive,
+            compression=compression,
             atomic=atomic,
             allow_pickle=allow_pickle,
         )
@@ -214,17 +269,19 @@ class StorageOps:
 
         One small JSON is read for each folder and one map made for each tensor; rows are read when they are
         touched. Everything is checked first, and nothing in the folder is ever executed. A sub-folder can be
-        loaded alone.
+        loaded alone. An archive is mapped once, and its tensors are views of that one mapping; those that are
+        compressed, or not aligned, are copied into memory.
 
         Args:
-            prefix: the folder.
+            prefix: the folder, or the file of an archive.
             device: copy the tensors there. ``"meta"`` opens no data file, as does an active ``FakeTensorMode``.
             non_blocking: do not wait for the copies to ``device``.
             out: collection to put the loaded tensors into; keys that the dataset lacks are removed.
             robust_key: ``False`` reads folders that were saved so.
             subpath: load a nested collection only, ``"a/b"`` or ``("a", "b")``.
-            mode: ``"r+"`` writes reach the files, ``"r"`` copy-on-write. Default: ``"r+"`` where it is allowed.
-            num_threads: accepted for compatibility; there is nothing to decompress.
+            mode: ``"r+"`` writes reach the files, ``"r"`` copy-on-write. Default: ``"r+"`` where it is allowed,
+                ``"r"`` for an archive.
+            num_threads: threads that decompress the tensors of an archive; 0 or 1 is this one.
             allow_pickle: open pickled non-tensor data, which can run any code: only for data that you trust.
 
         Returns:
@@ -232,6 +289,8 @@ class StorageOps:
 
         Raises:
             DatasetError: the folder is not a dataset, was truncated or edited, or points outside itself.
+            ArchiveError: (a DatasetError and a ValueError) the same of an archive, or it is a file and none; or
+                ``mode="r+"`` for one that cannot be mapped in place.
             ValueError: ``subpath`` does not exist.
 
         Example:
@@ -256,6 +315,7 @@ class StorageOps:
             robust_key=robust_key,
             subpath=subpath,
             mode=mode,
+            num_threads=num_threads,
             allow_pickle=bool(allow_pickle),
         )
 
@@ -275,7 +335,7 @@ class StorageOps:
         """Replaces the entries of this collection by those of a saved one; see :meth:`load_memmap`.
 
         Nested collections are reused, tensors are replaced, keys that the dataset lacks are removed. A collection
-        that was memory-mapped is so again afterwards, in the loaded folder.
+        that was memory-mapped is so again afterwards, in the loaded folder (not in an archive, nor with ``mode="r"``).
 
         Returns:
             self
@@ -284,7 +344,7 @@ class StorageOps:
         if mapped:
             self.unlock_()
         self.load_memmap(prefix, out=self, robust_key=robust_key, allow_pickle=allow_pickle, mode=mode)
-        if mapped and mode != "r":
+        if mapped and mode != "r" and not os.path.isfile(prefix):
             self.memmap_(prefix)
         return self
 

@@ -53,6 +53,21 @@ DEPARTURES = [
         "the same for arrays of objects, and for columns of pandas, Arrow and Polars",
     ),
     ("isinstance(c, TensorClass)", "True", "the decorator makes the same classes as the base class"),
+    (
+        "type(c.consolidate(return_early=True, num_threads=2).result()).__name__",
+        "type(c.consolidate(num_threads=2)).__name__",
+        "what is waited for is what would have been returned at once",
+    ),
+    (
+        "x = td.consolidate(); x.consolidate(device='meta')['a'].device",
+        "td.consolidate(device='meta')['a'].device",
+        "another device, file or kind of memory is honoured, which the reference announces for its version 0.17",
+    ),
+    (
+        "TD({'a': torch.ones(2).to(torch.float8_e4m3fn)}, [2]).consolidate()['a'].dtype",
+        "torch.float8_e4m3fn",
+        "tensors of every dtype are consolidated",
+    ),
 ]
 
 

@@ -430,3 +430,23 @@ def test_verify_names_the_corrupt_file_and_its_rows(tmp_path: Path) -> None:
         file.write(b"\xff")
     bad = CliRunner().invoke(app, ["verify", str(folder)])
     assert bad.exit_code == 1 and "x.memmap" in bad.output and "rows" in bad.output
+
+
+def test_archives_are_shown_verified_and_mapped(folder: Path) -> None:
+    data = TensorDict.load_memmap(folder / "numbers")
+    data.memmap(folder / "numbers.tdz")
+    ran = ask("info", "numbers.tdz", cwd=folder)
+    assert ran.returncode == 0 and ran.stdout.splitlines()[-1] == "total 700 B in 2 leaves", ran.stderr
+    ran = ask("verify", "numbers.tdz", cwd=folder)
+    assert ran.returncode == 0 and "is as it was saved: 4 files" in ran.stdout, ran.stderr
+    TensorDict.load_memmap(folder / "numbers.tdz", mode="r+")["x"][3] = -1
+    ran = ask("verify", "numbers.tdz", cwd=folder)
+    assert ran.returncode == 1 and "x.memmap" in ran.stderr and "1 problem in" in ran.stderr
+    ran = ask("verify", "--store", "numbers.tdz", cwd=folder)
+    assert ran.returncode == 0 and "4 files in numbers.tdz" in ran.stdout, ran.stderr
+    assert ask("verify", "numbers.tdz", cwd=folder).returncode == 0
+    ran = ask("map", "work:negate", "numbers.tdz", "--in-place", cwd=folder)
+    assert ran.returncode == 2 and "is an archive: unpack it first" in ran.stderr
+    ran = tdmap("map", "work:double", "numbers.tdz", "out", "--workers", 2, "--chunksize", 10, cwd=folder)
+    assert ran.returncode == 0, ran.stderr
+    assert TensorDict.load_memmap(folder / "out")["x"][:5].tolist() == [0, 2, 4, -2, 8]

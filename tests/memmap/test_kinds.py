@@ -88,17 +88,48 @@ def test_mapped_tensorclass(tmp_path: Path) -> None:
     assert TensorDict.load_memmap(tmp_path / "a").extra.sum() == 12
 
 
-def test_unknown_tensorclass_is_named_and_not_imported(tmp_path: Path) -> None:
+def test_unknown_tensorclass_is_named_opens_as_a_tensordict_and_is_not_imported(tmp_path: Path) -> None:
     Record(torch.zeros(3), "n", batch_size=[3]).memmap(tmp_path)
     meta = json.loads((tmp_path / "meta.json").read_text())
     for name in ("antigravity.Flight", "os.PathLike", "subprocess.Popen", "tests.nowhere.Record"):
         (tmp_path / "meta.json").write_text(json.dumps(meta | {"_type": f"<class '{name}'>"}))
-        with pytest.raises(DatasetError, match=name.replace(".", r"\.")):
-            TensorDict.load_memmap(tmp_path)
+        with pytest.warns(UserWarning, match=f"a {name} was saved".replace(".", r"\.")) as caught:
+            loaded = TensorDict.load_memmap(tmp_path)
+        assert [warning.filename for warning in caught] == [__file__]
+        assert type(loaded) is TensorDict and loaded["image"].shape == (3,) and loaded["note"] == "n"
     import sys
 
     assert "antigravity" not in sys.modules
     assert TensorDict.load_memmap(tmp_path / "_tensordict")["image"].shape == (3,)
+
+
+def test_many_members_of_an_unknown_class_warn_once(tmp_path: Path) -> None:
+    lazy_stack([Record(torch.zeros(i), str(i), batch_size=[]) for i in range(5)]).memmap(tmp_path / "top")
+    TensorDict({"x": TensorDict({"r": Record(torch.zeros(3), "n", batch_size=[3])}, [3])}).memmap(tmp_path / "deep")
+    for meta in tmp_path.rglob("meta.json"):
+        meta.write_text(meta.read_text().replace(f"{__name__}.Record", "elsewhere.Record"))
+    with pytest.warns(UserWarning, match=r"elsewhere\.Record") as caught:
+        top = TensorDict.load_memmap(tmp_path / "top")
+    assert len(caught) == 1 and type(top[3]) is TensorDict and top[3]["image"].shape == (3,)
+    with pytest.warns(UserWarning, match=r"deep/x/r.*elsewhere\.Record"):
+        assert TensorDict.load_memmap(tmp_path / "deep")["x", "r", "note"] == "n"
+
+
+class Special(TensorDict):
+    """A subclass that this program has."""
+
+
+def test_class_of_a_dense_collection_is_found_or_named(tmp_path: Path) -> None:
+    """The reference writes the name of a subclass; the project writes TensorDict, which both can open."""
+    TensorDict({"a": torch.arange(3)}, [3]).memmap(tmp_path)
+    meta = json.loads((tmp_path / "meta.json").read_text())
+    known = f"{Special.__module__}.{Special.__qualname__}"
+    (tmp_path / "meta.json").write_text(json.dumps(meta | {"_type": f"<class '{known}'>", "_class": known}))
+    loaded = TensorDict.load_memmap(tmp_path)
+    assert type(loaded) is Special and loaded["a"].tolist() == [0, 1, 2]
+    (tmp_path / "meta.json").write_text(json.dumps(meta | {"_type": "<class 'mine.Sub'>", "_class": "mine:Sub"}))
+    with pytest.warns(UserWarning, match=r"a mine\.Sub was saved"):
+        assert type(TensorDict.load_memmap(tmp_path)) is TensorDict
 
 
 @pytest.mark.parametrize("dim", [0, 1])

@@ -201,12 +201,18 @@ def test_nested_tensors(tmp_path: Path, layout: torch.layout) -> None:
         (torch.eye(3).to_sparse(), "to_dense"),
         (torch.eye(3).to_sparse_csr(), "to_dense"),
         (torch.ones(3, device="meta"), "meta device"),
+        (
+            torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=torch.jagged).transpose(1, 2),
+            r"transpose\(1, 2\)",
+        ),
     ],
-    ids=["quantized", "sparse", "csr", "meta"],
+    ids=["quantized", "sparse", "csr", "meta", "jagged elsewhere"],
 )
 def test_tensors_without_a_file_form_are_named_and_nothing_is_written(tmp_path: Path, tensor, word: str) -> None:
     with pytest.raises(TypeError, match=rf"\('sub', 'x'\).*{word}"):
         TensorDict({"sub": {"x": tensor}}, []).memmap(tmp_path / "d")
+    with pytest.raises(TypeError, match=rf"\('sub', 'x'\).*{word}"):
+        TensorDict({"sub": {"x": tensor}}, []).memmap(tmp_path / "x.tdz")
     assert os.listdir(tmp_path) == []
 
 

@@ -65,3 +65,16 @@ def test_everything_is_synced_and_data_comes_first(tmp_path: Path, synced: list[
     assert kinds == sorted(kinds)
     assert [path for path in synced if path.endswith("meta.json")][-1] == str(root / "meta.json")
     assert synced[-2:] == [str(root), str(tmp_path)]
+
+
+def test_one_file_is_synced_with_its_folder(tmp_path: Path, synced: list[str]) -> None:
+    data = TensorDict({"a": torch.ones(2), "b": {"c": torch.ones(2)}}, [2])
+    (tmp_path / "d").mkdir()
+    data.memmap(tmp_path / "d" / "x.tdz")
+    for mode in (None, "r+"):
+        synced.clear()
+        TensorDict.load_memmap(tmp_path / "d" / "x.tdz", mode=mode).sync()
+        assert synced == [str(tmp_path / "d" / "x.tdz"), str(tmp_path / "d"), str(tmp_path)]
+    synced.clear()
+    data.consolidate(tmp_path / "d" / "x.bin").sync()
+    assert synced == [str(tmp_path / "d" / "x.bin"), str(tmp_path / "d"), str(tmp_path)]

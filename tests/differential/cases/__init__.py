@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.differential.cases import (
     apply,
     casting,
+    consolidated,
     construct,
     conversion,
     indexing,
@@ -26,7 +27,7 @@ from tests.differential.harness import Case
 
 TABLES = (
     construct, mapping, selection, shape, joining, names, indexing, apply, pointwise, reductions, casting,
-    conversion, locking, torch_functions, printing, nontensor, lazystack, tensorclass,
+    conversion, locking, torch_functions, printing, nontensor, lazystack, tensorclass, consolidated,
 )  # fmt: skip
 
 # A row that two tables share runs once.

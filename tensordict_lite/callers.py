@@ -1,0 +1,33 @@
+"""Warnings that point at the line of the user's program, however deep in a package they are found."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+__all__ = ["HERE", "warn_caller"]
+
+HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def warn_caller(
+    message: str | Warning, category: type[Warning] = UserWarning, folders: Sequence[str] = (HERE,)
+) -> None:
+    """``warnings.warn`` in the name of whoever called into a package.
+
+    Args:
+        message: the text, or a warning, whose own class is its category.
+        category: of a text.
+        folders: of the files that are not the caller, each with a separator at its end.
+    """
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and _is_below(frame.f_code.co_filename, tuple(folders)):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
+
+
+def _is_below(file: str, folders: tuple[str, ...]) -> bool:
+    return file == contextlib.__file__ or os.path.abspath(file).startswith(folders)

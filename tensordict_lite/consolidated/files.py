@@ -1,0 +1,168 @@
+"""Consolidated files: the storage, then the tree as JSON, then the length of the JSON in eight bytes."""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite.consolidated.layout import Jagged, Layout, leaves_of
+from tensordict_lite.consolidated.metadata import describe, make, parse
+from tensordict_lite.consolidated.record import Record, flat_of, identity_of, kind_of, note
+from tensordict_lite.errors import DatasetError, DatasetNotFoundError
+from tensordict_lite.memmap.archive.api import is_memmap_archive
+from tensordict_lite.memmap.files import all_bytes, size_of_file, write_all, write_tensor_to
+from tensordict_lite.memmap.format import decode_json
+from tensordict_lite.memmap.mapping import check_room, map_file
+from tensordict_lite.memmap.staging import staged_file
+
+__all__ = ["from_consolidated", "is_described", "write_file"]
+
+_LENGTH = struct.Struct("<q")
+_MAX_JSON = 1 << 30
+_SMALL = 256 << 10
+_GATHER = 8 << 20
+
+
+def write_file(path: str, node: Any, layout: Layout, locked: bool, flat: Tensor | None = None) -> None:
+    """Writes a tree to a file, whole or not at all.
+
+    Args:
+        path: the file.
+        node: the tree.
+        layout: where its tensors go.
+        locked: whether it is locked when it is loaded.
+        flat: the bytes of all tensors, where they have been copied together already.
+
+    Raises:
+        OSError: there is no room; a file that was there stays.
+        RuntimeError: see :func:`describe`.
+    """
+    about = describe(node, layout.spots, locked)
+    tail = about + _LENGTH.pack(len(about))
+    check_room(path, layout.nbytes + len(tail))
+    with staged_file(path) as fd:
+        if flat is not None:
+            write_tensor_to(fd, flat, path)
+            write_all(fd, tail, layout.nbytes, path)
+        else:
+            _write(fd, path, layout, tail)
+
+
+def _write(fd: int, path: str, layout: Layout, tail: bytes) -> None:
+    """The tensors at their places, small ones together."""
+    pieces: list[Any] = []
+    first = at = 0
+    for (start, _, _), tensor in layout.sources:
+        nbytes = tensor.numel() * tensor.element_size()
+        if start > at:
+            pieces.append(bytes(start - at))
+        if nbytes <= _SMALL:
+            pieces.append(all_bytes(tensor))
+            at = start + nbytes
+            if at - first < _GATHER:
+                continue
+        if pieces:
+            write_all(fd, b"".join(pieces), first, path)
+            pieces.clear()
+        if nbytes > _SMALL:
+            write_tensor_to(fd, tensor, path, start)
+        first = at = start + nbytes
+    pieces.append(tail)
+    write_all(fd, b"".join(pieces), first, path)
+
+
+def from_consolidated(filename: str | os.PathLike[str], cls: Any = None) -> Any:
+    """The tree in a file that :meth:`TensorDict.consolidate` wrote, here or in the ``tensordict`` package.
+
+    Its tensors are views of one copy-on-write mapping of the file: nothing is read until it is used, and writes stay in
+    this process. Everything is checked first, and nothing in the file is ever executed.
+
+    Args:
+        filename: the file.
+        cls: the class of the result, where the file names none: a tensorclass.
+
+    Returns:
+        A consolidated collection of the class that was saved; locked where that one was.
+
+    Raises:
+        DatasetNotFoundError: (a FileNotFoundError) there is no file.
+        DatasetError: it is not such a file, or was truncated or edited.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from tensordict_lite import TensorDict, from_consolidated
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> data = TensorDict({"a": torch.arange(3), "b": {"c": torch.ones(3, 2)}}, [3])
+        >>> _ = data.consolidate(f"{folder.name}/data.bin")
+        >>> loaded = from_consolidated(f"{folder.name}/data.bin")
+        >>> loaded["a"], loaded.is_consolidated()
+        (MemoryMappedTensor([0, 1, 2]), True)
+    """
+    path = os.path.abspath(os.fspath(filename))
+    total = size_of_file(path, DatasetError, DatasetNotFoundError)
+    if total <= _LENGTH.size:
+        raise DatasetError(path, f"is no file of consolidate(): it has {total} bytes")
+    storage = map_file(path, total, writable=False)
+    data = memoryview(flat_of(storage, total).numpy())
+    room, about = _about(path, data, total)
+    try:
+        root, spots = parse(path, about, room)
+        for spot in spots:
+            if type(spot) is Jagged:
+                _check_jagged(path, data, spot)
+        leaves = leaves_of(storage, spots, kind_of(storage), copy_tables=True)
+        node = make(path, root if root.cls is not None else root._replace(cls=_tensorclass(cls)), iter(leaves))
+    except RecursionError:
+        raise DatasetError(path, "is nested too deeply to be a dataset") from None
+    return note(node, Record(node, flat_of(storage, room), spots, root.locked))
+
+
+def _tensorclass(cls: Any) -> Any:
+    from tensordict_lite.tensorclass import TensorClass
+
+    if not (isinstance(cls, type) and issubclass(cls, TensorClass)):
+        return None
+    return getattr(cls, "_member_class", None) or cls  # that of lazy stacks of instances stands for theirs
+
+
+def _about(path: str, data: memoryview, total: int) -> tuple[int, Any]:
+    """Bytes before the JSON, and what it holds."""
+    end = total - _LENGTH.size
+    (length,) = _LENGTH.unpack(data[end:])
+    if not 2 <= length <= min(end, _MAX_JSON) or data[end - length] != ord("{"):
+        hint = "; it is an archive: load it with load_memmap" if is_memmap_archive(path) else ""
+        raise DatasetError(path, f"is no file of consolidate(), or was truncated: its end does not add up{hint}")
+    return end - length, decode_json(path, bytes(data[end - length : end]))
+
+
+def _check_jagged(path: str, data: memoryview, spot: Jagged) -> None:
+    """The offsets and lengths of a jagged tensor stay within its values: torch does not look."""
+    values, offsets, lengths, ragged, _ = spot
+    bounds = _integers(data, offsets)
+    longest = values[2][ragged - 1]
+    rows = bounds.diff() if lengths is None else _integers(data, lengths)
+    ends = bounds[:-1] + rows
+    if bounds[0] < 0 or bool((rows < 0).any()) or bool((bounds.diff() < 0).any()) or bool((ends > longest).any()):
+        raise DatasetError(path, "the offsets of a jagged tensor lead outside its values")
+
+
+def _integers(data: memoryview, place: Any) -> Tensor:
+    start, dtype, shape = place
+    return torch.frombuffer(bytearray(data[start : start + shape[0] * dtype.itemsize]), dtype=dtype).long()
+
+
+def is_described(path: str, node: Any, record: Record) -> bool:
+    """Whether a file is still that of a consolidated tree, and its JSON is what the tree is now."""
+    try:
+        with open(path, "rb") as file:
+            if identity_of(file.fileno()) != record.identity:
+                return False
+            file.seek(record.flat.numel())
+            about = describe(node, record.spots, record.locked)
+            return file.read() == about + _LENGTH.pack(len(about))
+    except OSError:
+        return False

@@ -1,0 +1,165 @@
+"""Which tensor of a tree is where in its storage.
+
+A dense tensor takes one place. A jagged one takes a place for its values, one for its offsets and maybe one for its
+lengths; tensors that share their offsets (so that torch knows them to be of one shape) share that place as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, UntypedStorage
+
+from tensordict_lite.memmap.pieces import Pieces, Place
+from tensordict_lite.memmap.plan import check_savable
+from tensordict_lite.memmap.tensor import MemoryMappedTensor
+
+__all__ = ["Jagged", "Layout", "Spot", "lay_out", "leaves_of", "nbytes_of", "with_parts"]
+
+_LARGE, _SMALL = 64, 16  # alignment of tensors of a cache line and more, and of others (what a GPU loads at once)
+
+
+class Jagged(NamedTuple):
+    """The places of a nested tensor of the jagged layout."""
+
+    values: Place
+    offsets: Place
+    lengths: Place | None
+    ragged_idx: int
+    """The dimension in which the elements differ, that of the batch being 0."""
+    extremes: tuple[int | None, int | None] = (None, None)
+    """Shortest and longest element, where they are known."""
+
+
+Spot = Place | Jagged
+"""Where one tensor of a tree is."""
+
+
+class Layout(NamedTuple):
+    """Where all tensors of a tree are, in its own order."""
+
+    spots: list[Spot]
+    sources: list[tuple[Place, Tensor]]
+    """The places, from the first byte to the last, and what is to be copied there."""
+    nbytes: int
+    """Size of the storage."""
+
+
+def nbytes_of(place: Place) -> int:
+    """Bytes of a place."""
+    _, dtype, shape = place
+    total = dtype.itemsize
+    for n in shape:
+        total *= n
+    return total
+
+
+def lay_out(leaves: Sequence[Tensor], paths: Callable[[], Sequence[tuple[str, ...]]]) -> Layout:
+    """Places one after the other for the tensors of a tree.
+
+    Args:
+        leaves: the tensors.
+        paths: gives their paths, for messages.
+
+    Raises:
+        NotImplementedError: a tensor is nested in the strided layout, or an entry of another kind.
+        TypeError: a tensor is sparse or quantized.
+    """
+    sources: list[tuple[Place, Tensor]] = []
+    known: dict[int, Place] = {}
+    at = 0
+
+    def place(tensor: Tensor) -> Place:
+        nonlocal at
+        nbytes = tensor.numel() * tensor.element_size()
+        at += -at % (_LARGE if nbytes >= _LARGE else _SMALL)
+        made = (at, tensor.dtype, tuple(tensor.shape))
+        sources.append((made, tensor))
+        at += nbytes
+        return made
+
+    def shared(tensor: Tensor) -> Place:
+        found = known.get(id(tensor))
+        if found is None:
+            found = known[id(tensor)] = place(tensor)
+        return found
+
+    spots: list[Spot] = []
+    for number, leaf in enumerate(leaves):
+        if not leaf.is_nested:
+            if type(leaf) is not Tensor or leaf.layout is not torch.strided or leaf.is_quantized:
+                _check(leaf, paths()[number])
+            spots.append(place(leaf))
+            continue
+        if leaf.layout is not torch.jagged:
+            raise NotImplementedError(
+                f"the entry {paths()[number]} is a nested tensor of the strided layout, which cannot be consolidated: "
+                "build it with layout=torch.jagged"
+            )
+        values, offsets, lengths = leaf._values, leaf._offsets, leaf._lengths
+        spots.append(
+            Jagged(
+                place(values),
+                shared(offsets),
+                None if lengths is None else shared(lengths),
+                leaf._ragged_idx,
+                (getattr(leaf, "_maybe_min_seqlen", None), getattr(leaf, "_maybe_max_seqlen", None)),
+            )
+        )
+    return Layout(spots, sources, at)
+
+
+def _check(leaf: Tensor, path: tuple[str, ...]) -> None:
+    if leaf.device.type != "meta":
+        check_savable(leaf, path)
+    kind = type(leaf)
+    if kind.__module__.startswith("tensordict_lite.") and kind is not MemoryMappedTensor:
+        raise NotImplementedError(f"the entry {path} is a {kind.__name__}, which cannot be consolidated: exclude it")
+
+
+def with_parts(spots: Iterable[Spot]) -> Iterator[Place]:
+    """All places, those of jagged tensors one by one."""
+    for spot in spots:
+        if type(spot) is not Jagged:
+            yield spot  # type: ignore[misc]
+            continue
+        yield spot.values
+        yield spot.offsets
+        if spot.lengths is not None:
+            yield spot.lengths
+
+
+def leaves_of(
+    storage: UntypedStorage, spots: Sequence[Spot], kind: type[Tensor] | None = None, copy_tables: bool = False
+) -> list[Tensor]:
+    """The tensors of a tree as views of its storage.
+
+    Args:
+        storage: the memory.
+        spots: where they are.
+        kind: subclass of Tensor that dense ones are to be.
+        copy_tables: take the offsets and lengths of jagged tensors out of the storage, which others may write to.
+    """
+    if not any(type(spot) is Jagged for spot in spots):
+        return Pieces(storage, kind).at(spots)  # type: ignore[arg-type]
+    places = list(dict.fromkeys(with_parts(spots)))
+    found = dict(zip(places, Pieces(storage).at(places)))
+    out = []
+    if copy_tables:
+        tables = [place for spot in spots if type(spot) is Jagged for place in spot[1:3] if place is not None]
+        found.update({place: found[place].clone() for place in tables})
+    for spot in spots:
+        if type(spot) is not Jagged:
+            piece = found[spot]  # type: ignore[index]
+            if kind is not None:
+                piece.__class__ = kind
+        else:
+            lengths = None if spot.lengths is None else found[spot.lengths]
+            low, high = spot.extremes
+            piece = torch.nested.nested_tensor_from_jagged(
+                found[spot.values], found[spot.offsets], lengths, spot.ragged_idx, low, high
+            )
+        out.append(piece)
+    return out

@@ -1,0 +1,181 @@
+"""What a consolidated tree knows about itself.
+
+The record is put beside the tree when it is made, and nothing keeps it up to date: whoever asks compares it with the
+tree. So an assignment costs nothing more for a tree that might be consolidated.
+"""
+
+from __future__ import annotations
+
+import os
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch import Tensor, UntypedStorage
+
+from tensordict_lite.consolidated.layout import Spot, leaves_of
+from tensordict_lite.memmap.mapping import Region, SharedHandle, file_of, hold_many, region_of
+from tensordict_lite.memmap.tensor import MemoryMappedTensor
+
+__all__ = ["Record", "flat_of", "identity_of", "kind_of", "note", "record_of", "reduce_tree", "relocated"]
+
+
+class Record:
+    """Storage and places of the tensors of a tree, and what the tree was when they were right."""
+
+    __slots__ = ("file", "flat", "identity", "locked", "spots", "tree")
+
+    def __init__(self, node: Any, flat: Tensor, spots: list[Spot], locked: bool, file: str | None = None) -> None:
+        self.flat = flat
+        """All bytes, as a tensor of uint8."""
+        self.spots = spots
+        self.locked = locked
+        """Whether what comes out of a pickle or a file is locked: as the tree that was consolidated was."""
+        self.file = file
+        """The file that writes reach, ``None`` for memory."""
+        self.identity = None if file is None else identity_of(file)
+        self.tree: list[Any] = []
+        _describe(node, self.tree)
+
+    @property
+    def storage(self) -> UntypedStorage:
+        """The memory."""
+        return self.flat.untyped_storage()
+
+    def fits(self, node: Any) -> bool:
+        """Whether the entries of a tree are those that it had."""
+        now: list[Any] = []
+        _describe(node, now)
+        before = self.tree
+        return len(now) == len(before) and all(a is b or (type(a) is str and a == b) for a, b in zip(now, before))
+
+
+def identity_of(file: str | int) -> tuple[int, int] | None:
+    """Device and inode of a file, ``None`` where there is none."""
+    try:
+        info = os.stat(file)
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino
+
+
+def _describe(node: Any, out: list[Any]) -> None:
+    """Keys, tensors and objects of a tree in its order."""
+    source = node._source
+    if type(source) is list:
+        for member in source:
+            _describe(member, out)
+    else:
+        for key, value in source.items():
+            out.append(key)
+            if isinstance(value, Tensor):
+                out.append(value)
+            else:
+                _describe(value, out)
+        if node._is_non_tensor:
+            out.append(node._payload)
+    out.append(None)  # the end of this level
+
+
+def record_of(node: Any) -> Record | None:
+    """The record of a tree that is consolidated still; ``None`` for others."""
+    record: Record | None = getattr(node, "_consolidated", None)
+    return record if record is not None and record.fits(node) else None
+
+
+def note(node: Any, record: Record) -> Any:
+    """Puts a record beside its tree, which is returned."""
+    node._consolidated = record
+    return node
+
+
+def flat_of(storage: UntypedStorage, nbytes: int) -> Tensor:
+    """The first bytes of a storage."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (nbytes,))
+
+
+def kind_of(storage: UntypedStorage) -> type[Tensor] | None:
+    """What views of a storage are: of a file, tensors that travel by its name."""
+    if storage.device.type != "cpu" or file_of(storage) is None:
+        return None
+    hold_many(storage)
+    return MemoryMappedTensor
+
+
+def tree_over(skeleton: Any, flat: Tensor, spots: list[Spot], locked: bool, file: str | None = None) -> Any:
+    """A tree like ``skeleton``, which is not locked, around the tensors in ``flat``."""
+    storage = flat.untyped_storage()
+    node = skeleton._with_leaves(iter(leaves_of(storage, spots, kind_of(storage))))
+    return note(node, Record(node, flat, spots, locked, file))
+
+
+# -- moving ------------------------------------------------------------------------------------------------------
+
+
+def relocated(node: Any, record: Record, flat: Tensor, device: torch.device) -> Any:
+    """The tree around its storage on a device, which becomes its rule; it is locked if this one is."""
+    if flat is record.flat:
+        new = node._with_leaves(iter(node._leaves()))
+        note(new, Record(new, flat, record.spots, record.locked, record.file))
+    else:
+        new = tree_over(node, flat, record.spots, record.locked)
+    new._set_device(device)
+    if node._lock is not None:
+        new._propagate_lock(None)
+    return new
+
+
+# -- pickling ----------------------------------------------------------------------------------------------------
+
+
+class _Storage:
+    """The storage in a pickle: its bytes; between processes of this machine, its file or shared memory."""
+
+    __slots__ = ("flat",)
+
+    def __init__(self, flat: Tensor) -> None:
+        self.flat = flat
+
+    def __reduce__(self) -> Any:
+        return _same, (self.flat,)  # the tensor itself: whoever pickles may have a way of its own to share memory
+
+
+def _reduce_between_processes(value: _Storage) -> Any:
+    region = region_of(value.flat)
+    if region is not None:
+        return _open, (tuple(region),)
+    mapped = file_of(value.flat.untyped_storage()) is not None  # copy-on-write that was written to
+    return _same, (value.flat.clone() if mapped else value.flat,)
+
+
+ForkingPickler.register(_Storage, _reduce_between_processes)
+
+
+def _same(flat: Tensor) -> Tensor:
+    return flat
+
+
+def _open(region: tuple[Any, ...]) -> Tensor:
+    return Region(SharedHandle(*region[0]), *region[1:]).open()
+
+
+_NOTHING = torch.empty(0)
+
+
+def reduce_tree(node: Any) -> Any:
+    """The pickle of a consolidated tree: the tree without its tensors, their places, and one storage.
+
+    ``None`` for a tree that is not consolidated any more, which is pickled as any other.
+    """
+    record = record_of(node)
+    if record is None:
+        return None
+    skeleton = node._with_leaves(iter([_NOTHING] * len(record.spots)))
+    return _rebuild, (skeleton, record.spots, _Storage(record.flat), record.locked)
+
+
+def _rebuild(skeleton: Any, spots: list[Any], flat: Tensor, locked: bool) -> Any:
+    node = tree_over(skeleton, flat, spots, locked)
+    if locked:
+        node._propagate_lock(None)
+    return node

@@ -1,0 +1,371 @@
+"""Datasets as one file: saving and packing, unpacking, and keeping the checksums of an archive right."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite.base import TensorCollection
+from tensordict_lite.errors import ArchiveError, DatasetError
+from tensordict_lite.memmap import nested
+from tensordict_lite.memmap.archive.codec import MAX_RATIO, check_level, method_of
+from tensordict_lite.memmap.archive.read import Archive, opened
+from tensordict_lite.memmap.archive.write import FileData, Member, Zeros, write_archive
+from tensordict_lite.memmap.archive.zipformat import CENTRAL_CRC, LOCAL_CRC, STORED, Entry
+from tensordict_lite.memmap.files import write_all
+from tensordict_lite.memmap.format import META, SUFFIX
+from tensordict_lite.memmap.mapping import check_room, hold_many, map_file
+from tensordict_lite.memmap.pieces import Pieces, Place
+from tensordict_lite.memmap.plan import Plan, plan_for
+from tensordict_lite.memmap.staging import Staging, is_temporary, staged_file
+from tensordict_lite.memmap.tensor import MemoryMappedTensor
+
+__all__ = [
+    "EXTENSION",
+    "is_memmap_archive",
+    "pack_memmap",
+    "refresh_archive_checksums",
+    "save_archive",
+    "unpack_memmap",
+    "wants_archive",
+]
+
+EXTENSION = ".tdz"
+_CPU = torch.device("cpu")
+
+
+def wants_archive(
+    prefix: str | os.PathLike[str] | None, archive: bool | None, compression: str | int | None = None
+) -> bool:
+    """Whether a save is to be one file: as ``archive`` says, else where the path ends in ``.tdz``.
+
+    Raises:
+        ValueError: an archive without a path, or ``compression`` for what is no archive.
+    """
+    wanted = archive if archive is not None else prefix is not None and os.fspath(prefix).endswith(EXTENSION)
+    if wanted and prefix is None:
+        raise ValueError("archive=True needs a file to write to: pass prefix=")
+    if compression is not None and not wanted:
+        raise ValueError(
+            f"compression={compression!r} is of archives: pass archive=True, or a prefix that ends in {EXTENSION!r}"
+        )
+    return bool(wanted)
+
+
+def save_archive(
+    node: TensorCollection,
+    prefix: str | os.PathLike[str],
+    *,
+    like: bool = False,
+    compression: str | int | None = None,
+    num_threads: int = 0,
+    return_early: bool = False,
+    existsok: bool = True,
+    robust_key: bool | None = True,
+    allow_pickle: bool = False,
+) -> Any:
+    """Writes a collection to one file and loads it: what ``memmap`` and ``memmap_like`` do with ``archive=True``.
+
+    Args:
+        node: the collection.
+        prefix: the file.
+        like: make room that is zero, copy nothing, and map it so that writes reach the file.
+        compression: of the tensors, see :func:`pack_memmap`.
+
+    Returns:
+        The loaded collection: not locked, with its tensors in one mapping of the file.
+    """
+    if return_early:
+        raise NotImplementedError("return_early=True is not supported for an archive: wait for the save")
+    path = os.path.abspath(os.fspath(prefix))
+    method = method_of(compression)
+    if not existsok and os.path.lexists(path):
+        raise RuntimeError(f"the file {path} already exists: pass existsok=True to replace it")
+    plan = plan_for(node, robust_key=robust_key is not False, allow_pickle=allow_pickle)
+    members = [
+        Member(folder.join(name), content, len(content), False)
+        for folder in plan.folders
+        for name, content in {META: folder.json(), **folder.blobs}.items()
+    ]
+    described = len(members)
+    members += _members_of(plan, like)
+    with staged_file(path) as fd:
+        starts = write_archive(fd, path, members, method, None, num_threads)
+        size = os.fstat(fd).st_size
+    if method != STORED:
+        from tensordict_lite.memmap.load import load_collection
+
+        return load_collection(path, robust_key=robust_key, num_threads=num_threads, allow_pickle=allow_pickle)
+    storage = hold_many(map_file(path, size, writable=like))
+    out = node._with_leaves(_mapped(plan, storage, starts[described:]))
+    out._set_device(_CPU)
+    return out
+
+
+def _members_of(plan: Plan, like: bool) -> Iterator[Member]:
+    """The data of all tensors, in their order."""
+    for leaf in plan.leaves:
+        tensor = leaf.tensor
+        if tensor.is_nested:
+            yield _member(leaf.file, nested.buffer_of(tensor), like)
+            yield _member(nested.shape_file(leaf.file), nested.sizes(tensor), False)
+        else:
+            nbytes = leaf.nbytes
+            if nbytes:
+                yield _new_member(Member, (leaf.file, Zeros(nbytes) if like else tensor, nbytes, True))
+
+
+_new_member = tuple.__new__  # a third of the price of the constructor of a named tuple
+
+
+def _member(file: str, tensor: Tensor, like: bool) -> Member:
+    nbytes = tensor.numel() * tensor.element_size()
+    return Member(file, Zeros(nbytes) if like else tensor, nbytes)
+
+
+def _mapped(plan: Plan, storage: torch.UntypedStorage, starts: list[int]) -> Iterator[Tensor]:
+    """The tensors of a plan where they lie in the archive that was written."""
+    places: list[Place] = []
+    at = iter(starts)
+    for leaf in plan.leaves:
+        tensor = leaf.tensor
+        if tensor.is_nested:
+            places.append((next(at), tensor.dtype, (nested.count(tensor),)))
+            next(at)  # the table of its shapes
+        elif tensor.numel():
+            places.append((next(at), tensor.dtype, tensor.shape))
+    pieces = iter(Pieces(storage, MemoryMappedTensor).at(places))
+    for leaf in plan.leaves:
+        tensor = leaf.tensor
+        if tensor.is_nested:
+            yield nested.mapped_view(next(pieces), nested.sizes(tensor), leaf.entry.get("layout"))
+        else:
+            yield next(pieces) if tensor.numel() else torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def pack_memmap(
+    prefix: str | os.PathLike[str],
+    archive_path: str | os.PathLike[str],
+    *,
+    compression: str | int | None = None,
+    compresslevel: int | None = None,
+    num_threads: int = 0,
+) -> Path:
+    """Packs the folder of a saved dataset into one file, a zip archive.
+
+    The entries are the files of the folder, so ``unzip`` gives the folder back, and so does :func:`unpack_memmap`.
+    Tensors are stored as they are, and aligned, so that :meth:`TensorDict.load_memmap` maps the file and copies
+    nothing; compressed ones are smaller, and decompressed into memory when they are loaded. The archive is written
+    beside ``archive_path`` and renamed: it is there whole or not at all.
+
+    Args:
+        prefix: the folder.
+        archive_path: the file, which is replaced where it exists. Not inside ``prefix``.
+        compression: ``"stored"`` (the default), ``"deflate"``, ``"bzip2"``, ``"lzma"``, or a constant of
+            :mod:`zipfile`.
+        compresslevel: 0 to 9 for deflate, 1 to 9 for bzip2; by default 6 and 9. LZMA has none.
+        num_threads: threads that read, compress and write; 0 or 1 is this one.
+
+    Returns:
+        The path of the archive.
+
+    Raises:
+        ArchiveError: (a ValueError) ``prefix`` is no saved dataset.
+        ValueError: the archive would be inside the folder, or the compression is unknown.
+        OSError: there is no room; a file that was there stays.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from tensordict_lite import TensorDict, pack_memmap
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> _ = TensorDict({"a": torch.arange(3)}, [3]).memmap(f"{folder.name}/data")
+        >>> archive = pack_memmap(f"{folder.name}/data", f"{folder.name}/data.tdz")
+        >>> archive.name, TensorDict.load_memmap(archive)["a"]
+        ('data.tdz', MemoryMappedTensor([0, 1, 2]))
+    """
+    root, path = os.path.abspath(os.fspath(prefix)), os.path.abspath(os.fspath(archive_path))
+    method = method_of(compression)
+    check_level(method, compresslevel)
+    if not os.path.isfile(os.path.join(root, META)):
+        raise ArchiveError(root, f"is not the folder of a saved dataset: it has no {META}")
+    names = sorted(_files_below(root), key=lambda name: (not name.endswith(META), name.count("/"), name))
+    real = os.path.realpath(path)
+    if real.startswith(os.path.realpath(root) + os.sep):
+        raise ValueError(f"the archive {path} must be outside the folder {root} that goes into it")
+    data = [FileData(os.path.join(root, name)) for name in names]
+    members = [Member(name, file, file.nbytes, name.endswith(SUFFIX)) for name, file in zip(names, data)]
+    with staged_file(path) as fd:
+        write_archive(fd, path, members, method, compresslevel, num_threads)
+    return Path(archive_path)
+
+
+def _files_below(root: str) -> Iterator[str]:
+    """Files of a dataset, relative to it; DatasetError for a link, which may lead elsewhere."""
+    pending = [""]
+    while pending:
+        folder = pending.pop()
+        with os.scandir(os.path.join(root, folder)) as found:
+            for entry in found:
+                name = f"{folder}/{entry.name}" if folder else entry.name
+                if is_temporary(entry.name):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(name)
+                elif not entry.is_file(follow_symlinks=False):
+                    raise DatasetError(entry.path, "is a link or a special file; a dataset has only files and folders")
+                else:
+                    yield name
+
+
+def unpack_memmap(
+    archive_path: str | os.PathLike[str],
+    prefix: str | os.PathLike[str],
+    *,
+    max_ratio: float = MAX_RATIO,
+) -> Path:
+    """Writes the files of an archive to a folder, the inverse of :func:`pack_memmap`.
+
+    Every file is compared with its checksum. The folder is written beside ``prefix`` and moved in when it is complete,
+    as a save is; files of a dataset that is there are replaced.
+
+    Args:
+        archive_path: an archive of :func:`pack_memmap` or :meth:`TensorDict.save`, or any zip file of such a folder.
+        prefix: the folder.
+        max_ratio: bytes that a compressed entry may claim for each of its bytes: what deflate can do. More is refused,
+            because a small file could fill the disk. Raise it for an archive that you trust.
+
+    Returns:
+        The path of the folder.
+
+    Raises:
+        ArchiveError: (a ValueError) it is no archive, or one that is damaged or hostile; nothing is written.
+        OSError: there is no room.
+
+    Example:
+        >>> import os, tempfile, torch
+        >>> from tensordict_lite import TensorDict, unpack_memmap
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> _ = TensorDict({"a": torch.arange(3)}, [3]).save(f"{folder.name}/data.tdz")
+        >>> sorted(os.listdir(unpack_memmap(f"{folder.name}/data.tdz", f"{folder.name}/data")))
+        ['a.memmap', 'meta.json']
+    """
+    archive = opened(archive_path, max_ratio=max_ratio)
+    folders = _folders_of(archive)
+    root = os.path.abspath(os.fspath(prefix))
+    staging = Staging(root)
+    try:
+        check_room(root, sum(entry.size for entry in archive.entries.values()))
+        for folder in folders:
+            os.makedirs(os.path.join(staging.root, folder), exist_ok=True)
+        for entry in archive.entries.values():
+            _extract(archive, entry, os.path.join(staging.root, entry.name))
+        metas = [folder for folder in folders if _join(folder, META) in archive.entries]
+        files = [name for name in archive.entries if name.rpartition("/")[2] != META]
+        staging.commit(files, metas)
+    except BaseException:
+        staging.abort()
+        raise
+    return Path(prefix)
+
+
+def _join(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def _folders_of(archive: Archive) -> list[str]:
+    """All folders of an archive, outermost first."""
+    found = {""}
+    for name in archive.entries:
+        folder = name.rpartition("/")[0]
+        while folder not in found:
+            found.add(folder)
+            folder = folder.rpartition("/")[0]
+    for folder in found:
+        if folder in archive.entries:
+            raise ArchiveError(archive.path, f"has both a file and a folder called {folder!r}")
+    return sorted(found, key=lambda folder: (folder.count("/") + bool(folder), folder))
+
+
+def _extract(archive: Archive, entry: Entry, path: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        at = 0
+        for block in archive.blocks(entry):
+            write_all(fd, memoryview(block), at, path)
+            at += len(block)
+    finally:
+        os.close(fd)
+
+
+def is_memmap_archive(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is an archive of a dataset: a zip file with a ``meta.json`` at its top.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from tensordict_lite import TensorDict, is_memmap_archive
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> _ = TensorDict({"a": torch.arange(3)}, [3]).save(f"{folder.name}/data.tdz")
+        >>> is_memmap_archive(f"{folder.name}/data.tdz"), is_memmap_archive(folder.name)
+        (True, False)
+    """
+    try:
+        opened(path)
+    except (DatasetError, OSError):
+        return False
+    return True
+
+
+def refresh_archive_checksums(archive_path: str | os.PathLike[str], num_threads: int | None = None) -> Path:
+    """Writes the checksums of an archive anew, after its tensors were written to in place.
+
+    A dataset that is loaded with ``mode="r+"``, or made by :meth:`TensorDict.memmap_like`, is written to without the
+    archive knowing. Loading does not compare the checksums of tensors that it maps; ``unzip``, :func:`unpack_memmap`
+    and :func:`verify` do.
+
+    Args:
+        archive_path: the archive.
+        num_threads: threads that read; by default one a core.
+
+    Returns:
+        The path of the archive.
+
+    Raises:
+        ArchiveError: (a ValueError) it is no archive.
+
+    Example:
+        >>> import tempfile, torch, zipfile
+        >>> from tensordict_lite import TensorDict, refresh_archive_checksums
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> _ = TensorDict({"a": torch.zeros(3)}, [3]).save(f"{folder.name}/data.tdz")
+        >>> _ = TensorDict.load_memmap(f"{folder.name}/data.tdz", mode="r+")["a"].add_(1)
+        >>> zipfile.ZipFile(f"{folder.name}/data.tdz").testzip()  # the first entry that differs
+        'a.memmap'
+        >>> _ = refresh_archive_checksums(f"{folder.name}/data.tdz")
+        >>> zipfile.ZipFile(f"{folder.name}/data.tdz").testzip()
+    """
+    archive = opened(archive_path, writable=True)
+    for entry, crc in checksums(archive, num_threads):
+        if crc == entry.crc:
+            continue
+        if entry.is_streamed:
+            raise ArchiveError(
+                archive.path, f"the entry {entry.name!r} has its checksum behind its data; pack the folder again"
+            )
+        value = crc.to_bytes(4, "little")
+        for at in (entry.offset + LOCAL_CRC, entry.record + CENTRAL_CRC):
+            archive.data[at : at + 4] = value
+    return Path(archive_path)
+
+
+def checksums(archive: Archive, num_threads: int | None) -> Iterator[tuple[Entry, int]]:
+    """Every stored entry with the CRC of its data as it is now."""
+    stored = [entry for entry in archive.entries.values() if entry.method == STORED]
+    with ThreadPoolExecutor(max(1, num_threads or len(os.sched_getaffinity(0)))) as pool:
+        yield from zip(stored, pool.map(lambda entry: zlib.crc32(archive.raw(entry)), stored))

@@ -1,0 +1,170 @@
+"""Loading a collection from an archive: the walk of :class:`Loader`, over entries in place of files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite.errors import ArchiveError, DatasetError
+from tensordict_lite.memmap.archive.read import Archive, opened
+from tensordict_lite.memmap.archive.zipformat import STORED, Entry
+from tensordict_lite.memmap.format import (
+    META,
+    SUFFIX,
+    LeafMeta,
+    NodeMeta,
+    check_size,
+    decode_json,
+    encode_key,
+    parse_meta,
+)
+from tensordict_lite.memmap.load import DTYPES, Loader
+from tensordict_lite.memmap.pieces import Place
+
+__all__ = ["ArchiveLoader"]
+
+_CPU = torch.device("cpu")
+_empty = torch.empty
+
+
+def looks_consolidated(path: str) -> bool:
+    """Whether a file ends as one of ``consolidate()``: with the length of an object in JSON before that length."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size <= 10:
+            return False
+        file.seek(size - 8)
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= size - 8:
+            return False
+        file.seek(size - 8 - length)
+        return file.read(1) == b"{"
+
+
+@dataclass(slots=True)
+class ArchiveLoader(Loader):
+    """Reads the folders of an archive. A path is that of the archive, with the name of an entry behind it."""
+
+    archive: Archive = None  # type: ignore[assignment]
+    num_threads: int = 0
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+    """Compressed tensors that have room, and no data yet."""
+    folders: dict[str, list[str]] | None = None
+    """What is in each folder, once somebody has asked."""
+
+    @classmethod
+    def open(cls, path: str, num_threads: int, options: dict[str, Any]) -> ArchiveLoader:
+        """The loader of an archive; ``options`` are those of :class:`Loader`."""
+        try:
+            archive = opened(path, options["mode"] == "r+")
+        except ArchiveError as err:
+            if not looks_consolidated(path):
+                raise
+            raise ArchiveError(
+                path, f"{err.reason}; it looks like a file of consolidate(): load it with from_consolidated"
+            ) from None
+        return cls(**options, archive=archive, num_threads=num_threads)
+
+    def _name(self, path: str) -> str:
+        return path[len(self.archive.path) + 1 :]
+
+    def _entry(self, path: str) -> Entry | None:
+        return self.archive.entries.get(self._name(path))
+
+    def meta(self, folder: str, *, nested: bool = False) -> NodeMeta:
+        path = f"{folder}/{META}"
+        name = self._name(path)
+        if name not in self.archive.entries:
+            raise DatasetError(folder, "a nested collection is missing in the archive; was it packed completely?")
+        return self._complete(parse_meta(path, folder, decode_json(path, self.archive.content(name))))
+
+    def exists(self, path: str) -> bool:
+        name = self._name(path)
+        return name in self.archive.entries or name in self._folders()
+
+    def names(self, folder: str) -> list[str]:
+        return self._folders().get(self._name(folder), [])
+
+    def _folders(self) -> dict[str, list[str]]:
+        if self.folders is None:
+            self.folders = found = {"": []}
+            for name in self.archive.entries:
+                folder, _, last = name.rpartition("/")
+                while folder not in found:
+                    found[folder] = [last]
+                    folder, _, last = folder.rpartition("/")
+                else:
+                    found[folder].append(last)
+        return self.folders
+
+    def content(self, path: str) -> bytes:
+        return self.archive.content(self._name(path))
+
+    def flat(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], nbytes: int, room: int | None) -> Tensor:
+        entry = self._checked(path, nbytes, room)
+        if entry is None:
+            return _empty(shape, dtype=dtype)
+        return self.archive.tensor(entry, dtype, shape, nbytes // dtype.itemsize)
+
+    def _checked(self, path: str, nbytes: int, room: int | None) -> Entry | None:
+        """The entry of a tensor, of the right size; ``None`` where there is nothing in it."""
+        entry = self._entry(path)
+        if entry is None:
+            if not nbytes:
+                return None
+            raise DatasetError(path, "the data of a tensor is missing in the archive; was it packed completely?")
+        check_size(path, entry.size, nbytes, room)
+        return entry if nbytes else None
+
+    def leaves(self, folder: str, leaves: dict[str, LeafMeta], source: dict[str, Any]) -> None:
+        if self.empty or self.device not in (None, _CPU):
+            for key, leaf in leaves.items():
+                source[key] = self.leaf(folder, key, leaf)
+            return
+        archive = self.archive
+        entries, starts = archive.entries, archive.starts
+        keys: list[str] = []
+        places: list[Place] = []
+        prefix = self._name(folder + "/")
+        name_of = encode_key if self.robust_key else str
+        for key, leaf in leaves.items():
+            dtype, shape, nbytes, is_nested, _, _, _ = leaf
+            entry = entries.get(f"{prefix}{key if key.isidentifier() else name_of(key)}{SUFFIX}")
+            if entry is not None and entry[5] == nbytes and not is_nested:
+                known = DTYPES.get(dtype)
+                start = starts[entry[0]]
+                if known is not None and entry[2] == STORED and start % known.itemsize == 0:
+                    source[key] = None  # its place among the keys
+                    keys.append(key)
+                    places.append((start, known, shape))
+                    continue
+            source[key] = self.leaf(folder, key, leaf) if not self._can_wait(entry, leaf) else self._later(entry, leaf)
+        source.update(zip(keys, archive.pieces.at(places)))
+
+    def _can_wait(self, entry: Entry | None, leaf: LeafMeta) -> bool:
+        """Whether the data of a tensor may be decompressed beside that of others."""
+        return (
+            self.num_threads > 1
+            and entry is not None
+            and not leaf.is_nested
+            and entry.method != STORED
+            and entry.size == leaf.nbytes
+            and leaf.dtype in DTYPES
+        )
+
+    def _later(self, entry: Any, leaf: LeafMeta) -> Tensor:
+        out = self.archive.room_for(entry, DTYPES[leaf.dtype], leaf.shape)
+        self.waiting.append(lambda: self.archive.fill(entry, out, leaf.nbytes))
+        return out
+
+    def finish(self) -> None:
+        if self.waiting:
+            with ThreadPoolExecutor(self.num_threads, "archive") as pool:
+                list(pool.map(lambda fill: fill(), self.waiting))
+            self.waiting.clear()

@@ -1,0 +1,351 @@
+"""Writing an archive: the data of every entry aligned, so that the file can be mapped and its tensors used in place.
+
+Where entries are stored as they are, all offsets are known before a byte is written. Small entries are gathered
+into few large writes. Large ones are written in parts, each summed right before, while it is in the cache of the
+processor; with threads, these sum (or compress) the parts that come next while this one writes. One thread writes:
+file systems let no second one into the same file.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from tensordict_lite.memmap.archive import crc
+from tensordict_lite.memmap.archive.codec import compressed, credible, deflated_block
+from tensordict_lite.memmap.archive.zipformat import (
+    DEFLATED,
+    MAX_DIRECTORY,
+    STORED,
+    Entry,
+    central_record,
+    end_records,
+    local_header,
+    padding,
+    stored_headers,
+)
+from tensordict_lite.memmap.files import all_bytes, byte_blocks, write_all
+from tensordict_lite.memmap.mapping import check_room, reserve
+
+__all__ = ["FileData", "Member", "Zeros", "write_archive"]
+
+_SMALL = 1 << 20  # data that is gathered with that of other entries into one write
+_GATHER = 8 << 20
+_PART = 1 << 20  # what is summed, and then written; with threads, so many
+_PARTS = 4
+_BLOCK = 8 << 20  # what is deflated at a time
+_WHOLE = 64 << 20  # data that is compressed by other methods in one go
+
+
+class FileData:
+    """The content of a file, as long as it was when it was opened."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.nbytes = os.stat(path).st_size
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """A part of it.
+
+        Raises:
+            OSError: the file has become shorter.
+        """
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            view, done = memoryview(bytearray(stop - start)), 0
+            while done < len(view):
+                count = os.preadv(fd, [view[done:]], start + done)
+                if not count:
+                    raise OSError(f"{self.path} has become shorter while it was packed")
+                done += count
+        finally:
+            os.close(fd)
+        return view
+
+
+class Zeros:
+    """Zero bytes, for which room is made in the archive and nothing is written."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+
+Data = bytes | Tensor | FileData | Zeros
+
+
+class Member(NamedTuple):
+    """An entry that is to be written."""
+
+    name: str
+    data: Data
+    nbytes: int
+    is_payload: bool = True
+    """Whether it is aligned, or compressed where that is asked for; metadata is not."""
+
+
+def write_archive(
+    fd: int,
+    path: str,
+    members: Sequence[Member],
+    method: int = STORED,
+    level: int | None = None,
+    num_threads: int = 0,
+) -> list[int]:
+    """Writes an archive to an empty file.
+
+    Args:
+        fd: the file.
+        path: how messages name it.
+        members: its entries.
+        method: of the compression of payloads.
+        level: of the compression, ``None`` for that of the method.
+        num_threads: threads that sum and compress; 0 or 1 is this one.
+
+    Returns:
+        Where the data of each member starts, where they are stored.
+
+    Raises:
+        OSError: there is no room.
+    """
+    if method == STORED:
+        check_room(path, sum(member.nbytes for member in members))
+    pool = ThreadPoolExecutor(num_threads, "archive") if num_threads > 1 else None
+    writer = _Writer(fd, path, pool, 4 * num_threads)
+    try:
+        if method == STORED:
+            writer.store(members)
+        else:
+            writer.store([member for member in members if not member.is_payload])
+            writer.compress([member for member in members if member.is_payload], method, level)
+        writer.end()
+    finally:
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+    return writer.starts
+
+
+class _Writer:
+    """The file, how far it is written, and the records of its directory."""
+
+    def __init__(self, fd: int, path: str, pool: ThreadPoolExecutor | None, ahead: int) -> None:
+        self.fd = fd
+        self.path = path
+        self.pool = pool
+        self.ahead = ahead
+        self.at = 0
+        self.records: list[bytes] = []
+        self.starts: list[int] = []
+
+    def end(self) -> None:
+        directory = b"".join(self.records)
+        if len(directory) > MAX_DIRECTORY:
+            raise ValueError(
+                f"an archive has no room for {len(self.records):,} entries, whose directory would have "
+                f"{len(directory):,} bytes: save a folder"
+            )
+        write_all(self.fd, directory + end_records(len(self.records), self.at, len(directory)), self.at, self.path)
+
+    def _in_order(self, work: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+        """Results in the order of the jobs, of which a bounded number is under way."""
+        if self.pool is None:
+            for job in jobs:
+                yield work(*job)
+            return
+        waiting: deque[Future[Any]] = deque()
+        for job in jobs:
+            waiting.append(self.pool.submit(work, *job))
+            if len(waiting) > self.ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+    # -- stored --------------------------------------------------------------------------------------------
+
+    def store(self, members: Sequence[Member]) -> None:
+        """Entries as they are."""
+        pieces: list[Any] = []
+        first = at = self.at
+        large = [member for member in members if member.nbytes >= _SMALL and type(member.data) is not Zeros]
+        length = _PART if self.pool is None else _PARTS * _PART
+        jobs = (job for member in large for job in _parts_of(member.data, member.nbytes, length))
+        parts = self._in_order(_summed, jobs)
+        starts, records = self.starts, self.records
+        for name, data, nbytes, is_payload in members:
+            raw = name.encode()
+            pad = padding(at, raw, nbytes) if is_payload else 0
+            if nbytes < _SMALL:
+                body = _small_data(data)
+                header, record = stored_headers(raw, zlib.crc32(body), nbytes, at, pad)
+                pieces += (header, body)
+                at += len(header)
+                starts.append(at)
+                records.append(record)
+                at += nbytes
+                if at - first >= _GATHER:
+                    write_all(self.fd, b"".join(pieces), first, self.path)
+                    pieces, first = [], at
+                continue
+            total = crc.of_zeros(nbytes) if type(data) is Zeros else 0
+            header, record = stored_headers(raw, total, nbytes, at, pad)
+            write_all(self.fd, b"".join((*pieces, header)), first, self.path)
+            start = at + len(header)
+            pieces, first = [], start + nbytes
+            if type(data) is Zeros:
+                reserve(self.fd, first, self.path, start=start)
+            else:
+                total = self._write_parts(parts, start, nbytes)
+                header, record = stored_headers(raw, total, nbytes, at, pad)
+                write_all(self.fd, header, at, self.path)
+            starts.append(start)
+            records.append(record)
+            at = first
+        if pieces:
+            write_all(self.fd, b"".join(pieces), first, self.path)
+        self.at = at
+
+    def _write_parts(self, parts: Iterator[tuple[Any, int, int]], start: int, nbytes: int) -> int:
+        """The CRC of large data, whose parts come next."""
+        total, done = 0, 0
+        while done < nbytes:
+            part, own, length = next(parts)
+            write_all(self.fd, part, start + done, self.path)
+            total = crc.combine(total, own, length)
+            done += length
+        return total
+
+    # -- compressed ----------------------------------------------------------------------------------------
+
+    def compress(self, members: Sequence[Member], method: int, level: int | None) -> None:
+        """Entries, compressed. Where one would claim more than readers believe, it is deflated instead."""
+        pending = _Pending(self)
+        for member, chunks, is_last in self._in_order(_packed, _packing_jobs(members, method, level)):
+            pending.add(member, chunks)
+            if is_last and not pending.finish(member, method):
+                for job in _packing_jobs([member], DEFLATED, None):
+                    pending.add(member, _packed(*job)[1])
+                pending.finish(member, DEFLATED)
+
+
+class _Pending:
+    """An entry that is being compressed: its data is behind the room for its header."""
+
+    def __init__(self, writer: _Writer) -> None:
+        self.writer = writer
+        self.header = self.packed = self.total = 0
+
+    def add(self, member: Member, chunks: Iterable[tuple[Any, int, int]]) -> None:
+        """Writes some of its data: (compressed bytes, CRC and length of what is in them)."""
+        writer = self.writer
+        if not self.header:
+            largest = member.nbytes + (member.nbytes >> 6) + 1024  # of what does not compress
+            self.header = len(local_header(Entry("", member.name.encode(), 0, 0, largest, largest, writer.at)))
+        for chunk, own, length in chunks:
+            self.total = crc.combine(self.total, own, length)
+            write_all(writer.fd, chunk, writer.at + self.header + self.packed, writer.path)
+            self.packed += len(chunk)
+
+    def finish(self, member: Member, method: int) -> bool:
+        """Writes its header, unless readers would not believe it: then it is to be compressed anew."""
+        writer, header, packed = self.writer, self.header, self.packed
+        entry = Entry(member.name, member.name.encode(), method, self.total, packed, member.nbytes, writer.at)
+        self.header = self.packed = self.total = 0
+        if method != DEFLATED and not credible(entry):
+            return False
+        short = header - len(local_header(entry))  # where there is room for 64-bit sizes
+        write_all(writer.fd, local_header(entry, short), writer.at, writer.path)
+        writer.records.append(central_record(entry))
+        writer.at += header + packed
+        return True
+
+
+def _summed(read: Callable[[int, int], Any], start: int, stop: int) -> tuple[Any, int, int]:
+    part = read(start, stop)
+    return part, zlib.crc32(part), stop - start
+
+
+def _small_data(data: Data) -> Any:
+    """All data of an entry in one buffer."""
+    if isinstance(data, Tensor):
+        return all_bytes(data)
+    if isinstance(data, FileData):
+        return data.read(0, data.nbytes)
+    return bytes(data.nbytes) if isinstance(data, Zeros) else data
+
+
+def _parts_of(data: Data, nbytes: int, size: int) -> Iterator[tuple[Any, int, int]]:
+    """Data as (function that reads, start, stop), part by part."""
+    if isinstance(data, Tensor):
+        for block in byte_blocks(data):
+            flat = block.reshape(-1).view("u1")
+            for start in range(0, len(flat), size):
+                yield (lambda first, last, flat=flat: flat[first:last]), start, min(start + size, len(flat))
+        return
+    if isinstance(data, FileData):
+        read: Any = data.read
+    else:
+        read = lambda first, last: memoryview(data)[first:last]  # noqa: E731
+    for start in range(0, nbytes, size):
+        yield read, start, min(start + size, nbytes)
+
+
+def _blocks_of(data: Data, nbytes: int) -> Iterator[Any]:
+    """Data in blocks, to be compressed."""
+    if isinstance(data, Tensor):
+        yield from byte_blocks(data, _BLOCK)
+    elif isinstance(data, FileData):
+        for start in range(0, nbytes, _BLOCK):
+            yield data.read(start, min(start + _BLOCK, nbytes))
+    else:
+        yield _small_data(data)
+
+
+def _with_last(blocks: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+    """Blocks, each with whether it is the last; one empty block where there are none."""
+    previous: Any = None
+    for block in blocks:
+        if previous is not None:
+            yield previous, False
+        previous = block
+    yield b"" if previous is None else previous, True
+
+
+def _packing_jobs(members: Sequence[Member], method: int, level: int | None) -> Iterator[tuple[Any, ...]]:
+    """What is compressed at a time: a block that is deflated, or an entry where the method needs all of it."""
+    for member in members:
+        if method == DEFLATED:
+            for block, is_last in _with_last(_blocks_of(member.data, member.nbytes)):
+                yield member, method, level, block, is_last
+        else:
+            yield member, method, level, None, True
+
+
+def _packed(member: Member, method: int, level: int | None, block: Any, is_last: bool) -> tuple[Member, Any, bool]:
+    """The member, its compressed chunks with the CRC and length of what is in them, and whether that is all."""
+    if method == DEFLATED:
+        chunk = deflated_block(block, level, is_last)
+        return member, [(chunk, zlib.crc32(block), memoryview(block).nbytes)], is_last
+    stream = _summed_stream(member, method, level)
+    # A large one is compressed by the thread that writes, as it goes: nothing holds all of it.
+    return member, stream if member.nbytes > _WHOLE else list(stream), is_last
+
+
+def _summed_stream(member: Member, method: int, level: int | None) -> Iterator[tuple[bytes, int, int]]:
+    """An entry compressed with a method whose blocks depend on each other: the CRC comes at the end."""
+    total = nbytes = 0
+
+    def summed() -> Iterator[Any]:
+        nonlocal total, nbytes
+        for block in _blocks_of(member.data, member.nbytes):
+            total = zlib.crc32(block, total)
+            nbytes += memoryview(block).nbytes
+            yield block
+
+    for chunk in compressed(method, summed(), level):
+        yield chunk, 0, 0
+    yield b"", total, nbytes

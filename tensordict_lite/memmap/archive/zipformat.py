@@ -1,0 +1,351 @@
+"""The zip format as bytes: headers written, and a directory from outside read and checked; no file, no tensor.
+
+An archive is, in this order, for every entry a *local header*, padding and the data; then the *directory*, with a
+record an entry; then the *end*, which says where the directory is. Sizes and offsets of 4 GiB or more, and more than
+65 534 entries, stand in 64-bit extensions (ZIP64) of all three. (APPNOTE.TXT of PKWARE, sections 4.3 and 4.5.)
+
+Nothing that is read here is believed: every number is compared with the size of the file and with the second
+place where the format has it, before anything is made of it.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+from tensordict_lite.errors import ArchiveError
+
+__all__ = [
+    "ALIGN",
+    "BZIP2",
+    "DEFLATED",
+    "LZMA",
+    "STORED",
+    "Entry",
+    "central_record",
+    "data_start",
+    "end_records",
+    "entries",
+    "find_directory",
+    "local_header",
+    "padding",
+    "stored_headers",
+]
+
+STORED, DEFLATED, BZIP2, LZMA = 0, 8, 12, 14
+METHODS = {STORED, DEFLATED, BZIP2, LZMA}
+ALIGN = 64  # of stored data: a cache line, and a multiple of every element size
+
+_LOCAL = struct.Struct("<4s5H3L2H")
+_CENTRAL = struct.Struct("<4s6H3L5H2L")
+_END = struct.Struct("<4s4H2LH")
+_END64 = struct.Struct("<4sQ2H2L4Q")
+_LOCATOR64 = struct.Struct("<4sLQL")
+_LOCAL_SIGNATURE, _CENTRAL_SIGNATURE, _END_SIGNATURE = b"PK\3\4", b"PK\1\2", b"PK\5\6"
+_END64_SIGNATURE, _LOCATOR64_SIGNATURE = b"PK\6\6", b"PK\6\7"
+
+_MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
+_MANY, _WIDE = _MAX16, _MAX32  # entries, and bytes, from which the 64-bit extensions are written
+_DATE = (1 << 5) | 1  # 1 January 1980, so that the same data makes the same file
+_UNIX_FILE = 0o100644 << 16
+_UTF8, _ENCRYPTED, _STREAMED = 0x800, 0x1 | 0x40 | 0x2000, 0x8
+_PADDING_ID = b"td"
+MAX_DIRECTORY = 1 << 30
+LOCAL_CRC, CENTRAL_CRC = 14, 16  # where the CRC is, from the start of a local header and of a record
+
+
+class Entry(NamedTuple):
+    """One entry of the directory."""
+
+    name: str
+    """Path with ``/``, that of a file below the folder."""
+    raw: bytes
+    """The same as it stands in the archive."""
+    method: int
+    """``STORED``, ``DEFLATED``, ``BZIP2`` or ``LZMA``."""
+    crc: int
+    """CRC-32 of the data, before compression."""
+    compressed: int
+    """Bytes in the archive."""
+    size: int
+    """Bytes of the data."""
+    offset: int
+    """Of the local header."""
+    record: int = 0
+    """Of the record in the directory."""
+    flags: int = 0
+    """General-purpose bits."""
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether sizes and CRC follow the data, because they were not known before it was written."""
+        return bool(self.flags & _STREAMED)
+
+
+# -- writing -----------------------------------------------------------------------------------------------------
+
+
+def padding(offset: int, name: bytes, size: int) -> int:
+    """Bytes of padding in a local header at ``offset``, for its data to be aligned."""
+    length = -(offset + _LOCAL.size + len(name) + (20 if size >= _WIDE else 0)) % ALIGN
+    return length if not length or length >= 4 else length + ALIGN
+
+
+_PADDING = [b"", *(_PADDING_ID + max(0, n - 4).to_bytes(2, "little") + bytes(max(0, n - 4)) for n in range(1, 256))]
+
+
+def stored_headers(name: bytes, crc: int, size: int, offset: int, pad: int) -> tuple[bytes, bytes]:
+    """Local header and record of a stored entry. ``pad`` is 0 or at least 4."""
+    if size >= _WIDE or offset >= _WIDE:
+        entry = Entry("", name, STORED, crc, size, size, offset)
+        return local_header(entry, pad), central_record(entry)
+    flags = 0 if name.isascii() else _UTF8
+    n = len(name)
+    local = _LOCAL.pack(_LOCAL_SIGNATURE, 20, flags, STORED, 0, _DATE, crc, size, size, n, pad) + name + _PADDING[pad]
+    record = _CENTRAL.pack(
+        _CENTRAL_SIGNATURE, 3 << 8 | 20, 20, flags, STORED, 0, _DATE, crc, size, size, n, 0, 0, 0, 0, _UNIX_FILE, offset
+    )
+    return local, record + name
+
+
+def local_header(entry: Entry, pad: int = 0) -> bytes:
+    """What stands in front of the data of an entry; ``pad`` is 0 or at least 4."""
+    name, size, compressed, extra = entry.raw, entry.size, entry.compressed, b""
+    if size >= _WIDE or compressed >= _WIDE:
+        extra = struct.pack("<2H2Q", 1, 16, size, compressed)
+        size = compressed = _MAX32
+    needed = 45 if extra else 20
+    extra += _PADDING[pad]
+    flags = 0 if name.isascii() else _UTF8
+    fixed = _LOCAL.pack(
+        _LOCAL_SIGNATURE, needed, flags, entry.method, 0, _DATE, entry.crc, compressed, size, len(name), len(extra)
+    )
+    return fixed + name + extra
+
+
+def central_record(entry: Entry) -> bytes:
+    """The record of an entry in the directory."""
+    name = entry.raw
+    size, compressed, offset, extra = entry.size, entry.compressed, entry.offset, b""
+    if size >= _WIDE or compressed >= _WIDE or offset >= _WIDE:
+        wide = []
+        if size >= _WIDE or compressed >= _WIDE:
+            wide += [size, compressed]
+            size = compressed = _MAX32
+        if offset >= _WIDE:
+            wide.append(offset)
+            offset = _MAX32
+        extra = struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide)
+    needed = 45 if extra else 20
+    flags = 0 if name.isascii() else _UTF8
+    fixed = _CENTRAL.pack(
+        _CENTRAL_SIGNATURE, 3 << 8 | needed, needed, flags, entry.method, 0, _DATE, entry.crc, compressed, size,
+        len(name), len(extra), 0, 0, 0, _UNIX_FILE, offset,
+    )  # fmt: skip
+    return fixed + name + extra
+
+
+def end_records(count: int, offset: int, size: int) -> bytes:
+    """What ends an archive whose directory of ``count`` records has ``size`` bytes at ``offset``."""
+    out = b""
+    if count >= _MANY or offset >= _WIDE or size >= _WIDE:
+        length = _END64.size - 12
+        out = _END64.pack(_END64_SIGNATURE, length, 3 << 8 | 45, 45, 0, 0, count, count, size, offset)
+        out += _LOCATOR64.pack(_LOCATOR64_SIGNATURE, 0, offset + size, 1)
+    few = _MAX16 if count >= _MANY else count
+    low, short = (_MAX32 if n >= _WIDE else n for n in (offset, size))
+    return out + _END.pack(_END_SIGNATURE, 0, 0, few, few, short, low, 0)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------
+
+
+def find_directory(path: str, data: Any) -> tuple[int, int, int]:
+    """Records, offset and bytes of the directory of an archive.
+
+    Args:
+        path: the archive, for messages.
+        data: its bytes (a memoryview).
+
+    Raises:
+        ArchiveError: it is no zip file, or its end does not add up.
+    """
+    total = len(data)
+    tail = bytes(data[max(0, total - _MAX16 - _END.size) :])
+    at = tail.rfind(_END_SIGNATURE)
+    while at >= 0:
+        if at + _END.size <= len(tail):
+            fields = _END.unpack_from(tail, at)
+            if at + _END.size + fields[7] == len(tail):
+                return _directory(path, data, total - len(tail) + at, fields)
+        at = tail.rfind(_END_SIGNATURE, 0, at)
+    if bytes(data[:4]) == _LOCAL_SIGNATURE:
+        raise ArchiveError(path, "is a zip file without its end: it was truncated, or is being copied still")
+    raise ArchiveError(
+        path, "is a file, but not an archive of a dataset (a zip file with a meta.json), so it cannot be loaded"
+    )
+
+
+def _directory(path: str, data: Any, end: int, fields: tuple[Any, ...]) -> tuple[int, int, int]:
+    _, disk, first_disk, here, count, size, offset, _ = fields
+    stop = end
+    if count == _MAX16 or size == _MAX32 or offset == _MAX32:
+        found = _directory64(path, data, end)
+        if found is not None:
+            (disk, first_disk, here, count, size, offset), stop = found
+    if disk or first_disk or here != count:
+        raise ArchiveError(path, "is a part of an archive that was split, and the other parts are not read")
+    if offset + size != stop:
+        raise ArchiveError(
+            path,
+            f"its end says that the directory has {size:,} bytes at {offset:,}, and there are {stop:,} bytes before "
+            "it: the file was truncated, edited, or something was put in front of it",
+        )
+    if size > MAX_DIRECTORY or count * _CENTRAL.size > size:
+        raise ArchiveError(path, f"a directory of {count:,} entries in {size:,} bytes is not credible")
+    return count, offset, size
+
+
+def _directory64(path: str, data: Any, end: int) -> tuple[tuple[int, ...], int] | None:
+    """The fields of a ZIP64 end, and where it starts; ``None`` where there is none."""
+    at = end - _LOCATOR64.size
+    if at < 0 or bytes(data[at : at + 4]) != _LOCATOR64_SIGNATURE:
+        return None
+    _, disk, where, disks = _LOCATOR64.unpack_from(data, at)
+    if disk or disks > 1:
+        raise ArchiveError(path, "is a part of an archive that was split, and the other parts are not read")
+    if where + _END64.size != at or bytes(data[where : where + 4]) != _END64_SIGNATURE:
+        raise ArchiveError(path, "the 64-bit end of the archive is not where it should be")
+    _, length, _, _, *rest = _END64.unpack_from(data, where)
+    if length != _END64.size - 12:
+        raise ArchiveError(path, f"the 64-bit end of the archive has {length:,} bytes, which is not its size")
+    return tuple(rest), where
+
+
+def entries(path: str, data: Any, count: int, offset: int, size: int) -> list[Entry]:
+    """The records of the directory that :func:`find_directory` found; folders are left out.
+
+    Raises:
+        ArchiveError: a record is wrong, or says what no archive of a dataset says: encryption, an unknown compression,
+            a link, a name that leaves the folder.
+    """
+    directory = bytes(data[offset : offset + size])
+    unpack, width, make = _CENTRAL.unpack_from, _CENTRAL.size, tuple.__new__
+    found: list[Any] = []
+    at = 0
+    for _ in range(count):
+        if at + width > size or directory[at : at + 4] != _CENTRAL_SIGNATURE:
+            raise ArchiveError(path, f"the directory is damaged at byte {offset + at:,}")
+        (
+            _, made, _, flags, method, _, _, crc, compressed, length, name_length, extra_length, comment_length, disk,
+            _, attributes, start,
+        ) = unpack(directory, at)  # fmt: skip
+        stop = at + width + name_length
+        raw = directory[at + width : stop]
+        after = stop + extra_length + comment_length
+        if after > size:
+            raise ArchiveError(path, f"the directory is damaged at byte {offset + at:,}")
+        if compressed == _MAX32 or length == _MAX32 or start == _MAX32:
+            extra = directory[stop : stop + extra_length]
+            length, compressed, start = _wide(path, raw, extra, length, compressed, start)
+        kind = attributes >> 28 if made >> 8 == 3 else 0
+        if flags & _ENCRYPTED or method not in METHODS or disk or kind not in (0, 4, 8):
+            raise ArchiveError(path, f"the entry {_shown(raw)} {_refusal(flags, method, disk)}")
+        found.append((raw, method, crc, compressed, length, start, offset + at, flags))
+        at = after
+    if at != size:
+        raise ArchiveError(path, f"the directory has {size - at:,} bytes behind its {count:,} records")
+    names = _names(path, found)
+    return [make(Entry, (name, *fields)) for name, fields in zip(names, found) if name[-1] != "/"]
+
+
+def _names(path: str, found: list[Any]) -> list[str]:
+    """The names of entries (raw name first, flags last). A look at all of them together spares one at each."""
+    together = b"\n".join([fields[0] for fields in found])
+    odd = (b"..", b"./", b"//", b"\n/", b"\n\n", b".\n", b"\0")
+    if together.isascii() and not any(part in together for part in odd):
+        names = together.decode().split("\n")
+        if len(names) == len(found) and together[:1] not in (b"/", b"\n", b"") and together[-1:] not in (b".", b"\n"):
+            return names
+    return [_name(path, fields[0], fields[-1]) for fields in found]
+
+
+def _shown(raw: bytes) -> str:
+    return repr(raw.decode("utf-8", "replace")[:100])
+
+
+def _name(path: str, raw: bytes, flags: int) -> str:
+    try:
+        name = raw.decode("ascii" if raw.isascii() else "utf-8" if flags & _UTF8 else "cp437")
+    except UnicodeDecodeError:
+        raise ArchiveError(path, f"the name of an entry is not text: {raw[:60]!r}") from None
+    if "\0" in name or ".." in name or "//" in name or name[:1] in ("/", "") or "./" in name or name[-1:] == ".":
+        parts = name.removesuffix("/").split("/")
+        if "\0" in name or any(part in ("", ".", "..") for part in parts):
+            raise ArchiveError(path, f"an entry is called {name[:100]!r}, which is no path inside a folder")
+    return name
+
+
+def _wide(path: str, name: bytes, extra: bytes, *values: int) -> list[int]:
+    """Numbers of a record or header, those that do not fit taken from its 64-bit extension."""
+    at = 0
+    while at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<2H", extra, at)
+        if kind == 1:
+            body = extra[at + 4 : at + 4 + length]
+            if len(body) == length:
+                wide = iter(struct.unpack(f"<{length // 8}Q", body[: length // 8 * 8]))
+                try:
+                    return [next(wide) if value == _MAX32 else value for value in values]
+                except StopIteration:
+                    break
+        at += 4 + length
+    what = f"the entry {_shown(name)} has a size that stands nowhere (its 64-bit extension is missing)"
+    raise ArchiveError(path, what)
+
+
+def _refusal(flags: int, method: int, disk: int) -> str:
+    if flags & _ENCRYPTED:
+        return "is encrypted"
+    if method not in METHODS:
+        return f"is compressed with method {method}; known are stored (0), deflate (8), bzip2 (12) and lzma (14)"
+    return "is in another part of a split archive" if disk else "is a link or a special file"
+
+
+def data_start(path: str, data: Any, entry: Entry, limit: int) -> int:
+    """Where the data of an entry starts: behind its local header, which must say what the directory says.
+
+    Args:
+        path: the archive, for messages.
+        data: its bytes.
+        entry: the entry.
+        limit: where the next entry, or the directory, starts.
+
+    Raises:
+        ArchiveError: there is no such header, or the data would reach beyond ``limit``.
+    """
+    name, raw, method, _, compressed, size, offset, _, flags = entry
+    if offset + _LOCAL.size > limit:
+        raise ArchiveError(path, f"the entry {name!r} overlaps what comes behind it, or lies outside the file")
+    signature, _, _, own_method, _, _, _, own_compressed, own_size, name_length, extra_length = _LOCAL.unpack_from(
+        data, offset
+    )
+    start = offset + _LOCAL.size + name_length + extra_length
+    if signature != _LOCAL_SIGNATURE:
+        raise ArchiveError(path, f"the entry {name!r} is not where the directory says ({offset:,})")
+    if start + compressed > limit:
+        raise ArchiveError(
+            path,
+            f"the entry {name!r} says that it has {compressed:,} bytes, which overlaps what comes behind it: there are "
+            f"{max(0, limit - start):,}",
+        )
+    if own_size == _MAX32 or own_compressed == _MAX32:
+        own_name = offset + _LOCAL.size + name_length
+        extra = bytes(data[own_name : own_name + extra_length])
+        own_size, own_compressed = _wide(path, raw, extra, own_size, own_compressed)
+    same = own_method == method and data[offset + _LOCAL.size : offset + _LOCAL.size + name_length] == raw
+    if not flags & _STREAMED:
+        same = same and (own_compressed, own_size) == (compressed, size)  # the CRC of the directory is what counts
+    if not same or (method == STORED and compressed != size):
+        raise ArchiveError(path, f"the entry {name!r} is described in two ways that contradict each other")
+    return start

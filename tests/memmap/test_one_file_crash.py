@@ -1,0 +1,194 @@
+"""Killed and failing saves of one file: what is found afterwards is the old one or the new one, never a part."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import resource
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tensordict_lite import TensorDict, from_consolidated, from_safetensors, pack_memmap, to_safetensors, unpack_memmap
+from tensordict_lite.errors import DatasetNotFoundError
+from tests.memmap.test_crash import dataset, in_child, kill_at, version_at
+
+
+def packed(version: int, path: Path) -> None:
+    """Packs a folder that is there: it was saved before the children were forked."""
+    pack_memmap(path.parent / "folders" / str(version), path)
+
+
+def unpacked(version: int, path: Path) -> None:
+    unpack_memmap(path.parent / "folders" / f"{version}.tdz", path)
+
+
+SAVES: dict[str, Callable[[int, Path], Any]] = {
+    "archive": lambda version, path: dataset(version).memmap(path, archive=True),
+    "compressed": lambda version, path: dataset(version).memmap(path, archive=True, compression="deflate"),
+    "threads": lambda version, path: dataset(version).memmap(path, archive=True, compression="deflate", num_threads=3),
+    "pack": packed,
+    "unpack": unpacked,
+    "consolidate": lambda version, path: dataset(version).consolidate(path),
+    "buffer": lambda version, path: dataset(version).consolidate(path, use_buffer=True),
+    "safetensors": lambda version, path: to_safetensors(plain(version), path),
+}
+
+
+def plain(version: int) -> TensorDict:
+    """The dataset without the stack, which safetensors files do not hold."""
+    return dataset(version).exclude("lazy")
+
+
+def loaded(kind: str, path: Path) -> int | None:
+    """The one version in a file, ``None`` where there is none."""
+    if kind == "unpack":
+        return version_at(path)
+    load = {"consolidate": from_consolidated, "buffer": from_consolidated, "safetensors": from_safetensors}
+    try:
+        data = load.get(kind, TensorDict.load_memmap)(path)
+    except DatasetNotFoundError:
+        return None
+    versions = {int(v) for leaf in data._leaves() for v in leaf.unique()}
+    assert len(versions) == 1 and data["note"] == str(*versions)
+    return versions.pop()
+
+
+def make_folders(tmp_path: Path) -> None:
+    for version in (1, 2):
+        dataset(version).memmap(tmp_path / "folders" / str(version))
+        dataset(version).memmap(tmp_path / "folders" / f"{version}.tdz")
+
+
+@pytest.mark.parametrize("before", ["nothing", "file"])
+@pytest.mark.parametrize("kind", SAVES)
+def test_save_killed_at_every_step(tmp_path: Path, kind: str, before: str) -> None:
+    make_folders(tmp_path)
+    killed, number, ended = True, 0, set()
+    while killed:
+        number += 1 if kind != "unpack" else 3
+        path = tmp_path / f"f{number}"
+        if before == "file":
+            SAVES[kind](1, path)
+        killed = kill_at(number, lambda path=path: SAVES[kind](2, path))
+        version = loaded(kind, path)
+        ended.add(version)
+        assert version in ((None, 2) if before == "nothing" else (1, 2, None) if kind == "unpack" else (1, 2))
+        assert killed or version == 2
+        SAVES[kind](2, path)  # and it does not stand in the way of the next save
+        assert loaded(kind, path) == 2
+        assert not [name for name in os.listdir(tmp_path) if "tdlite" in name]  # which removes what was left
+    assert number >= 5 and len(ended) > 1
+
+
+@pytest.mark.parametrize("kind", ["archive", "threads", "pack", "consolidate"])
+def test_saves_killed_at_random(tmp_path: Path, kind: str) -> None:
+    make_folders(tmp_path)
+    kill_saves(tmp_path / "x", kind, kills=25)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", SAVES)
+def test_a_thousand_killed_saves(tmp_path: Path, kind: str) -> None:
+    make_folders(tmp_path)
+    kill_saves(tmp_path / "x", kind, kills=1000)
+
+
+def kill_saves(path: Path, kind: str, kills: int) -> None:
+    chance = random.Random(kind)
+    start = time.perf_counter()
+    for _ in range(3):
+        SAVES[kind](1, path)
+    longest = time.perf_counter() - start
+    for _ in range(kills):
+        child = os.fork()
+        if not child:
+            for turn in range(10_000):
+                SAVES[kind](1 + turn % 2, path)
+            os._exit(0)
+        time.sleep(chance.uniform(0, longest))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert loaded(kind, path) in ((1, 2, None) if kind == "unpack" else (1, 2))
+    SAVES[kind](2, path)
+    assert sorted(os.listdir(path.parent)) == ["folders", "x"]
+
+
+@pytest.mark.parametrize("kind", SAVES)
+def test_full_disk_leaves_the_old_file_and_no_litter(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "safetensors":
+        pytest.skip("it is not ours to write")
+    make_folders(tmp_path)
+    path = tmp_path / "x"
+    SAVES[kind](1, path)
+    before = sorted(os.listdir(tmp_path))
+    real, calls = os.pwrite, 0
+
+    def limited(fd: int, data: Any, offset: int) -> int:
+        nonlocal calls
+        calls += 1
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", limited)
+    with pytest.raises(OSError, match="bytes are needed and"):
+        SAVES[kind](2, path)
+    monkeypatch.setattr(os, "pwrite", real)
+    assert calls and loaded(kind, path) == 1 and sorted(os.listdir(tmp_path)) == before
+
+
+@pytest.mark.parametrize("kind", ["archive", "compressed", "threads", "consolidate", "buffer"])
+def test_limit_on_the_size_of_files_is_an_error_that_names_the_file(tmp_path: Path, kind: str) -> None:
+    SAVES[kind](1, tmp_path / "x")
+    noise = torch.randint(0, 1 << 40, (4, 40_000))
+    options = {"compression": "deflate"} if kind in ("compressed", "threads") else {}
+
+    def save() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        big = TensorDict({"a": noise}, [4])
+        with pytest.raises(OSError, match="too large") as caught:
+            if kind in ("consolidate", "buffer"):
+                big.consolidate(tmp_path / "x", use_buffer=kind == "buffer")
+            else:
+                big.memmap(tmp_path / "x", archive=True, num_threads=3 * (kind == "threads"), **options)
+        assert str(tmp_path / "x") in str(caught.value)
+
+    assert in_child(save) == 0
+    assert loaded(kind, tmp_path / "x") == 1 and os.listdir(tmp_path) == ["x"]
+
+
+def test_interrupted_save_in_another_container_is_left_alone(tmp_path: Path) -> None:
+    """Its process number means nothing here: that it holds its file does."""
+    import re
+
+    from tensordict_lite.memmap.staging import staged_file
+
+    with staged_file(str(tmp_path / "theirs")):
+        [name] = os.listdir(tmp_path)
+        elsewhere = re.sub(r"-\d+-", f"-{1 << 30}-", name)  # no process has this number
+        os.link(tmp_path / name, tmp_path / elsewhere)
+        dataset(1).memmap(tmp_path / "x.tdz")
+        assert elsewhere in os.listdir(tmp_path)
+    dataset(1).memmap(tmp_path / "x.tdz")
+    assert elsewhere not in os.listdir(tmp_path)
+
+
+def test_safetensors_file_is_that_of_the_package(tmp_path: Path) -> None:
+    to_safetensors(plain(3), tmp_path / "x")
+    assert load_file(tmp_path / "x")["b.c"].tolist() == [3] * 4
+    assert oct(os.stat(tmp_path / "x").st_mode & 0o777) == oct(0o666 & ~_umask())
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
