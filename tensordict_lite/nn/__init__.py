@@ -1,7 +1,53 @@
-"""Parameters of modules as collections."""
+"""Modules that read and write tensordicts, and parameters as collections.
+
+=================================  ===========================================================================
+:class:`TensorDictModule`          a module of tensors, with the keys that it reads and writes
+:class:`TensorDictSequential`      several of them in order
+:class:`TensorDictParams`          a collection of parameters that is a module
+:func:`dispatch`                   lets a function of a tensordict be called with tensors
+=================================  ===========================================================================
+"""
 
 from __future__ import annotations
 
+from tensordict_lite.builders import make_tensordict
+from tensordict_lite.nn.common import (
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictModuleWrapper,
+    WrapModule,
+    as_tensordict_module,
+    dispatch,
+)
 from tensordict_lite.nn.params import TensorDictParams
+from tensordict_lite.nn.sequence import TensorDictSequential
+from tensordict_lite.nn.utils import (
+    add_custom_mapping,
+    biased_softplus,
+    composite_lp_aggregate,
+    inv_softplus,
+    mappings,
+    set_composite_lp_aggregate,
+    set_skip_existing,
+    skip_existing,
+)
 
-__all__ = ["TensorDictParams"]
+__all__ = [
+    "TensorDictModule",
+    "TensorDictModuleBase",
+    "TensorDictModuleWrapper",
+    "TensorDictParams",
+    "TensorDictSequential",
+    "WrapModule",
+    "add_custom_mapping",
+    "as_tensordict_module",
+    "biased_softplus",
+    "composite_lp_aggregate",
+    "dispatch",
+    "inv_softplus",
+    "make_tensordict",
+    "mappings",
+    "set_composite_lp_aggregate",
+    "set_skip_existing",
+    "skip_existing",
+]
