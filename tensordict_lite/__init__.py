@@ -7,6 +7,7 @@ from torch.serialization import add_safe_globals as _add_safe_globals
 from tensordict_lite import dense as _dense
 from tensordict_lite import lazystack_class as _lazystack_class
 from tensordict_lite import torch_function as _torch_function  # noqa: F401  (gives the classes __torch_function__)
+from tensordict_lite import vmapping as _vmapping
 from tensordict_lite.attrs import TensorAttrs
 from tensordict_lite.base import TensorCollection, TensorDictBase, is_tensor_collection
 from tensordict_lite.batches import collate, merge_tensordicts
@@ -56,6 +57,8 @@ from tensordict_lite.functions import (  # isort: skip
     is_inexact,
     is_integer,
 )
+
+_vmapping.install()
 
 # What `torch.load(weights_only=True)` may build: containers whose content it checks in turn.
 _add_safe_globals(

@@ -19,8 +19,20 @@ from tensordict_lite.nn.common import (
     as_tensordict_module,
     dispatch,
 )
+from tensordict_lite.nn.distributions import (
+    AddStateIndependentNormalScale,
+    CompositeDistribution,
+    NormalParamExtractor,
+    OneHotCategorical,
+    TruncatedNormal,
+    rand_one_hot,
+)
+from tensordict_lite.nn.ensemble import EnsembleModule
+from tensordict_lite.nn.interaction import InteractionType, interaction_type, set_interaction_type
 from tensordict_lite.nn.params import TensorDictParams
+from tensordict_lite.nn.probabilistic import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
 from tensordict_lite.nn.sequence import TensorDictSequential
+from tensordict_lite.nn.tensorclass_module import TensorClassModuleBase, TensorClassModuleWrapper
 from tensordict_lite.nn.utils import (
     add_custom_mapping,
     biased_softplus,
@@ -33,6 +45,20 @@ from tensordict_lite.nn.utils import (
 )
 
 __all__ = [
+    "EnsembleModule",
+    "ProbabilisticTensorDictModule",
+    "ProbabilisticTensorDictSequential",
+    "TensorClassModuleBase",
+    "TensorClassModuleWrapper",
+    "AddStateIndependentNormalScale",
+    "CompositeDistribution",
+    "InteractionType",
+    "NormalParamExtractor",
+    "OneHotCategorical",
+    "TruncatedNormal",
+    "rand_one_hot",
+    "interaction_type",
+    "set_interaction_type",
     "TensorDictModule",
     "TensorDictModuleBase",
     "TensorDictModuleWrapper",

@@ -130,7 +130,8 @@ class TensorDictModuleBase(nn.Module):
         if parameters is None:
             if not _reset(self):
                 warnings.warn(
-                    f"reset_parameters_recursive() found no sub-module of {type(self).__name__} with reset_parameters()",
+                    f"reset_parameters_recursive() found nothing to reset in {type(self).__name__}: no sub-module has "
+                    "reset_parameters()",
                     stacklevel=2,
                 )
             return None
@@ -208,6 +209,11 @@ def _several(keys: Any, what: str) -> list[NestedKey]:
 
 def _render(module: Any, parts: dict[str, Any]) -> str:
     """``Name(part=..., in_keys=..., out_keys=...)`` over several lines."""
-    keys = {name: getattr(module, name, None) for name in ("in_keys", "out_keys")}
+    keys = {}
+    for name in ("in_keys", "out_keys"):
+        try:
+            keys[name] = getattr(module, name)
+        except (AttributeError, RuntimeError):  # not known, or not now
+            keys[name] = None
     lines = [f"{name}={value!r}".replace("\n", "\n    ") for name, value in {**parts, **keys}.items()]
     return f"{type(module).__name__}(\n    " + ",\n    ".join(lines) + ")"

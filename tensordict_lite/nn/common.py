@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.keys import NestedKey, unravel_key
@@ -56,7 +56,7 @@ class TensorDictModule(TensorDictModuleBase):
 
     Example:
         >>> import torch
-        >>> layer = TensorDictModule(nn.Linear(3, 4), in_keys=["x"], out_keys=["y"])
+        >>> layer = TensorDictModule(torch.nn.Linear(3, 4), in_keys=["x"], out_keys=["y"])
         >>> layer(TensorDict({"x": torch.ones(2, 3)}, [2]))["y"].shape
         torch.Size([2, 4])
         >>> layer(x=torch.ones(2, 3)).shape
@@ -193,8 +193,8 @@ class TensorDictModule(TensorDictModuleBase):
                 if count == 1:
                     return (result,)
                 raise RuntimeError(
-                    f"There are more out_keys than tensors: {self._title()} returned a {type(result).__name__} with the "
-                    f"keys {sorted(result.keys(), key=str)} for the out_keys {out_keys}, and it must have them all"
+                    f"There are more out_keys than tensors: {self._title()} returned a {type(result).__name__} with "
+                    f"the keys {sorted(result.keys(), key=str)} for the out_keys {out_keys}, and it must have them all"
                 )
         elif type(result) is list and count > 1:
             results = result
@@ -343,7 +343,7 @@ class WrapModule(TensorDictModuleBase):
         return _render(self, {"func": self.func})
 
 
-class as_tensordict_module:  # noqa: N801 - the name of the interface
+class as_tensordict_module:
     """Decorator: a function or method of tensors reads and writes a tensordict, as a :class:`TensorDictModule` does.
 
     Args:

@@ -28,7 +28,7 @@ _SCALAR = torch.Size(())
 _ENABLED = os.environ.get("DISPATCH_TDNN_MODULES", "1").lower() not in ("0", "false", "no", "off")
 
 
-class dispatch:  # noqa: N801 - the name of the interface
+class dispatch:
     """Lets a function that takes a tensordict be called with tensors: by position or by the name of their key.
 
     The function's first argument (after ``self``) is called ``tensordict``. Called with a tensordict, nothing

@@ -54,7 +54,7 @@ def inv_softplus(bias: float | Tensor) -> float | Tensor:
     return torch.where(bias > 1, large, bias.clamp_max(1).expm1().clamp_min(1e-6).log())
 
 
-class biased_softplus(nn.Module):  # noqa: N801 - the name of the interface
+class biased_softplus(nn.Module):
     """A softplus that gives ``bias`` at zero and stays above ``min_val``.
 
     Args:
@@ -167,7 +167,7 @@ def is_skipped(mode: Any, tensordict: Any, in_keys: Sequence[Any], out_keys: Seq
     return all(tensordict.get(key, None) is not None for key in out_keys)
 
 
-class set_skip_existing(Mode):  # noqa: N801 - the name of the interface
+class set_skip_existing(Mode):
     """Modules whose outputs are all in the tensordict return it without running.
 
     As a context manager it holds for every module that runs inside. As a decorator of a method
@@ -244,7 +244,7 @@ def composite_lp_aggregate(nowarn: bool = False) -> bool:
     return _AGGREGATE.get()  # type: ignore[no-any-return]
 
 
-class set_composite_lp_aggregate(Mode):  # noqa: N801 - the name of the interface
+class set_composite_lp_aggregate(Mode):
     """Whether composite distributions sum their log-probabilities into one tensor.
 
     A context manager, a decorator, and with :meth:`set` and :meth:`unset` a switch. The environment variable
