@@ -1,9 +1,9 @@
 """``torch.vmap`` over collections: a collection is mapped as a whole, by its batch dimensions.
 
-torch maps the leaves of a pytree one by one. To it, ``in_dims=-1`` is the last dimension of each leaf, ``out_dims=(0,)``
-does not fit a tree, and a lazy stack is what its stacked entries are. So the three functions through which values
-enter and leave ``torch.vmap`` are replaced by ones that look for collections first, and are torch's own where there
-are none::
+torch maps the leaves of a pytree one by one. To it, ``in_dims=-1`` is the last dimension of each leaf, the dims
+``out_dims=(0,)`` do not fit a tree, and a lazy stack is what its stacked entries are. So the three functions through
+which values enter and leave ``torch.vmap`` are replaced by ones that look for collections first, and are torch's own
+where there are none::
 
     _process_batched_inputs   arguments and in_dims, flat    collections stay whole
     _create_batched_inputs    one row of each                add_batch_dim()

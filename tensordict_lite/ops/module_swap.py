@@ -249,17 +249,14 @@ def _misfit(path: tuple[str, ...], key: str, current: Tensor, value: Tensor) -> 
 def _check_complete(params: Any, module: nn.Module, path: tuple[str, ...]) -> None:
     have = set(params._key_list())
     tensors = [key for key, value in (*module._parameters.items(), *module._buffers.items()) if value is not None]
-    modules = [
-        key for key, child in module._modules.items() if child is not None and any(True for _ in _tensors(child))
-    ]
+    modules = [key for key, child in module._modules.items() if child is not None and _has_tensors(child)]
     missing = [".".join((*path, key)) for key in (*tensors, *modules) if key not in have]
     if missing:
         raise KeyError(f"to_module(strict=True): the collection lacks {missing} of {type(module).__name__}")
 
 
-def _tensors(module: nn.Module) -> Any:
-    yield from module.parameters()
-    yield from module.buffers()
+def _has_tensors(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters()) or any(True for _ in module.buffers())
 
 
 def put_back(swapped: Any, module: nn.Module, inplace: bool, non_blocking: bool = False, params: Any = None) -> None:
