@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree
 
 from tensordict_lite.views import entry_of
@@ -260,12 +260,19 @@ def _unflatten_lazy(values: Any, spec: LazySpec) -> Any:
 def _unflatten_params(values: Any, spec: NodeSpec) -> Any:
     """Parameters that come back as they are stay together; anything else is a TensorDict."""
     out = _unflatten(values, spec)
-    leaves = out._leaves()
-    if leaves and all(isinstance(leaf, (torch.nn.Parameter, torch.nn.Buffer)) for leaf in leaves):
-        from tensordict_lite.nn.params import TensorDictParams
+    if torch.compiler.is_compiling() or not values or not _holds_parameters(out):
+        return out
+    from tensordict_lite.nn.params import TensorDictParams
 
-        return TensorDictParams(out, no_convert=True)
-    return out
+    return TensorDictParams(out, no_convert=True)
+
+
+def _holds_parameters(td: Any) -> bool:
+    """Whether all tensors are parameters or buffers, and there is nothing else."""
+    return all(
+        _holds_parameters(value) if hasattr(value, "_entries") else isinstance(value, (nn.Parameter, nn.Buffer))
+        for _, value in td._entries()
+    )
 
 
 def register(cls: Any) -> None:
@@ -275,7 +282,7 @@ def register(cls: Any) -> None:
     elif hasattr(cls, "stack_dim"):
         _pytree.register_pytree_node(cls, _flatten_lazy, _unflatten_lazy)
     else:
-        back = _unflatten_params if issubclass(cls, torch.nn.Module) else _unflatten
+        back = _unflatten_params if issubclass(cls, nn.Module) else _unflatten
         _pytree.register_pytree_node(cls, _flatten, back, flatten_with_keys_fn=_flatten_with_keys)
 
 

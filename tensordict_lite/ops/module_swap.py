@@ -210,6 +210,8 @@ class Swap:
 
 def _as_parameter(value: Tensor, old: Tensor) -> Any:
     """A Parameter where that is possible, the tensor itself where gradients or a transform go through it."""
+    if torch.compiler.is_compiling():  # a graph makes no parameters, and has no attribute to show them in
+        return value
     if type(value) is Tensor:
         if value.requires_grad or _is_wrapped(value):
             return value
