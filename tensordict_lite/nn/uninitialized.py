@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch import vmap as _torch_vmap
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 __all__ = ["row_of_uninitialized", "stack_uninitialized"]
@@ -60,13 +61,11 @@ class _Row:
     _slot: tuple[Any, str] | None = None
 
     def materialize(self, shape: Any, device: Any = None, dtype: Any = None) -> None:
-        from tensordict_lite.vmapping import _row_of
-
         self._stack.materialize(shape, device, dtype)
         if self._slot is None:
             raise RuntimeError("a row of uninitialised parameters gets its shape in a module: use to_module()")
         slots, key = self._slot
-        slots[key] = _row_of(self._stack, self._dim, self._level)
+        slots[key] = _torch_vmap._add_batch_dim(self._stack, self._dim, self._level)
 
 
 class RowOfUninitializedParameter(_Row, UninitializedParameter):
@@ -77,11 +76,11 @@ class RowOfUninitializedBuffer(_Row, UninitializedBuffer):
     """See :class:`_Row`."""
 
 
-def row_of_uninitialized(stack: Any, dim: int, level: int) -> Any:
-    """What a function under ``torch.vmap`` sees of a stack that has no shape yet."""
+def row_of_uninitialized(stack: Any, dim: int) -> Any:
+    """What a function under the innermost ``torch.vmap`` sees of a stack that has no shape yet."""
     cls = RowOfUninitializedParameter if isinstance(stack, UninitializedParameter) else RowOfUninitializedBuffer
     out: Any = cls(device=stack.device, dtype=stack.dtype)
-    out._stack, out._dim, out._level = stack, dim, level
+    out._stack, out._dim, out._level = stack, dim, torch._C._functorch.maybe_current_level()
     return out
 
 
