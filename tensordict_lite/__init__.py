@@ -26,7 +26,12 @@ from tensordict_lite.keys import NestedKey, unravel_key, unravel_key_list, unrav
 from tensordict_lite.lazystack import LazyStackedTensorDict, lazy_stack, maybe_dense_stack
 from tensordict_lite.memmap import DatasetWriter, MemoryMappedTensor, TensorDictFuture
 from tensordict_lite.memmap.api import load, load_memmap, save
-from tensordict_lite.nn import TensorDictParams
+from tensordict_lite.nn import (
+    TensorClassModuleBase,
+    TensorClassModuleWrapper,
+    TensorDictParams,
+    as_tensordict_module,
+)
 from tensordict_lite.nontensor import NonTensorData, is_non_tensor
 from tensordict_lite.nontensor_stack import NonTensorStack
 from tensordict_lite.parsing import parse_tensor_dict_string
@@ -75,11 +80,14 @@ __all__ = [
     "NonTensorStack",
     "TensorAttrs",
     "TensorClass",
+    "TensorClassModuleBase",
+    "TensorClassModuleWrapper",
     "TensorCollection",
     "TensorDict",
     "TensorDictBase",
     "TensorDictFuture",
     "TensorDictParams",
+    "as_tensordict_module",
     "assert_allclose_td",
     "assert_close",
     "capture_non_tensor_stack",
