@@ -68,16 +68,17 @@ class Randomness:
             new._source.set_state(self._source.get_state())
         return new
 
-    def __getstate__(self) -> Any:
+    def __getstate__(self) -> dict[str, Any]:
         source = self._source
-        return (str(source.device), source.get_state()) if isinstance(source, torch.Generator) else source
+        if isinstance(source, torch.Generator):
+            return {"device": str(source.device), "state": source.get_state()}
+        return {"source": source}
 
-    def __setstate__(self, state: Any) -> None:
-        if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], Tensor):
-            self._source = torch.Generator(state[0])
-            self._source.set_state(state[1])
-        else:
-            self._source = state
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._source = state.get("source")
+        if "state" in state:
+            self._source = torch.Generator(state["device"])
+            self._source.set_state(state["state"])
 
 
 @contextlib.contextmanager
