@@ -313,11 +313,13 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             return tensordict
         if tensordict_out is None:
             tensordict_out = tensordict
-        if not _requires_sample:
-            return tensordict_out
         if self.return_log_prob:
             self._check_aggregation()
+        elif not _requires_sample:
+            return tensordict_out
         dist = self.get_dist(tensordict)
+        if not _requires_sample:
+            return self._score(dist, tensordict, tensordict_out)
         value, scores = self._value(dist, tensordict)
         if self.num_samples:
             tensordict_out = tensordict_out.expand(self.num_samples + tensordict_out.batch_size)
@@ -335,6 +337,14 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             tensordict_out.set(key, one)
         if scores is not None:
             tensordict_out.set(self._log_prob_keys[0], scores)
+        return tensordict_out
+
+    def _score(self, dist: Distribution, tensordict: Any, tensordict_out: Any) -> Any:
+        """Writes the log-probability of a value that is there already."""
+        if isinstance(dist, CompositeDistribution):
+            self._write_scores(tensordict_out, dist, dist._scores(tensordict))
+        else:
+            tensordict_out.set(self._log_prob_keys[0], dist.log_prob(tensordict.get(self._out_keys[0])))
         return tensordict_out
 
     def _value(self, dist: Distribution, tensordict: Any) -> tuple[Any, Any]:

@@ -118,7 +118,7 @@ def build(library: str, used: set[str]) -> dict[str, Any]:
     scope.update(
         lib=lib, TD=lib.TensorDict, torch=torch, np=np, copy=copy, pickle=pickle, io=io,
         dataclasses=dataclasses, collections=collections, F=torch.nn.functional, __name__="differential",
-        Mask=torch.tensor([True, False, True]),
+        Mask=torch.tensor([True, False, True]), nn=torch.nn, mods=lib.nn, dist=torch.distributions,
     )  # fmt: skip
     scope.update(_HELPERS)
     torch.manual_seed(0)
