@@ -215,6 +215,9 @@ class TensorDictModule(TensorDictModuleBase):
         try:
             return super().__getattr__(name)
         except AttributeError:
+            own = getattr(type(self), name, None)
+            if isinstance(own, property):  # it failed inside, with an error that says more than this one would
+                return own.__get__(self)
             inner = self.__dict__.get("_modules", {}).get("module") or self.__dict__.get("module")
             if inner is not None and name not in ("_in_keys", "_out_keys") and hasattr(inner, name):
                 return getattr(inner, name)
@@ -294,6 +297,9 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         try:
             return super().__getattr__(name)
         except AttributeError:
+            own = getattr(type(self), name, None)
+            if isinstance(own, property):  # it failed inside, with an error that says more than this one would
+                return own.__get__(self)
             inner = self.__dict__.get("_modules", {}).get("td_module")
             if inner is None:
                 raise
