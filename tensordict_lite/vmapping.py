@@ -290,7 +290,7 @@ class _Result:
         for value, dim in zip(flat, self._dims):
             count = value.batch_dims + 1 if _is_collection(value) else 0
             if count and isinstance(dim, int) and not -count <= dim < count:
-                raise ValueError(
+                raise IndexError(
                     f"vmap({name}, ..., out_dims={self._out_dims}): the result of a row is a {type(value).__name__} "
                     f"with {count - 1} batch dimensions, so expected out_dim to satisfy -{count} <= out_dim < {count}."
                 )

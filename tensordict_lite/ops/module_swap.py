@@ -102,15 +102,19 @@ class Swap:
         for key, value in params._entries():
             if not isinstance(value, Tensor):
                 if value._is_non_tensor:
-                    continue  # the extra state of a module goes through its state dict
+                    self._take_out(key, value, old, slots if key in slots else buffers)
+                    continue
                 child = children.get(key)
                 if child is None:
                     raise self._surplus(key, path, module, "sub-module", children)
                 self._child(key, value, child, old, path)
             elif key in slots:
                 current = slots[key]
-                if current is None:  # a plain attribute is in its place, or there is none
-                    self._replace_attribute(module, slots, key, value, old, path)
+                if current is None:
+                    if isinstance(module.__dict__.get(key), Tensor):
+                        self._replace_attribute(module, slots, key, value, old)
+                    else:
+                        self._fill(module, slots, key, _as_parameter(value, value), old, path)
                     continue
                 if not _fits(current, value, slots, key):
                     raise _misfit(path, key, current, value)
@@ -122,7 +126,8 @@ class Swap:
             elif key in buffers:
                 current = buffers[key]
                 if current is None:
-                    raise KeyError(f"{_name(path, key)}: {type(module).__name__} is without {key!r} (it is None)")
+                    self._fill(module, buffers, key, value, old, path)
+                    continue
                 if not _fits(current, value, buffers, key):
                     raise _misfit(path, key, current, value)
                 if self._inplace:
@@ -152,12 +157,26 @@ class Swap:
             current.detach().copy_(value, non_blocking=self._non_blocking)
         return before
 
-    @staticmethod
-    def _replace_attribute(module: nn.Module, slots: Any, key: str, value: Tensor, old: Any, path: Any) -> None:
-        """In the place of a plain attribute that stands for a parameter (``preserve_module_state=False``)."""
-        current = module.__dict__.get(key)
-        if not isinstance(current, Tensor):
+    def _fill(self, module: nn.Module, slots: Any, key: str, value: Any, old: Any, path: tuple[str, ...]) -> None:
+        """In a place that is registered and empty, ``Linear(bias=False)`` for one; an entry None stands for it."""
+        if self._strict or self._inplace:
             raise KeyError(f"{_name(path, key)}: {type(module).__name__} is without {key!r} (it is None)")
+        from tensordict_lite.nontensor import NonTensorData
+
+        old[key] = NonTensorData(None)
+        slots[key] = value
+
+    @staticmethod
+    def _take_out(key: str, value: Any, old: Any, slots: Any) -> None:
+        """Empties what :meth:`_fill` has filled; other objects, the extra state of modules, are for the state dict."""
+        if value._as_value() is None and isinstance(slots.get(key), Tensor):
+            old[key] = slots[key]
+            slots[key] = None
+
+    @staticmethod
+    def _replace_attribute(module: nn.Module, slots: Any, key: str, value: Tensor, old: Any) -> None:
+        """In the place of a plain attribute that stands for a parameter (``preserve_module_state=False``)."""
+        current = module.__dict__[key]
         old[key] = current
         if isinstance(value, nn.Parameter):
             slots[key] = value
@@ -274,6 +293,9 @@ def put_back(swapped: Any, module: nn.Module, inplace: bool, non_blocking: bool 
     attributes = module.__dict__
     for key, value in swapped._source.items():
         if not isinstance(value, Tensor):
+            if value._is_non_tensor:  # there was nothing
+                (buffers if key in buffers else slots)[key] = None
+                continue
             below = None if given is None else given.get(key)
             put_back(value, children[key], inplace, non_blocking, below)  # type: ignore[arg-type]
         elif inplace:

@@ -211,6 +211,21 @@ def test_tensors_go_in_as_they_are_without_preserve_module_state() -> None:
     assert model.weight is weight and [name for name, _ in model.named_parameters()] == names
 
 
+def test_a_place_that_is_empty_is_filled_for_the_block_unless_strict() -> None:
+    model, x = nn.Linear(2, 2, bias=False), torch.ones(1, 2)
+    model.register_buffer("shift", None)
+    extra = TensorDict(bias=torch.full((2,), 100.0), shift=torch.ones(2))
+    wanted = torch.func.functional_call(model, {"bias": extra["bias"]}, (x,))
+    with extra.to_module(model) as taken:
+        assert torch.equal(model(x), wanted) and torch.equal(model.shift, torch.ones(2))
+    assert model.bias is None and model.shift is None and taken["bias"] is None
+    extra.to_module(model).to_module(model)
+    assert model.bias is None and [name for name, _ in model.named_parameters()] == ["weight"]
+    for options in ({"strict": True}, {"inplace": True}):
+        with pytest.raises(KeyError, match=r"'bias': Linear is without 'bias' \(it is None\)"):
+            extra.to_module(model, **options)
+
+
 def test_buffers_that_the_module_computes_anew_are_in_the_collection() -> None:
     class Counter(nn.Module):
         def __init__(self) -> None:

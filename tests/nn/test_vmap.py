@@ -121,7 +121,7 @@ def test_what_does_not_fit_says_so() -> None:
     td = dense(3, 2)
     with pytest.raises(ValueError, match="in_dim=2 for a TensorDict with 2 batch dimensions.*-2 <= in_dim < 2"):
         torch.vmap(lambda q: q, 2)(td)
-    with pytest.raises(ValueError, match="with 1 batch dimensions.*-2 <= out_dim < 2"):
+    with pytest.raises(IndexError, match="with 1 batch dimensions.*-2 <= out_dim < 2"):
         torch.vmap(lambda q: q, 0, 2)(td)
     with pytest.raises(ValueError, match="same size in the mapped dimension"):
         torch.vmap(lambda q, x: q, (0, 0))(td, torch.ones(4))

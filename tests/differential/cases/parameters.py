@@ -89,6 +89,8 @@ torch.vmap(lambda q: q["a"], -1)(nm)
 torch.vmap(lambda q: q, -1)(nm).names
 torch.vmap(lambda q: q, 1, 1)(nm)
 torch.vmap(lambda q: q, 0, 1)(nm)
+torch.vmap(lambda q: q, 0, 5)(fl)
+torch.vmap(lambda q: q, 5)(fl)
 torch.vmap(lambda q: (q + 1, q["a"]), (0,), (0, 1))(nm)
 torch.vmap(lambda x: TD({"a": x}, []))(torch.ones(4, 2))
 torch.vmap(lambda x: TD({"n": TD({"a": x}, [2])}, []))(torch.ones(4, 2))
