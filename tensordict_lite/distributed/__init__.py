@@ -15,6 +15,6 @@ The methods are on every collection: :meth:`~tensordict_lite.TensorDict.send`, `
 
 from __future__ import annotations
 
-from tensordict_lite.distributed.link import CommunicationError, Pending
+from tensordict_lite.distributed.link import CommunicationError, Pending, UnsendableError
 
-__all__ = ["CommunicationError", "Pending"]
+__all__ = ["CommunicationError", "Pending", "UnsendableError"]

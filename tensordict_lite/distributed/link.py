@@ -10,11 +10,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["CommunicationError", "Link", "Pending"]
+__all__ = ["CommunicationError", "Link", "Pending", "UnsendableError"]
 
 
 class CommunicationError(RuntimeError):
     """A message could not be sent or received: a rank has ended, or did not come in time."""
+
+
+class UnsendableError(RuntimeError):
+    """An entry cannot be sent: it cannot be pickled, or is on the meta device. The ranks that wait for it are told."""
 
 
 class Link:
@@ -107,10 +111,12 @@ class Link:
 class Pending:
     """A message on its way: :meth:`wait` ends when it has arrived, and puts what it brings where it belongs."""
 
-    __slots__ = ("_done", "_finish", "_keep", "_work")
+    __slots__ = ("_done", "_finish", "_keep", "_link", "_what", "_work")
 
-    def __init__(self, work: Any, finish: Any = None, keep: Any = None) -> None:
+    def __init__(self, work: Any, link: Link, what: str, finish: Any = None, keep: Any = None) -> None:
         self._work = work
+        self._link = link
+        self._what = what
         self._finish = finish
         self._keep = keep  # the buffer that is being sent
         self._done = False
@@ -120,12 +126,16 @@ class Pending:
 
         Args:
             timeout: longest wait, a ``datetime.timedelta``; None: that of the group.
+
+        Raises:
+            CommunicationError: the other rank has ended or is late.
         """
         if not self._done:
-            if timeout is None:
-                self._work.wait()
-            else:
-                self._work.wait(timeout)
+            with self._link.doing(self._what):
+                if timeout is None:
+                    self._work.wait()
+                else:
+                    self._work.wait(timeout)
             if self._finish is not None:
                 self._finish()
             self._done, self._finish, self._keep = True, None, None

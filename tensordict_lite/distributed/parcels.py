@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensordict_lite.distributed.link import UnsendableError
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 from tensordict_lite.tensordict import TensorDict
 
@@ -63,7 +64,7 @@ def pack(td: Any, device: torch.device, *, split: bool, by_path: bool) -> Parcel
         by_path: memory-mapped tensors are left out: they go as paths, or after the rest.
 
     Raises:
-        RuntimeError: a tensor is on the meta device, or an object cannot be pickled. The message names the entry.
+        UnsendableError: a tensor is on the meta device, or an object cannot be pickled. The message names the entry.
     """
     leaves: list[Tensor] = []
     files: list[Tensor] = []
@@ -98,7 +99,9 @@ def _describe(node: Any, leaves: list[Tensor], files: list[Tensor] | None, path:
     for key, value in node._source.items():
         if type(value) is Tensor and _is_plain(value):
             if value.device.type == "meta":
-                raise RuntimeError(f"the entry {_name((*path, key))} is on the meta device: it has no values to send")
+                raise UnsendableError(
+                    f"the entry {_name((*path, key))} is on the meta device: it has no values to send"
+                )
             children.append(len(leaves))
             leaves.append(value)
         else:
@@ -113,7 +116,7 @@ def _pickled(node: Any, leaves: list[Tensor], files: list[Tensor] | None, path: 
         _Pickler(out, leaves, files).dump(node)
     except Exception as error:
         where = f"the entry {_name(path)}" if path else f"this {type(node).__name__}"
-        raise RuntimeError(f"{where} cannot be sent: {type(error).__name__}: {error}") from error
+        raise UnsendableError(f"{where} cannot be sent: {type(error).__name__}: {error}") from error
     return out.getvalue()
 
 

@@ -185,11 +185,7 @@ def gather_and_stack(td: Any, dst: int, group: Any, check: bool) -> Any:
             return None
         headers = [link.numbers(*[0] * _HEADER) for _ in range(link.size)]
         dist.gather(link.numbers(*[0] * _HEADER), headers, dst=dst, group=link.group)
-        rows = [
-            _receive(link, rank, header, None, "gather_and_stack()")
-            for rank, header in enumerate(headers)
-            if rank != root
-        ]
+        rows = _all_received(link, [(rank, header) for rank, header in enumerate(headers) if rank != root])
     if not td.batch_dims or len(td) != len(rows):
         raise RuntimeError(
             f"gather_and_stack() puts a row of each of {len(rows)} other ranks into the tensordict of rank {dst}, "
@@ -197,6 +193,20 @@ def gather_and_stack(td: Any, dst: int, group: Any, check: bool) -> Any:
         )
     td.update(torch.stack(rows, 0), inplace=True)
     return td
+
+
+def _all_received(link: Link, headers: list[tuple[int, Tensor]]) -> list[Any]:
+    """A collection of each rank; one that could not send is an error when the others are through."""
+    rows: list[Any] = []
+    first: CommunicationError | None = None
+    for rank, header in headers:
+        try:
+            rows.append(_receive(link, rank, header, None, "gather_and_stack()"))
+        except CommunicationError as error:
+            first = first or error
+    if first is not None:
+        raise first
+    return rows
 
 
 def init_remote(td: Any, dst: int, group: Any) -> None:

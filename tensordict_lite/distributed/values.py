@@ -40,8 +40,18 @@ def _peer(rank: int | None, group_rank: int | None, group: Any, names: tuple[str
     return link, group_rank
 
 
-def _check_devices(found: list[Entry], link: Link) -> None:
-    """NCCL moves CUDA tensors only."""
+def _check(found: list[Entry], link: Link, written: bool) -> None:
+    """Refuses tensors that this group cannot move, or that nothing can be written into.
+
+    Raises:
+        RuntimeError: NCCL moves CUDA tensors only; the elements of an expanded tensor are one number.
+    """
+    for entry in found if written else ():
+        if entry.write is None and _is_expanded(entry.tensor):
+            raise RuntimeError(
+                f"the entry {entry.path} is expanded, so that several of its elements are one number: nothing can be "
+                "received into it, td.clone() first"
+            )
     if link.device.type == "cpu":
         return
     for entry in found:
@@ -52,16 +62,22 @@ def _check_devices(found: list[Entry], link: Link) -> None:
             )
 
 
+def _is_expanded(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and any(
+        stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride())
+    )
+
+
 # -- one rank to another -----------------------------------------------------------------------------------------
 
 
 def isend(
     td: Any, dst: int | None, group: Any, group_dst: int | None, init_tag: int, pseudo_rand: bool, check: bool
-) -> tuple[list[Pending], int, Link]:
-    """Begins to send the values; the messages, the tag of the last tensor, and the group."""
+) -> tuple[list[Pending], int]:
+    """Begins to send the values; the messages, and the tag of the last tensor."""
     link, to = _peer(dst, group_dst, group, ("dst", "group_dst"))
     found = entries(td)
-    _check_devices(found, link)
+    _check(found, link, False)
     numbers = tags(init_tag, pseudo_rand)
     works = []
     with link.doing("send()"):
@@ -71,7 +87,7 @@ def isend(
         for bundle in bundles(found):
             tag = next(numbers)
             message = bundle.buffer(link.device)
-            works.append(Pending(link.isend(message, to, tag), keep=message))
+            works.append(Pending(link.isend(message, to, tag), link, "send()", keep=message))
             used += 1
         for _ in range(used, len(found)):
             tag = next(numbers)
@@ -79,23 +95,24 @@ def isend(
         if held:
             tag = next(numbers)
             works.extend(_send_objects([value for *_, value in held], link, to, tag))
-    return works, tag if found or held else init_tag, link
+    return works, tag if found or held else init_tag
 
 
 def _send_objects(values: list[Any], link: Link, to: int, tag: int) -> list[Pending]:
     content = bytearray(pickle.dumps(values, protocol=5))
     message = torch.frombuffer(content, dtype=torch.uint8).to(link.device)
     size = link.numbers(len(content))
-    return [Pending(link.isend(size, to, tag), keep=size), Pending(link.isend(message, to, tag + 1), keep=message)]
+    sent = ((size, tag), (message, tag + 1))
+    return [Pending(link.isend(one, to, number), link, "send()", keep=one) for one, number in sent]
 
 
 def irecv(
     td: Any, src: int | None, group: Any, group_src: int | None, init_tag: int, pseudo_rand: bool, check: bool
-) -> tuple[list[Pending], int, Link]:
-    """Begins to receive the values; the messages, the tag of the last tensor, and the group."""
+) -> tuple[list[Pending], int]:
+    """Begins to receive the values; the messages, and the tag of the last tensor."""
     link, source = _peer(src, group_src, group, ("src", "group_src"))
     found = entries(td)
-    _check_devices(found, link)
+    _check(found, link, True)
     numbers = tags(init_tag, pseudo_rand)
     works = []
     with link.doing("recv()"):
@@ -112,19 +129,20 @@ def irecv(
         if held:
             tag = next(numbers)
             works.append(_receiving_objects(held, link, source, tag))
-    return works, tag if found or held else init_tag, link
+    return works, tag if found or held else init_tag
 
 
 def _receiving(bundle: Bundle, link: Link, source: int, tag: int) -> Pending:
     message = bundle.room(link.device)
-    return Pending(link.irecv(message, source, tag), lambda: bundle.take(message))
+    return Pending(link.irecv(message, source, tag), link, "recv()", lambda: bundle.take(message))
 
 
 def _receiving_objects(held: list[tuple[Any, str, Any]], link: Link, source: int, tag: int) -> Pending:
     size = link.numbers(0)
 
     def finish() -> None:
-        message = link.recv(link.room(int(size)), source, tag + 1)
+        with link.doing("recv()"):
+            message = link.recv(link.room(int(size)), source, tag + 1)
         values = pickle.loads(message.cpu().numpy().tobytes())
         for (owner, key, mine), value in zip(held, values):
             if mine._batch_size == value._batch_size:
@@ -132,20 +150,20 @@ def _receiving_objects(held: list[tuple[Any, str, Any]], link: Link, source: int
                 if replaced is not mine:
                     owner._set_str(key, replaced)
 
-    return Pending(link.irecv(size, source, tag), finish)
+    return Pending(link.irecv(size, source, tag), link, "recv()", finish)
 
 
 def send(td: Any, *args: Any) -> int:
     """Sends the values; the tag of the last tensor."""
-    works, tag, link = isend(td, *args)
-    wait_all(works, "send()", link)
+    works, tag = isend(td, *args)
+    wait_all(works)
     return tag
 
 
 def recv(td: Any, *args: Any) -> int:
     """Receives the values; the tag of the last tensor."""
-    works, tag, link = irecv(td, *args)
-    wait_all(works, "recv()", link)
+    works, tag = irecv(td, *args)
+    wait_all(works)
     return tag
 
 
@@ -205,16 +223,17 @@ def check_alike(td: Any, link: Link) -> None:
             )
 
 
-def reduce(td: Any, dst: int | None, op: Any, group: Any, bucket_bytes: int | None, check: bool) -> Any:
-    """Begins to reduce the values over all ranks, on rank ``dst`` (None: on all); the messages, and the group."""
+def reduce(td: Any, dst: int | None, op: Any, group: Any, bucket_bytes: int | None, check: bool) -> list[Pending]:
+    """Begins to reduce the values over all ranks, on rank ``dst`` (None: on all); the messages."""
     link = Link(group)
     if dst is not None:
         link.place(dst)
     found = entries(td)
-    _check_devices(found, link)
+    _check(found, link, True)
     operation = dist.ReduceOp.SUM if op is None else op
     works = []
-    with link.doing("all_reduce()" if dst is None else "reduce()"):
+    what = "all_reduce()" if dst is None else "reduce()"
+    with link.doing(what):
         if check:
             check_alike(td, link)
         for bundle in bundles(found, bucket_bytes):
@@ -224,21 +243,20 @@ def reduce(td: Any, dst: int | None, op: Any, group: Any, bucket_bytes: int | No
             else:
                 work = dist.reduce(message, dst, op=operation, group=link.group, async_op=True)
             takes = dst is None or dist.get_rank() == dst
-            works.append(Pending(work, _taking(bundle, message) if takes else None, message))
-    return works, link
+            works.append(Pending(work, link, what, _taking(bundle, message) if takes else None, message))
+    return works
 
 
 def _taking(bundle: Bundle, message: Tensor) -> Any:
     return lambda: bundle.take(message)
 
 
-def wait_all(works: list[Pending], what: str, link: Link) -> None:
+def wait_all(works: list[Pending]) -> None:
     """Waits for all messages, and raises the first error only then."""
     first: Exception | None = None
     for work in works:
         try:
-            with link.doing(what):
-                work.wait()
+            work.wait()
         except Exception as error:
             first = first or error
     if first is not None:

@@ -118,10 +118,10 @@ class DistributedOps:
         """
         from tensordict_lite.distributed import values
 
-        works, tag, link = values.isend(self, dst, group, group_dst, init_tag, pseudo_rand, check)
+        works, tag = values.isend(self, dst, group, group_dst, init_tag, pseudo_rand, check)
         if return_early:
             return works
-        values.wait_all(works, "isend()", link)
+        values.wait_all(works)
         return tag
 
     def irecv(
@@ -153,10 +153,10 @@ class DistributedOps:
         """
         from tensordict_lite.distributed import values
 
-        works, _, link = values.irecv(self, src, group, group_src, init_tag, pseudo_rand, check)
+        works, _ = values.irecv(self, src, group, group_src, init_tag, pseudo_rand, check)
         if return_premature:
             return works
-        values.wait_all(works, "irecv()", link)
+        values.wait_all(works)
         return None
 
     async def asend(self, dst: Any, **options: Any) -> None:
@@ -218,10 +218,10 @@ class DistributedOps:
         """
         from tensordict_lite.distributed import values
 
-        works, link = values.reduce(self, dst, op, group, bucket_bytes, check)
+        works = values.reduce(self, dst, op, group, bucket_bytes, check)
         if async_op and return_premature:
             return works
-        values.wait_all(works, "reduce()", link)
+        values.wait_all(works)
         return None
 
     def all_reduce(
@@ -247,10 +247,10 @@ class DistributedOps:
         """
         from tensordict_lite.distributed import values
 
-        works, link = values.reduce(self, None, op, group, bucket_bytes, check)
+        works = values.reduce(self, None, op, group, bucket_bytes, check)
         if async_op:
             return works
-        values.wait_all(works, "all_reduce()", link)
+        values.wait_all(works)
         return None
 
     # -- collections, with their structure ---------------------------------------------------------------------
@@ -270,7 +270,7 @@ class DistributedOps:
 
         Raises:
             ValueError: no ``dst``.
-            RuntimeError: an entry cannot be pickled, or is on the meta device; the receiver raises as well.
+            UnsendableError: an entry cannot be pickled, or is on the meta device; the receiver raises as well.
         """
         from tensordict_lite.distributed import trees
 
