@@ -94,11 +94,13 @@ class ModuleFunction(_Named):
         """The module's answer; a module with `in_keys` and `out_keys` of its own may write into the chunk."""
         first: Any = arguments[0] if len(arguments) == 1 else None
         collection = is_data(first) and not isinstance(first, Tensor)
-        if collection and hasattr(self.module, "in_keys") and hasattr(self.module, "out_keys"):
+        keyed = collection and hasattr(self.module, "in_keys") and hasattr(self.module, "out_keys")
+        if keyed:
             arguments, collection = (first.clone(False),), False  # another tree of the same tensors, never locked
         with torch.no_grad():
             try:
-                return self.module(*arguments)
+                result = self.module(*arguments)
+                return _as_rows(result, first) if keyed else result
             except Exception as error:
                 if collection:
                     add_note(
@@ -118,6 +120,14 @@ class ModuleFunction(_Named):
             self.module.to(device)
             return self
         return _MovedModule(self, device)
+
+
+def _as_rows(result: Any, chunk: Any) -> Any:
+    """The result of a module that writes into a tensordict of its own, which has no batch size yet."""
+    if is_data(result) and not isinstance(result, Tensor) and not result.batch_size and chunk.batch_size:
+        with contextlib.suppress(RuntimeError):  # entries that are no rows: what takes the result says so
+            result.batch_size = chunk.batch_size
+    return result
 
 
 class _MovedModule:

@@ -7,6 +7,7 @@ from torch.serialization import add_safe_globals as _add_safe_globals
 from tensordict_lite import dense as _dense
 from tensordict_lite import lazystack_class as _lazystack_class
 from tensordict_lite import torch_function as _torch_function  # noqa: F401  (gives the classes __torch_function__)
+from tensordict_lite import vmapping as _vmapping
 from tensordict_lite.attrs import TensorAttrs
 from tensordict_lite.base import TensorCollection, TensorDictBase, is_tensor_collection
 from tensordict_lite.batches import collate, merge_tensordicts
@@ -34,7 +35,12 @@ from tensordict_lite.memmap.archive import (
     refresh_archive_checksums,
     unpack_memmap,
 )
-from tensordict_lite.nn import TensorDictParams
+from tensordict_lite.nn import (
+    TensorClassModuleBase,
+    TensorClassModuleWrapper,
+    TensorDictParams,
+    as_tensordict_module,
+)
 from tensordict_lite.nontensor import NonTensorData, is_non_tensor
 from tensordict_lite.nontensor_stack import NonTensorStack
 from tensordict_lite.parsing import parse_tensor_dict_string
@@ -67,6 +73,8 @@ from tensordict_lite.functions import (  # isort: skip
     is_integer,
 )
 
+_vmapping.install()
+
 # What `torch.load(weights_only=True)` may build: containers whose content it checks in turn.
 _add_safe_globals(
     [
@@ -92,11 +100,14 @@ __all__ = [
     "NonTensorStack",
     "TensorAttrs",
     "TensorClass",
+    "TensorClassModuleBase",
+    "TensorClassModuleWrapper",
     "TensorCollection",
     "TensorDict",
     "TensorDictBase",
     "TensorDictFuture",
     "TensorDictParams",
+    "as_tensordict_module",
     "assert_allclose_td",
     "assert_close",
     "capture_non_tensor_stack",

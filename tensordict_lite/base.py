@@ -330,10 +330,12 @@ class TensorCollection(Families):
             self.unlock_()
             del self._last_op
         elif op == "module":  # the tensors that to_module() replaced go back, whatever happened
-            module_ref, inplace, non_blocking = argument
+            from tensordict_lite.ops.module_swap import put_back
+
+            module_ref, taken, *options = argument
             module = module_ref()
             if module is not None:
-                self.to_module(module, inplace=inplace, return_swap=False, non_blocking=non_blocking)
+                put_back(self if taken is None else taken, module, *options)
         elif callable(op) and exc_type is None:
             # Write back: the inverse operation on what the block left, into the collection it came from.
             origin, inverse = op, argument

@@ -86,7 +86,7 @@ def dense_stack(cls: Any, items: Sequence[Any], dim: int) -> Any:
     sources = []
     for item in items:
         entries = item._source
-        if (item._batch_size is not size and item._batch_size != size) or len(entries) != count:
+        if item._batch_size != size or len(entries) != count:
             raise _not_congruent(items)
         sources.append(entries)
     out = {}

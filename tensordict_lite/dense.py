@@ -254,10 +254,8 @@ class DenseCollection(Fitting, TensorCollection):
 
     def _slice_rows(self, index: slice) -> Self:
         """Rows of a slice of the first batch dimension."""
-        size = self._batch_size
         out = {key: value[index] for key, value in self._source.items()}
-        rows = len(range(*index.indices(size[0])))
-        return self._rebuild(out, torch.Size((rows, *size[1:])), self._names)
+        return self._rebuild(out, index_batch_size(self._batch_size, index), self._names)
 
     def _index_tensor(self, index: Tensor) -> Self:
         """One long or bool tensor: the way data is sampled, so it has its own fast path."""
@@ -411,7 +409,7 @@ class DenseCollection(Fitting, TensorCollection):
             raise self._locked_error()
         size = self._batch_size
         try:
-            fits = type(item) is Tensor and self._device is None and (not size or item.shape[: len(size)] == size)
+            fits = type(item) is Tensor and self._device is None and (len(size) == 0 or item.shape[: len(size)] == size)
         except RuntimeError:  # a strided nested tensor has no shape
             fits = False
         if not fits:

@@ -42,9 +42,11 @@ def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
     return maybe_dense_stack(list(td_list), dim)
 
 
-def from_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Parameters and buffers of a module, see :meth:`TensorDict.from_module`."""
-    return TensorDict.from_module(module, *args, **kwargs)
+def from_module(
+    module: torch.nn.Module, as_module: bool = False, lock: bool = True, use_state_dict: bool = False
+) -> Any:
+    """Parameters and buffers of a module, locked, see :meth:`TensorDict.from_module`."""
+    return TensorDict.from_module(module, as_module=as_module, lock=lock, use_state_dict=use_state_dict)
 
 
 def from_modules(*modules: torch.nn.Module, **kwargs: Any) -> Any:

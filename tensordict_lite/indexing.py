@@ -109,7 +109,7 @@ def index_batch_size(batch_size: torch.Size, index: Any) -> torch.Size:
         if not -length <= index < length:
             raise IndexError(f"index {index} is out of bounds for dimension 0 with size {length}")
         return batch_size[1:]
-    if cls is slice and (index.step is None or index.step > 0):
+    if cls is slice and (index.step is None or index.step > 0) and not torch.compiler.is_compiling():
         return torch.Size((len(range(*index.indices(batch_size[0]))), *batch_size[1:]))
     # Advanced indexing has torch's own rules (broadcasting, dimensions that move to the front). A
     # stride-0 view of one byte answers exactly as a tensor of that shape would.

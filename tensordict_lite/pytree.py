@@ -1,8 +1,9 @@
 """Pytrees: collections as nodes of ``torch.utils._pytree``, and the way from nested containers and back.
 
-A node remembers its batch size and how many dimensions each entry had. When the entries that come back have
-more or fewer (``torch.vmap`` takes a dimension away and puts one back, a mapped function reduces), the batch
-size follows them.
+A node remembers its batch size and how many dimensions each entry had. Entries that come back with the batch size in
+front keep it, whatever follows (a Jacobian has the dimensions of both sides). Where they have it no more, because a
+mapped function took dimensions away or put one in front, the batch size follows them. ``torch.vmap`` takes
+collections whole, see ``vmapping.py``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree
 
 from tensordict_lite.views import entry_of
@@ -35,6 +36,8 @@ class NodeSpec:
         self.device = td._device
         self.names = None if td._names is None else tuple(td._names)
         self.template = td._non_tensor_part()
+        for key in [key for key, value in self.template._source.items() if _is_tuple(value)]:
+            del self.template._source[key]  # its elements are children
         """A collection of the same type with the non-tensor entries only."""
 
     def __eq__(self, other: object) -> bool:
@@ -52,6 +55,10 @@ class NodeSpec:
         return f"NodeSpec({type(self.template).__name__}, keys={list(self.keys)}, batch_size={list(self.batch_size)})"
 
 
+def _is_tuple(value: Any) -> bool:
+    return getattr(value, "_is_tuple", False)
+
+
 def _flatten(td: Any) -> tuple[list[Any], NodeSpec]:
     keys, values = [], []
     for key, value in td._entries():
@@ -59,6 +66,9 @@ def _flatten(td: Any) -> tuple[list[Any], NodeSpec]:
         if isinstance(value, Tensor) or not getattr(value, "_is_non_tensor", False):
             keys.append(key)
             values.append(value)
+        elif _is_tuple(value):
+            keys.append(key)
+            values.append(value._payload)
     return values, NodeSpec(td, tuple(keys), tuple(getattr(value, "ndim", 0) for value in values))
 
 
@@ -71,11 +81,19 @@ def _unflatten(values: Any, spec: NodeSpec) -> Any:
     values = list(values)
     size = spec.batch_size
     names = spec.names
-    shapes = [getattr(value, "shape", None) for value in values]
-    if shapes and all(isinstance(shape, torch.Size) for shape in shapes):
-        size = _batch_size_of(shapes, spec)
+    sized, complete = _sized(values, spec.ndims)
+    if sized and complete:
+        size = _batch_size_of(sized, spec)
         if names is not None and len(size) != len(names):
             names = _names_of(size, spec)
+    if tuple in map(type, values):
+        from tensordict_lite.nontensor_tuple import TupleEntry
+
+        values = [TupleEntry(value, batch_size=size) if type(value) is tuple else value for value in values]
+    if size != spec.batch_size:
+        for value in values:
+            if _says_nothing(value):  # it follows its parent
+                value._change_batch_size(torch.Size((*size, *value._batch_size[len(spec.batch_size) :])))
     entries = dict(zip(spec.keys, values))
     template = spec.template
     if not template._source:
@@ -84,6 +102,35 @@ def _unflatten(values: Any, spec: NodeSpec) -> Any:
     for key, value in template._source.items():
         out[key] = resized(value, size)
     return template._rebuild({**entries, **out}, size, None if names is None else list(names))
+
+
+def _says_nothing(value: Any) -> bool:
+    """Whether it is a collection without entries of its own, at any depth, that would have a shape."""
+    if not hasattr(value, "_entries") or _is_tuple(value):
+        return False
+    return all(
+        _says_nothing(entry) or (getattr(entry, "_is_non_tensor", False) and not _is_tuple(entry))
+        for _, entry in value._entries()
+    )
+
+
+def _sized(values: list[Any], ndims: tuple[int, ...]) -> tuple[list[tuple[torch.Size, int]], bool]:
+    """Shapes of new entries with the number of dimensions before, and whether each entry has a shape.
+
+    A tuple (the Jacobians by several arguments) has those of its elements; what has no tensor, none.
+    """
+    out, complete = [], True
+    for value, ndim in zip(values, ndims):
+        parts = value if type(value) is tuple else (value,)
+        for part in parts:
+            if _says_nothing(part):
+                continue
+            shape = getattr(part, "shape", None)
+            if isinstance(shape, torch.Size):
+                out.append((shape, ndim))
+            else:
+                complete = False
+    return out, complete
 
 
 def _names_of(size: torch.Size, spec: NodeSpec) -> tuple[str | None, ...]:
@@ -117,10 +164,19 @@ def resized(value: Any, size: torch.Size) -> Any:
     return NonTensorData(value.tolist(), batch_size=size, device=value._device)
 
 
-def _batch_size_of(shapes: list[torch.Size], spec: NodeSpec) -> torch.Size:
-    """The batch size of new entries: as many dimensions more or less as the entries have."""
-    dims = len(spec.batch_size)
-    delta = min(len(shape) - ndim for shape, ndim in zip(shapes, spec.ndims))
+def _batch_size_of(sized: list[tuple[torch.Size, int]], spec: NodeSpec) -> torch.Size:
+    """The batch size of new entries, of which the shape and the former number of dimensions are known."""
+    size = spec.batch_size
+    dims = len(size)
+    shapes = [shape for shape, _ in sized]
+    # Under torch.compile torch.vmap comes through here: a dimension more is a dimension of the batch, though the
+    # sizes may be the same.
+    exact = not torch.compiler.is_compiling() or all(len(shape) == ndim for shape, ndim in sized)
+    for start in range(dims if exact else 0):  # the whole of it, or what is left of it behind mapped dimensions
+        rest = size[start:]
+        if all(shape[: len(rest)] == rest for shape in shapes):
+            return rest
+    delta = min(len(shape) - ndim for shape, ndim in sized)
     size = shapes[0][: max(0, dims + delta)]
     for shape in shapes[1:]:
         n = 0
@@ -201,14 +257,33 @@ def _unflatten_lazy(values: Any, spec: LazySpec) -> Any:
     return LazyStackedTensorDict(*dense.unbind(spec.stack_dim), stack_dim=spec.stack_dim)
 
 
+def _unflatten_params(values: Any, spec: NodeSpec) -> Any:
+    """Parameters that come back as they are stay together; anything else is a TensorDict."""
+    out = _unflatten(values, spec)
+    if torch.compiler.is_compiling() or not values or not _holds_parameters(out):
+        return out
+    from tensordict_lite.nn.params import TensorDictParams
+
+    return TensorDictParams(out, no_convert=True)
+
+
+def _holds_parameters(td: Any) -> bool:
+    """Whether all tensors are parameters or buffers, and there is nothing else."""
+    return all(
+        _holds_parameters(value) if hasattr(value, "_entries") else isinstance(value, (nn.Parameter, nn.Buffer))
+        for _, value in td._entries()
+    )
+
+
 def register(cls: Any) -> None:
     """Makes instances of a class of collections nodes of pytrees."""
     if cls._is_non_tensor:
         _pytree.register_pytree_node(cls, _flatten_payload, lambda _, spec: spec.value)
     elif hasattr(cls, "stack_dim"):
         _pytree.register_pytree_node(cls, _flatten_lazy, _unflatten_lazy)
-    elif not issubclass(cls, torch.nn.Module):  # a module is a leaf
-        _pytree.register_pytree_node(cls, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys)
+    else:
+        back = _unflatten_params if issubclass(cls, nn.Module) else _unflatten
+        _pytree.register_pytree_node(cls, _flatten, back, flatten_with_keys_fn=_flatten_with_keys)
 
 
 # -- nested containers --------------------------------------------------------------------------------------

@@ -10,18 +10,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import UninitializedTensorMixin
 
 __all__ = ["StridedNestedTensor", "shape_of", "with_shape"]
 
 
 def shape_of(tensor: Tensor) -> torch.Size:
-    """The shape of any tensor, ``[n, ...]`` with -1 for a ragged dimension of a nested one.
+    """The shape of any tensor, ``[n, ...]`` with -1 for a ragged dimension of a nested one or an unknown shape.
 
     Example:
         >>> import torch
         >>> shape_of(torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)]))
         torch.Size([2, -1, 3])
     """
+    if isinstance(tensor, UninitializedTensorMixin):
+        return torch.Size((*getattr(tensor, "stack_shape", ()), -1))
     if not tensor.is_nested or tensor.layout is not torch.strided:
         return tensor.shape
     columns = zip(*tensor.as_subclass(Tensor)._nested_tensor_size().tolist())

@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 from tensordict_lite.base import TensorCollection, TensorDictBase
 from tensordict_lite.dense import DenseCollection
+from tensordict_lite.keys import require_path
 from tensordict_lite.tensordict import TensorDict
 
 __all__ = ["TensorDictParams"]
 
 _set = object.__setattr__
+_MISSING = object()
+_TRAINED = (torch.float16, torch.float32, torch.float64)
+Hook = Callable[[Any, Tensor], Any]
 
 
 class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
-    """The tensors of a collection as parameters (floating point) and buffers (the rest) of a module.
+    """The tensors of a collection as parameters (float16, float32 and float64) and buffers (the rest) of a module.
 
     It is both: entries are read and written as in a :class:`TensorDict`, and a module that holds it finds
     its parameters under dotted names, in ``parameters()``, ``state_dict()``, ``to()`` and all the others.
     Operations give plain TensorDicts of ordinary tensors, except copies and moves, which stay parameters.
+    Writes in place (``set_``, ``update_``, ``copy_``, ``apply_``) go past autograd, as an optimiser's do.
+
+    The collection is wrapped, not copied: its tensors become parameters there, too.
 
     Args:
         parameters: a collection or a mapping.
-        no_convert: leave tensors as they are; ``"skip"`` is accepted for the same.
-        lock: lock the result.
+        no_convert: True: tensors that are neither parameters nor buffers become buffers; ``"skip"``: they stay.
+        lock: lock the collection; writes through this object still work.
         **kwargs: entries, instead of ``parameters``.
+
+    Raises:
+        TypeError: both ``parameters`` and entries.
+        RuntimeError: the collection is a lazy stack, whose entries are no tensors of their own.
 
     Example:
         >>> params = TensorDictParams(TensorDict({"w": torch.ones(3), "n": {"b": torch.zeros(2)}}))
@@ -38,7 +50,7 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
         ('Parameter', 'Tensor')
     """
 
-    __slots__ = ("_no_convert",)
+    __slots__ = ("_hooks", "_no_convert")
     # nn.Module intercepts attributes to find parameters; here the entries are the parameters.
     __setattr__ = object.__setattr__
     __delattr__ = object.__delattr__
@@ -52,47 +64,99 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
         **kwargs: Any,
     ) -> None:
         if parameters is not None and kwargs:
-            raise ValueError("entries come either from `parameters` or from keyword arguments, not from both")
+            raise TypeError(
+                "parameters cannot be passed along with extra keyword arguments: entries come either from "
+                f"`parameters` or from keyword arguments, and got {sorted(kwargs)} as well"
+            )
         source = kwargs if parameters is None else parameters
         if not isinstance(source, TensorCollection):
             source = TensorDict(source)
-        self._adopt(source, bool(no_convert))
+        if hasattr(source, "_stack_dim"):
+            raise RuntimeError(
+                "Using a LazyStackedTensorDict within a TensorDictParams isn't permitted: stack it, "
+                "TensorDictParams(stack.contiguous())"
+            )
+        self._adopt(source, no_convert)
         if lock:
-            self._propagate_lock(None)
+            source._propagate_lock(None)
 
-    def _adopt(self, source: TensorCollection, no_convert: bool) -> None:
+    def _adopt(self, source: TensorCollection, no_convert: bool | str) -> None:
         nn.Module.__init__(self)
         _set(self, "_no_convert", no_convert)
-        converted = source if no_convert else source._map_leaves(_parameter)
-        self._source = {key: converted._get_str(key) for key in converted._key_list()}
-        self._batch_size = source._batch_size
+        _set(self, "_hooks", ())
         self._device = source._device
+        self._batch_size = source._batch_size
         self._names = source._names
         self._lock = None
+        self._convert_tree(source)
+        self._source = source._source
+
+    def _convert_tree(self, td: Any) -> None:
+        """Tensors become parameters and buffers where they are."""
+        entries = td._source
+        for key, value in entries.items():
+            if isinstance(value, Tensor):
+                entries[key] = self._converted(value)
+            elif not value._is_non_tensor:
+                self._convert_tree(value)
+
+    def _converted(self, value: Tensor) -> Tensor:
+        """A tensor as these parameters hold it."""
+        if isinstance(value, (nn.Parameter, nn.Buffer, UninitializedTensorMixin)) or self._no_convert == "skip":
+            return value
+        if self._no_convert or value.dtype not in _TRAINED:
+            return nn.Buffer(value)
+        return nn.Parameter(value if value.is_leaf else value.detach().clone())
 
     # -- as a collection -----------------------------------------------------------------------------------
 
     def _rebuild(self, source: Any, batch_size: torch.Size, names: list[str | None] | None = None) -> Any:
         return TensorDict._trusted(source, batch_size, self._device, names)
 
+    def _plain(self) -> TensorDict:
+        """A TensorDict of the same entries."""
+        return TensorDict._trusted(self._source, self._batch_size, self._device, self._names)
+
     def _wrap_params(self, td: TensorCollection) -> TensorDictParams:
         new = object.__new__(TensorDictParams)
         new._adopt(td, self._no_convert)
+        _set(new, "training", self.training)
         return new
 
     def _fit(self, item: Any, key: str, non_blocking: bool = False) -> Any:
         item = super()._fit(item, key, non_blocking)
-        if self._no_convert:
-            return item
-        return _parameter(item) if isinstance(item, Tensor) else item._map_leaves(_parameter)
+        if isinstance(item, Tensor):
+            return self._converted(item)
+        if not item._is_non_tensor:
+            item = item.copy()  # a tree of its own: the caller's keeps its tensors
+            self._convert_tree(item)
+        return item
 
     def set(self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False) -> Any:
-        if not inplace and isinstance(item, Tensor) and not self._no_convert:
-            item = _parameter(item)
-        return super().set(key, item, inplace, non_blocking=non_blocking)
+        """Writes an entry, see :meth:`TensorDict.set`; it becomes a parameter or a buffer."""
+        path = require_path(key)
+        if self._lock is not None or (inplace and self._plain().get(path, None) is not None):
+            with torch.no_grad():
+                return super().set(key, item, inplace, non_blocking=non_blocking)
+        node: Any = self
+        for depth, part in enumerate(path[:-1]):  # a lock of what is wrapped does not count
+            child = node._source.get(part)
+            if child is None:
+                child = node._source[part] = TensorDict._trusted({}, self._batch_size, self._device, self._names)
+            elif isinstance(child, Tensor):
+                raise KeyError(f"{path[: depth + 1]} is a tensor, so {path} cannot be written below it")
+            node = child
+        item = node._fit(item, path[-1], non_blocking)
+        if isinstance(item, Tensor):
+            item = self._converted(item)
+        elif node is not self and not item._is_non_tensor:
+            item = item.copy()
+            self._convert_tree(item)
+        node._source[path[-1]] = item
+        return self
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if isinstance(index, str):
+        if isinstance(index, str) or (isinstance(index, tuple) and index and isinstance(index[0], str)):
             self.set(index, value)
         else:
             with torch.no_grad():
@@ -110,14 +174,70 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
                 pass
         raise AttributeError(f"{type(self).__name__} has no attribute and no entry {name!r}")
 
+    # -- reading through hooks -----------------------------------------------------------------------------------
+
+    def register_get_post_hook(self, hook: Hook) -> None:
+        """Calls ``hook(params, value)`` after each read of a leaf by key or iteration.
+
+        What it returns is read in the place of the value, unless it is None.
+
+        Example:
+            >>> params = TensorDictParams(w=torch.ones(2))
+            >>> params.register_get_post_hook(lambda params, value: value.detach() * 5)
+            >>> params["w"], params.data["w"]
+            (tensor([5., 5.]), tensor([1., 1.]))
+        """
+        _set(self, "_hooks", (*self._hooks, hook))
+
+    def _hooked(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            for hook in self._hooks:
+                new = hook(self, value)
+                value = value if new is None else new
+            return value
+        if isinstance(value, TensorCollection) and not value._is_non_tensor:
+            return value._map_leaves(self._hooked)
+        return value
+
+    def __getitem__(self, index: Any) -> Any:
+        value = super().__getitem__(index)
+        return self._hooked(value) if self._hooks and value is not self else value
+
+    def get(self, key: Any, default: Any = _MISSING, **kwargs: Any) -> Any:
+        """Entry at a nested key, see :meth:`TensorDict.get`."""
+        value = super().get(key, **kwargs) if default is _MISSING else super().get(key, default, **kwargs)
+        return self._hooked(value) if self._hooks and value is not default else value
+
+    def items(self, *args: Any, **kwargs: Any) -> Any:
+        """As :meth:`TensorDict.items`."""
+        items = self._plain().items(*args, **kwargs)
+        return [(key, self._hooked(value)) for key, value in items] if self._hooks else items
+
+    def values(self, *args: Any, **kwargs: Any) -> Any:
+        """As :meth:`TensorDict.values`."""
+        values = self._plain().values(*args, **kwargs)
+        return [self._hooked(value) for value in values] if self._hooks else values
+
+    @classmethod
+    def from_dict(cls, *args: Any, **kwargs: Any) -> Any:
+        """Parameters of a dict, see :meth:`TensorDict.from_dict`."""
+        return cls(TensorDict.from_dict(*args, **kwargs))
+
+    # -- copies --------------------------------------------------------------------------------------------------
+
     def clone(self, recurse: bool = True) -> Any:
-        """A copy that is a module too."""
-        copy = self._map_leaves(lambda leaf: leaf.detach().clone() if recurse else leaf)
-        out = self._wrap_params(copy)
-        for new, old in zip(out._leaves(), self._leaves()):
-            if new.is_leaf and new.dtype.is_floating_point:
-                new.requires_grad_(old.requires_grad)
-        return out
+        """A copy that is a module too; what is tied here is tied there."""
+        if not recurse:
+            return self._wrap_params(self._map_leaves(lambda leaf: leaf))
+        copies: dict[int, Tensor] = {}
+
+        def copied(leaf: Tensor) -> Tensor:
+            new = copies.get(id(leaf))
+            if new is None:
+                new = copies[id(leaf)] = _like(leaf, leaf.detach().clone())
+            return new
+
+        return self._wrap_params(self._map_leaves(copied))
 
     def copy(self) -> Any:
         return self.clone(False)
@@ -131,14 +251,20 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """As :meth:`TensorDict.to`; the result is a module too."""
-        moved = TensorDict._trusted(self._source, self._batch_size, self._device, self._names)
+        moved = self._plain()
         out = moved.to(*args, **kwargs)
-        return self if out is moved else self._wrap_params(out)
+        return self if out is moved and out._batch_size == self._batch_size else self._wrap_params(out)
+
+    def cpu(self, **kwargs: Any) -> Any:
+        return self.to("cpu", **kwargs)
+
+    def cuda(self, device: Any = None, **kwargs: Any) -> Any:
+        return self.to(torch.device("cuda") if device is None else torch.device("cuda", device), **kwargs)
 
     @property
     def data(self) -> Any:
         """The tensors without their gradients, sharing memory."""
-        return self._map_leaves(lambda leaf: leaf.data)
+        return self._keep_lock(self._map_leaves(lambda leaf: leaf.data))
 
     def zero_(self) -> Any:
         with torch.no_grad():
@@ -159,7 +285,7 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
     # -- as a module -----------------------------------------------------------------------------------------
 
     def _flat(self) -> Iterator[tuple[str, Tensor]]:
-        for key, value in self.items(True, True):
+        for key, value in self._plain().items(True, True):
             yield (key if isinstance(key, str) else ".".join(key)), value
 
     @property
@@ -178,17 +304,15 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
     def _buffers(self, value: Any) -> None:
         """See the setter above."""
 
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        return iter(self._parameters.values())
-
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """What ``module.to()`` and its relatives call on every sub-module: tensors change in place."""
         _apply_to(self, fn)
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As :meth:`torch.nn.Module.state_dict`, under dotted names."""
-        kwargs.pop("flatten", None)
+        """As :meth:`torch.nn.Module.state_dict`, under dotted names; ``flatten=False`` nests them."""
+        if not kwargs.pop("flatten", True):
+            return self._plain().state_dict(*args, flatten=False, **kwargs)
         return nn.Module.state_dict(self, *args, **kwargs)
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False, **kwargs: Any) -> Any:
@@ -214,6 +338,8 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
             new = state_dict.get(prefix + name)
             if new is None:
                 missing_keys.append(prefix + name)
+            elif isinstance(value, UninitializedTensorMixin):
+                self.set(tuple(name.split(".")), _like(value, new.detach().clone()))
             elif new.shape != value.shape:
                 error_msgs.append(f"size mismatch for {prefix + name}: {list(new.shape)} into {list(value.shape)}")
             elif assign:
@@ -226,7 +352,7 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
             unexpected_keys.extend(key for key in names if key[len(prefix) :] not in mine)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("TensorDictParams holds parameters and computes nothing: it cannot be called")
+        raise NotImplementedError("TensorDictParams holds parameters and computes nothing: it has no forward()")
 
     __hash__ = nn.Module.__hash__
 
@@ -234,30 +360,44 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
         return DenseCollection.__len__(self)
 
     def __repr__(self) -> str:
-        inner = TensorDict._trusted(self._source, self._batch_size, self._device, self._names)
-        return f"{type(self).__name__}(params={inner!r})"
+        return f"{type(self).__name__}(params={self._plain()!r})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        inner = TensorDict._trusted(self._source, self._batch_size, self._device, self._names)
-        return _restore, (type(self), inner, self._no_convert, self._lock is not None, self.training)
+        return _restore, (type(self), self._plain(), self._no_convert, self._lock is not None, self.training)
 
 
-def _restore(cls: Any, inner: TensorCollection, no_convert: bool, locked: bool, training: bool) -> Any:
+def _without_grad(name: str) -> Any:
+    inherited = getattr(DenseCollection, name)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return inherited(self, *args, **kwargs)
+
+    method.__name__, method.__qualname__ = name, f"TensorDictParams.{name}"
+    method.__doc__ = f"As :meth:`TensorDict.{name}`, past autograd."
+    return method
+
+
+for _name in ("set_", "set_at_", "update_", "update_at_", "apply_", "copy_", "fill_"):
+    setattr(TensorDictParams, _name, _without_grad(_name))
+
+
+def _restore(cls: Any, inner: TensorCollection, no_convert: Any, locked: bool, training: bool) -> Any:
     new = object.__new__(cls)
-    new._adopt(inner, True)
+    new._adopt(inner, "skip")
     _set(new, "_no_convert", no_convert)
+    new._convert_tree(new)  # buffers are plain tensors in a pickle
     new.training = training
     if locked:
         new._propagate_lock(None)
     return new
 
 
-def _parameter(value: Tensor) -> Tensor:
-    if isinstance(value, (nn.Parameter, nn.Buffer)):
-        return value
-    if value.dtype.is_floating_point or value.dtype.is_complex:
-        return nn.Parameter(value if value.is_leaf else value.detach().clone())
-    return value
+def _like(old: Tensor, new: Tensor) -> Tensor:
+    """A tensor as a parameter or buffer, as another one is."""
+    if isinstance(old, nn.Parameter):
+        return nn.Parameter(new, requires_grad=old.requires_grad)
+    return nn.Buffer(new) if isinstance(old, nn.Buffer) else new
 
 
 def _apply_to(td: TensorCollection, fn: Any) -> None:
@@ -275,6 +415,8 @@ def _apply_to(td: TensorCollection, fn: Any) -> None:
                     value.grad.data = fn(value.grad)
                 continue
             new = nn.Parameter(new, value.requires_grad)
+        elif isinstance(value, nn.Buffer) and new is not value:
+            new = nn.Buffer(new)
         td._set_str(key, new)
 
 

@@ -9,6 +9,7 @@ from tensordict_lite.ops.comparison import ComparisonOps
 from tensordict_lite.ops.consolidation import ConsolidationOps
 from tensordict_lite.ops.construct import ConstructOps
 from tensordict_lite.ops.convert import ConvertOps
+from tensordict_lite.ops.distributed import DistributedOps
 from tensordict_lite.ops.engine import EngineOps
 from tensordict_lite.ops.mapping import MappingOps
 from tensordict_lite.ops.module import ModuleOps
@@ -36,6 +37,7 @@ class Families(
     StorageOps,
     ConsolidationOps,
     ModuleOps,
+    DistributedOps,
     EngineOps,
 ):
     """All of them. Named one by one, so that a type checker follows the bases."""

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
+
+from tensordict_lite.ops.module_swap import Swap, put_back, read, read_state_dict
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -14,82 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["ModuleOps"]
 
 
-def _read(cls: Any, module: nn.Module, filter_empty: bool, memo: dict[int, Any], use_state_dict: bool) -> Any:
-    """The parameters and buffers of ``module`` and its children, as they are; shared children stay shared."""
-    known = memo.get(id(module))
-    if known is not None:
-        return known
-    source: dict[str, Any] = {k: v for k, v in module._parameters.items() if v is not None}
-    hidden = module._non_persistent_buffers_set if use_state_dict else ()
-    source.update((k, v) for k, v in module._buffers.items() if v is not None and k not in hidden)
-    if use_state_dict:
-        source = {key: value.detach() for key, value in source.items()}
-    for name, child in module._modules.items():
-        if child is None:
-            continue
-        entry = _read(cls, child, filter_empty, memo, use_state_dict)
-        if entry._source or not filter_empty:
-            source[name] = entry
-    out = memo[id(module)] = cls._trusted(source, torch.Size(()))
-    return out
-
-
-def _as_parameter(value: Tensor, old: Tensor | None) -> Tensor:
-    """What to put in a parameter slot: a Parameter where that is possible, the tensor itself under transforms."""
-    if isinstance(value, nn.Parameter) or value.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(value):
-        return value
-    trainable = old.requires_grad if old is not None and value.dtype.is_floating_point else False
-    from tensordict_lite.memmap.tensor import MemoryMappedTensor
-
-    if isinstance(value, MemoryMappedTensor):
-        value = value.as_subclass(Tensor)  # the same memory: training writes through to the file
-    return nn.Parameter(value, requires_grad=trainable)
-
-
-def _swap(params: Any, module: nn.Module, inplace: bool, non_blocking: bool, memo: dict[int, Any]) -> Any:
-    """Puts the entries of ``params`` into ``module``; the collection of what they replaced."""
-    known = memo.get(id(module))
-    if known is not None:
-        return known
-    old: dict[str, Any] = {}
-    memo[id(module)] = swapped = params._plain_class()._trusted(old, torch.Size(()))
-    slots, buffers, children = module._parameters, module._buffers, module._modules
-    for key in params._key_list():
-        value = params._get_str(key)
-        if not isinstance(value, Tensor):
-            child = children.get(key)
-            if child is None:
-                raise KeyError(f"{type(module).__name__} has no sub-module {key!r}; it has {sorted(children)}")
-            old[key] = _swap(value, child, inplace, non_blocking, memo)
-            continue
-        if key in slots:
-            current = slots[key]
-            old[key] = current
-            if inplace and current is not None:
-                old[key] = current.detach().clone()
-                current.data.copy_(value.detach(), non_blocking=non_blocking)
-            else:
-                slots[key] = _as_parameter(value, current)  # type: ignore[assignment]
-        elif key in buffers:
-            current = buffers[key]
-            old[key] = current
-            if inplace and current is not None:
-                old[key] = current.clone()
-                current.copy_(value, non_blocking=non_blocking)
-            else:
-                buffers[key] = value
-        else:
-            raise KeyError(
-                f"{type(module).__name__} has no parameter or buffer {key!r}; it has {sorted([*slots, *buffers])}"
-            )
-    return swapped
-
-
 def _finish(out: Any, as_module: bool, lock: bool) -> Any:
     if as_module:
-        from tensordict_lite.nn import TensorDictParams
+        from tensordict_lite.nn.params import TensorDictParams
 
-        out = TensorDictParams(out, no_convert=True)
+        out = TensorDictParams(out, no_convert="skip")
     if lock:
         out._propagate_lock(None)
     return out
@@ -115,8 +47,11 @@ class ModuleOps:
             module: any module.
             as_module: return a :class:`TensorDictParams`, a module around them.
             lock: lock the result.
-            use_state_dict: detached tensors of what ``state_dict()`` holds, instead of the parameters.
+            use_state_dict: the detached tensors of ``module.state_dict()``, hooks and all, instead of the parameters.
             filter_empty: leave out sub-modules without parameters.
+
+        Raises:
+            TypeError: ``module`` is no module.
 
         Example:
             >>> from tensordict_lite import TensorDict
@@ -126,9 +61,10 @@ class ModuleOps:
         """
         from tensordict_lite.tensordict import TensorDict
 
-        if not isinstance(module, nn.Module):
-            raise TypeError(f"from_module() needs a torch.nn.Module, got a {type(module).__name__}")
-        return _finish(_read(TensorDict, module, filter_empty, {}, use_state_dict), as_module, lock)
+        _require_module(module, "from_module()")
+        if use_state_dict:
+            return _finish(read_state_dict(TensorDict, module), as_module, lock)
+        return _finish(read(TensorDict, module, filter_empty, {}), as_module, lock)
 
     @classmethod
     def from_modules(
@@ -142,24 +78,37 @@ class ModuleOps:
     ) -> Self:
         """The parameters of several modules of one architecture, stacked: an ensemble for :func:`torch.vmap`.
 
-        Stacked parameters are new parameters where the originals require grad. With ``lazy_stack`` nothing is
-        copied; with ``expand_identical`` a parameter that all modules share is expanded instead of stacked.
+        Stacked parameters are new ones, which the optimiser must be given; they require grad where one of the
+        originals does. Those of lazy modules stay uninitialised until the first call sets the shape.
+
+        Args:
+            *modules: the modules.
+            as_module: return a :class:`TensorDictParams`.
+            lock: lock the result. Default True.
+            use_state_dict: see :meth:`from_module`.
+            lazy_stack: a lazy stack of the parameters themselves: nothing is copied, and they get the gradients.
+            expand_identical: a parameter that all modules share is expanded instead of stacked.
+
+        Raises:
+            RuntimeError: the modules differ in keys or shapes; ``lazy_stack`` together with ``as_module`` or with lazy
+                modules.
+
+        Example:
+            >>> from tensordict_lite import TensorDict
+            >>> params = TensorDict.from_modules(torch.nn.Linear(3, 4), torch.nn.Linear(3, 4))
+            >>> params.batch_size, params["weight"].shape
+            (torch.Size([2]), torch.Size([2, 4, 3]))
         """
         if not modules:
             raise ValueError("from_modules() needs at least one module")
-        parts = [cls.from_module(module, use_state_dict=use_state_dict) for module in modules]
-        if lazy_stack:
-            out = type(parts[0]).lazy_stack(parts)  # type: ignore[attr-defined]
-        else:
-
-            def combine(*leaves: Tensor) -> Tensor:
-                if expand_identical and all(leaf is leaves[0] for leaf in leaves):
-                    return leaves[0].expand(len(leaves), *leaves[0].shape)
-                stacked = torch.stack([leaf.detach() for leaf in leaves])
-                return nn.Parameter(stacked) if any(leaf.requires_grad for leaf in leaves) else stacked
-
-            out = parts[0].apply(combine, *parts[1:], batch_size=[len(parts)])  # type: ignore[attr-defined]
-        return _finish(out, as_module, lock)
+        if lazy_stack and as_module:
+            raise RuntimeError("Using a LazyStackedTensorDict within a TensorDictParams isn't permitted.")
+        parts: list[Any] = [cls.from_module(module, use_state_dict=use_state_dict) for module in modules]
+        if not lazy_stack:
+            return _finish(_stacked(parts, expand_identical, ()), as_module, lock)
+        if any(isinstance(leaf, UninitializedTensorMixin) for part in parts for leaf in part._leaves()):
+            raise RuntimeError("lazy_stack=True is not compatible with lazy modules: call them once before")
+        return _finish(type(parts[0]).lazy_stack(parts), False, lock)
 
     def to_module(
         self,
@@ -171,20 +120,30 @@ class ModuleOps:
         use_state_dict: bool = False,
         non_blocking: bool = False,
         preserve_module_state: bool = True,
+        strict: bool = False,
         memo: Any = None,
     ) -> Any:
         """Puts these tensors into a module; as a context manager, the old ones come back at the end.
 
+        Buffers that the module assigns inside the block are in this collection afterwards.
+
         Args:
-            module: a module with parameters or buffers under the same names.
+            module: a module with parameters or buffers under the same names; a :class:`TensorDictParams` is one.
             inplace: copy into the existing tensors instead of replacing them.
-            return_swap: return what was replaced (which :meth:`to_module` puts back).
-            swap_dest: collection to write the replaced tensors into.
+            return_swap: return what was replaced (which :meth:`to_module` puts back); else None.
+            swap_dest: collection to write the replaced tensors into, which is returned.
             use_state_dict: load through ``module.load_state_dict`` (hooks run), copying.
             non_blocking: for copies.
+            preserve_module_state: a tensor in the place of a parameter becomes one, with its ``requires_grad`` (unless
+                gradients or a transform go through it), and buffers stay buffers. False: it becomes a plain attribute.
+            strict: every parameter and buffer of the module must be here.
+            memo: must not be passed.
 
         Raises:
-            KeyError: the module has no such parameter, buffer or sub-module.
+            KeyError: the module has no such parameter, buffer or sub-module, or (``strict``) has more. It is then as
+                it was before.
+            RuntimeError: a tensor has another shape; ``inplace`` together with ``use_state_dict``.
+            TypeError: ``module`` is no module.
 
         Example:
             >>> from tensordict_lite import TensorDict
@@ -194,16 +153,85 @@ class ModuleOps:
             ...     layer(torch.ones(1, 2)).sum().item()
             0.0
         """
+        if memo is not None:
+            raise RuntimeError("memo cannot be passed to the public to_module anymore.")
+        _require_module(module, "to_module()")
+        inplace = bool(inplace)
         if use_state_dict:
-            flat = self.flatten_keys(".")  # type: ignore[attr-defined]
-            swap = _read(self._plain_class(), module, True, {}, True).clone()  # type: ignore[attr-defined]
-            module.load_state_dict({key: flat._get_str(key) for key in flat._key_list()}, strict=False)
+            if inplace:
+                raise RuntimeError("inplace argument cannot be passed when use_state_dict=True: it always copies.")
+            swap, inplace = _load(self, module, strict), True
         else:
-            swap = _swap(self, module, bool(inplace), non_blocking, {})
-        if swap_dest is not None:
-            swap_dest.update(swap)
-            swap = swap_dest
-        if not return_swap:
+            cls = self._plain_class()  # type: ignore[attr-defined]
+            swap = Swap(cls, inplace, non_blocking, preserve_module_state, strict).run(self, module)
+        if not return_swap and swap_dest is None:
             return None
-        swap._last_op = ("module", (weakref.ref(module), bool(inplace) or use_state_dict, non_blocking))
-        return swap
+        if swap_dest is not None:
+            try:
+                swap_dest.update(swap)
+            except BaseException:
+                put_back(swap, module, inplace, non_blocking)
+                raise
+        out = swap if swap_dest is None else swap_dest
+        # the block ends with what was there, not with what has become of `swap_dest`
+        taken = None if swap_dest is None else swap
+        out._last_op = ("module", (weakref.ref(module), taken, inplace, non_blocking, None if inplace else self))
+        return out if return_swap else None
+
+
+def _require_module(module: Any, what: str) -> None:
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{what} needs a torch.nn.Module, got a {type(module).__name__}")
+
+
+def _load(params: Any, module: nn.Module, strict: bool) -> Any:
+    """Loads through the state dict; what the module held under the same keys."""
+    flat = params.flatten_keys(".")
+    own = module.state_dict()
+    surplus = [key for key in flat._key_list() if key not in own]
+    if surplus:
+        raise KeyError(f"{type(module).__name__} has no {surplus} in its state dict; it has {sorted(own)}")
+    held = type(flat)({key: own[key].clone() for key in flat._key_list()}).unflatten_keys(".")
+    module.load_state_dict({key: flat._get_str(key) for key in flat._key_list()}, strict=strict)
+    return held
+
+
+def _stacked(parts: list[Any], expand_identical: bool, path: tuple[str, ...]) -> Any:
+    """One tree of the stacked tensors of several."""
+    first = parts[0]
+    keys = first._key_list()
+    for place, part in enumerate(parts):
+        if set(part._key_list()) != set(keys):
+            differ = sorted(set(part._key_list()) ^ set(keys))
+            raise RuntimeError(
+                f"the modules 0 and {place} differ in {['.'.join((*path, key)) for key in differ]}: modules to stack "
+                "must have the same parameters and buffers"
+            )
+    source: dict[str, Any] = {}
+    for key in keys:
+        values = [part._get_str(key) for part in parts]
+        if all(isinstance(value, Tensor) for value in values):
+            source[key] = _stacked_leaf(values, expand_identical, (*path, key))
+        else:
+            source[key] = _stacked(values, expand_identical, (*path, key))
+    return first._plain_class()._trusted(source, torch.Size((len(parts),)))
+
+
+def _stacked_leaf(leaves: list[Tensor], expand_identical: bool, path: tuple[str, ...]) -> Tensor:
+    if expand_identical and all(leaf is leaves[0] for leaf in leaves):
+        return leaves[0].expand(len(leaves), *leaves[0].shape)
+    requires_grad = any(leaf.requires_grad for leaf in leaves)
+    if any(isinstance(leaf, UninitializedTensorMixin) for leaf in leaves):
+        from tensordict_lite.nn.uninitialized import stack_uninitialized
+
+        return stack_uninitialized(leaves, requires_grad)
+    shapes = {tuple(leaf.shape) for leaf in leaves}
+    if len(shapes) > 1:
+        raise RuntimeError(
+            f"the modules have tensors of different shapes at {'.'.join(path)!r}, {sorted(shapes)}: "
+            "from_modules(lazy_stack=True) keeps them apart"
+        )
+    stacked = torch.stack([leaf.detach() for leaf in leaves])
+    if isinstance(leaves[0], nn.Parameter) or requires_grad:
+        return nn.Parameter(stacked, requires_grad=requires_grad)
+    return stacked

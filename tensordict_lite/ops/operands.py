@@ -21,6 +21,7 @@ from torch import Tensor
 __all__ = ["align", "broadcast", "fused", "is_collection", "is_object", "keys_mismatch", "leaf_paths", "pair_leaves"]
 __all__ += ["resolve", "spread", "tracked_rows", "widened"]
 
+_interpreter = torch._C._functorch.peek_interpreter_stack
 NUMBERS = frozenset((int, float, bool, complex))
 
 
@@ -32,8 +33,9 @@ def fused(
 ) -> Sequence[Tensor]:
     """One call for all leaves; leaf by leaf where torch has no such call or declines it.
 
-    It declines an integer leaf beside one that requires grad, nested tensors, and ``torch.vmap``. An error
-    that is the user's comes again, with the message of the plain operation.
+    It declines an integer leaf beside one that requires grad, and nested tensors. An error that is the user's comes
+    again, with the message of the plain operation. Inside ``torch.vmap``, which has no rule for it, it is not asked:
+    while a graph is traced the refusal would be an error that nothing catches.
 
     Args:
         foreach: the fused function over lists.
@@ -41,7 +43,7 @@ def fused(
         leaves: the tensors.
         *args: a list as long as ``leaves`` goes leaf by leaf, anything else to every leaf.
     """
-    if foreach is not None:
+    if foreach is not None and _interpreter() is None:
         try:
             return tracked_rows(foreach(leaves, *args), leaves, *args)
         except RuntimeError:

@@ -72,7 +72,7 @@ class RowOps:
         if isinstance(split_size, int):
             if split_size <= 0:
                 raise ValueError(f"split: split_size must be positive, got {split_size}.")
-            full, rest = divmod(length, split_size)
+            full, rest = length // split_size, length % split_size  # torch.compile has no divmod of symbols
             same = torch.Size((*size[:dim], split_size, *size[dim + 1 :]))
             sizes = [same] * full
             if rest or not length:
@@ -100,7 +100,7 @@ class RowOps:
         dim = positive_dim(dim, len(size), size)
         length = size[dim]
         rows = max(1, -(-length // chunks))
-        full, rest = divmod(length, rows)
+        full, rest = length // rows, length % rows
         sizes = [torch.Size((*size[:dim], rows, *size[dim + 1 :]))] * full
         if not length:  # torch makes as many empty parts as were asked for
             sizes = [size] * chunks

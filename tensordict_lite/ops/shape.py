@@ -43,9 +43,14 @@ def _sizes(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> tuple[in
     return args
 
 
-@functools.lru_cache(maxsize=4096)
 def infer_size(sizes: tuple[int, ...], numel: int) -> torch.Size:
     """``sizes`` with a -1 filled in; RuntimeError when they do not hold ``numel`` elements."""
+    if torch.compiler.is_compiling():  # the sizes may be symbols, which no cache knows
+        return _inferred(sizes, numel)
+    return _known_sizes(sizes, numel)
+
+
+def _inferred(sizes: tuple[int, ...], numel: int) -> torch.Size:
     known = 1
     unknown = None
     for at, size in enumerate(sizes):
@@ -62,6 +67,9 @@ def infer_size(sizes: tuple[int, ...], numel: int) -> torch.Size:
     if known != numel:
         raise RuntimeError(f"invalid shape {list(sizes)} for a batch of {numel} elements")
     return torch.Size(sizes)
+
+
+_known_sizes = functools.lru_cache(maxsize=4096)(_inferred)
 
 
 class ShapeOps:

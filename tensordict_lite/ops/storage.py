@@ -134,7 +134,7 @@ class StorageOps:
         from tensordict_lite.memmap.save import save_collection
 
         if hasattr(self, "named_parameters"):
-            raise RuntimeError("parameters cannot become memory maps in place: use memmap() for a mapped copy")
+            raise RuntimeError("Cannot build a memmap TensorDict in-place: use memmap() for a mapped copy")
         if self.is_shared() and not self.is_memmap() and not _all_mapped(self):
             raise RuntimeError("memmap and shared memory are mutually exclusive features: use memmap() for a copy")
         return save_collection(

@@ -13,10 +13,13 @@ from tests.differential.cases import (
     lazystack,
     locking,
     mapping,
+    modules,
     names,
     nontensor,
+    parameters,
     pointwise,
     printing,
+    probabilistic,
     reductions,
     selection,
     shape,
@@ -28,6 +31,7 @@ from tests.differential.harness import Case
 TABLES = (
     construct, mapping, selection, shape, joining, names, indexing, apply, pointwise, reductions, casting,
     conversion, locking, torch_functions, printing, nontensor, lazystack, tensorclass, consolidated,
+    modules, probabilistic, parameters,
 )  # fmt: skip
 
 # A row that two tables share runs once.

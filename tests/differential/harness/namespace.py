@@ -102,7 +102,13 @@ def define(source: str) -> Callable[[dict[str, Any]], Any]:
     return run
 
 
-_HELPERS = {f.__name__: f for f in (define, spec, write_through, delete_through, text_with, locked_through)}
+def within(context: Any, call: Callable[[], Any]) -> Any:
+    """What ``call`` gives inside a context manager."""
+    with context:
+        return call()
+
+
+_HELPERS = {f.__name__: f for f in (within, define, spec, write_through, delete_through, text_with, locked_through)}
 _classes: dict[str, dict[str, Any]] = {}
 
 
@@ -118,7 +124,10 @@ def build(library: str, used: set[str]) -> dict[str, Any]:
     scope.update(
         lib=lib, TD=lib.TensorDict, torch=torch, np=np, copy=copy, pickle=pickle, io=io,
         dataclasses=dataclasses, collections=collections, F=torch.nn.functional, __name__="differential",
-        Mask=torch.tensor([True, False, True]),
+        Mask=torch.tensor([True, False, True]), nn=torch.nn, mods=lib.nn, dist=torch.distributions,
+        Mod=lib.nn.TensorDictModule, Seq=lib.nn.TensorDictSequential, Comp=lib.nn.CompositeDistribution,
+        Prob=lib.nn.ProbabilisticTensorDictModule, ProbSeq=lib.nn.ProbabilisticTensorDictSequential,
+        Params=lib.TensorDictParams,
     )  # fmt: skip
     scope.update(_HELPERS)
     torch.manual_seed(0)

@@ -1,0 +1,210 @@
+"""The tensors of a collection in as few messages as is fast, for ranks that hold the same structure.
+
+Both sides sort the entries by key, so the order in which they were written does not matter. Small tensors of one
+dtype go together in one buffer; large ones as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from tensordict_lite.base import TensorCollection
+
+__all__ = ["Bundle", "Entry", "bundles", "describe", "digest", "entries", "objects", "tags"]
+
+SMALL = 1 << 16
+"""A tensor of up to so many bytes is copied into a buffer with others."""
+BUCKET = 1 << 22
+"""Bytes of a buffer, at most, unless the caller says another number."""
+
+
+class Entry:
+    """A tensor, its path, and what is to be done with another value for it."""
+
+    __slots__ = ("path", "tensor", "write")
+
+    def __init__(self, path: tuple[str, ...], tensor: Tensor, write: Callable[[Tensor], Any] | None = None) -> None:
+        self.path = path
+        self.tensor = tensor
+        self.write = write
+
+
+def entries(td: Any, path: tuple[str, ...] = ()) -> list[Entry]:
+    """The tensors, sorted by key. Of a lazy stack the stacked ones, or those of the members where they do not stack."""
+    out: list[Entry] = []
+    for key in sorted(td._key_list()):
+        try:
+            value = td._get_str(key)
+        except RuntimeError:  # of different shapes in the members of a lazy stack
+            for place, member in enumerate(td._source):
+                out.extend(entries(member.select(key), (*path, str(place))))
+            continue
+        if isinstance(value, Tensor):
+            write = _writer(td, key) if hasattr(td, "_stack_dim") else None
+            out.append(Entry((*path, key), value, write))
+        elif not value._is_non_tensor:
+            out.extend(entries(value, (*path, key)))
+    return out
+
+
+def _writer(td: Any, key: str) -> Callable[[Tensor], Any]:
+    return lambda value: td.set_(key, value)
+
+
+def objects(td: Any, path: tuple[str, ...] = ()) -> list[tuple[Any, str, Any]]:
+    """The non-tensor entries, sorted by key: the collection that holds each, its key, and itself."""
+    out: list[tuple[Any, str, Any]] = []
+    for key in sorted(td._key_list()):
+        try:
+            value = td._get_str(key)
+        except RuntimeError:
+            continue
+        if isinstance(value, TensorCollection):
+            out.extend([(td, key, value)] if value._is_non_tensor else objects(value, (*path, key)))
+    return out
+
+
+# -- messages ------------------------------------------------------------------------------------------------------
+
+
+class Bundle:
+    """Tensors that make one message."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self, entries: list[Entry]) -> None:
+        self.entries = entries
+
+    def buffer(self, device: torch.device) -> Tensor:
+        """The message with the values: the tensor itself where it can be, else a copy."""
+        tensors = [entry.tensor.detach() for entry in self.entries]
+        if len(tensors) == 1:
+            only = tensors[0]
+            return (only if only.device == device else only.to(device)).contiguous()
+        if any(tensor.device != device for tensor in tensors):
+            tensors = [tensor.to(device) for tensor in tensors]
+        return _flatten_dense_tensors([tensor.contiguous() for tensor in tensors])
+
+    def room(self, device: torch.device) -> Tensor:
+        """Room for the message: the tensor itself where it can be."""
+        if len(self.entries) == 1 and self.entries[0].write is None:
+            only = self.entries[0].tensor.detach()
+            if only.device == device and only.is_contiguous():
+                return only
+        count = sum(entry.tensor.numel() for entry in self.entries)
+        out = torch.empty(count, dtype=self.entries[0].tensor.dtype, device=device)
+        return out.view(self.entries[0].tensor.shape) if len(self.entries) == 1 else out
+
+    def take(self, message: Tensor) -> None:
+        """Puts the values of a message into the tensors, where they are not there already."""
+        with torch.no_grad():
+            if len(self.entries) == 1:
+                entry = self.entries[0]
+                if entry.write is not None:
+                    entry.write(message.view(entry.tensor.shape))
+                elif message.data_ptr() != entry.tensor.data_ptr() or message.device != entry.tensor.device:
+                    entry.tensor.detach().copy_(message.view(entry.tensor.shape))
+                return
+            mine = [entry for entry in self.entries if entry.write is None]
+            parts = _unflatten_dense_tensors(message, [entry.tensor for entry in self.entries])
+            if len(mine) == len(self.entries):
+                torch._foreach_copy_([entry.tensor.detach() for entry in mine], list(parts))
+                return
+            for entry, part in zip(self.entries, parts):
+                if entry.write is None:
+                    entry.tensor.detach().copy_(part)
+                else:
+                    entry.write(part)
+
+
+def bundles(found: list[Entry], bucket_bytes: int | None = None) -> list[Bundle]:
+    """Entries as messages; the same on every rank that has the same keys, shapes and dtypes.
+
+    Raises:
+        RuntimeError: a tensor is on the meta device.
+    """
+    small = SMALL if bucket_bytes is None else bucket_bytes
+    most = BUCKET if bucket_bytes is None else bucket_bytes
+    alone: list[Bundle] = []
+    together: dict[str, list[Entry]] = {}
+    for entry in found:
+        tensor = entry.tensor
+        if tensor.device.type == "meta":
+            raise RuntimeError(f"the entry {entry.path} is on the meta device: it has no values")
+        if tensor.layout is not torch.strided or tensor.nbytes > small:
+            alone.append(Bundle([entry]))
+        else:
+            together.setdefault(str(tensor.dtype), []).append(entry)
+    return [*_filled(together, most), *alone]
+
+
+def _filled(together: dict[str, list[Entry]], most: int) -> Iterator[Bundle]:
+    for dtype in sorted(together):
+        bundle: list[Entry] = []
+        size = 0
+        for entry in together[dtype]:
+            if bundle and size + entry.tensor.nbytes > most:
+                yield Bundle(bundle)
+                bundle, size = [], 0
+            bundle.append(entry)
+            size += entry.tensor.nbytes
+        yield Bundle(bundle)
+
+
+def tags(init_tag: int, pseudo_rand: bool) -> Iterator[int]:
+    """The tags of messages: numbers that follow each other, or pseudo-random ones from this seed."""
+    if not pseudo_rand:
+        while True:
+            yield init_tag
+            init_tag += 1
+    chance = random.Random(init_tag)
+    while True:
+        yield chance.randrange(1, 1 << 24)
+
+
+# -- structures ------------------------------------------------------------------------------------------------------
+
+
+def describe(td: Any) -> dict[str, Any]:
+    """What two ranks must have in common to exchange values in place."""
+    out: dict[str, Any] = {
+        _name(entry.path): (str(entry.tensor.dtype), tuple(entry.tensor.shape)) for entry in entries(td)
+    }
+    out.update((_name((key,)), "non-tensor data") for _, key, _ in objects(td))
+    return out
+
+
+def _name(path: tuple[str, ...]) -> str:
+    return repr(path[0] if len(path) == 1 else path)
+
+
+def digest(description: dict[str, Any]) -> int:
+    """A number that differs where descriptions do."""
+    text = pickle.dumps(sorted(description.items()), protocol=4)
+    return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
+
+
+def differences(mine: dict[str, Any], theirs: dict[str, Any], who: str, whom: str) -> str:
+    """In words, what one side has and the other has not."""
+    parts = []
+    for name in sorted({*mine, *theirs}):
+        if name not in theirs:
+            parts.append(f"{name} is on {who} only")
+        elif name not in mine:
+            parts.append(f"{name} is on {whom} only")
+        elif mine[name] != theirs[name]:
+            parts.append(f"{name} is {_shown(mine[name])} on {who} and {_shown(theirs[name])} on {whom}")
+    shown = "; ".join(parts[:8])
+    return shown + (f"; and {len(parts) - 8} more" if len(parts) > 8 else "")
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value[0][6:]}{list(value[1])}"

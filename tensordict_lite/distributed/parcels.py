@@ -1,0 +1,324 @@
+"""A collection as a few messages: what it looks like, its small tensors in one buffer, its large ones as they are.
+
+::
+
+    Parcel    body      one uint8 tensor: the tensors, those of one dtype and shape side by side, and then the meta
+                        part: types, keys, batch sizes, non-tensor data, and where each tensor lies
+              direct    tensors of LARGE bytes and more, not copied
+              files     memory-mapped tensors, which may travel as the path of their file
+
+The meta part is written by :mod:`pickle`, plain TensorDicts as tuples of their keys: nothing is slower than a thousand
+Python objects. It is read by pickle as well, so it is for ranks that trust each other.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite.distributed.link import UnsendableError
+from tensordict_lite.memmap.tensor import MemoryMappedTensor
+from tensordict_lite.tensordict import TensorDict
+
+__all__ = ["LARGE", "Letter", "Parcel", "open_files", "pack", "unpack"]
+
+LARGE = 1 << 20
+"""A tensor of so many bytes goes as a message of its own, where messages of one kind follow each other anyway."""
+
+_ALIGN = 64
+_PAGE = 4096
+Slot = tuple[str, tuple[int, ...]]  # dtype and shape
+
+
+class Parcel:
+    """What :func:`pack` makes of a collection."""
+
+    __slots__ = ("body", "direct", "files", "meta_size")
+
+    def __init__(self, body: Tensor, meta_size: int, direct: list[Tensor], files: list[Tensor]) -> None:
+        self.body = body
+        self.meta_size = meta_size
+        self.direct = direct
+        self.files = files
+
+
+# -- packing -----------------------------------------------------------------------------------------------------
+
+
+def pack(td: Any, device: torch.device, *, split: bool, by_path: bool) -> Parcel:
+    """The messages of a collection.
+
+    Args:
+        td: any tensor collection.
+        device: where the messages are sent from.
+        split: large tensors go as messages of their own.
+        by_path: memory-mapped tensors are left out: they go as paths, or after the rest.
+
+    Raises:
+        UnsendableError: a tensor is on the meta device, or an object cannot be pickled. The message names the entry.
+    """
+    leaves: list[Tensor] = []
+    files: list[Tensor] = []
+    tree = _describe(td, leaves, files if by_path else None, ())
+    groups: dict[Slot, list[int]] = {}
+    direct: list[int] = []
+    for place, leaf in enumerate(leaves):
+        if split and leaf.nbytes >= LARGE:
+            direct.append(place)
+        else:
+            groups.setdefault((str(leaf.dtype)[6:], tuple(leaf.shape)), []).append(place)
+    large = [leaves[place].detach().to(device).contiguous() for place in direct]
+    table = (
+        tree, len(leaves), list(groups.items()),
+        [(place, str(leaf.dtype)[6:], tuple(leaf.shape)) for place, leaf in zip(direct, large)],
+        [_file_facts(leaf) for leaf in files], _devices(leaves),
+    )  # fmt: skip
+    meta = bytearray(pickle.dumps(table, protocol=5))
+    size = _layout(groups)[1]
+    body = torch.empty(size + len(meta), dtype=torch.uint8, device=device)
+    with torch.no_grad():
+        _fill(body, groups, leaves)
+        body[size:].copy_(torch.frombuffer(meta, dtype=torch.uint8))
+    return Parcel(body, len(meta), large, files)
+
+
+def _describe(node: Any, leaves: list[Tensor], files: list[Tensor] | None, path: tuple[str, ...]) -> Any:
+    """A plain TensorDict as a tuple, with numbers for its tensors; anything else as a pickle of the same."""
+    if type(node) is not TensorDict or hasattr(node, "_memmap_path"):
+        return _pickled(node, leaves, files, path)
+    children: list[Any] = []
+    for key, value in node._source.items():
+        if type(value) is Tensor and _is_plain(value):
+            if value.device.type == "meta":
+                raise UnsendableError(
+                    f"the entry {_name((*path, key))} is on the meta device: it has no values to send"
+                )
+            children.append(len(leaves))
+            leaves.append(value)
+        else:
+            children.append(_describe(value, leaves, files, (*path, key)))
+    device = None if node._device is None else str(node._device)
+    return (tuple(node._source), children, tuple(node._batch_size), device, node._names, node._lock is not None)
+
+
+def _pickled(node: Any, leaves: list[Tensor], files: list[Tensor] | None, path: tuple[str, ...]) -> bytes:
+    out = io.BytesIO()
+    try:
+        _Pickler(out, leaves, files).dump(node)
+    except Exception as error:
+        where = f"the entry {_name(path)}" if path else f"this {type(node).__name__}"
+        raise UnsendableError(f"{where} cannot be sent: {type(error).__name__}: {error}") from error
+    return out.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Writes numbers in the place of tensors, which it collects."""
+
+    def __init__(self, file: Any, leaves: list[Tensor], files: list[Tensor] | None) -> None:
+        super().__init__(file, protocol=5)
+        self._leaves = leaves
+        self._files = files
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, Tensor):
+            return NotImplemented
+        if isinstance(obj, MemoryMappedTensor):
+            if self._files is not None and _is_file(obj):
+                self._files.append(obj)
+                return _nth_file, (len(self._files) - 1,)
+            obj = obj.as_subclass(Tensor)
+            if not _is_plain(obj):
+                return obj.__reduce_ex__(5)
+        if type(obj) is not Tensor or not _is_plain(obj):
+            return NotImplemented  # made of plain tensors, which come here in turn
+        if obj.device.type == "meta":
+            raise RuntimeError("a tensor on the meta device has no values to send")
+        self._leaves.append(obj)
+        return _nth, (len(self._leaves) - 1,)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+
+
+def _name(path: tuple[str, ...]) -> str:
+    return repr(path[0] if len(path) == 1 else path)
+
+
+def _layout(groups: Any) -> tuple[list[int], int]:
+    """Where each group begins, and the number of bytes of all."""
+    starts, at = [], 0
+    items = groups.items() if isinstance(groups, dict) else groups
+    for (dtype, shape), places in items:
+        starts.append(at)
+        size = len(places) * _numel(shape) * getattr(torch, dtype).itemsize
+        at += -(-size // _ALIGN) * _ALIGN
+    return starts, at
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()
+
+
+def _section(payload: Tensor, start: int, dtype: torch.dtype, shape: tuple[int, ...], count: int) -> Tensor:
+    size = count * _numel(shape) * dtype.itemsize
+    return payload[start : start + size].view(dtype).view(count, *shape)
+
+
+def _fill(payload: Tensor, groups: dict[Slot, list[int]], leaves: list[Tensor]) -> None:
+    for ((dtype, shape), places), start in zip(groups.items(), _layout(groups)[0]):
+        section = _section(payload, start, getattr(torch, dtype), shape, len(places))
+        if len(places) == 1:
+            section[0].copy_(leaves[places[0]])
+            continue
+        mine = [leaves[place] for place in places]
+        if all(leaf.device == payload.device for leaf in mine):
+            torch.stack(mine, out=section)
+        else:
+            for row, leaf in zip(section.unbind(0), mine):
+                row.copy_(leaf)
+
+
+def _devices(leaves: list[Tensor]) -> list[tuple[int, str]]:
+    """The tensors that are not on the CPU."""
+    return [(place, str(leaf.device)) for place, leaf in enumerate(leaves) if leaf.device.type != "cpu"]
+
+
+# -- unpacking -----------------------------------------------------------------------------------------------------
+
+_reading = threading.local()
+"""The tensors and files of the parcel that this thread unpacks: a pickle has their numbers."""
+
+
+def _nth(place: int) -> Tensor:
+    return _reading.leaves[place]  # type: ignore[no-any-return]
+
+
+def _nth_file(place: int) -> Any:
+    return _reading.files[place]
+
+
+class Letter:
+    """The body of a parcel, received: its meta part is read, its tensors are views."""
+
+    def __init__(self, body: Tensor, meta_size: int) -> None:
+        self.body = body
+        meta = body[body.shape[0] - meta_size :].cpu().numpy().tobytes()
+        self.tree, self.count, self.groups, self.direct, self.files, self.devices = pickle.loads(meta)
+
+    def room(self, device: torch.device) -> list[Tensor]:
+        """Empty tensors for the large ones."""
+        return [torch.empty(shape, dtype=getattr(torch, dtype), device=device) for _, dtype, shape in self.direct]
+
+    def file_room(self, device: torch.device) -> list[Tensor]:
+        """Empty tensors for the content of files that cannot be seen here."""
+        return [
+            torch.empty(facts["shape"], dtype=getattr(torch, facts["dtype"]), device=device) for facts in self.files
+        ]
+
+    def sees_files(self) -> bool:
+        """Whether the files of the memory-mapped tensors are the same ones here."""
+        return all(_is_same_file(facts) for facts in self.files)
+
+
+def unpack(letter: Letter, direct: list[Tensor], files: list[Any], device: Any = None) -> Any:
+    """The collection of a parcel; its tensors are views of what was received.
+
+    Args:
+        letter: the body.
+        direct: the large tensors.
+        files: memory-mapped tensors, or their content.
+        device: where the result goes; None: tensors go to the type of device where they were.
+    """
+    leaves: list[Any] = [None] * letter.count
+    for ((dtype, shape), places), start in zip(letter.groups, _layout(letter.groups)[0]):
+        section = _section(letter.body, start, getattr(torch, dtype), shape, len(places))
+        for place, row in zip(places, section.unbind(0)):
+            leaves[place] = row
+    for (place, _, _), tensor in zip(letter.direct, direct):
+        leaves[place] = tensor
+    here = letter.body.device
+    if device is None and (letter.devices or here.type != "cpu"):
+        were = dict(letter.devices)
+        for place, leaf in enumerate(leaves):
+            leaves[place] = leaf.to(_own(were.get(place, "cpu"), here))
+    with _context(leaves, files):
+        out = _build(letter.tree, leaves, here)
+    return out if device is None else out.to(device)
+
+
+def _own(name: str, here: torch.device) -> torch.device:
+    """The device of this rank in the place of another rank's."""
+    device = torch.device(name)
+    return here if device.type == here.type else device
+
+
+@contextmanager
+def _context(leaves: list[Any], files: list[Any]) -> Iterator[None]:
+    _reading.leaves, _reading.files = leaves, files
+    try:
+        yield
+    finally:
+        del _reading.leaves, _reading.files
+
+
+def _build(tree: Any, leaves: list[Any], here: torch.device) -> Any:
+    if isinstance(tree, bytes):
+        return pickle.loads(tree)
+    keys, children, size, device, names, locked = tree
+    values = [leaves[child] if type(child) is int else _build(child, leaves, here) for child in children]
+    source = dict(zip(keys, values))
+    out = TensorDict._trusted(source, torch.Size(size), None if device is None else _own(device, here), names)
+    if locked:
+        out._propagate_lock(None)
+    return out
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def _is_file(leaf: MemoryMappedTensor) -> bool:
+    try:
+        return os.path.isfile(leaf.filename) and _is_plain(leaf.as_subclass(Tensor))
+    except RuntimeError:  # anonymous memory
+        return False
+
+
+def _file_facts(leaf: Any) -> dict[str, Any]:
+    """What tells a file from another of the same name elsewhere, and how to open it."""
+    return {
+        "path": str(leaf.filename), "mark": _mark(leaf.filename), "dtype": str(leaf.dtype)[6:],
+        "shape": tuple(leaf.shape), "open": pickle.dumps(leaf, protocol=5),
+    }  # fmt: skip
+
+
+def _mark(path: str) -> tuple[int, int, int]:
+    """Inode, size, and a checksum of the first and the last page of a file."""
+    with open(path, "rb") as file:
+        stat = os.fstat(file.fileno())
+        checksum = zlib.crc32(file.read(_PAGE))
+        if stat.st_size > _PAGE:
+            file.seek(-_PAGE, os.SEEK_END)
+            checksum = zlib.crc32(file.read(_PAGE), checksum)
+    return stat.st_ino, stat.st_size, checksum
+
+
+def _is_same_file(facts: dict[str, Any]) -> bool:
+    try:
+        return _mark(facts["path"]) == facts["mark"]
+    except OSError:
+        return False
+
+
+def open_files(letter: Letter) -> list[Any]:
+    """The memory-mapped tensors of a parcel, opened here."""
+    return [pickle.loads(facts["open"]) for facts in letter.files]

@@ -1,0 +1,263 @@
+"""Values between ranks that hold the same structure: ``send``, ``recv``, ``reduce`` and their kin write in place."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tensordict_lite.distributed.bundles import (
+    Bundle,
+    Entry,
+    bundles,
+    describe,
+    differences,
+    digest,
+    entries,
+    objects,
+    tags,
+)
+from tensordict_lite.distributed.link import Link, Pending
+
+__all__ = ["irecv", "isend", "recv", "reduce", "send", "wait_all"]
+
+
+def _peer(rank: int | None, group_rank: int | None, group: Any, names: tuple[str, str]) -> tuple[Link, int]:
+    """The group, and the peer's rank in it."""
+    if (rank is None) == (group_rank is None):
+        raise ValueError(f"Exactly one of `{names[0]}` and `{names[1]}` must be provided.")
+    if group_rank is None:
+        link = Link(group)
+        return link, link.place(rank)  # type: ignore[arg-type]
+    if group is None:
+        raise ValueError(f"`{names[1]}` requires `group` to be passed.")
+    link = Link(group, alone=True)
+    if not 0 <= group_rank < link.size:
+        raise ValueError(f"{names[1]}={group_rank} is no rank of a group of {link.size}")
+    return link, group_rank
+
+
+def _check(found: list[Entry], link: Link, written: bool) -> None:
+    """Refuses tensors that this group cannot move, or that nothing can be written into.
+
+    Raises:
+        RuntimeError: NCCL moves CUDA tensors only; the elements of an expanded tensor are one number.
+    """
+    for entry in found if written else ():
+        if entry.write is None and _is_expanded(entry.tensor):
+            raise RuntimeError(
+                f"the entry {entry.path} is expanded, so that several of its elements are one number: nothing can be "
+                "received into it, td.clone() first"
+            )
+    if link.device.type == "cpu":
+        return
+    for entry in found:
+        if entry.tensor.device.type != link.device.type:
+            raise RuntimeError(
+                f"the entry {entry.path} is on {entry.tensor.device}, and this group moves {link.device.type} tensors: "
+                f"td.to({link.device.type!r}) first"
+            )
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and any(
+        stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride())
+    )
+
+
+# -- one rank to another -----------------------------------------------------------------------------------------
+
+
+def isend(
+    td: Any, dst: int | None, group: Any, group_dst: int | None, init_tag: int, pseudo_rand: bool, check: bool
+) -> tuple[list[Pending], int]:
+    """Begins to send the values; the messages, and the tag of the last tensor."""
+    link, to = _peer(dst, group_dst, group, ("dst", "group_dst"))
+    found = entries(td)
+    _check(found, link, False)
+    numbers = tags(init_tag, pseudo_rand)
+    works = []
+    with link.doing("send()"):
+        if check:
+            _check_sent(td, link, to, next(numbers))
+        used = 0
+        for bundle in bundles(found):
+            tag = next(numbers)
+            message = bundle.buffer(link.device)
+            works.append(Pending(link.isend(message, to, tag), link, "send()", keep=message))
+            used += 1
+        for _ in range(used, len(found)):
+            tag = next(numbers)
+        held = objects(td)
+        if held:
+            tag = next(numbers)
+            works.extend(_send_objects([value for *_, value in held], link, to, tag))
+    return works, tag if found or held else init_tag
+
+
+def _send_objects(values: list[Any], link: Link, to: int, tag: int) -> list[Pending]:
+    content = bytearray(pickle.dumps(values, protocol=5))
+    message = torch.frombuffer(content, dtype=torch.uint8).to(link.device)
+    size = link.numbers(len(content))
+    sent = ((size, tag), (message, tag + 1))
+    return [Pending(link.isend(one, to, number), link, "send()", keep=one) for one, number in sent]
+
+
+def irecv(
+    td: Any, src: int | None, group: Any, group_src: int | None, init_tag: int, pseudo_rand: bool, check: bool
+) -> tuple[list[Pending], int]:
+    """Begins to receive the values; the messages, and the tag of the last tensor."""
+    link, source = _peer(src, group_src, group, ("src", "group_src"))
+    found = entries(td)
+    _check(found, link, True)
+    numbers = tags(init_tag, pseudo_rand)
+    works = []
+    with link.doing("recv()"):
+        if check:
+            _check_received(td, link, source, next(numbers))
+        used = 0
+        for bundle in bundles(found):
+            tag = next(numbers)
+            works.append(_receiving(bundle, link, source, tag))
+            used += 1
+        for _ in range(used, len(found)):
+            tag = next(numbers)
+        held = objects(td)
+        if held:
+            tag = next(numbers)
+            works.append(_receiving_objects(held, link, source, tag))
+    return works, tag if found or held else init_tag
+
+
+def _receiving(bundle: Bundle, link: Link, source: int, tag: int) -> Pending:
+    message = bundle.room(link.device)
+    return Pending(link.irecv(message, source, tag), link, "recv()", lambda: bundle.take(message))
+
+
+def _receiving_objects(held: list[tuple[Any, str, Any]], link: Link, source: int, tag: int) -> Pending:
+    size = link.numbers(0)
+
+    def finish() -> None:
+        with link.doing("recv()"):
+            message = link.recv(link.room(int(size)), source, tag + 1)
+        values = pickle.loads(message.cpu().numpy().tobytes())
+        for (owner, key, mine), value in zip(held, values):
+            if mine._batch_size == value._batch_size:
+                replaced = mine._overwrite(value, owner)
+                if replaced is not mine:
+                    owner._set_str(key, replaced)
+
+    return Pending(link.irecv(size, source, tag), link, "recv()", finish)
+
+
+def send(td: Any, *args: Any) -> int:
+    """Sends the values; the tag of the last tensor."""
+    works, tag = isend(td, *args)
+    wait_all(works)
+    return tag
+
+
+def recv(td: Any, *args: Any) -> int:
+    """Receives the values; the tag of the last tensor."""
+    works, tag = irecv(td, *args)
+    wait_all(works)
+    return tag
+
+
+def _check_sent(td: Any, link: Link, to: int, tag: int) -> None:
+    """Tells the other side what is coming, and waits for its word."""
+    content = bytearray(pickle.dumps(describe(td), protocol=4))
+    link.send(link.numbers(len(content)), to, tag)
+    link.send(torch.frombuffer(content, dtype=torch.uint8).to(link.device), to, tag)
+    if int(link.recv(link.numbers(0), to, tag)):
+        return
+    size = int(link.recv(link.numbers(0), to, tag))
+    theirs = pickle.loads(link.recv(link.room(size), to, tag).cpu().numpy().tobytes())
+    raise _mismatch(describe(td), theirs, "the sender", "the receiver")
+
+
+def _check_received(td: Any, link: Link, source: int, tag: int) -> None:
+    size = int(link.recv(link.numbers(0), source, tag))
+    theirs = pickle.loads(link.recv(link.room(size), source, tag).cpu().numpy().tobytes())
+    mine = describe(td)
+    link.send(link.numbers(int(mine == theirs)), source, tag)
+    if mine == theirs:
+        return
+    content = bytearray(pickle.dumps(mine, protocol=4))
+    link.send(link.numbers(len(content)), source, tag)
+    link.send(torch.frombuffer(content, dtype=torch.uint8).to(link.device), source, tag)
+    raise _mismatch(theirs, mine, "the sender", "the receiver")
+
+
+def _mismatch(mine: Any, theirs: Any, who: str, whom: str) -> ValueError:
+    return ValueError(
+        f"the two sides hold different structures: {differences(mine, theirs, who, whom)}. Values go between equal "
+        "ones; init_remote() and broadcast() bring the structure along."
+    )
+
+
+# -- all ranks -------------------------------------------------------------------------------------------------------
+
+
+def check_alike(td: Any, link: Link) -> None:
+    """Compares the structures of all ranks.
+
+    Raises:
+        ValueError: on every rank, when one differs.
+    """
+    mine = describe(td)
+    number = link.numbers(digest(mine))
+    all_numbers = [link.numbers(0) for _ in range(link.size)]
+    dist.all_gather(all_numbers, number, group=link.group)
+    if len({int(one) for one in all_numbers}) == 1:
+        return
+    everyone: list[Any] = [None] * link.size
+    dist.all_gather_object(everyone, mine, group=link.group)
+    for rank, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
+            raise ValueError(
+                f"the ranks hold different structures: {differences(everyone[0], theirs, 'rank 0', f'rank {rank}')}"
+            )
+
+
+def reduce(td: Any, dst: int | None, op: Any, group: Any, bucket_bytes: int | None, check: bool) -> list[Pending]:
+    """Begins to reduce the values over all ranks, on rank ``dst`` (None: on all); the messages."""
+    link = Link(group)
+    if dst is not None:
+        link.place(dst)
+    found = entries(td)
+    _check(found, link, True)
+    operation = dist.ReduceOp.SUM if op is None else op
+    works = []
+    what = "all_reduce()" if dst is None else "reduce()"
+    with link.doing(what):
+        if check:
+            check_alike(td, link)
+        for bundle in bundles(found, bucket_bytes):
+            message = bundle.buffer(link.device)
+            if dst is None:
+                work = dist.all_reduce(message, op=operation, group=link.group, async_op=True)
+            else:
+                work = dist.reduce(message, dst, op=operation, group=link.group, async_op=True)
+            takes = dst is None or dist.get_rank() == dst
+            works.append(Pending(work, link, what, _taking(bundle, message) if takes else None, message))
+    return works
+
+
+def _taking(bundle: Bundle, message: Tensor) -> Any:
+    return lambda: bundle.take(message)
+
+
+def wait_all(works: list[Pending]) -> None:
+    """Waits for all messages, and raises the first error only then."""
+    first: Exception | None = None
+    for work in works:
+        try:
+            work.wait()
+        except Exception as error:
+            first = first or error
+    if first is not None:
+        raise first

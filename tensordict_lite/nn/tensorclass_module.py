@@ -1,0 +1,139 @@
+"""Modules from one tensorclass to another."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar, get_args, get_origin
+
+from torch import nn
+
+from tensordict_lite.nn.base import TensorDictModuleBase, _render
+from tensordict_lite.nn.dispatching import dispatch
+from tensordict_lite.tensorclass import is_tensorclass
+from tensordict_lite.tensordict import TensorDict
+
+__all__ = ["TensorClassModuleBase", "TensorClassModuleWrapper"]
+
+InputClass = TypeVar("InputClass")
+OutputClass = TypeVar("OutputClass")
+
+
+class TensorClassModuleBase(nn.Module, ABC, Generic[InputClass, OutputClass]):
+    """Base of the modules that take and return a tensorclass (or a tensor).
+
+    Subclass ``TensorClassModuleBase[InputClass, OutputClass]`` and implement :meth:`forward`: a type checker then
+    knows the fields, and ``input_type`` and ``output_type`` hold the two classes.
+
+    Example:
+        >>> import torch
+        >>> from tensordict_lite import TensorClass
+        >>> class Pair(TensorClass):
+        ...     a: torch.Tensor
+        ...     b: torch.Tensor
+        >>> class Sum(TensorClass):
+        ...     total: torch.Tensor
+        >>> class Add(TensorClassModuleBase[Pair, Sum]):
+        ...     def forward(self, x: Pair) -> Sum:
+        ...         return Sum(total=x.a + x.b, batch_size=x.batch_size)
+        >>> Add()(Pair(a=torch.ones(1), b=torch.ones(1), batch_size=[1])).total
+        tensor([2.])
+        >>> Add().as_td_module()(TensorDict({"a": torch.ones(1), "b": torch.ones(1)}, [1]))["total"]
+        tensor([2.])
+    """
+
+    input_type: Any
+    output_type: Any
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for base in getattr(cls, "__orig_bases__", ()):
+            origin = get_origin(base)
+            if isinstance(origin, type) and issubclass(origin, TensorClassModuleBase):
+                types = get_args(base)
+                if len(types) == 2 and not any(isinstance(one, TypeVar) for one in types):
+                    cls.input_type, cls.output_type = types
+
+    @abstractmethod
+    def forward(self, x: InputClass) -> OutputClass:
+        """Computes the output; subclasses implement it."""
+
+    def __call__(self, x: InputClass) -> OutputClass:
+        """Calls the module, with the hooks of :class:`torch.nn.Module`."""
+        return super().__call__(x)  # type: ignore[no-any-return]
+
+    def as_td_module(self) -> TensorClassModuleWrapper:
+        """A module of tensordicts around this one, see :class:`TensorClassModuleWrapper`.
+
+        Raises:
+            ValueError: the subscript of the class does not name two tensorclasses.
+        """
+        return TensorClassModuleWrapper(self)
+
+
+class TensorClassModuleWrapper(TensorDictModuleBase):
+    """A :class:`TensorClassModuleBase` as a module of tensordicts.
+
+    Its keys are the fields of the two classes, nested ones as nested keys. The result is a new TensorDict with the
+    output's fields only.
+
+    Args:
+        module: the module, whose input and output are tensorclasses.
+
+    Raises:
+        ValueError: they are not.
+    """
+
+    def __init__(self, module: TensorClassModuleBase[Any, Any]) -> None:
+        super().__init__()
+        for name in ("input_type", "output_type"):
+            kind = getattr(module, name, None)
+            if not (isinstance(kind, type) and is_tensorclass(kind)):
+                raise ValueError(
+                    f"{name} of {type(module).__name__} must be a tensorclass, and is {kind!r}: subclass "
+                    "TensorClassModuleBase[InputClass, OutputClass] with two tensorclasses"
+                )
+        self.module = module
+        self.in_keys = _field_keys(module.input_type)
+        self.out_keys = _field_keys(module.output_type)
+
+    @dispatch(auto_batch_size=False)
+    def forward(self, tensordict: Any, args: Any = None, **kwargs: Any) -> TensorDict:
+        """Converts, calls, and converts back.
+
+        Args:
+            tensordict: the input; entries that are no fields are ignored.
+            args: is ignored, with a warning, as ``kwargs`` are.
+        """
+        if args is not None or kwargs:
+            given = sorted(kwargs) + ([] if args is None else [type(args).__name__])
+            warnings.warn(f"{type(self).__name__} ignores {given}", FutureWarning, stacklevel=2)
+        kind = self.module.input_type
+        given = tensordict.select(*self.in_keys, strict=False)
+        if not isinstance(given, TensorDict):
+            given = given.to_tensordict()
+        result = self.module(kind.from_tensordict(given))
+        return result.to_tensordict()  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        return _render(self, {"module": self.module})
+
+
+def _field_keys(cls: Any) -> list[Any]:
+    """The fields of a tensorclass, those of nested ones as nested keys."""
+    from typing import get_type_hints
+
+    try:
+        hints = get_type_hints(cls)
+    except (NameError, TypeError):  # an annotation that cannot be read here: the field counts as one entry
+        hints = {}
+    keys: list[Any] = []
+    for name in cls.fields() if callable(getattr(cls, "fields", None)) else cls.__dataclass_fields__:
+        name = getattr(name, "name", name)
+        kind = hints.get(name)
+        if isinstance(kind, type) and is_tensorclass(kind):
+            inner = _field_keys(kind)
+            keys.extend((name, *((key,) if isinstance(key, str) else key)) for key in inner)
+        else:
+            keys.append(name)
+    return keys

@@ -1,0 +1,90 @@
+"""Stacked parameters of modules that wait for their first input, to know their shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch import vmap as _torch_vmap
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+__all__ = ["row_of_uninitialized", "stack_uninitialized"]
+
+
+class _Stacked:
+    """A number of parameters without shape; :meth:`materialize` gives all of them that of one."""
+
+    stack_shape: torch.Size
+
+    def materialize(self, shape: Any, device: Any = None, dtype: Any = None) -> None:
+        super().materialize((*self.stack_shape, *shape), device=device, dtype=dtype)  # type: ignore[misc]
+
+
+class StackedUninitializedParameter(_Stacked, UninitializedParameter):
+    """The parameter of several lazy modules, stacked; see ``torch.nn.parameter.UninitializedParameter``."""
+
+
+class StackedUninitializedBuffer(_Stacked, UninitializedBuffer):
+    """The buffer of several lazy modules, stacked; see ``torch.nn.parameter.UninitializedBuffer``."""
+
+
+def stack_uninitialized(leaves: list[Tensor], requires_grad: bool) -> Any:
+    """One uninitialised tensor for several; the first call of the modules gives it a shape.
+
+    Raises:
+        RuntimeError: some of them have a shape already.
+    """
+    kinds = {isinstance(leaf, (UninitializedParameter, UninitializedBuffer)) for leaf in leaves}
+    if len(kinds) > 1:
+        raise RuntimeError("some of the lazy modules have been called and others not: call all of them, or none")
+    first = leaves[0]
+    out: Any
+    if isinstance(first, UninitializedParameter):
+        out = StackedUninitializedParameter(requires_grad=requires_grad, device=first.device, dtype=first.dtype)
+    else:
+        out = StackedUninitializedBuffer(device=first.device, dtype=first.dtype)
+    out.stack_shape = torch.Size((len(leaves),))
+    return out
+
+
+class _Row:
+    """One row of a stack inside ``torch.vmap``: its first call gives the whole stack a shape.
+
+    A module then reads its attribute again, to fill it. So the row is told where it stands, and puts the mapped
+    tensor there.
+    """
+
+    _stack: Any
+    _dim: int
+    _level: int
+    _slot: tuple[Any, str] | None = None
+
+    def materialize(self, shape: Any, device: Any = None, dtype: Any = None) -> None:
+        self._stack.materialize(shape, device, dtype)
+        if self._slot is None:
+            raise RuntimeError("a row of uninitialised parameters gets its shape in a module: use to_module()")
+        slots, key = self._slot
+        slots[key] = _torch_vmap._add_batch_dim(self._stack, self._dim, self._level)
+
+
+class RowOfUninitializedParameter(_Row, UninitializedParameter):
+    """See :class:`_Row`."""
+
+
+class RowOfUninitializedBuffer(_Row, UninitializedBuffer):
+    """See :class:`_Row`."""
+
+
+def row_of_uninitialized(stack: Any, dim: int) -> Any:
+    """What a function under the innermost ``torch.vmap`` sees of a stack that has no shape yet."""
+    cls = RowOfUninitializedParameter if isinstance(stack, UninitializedParameter) else RowOfUninitializedBuffer
+    out: Any = cls(device=stack.device, dtype=stack.dtype)
+    out._stack, out._dim, out._level = stack, dim, torch._C._functorch.maybe_current_level()
+    return out
+
+
+def tell_slot(value: Any, slots: Any, key: str) -> None:
+    """Tells a row where it has been put."""
+    if isinstance(value, _Row):
+        value._slot = (slots, key)

@@ -1,0 +1,334 @@
+"""The tensors of a module as a tree, and a tree of tensors in their place.
+
+::
+
+    read(module)              parameters and buffers as they are, under the names of the sub-modules
+    Swap(...).run(td, module) puts others in their place; what was there, in the same tree
+    put_back(td, module)      the end of ``with td.to_module(module)``: exactly what was there, where it was
+
+A module may occur twice in a model: it is one node of the tree then. A :class:`TensorDictParams` is a module, too,
+whose tensors are its entries.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
+
+__all__ = ["Swap", "put_back", "read", "read_state_dict"]
+
+_SCALAR = torch.Size(())
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_make_subclass = torch.Tensor._make_subclass
+
+
+def read(cls: Any, module: nn.Module, filter_empty: bool, memo: dict[int, Any]) -> Any:
+    """Parameters and buffers of a module and its children, as they are; shared children stay shared."""
+    known = memo.get(id(module))
+    if known is not None:
+        return known
+    if _is_params(module):
+        return _copied(cls, module)
+    source: dict[str, Any] = {k: v for k, v in module._parameters.items() if v is not None}
+    source.update((k, v) for k, v in module._buffers.items() if v is not None)
+    for name, child in module._modules.items():
+        if child is None:
+            continue
+        entry = read(cls, child, filter_empty, memo)
+        if entry._source or not filter_empty:
+            source[name] = entry
+    out = memo[id(module)] = cls._trusted(source, _SCALAR)
+    return out
+
+
+def _is_params(module: Any) -> bool:
+    return hasattr(module, "_entries")
+
+
+def _copied(cls: Any, td: Any) -> Any:
+    """The tree of parameters that are a collection themselves: another tree of the same tensors."""
+    source = {key: value if isinstance(value, Tensor) else _copied(cls, value) for key, value in td._entries()}
+    return cls._trusted(source, td._batch_size, td._device, td._names)
+
+
+def read_state_dict(cls: Any, module: nn.Module) -> Any:
+    """What ``module.state_dict()`` gives, hooks and all, under nested keys."""
+    out = cls._trusted({}, _SCALAR)
+    for name, value in module.state_dict().items():
+        *path, key = name.split(".")
+        node = out
+        for part in path:
+            node = node._source.setdefault(part, cls._trusted({}, _SCALAR))
+        if isinstance(value, Tensor):
+            node._source[key] = value
+        else:  # the extra state of a module
+            node.set_non_tensor(key, value)
+    return out
+
+
+class Swap:
+    """One call of ``to_module``: how tensors are put in, and what was in their place."""
+
+    def __init__(
+        self, cls: Any, inplace: bool = False, non_blocking: bool = False, preserve: bool = True, strict: bool = False
+    ) -> None:
+        self._cls = cls
+        self._inplace = inplace
+        self._non_blocking = non_blocking
+        self._preserve = preserve
+        self._strict = strict
+        self._memo: dict[int, Any] = {}
+
+    def run(self, params: Any, module: nn.Module) -> Any:
+        """Puts ``params`` in; a tree of what was there. When it fails, the module is as it was."""
+        swapped = self._cls._trusted({}, _SCALAR)
+        try:
+            self._level(params, module, swapped, ())
+        except BaseException:
+            put_back(swapped, module, self._inplace, self._non_blocking)
+            raise
+        return swapped
+
+    def _level(self, params: Any, module: nn.Module, swapped: Any, path: tuple[str, ...]) -> None:
+        self._memo[id(module)] = swapped
+        if _is_params(module):
+            self._into_params(params, module, swapped, path)
+            return
+        slots, buffers, children = module._parameters, module._buffers, module._modules
+        old = swapped._source
+        for key, value in params._entries():
+            if not isinstance(value, Tensor):
+                if value._is_non_tensor:
+                    self._take_out(key, value, old, slots if key in slots else buffers)
+                    continue
+                child = children.get(key)
+                if child is None:
+                    raise self._surplus(key, path, module, "sub-module", children)
+                self._child(key, value, child, old, path)
+            elif key in slots:
+                current = slots[key]
+                if current is None:
+                    if isinstance(module.__dict__.get(key), Tensor):
+                        self._replace_attribute(module, slots, key, value, old)
+                    else:
+                        self._fill(module, slots, key, _as_parameter(value, value), old, path)
+                    continue
+                if not _fits(current, value, slots, key):
+                    raise _misfit(path, key, current, value)
+                if self._inplace:
+                    old[key] = self._copy(current, value)
+                else:
+                    old[key] = current
+                    self._set_parameter(module, slots, key, value, current)
+            elif key in buffers:
+                current = buffers[key]
+                if current is None:
+                    self._fill(module, buffers, key, value, old, path)
+                    continue
+                if not _fits(current, value, buffers, key):
+                    raise _misfit(path, key, current, value)
+                if self._inplace:
+                    old[key] = self._copy(current, value)
+                else:
+                    old[key] = current
+                    self._set_buffer(slots, buffers, key, value)
+            elif isinstance(module.__dict__.get(key), Tensor):  # a tensor that is not registered
+                old[key] = module.__dict__[key]
+                module.__dict__[key] = value
+            else:
+                raise self._surplus(key, path, module, "parameter or buffer", [*slots, *buffers])
+        if self._strict:
+            _check_complete(params, module, path)
+
+    def _child(self, key: str, value: Any, child: nn.Module, old: dict[str, Any], path: tuple[str, ...]) -> None:
+        known = self._memo.get(id(child))
+        if known is not None:
+            old[key] = known
+            return
+        below = old[key] = self._cls._trusted({}, _SCALAR)  # before its entries, which may fail
+        self._level(value, child, below, (*path, key))
+
+    def _copy(self, current: Tensor, value: Tensor) -> Tensor:
+        before = current.detach().clone()
+        with torch.no_grad():
+            current.detach().copy_(value, non_blocking=self._non_blocking)
+        return before
+
+    def _fill(self, module: nn.Module, slots: Any, key: str, value: Any, old: Any, path: tuple[str, ...]) -> None:
+        """In a place that is registered and empty, ``Linear(bias=False)`` for one; an entry None stands for it."""
+        if self._strict or self._inplace:
+            raise KeyError(f"{_name(path, key)}: {type(module).__name__} is without {key!r} (it is None)")
+        from tensordict_lite.nontensor import NonTensorData
+
+        old[key] = NonTensorData(None)
+        slots[key] = value
+
+    @staticmethod
+    def _take_out(key: str, value: Any, old: Any, slots: Any) -> None:
+        """Empties what :meth:`_fill` has filled; other objects, the extra state of modules, are for the state dict."""
+        if value._as_value() is None and isinstance(slots.get(key), Tensor):
+            old[key] = slots[key]
+            slots[key] = None
+
+    @staticmethod
+    def _replace_attribute(module: nn.Module, slots: Any, key: str, value: Tensor, old: Any) -> None:
+        """In the place of a plain attribute that stands for a parameter (``preserve_module_state=False``)."""
+        current = module.__dict__[key]
+        old[key] = current
+        if isinstance(value, nn.Parameter):
+            slots[key] = value
+            del module.__dict__[key]
+        else:
+            module.__dict__[key] = value
+
+    def _set_parameter(self, module: nn.Module, slots: Any, key: str, value: Tensor, current: Tensor) -> None:
+        if isinstance(value, nn.Parameter):
+            slots[key] = value
+        elif self._preserve:
+            slots[key] = _as_parameter(value, current)
+        else:  # a plain attribute; the place in the order of parameters is kept for the way back
+            slots[key] = None
+            module.__dict__[key] = value
+
+    def _set_buffer(self, slots: Any, buffers: Any, key: str, value: Tensor) -> None:
+        if not isinstance(value, nn.Parameter):
+            buffers[key] = value
+        elif self._preserve:
+            buffers[key] = value.as_subclass(Tensor)
+        else:
+            buffers[key] = None
+            slots[key] = value
+
+    def _into_params(self, params: Any, target: Any, swapped: Any, path: tuple[str, ...]) -> None:
+        """The entries of a :class:`TensorDictParams`."""
+        old = swapped._source
+        for key, value in params._entries():
+            current = target._source.get(key)
+            if current is None or isinstance(current, Tensor) != isinstance(value, Tensor):
+                raise self._surplus(key, path, target, "entry", target._key_list())
+            if not isinstance(value, Tensor):
+                below = old[key] = self._cls._trusted({}, _SCALAR)
+                self._into_params(value, current, below, (*path, key))
+            elif not _fits(current, value, target._source, key):
+                raise _misfit(path, key, current, value)
+            elif self._inplace:
+                old[key] = self._copy(current, value)
+            else:
+                old[key] = current
+                is_parameter = isinstance(current, nn.Parameter)
+                target._source[key] = _as_parameter(value, current) if is_parameter else value
+
+    @staticmethod
+    def _surplus(key: str, path: tuple[str, ...], module: Any, what: str, there: Any) -> KeyError:
+        where = f" at {'.'.join(path)!r}" if path else ""
+        return KeyError(f"{type(module).__name__}{where} has no {what} {key!r}; it has {sorted(there)}")
+
+
+def _as_parameter(value: Tensor, old: Tensor) -> Any:
+    """A Parameter where that is possible, the tensor itself where gradients or a transform go through it."""
+    if torch.compiler.is_compiling():  # a graph makes no parameters, and has no attribute to show them in
+        return value
+    if type(value) is Tensor:
+        if value.requires_grad or _is_wrapped(value):
+            return value
+        trainable = old.requires_grad and (value.is_floating_point() or value.is_complex())
+        return _make_subclass(nn.Parameter, value, trainable)
+    if isinstance(value, nn.Parameter) or value.requires_grad or _is_wrapped(value):
+        return value
+    from tensordict_lite.memmap.tensor import MemoryMappedTensor
+
+    if isinstance(value, MemoryMappedTensor):
+        value = value.as_subclass(Tensor)  # the same memory: training writes through to the file
+    trainable = old.requires_grad and (value.is_floating_point() or value.is_complex())
+    return nn.Parameter(value, requires_grad=trainable)
+
+
+def _fits(current: Tensor, value: Tensor, slots: Any, key: str) -> bool:
+    """Whether the shapes agree, as far as they are known."""
+    if isinstance(value, UninitializedTensorMixin):
+        from tensordict_lite.nn.uninitialized import tell_slot
+
+        tell_slot(value, slots, key)
+        return True
+    return isinstance(current, UninitializedTensorMixin) or current.shape == value.shape
+
+
+def _name(path: tuple[str, ...], key: str) -> str:
+    return repr(".".join((*path, key)))
+
+
+def _misfit(path: tuple[str, ...], key: str, current: Tensor, value: Tensor) -> RuntimeError:
+    return RuntimeError(
+        f"{_name(path, key)} has the shape {list(current.shape)} in the module and {list(value.shape)} in the "
+        "collection: to_module() needs the same. Stacked parameters go through torch.vmap, or by index, params[i]."
+    )
+
+
+def _check_complete(params: Any, module: nn.Module, path: tuple[str, ...]) -> None:
+    have = set(params._key_list())
+    tensors = [key for key, value in (*module._parameters.items(), *module._buffers.items()) if value is not None]
+    modules = [key for key, child in module._modules.items() if child is not None and _has_tensors(child)]
+    missing = [".".join((*path, key)) for key in (*tensors, *modules) if key not in have]
+    if missing:
+        raise KeyError(f"to_module(strict=True): the collection lacks {missing} of {type(module).__name__}")
+
+
+def _has_tensors(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters()) or any(True for _ in module.buffers())
+
+
+def put_back(swapped: Any, module: nn.Module, inplace: bool, non_blocking: bool = False, params: Any = None) -> None:
+    """Puts what a :class:`Swap` took out where it was: parameters, buffers, plain attributes, their order.
+
+    What the module has assigned meanwhile (a buffer that is computed anew, say) goes into ``params``.
+    """
+    given = None if params is None or type(params._source) is not dict else params._source
+    if _is_params(module):
+        _put_back_params(swapped, module, inplace, non_blocking)
+        return
+    slots, buffers, children = module._parameters, module._buffers, module._modules
+    attributes = module.__dict__
+    for key, value in swapped._source.items():
+        if not isinstance(value, Tensor):
+            if value._is_non_tensor:  # there was nothing
+                (buffers if key in buffers else slots)[key] = None
+                continue
+            below = None if given is None else given.get(key)
+            put_back(value, children[key], inplace, non_blocking, below)  # type: ignore[arg-type]
+        elif inplace:
+            current = slots[key] if key in slots else buffers[key]
+            with torch.no_grad():
+                current.detach().copy_(value, non_blocking=non_blocking)  # type: ignore[union-attr]
+        elif key in buffers:
+            if given is not None and buffers[key] is not given[key] and type(given[key]) is Tensor:
+                _keep(given, key, buffers[key])
+            buffers[key] = value
+            if key in slots:
+                del slots[key]
+        elif key not in slots or (slots[key] is None and not isinstance(value, nn.Parameter)):
+            attributes[key] = value
+        else:
+            if given is not None and isinstance(given[key], nn.Parameter) and slots[key] is not given[key]:
+                _keep(given, key, slots[key])
+            slots[key] = value  # type: ignore[assignment]
+            if key in attributes:
+                del attributes[key]
+
+
+def _keep(given: dict[str, Any], key: str, assigned: Any) -> None:
+    if isinstance(assigned, Tensor):
+        given[key] = assigned
+
+
+def _put_back_params(swapped: Any, target: Any, inplace: bool, non_blocking: bool) -> None:
+    for key, value in swapped._source.items():
+        if not isinstance(value, Tensor):
+            _put_back_params(value, target._source[key], inplace, non_blocking)
+        elif inplace:
+            with torch.no_grad():
+                target._source[key].detach().copy_(value, non_blocking=non_blocking)
+        else:
+            target._source[key] = value

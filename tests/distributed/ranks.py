@@ -1,0 +1,112 @@
+"""Ranks of a gloo group in processes of their own, which run functions that a test sends them."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import dill
+import multiprocess
+
+__all__ = ["Failure", "Ranks"]
+
+PATIENCE = 100.0
+"""Seconds until a test gives up waiting for a rank: less than the timeout of a test."""
+
+
+class Failure:
+    """What a rank raised, as far as it travels: the name of the class, the message, the traceback."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.kind = type(error).__name__
+        self.message = str(error)
+        self.text = "".join(traceback.format_exception(error))
+
+    def __repr__(self) -> str:
+        return f"{self.kind}: {self.message}"
+
+
+class Ranks:
+    """``size`` processes in one group; ``ranks(function, *args)`` runs ``function(rank, *args)`` on each.
+
+    Args:
+        size: number of ranks.
+        folder: where the ranks find each other.
+        timeout: of the group, in seconds.
+    """
+
+    def __init__(self, size: int, folder: Path, timeout: float = 30.0) -> None:
+        context = multiprocess.get_context("spawn")
+        self.size = size
+        self.broken = False
+        self.pipes = []
+        self.processes = []
+        for rank in range(size):
+            mine, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, rank, size, str(folder / "group"), timeout))
+            process.daemon = True
+            process.start()
+            theirs.close()
+            self.pipes.append(mine)
+            self.processes.append(process)
+
+    def start(self, function: Callable[..., Any], *args: Any) -> None:
+        """Sends a function to all ranks."""
+        task = dill.dumps((function, args), recurse=True)
+        for pipe in self.pipes:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.send_bytes(task)
+
+    def result(self, rank: int) -> Any:
+        """What the function returned on a rank, or a :class:`Failure`; EOFError when the rank has ended."""
+        if not self.pipes[rank].poll(PATIENCE):
+            raise TimeoutError(f"rank {rank} has not answered for {PATIENCE} s")
+        return dill.loads(self.pipes[rank].recv_bytes())
+
+    def __call__(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """The results of all ranks; raises when one of them failed."""
+        results = self.outcomes(function, *args)
+        failed = {rank: result for rank, result in enumerate(results) if isinstance(result, Failure)}
+        if failed:
+            self.broken = True  # one that failed lets others wait for it, whose group is of no use then
+            raise AssertionError("\n".join(f"rank {rank}: {failure.text}" for rank, failure in failed.items()))
+        return results
+
+    def outcomes(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """The results of all ranks, a :class:`Failure` where one failed."""
+        self.start(function, *args)
+        return [self.result(rank) for rank in range(self.size)]
+
+    def close(self) -> None:
+        """Ends the ranks."""
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _serve(pipe: Any, rank: int, size: int, meeting: str, timeout: float) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
+    )
+    while True:
+        try:
+            function, args = dill.loads(pipe.recv_bytes())
+        except EOFError:
+            return
+        try:
+            answer = dill.dumps(function(rank, *args))
+        except BaseException as error:
+            answer = dill.dumps(Failure(error))
+        pipe.send_bytes(answer)

@@ -1,0 +1,265 @@
+"""Modules that read and write tensordicts: what the comparison with the reference leaves open."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from tensordict_lite import TensorClass, TensorDict, lazy_stack
+from tensordict_lite.nn import (
+    EnsembleModule,
+    TensorClassModuleBase,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictSequential,
+    WrapModule,
+    as_tensordict_module,
+    dispatch,
+    set_interaction_type,
+    set_skip_existing,
+    skip_existing,
+)
+from tensordict_lite.nn.interaction import interaction_type
+
+
+def rows(*size: int) -> TensorDict:
+    return TensorDict({"x": torch.randn(*size, 4), "n": {"y": torch.ones(size)}}, list(size))
+
+
+class Statistics(TensorDictModuleBase):
+    in_keys = ["x"]
+    out_keys = ["mean", "std"]
+
+    @dispatch(auto_batch_size=False)
+    def forward(self, tensordict):
+        x = tensordict["x"]
+        return tensordict.update({"mean": x.mean(-1), "std": x.std(-1)})
+
+
+@pytest.mark.parametrize("size", [(), (3,), (2, 3), (0,), (1, 1, 5)])
+def test_a_module_on_any_batch(size: tuple[int, ...]) -> None:
+    layer = nn.Linear(4, 2)
+    td = rows(*size)
+    out = TensorDictModule(layer, ["x"], [("o", "p")])(td)
+    assert out is td and out.batch_size == size and torch.equal(out["o", "p"], layer(td["x"]))
+
+
+def test_a_missing_entry_names_the_module_and_the_keys_there() -> None:
+    module = TensorDictModule(nn.Linear(4, 2), ["absent"], ["o"])
+    with pytest.raises(KeyError, match=r"TensorDictModule\(Linear\) reads \['absent'\].*it has .*'x'"):
+        module(rows(3))
+    with pytest.raises(RuntimeError, match=r"called with None for \['absent'\]"):
+        TensorDictModule(lambda x: x, ["absent"], ["o"])(rows(3))
+
+
+def test_too_many_results_name_the_module_and_its_keys() -> None:
+    with pytest.raises(RuntimeError, match=r"more tensors than out_keys: TensorDictModule\(chunk\) returned 2 for 1"):
+        TensorDictModule(torch.chunk, ["x"], ["o"], method_kwargs={"chunks": 2, "dim": -1})(rows(3))
+
+
+def test_an_error_of_the_function_stays_what_it_is() -> None:
+    with pytest.raises(AttributeError, match="nothing"):
+        TensorDictModule(lambda x: x.nothing, ["x"], ["o"])(rows(3))
+
+
+def test_a_list_of_results_is_taken_as_a_tuple_is() -> None:
+    out = TensorDictModule(lambda x: [x, x + 1], ["x"], ["o", "p"])(rows(3))
+    assert torch.equal(out["o"] + 1, out["p"])
+
+
+def test_attributes_of_the_wrapped_function_and_of_none() -> None:
+    module = TensorDictModule(torch.relu, ["x"], ["o"])
+    assert module.module is torch.relu
+    with pytest.raises(AttributeError, match="no attribute 'weight', nor has the"):
+        _ = module.weight
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies_keep_keys_selection_and_parameters(copied) -> None:
+    module = TensorDictSequential(
+        TensorDictModule(nn.Linear(4, 2), ["x"], ["h"]), Statistics(), selected_out_keys=["mean"]
+    )
+    module[1].select_out_keys("mean")
+    twin = copied(module)
+    td = rows(3)
+    assert twin.out_keys == ["mean"] and twin[1].out_keys_source == ["mean", "std"]
+    assert torch.equal(twin(td.copy())["mean"], module(td.copy())["mean"])
+    assert sorted(twin(td.copy()).keys()) == ["mean", "n", "x"]
+
+
+def test_keys_of_a_class_belong_to_each_instance() -> None:
+    one, other = Statistics(), Statistics()
+    one.select_out_keys("mean")
+    assert one.out_keys == ["mean"] and other.out_keys == ["mean", "std"]
+    assert sorted(one(x=torch.ones(2, 3)).shape) == [2] and len(other(x=torch.ones(2, 3))) == 2
+
+
+def test_a_property_that_fails_says_why() -> None:
+    class Broken(TensorDictModule):
+        @property
+        def value(self):
+            return self.module.absent
+
+    with pytest.raises(AttributeError, match="absent"):
+        _ = Broken(nn.ReLU(), ["x"], ["o"]).value
+
+
+def test_a_sequence_is_edited_as_a_list() -> None:
+    one = TensorDictModule(torch.abs, ["x"], ["h"])
+    two = TensorDictModule(torch.abs, ["h"], ["o"])
+    seq = TensorDictSequential(one).append(two)
+    assert seq.out_keys == ["h", "o"] and list(seq) == [one, two]
+    seq.insert(0, lambda td: td)
+    assert len(seq) == 3 and isinstance(seq[0], WrapModule)
+    named = TensorDictSequential({"one": one, "two": two})
+    assert named["two"] is two and named[1] is two and list(named[:1]) == [one] and named.one is one
+    with pytest.raises(KeyError, match=r"no module 'three'; there are \['one', 'two'\]"):
+        _ = named["three"]
+    with pytest.raises(TypeError, match="cannot be called"):
+        TensorDictSequential(one, 3)
+
+
+def test_the_input_of_a_sequence_is_left_alone_where_that_is_asked() -> None:
+    seq = TensorDictSequential(
+        TensorDictModule(torch.abs, ["x"], ["h"]), TensorDictModule(torch.abs, ["h"], ["o"]), selected_out_keys=["o"]
+    )
+    td = rows(3).set("h", torch.full((3,), 7.0))
+    out = seq(td)
+    assert out is td and (out["h"] == 7).all(), "an output that is not selected is not written, even over an input"
+    seq.inplace = "empty"
+    assert sorted(seq(rows(3)).keys()) == ["o"]
+
+
+def test_members_of_a_ragged_stack_are_run_one_by_one() -> None:
+    seq = TensorDictSequential(
+        TensorDictModule(lambda x: x + 1, ["x"], ["h"]),
+        TensorDictModule(lambda z: z * 2, ["z"], ["o"]),
+        partial_tolerant=True,
+    )
+    stack = lazy_stack([TensorDict(x=torch.ones(2)), TensorDict(z=torch.ones(3)), TensorDict()])
+    assert seq(stack) is stack
+    assert [sorted(member.keys()) for member in stack.tensordicts] == [["h", "x"], ["o", "z"], []]
+
+
+def test_decorated_methods_and_classmethods() -> None:
+    class Scaled:
+        scale = 3
+
+        @as_tensordict_module(in_keys="x", out_keys="o")
+        def of_instance(self, x):
+            return x * self.scale
+
+        @classmethod
+        @as_tensordict_module(in_keys=["x"], out_keys=["o"])
+        def of_class(cls, x):
+            return x * cls.scale
+
+    td = TensorDict(x=torch.ones(2))
+    assert (Scaled().of_instance(td)["o"] == 3).all() and (Scaled.of_class(x=torch.ones(2)) == 3).all()
+
+
+def test_modules_are_skipped_in_the_thread_that_asks_only() -> None:
+    seen = []
+    with set_skip_existing(True, thread_local=True):
+        thread = threading.Thread(target=lambda: seen.append(skip_existing()))
+        thread.start()
+        thread.join()
+        with set_skip_existing(["a"]):
+            inside = skip_existing()
+        assert skip_existing() is True
+    assert seen == [False] and inside == ["a"] and skip_existing() is False
+
+
+def test_a_mode_comes_back_after_an_error_and_as_a_decorator() -> None:
+    with pytest.raises(ValueError), set_interaction_type("mode"):
+        raise ValueError
+    assert interaction_type() is None
+
+    @set_interaction_type("mean")
+    def inside():
+        return str(interaction_type())
+
+    assert inside() == "mean" and interaction_type() is None
+
+
+class Pair(TensorClass):
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+class Nested(TensorClass):
+    pair: Pair
+    total: torch.Tensor
+
+
+class AddUp(TensorClassModuleBase[Pair, Nested]):
+    def forward(self, x: Pair) -> Nested:
+        return Nested(pair=x, total=x.a + x.b, batch_size=x.batch_size)
+
+
+def test_a_module_of_tensorclasses_as_one_of_tensordicts() -> None:
+    module = AddUp().as_td_module()
+    assert module.in_keys == ["a", "b"] and module.out_keys == [("pair", "a"), ("pair", "b"), "total"]
+    td = TensorDict({"a": torch.ones(3), "b": torch.ones(3), "other": torch.zeros(3)}, [3])
+    out = module(td)
+    assert type(out) is TensorDict and sorted(out.keys()) == ["pair", "total"] and "total" not in td.keys()
+    assert (module(a=torch.ones(3), b=torch.ones(3))[-1] == 2).all()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        module(td, other=1)
+    assert "ignores ['other']" in str(caught[0].message)
+
+
+def test_a_module_of_tensorclasses_needs_both_classes() -> None:
+    class ToTensor(TensorClassModuleBase[Pair, torch.Tensor]):
+        def forward(self, x: Pair) -> torch.Tensor:
+            return x.a
+
+    assert ToTensor.output_type is torch.Tensor
+    with pytest.raises(ValueError, match="output_type of ToTensor must be a tensorclass"):
+        ToTensor().as_td_module()
+
+
+def test_an_ensemble_computes_what_its_copies_do() -> None:
+    ensemble = EnsembleModule(TensorDictModule(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)), ["x"], ["o"]), 3)
+    td = rows(5)
+    out = ensemble(td)
+    assert out.batch_size == (3, 5) and "o" not in td.keys()
+    for place in range(3):
+        alone = copy.deepcopy(ensemble.module)
+        ensemble.params_td[place].data.to_module(alone)
+        torch.testing.assert_close(alone(td.copy())["o"], out[place]["o"])
+    assert not (ensemble.params_td[0]["module", "0", "weight"] == ensemble.params_td[1]["module", "0", "weight"]).all()
+
+
+def test_an_ensemble_trains_and_its_copies_drop_different_values() -> None:
+    ensemble = EnsembleModule(TensorDictModule(nn.Sequential(nn.Linear(4, 50), nn.Dropout()), ["x"], ["o"]), 2)
+    out = ensemble(TensorDict({"x": torch.ones(1, 4)}, [1]))["o"]
+    assert not torch.equal(out[0] == 0, out[1] == 0)
+    out.sum().backward()
+    grads = ensemble.params_td.grad
+    assert grads is not None and grads["module", "0", "weight"].shape == (2, 50, 4)
+    assert ensemble.module.module[0].weight.grad is None
+
+
+def test_an_ensemble_of_ensembles() -> None:
+    inner = EnsembleModule(TensorDictModule(nn.Linear(4, 2), ["x"], ["o"]), 3)
+    outer = EnsembleModule(inner, 2)
+    assert outer(rows(5)).batch_size == (2, 3, 5)
+    with pytest.raises(ValueError, match="num_copies"):
+        EnsembleModule(inner, 0)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_modules_on_lazy_stacks(lazy: bool) -> None:
+    td = lazy_stack([rows(3), rows(3)]) if lazy else torch.stack([rows(3), rows(3)])
+    layer = nn.Linear(4, 2)
+    out = TensorDictModule(layer, ["x"], ["o"])(td)
+    assert type(out) is type(td)
+    torch.testing.assert_close(out["o"], layer(td["x"]))
