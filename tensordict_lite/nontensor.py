@@ -24,29 +24,19 @@ from tensordict_lite.tensordict import normalise_device
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["NonTensorData", "filled", "from_sequence", "is_non_tensor", "same_payload", "spread"]
+__all__ = ["NonTensorData", "NonTensorDataBase", "filled", "from_sequence", "is_non_tensor", "same_payload", "spread"]
 
 _MISSING = object()
 
 
-class NonTensorData(DenseCollection):
-    """One Python object that stands for every element of a batch.
-
-    ``td["note"] = "a string!"`` makes one; ``td["note"]`` gives the object back and ``td.get("note")`` the
-    wrapper. Slicing, stacking and reshaping change its batch size and never touch the object.
+class NonTensorDataBase(DenseCollection):
+    """One Python object under a batch size: what :class:`NonTensorData` and :class:`MetaData` share.
 
     Args:
-        data: the object; the content of another :class:`NonTensorData` is taken over.
+        data: the object; the content of another instance is taken over.
         batch_size: the batch that shares it. Defaults to ``[]``.
         device: carried along, for consistency with the collection that holds it.
         names: names of the batch dimensions.
-
-    Example:
-        >>> note = NonTensorData("a string!", batch_size=[3])
-        >>> note[:2]
-        NonTensorData(data=a string!, batch_size=torch.Size([2]), device=None)
-        >>> note.tolist()
-        ['a string!', 'a string!', 'a string!']
     """
 
     __slots__ = ()
@@ -64,7 +54,7 @@ class NonTensorData(DenseCollection):
         lock: bool = False,
     ) -> None:
         size = torch.Size(()) if batch_size is None else as_size(batch_size)
-        self._payload = data._payload if isinstance(data, NonTensorData) else data
+        self._payload = data._payload if isinstance(data, NonTensorDataBase) else data
         self._source = {}
         self._batch_size = size
         self._device = None if device is None else normalise_device(device)
@@ -226,26 +216,19 @@ class NonTensorData(DenseCollection):
         """A :class:`NonTensorStack` with the object once an element; itself without batch dimensions."""
         return spread(self)
 
-    # -- comparison ------------------------------------------------------------------------------------------
+    def _like_self(self, value: Any) -> Any:
+        """A plain object as non-tensor data of this batch size: a list row by row, where this holds no list."""
+        if isinstance(value, list) and not isinstance(self._payload, (list, tuple, np.ndarray)):
+            from tensordict_lite.nontensor_stack import rows_of
 
-    def __eq__(self, other: object) -> Any:
-        if isinstance(other, NonTensorData):
-            size = torch.broadcast_shapes(self._batch_size, other._batch_size)
-            return torch.full(size, same_payload(self._payload, other._payload), dtype=torch.bool, device=self._device)
-        if is_non_tensor(other):
-            return other == self
-        return False
-
-    def __ne__(self, other: object) -> Any:
-        equal = self == other
-        return ~equal if isinstance(equal, Tensor) else not equal
-
-    __hash__ = None  # type: ignore[assignment]
+            return rows_of(value, self._batch_size, self._device)
+        return NonTensorData(value, batch_size=self._batch_size, device=self._device)
 
     # -- representation ------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return f"NonTensorData(data={self._payload}, batch_size={self._batch_size}, device={self._device})"
+        name = type(self).__name__
+        return f"{name}(data={self._payload}, batch_size={self._batch_size}, device={self._device})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "payload": self._payload}
@@ -280,6 +263,29 @@ class NonTensorData(DenseCollection):
         from tensordict_lite.nontensor_stack import cat_non_tensors
 
         return cat_non_tensors(items, dim)
+
+
+class NonTensorData(NonTensorDataBase):
+    """One Python object that stands for every element of a batch.
+
+    ``td["note"] = "a string!"`` makes one; ``td["note"]`` gives the object back and ``td.get("note")`` the
+    wrapper. Slicing, stacking and reshaping change its batch size and never touch the object.
+
+    Args:
+        data: the object; the content of another :class:`NonTensorData` is taken over.
+        batch_size: the batch that shares it. Defaults to ``[]``.
+        device: carried along, for consistency with the collection that holds it.
+        names: names of the batch dimensions.
+
+    Example:
+        >>> note = NonTensorData("a string!", batch_size=[3])
+        >>> note[:2]
+        NonTensorData(data=a string!, batch_size=torch.Size([2]), device=None)
+        >>> note.tolist()
+        ['a string!', 'a string!', 'a string!']
+    """
+
+    __slots__ = ()
 
 
 _IMMUTABLE = frozenset((str, int, float, bool, bytes, complex, type(None), type))

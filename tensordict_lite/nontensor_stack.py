@@ -14,7 +14,7 @@ from tensordict_lite.lazystack_class import LazyStackedTensorDict
 from tensordict_lite.nontensor import NonTensorData, filled, is_non_tensor, same_payload, spread
 from tensordict_lite.settings import settings
 
-__all__ = ["LinkedList", "NonTensorStack", "cat_non_tensors", "stack_non_tensors"]
+__all__ = ["LinkedList", "NonTensorStack", "cat_non_tensors", "rows_of", "stack_non_tensors"]
 
 
 def stack_non_tensors(items: Sequence[Any], dim: int) -> Any:
@@ -161,6 +161,9 @@ class NonTensorStack(LazyStackedTensorDict):
         """False: the objects count as content."""
         return False
 
+    def _like_self(self, value: Any) -> Any:
+        return rows_of(value, self._batch_size, self._device)
+
     def _densified(self) -> Any:
         return self
 
@@ -207,7 +210,7 @@ class NonTensorStack(LazyStackedTensorDict):
     def _set_index(self, index: Any, value: Any) -> None:
         if not is_non_tensor(value):
             size = index_batch_size(self._batch_size, index)
-            value = _rows_of(value, size, self._device)
+            value = rows_of(value, size, self._device)
         super()._set_index(index, value)
         self._save()
 
@@ -226,7 +229,7 @@ class NonTensorStack(LazyStackedTensorDict):
         return self
 
     def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
-        self.update_(item if is_non_tensor(item) else _rows_of(item, self._batch_size, self._device))
+        self.update_(item if is_non_tensor(item) else rows_of(item, self._batch_size, self._device))
         return self
 
     def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Any:
@@ -234,27 +237,6 @@ class NonTensorStack(LazyStackedTensorDict):
         if self._lock is not None and not inplace:
             raise self._locked_error()
         return self.update_(input_dict_or_td, clone)
-
-    def __eq__(self, other: object) -> Any:
-        if not is_non_tensor(other):
-            return False
-        size = self._batch_size
-        if other._batch_size == size and -1 not in size:  # type: ignore[attr-defined]
-            pairs = zip(_flat_rows(self.tolist(), len(size)), _flat_rows(other.tolist(), len(size)))  # type: ignore[attr-defined]
-            same = torch.tensor([same_payload(a, b) for a, b in pairs], dtype=torch.bool, device=self._device)
-            return same.reshape(size)
-        mine, theirs = self.unbind(0), other.unbind(0)  # type: ignore[attr-defined]
-        if len(mine) != len(theirs):
-            raise RuntimeError(
-                f"the batch sizes {list(self._batch_size)} and {list(other._batch_size)} cannot be compared"  # type: ignore[attr-defined]
-            )
-        return torch.stack([a == b for a, b in zip(mine, theirs)]) if mine else torch.ones(0, dtype=torch.bool)
-
-    def __ne__(self, other: object) -> Any:
-        equal = self == other
-        return ~equal if isinstance(equal, Tensor) else not equal
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"NonTensorStack(\n    {self.tolist()},\n    batch_size={self._batch_size},\n    device={self._device})"
@@ -316,10 +298,10 @@ def _without_rows(size: torch.Size, device: Any) -> Any:
     return NonTensorStack._of(rows, 0, size[1:], device)
 
 
-def _rows_of(value: Any, size: torch.Size, device: Any) -> Any:
+def rows_of(value: Any, size: torch.Size, device: Any) -> Any:
     """A plain value as non-tensor data of the given batch size: a list row by row, anything else for all rows."""
     if isinstance(value, list) and size and len(value) == size[0]:
-        rows = [_rows_of(row, size[1:], device) for row in value]
+        rows = [rows_of(row, size[1:], device) for row in value]
         return NonTensorStack._of(rows, 0, size[1:], device)
     return NonTensorData(value, batch_size=size, device=device)
 

@@ -41,6 +41,32 @@ DEPARTURES = [
         "td.clone().lock_()[0].is_locked",
         "rows take new entries, as those of any locked tree do: the dataset has none for it",
     ),
+    (
+        "TD({'a': torch.ones(4, 3)}, []) + TD({'a': torch.ones(4, 3)}, [4, 3])",
+        "TD({'a': torch.ones(4, 3)}, [4, 3]) * 2",
+        "entries of one shape meet element by element: the same trees, however many of their dimensions are the batch",
+    ),
+    (
+        "(TD({'a': torch.ones(4, 3)}, [4]) == TD({'a': torch.ones(4, 3)}, [4, 3])).all()",
+        "True",
+        "as above; the reference has no answer for batch sizes that do not broadcast",
+    ),
+    (
+        "(TD({'s': 'x'}, [2]) == TD({'s': torch.zeros(2)}, [2])).all()",
+        "False",
+        "an object equals no tensor: without an answer, trees that differ would be equal",
+    ),
+    ("c == c.to_dict(), ", "c == c, ", "a field that is None is no entry, in a dict as in a tree"),
+    (
+        "TD({'s': 'x'}, [2]) | TD({'s': 'y'}, [2])",
+        "TD({'s': 'x'}, [2])",
+        "objects that have no such operator are kept, as in arithmetic: strings beside masks are usual",
+    ),
+    (
+        "TD({'s': NonTensorData(True)}) & TD({'s': NonTensorData(False)})",
+        "TD({'s': torch.tensor(False)})",
+        "`&` answers for objects as `|` and `^` do",
+    ),
     ("isinstance(c, TensorClass)", "True", "the decorator makes the same classes as the base class"),
 ]
 
