@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
-from tensordict_lite.errors import InplaceWriteError, KeyThroughLeafError
+from tensordict_lite.errors import EntryKindError, InplaceWriteError, KeyThroughLeafError
 from tensordict_lite.fitting import Fitting
-from tensordict_lite.indexing import index_batch_size, index_names, normalise_index
+from tensordict_lite.indexing import index_batch_size, index_names, normalise_index, rows_mismatch
 from tensordict_lite.keys import missing_key_error, path_of, require_path
+from tensordict_lite.ops.put import NUMBERS, as_rows, put_rows
 from tensordict_lite.settings import settings
 
 if TYPE_CHECKING:
@@ -288,7 +289,7 @@ class DenseCollection(Fitting, TensorCollection):
 
     def get_at(self, key: Any, index: Any, default: Any = _MISSING) -> Any:
         """``td.get(key)[index]``, the default when the key is missing."""
-        value = self.get(key, default)
+        value = self.get(key) if default is _MISSING else self.get(key, default)
         return value if value is default or value is None else value[index]
 
     # -- writing -------------------------------------------------------------------------------------------
@@ -320,9 +321,10 @@ class DenseCollection(Fitting, TensorCollection):
         """Writes rows. Keys that do not exist yet are allocated, zero-filled (lazy preallocation)."""
         if not isinstance(value, TensorCollection):
             if not isinstance(value, Mapping):
+                plain = isinstance(value, NUMBERS)
                 for key, entry in self._source.items():
                     if isinstance(entry, Tensor):
-                        entry[index] = value
+                        entry[index] = value if plain else as_rows(value, entry, key)
                     else:
                         self._assign_entry(index, key, entry, value)
                 return
@@ -330,10 +332,7 @@ class DenseCollection(Fitting, TensorCollection):
             value = self._plain_class()(self._assign_mappings(index, value), batch_size=size, device=self._device)
         size = index_batch_size(self._batch_size, index)
         if value._batch_size[: len(size)] != size:
-            raise RuntimeError(
-                f"indexed destination of batch size {list(size)} and source batch size {list(value._batch_size)} do "
-                f"not match (index={index!r}, batch size {list(self._batch_size)})"
-            )
+            value = self._spread_rows(value, size, index)
         source = self._source
         for key in value._key_list():
             item = value._get_str(key)
@@ -343,9 +342,26 @@ class DenseCollection(Fitting, TensorCollection):
                     raise self._locked_error()
                 entry = source[key] = self._allocate_like(item, len(size))
             if isinstance(entry, Tensor):
-                entry[index] = item if isinstance(item, Tensor) else item._as_value()
+                if not isinstance(item, Tensor):
+                    raise EntryKindError(key, entry, item)
+                entry[index] = item
             else:
                 self._assign_entry(index, key, entry, item)
+
+    def _spread_rows(self, value: TensorCollection, size: torch.Size, index: Any) -> TensorCollection:
+        """A source of fewer batch dimensions at those of the rows: the same for each, or with entries that fit."""
+        theirs = value._batch_size
+        dims = len(theirs)
+        if 0 < dims < len(size):
+            if theirs == size[len(size) - dims :]:
+                return value.expand(*size)
+            try:
+                value = value.copy()
+                value._change_batch_size(size)
+                return value
+            except RuntimeError:
+                pass
+        raise rows_mismatch(size, theirs, self._batch_size, index)
 
     def _assign_entry(self, index: Any, key: str, entry: TensorCollection, item: Any) -> None:
         replaced = entry._assign_rows(index, item)
@@ -366,6 +382,8 @@ class DenseCollection(Fitting, TensorCollection):
 
     def _assign_rows(self, index: Any, item: Any) -> TensorCollection:
         """``self[index] = item``; the collection to keep, since non-tensor values may change class."""
+        if isinstance(item, TensorCollection) and item._is_non_tensor:
+            raise EntryKindError("", self, item)
         self._set_index(index, item)
         return self
 
@@ -469,6 +487,10 @@ class DenseCollection(Fitting, TensorCollection):
         except KeyError:
             raise missing_key_error(key, list(self._source), type(self).__name__) from None
         if not isinstance(entry, Tensor):
+            if entry._is_non_tensor:
+                self._check_object(key, entry, item)
+            elif not isinstance(item, (TensorCollection, Mapping)) or getattr(item, "_is_non_tensor", False):
+                raise EntryKindError(key, entry, item)
             replaced = entry._overwrite(item, self)
             if replaced is not entry:
                 self._source[key] = replaced
@@ -476,7 +498,7 @@ class DenseCollection(Fitting, TensorCollection):
         if type(item) is not Tensor:
             item = self._fit(item, key, False)
         if not isinstance(item, Tensor):
-            raise RuntimeError(f"the entry {key!r} is a tensor: a {type(item).__name__} cannot be written into it")
+            raise EntryKindError(key, entry, item)
         if item is entry:
             return
         dims = len(self._batch_size)
@@ -492,21 +514,34 @@ class DenseCollection(Fitting, TensorCollection):
                 f"of shape {list(item.shape)} does not fit the entry of shape {list(entry.shape)}"
             ) from err
 
+    def _check_object(self, key: str, entry: Any, item: Any) -> None:
+        """Refuses a value that is no object for a non-tensor entry: one that ``set`` makes a tensor or collection of.
+
+        A value of the type that is held already (a number, say, stored by ``set_non_tensor``) is one.
+        """
+        if isinstance(item, TensorCollection):
+            if not item._is_non_tensor:
+                raise EntryKindError(key, entry, item)
+        elif not entry._holds_type_of(item):
+            if isinstance(item, Tensor) or not getattr(self._fit(item, key), "_is_non_tensor", False):
+                raise EntryKindError(key, entry, item)
+
     def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
         """In-place write of a whole nested collection."""
         self.update_(item)
         return self
 
     def set_at_(self, key: Any, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
-        """``td.get(key)[index] = value`` in place.
+        """``td.get(key)[index] = value`` in place; arrays and lists of numbers are cast to the dtype of the entry.
 
         Raises:
             KeyError: there is no such entry.
+            EntryKindError: the entry is a tensor and the value no number, or the other way round.
         """
         path = require_path(key)
         entry = self._get_path(path)
         if isinstance(entry, Tensor):
-            entry[index] = value
+            put_rows(entry, index, value, ".".join(path))
         else:
             parent = self if len(path) == 1 else self._get_path(path[:-1])
             parent._assign_entry(normalise_index(index, entry.batch_dims), path[-1], entry, value)

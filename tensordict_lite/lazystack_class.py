@@ -8,6 +8,7 @@ is the arithmetic of one dimension, the stack dimension, plus the same operation
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -362,8 +363,8 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
             default: returned when one of them does not. Without it a missing key gives ``None``, or KeyError
                 under ``set_get_defaults_to_none(False)``.
             as_list: the tensors of the members, as a list.
-            as_nested_tensor: a nested tensor of them, members first; ``layout`` is ``torch.strided`` or
-                ``torch.jagged``.
+            as_nested_tensor: a nested tensor of them, members first; ``layout`` is ``torch.jagged`` or
+                ``torch.strided`` (default: the first that can hold them).
             as_padded_tensor: one tensor, members first, the shorter ones filled with ``padding_value`` at the
                 ``padding_side`` (``"right"`` or ``"left"``).
 
@@ -412,8 +413,28 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         return values if isinstance(values[0], Tensor) else node._stack_column(values, path[-1])
 
     def get_nestedtensor(self, key: Any, default: Any = _MISSING, *, layout: torch.layout | None = None) -> Any:
-        """The entries of the members as a nested tensor: ``get(key, as_nested_tensor=True)``."""
-        return self.get(key, default, as_nested_tensor=True, layout=layout)
+        """Deprecated: the entries of the members as a nested tensor, as ``get(key, as_nested_tensor=True)``.
+
+        Raises:
+            RuntimeError: ``stack_dim`` is not 0, the dimension that nested tensors are stacked along.
+            KeyError: a member has no such entry, and there is no default.
+        """
+        warnings.warn(
+            "get_nestedtensor() is deprecated: use get(key, as_nested_tensor=True, layout=torch.strided)",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        if self._stack_dim:
+            raise RuntimeError(
+                "nested tensors can only be stacked along their first dimension, and the stack dim is "
+                f"{self._stack_dim}. get(key, as_nested_tensor=True) gives one whose elements are the members."
+            )
+        path = require_path(key)
+        if path not in self:
+            if default is not _MISSING:
+                return default
+            raise missing_key_error(path, self._key_list(), type(self).__name__)
+        return self.get(key, as_nested_tensor=True, layout=layout or torch.strided)
 
     def __contains__(self, key: Any) -> bool:
         if isinstance(key, tuple) and not path_of(key):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense import DenseCollection
+from tensordict_lite.errors import EntryKindError
 from tensordict_lite.indexing import normalise_index
 from tensordict_lite.keys import missing_key_error, path_of, require_path
 from tensordict_lite.lazystack_members import is_ragged
@@ -146,6 +147,8 @@ class LazyWriteOps:
             raise missing_key_error(path, self._key_list(), type(self).__name__)
         index = normalise_index(index, len(self._batch_size))
         if all(isinstance(member._get_path(path), Tensor) for member in self._source):
+            if isinstance(value, (TensorCollection, Mapping)):
+                raise EntryKindError(".".join(path), self._source[0]._get_path(path), value)
             self.select(path)._set_index(index, value)  # shares the tensors of the members
             return self
         entry = self._get_path(path)
@@ -184,6 +187,8 @@ class LazyWriteOps:
         return self
 
     def _assign_rows(self, index: Any, item: Any) -> TensorCollection:
+        if getattr(item, "_is_non_tensor", False) is not self._is_non_tensor and isinstance(item, TensorCollection):
+            raise EntryKindError("", self, item)
         self._set_index(index, item)
         return self
 

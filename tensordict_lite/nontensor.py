@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tensordict_lite.base import TensorCollection, as_size, check_names
 from tensordict_lite.dense import DenseCollection
+from tensordict_lite.errors import EntryKindError
 from tensordict_lite.settings import settings
 from tensordict_lite.tensordict import normalise_device
 
@@ -147,7 +148,12 @@ class NonTensorDataBase(DenseCollection):
     def _set_index(self, index: Any, value: Any) -> None:
         self[index] = value
 
+    def _holds_type_of(self, value: Any) -> bool:
+        return type(value) is type(self._payload)
+
     def _assign_rows(self, index: Any, item: Any) -> TensorCollection:
+        if isinstance(item, TensorCollection) and not item._is_non_tensor:
+            raise EntryKindError("", self, item)
         if isinstance(item, NonTensorData) and same_payload(item._payload, self._payload):
             return self
         if not self._batch_size:
@@ -166,9 +172,7 @@ class NonTensorDataBase(DenseCollection):
         if isinstance(item, list) and settings.list_to_stack:
             item = _stacked(item, self._device)
         if isinstance(item, TensorCollection) and not isinstance(item, NonTensorData):
-            raise RuntimeError(
-                f"a NonTensorData cannot be updated in place with a {type(item).__name__}: set() replaces the entry"
-            )
+            raise EntryKindError("", self, item)
         new = self._rebuild({}, self._batch_size, self._names)
         folder = getattr(self, "_memmap_path", None)
         if folder is not None:
@@ -216,13 +220,13 @@ class NonTensorDataBase(DenseCollection):
         """A :class:`NonTensorStack` with the object once an element; itself without batch dimensions."""
         return spread(self)
 
-    def _like_self(self, value: Any) -> Any:
-        """A plain object as non-tensor data of this batch size: a list row by row, where this holds no list."""
+    def _like_rows(self, value: Any, size: torch.Size) -> Any:
+        """A plain object as non-tensor data of a batch size: a list row by row, where this holds no list."""
         if isinstance(value, list) and not isinstance(self._payload, (list, tuple, np.ndarray)):
             from tensordict_lite.nontensor_stack import rows_of
 
-            return rows_of(value, self._batch_size, self._device)
-        return NonTensorData(value, batch_size=self._batch_size, device=self._device)
+            return rows_of(value, size, self._device)
+        return NonTensorData(value, batch_size=size, device=self._device)
 
     # -- representation ------------------------------------------------------------------------------------
 

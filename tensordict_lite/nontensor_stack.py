@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
+from tensordict_lite.errors import EntryKindError
 from tensordict_lite.indexing import index_batch_size
 from tensordict_lite.lazystack_class import LazyStackedTensorDict
 from tensordict_lite.nontensor import NonTensorData, filled, is_non_tensor, same_payload, spread
@@ -161,8 +162,8 @@ class NonTensorStack(LazyStackedTensorDict):
         """False: the objects count as content."""
         return False
 
-    def _like_self(self, value: Any) -> Any:
-        return rows_of(value, self._batch_size, self._device)
+    def _like_rows(self, value: Any, size: torch.Size) -> Any:
+        return rows_of(value, size, self._device)
 
     def _densified(self) -> Any:
         return self
@@ -207,7 +208,13 @@ class NonTensorStack(LazyStackedTensorDict):
             return self.to(parent._device)
         return self
 
+    def _holds_type_of(self, value: Any) -> bool:
+        held = {type(item) for item in _flat_payloads(self)}
+        return type(value) in held or (isinstance(value, list) and {type(item) for item in _flat(value)} <= held)
+
     def _set_index(self, index: Any, value: Any) -> None:
+        if isinstance(value, TensorCollection) and not is_non_tensor(value):
+            raise EntryKindError("", self, value)
         if not is_non_tensor(value):
             size = index_batch_size(self._batch_size, index)
             value = rows_of(value, size, self._device)
@@ -311,6 +318,11 @@ def _nested_payloads(data: Any, linked: bool) -> Any:
         return filled(data._payload, tuple(data._batch_size))
     values = [_nested_payloads(row, linked) for row in data.unbind(0)]
     return LinkedList(values, data) if linked else values
+
+
+def _flat(values: list[Any]) -> list[Any]:
+    """The elements of nested lists."""
+    return [item for value in values for item in (_flat(value) if isinstance(value, list) else [value])]
 
 
 def _flat_payloads(data: Any) -> list[Any]:

@@ -54,6 +54,7 @@ __all__ = ["TensorClass", "from_dataclass", "is_tensorclass", "registered_class"
 T = TypeVar("T")
 _MISSING = object()
 _SLOTS = frozenset(TensorCollection.__slots__)
+_METADATA = frozenset(("batch_size", "shape", "device", "names"))
 
 
 class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
@@ -198,12 +199,15 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
         """Value of a field, or of an entry below one: what the attribute gives, ``None`` when it is not set.
 
         Args:
-            key: name of the field, or a tuple that goes on into nested collections.
+            key: name of the field, or a tuple that goes on into nested collections; also ``"batch_size"``,
+                ``"shape"``, ``"device"`` and ``"names"``, where they are no fields.
             default: returned when the class has no such field or nothing is at the path.
         """
         if type(key) is str:
             value = self._source.get(key, _MISSING)
             if value is _MISSING:
+                if key in _METADATA and key not in self._field_specs:
+                    return getattr(self, key)
                 return None if default is _MISSING or key in self._field_specs else default
         else:
             default = None if default is _MISSING else default

@@ -48,7 +48,7 @@ def combine_objects(value: Any, match: Any, op: Callable[[Any, Any], Any]) -> An
             return _with_objects(value, match, op)
         if hasattr(match, "_with_leaves"):
             return _with_tree(value, match, op)
-        return _with_objects(value, value._like_self(match), op)
+        return _with_objects(value, value._like_rows(match, value._batch_size), op)
     except TypeError:  # no such operator for these objects
         return kept(value)
 

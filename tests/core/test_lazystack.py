@@ -278,3 +278,22 @@ def test_in_place_updates_through_a_parent_reach_ragged_entries() -> None:
     parent = TensorDict({"x": ragged()}, [2])
     parent.update_(parent * 0)
     assert parent[1]["x"]["b"].tolist() == [0, 0, 0, 0]
+
+
+def test_nested_tensors_stack_along_the_first_dimension_only() -> None:
+    def stack(dim: int) -> LazyStackedTensorDict:
+        return lazy_stack([TensorDict({"a": torch.ones(3, n)}, [3]) for n in (2, 4)], dim)
+
+    for other in (stack(1), lazy_stack([TensorDict({"a": torch.ones(3, 2)}, [3])] * 2, 1)):
+        with (
+            pytest.warns(DeprecationWarning),
+            pytest.raises(RuntimeError, match="can only be stacked along their first"),
+        ):
+            other.get_nestedtensor("a")
+    with pytest.warns(DeprecationWarning, match="as_nested_tensor"):
+        assert stack(0).get_nestedtensor("a").layout is torch.strided
+    with pytest.warns(DeprecationWarning), pytest.raises(KeyError, match="missing"):
+        stack(0).get_nestedtensor("missing")
+    assert stack(0).get("a", as_nested_tensor=True).layout is torch.jagged
+    both = lazy_stack([TensorDict(a=torch.ones(2, 3)), TensorDict(a=torch.ones(4, 5))])
+    assert both.get("a", as_nested_tensor=True).layout is torch.strided  # jagged is ragged along one dimension

@@ -67,6 +67,26 @@ DEPARTURES = [
         "TD({'s': torch.tensor(False)})",
         "`&` answers for objects as `|` and `^` do",
     ),
+    (
+        "ds.update_at_(TD({'z': torch.ones(3)}, [3]), slice(None))",
+        "td.update_at_(TD({'z': torch.ones(3)}, [3]), slice(None))",
+        "update_at_ copies into entries that exist, of a lazy stack as of a dense tree",
+    ),
+    (
+        "td.set_('n', 'text')",
+        "td.set_('a', 'text')",
+        "a collection is no text: nothing would be written, without a word",
+    ),
+    (
+        "c.update(TD({'x': torch.zeros(3, 4), 'zz': torch.zeros(3)}, [3]))",
+        "c.update({'x': torch.zeros(3, 4), 'zz': torch.zeros(3)})",
+        "a key that is no field is an error from a tree as from a dict (and from set())",
+    ),
+    (
+        "c.update_({'x': torch.zeros(3, 4), 's': 'new'}, keys_to_update=['x']).s",
+        "'hi'",
+        "keys_to_update is documented to name what is written",
+    ),
     ("isinstance(c, TensorClass)", "True", "the decorator makes the same classes as the base class"),
 ]
 
