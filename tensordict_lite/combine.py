@@ -217,9 +217,11 @@ DenseCollection._stack_entries = classmethod(dense_stack)  # type: ignore[attr-d
 DenseCollection._cat_entries = classmethod(dense_cat)  # type: ignore[attr-defined]
 
 
-def pad(tensordict: Any, pad_size: Sequence[int], value: float = 0.0) -> Any:
+def pad(
+    tensordict: Any, pad_size: Sequence[int], value: float = 0.0, *, inplace: bool = False, safe: bool = True
+) -> Any:
     """Function form of :meth:`TensorDict.pad`."""
-    return tensordict.pad(pad_size, value)
+    return tensordict.pad(pad_size, value, inplace=inplace, safe=safe)
 
 
 def pad_sequence(

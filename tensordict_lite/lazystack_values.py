@@ -328,8 +328,7 @@ class LazyValueOps(LazyUpdateOps):
         Raises:
             RuntimeError: the shapes of an entry differ.
         """
-        if inplace:
-            raise RuntimeError("a lazy stack cannot become dense in place: use td = td.contiguous()")
+        self._refuse_inplace("contiguous", inplace)  # type: ignore[attr-defined]
         return self._densified()
 
     def is_contiguous(self) -> bool:

@@ -19,6 +19,7 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection, as_size, check_names
 from tensordict_lite.dense import DenseCollection
 from tensordict_lite.errors import EntryKindError
+from tensordict_lite.ops.rows import check_pad
 from tensordict_lite.settings import settings
 from tensordict_lite.tensordict import normalise_device
 
@@ -212,9 +213,21 @@ class NonTensorDataBase(DenseCollection):
             return self if bool(condition) else other
         return self.maybe_to_stack().where(condition, other)
 
-    def pad(self, pad_size: Sequence[int], value: Any = None, **kwargs: Any) -> Any:
-        """More rows before and after, which hold ``None``: a stack, unless there are none."""
-        return self.maybe_to_stack().pad(pad_size) if any(pad_size) else self
+    def pad(self, pad_size: Sequence[int], value: Any = None, inplace: bool = False, safe: bool = True) -> Any:
+        """More rows before and after, which hold ``None``: a stack, unless there are none.
+
+        Raises:
+            RuntimeError: ``inplace``, as this cannot become a stack.
+        """
+        check_pad(self, pad_size)
+        if not any(pad_size):
+            return self
+        if inplace:
+            raise RuntimeError(
+                f"pad(..., inplace=True) cannot preserve the identity of a {type(self).__name__}: the rows that are "
+                "added hold None, so the result is a NonTensorStack"
+            )
+        return self.maybe_to_stack().pad(pad_size)
 
     def maybe_to_stack(self) -> Any:
         """A :class:`NonTensorStack` with the object once an element; itself without batch dimensions."""

@@ -13,6 +13,7 @@ from tensordict_lite.errors import EntryKindError
 from tensordict_lite.indexing import index_batch_size
 from tensordict_lite.lazystack_class import LazyStackedTensorDict
 from tensordict_lite.nontensor import NonTensorData, filled, is_non_tensor, same_payload, spread
+from tensordict_lite.ops.rows import check_gather_out, check_pad
 from tensordict_lite.settings import settings
 
 __all__ = ["LinkedList", "NonTensorStack", "cat_non_tensors", "rows_of", "stack_non_tensors"]
@@ -264,12 +265,14 @@ class NonTensorStack(LazyStackedTensorDict):
         positions = torch.arange(len(values)).reshape(self._batch_size)
         return _picked(values, move(positions).tolist(), self._device)
 
-    def gather(self, dim: int, index: Tensor, out: Any = None, **kwargs: Any) -> Any:
+    def gather(self, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False) -> Any:
         """Rows gathered along ``dim``, as :func:`torch.gather`."""
-        return self._moved(lambda positions: positions.gather(dim, index))
+        check_gather_out(out, inplace)
+        self._refuse_inplace("gather", inplace)
+        new = self._moved(lambda positions: positions.gather(dim, index))
+        return new if out is None else out.update_(new)
 
-    def roll(self, shifts: Any, dims: Any = None, **kwargs: Any) -> Any:
-        """Rows moved along dimensions, as :func:`torch.roll`."""
+    def _rolled(self, shifts: Any, dims: Any) -> Any:
         return self._moved(lambda positions: positions.roll(shifts, dims if dims is not None else ()))
 
     def flip(self, dims: Any, *more: int) -> Any:
@@ -280,12 +283,23 @@ class NonTensorStack(LazyStackedTensorDict):
         """Rows turned, as :func:`torch.rot90`."""
         return self._moved(lambda positions: positions.rot90(k, dims))
 
-    def pad(self, pad_size: Sequence[int], value: Any = None, **kwargs: Any) -> Any:
+    def pad(self, pad_size: Sequence[int], value: Any = None, inplace: bool = False, safe: bool = True) -> Any:
         """More rows before and after, which hold ``None``."""
+        check_pad(self, pad_size)
+        if inplace and self._lock is not None:
+            raise self._locked_error()
         spec = [0, 0] * (self.batch_dims - len(pad_size) // 2)
         for pair in reversed(range(0, len(pad_size), 2)):
             spec += pad_size[pair : pair + 2]
-        return self._moved(lambda positions: torch.nn.functional.pad(positions, spec, value=-1))
+        new = self._moved(lambda positions: torch.nn.functional.pad(positions, spec, value=-1))
+        if not inplace:
+            return new
+        self._source, self._batch_size, self._stack_dim = new._source, new._batch_size, new._stack_dim
+        return self
+
+    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Any:
+        """Itself: there is no tensor."""
+        return self
 
 
 def _flat_rows(values: list[Any], dims: int) -> list[Any]:

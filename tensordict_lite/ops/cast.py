@@ -76,7 +76,7 @@ class CastOps:
         """
         fn = _canonical if canonical else Tensor.contiguous
         if inplace:
-            return self._replace_leaves([fn(leaf) for leaf in self._leaves()])
+            return self._swap_leaves([fn(leaf) for leaf in self._leaves()])
         return self._map_leaves(fn)
 
     def is_contiguous(self) -> bool:
@@ -171,7 +171,7 @@ class CastOps:
         if cast_filter is not None and dtype is not None:
             moved = self._filter_cast(cast_filter, moved, device, non_blocking)
         if inplace:
-            self._replace_leaves(moved)
+            self._swap_leaves(moved)
             if device is not None:
                 self._set_device(device)
             if batch_size is not None:
@@ -242,6 +242,12 @@ class CastOps:
         self._device = device
         for sub in self._nested():
             sub._set_device(device)
+
+    def _swap_leaves(self, leaves: Sequence[Tensor]) -> Self:
+        """:meth:`_replace_leaves` on behalf of a user: a lock forbids it, unless there is nothing to replace."""
+        if self._lock is not None and any(new is not old for new, old in zip(leaves, self._leaves())):
+            raise self._locked_error()
+        return self._replace_leaves(leaves)
 
     def _replace_leaves(self, leaves: Sequence[Tensor]) -> Self:
         """Other tensors in the same places of this very tree, which keeps its identity."""
@@ -322,7 +328,7 @@ class CastOps:
             RuntimeError: there is no accelerator.
         """
         pinned = _pin(self._leaves(), num_threads)
-        return self._replace_leaves(pinned) if inplace else self._with_leaves(iter(pinned))
+        return self._swap_leaves(pinned) if inplace else self._with_leaves(iter(pinned))
 
     def pin_memory_(self, num_threads: int = 0) -> Self:
         """:meth:`pin_memory` in place."""
