@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.mapping import check_room, no_room, reserve
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "new_file",
     "open_folder",
     "raw_bytes",
+    "refuse_link",
     "write_all",
     "write_rows",
     "write_tensor",
@@ -43,10 +45,11 @@ def new_file(path: str, *, existsok: bool = True) -> Iterator[int]:
     """A descriptor of a temporary sibling that becomes ``path`` when the block succeeds, and vanishes otherwise.
 
     Raises:
-        RuntimeError: the file exists and ``existsok`` is false.
+        RuntimeError: the file exists and ``existsok`` is false, or it is a symbolic link.
     """
     if not existsok and os.path.lexists(path):
         raise RuntimeError(f"the file {path} already exists: pass existsok=True to replace it")
+    refuse_link(path)
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name[:200]}.{secrets.token_hex(6)}.tmp")
     fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -60,6 +63,16 @@ def new_file(path: str, *, existsok: bool = True) -> Iterator[int]:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def refuse_link(path: str) -> None:
+    """DatasetError where ``path`` is a symbolic link: what is written there would be somewhere else."""
+    if os.path.islink(path):
+        raise DatasetError(
+            path,
+            f"Refusing to write through a symlink (to {os.readlink(path)}): what is saved would be elsewhere. Remove "
+            "the link, or give the place that it leads to",
+        )
 
 
 @contextlib.contextmanager

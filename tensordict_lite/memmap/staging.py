@@ -21,6 +21,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
+from tensordict_lite.memmap.files import refuse_link
 from tensordict_lite.memmap.format import META
 
 __all__ = ["Staging", "is_temporary", "sync_file", "sync_files", "sync_folder"]
@@ -89,6 +90,9 @@ class Staging:
             files: paths of the data files, relative.
             folders: relative paths of the folders, each with its ``meta.json``; the root is ``""``.
             meanwhile: changes files of the old dataset in place; called while there is no metadata.
+
+        Raises:
+            DatasetError: one of them is a symbolic link in the dataset that is there; nothing has changed.
         """
         if self.inside:
             self._move_in(files, folders, meanwhile)
@@ -112,6 +116,9 @@ class Staging:
             self._move_in(files, folders)  # somebody wrote there meanwhile, or it cannot be replaced
 
     def _move_in(self, files: list[str], folders: list[str], meanwhile: Callable[[], None] | None = None) -> None:
+        for path in (*folders, *files):  # of the root, a link is the user's choice
+            if path:
+                refuse_link(os.path.join(self.prefix, path))
         order = sorted(folders, key=lambda folder: folder.count("/") + bool(folder))
         for folder in order:  # from the root down: whatever is half replaced has no metadata above it
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
