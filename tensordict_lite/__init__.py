@@ -6,6 +6,7 @@ from torch.serialization import add_safe_globals as _add_safe_globals
 
 from tensordict_lite import dense as _dense
 from tensordict_lite import lazystack_class as _lazystack_class
+from tensordict_lite import metadata as _metadata
 from tensordict_lite import torch_function as _torch_function  # noqa: F401  (gives the classes __torch_function__)
 from tensordict_lite.attrs import TensorAttrs
 from tensordict_lite.base import TensorCollection, TensorDictBase, is_tensor_collection
@@ -25,8 +26,9 @@ from tensordict_lite.keys import NestedKey, unravel_key, unravel_key_list, unrav
 from tensordict_lite.lazystack import LazyStackedTensorDict, lazy_stack, maybe_dense_stack
 from tensordict_lite.memmap import DatasetWriter, MemoryMappedTensor, TensorDictFuture
 from tensordict_lite.memmap.api import load, load_memmap, save
+from tensordict_lite.metadata import MetaData
 from tensordict_lite.nn import TensorDictParams
-from tensordict_lite.nontensor import NonTensorData, is_non_tensor
+from tensordict_lite.nontensor import NonTensorData, NonTensorDataBase, is_non_tensor
 from tensordict_lite.nontensor_stack import NonTensorStack
 from tensordict_lite.parsing import parse_tensor_dict_string
 from tensordict_lite.printing import get_printoptions, set_printoptions
@@ -59,7 +61,8 @@ from tensordict_lite.functions import (  # isort: skip
 
 # What `torch.load(weights_only=True)` may build: containers whose content it checks in turn.
 _add_safe_globals(
-    [TensorDict, LazyStackedTensorDict, NonTensorData, NonTensorStack, _dense._blank, _lazystack_class._blank]
+    [TensorDict, LazyStackedTensorDict, NonTensorData, NonTensorStack, MetaData]
+    + [_dense._blank, _lazystack_class._blank, _metadata._restored]
 )
 
 __all__ = [
@@ -67,8 +70,10 @@ __all__ = [
     "DatasetWriter",
     "LazyStackedTensorDict",
     "MemoryMappedTensor",
+    "MetaData",
     "NestedKey",
     "NonTensorData",
+    "NonTensorDataBase",
     "NonTensorStack",
     "TensorAttrs",
     "TensorClass",

@@ -523,7 +523,11 @@ class DenseCollection(Fitting, TensorCollection):
             if not item._is_non_tensor:
                 raise EntryKindError(key, entry, item)
         elif not entry._holds_type_of(item):
-            if isinstance(item, Tensor) or not getattr(self._fit(item, key), "_is_non_tensor", False):
+            try:
+                is_object = not isinstance(item, Tensor) and getattr(self._fit(item, key), "_is_non_tensor", False)
+            except RuntimeError:  # a tensor that does not fit either
+                is_object = False
+            if not is_object:
                 raise EntryKindError(key, entry, item)
 
     def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tensordict_lite.lazystack_class import LazyStackedTensorDict
 from tensordict_lite.lazystack_members import member_size, stack_position
+from tensordict_lite.metadata import joined
 
 __all__ = ["LazyStackedTensorDict", "lazy_stack", "maybe_dense_stack", "stack_lazily"]
 
@@ -30,6 +31,9 @@ def stack_class(values: Sequence[Any]) -> type[LazyStackedTensorDict]:
 
 def stack_lazily(values: list[Any], dim: int) -> Any:
     """The lazy stack of collections that belong together, of the class that their kind asks for."""
+    one = joined(values, dim)
+    if one is not None:
+        return one
     first = values[0]
     cls = stack_class(values)
     names = None if first._names is None else [*first._names[:dim], None, *first._names[dim:]]
@@ -75,6 +79,9 @@ def lazy_stack(
         return _stack_tensors(items, dim, kwargs)
     if device is not None:
         items = [item.to(device) for item in items]
+    one = joined(items, stack_position(dim, items[0].batch_dims)) if out is None else None
+    if one is not None:
+        return one
     stack = stack_class(items)(*items, stack_dim=dim, stack_dim_name=stack_dim_name, strict_shape=strict_shape)
     if out is None:
         return stack

@@ -138,7 +138,7 @@ class NonTensorDataBase(DenseCollection):
     # -- writing -------------------------------------------------------------------------------------------
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if isinstance(value, NonTensorData) and same_payload(value._payload, self._payload):
+        if isinstance(value, NonTensorDataBase) and same_payload(value._payload, self._payload):
             self[index]  # an index out of range is an error all the same
             return
         raise ValueError(
@@ -155,7 +155,7 @@ class NonTensorDataBase(DenseCollection):
     def _assign_rows(self, index: Any, item: Any) -> TensorCollection:
         if isinstance(item, TensorCollection) and not item._is_non_tensor:
             raise EntryKindError("", self, item)
-        if isinstance(item, NonTensorData) and same_payload(item._payload, self._payload):
+        if isinstance(item, NonTensorDataBase) and same_payload(item._payload, self._payload):
             return self
         if not self._batch_size:
             return self._overwrite(item, self)
@@ -172,14 +172,14 @@ class NonTensorDataBase(DenseCollection):
     def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
         if isinstance(item, list) and settings.list_to_stack:
             item = _stacked(item, self._device)
-        if isinstance(item, TensorCollection) and not isinstance(item, NonTensorData):
+        if isinstance(item, TensorCollection) and not isinstance(item, NonTensorDataBase):
             raise EntryKindError("", self, item)
         new = self._rebuild({}, self._batch_size, self._names)
         folder = getattr(self, "_memmap_path", None)
         if folder is not None:
             new._memmap_path = folder
         new._lock = self._lock
-        new._replace(item._payload if isinstance(item, NonTensorData) else item)
+        new._replace(item._payload if isinstance(item, NonTensorDataBase) else item)
         return new
 
     def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
@@ -190,7 +190,7 @@ class NonTensorDataBase(DenseCollection):
         """
         if self._lock is not None and not inplace and not kwargs.get("ignore_lock"):
             raise self._locked_error()
-        if not isinstance(input_dict_or_td, NonTensorData):
+        if not isinstance(input_dict_or_td, NonTensorDataBase):
             raise RuntimeError(
                 f"a NonTensorData is updated with a NonTensorData, not with a {type(input_dict_or_td).__name__}"
             )
@@ -207,7 +207,7 @@ class NonTensorDataBase(DenseCollection):
     def where(self, condition: Tensor, other: Any, **kwargs: Any) -> Any:
         """The object where ``condition`` holds and that of ``other`` elsewhere: a stack when they differ."""
         other = other if is_non_tensor(other) else NonTensorData(other, batch_size=self._batch_size)
-        if isinstance(other, NonTensorData) and same_payload(other._payload, self._payload):
+        if isinstance(other, NonTensorDataBase) and same_payload(other._payload, self._payload):
             return self
         if not condition.ndim:
             return self if bool(condition) else other
@@ -228,6 +228,16 @@ class NonTensorDataBase(DenseCollection):
                 "added hold None, so the result is a NonTensorStack"
             )
         return self.maybe_to_stack().pad(pad_size)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the object.
+
+        Raises:
+            TypeError: it is not callable.
+        """
+        if not callable(self._payload):
+            raise TypeError(f"this {type(self).__name__} holds a {type(self._payload).__name__}, which is not callable")
+        return self._payload(*args, **kwargs)
 
     def maybe_to_stack(self) -> Any:
         """A :class:`NonTensorStack` with the object once an element; itself without batch dimensions."""
@@ -309,7 +319,7 @@ _IMMUTABLE = frozenset((str, int, float, bool, bytes, complex, type(None), type)
 
 
 def is_non_tensor(value: Any) -> bool:
-    """Whether ``value`` wraps non-tensor data: a :class:`NonTensorData` or a :class:`NonTensorStack`.
+    """Whether ``value`` wraps non-tensor data: :class:`NonTensorData`, :class:`MetaData` or :class:`NonTensorStack`.
 
     Example:
         >>> is_non_tensor(NonTensorData("a")), is_non_tensor("a")
@@ -340,7 +350,7 @@ def filled(value: Any, shape: tuple[int, ...]) -> Any:
     return [filled(value, shape[1:]) for _ in range(shape[0])]
 
 
-def spread(data: NonTensorData) -> Any:
+def spread(data: NonTensorDataBase) -> Any:
     """A nested :class:`NonTensorStack` with one :class:`NonTensorData` an element."""
     size = data._batch_size
     if not size:
@@ -369,7 +379,7 @@ def from_sequence(item: Any, batch_size: torch.Size, device: Any = None) -> Any:
     if not isinstance(item, list) or not settings.list_to_stack:
         return _as_one_value(item, batch_size, device)
     value = _stacked(item, device)
-    if isinstance(value, NonTensorData):  # an empty leading dimension
+    if isinstance(value, NonTensorDataBase):  # an empty leading dimension
         value._batch_size = batch_size
     return value
 

@@ -12,11 +12,13 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import EntryKindError
 from tensordict_lite.indexing import index_batch_size
 from tensordict_lite.lazystack_class import LazyStackedTensorDict
-from tensordict_lite.nontensor import NonTensorData, filled, is_non_tensor, same_payload, spread
+from tensordict_lite.linkedlist import LinkedList
+from tensordict_lite.metadata import joined
+from tensordict_lite.nontensor import NonTensorData, NonTensorDataBase, filled, is_non_tensor, same_payload
 from tensordict_lite.ops.rows import check_gather_out, check_pad
 from tensordict_lite.settings import settings
 
-__all__ = ["LinkedList", "NonTensorStack", "cat_non_tensors", "rows_of", "stack_non_tensors"]
+__all__ = ["NonTensorStack", "cat_non_tensors", "rows_of", "stack_non_tensors"]
 
 
 def stack_non_tensors(items: Sequence[Any], dim: int) -> Any:
@@ -29,6 +31,9 @@ def stack_non_tensors(items: Sequence[Any], dim: int) -> Any:
                 "stacking tensordicts requires them to have congruent batch sizes, got "
                 f"{list(first._batch_size)} and {list(item._batch_size)}"
             )
+    one = joined(items, dim)
+    if one is not None:
+        return one
     if settings.capture_non_tensor_stack and _one_value(items):
         size = first._batch_size
         return first._rebuild({}, torch.Size((*size[:dim], len(items), *size[dim:])))
@@ -47,29 +52,10 @@ def cat_non_tensors(items: Sequence[Any], dim: int) -> Any:
 
 
 def _one_value(items: Sequence[Any]) -> bool:
-    """Whether all items are :class:`NonTensorData` with equal objects."""
-    if not all(isinstance(item, NonTensorData) for item in items):
+    """Whether all items hold one object each, and equal ones."""
+    if not all(isinstance(item, NonTensorDataBase) for item in items):
         return False
     return all(same_payload(item._payload, items[0]._payload) for item in items[1:])
-
-
-class LinkedList(list):  # type: ignore[type-arg]
-    """The values of a :class:`NonTensorStack` as a list; writing to an element writes to the stack too."""
-
-    def __init__(self, values: Sequence[Any], stack: NonTensorStack) -> None:
-        super().__init__(values)
-        self._stack = stack
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        super().__setitem__(index, value)
-        self._stack[index] = value
-
-    def __reduce__(self) -> Any:
-        return list, (list(self),)
-
-    def tolist(self) -> list[Any]:
-        """The values as plain lists."""
-        return [value.tolist() if isinstance(value, LinkedList) else value for value in self]
 
 
 class NonTensorStack(LazyStackedTensorDict):
@@ -124,9 +110,9 @@ class NonTensorStack(LazyStackedTensorDict):
         return cls(*[cls.from_list(v) if isinstance(v, list) else v for v in values], **kwargs)
 
     @classmethod
-    def from_nontensordata(cls, data: NonTensorData) -> Any:
+    def from_nontensordata(cls, data: NonTensorDataBase) -> Any:
         """The object of a :class:`NonTensorData` once an element."""
-        return spread(data)
+        return data.maybe_to_stack()
 
     @property
     def data(self) -> Any:
@@ -328,10 +314,10 @@ def rows_of(value: Any, size: torch.Size, device: Any) -> Any:
 
 
 def _nested_payloads(data: Any, linked: bool) -> Any:
-    if isinstance(data, NonTensorData):
+    if isinstance(data, NonTensorDataBase):
         return filled(data._payload, tuple(data._batch_size))
     values = [_nested_payloads(row, linked) for row in data.unbind(0)]
-    return LinkedList(values, data) if linked else values
+    return LinkedList(values, td=data) if linked else values
 
 
 def _flat(values: list[Any]) -> list[Any]:
@@ -340,6 +326,6 @@ def _flat(values: list[Any]) -> list[Any]:
 
 
 def _flat_payloads(data: Any) -> list[Any]:
-    if isinstance(data, NonTensorData):
+    if isinstance(data, NonTensorDataBase):
         return [data._payload]
     return [value for member in data._source for value in _flat_payloads(member)]

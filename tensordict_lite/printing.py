@@ -258,7 +258,8 @@ def _field(value: Any, dims: int, device: Any, parent: Any = None) -> str | _Blo
     if value._is_non_tensor:
         while in_stack and isinstance(value._source, list) and value._source:
             value = value._source[0]  # the stack is the parent: what counts is what a member holds
-        return type(value._payload if type(value._source) is dict else value).__name__
+        shown = value._payload if type(value._source) is dict and not hasattr(value, "_parameter") else value
+        return type(shown).__name__
     bare = in_stack and isinstance(value._source, list) and not _is_tensorclass(value)
     plain = type(value) is value._plain_class() or bare
     extra = value.batch_size[dims:]

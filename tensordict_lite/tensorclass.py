@@ -26,6 +26,9 @@ from typing_extensions import dataclass_transform
 from tensordict_lite import combine as _combine  # noqa: F401 - says how dense collections are stacked
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.keys import require_path
+from tensordict_lite.metadata import MetaData
+from tensordict_lite.nontensor import NonTensorData, NonTensorDataBase, is_non_tensor
+from tensordict_lite.nontensor_stack import NonTensorStack
 from tensordict_lite.tensorclass_build import TensorClassMeta, build, registered_class
 from tensordict_lite.tensorclass_convert import TensorClassConversions, from_dataclass
 from tensordict_lite.tensorclass_fields import FLAGS, FieldSpec, Flags, unknown_field_error
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
 
 
 __all__ = ["TensorClass", "from_dataclass", "is_tensorclass", "registered_class", "tensorclass"]
+__all__ += ["MetaData", "NonTensorData", "NonTensorDataBase", "NonTensorStack", "is_non_tensor"]
 
 T = TypeVar("T")
 _MISSING = object()

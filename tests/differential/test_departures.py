@@ -87,6 +87,11 @@ DEPARTURES = [
         "'hi'",
         "keys_to_update is documented to name what is written",
     ),
+    (
+        "torch.cat([TD({'m': MetaData('x')}, [1]), TD({'m': MetaData('y')}, [1])])['m']",
+        "TD({'m': NonTensorStack('x', 'y')}, [2])['m']",
+        "values that differ are kept row by row; the first one alone would stand for rows that it does not describe",
+    ),
     ("isinstance(c, TensorClass)", "True", "the decorator makes the same classes as the base class"),
 ]
 
