@@ -62,7 +62,7 @@ def _stack_class(items: Sequence[Any]) -> Any:
         kind = type(item)
         if kind is not first:
             if not isinstance(item, TensorCollection):
-                raise TypeError(f"cannot stack a {first.__name__} with a {kind.__name__}")
+                raise RuntimeError(f"cannot combine {_kind_name(items[0])} with {_kind_name(item)}")
             mixed = True
             if kind._stack_priority > first._stack_priority:
                 first = kind
@@ -128,15 +128,29 @@ def _not_congruent(items: Sequence[Any]) -> RuntimeError:
 def _bad_column(column: Sequence[Any], key: str, err: Exception) -> Exception:
     if not all(isinstance(value, Tensor) for value in column[:1]):
         return err  # raised below, where the key path is known
+    mixed = _bad_kind(column, key)
+    if mixed is not None:
+        return mixed
     for value in column:
-        if not isinstance(value, Tensor):
-            return RuntimeError(f"cannot combine a tensor with a {type(value).__name__} for key {key}.")
         if value.shape != column[0].shape:
             return RuntimeError(
                 f"The shapes of the tensors to stack is incompatible: {value.shape} vs {column[0].shape} for key "
                 f"{key}. LazyStackedTensorDict.lazy_stack keeps entries of different shapes."
             )
     return RuntimeError(f"{err} (for key {key})")
+
+
+def _bad_kind(column: Sequence[Any], key: str) -> RuntimeError | None:
+    for value in column:
+        if not isinstance(value, Tensor):
+            return RuntimeError(f"cannot combine a tensor with {_kind_name(value)} (for key {key})")
+    return None
+
+
+def _kind_name(value: Any) -> str:
+    if isinstance(value, TensorCollection):
+        return "an unbatched tensor" if value._is_unbatched else f"a {type(value).__name__}"
+    return "a tensor" if isinstance(value, Tensor) else f"an object of type {type(value).__name__}"
 
 
 def cat(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
@@ -199,7 +213,7 @@ def dense_cat(cls: Any, items: Sequence[Any], dim: int) -> Any:
             try:
                 out[key] = torch.cat(column, dim)
             except (RuntimeError, TypeError) as err:
-                raise RuntimeError(f"{err} (for key {key})") from err
+                raise _bad_kind(column, key) or RuntimeError(f"{err} (for key {key})") from err
         else:
             out[key] = _stack_class(column)._cat_entries(column, dim)
     return first._rebuild(out, torch.Size((*size[:dim], length, *size[dim + 1 :])), first._names)

@@ -19,6 +19,7 @@ from tensordict_lite.indexing import index_batch_size, index_names, normalise_in
 from tensordict_lite.keys import missing_key_error, path_of, require_path
 from tensordict_lite.ops.put import NUMBERS, as_rows, put_rows
 from tensordict_lite.settings import settings
+from tensordict_lite.views import public
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -86,7 +87,7 @@ class DenseCollection(Fitting, TensorCollection):
         dims = len(new)
         for key, value in self._source.items():
             if value.shape[:dims] != new:
-                if isinstance(value, Tensor) or value.batch_dims >= dims:
+                if isinstance(value, Tensor) or (value.batch_dims >= dims and not value._follows_batch):
                     raise RuntimeError(
                         f"the {type(value).__name__} {key} has shape {value.shape} which is incompatible with the "
                         f"batch-size {new}."
@@ -193,7 +194,7 @@ class DenseCollection(Fitting, TensorCollection):
         if type(key) is str:
             value = self._source.get(key, _MISSING)
             if value is not _MISSING:
-                return value
+                return public(value) if settings.unbatched else value
             if default is not _MISSING:  # no error is built that nobody would see
                 return default
             if settings.get_defaults_to_none:
@@ -205,7 +206,7 @@ class DenseCollection(Fitting, TensorCollection):
             try:
                 for part in path:
                     node = node._source[part]
-                return node
+                return public(node) if settings.unbatched else node
             except KeyError:
                 # `_source` of every level so far was a dict: the entry is absent, whatever its spelling
                 if default is not _MISSING:
@@ -224,7 +225,7 @@ class DenseCollection(Fitting, TensorCollection):
                             as_list=as_list, as_nested_tensor=as_nested_tensor, as_padded_tensor=as_padded_tensor
                         )
                         return node.get(path[depth + 1 :], default, **stacked_as)
-            return self._get_path_slowly(path)
+            return public(self._get_path_slowly(path))
         except KeyError:
             if default is not _MISSING:
                 return default
@@ -325,7 +326,7 @@ class DenseCollection(Fitting, TensorCollection):
                 for key, entry in self._source.items():
                     if isinstance(entry, Tensor):
                         entry[index] = value if plain else as_rows(value, entry, key)
-                    else:
+                    elif not entry._is_unbatched:  # which has no rows
                         self._assign_entry(index, key, entry, value)
                 return
             size = index_batch_size(self._batch_size, index)
@@ -520,7 +521,7 @@ class DenseCollection(Fitting, TensorCollection):
         A value of the type that is held already (a number, say, stored by ``set_non_tensor``) is one.
         """
         if isinstance(item, TensorCollection):
-            if not item._is_non_tensor:
+            if not item._is_non_tensor or item._is_unbatched is not entry._is_unbatched:
                 raise EntryKindError(key, entry, item)
         elif not entry._holds_type_of(item):
             try:
@@ -546,6 +547,8 @@ class DenseCollection(Fitting, TensorCollection):
         entry = self._get_path(path)
         if isinstance(entry, Tensor):
             put_rows(entry, index, value, ".".join(path))
+        elif entry._is_unbatched:  # an index of the tensor itself, as `get(key)[index]` is
+            put_rows(entry._plain(), index, value, ".".join(path))
         else:
             parent = self if len(path) == 1 else self._get_path(path[:-1])
             parent._assign_entry(normalise_index(index, entry.batch_dims), path[-1], entry, value)

@@ -41,6 +41,8 @@ class Fitting:
             item = self._convert(item)
         dims = len(self._batch_size)
         if isinstance(item, Tensor):
+            if hasattr(item, "_as_entry"):  # an UnbatchedTensor
+                return item._as_entry(self._batch_size, self._device, non_blocking)
             if item.is_nested:
                 item = with_shape(item)
             if dims and item.shape[:dims] != self._batch_size:

@@ -35,6 +35,8 @@ def stack_lazily(values: list[Any], dim: int) -> Any:
     if one is not None:
         return one
     first = values[0]
+    if first._is_unbatched:
+        return first._stack_entries(values, dim)
     cls = stack_class(values)
     names = None if first._names is None else [*first._names[:dim], None, *first._names[dim:]]
     return cls._of(values, dim, member_size(values, False), first._device, names)

@@ -31,6 +31,7 @@ from tensordict_lite.lazystack_shape import LazyShapeOps
 from tensordict_lite.lazystack_values import LazyValueOps
 from tensordict_lite.lazystack_write import LazyWriteOps
 from tensordict_lite.settings import settings
+from tensordict_lite.views import public
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -374,7 +375,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         if type(key) is str:
             if not (as_list or as_nested_tensor or as_padded_tensor):
                 try:
-                    return self._get_str(key)
+                    return public(self._get_str(key))
                 except KeyError:
                     pass
             path: tuple[str, ...] = (key,)
@@ -392,9 +393,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
                         return nested(values, layout)
                     return padded(values, padding_side, padding_value, key)
                 return values
-            if len(path) == 1:
-                return self._get_str(path[0])
-            return self._get_path_slowly(path)
+            return public(self._get_path_slowly(path))
         except KeyError:
             if default is not _MISSING:
                 return default

@@ -146,6 +146,9 @@ class LazyWriteOps:
         if path not in self:
             raise missing_key_error(path, self._key_list(), type(self).__name__)
         index = normalise_index(index, len(self._batch_size))
+        if getattr(self._source[0]._get_path(path), "_is_unbatched", False):  # the tensor of all members
+            self._source[0].set_at_(path, value, index)
+            return self
         if all(isinstance(member._get_path(path), Tensor) for member in self._source):
             if isinstance(value, (TensorCollection, Mapping)):
                 raise EntryKindError(".".join(path), self._source[0]._get_path(path), value)

@@ -45,6 +45,7 @@ class MetaData(NonTensorDataBase):
 
     __slots__ = ()
     _parameter: Any = Any
+    _follows_batch = True
 
     def __class_getitem__(cls, parameter: Any) -> type[MetaData]:
         known = _typed.get(parameter)

@@ -255,6 +255,8 @@ def _field(value: Any, dims: int, device: Any, parent: Any = None) -> str | _Blo
     if not hasattr(value, "_entries"):
         return type(value).__name__
     in_stack = parent is not None and isinstance(parent._source, list)
+    if value._is_unbatched:
+        return _tensor_field(value._plain(), value._payload.shape, device)
     if value._is_non_tensor:
         while in_stack and isinstance(value._source, list) and value._source:
             value = value._source[0]  # the stack is the parent: what counts is what a member holds

@@ -56,7 +56,7 @@ def _flatten(td: Any) -> tuple[list[Any], NodeSpec]:
     keys, values = [], []
     for key, value in td._entries():
         # A tree of something else (dimensions for vmap, say) has children that are no tensors at all.
-        if isinstance(value, Tensor) or not getattr(value, "_is_non_tensor", False):
+        if isinstance(value, Tensor) or not getattr(value, "_is_non_tensor", False) or value._is_unbatched:
             keys.append(key)
             values.append(value)
     return values, NodeSpec(td, tuple(keys), tuple(getattr(value, "ndim", 0) for value in values))
@@ -132,6 +132,17 @@ def _batch_size_of(shapes: list[torch.Size], spec: NodeSpec) -> torch.Size:
     return torch.Size(size)
 
 
+def _flatten_unbatched(td: Any) -> tuple[list[Any], Any]:
+    """The tensor is a child like any other; the batch size does not depend on it."""
+    payload = td._payload  # no tensor in a tree of something else
+    return [td._leaves()[0] if isinstance(payload, Tensor) else payload], _Opaque(td)
+
+
+def _unflatten_unbatched(values: Any, spec: Any) -> Any:
+    (value,) = values
+    return spec.value._around(value)
+
+
 def _flatten_payload(td: Any) -> tuple[list[Any], Any]:
     """Non-tensor data has no children: it is all context."""
     return [], _Opaque(td)
@@ -203,7 +214,9 @@ def _unflatten_lazy(values: Any, spec: LazySpec) -> Any:
 
 def register(cls: Any) -> None:
     """Makes instances of a class of collections nodes of pytrees."""
-    if cls._is_non_tensor:
+    if cls._is_unbatched:
+        _pytree.register_pytree_node(cls, _flatten_unbatched, _unflatten_unbatched)
+    elif cls._is_non_tensor:
         _pytree.register_pytree_node(cls, _flatten_payload, lambda _, spec: spec.value)
     elif hasattr(cls, "stack_dim"):
         _pytree.register_pytree_node(cls, _flatten_lazy, _unflatten_lazy)

@@ -24,13 +24,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Settings:
     """The current values; read as plain attributes on the hot paths."""
 
-    __slots__ = ("capture_non_tensor_stack", "get_defaults_to_none", "lazy_legacy", "list_to_stack")
+    __slots__ = ("capture_non_tensor_stack", "get_defaults_to_none", "lazy_legacy", "list_to_stack", "unbatched")
 
     def __init__(self) -> None:
         self.get_defaults_to_none = _from_environment("TDLITE_GET_DEFAULTS_TO_NONE", True)
         self.list_to_stack = _from_environment("TDLITE_LIST_TO_STACK", True)
         self.capture_non_tensor_stack = _from_environment("TDLITE_CAPTURE_NON_TENSOR_STACK", False)
         self.lazy_legacy = _from_environment("TDLITE_LAZY_LEGACY", False)
+        self.unbatched = False
+        """Whether any tree has ever held an UnbatchedTensor: until then, reads need not look for one."""
 
 
 def _from_environment(name: str, default: bool) -> bool:

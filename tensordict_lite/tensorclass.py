@@ -220,7 +220,9 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
             except (KeyError, ValueError):  # the path goes on below a tensor
                 require_path(key)
                 return default
-        if isinstance(value, Tensor) or not isinstance(value, TensorCollection) or self._flags.tensor_only:
+        if isinstance(value, Tensor) or not isinstance(value, TensorCollection):
+            return value
+        if self._flags.tensor_only and not value._is_unbatched:
             return value
         return value._as_value()
 

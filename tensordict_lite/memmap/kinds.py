@@ -43,9 +43,11 @@ def ensure_registered() -> None:
     from tensordict_lite.nontensor import NonTensorDataBase
     from tensordict_lite.nontensor_stack import NonTensorStack
     from tensordict_lite.tensorclass import TensorClass
+    from tensordict_lite.unbatched import UnbatchedEntry
 
     register_planner(DenseCollection, plan_dense)
     register_planner(NonTensorDataBase, plan_nontensor)
+    register_planner(UnbatchedEntry, refuse_unbatched)
     register_planner(NonTensorStack, plan_nontensor_stack)
     register_planner(LazyStackedTensorDict, plan_lazy_stack)
     register_planner(TensorClass, plan_tensorclass)
@@ -74,6 +76,14 @@ def plan_nontensor(plan: Plan, node: Any, path: str, where: Where) -> str:
     meta["_metadata"] = None
     meta["_is_non_tensor"] = True
     return name
+
+
+def refuse_unbatched(plan: Plan, node: Any, path: str, where: Where) -> str:
+    """There is no form on disk for a tensor that all rows share."""
+    raise NotImplementedError(
+        f"UnbatchedTensor entries cannot be memory-mapped yet, but {'.'.join(where)!r} is one. Exclude it first, "
+        f"td.exclude({where if len(where) > 1 else where[0]!r}), and save it beside the dataset."
+    )
 
 
 def read_nontensor(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> Any:

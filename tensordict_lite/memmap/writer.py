@@ -445,6 +445,8 @@ def _objects(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
         value = node._get_str(key)
         if isinstance(value, Tensor):
             continue
+        if value._is_unbatched:
+            raise NotImplementedError(f"UnbatchedTensor entries cannot be appended, but {(*path, key)} is one")
         if not value._is_non_tensor:
             yield from _objects(value, (*path, key))
         elif isinstance(value, NonTensorDataBase):

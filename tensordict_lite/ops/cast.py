@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.ops.operands import leaf_paths, tracked_rows
+from tensordict_lite.views import public
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -490,7 +491,7 @@ def _synchronise() -> None:
 
 def _moved(node: Any, move: Callable[[Tensor], Tensor], device: torch.device) -> Any:
     source = node._source
-    if type(source) is not dict:
+    if type(source) is not dict or node._is_unbatched:
         new = node._map_leaves(move)
         new._set_device(device)
         return new
@@ -512,6 +513,8 @@ def _put_leaves(node: Any, leaves: Iterator[Tensor]) -> None:
         for key, value in source.items():
             if isinstance(value, Tensor):
                 source[key] = next(leaves)  # replacing a value does not disturb the iteration
+            elif value._is_unbatched:
+                value._payload = next(leaves)
             else:
                 _put_leaves(value, leaves)
     else:
@@ -543,6 +546,7 @@ def _address_tree(node: Any, storage: bool) -> Any:
     entries = source.items() if isinstance(source, dict) else ((str(i), sub) for i, sub in enumerate(node._nested()))
     out = {}
     for key, value in entries:
+        value = public(value)
         if isinstance(value, Tensor):
             address = value.untyped_storage().data_ptr() if storage else value.data_ptr()
             out[key] = torch.tensor(address, dtype=torch.int64)

@@ -111,6 +111,8 @@ def _compare(node: Any, other: Any, op: Callable[[Any, Any], Any]) -> Any:
 
 def _with_number(node: Any, other: Any, op: Callable[[Any, Any], Any]) -> Any:
     source = node._source
+    if node._is_unbatched:
+        return combine_objects(node, other, op)
     if node._is_non_tensor:
         # An object is not compared with the numbers that tensors are: kept, or left without an answer.
         return kept(node) if op in _ORDERINGS else node._plain_class()._trusted({}, node._batch_size, node._device)

@@ -54,6 +54,8 @@ class ConvertOps(StateOps):
         for key, value in self._entries():
             if isinstance(value, Tensor):
                 out[key] = _plain_tensor(value, convert_tensors)
+            elif value._is_unbatched:
+                out[key] = _plain_tensor(value._as_value(), convert_tensors)
             elif tolist_first:
                 out[key] = value.tolist(convert_tensors=convert_tensors, tolist_first=True)
             elif value._is_non_tensor:
@@ -112,6 +114,8 @@ class ConvertOps(StateOps):
         for key, value in self._entries():
             if isinstance(value, Tensor):
                 out[key] = tuple(part.numpy() for part in value.unbind(0)) if value.is_nested else value.numpy()
+            elif value._is_unbatched:
+                out[key] = value._plain().numpy()
             elif value._is_non_tensor:
                 out[key] = value._as_value()
             else:

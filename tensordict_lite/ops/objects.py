@@ -39,6 +39,8 @@ def combine_objects(value: Any, match: Any, op: Callable[[Any, Any], Any]) -> An
         match: non-tensor data, a tensor, a collection of tensors or a plain object.
         op: an operator; symmetric ones only have an answer.
     """
+    if value._is_unbatched or getattr(match, "_is_unbatched", False):
+        return _with_unbatched(value, match, op)
     if op in _ORDERINGS:
         return kept(value)
     try:
@@ -51,6 +53,20 @@ def combine_objects(value: Any, match: Any, op: Callable[[Any, Any], Any]) -> An
         return _with_objects(value, value._like_rows(match, value._batch_size), op)
     except TypeError:  # no such operator for these objects
         return kept(value)
+
+
+def _with_unbatched(value: Any, match: Any, op: Callable[[Any, Any], Any]) -> Any:
+    """A tensor without batch dimensions against another one, or a number: element by element."""
+    if not value._is_unbatched:
+        value, match = match, value
+    other = match._leaves()[0] if getattr(match, "_is_unbatched", False) else match
+    if isinstance(other, Tensor) or isinstance(other, (int, float, complex)):
+        new = value._map_leaves(lambda leaf: op(leaf, other))
+        new._set_names(None)
+        return new
+    if op in _EQUALITY:  # an object
+        return torch.full(value._batch_size, op is operator.ne, dtype=torch.bool, device=value._device)
+    return kept(value)
 
 
 def with_answers(new: Any, node: Any, other: Any, op: Callable[[Any, Any], Any]) -> Any:

@@ -84,7 +84,7 @@ def leaf_paths(node: Any, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]
     out: list[tuple[str, ...]] = []
     if type(source) is dict:
         for key, value in source.items():
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) or value._is_unbatched:
                 out.append((*prefix, key))
             else:
                 out.extend(leaf_paths(value, (*prefix, key)))
@@ -133,6 +133,11 @@ def _spread(node: Any, tensor: Tensor, dims: int, views: dict[int, Tensor], out:
                 if view is None:
                     view = views[extra] = tensor[(...,) + (None,) * extra] if extra else tensor
                 out.append(view)
+            elif value._is_unbatched:
+                raise RuntimeError(
+                    f"a tensor of shape {list(tensor.shape)}, aligned with the batch dimensions, cannot be combined "
+                    "with an unbatched entry: it has none of them. Leave it out with exclude()."
+                )
             else:
                 _spread(value, tensor, dims, views, out)
         return
@@ -191,6 +196,12 @@ def _pair(node: Any, other: Any, ours: list[Tensor], theirs: list[Tensor]) -> bo
             theirs.append(match)
         elif match is None or isinstance(match, Tensor):
             same = False
+        elif value._is_unbatched:
+            if match._is_unbatched:
+                ours.append(value._leaves()[0])
+                theirs.append(match._leaves()[0])
+            else:
+                same = False
         else:
             same &= _pair(value, match, ours, theirs)
     return same

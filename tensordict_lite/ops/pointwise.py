@@ -81,13 +81,15 @@ class PointwiseOps(GeneratedOps):
             RuntimeError: with ``inplace``, that is not the batch size of this collection.
         """
         node: Any = self
-        if not inplace:
+        found = [resolve(node, other, None, inplace) for other in others]
+        if any(to is not node for to, _, _ in found):
             for other in others:
                 node = resolve(node, other)[0]
-        found = [resolve(node, other, None, True) for other in others]
+            found = [resolve(node, other, None, True) for other in others]
         leaves = found[0][1]
-        for _, widened, _ in found[1:]:  # behind the batch, where an operand has more dimensions
-            leaves = [a if a.ndim >= b.ndim else b for a, b in zip(leaves, widened)]
+        for _, widened, operand in found[1:]:  # behind the batch, where an operand has more dimensions
+            if type(operand) is list:
+                leaves = [a if a.ndim >= b.ndim else b for a, b in zip(leaves, widened)]
         return node, leaves, [operand for _, _, operand in found]
 
     def lerp(self, end: TensorCollection | Tensor, weight: Operand) -> Self:

@@ -92,6 +92,27 @@ DEPARTURES = [
         "TD({'m': NonTensorStack('x', 'y')}, [2])['m']",
         "values that differ are kept row by row; the first one alone would stand for rows that it does not describe",
     ),
+    (
+        "type(td['a'] + UnbatchedTensor(torch.ones(3, 4)))",
+        "torch.Tensor",
+        "what is computed with rows has rows: as an unbatched entry, all but one chunk of a map would be lost",
+    ),
+    (
+        "TD({'u': UnbatchedTensor(torch.ones(2, 4))}, [3]).masked_fill(torch.tensor([True, False, True]), 9)['u']",
+        "UnbatchedTensor(torch.ones(2, 4))",
+        "rows are filled, and an unbatched tensor has none (where() as well)",
+    ),
+    ("TD({'u': UnbatchedTensor(torch.ones(2, 4))}, [3]).all(0)['u']", "UnbatchedTensor(torch.ones(2, 4))", "left alone as by sum(0)"),
+    (
+        "(t := TD({'u': UnbatchedTensor(torch.ones(2, 4))}, [3]), t.__setitem__(0, 7))[0]['u']",
+        "UnbatchedTensor(torch.ones(2, 4))",
+        "a value for some rows is none for all",
+    ),
+    (
+        "TD({'u': UnbatchedTensor(torch.ones(2, 4))}, [3]).pad([1, 1])['u'].batch_size",
+        "torch.Size([5])",
+        "the batch size of an entry begins with that of its tree",
+    ),
     ("isinstance(c, TensorClass)", "True", "the decorator makes the same classes as the base class"),
 ]
 
