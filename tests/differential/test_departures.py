@@ -102,7 +102,11 @@ DEPARTURES = [
         "UnbatchedTensor(torch.ones(2, 4))",
         "rows are filled, and an unbatched tensor has none (where() as well)",
     ),
-    ("TD({'u': UnbatchedTensor(torch.ones(2, 4))}, [3]).all(0)['u']", "UnbatchedTensor(torch.ones(2, 4))", "left alone as by sum(0)"),
+    (
+        "TD({'u': UnbatchedTensor(torch.ones(2, 4))}, [3]).all(0)['u']",
+        "UnbatchedTensor(torch.ones(2, 4))",
+        "left alone as by sum(0)",
+    ),
     (
         "(t := TD({'u': UnbatchedTensor(torch.ones(2, 4))}, [3]), t.__setitem__(0, 7))[0]['u']",
         "UnbatchedTensor(torch.ones(2, 4))",
