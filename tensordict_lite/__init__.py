@@ -46,6 +46,7 @@ from tensordict_lite.settings import (
 from tensordict_lite.tensorclass import TensorClass, from_dataclass, is_tensorclass, tensorclass
 from tensordict_lite.tensordict import TensorDict
 from tensordict_lite.testing import assert_allclose_td, assert_close
+from tensordict_lite.typed import TypedTensorDict
 from tensordict_lite.unbatched import UnbatchedTensor
 from tensordict_lite.views import default_is_leaf, is_leaf_nontensor
 
@@ -83,6 +84,7 @@ __all__ = [
     "TensorDictBase",
     "TensorDictFuture",
     "TensorDictParams",
+    "TypedTensorDict",
     "UnbatchedTensor",
     "assert_allclose_td",
     "assert_close",

@@ -96,6 +96,16 @@ class TensorCollection(Families):
         new._lock = None
         return new
 
+    @classmethod
+    def _free_class(cls) -> Any:
+        """The class of collections like this one under any other keys."""
+        return cls._plain_class()
+
+    @classmethod
+    def _as_own(cls, made: Any) -> Any:
+        """What a constructor from another form made, a TensorDict, as an instance of this class where it can be."""
+        return made
+
     # -- primitives (storage classes implement them) --------------------------------------------------
 
     def _leaves(self) -> list[Tensor]:

@@ -205,10 +205,14 @@ def _unflatten_lazy(values: Any, spec: LazySpec) -> Any:
 
     if spec.dense is None:
         return LazyStackedTensorDict(*values, stack_dim=spec.stack_dim)
+    typed = getattr(spec.cls, "_member_class", None)
     dense = _unflatten(values, spec.dense)
     plain = all(isinstance(value, Tensor) or hasattr(value, "_entries") for value in dense._source.values())
     if dense._batch_size != spec.dense.batch_size or not plain:
         return dense
+    if typed is not None:
+        members = [typed.from_tensordict(member) for member in dense.unbind(spec.stack_dim)]
+        return spec.cls._of(members, spec.stack_dim, members[0]._batch_size, dense._device, dense._names)
     return LazyStackedTensorDict(*dense.unbind(spec.stack_dim), stack_dim=spec.stack_dim)
 
 

@@ -69,8 +69,8 @@ class ConstructOps:
         """
         if hasattr(input_dict, "_entries"):
             return input_dict
-        return from_mapping(
-            cls._plain_class(), input_dict, None, auto_batch_size, batch_size, device, batch_dims, names
+        return cls._as_own(
+            from_mapping(cls._plain_class(), input_dict, None, auto_batch_size, batch_size, device, batch_dims, names)
         )
 
     def from_dict_instance(
@@ -192,9 +192,11 @@ class ConstructOps:
         batch_size: Sequence[int] | None = None,
     ) -> Any:
         """Converts containers of any kind, see :func:`from_any`."""
-        return from_any(
+        made = from_any(
             obj, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
         )
+        keyed = isinstance(obj, (Mapping, np.ndarray)) and not hasattr(obj, "_entries")
+        return cls._as_own(made) if keyed else made
 
     @classmethod
     def from_dataclass(
@@ -264,13 +266,14 @@ class ConstructOps:
         batch_size: Sequence[int] | None = None,
     ) -> Any:
         """A TensorDict with the fields of a numpy structured array, sharing its memory."""
-        return from_struct_array(
+        made = from_struct_array(
             struct_array,
             auto_batch_size=auto_batch_size,
             batch_dims=batch_dims,
             device=device,
             batch_size=batch_size,
         )
+        return cls._as_own(made)
 
     @classmethod
     def from_schema(

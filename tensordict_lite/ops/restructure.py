@@ -65,8 +65,8 @@ class RestructureOps:
         return new
 
     def _plain_rebuild(self, source: dict[str, Any]) -> Any:
-        """A collection with other keys: a TensorDict, also for a tensorclass, whose fields are fixed."""
-        return self._plain_class()._trusted(source, self._batch_size, self._device, self._names)
+        """A collection with other keys: a TensorDict also for a tensorclass, whose fields are fixed."""
+        return self._free_class()._trusted(source, self._batch_size, self._device, self._names)
 
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
         """Entries with a joined name in nested collections: ``"a.b"`` becomes ``("a", "b")``. Leaves are shared.

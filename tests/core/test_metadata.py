@@ -244,3 +244,16 @@ def test_an_object_that_can_be_called_is_called() -> None:
     assert NonTensorData(lambda x, y=1: x + y)(1, y=2) == 3 and MetaData(len)([1]) == 1
     with pytest.raises(TypeError, match="holds a str, which is not callable"):
         NonTensorData("x")()
+
+
+def _described(chunk: TensorDict) -> TensorDict:
+    source = {"a": chunk["a"] + 1, "m": MetaData("all"), "n": {"rows": MetaData(len(chunk))}}
+    return TensorDict(source, chunk.batch_size)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_results_of_a_map_keep_it_where_it_is_the_same_in_all_chunks(workers: int) -> None:
+    td = TensorDict({"a": torch.zeros(5)}, [5])
+    out = td.map(_described, num_workers=workers, chunksize=2)
+    assert type(out.get("m")) is MetaData and out.get("m").batch_size == (5,) and out["m"] == "all"
+    assert out["n"].get("rows").tolist() == [2, 2, 2, 2, 1]

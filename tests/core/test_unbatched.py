@@ -322,3 +322,10 @@ def test_what_is_computed_with_rows_is_an_ordinary_tensor() -> None:
     assert td[0]["b"].shape == (5,)
     for own in (td["u"] + 1, td["u"] * torch.tensor(2.0), td["u"].sum(), torch.stack([td["u"], td["u"]])):
         assert type(own) is UnbatchedTensor
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_results_of_a_map_have_it_once() -> None:
+    out = _tree().exclude("n").map(lambda chunk: chunk.set("u", UnbatchedTensor(RAW + 1)), num_workers=2, chunksize=1)
+    assert out["u"].shape == (7, 11) and torch.equal(out["u"].as_subclass(torch.Tensor), RAW + 1)
+    assert out["u"].batch_size == (3,)
