@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+from typing import Any
+
 from torch.serialization import add_safe_globals as _add_safe_globals
 
 from tensordict_lite import dense as _dense
@@ -9,7 +12,7 @@ from tensordict_lite import lazystack_class as _lazystack_class
 from tensordict_lite import metadata as _metadata
 from tensordict_lite import torch_function as _torch_function  # noqa: F401  (gives the classes __torch_function__)
 from tensordict_lite.attrs import TensorAttrs
-from tensordict_lite.base import TensorCollection, TensorDictBase, is_tensor_collection
+from tensordict_lite.base import KEY_SEPARATOR, TensorCollection, TensorDictBase, is_tensor_collection
 from tensordict_lite.batches import collate, merge_tensordicts
 from tensordict_lite.builders import (
     from_any,
@@ -67,7 +70,15 @@ _add_safe_globals(
     + [_dense._blank, _lazystack_class._blank, _metadata._restored]
 )
 
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.metadata.version("tdmap")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
+    "KEY_SEPARATOR",
     "DatasetError",
     "DatasetWriter",
     "LazyStackedTensorDict",

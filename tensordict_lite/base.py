@@ -18,6 +18,7 @@ The families of operations live in ``ops/``, one mixin a file, written over the 
 from __future__ import annotations
 
 import operator
+import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,10 @@ from tensordict_lite.ops import Families
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["LOCKED_MESSAGE", "TensorCollection", "TensorDictBase", "is_tensor_collection"]
+KEY_SEPARATOR = "."
+"""Between the parts of a key in the names of files, state dicts and flattened trees."""
+
+__all__ = ["KEY_SEPARATOR", "LOCKED_MESSAGE", "TensorCollection", "TensorDictBase", "is_tensor_collection"]
 
 LOCKED_MESSAGE = (
     "Cannot modify locked {name}. For in-place modification, consider using the `set_()` method and make "
@@ -363,6 +367,7 @@ class TensorDictBase(TensorCollection):
     """Base of :class:`TensorDict` and :class:`LazyStackedTensorDict`, not of tensorclasses."""
 
     __slots__ = ()
+    __class_getitem__ = classmethod(types.GenericAlias)  # TensorDict[str, Tensor], in annotations
 
 
 MutableMapping.register(TensorDictBase)

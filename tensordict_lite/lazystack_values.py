@@ -199,6 +199,17 @@ class LazyValueOps(LazyUpdateOps):
         out._last_op = (weakref.ref(self), inverse)
         return out
 
+    def _blank(self, size: torch.Size, repeat: bool) -> Any:
+        """A lazy stack of this batch size whose members, along its first dimension, are empty."""
+        if not size:
+            return self._plain_class()._trusted({}, size, self._device)
+        first = self._source[0] if self._source else self._plain_class()._trusted({}, self._member_batch_size())
+        nested = type(first._source) is not dict
+        members = [
+            first._blank(size[1:], repeat) if nested else first._rebuild({}, size[1:], None) for _ in range(size[0])
+        ]
+        return type(self)._class_for(members)._of(members, 0, size[1:], self._device)
+
     def empty(self, recurse: bool = False, *, batch_size: Sequence[int] | None = None, **kwargs: Any) -> Self:
         """A stack of as many members without entries; a dense collection for another batch size."""
         if batch_size is not None:

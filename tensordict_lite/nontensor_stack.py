@@ -14,7 +14,7 @@ from tensordict_lite.indexing import index_batch_size
 from tensordict_lite.lazystack_class import LazyStackedTensorDict
 from tensordict_lite.linkedlist import LinkedList
 from tensordict_lite.metadata import joined
-from tensordict_lite.nontensor import NonTensorData, NonTensorDataBase, filled, is_non_tensor, same_payload
+from tensordict_lite.nontensor import NonTensorData, NonTensorDataBase, filled, is_non_tensor, same_payload, spread
 from tensordict_lite.ops.rows import check_gather_out, check_pad
 from tensordict_lite.settings import settings
 
@@ -113,6 +113,14 @@ class NonTensorStack(LazyStackedTensorDict):
     def from_nontensordata(cls, data: NonTensorDataBase) -> Any:
         """The object of a :class:`NonTensorData` once an element."""
         return data.maybe_to_stack()
+
+    def _blank(self, size: torch.Size, repeat: bool) -> Any:
+        """A stack of this batch size of the first object, or of None."""
+        value = self._source[0] if repeat and self._source else None
+        while isinstance(value, NonTensorStack):
+            value = value._source[0] if value._source else None
+        blank = NonTensorData(None if value is None else value._payload, batch_size=size, device=self._device)
+        return spread(blank)
 
     @property
     def data(self) -> Any:

@@ -121,8 +121,14 @@ def make_spec(name: str, hint: Any, owner: type) -> FieldSpec:
         hint,
         scalar=only if only in (int, float, bool) else None,
         tensorclass=only if known else None,
-        tensors=all(isinstance(p, type) and issubclass(p, (Tensor, TensorCollection)) for p in core),
+        tensors=all(map(_holds_tensors, core)),
     )
+
+
+def _holds_tensors(hint: Any) -> bool:
+    """Whether it is a class of tensors or collections; ``TensorDict[str, Tensor]`` is one."""
+    cls = typing.get_origin(hint) or hint
+    return isinstance(cls, type) and issubclass(cls, (Tensor, TensorCollection))
 
 
 def _members(hint: Any) -> tuple[Any, ...]:

@@ -91,6 +91,11 @@ class MemoryMappedTensor(Tensor):
             if dtype is not None:
                 raise TypeError("dtype= is not accepted together with filename=: the tensor has one")
             return cls.from_tensor(source, filename=filename, shape=shape)
+        if not isinstance(source, Tensor):
+            raise TypeError(
+                f"a MemoryMappedTensor is made from a tensor, a storage or a file: got a {type(source).__name__}. For "
+                "values that are mapped, MemoryMappedTensor.from_tensor(torch.as_tensor(values), filename=...)"
+            )
         out = _as_subclass(source, cls)
         return out if index is None else out[index]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -307,7 +308,9 @@ class ConstructOps:
         if storage not in (None, "memmap", "shared"):
             raise ValueError(f"unknown storage {storage!r}: expected None, 'memmap' or 'shared'")
         size = torch.Size(batch_size if batch_size is not None else ())
-        new = cls._plain_class()({}, batch_size=size, device=None if storage == "memmap" else device)
+        from tensordict_lite.tensordict import TensorDict
+
+        new = TensorDict({}, batch_size=size, device=None if storage == "memmap" else device)
         for key, (shape, dtype) in schema.items():
             full = (*size, *shape)
             if storage == "memmap":  # a view of one element: the files are allocated without the memory
@@ -358,7 +361,9 @@ class ConstructOps:
             dtype: dtype of every entry; by default each keeps its own.
             device: device of the result and its entries; by default they keep theirs.
             **kwargs: ``requires_grad``, ``layout``, ``pin_memory`` as for :meth:`torch.Tensor.new_zeros`;
-                ``empty_lazy`` empties the lazy stacks of the result.
+                ``empty_lazy=True`` makes lazy stacks lazy stacks of empty members, to be written into, and repeats
+                the first object of a :class:`NonTensorStack`. Otherwise lazy stacks are made dense, and the rows of
+                a :class:`NonTensorStack` are None.
 
         Example:
             >>> import torch
@@ -385,6 +390,9 @@ class ConstructOps:
     def _new_like(
         self, name: str, extra: tuple[Any, ...], size: torch.Size, dtype: Any, device: Any, options: dict[str, Any]
     ) -> Self:
+        repeat = bool(options.get("empty_lazy"))
+        if repeat and type(self._source) is not dict:  # type: ignore[attr-defined]
+            return self._blank(size, repeat)  # type: ignore[attr-defined, no-any-return]
         kwargs = {key: value for key, value in options.items() if key != "empty_lazy"}
         if dtype is not None:
             kwargs["dtype"] = dtype
@@ -395,6 +403,8 @@ class ConstructOps:
         for key, value in self._entries():
             if isinstance(value, Tensor):
                 out[key] = getattr(value, name)((*size, *value.shape[dims:]), *extra, **kwargs)
+            elif type(value._source) is not dict and (value._is_non_tensor or repeat):
+                out[key] = value._blank(torch.Size((*size, *value.batch_size[dims:])), repeat)
             elif value._is_non_tensor:
                 out[key] = resized(value, size)
             else:
@@ -423,6 +433,16 @@ class ConstructOps:
             requires_grad: record operations on the new tensors.
             pin_memory: allocate them in pinned memory.
         """
+        if hasattr(data, "_entries") or isinstance(data, Tensor):
+            warnings.warn(
+                "To copy construct from a tensor, it is recommended to use sourceTensor.detach().clone() or "
+                "sourceTensor.detach().clone().requires_grad_(True), rather than tensor.new_tensor(sourceTensor).",
+                UserWarning,
+                stacklevel=2,
+            )
+        return self._new_tensor(data, dtype, device, requires_grad, pin_memory)
+
+    def _new_tensor(self, data: Any, dtype: Any, device: Any, requires_grad: bool, pin_memory: bool | None) -> Self:
         kwargs: dict[str, Any] = {"requires_grad": requires_grad}
         if dtype is not None:
             kwargs["dtype"] = dtype
@@ -444,9 +464,8 @@ class ConstructOps:
             elif value._is_non_tensor:
                 out[key] = resized(value, torch.Size(size))
             else:
-                out[key] = value.new_tensor(
-                    data._get_str(key) if tree else data, dtype=dtype, device=device, requires_grad=requires_grad
-                )
+                below = data._get_str(key) if tree else data
+                out[key] = value._new_tensor(below, dtype, device, requires_grad, pin_memory)
         new = self._rebuild(out, torch.Size(size), None)
         new._device = None if target is None else torch.device(target)
         return new
