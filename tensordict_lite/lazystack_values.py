@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.keys import missing_key_error, require_path
 from tensordict_lite.lazystack_update import LazyUpdateOps
-from tensordict_lite.views import NestedKeysView, StringKeysView
+from tensordict_lite.ops.apply import KEEP
+from tensordict_lite.views import NestedKeysView, StringKeysView, entry_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -281,8 +283,6 @@ class LazyValueOps(LazyUpdateOps):
         if call.batch_size is not None and call.batch_size != self._batch_size:
             return self._densified()._apply_level(call, others, prefix)
         if call.batch_size is not None:  # the members have one dimension less: keep theirs
-            from dataclasses import replace
-
             call = replace(call, batch_size=None)
         results = [
             member._apply_level(call, arguments, prefix)
@@ -301,9 +301,22 @@ class LazyValueOps(LazyUpdateOps):
 
     def _apply_into(self, call: Any, others: list[Any], prefix: tuple[str, ...], out: Any) -> None:
         if out is self:
+            if call.batch_size is not None or call.device is not KEEP:
+                raise ValueError(
+                    "a lazy stack takes no batch_size or device with inplace=True: its members keep theirs. Leave them "
+                    "out, or give up inplace=True"
+                )
             targets: Sequence[Any] = self._source
-        else:
-            targets = self._pieces_of(out)
+        elif getattr(out, "_stack_dim", None) == self._stack_dim and len(out._source) == len(self._source):
+            targets = out._source
+        else:  # the rows of another collection are views or copies, which take no new entries for it
+            result = self._apply_level(replace(call, inplace=False), others, prefix)
+            for key, value in () if result is None else result._entries():
+                if call.inplace and entry_of(out, (key,)) is not None:
+                    out.set_(key, value)
+                else:
+                    out.set(key, value)
+            return
         for member, arguments, target in zip(self._source, self._other_rows(others), targets):
             member._apply_into(call, arguments, prefix, target)
 

@@ -303,9 +303,12 @@ class MemoryMappedTensor(Tensor):
             existsok: replace an existing file; a RuntimeError otherwise.
 
         Raises:
+            TypeError: no size; ``()`` makes a scalar.
             OSError: there is no room, with the bytes needed and available.
         """
         _check_device(device)
+        if not size and shape is None:
+            raise TypeError("the size is missing: give ints, one sequence (`()` for a scalar), or shape=")
         dtype = dtype or torch.get_default_dtype()
         wanted = shape if shape is not None else size[0] if len(size) == 1 else size
         path = None if filename is None else os.path.abspath(os.fspath(filename))
@@ -447,6 +450,12 @@ class MemoryMappedTensor(Tensor):
 
 class MappedNestedTensor(MemoryMappedTensor):
     """A :class:`MemoryMappedTensor` of the strided nested layout, with the shape that torch does not give."""
+
+    @property
+    def handler(self) -> SharedHandle | None:
+        """As :attr:`MemoryMappedTensor.handler`; :meth:`from_handler` takes the table of shapes with it."""
+        region = region_of(self._buffer) if hasattr(self, "_buffer") else None
+        return None if region is None else region.handle
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]

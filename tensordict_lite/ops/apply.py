@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ApplyOps"]
 
-_KEEP = object()
+KEEP = object()
 _MISSING = object()
 
 
@@ -33,7 +33,7 @@ class _Call:
     nested_keys: bool = False
     """Names are whole paths instead of the last step."""
     batch_size: torch.Size | None = None
-    device: Any = _KEEP
+    device: Any = KEEP
     inplace: bool = False
     default: Any = _MISSING
     filter_empty: bool | None = None
@@ -71,8 +71,8 @@ class ApplyOps:
         fn: Callable[..., Any],
         *others: Any,
         batch_size: Sequence[int] | None = None,
-        device: Any = _KEEP,
-        names: Sequence[str | None] | None | object = _KEEP,
+        device: Any = KEEP,
+        names: Sequence[str | None] | None | object = KEEP,
         inplace: bool = False,
         default: Any = _MISSING,
         filter_empty: bool | None = None,
@@ -123,8 +123,8 @@ class ApplyOps:
             batch_size is None
             and not inplace
             and out is None
-            and device is _KEEP
-            and names is _KEEP
+            and device is KEEP
+            and names is KEEP
             and default is _MISSING
             and filter_empty is None
             and is_leaf is None
@@ -177,8 +177,8 @@ class ApplyOps:
         *others: Any,
         nested_keys: bool = False,
         batch_size: Sequence[int] | None = None,
-        device: Any = _KEEP,
-        names: Sequence[str | None] | None | object = _KEEP,
+        device: Any = KEEP,
+        names: Sequence[str | None] | None | object = KEEP,
         inplace: bool = False,
         default: Any = _MISSING,
         filter_empty: bool | None = None,
@@ -243,7 +243,7 @@ class ApplyOps:
         result = self._apply_level(call, list(others), ())
         if result is None:
             return None
-        if names is not _KEEP and names is not None:
+        if names is not KEEP and names is not None:
             result.names = names
         if propagate_lock and self._lock is not None:
             result.lock_()
@@ -253,7 +253,7 @@ class ApplyOps:
         """The results of one level as a new collection; ``None`` when it is left out."""
         size = self._batch_size if call.batch_size is None else call.batch_size
         result = self._rebuild({}, size, self._names if call.batch_size is None else None)
-        if call.device is not _KEEP:
+        if call.device is not KEEP:
             result._device = None if call.device is None else torch.device(call.device)
         plain = result._device is None
         dims = len(size)

@@ -151,6 +151,11 @@ class CastOps:
                 args = ()
             elif not isinstance(args[0], Tensor) and hasattr(args[0], "_leaves"):
                 args, other = (), args[0]
+        if batch_size is not None and hasattr(self, "_stack_dim"):
+            raise TypeError(
+                "Cannot pass batch-size to a LazyStackedTensorDict: it is that of its members. Make it dense first, "
+                "to_tensordict()"
+            )
         if other is not None:
             kwargs.setdefault("device", other.device)
             kwargs.setdefault("dtype", other.dtype)
