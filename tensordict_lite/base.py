@@ -52,11 +52,12 @@ class TensorCollection(Families):
     non-tensor data; :class:`TensorDictBase` leaves tensorclasses out.
     """
 
-    # `_last_op`, `_memmap_path` and `_payload` stay unset until something needs them: an unset slot costs nothing.
+    # `_entered`, `_last_op`, `_memmap_path` and `_payload` stay unset until they are needed: an unset slot costs nothing.
     __slots__ = (
         "__weakref__",
         "_batch_size",
         "_device",
+        "_entered",
         "_last_op",
         "_lock",
         "_memmap_path",
@@ -70,6 +71,10 @@ class TensorCollection(Families):
     _device: torch.device | None
     _names: list[str | None] | None
     _lock: list[weakref.ref[TensorCollection]] | None
+    _last_op: tuple[Any, Any]
+    """What undoes the operation that made this collection, or changed it."""
+    _entered: list[tuple[Any, Any] | None]
+    """The same for each ``with`` that it is in, the innermost last."""
 
     # -- trusted construction ------------------------------------------------------------------------
 
@@ -326,14 +331,20 @@ class TensorCollection(Families):
     # -- context manager: undo the last operation -------------------------------------------------------
 
     def __enter__(self) -> Self:
+        last = getattr(self, "_last_op", None)
+        if last is not None:
+            del self._last_op
+        try:
+            self._entered.append(last)
+        except AttributeError:
+            self._entered = [last]
         return self
 
     def __exit__(self, exc_type: Any, exc: Any, tb: Any) -> None:
-        last = getattr(self, "_last_op", None)
+        last = self._entered.pop()
         if last is None:  # the result of an operation with no inverse: nothing to write back
             return
         op, argument = last
-        del self._last_op
         if op == "lock":
             self.lock_()
             del self._last_op

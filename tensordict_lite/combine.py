@@ -14,10 +14,11 @@ from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense import DenseCollection
+from tensordict_lite.settings import settings
 
 _torch_stack = torch.stack
 
-__all__ = ["cat", "dense_stack", "pad", "pad_sequence", "stack", "unpad_sequence"]
+__all__ = ["cat", "dense_stack", "pad", "pad_sequence", "stack", "stacked", "unpad_sequence"]
 
 
 def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
@@ -50,8 +51,17 @@ def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
     at = dim + ndim + 1 if dim < 0 else dim
     if not 0 <= at <= ndim:
         raise IndexError(f"Dimension out of range (expected to be in range of [{-ndim - 1}, {ndim}], but got {dim})")
+    if settings.lazy_legacy and out is None and not first._is_non_tensor:
+        from tensordict_lite.lazystack import lazy_stack
+
+        return lazy_stack(items, at)
     result = _stack_class(items)._stack_entries(items, at)
     return result if out is None else _write_out(out, result)
+
+
+def stacked(items: Sequence[Any], dim: int) -> Any:
+    """:func:`stack` of collections, for a dim that is known to fit."""
+    return _stack_class(items)._stack_entries(items, dim)
 
 
 def _stack_class(items: Sequence[Any]) -> Any:

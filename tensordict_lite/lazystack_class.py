@@ -36,7 +36,7 @@ from tensordict_lite.views import public
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["LazyStackedTensorDict"]
+__all__ = ["LazyStackedTensorDict", "member_columns"]
 
 _new_object = object.__new__
 
@@ -505,17 +505,17 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
     @classmethod
     def _stack_entries(cls, items: Sequence[Any], dim: int) -> Any:
         """``torch.stack`` of lazy stacks: member by member, so that different shapes stay possible."""
-        from tensordict_lite.combine import stack
+        from tensordict_lite.combine import stacked
 
-        lazy = [isinstance(item, LazyStackedTensorDict) for item in items]
-        if not all(lazy) or any(item._stack_dim != items[0]._stack_dim for item in items):
-            dense = [item._dense_or_none() if stacked else item for item, stacked in zip(items, lazy)]
+        kinds = [isinstance(item, LazyStackedTensorDict) for item in items]
+        if not all(kinds) or any(item._stack_dim != items[0]._stack_dim for item in items):
+            dense = [item._dense_or_none() if lazy else item for item, lazy in zip(items, kinds)]
             if all(item is not None for item in dense):
-                return stack(dense, dim)
-        model, columns = _member_columns(items)
+                return stacked(dense, dim)
+        model, columns = member_columns(items)
         at = model._stack_dim
         inner = dim - (dim > at)
-        return model._restacked([stack(column, inner) for column in columns], at + (dim <= at))
+        return model._restacked([stacked(column, inner) for column in columns], at + (dim <= at))
 
     @classmethod
     def _cat_entries(cls, items: Sequence[Any], dim: int) -> Any:
@@ -525,7 +525,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         at = model._stack_dim
         if dim == at:
             return model._restacked([member for item in items for member in item.unbind(at)], at, model._names)
-        model, columns = _member_columns(items)
+        model, columns = member_columns(items)
         return model._restacked([cat(column, dim - (dim > at)) for column in columns], at, model._names)
 
 
@@ -533,7 +533,7 @@ def _blank(cls: type[Any]) -> Any:
     return _new_object(cls)
 
 
-def _member_columns(items: Sequence[Any]) -> tuple[Any, Iterable[Any]]:
+def member_columns(items: Sequence[Any]) -> tuple[Any, Iterable[Any]]:
     """A lazy stack among the items, and for each of its members the parts of all items that go with it."""
     model = next(item for item in items if isinstance(item, LazyStackedTensorDict))
     at = model._stack_dim

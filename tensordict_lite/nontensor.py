@@ -173,6 +173,8 @@ class NonTensorDataBase(DenseCollection):
         if isinstance(item, list) and settings.list_to_stack:
             item = _stacked(item, self._device)
         if isinstance(item, TensorCollection) and not isinstance(item, NonTensorDataBase):
+            if item._is_non_tensor and self._batch_size and item._batch_size == self._batch_size:
+                return self._assign_rows((slice(None),) * len(self._batch_size), item)  # an object a row
             raise EntryKindError("", self, item)
         new = self._rebuild({}, self._batch_size, self._names)
         folder = getattr(self, "_memmap_path", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -71,10 +72,13 @@ class _SettingContext:
     def __call__(self, fn: F) -> F:
         @functools.wraps(fn)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with type(self)(self._mode):
+            with self._again():
                 return fn(*args, **kwargs)
 
         return wrapper  # type: ignore[return-value]
+
+    def _again(self) -> _SettingContext:
+        return type(self)(self._mode)
 
 
 class set_get_defaults_to_none(_SettingContext):
@@ -114,9 +118,27 @@ class set_capture_non_tensor_stack(_SettingContext):
 
 
 class set_lazy_legacy(_SettingContext):
-    """Whether stacking is lazy by default, as very old releases of the interface did."""
+    """Whether ``torch.stack`` and its kin make lazy stacks, as very old releases of the interface did. Deprecated.
+
+    Views (``view``, ``permute``, ``squeeze``, ``unsqueeze``) are the ordinary ones all the same.
+    """
 
     _field = "lazy_legacy"
+
+    def __init__(self, mode: bool) -> None:
+        super().__init__(mode)
+        if mode:
+            warnings.warn(
+                "The legacy lazy mode, turned on with set_lazy_legacy(True), is deprecated: call lazy_stack() where a "
+                "lazy stack is wanted",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+
+    def _again(self) -> _SettingContext:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # said where it was made
+            return set_lazy_legacy(self._mode)
 
 
 def _current(field: str, allow_none: bool) -> bool | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -183,3 +184,23 @@ def test_a_collection_without_batch_dimensions_is_no_row() -> None:
     td = TensorDict({"a": torch.ones(4, 3)}, [4])
     with pytest.raises(RuntimeError, match="indexed destination TensorDict batch size is"):
         td[:2] = TensorDict({"a": torch.zeros(3)}, [])
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_an_object_a_row_is_written_over_one_for_all_rows(locked: bool, tmp_path: Path) -> None:
+    td = TensorDict({"a": torch.zeros(2), "s": "x"}, [2])
+    rows = torch.stack([TensorDict({"a": torch.zeros(()), "s": word}) for word in ("p", "q")])
+    for write in (
+        lambda to: to.update_(rows),
+        lambda to: to.update(rows, inplace=True),
+        lambda to: to.set_("s", NonTensorStack("p", "q")),
+        lambda to: torch.stack(list(rows.unbind(0)), out=to),
+    ):
+        to = td.clone()
+        write(to.lock_() if locked else to)
+        assert to["s"] == ["p", "q"] and to[1]["s"] == "q" and to.is_locked == locked
+    mapped = td.memmap(tmp_path)
+    mapped.update_(rows)
+    assert TensorDict.load_memmap(tmp_path)["s"] == ["p", "q"]
+    with pytest.raises(RuntimeError):
+        td.set_("s", NonTensorStack("p", "q", "r"))
