@@ -52,7 +52,7 @@ class TensorCollection(Families):
     non-tensor data; :class:`TensorDictBase` leaves tensorclasses out.
     """
 
-    # `_entered`, `_last_op`, `_memmap_path` and `_payload` stay unset until they are needed: an unset slot costs nothing.
+    # `_entered`, `_last_op`, `_memmap_path` and `_payload` stay unset until they are needed: unset slots cost nothing.
     __slots__ = (
         "__weakref__",
         "_batch_size",
@@ -216,7 +216,15 @@ class TensorCollection(Families):
 
     @names.setter
     def names(self, value: Sequence[str | None] | None) -> None:
-        self._set_names(check_names(value, len(self._batch_size)))
+        names = check_names(value, len(self._batch_size))
+        if names is not None:
+            for name in _names_below(self, len(names)):
+                if name is not None and name in names:
+                    raise ValueError(
+                        f"Some dimension names are non-unique: {names}. The dimension name {name} is already taken by "
+                        "a further dimension of a nested collection."
+                    )
+        self._set_names(names)
 
     def _set_names(self, names: list[str | None] | None) -> None:
         self._names = names
@@ -419,6 +427,17 @@ def as_size(value: Any) -> torch.Size:
         ) from None
 
 
+def _names_below(node: Any, dims: int) -> Iterator[str | None]:
+    """Names of the dimensions that nested collections have after the first ``dims``."""
+    stacked = type(node._source) is list
+    if stacked:
+        dims -= node._stack_dim < dims
+    for sub in node._nested():
+        if not stacked and sub._names is not None:
+            yield from sub._names[dims:]
+        yield from _names_below(sub, dims)
+
+
 def check_names(value: Sequence[str | None] | None, batch_dims: int) -> list[str | None] | None:
     """Names as a list, ``None`` when all are ``None``; ValueError when they do not fit."""
     if value is None:
@@ -431,5 +450,5 @@ def check_names(value: Sequence[str | None] | None, batch_dims: int) -> list[str
         )
     given = [name for name in names if name is not None]
     if len(set(given)) != len(given):
-        raise ValueError(f"some dimension names are non-unique: {names}")
+        raise ValueError(f"Some dimension names are non-unique: {names}")
     return names if given else None

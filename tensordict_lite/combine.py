@@ -113,7 +113,10 @@ def dense_stack(cls: Any, items: Sequence[Any], dim: int) -> Any:
         raise _not_congruent(items) from None
     except (RuntimeError, TypeError) as err:
         raise _bad_column(column, key, err) from err
-    names = None if first._names is None else [*first._names[:dim], None, *first._names[dim:]]
+    names = first._names
+    if names is not None:
+        same = all(item._names == names for item in items)
+        names = [*names[:dim], None, *names[dim:]] if same else None
     return first._rebuild(out, torch.Size((*size[:dim], len(items), *size[dim:])), names)
 
 

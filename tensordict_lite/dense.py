@@ -114,11 +114,9 @@ class DenseCollection(Fitting, TensorCollection):
             if not batch_size:
                 raise RuntimeError("indexing a tensordict with td.batch_dims==0 is not permitted: it has no rows")
             source = self._source
-            if not source:
-                return self._rebuild({}, index_batch_size(batch_size, index), self._index_names(index, 0))
             return self._rebuild(
                 {key: value[index] for key, value in source.items()},
-                batch_size[1:],
+                batch_size[1:] if source else index_batch_size(batch_size, index),
                 None if self._names is None else self._names[1:],
             )
         if cls is slice and self._source and self._batch_size:

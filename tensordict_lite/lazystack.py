@@ -163,11 +163,10 @@ def _densest(items: list[Any], dim: int, kwargs: dict[str, Any]) -> Any:
         else:
             out[key] = _densest(column, dim, {})
     size = first._batch_size
-    return first._rebuild(
-        out,
-        torch.Size((*size[:dim], len(items), *size[dim:])),
-        None if first._names is None else [*first._names[:dim], None, *first._names[dim:]],
-    )
+    names = first._names
+    if names is not None:
+        names = [*names[:dim], None, *names[dim:]] if all(item._names == names for item in items) else None
+    return first._rebuild(out, torch.Size((*size[:dim], len(items), *size[dim:])), names)
 
 
 def _densest_stacks(items: list[Any], dim: int, kwargs: dict[str, Any]) -> Any:

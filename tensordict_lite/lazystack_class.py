@@ -295,6 +295,9 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         from tensordict_lite.lazystack import stack_lazily
 
         stack = stack_lazily(values, self._stack_dim)
+        if self._names is not None:
+            stack._names = stack.names
+            stack._names[self._stack_dim] = self._names[self._stack_dim]
         if self._lock is not None:
             stack._lock = []
         return stack

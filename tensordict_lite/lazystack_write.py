@@ -36,6 +36,7 @@ class LazyWriteOps:
         _key_list: Callable[[], list[str]]
         _pieces: Callable[[Any], Sequence[Any]]
         _set_index: Callable[..., None]
+        _set_names: Callable[[Any], None]
         _get_path: Callable[..., Any]
         _get_path_slowly: Callable[..., Any]
         _member_batch_size: Callable[[], torch.Size]
@@ -97,6 +98,9 @@ class LazyWriteOps:
         for member, piece in zip(self._source, item.unbind(self._stack_dim)):
             member._set_str(key, piece)
         return True
+
+    def _adopt_names(self, names: list[str | None], key: str) -> None:
+        self._set_names(list(names))
 
     def _fitting_pieces(self, item: Any, path: tuple[str, ...], non_blocking: bool = False) -> Sequence[Any]:
         count = len(self._source)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tensordict_lite.views import entry_of
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -328,8 +330,23 @@ class ShapeOps:
         return self._reshaped(lambda value: value.expand((*new, *value.shape[dims:])), new, names)
 
     def expand_as(self, other: Any) -> Self:
-        """:meth:`expand` to the (batch) shape of a tensor or collection."""
-        return self.expand(*other.shape)
+        """:meth:`expand` to the (batch) shape of a tensor or collection.
+
+        A nested collection is expanded to the one that ``other`` has in its place.
+
+        Raises:
+            RuntimeError: a batch size does not expand to the other.
+        """
+        out = self.expand(*other.shape)
+        if not hasattr(other, "_entries") or type(self._source) is not dict:
+            return out
+        changed = {}
+        for key, value in self._source.items():
+            if not isinstance(value, Tensor) and not value._is_non_tensor:
+                theirs = entry_of(other, (key,))
+                if hasattr(theirs, "_entries") and not theirs._is_non_tensor:
+                    changed[key] = value.expand_as(theirs)
+        return out._rebuild({**out._source, **changed}, out._batch_size, out._names) if changed else out
 
     def broadcast_to(self, shape: Sequence[int]) -> Self:
         """:meth:`expand` to ``shape``, as :func:`torch.broadcast_to`."""
@@ -535,7 +552,7 @@ class ShapeOps:
         for old, new in zip(current, wanted):
             if old is not None and new != old:
                 raise RuntimeError(
-                    f"refine_names: cannot coerce tensordict names {current} with {list(names)}: {old!r} is already set"
+                    f"refine_names: cannot coerce TensorDict names {current} with {list(names)}: {old!r} is already set"
                 )
         self.names = wanted
         return self
