@@ -20,7 +20,7 @@ from tdmap.errors import OutputMismatch, UntrustedFile
 from tdmap.hidden import remove
 from tdmap.runtime.resources import available_memory
 from tdmap.runtime.skipfile import OBJECTS, append_line, last_lines
-from tensordict_lite import NonTensorData, NonTensorStack
+from tensordict_lite import MetaData, NonTensorData, NonTensorStack
 from tensordict_lite.memmap.plan import holds_json
 
 
@@ -110,7 +110,7 @@ def _noted(piece: Piece) -> Any:
     if piece is None:
         return None
     if isinstance(piece, One):
-        return ["one", piece.value]
+        return ["one" if piece.entry is None else "whole", piece.value]
     if isinstance(piece, Each):
         gaps = [number for number, value in enumerate(piece.values) if value is MISSING]
         return ["each", [None if value is MISSING else value for value in piece.values], gaps]
@@ -122,6 +122,8 @@ def _read(noted: Any) -> Piece:
         return None
     if noted[0] == "one":
         return One(noted[1])
+    if noted[0] == "whole":
+        return One(noted[1], MetaData(noted[1]))
     if noted[0] == "each":
         values = list(noted[1])
         for number in noted[2]:

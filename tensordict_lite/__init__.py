@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+from typing import Any
+
 from torch.serialization import add_safe_globals as _add_safe_globals
 
 from tensordict_lite import dense as _dense
 from tensordict_lite import lazystack_class as _lazystack_class
+from tensordict_lite import metadata as _metadata
 from tensordict_lite import torch_function as _torch_function  # noqa: F401  (gives the classes __torch_function__)
 from tensordict_lite import vmapping as _vmapping
 from tensordict_lite.attrs import TensorAttrs
-from tensordict_lite.base import TensorCollection, TensorDictBase, is_tensor_collection
+from tensordict_lite.base import KEY_SEPARATOR, TensorCollection, TensorDictBase, is_tensor_collection
 from tensordict_lite.batches import collate, merge_tensordicts
 from tensordict_lite.builders import (
     from_any,
@@ -35,13 +39,14 @@ from tensordict_lite.memmap.archive import (
     refresh_archive_checksums,
     unpack_memmap,
 )
+from tensordict_lite.metadata import MetaData
 from tensordict_lite.nn import (
     TensorClassModuleBase,
     TensorClassModuleWrapper,
     TensorDictParams,
     as_tensordict_module,
 )
-from tensordict_lite.nontensor import NonTensorData, is_non_tensor
+from tensordict_lite.nontensor import NonTensorData, NonTensorDataBase, is_non_tensor
 from tensordict_lite.nontensor_stack import NonTensorStack
 from tensordict_lite.parsing import parse_tensor_dict_string
 from tensordict_lite.printing import get_printoptions, set_printoptions
@@ -60,6 +65,8 @@ from tensordict_lite.settings import (
 from tensordict_lite.tensorclass import TensorClass, from_dataclass, is_tensorclass, tensorclass
 from tensordict_lite.tensordict import TensorDict
 from tensordict_lite.testing import assert_allclose_td, assert_close
+from tensordict_lite.typed import TypedTensorDict
+from tensordict_lite.unbatched import UnbatchedTensor
 from tensordict_lite.views import default_is_leaf, is_leaf_nontensor
 
 from tensordict_lite.functions import (  # isort: skip
@@ -82,21 +89,33 @@ _add_safe_globals(
         LazyStackedTensorDict,
         NonTensorData,
         NonTensorStack,
+        MetaData,
         _dense._blank,
         _lazystack_class._blank,
+        _metadata._restored,
         _layout.Jagged,
         _record._rebuild,
         _record._same,
     ]
 )
 
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.metadata.version("tdmap")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
+    "KEY_SEPARATOR",
     "DatasetError",
     "DatasetWriter",
     "LazyStackedTensorDict",
     "MemoryMappedTensor",
+    "MetaData",
     "NestedKey",
     "NonTensorData",
+    "NonTensorDataBase",
     "NonTensorStack",
     "TensorAttrs",
     "TensorClass",
@@ -108,6 +127,8 @@ __all__ = [
     "TensorDictFuture",
     "TensorDictParams",
     "as_tensordict_module",
+    "TypedTensorDict",
+    "UnbatchedTensor",
     "assert_allclose_td",
     "assert_close",
     "capture_non_tensor_stack",

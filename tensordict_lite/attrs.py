@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.tensorclass import tensorclass
+from tensordict_lite.views import as_read
 
 __all__ = ["TensorAttrs", "describe"]
 
@@ -34,7 +35,7 @@ def describe(td: Any, fields: Sequence[str]) -> Any:
     if unknown:
         raise ValueError(f"unknown fields {sorted(unknown)}: expected any of 'device', 'dtype' and 'shape'")
     out: dict[str, Any] = {}
-    for key, value in td._entries():
+    for key, value in as_read(td._entries()):
         if isinstance(value, Tensor):
             out[key] = TensorAttrs(**{f"tgt_{name}": getattr(value, name) for name in fields}, batch_size=())
         elif value._is_non_tensor:

@@ -18,6 +18,7 @@ The families of operations live in ``ops/``, one mixin a file, written over the 
 from __future__ import annotations
 
 import operator
+import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,10 @@ from tensordict_lite.ops import Families
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["LOCKED_MESSAGE", "TensorCollection", "TensorDictBase", "is_tensor_collection"]
+KEY_SEPARATOR = "."
+"""Between the parts of a key in the names of files, state dicts and flattened trees."""
+
+__all__ = ["KEY_SEPARATOR", "LOCKED_MESSAGE", "TensorCollection", "TensorDictBase", "is_tensor_collection"]
 
 LOCKED_MESSAGE = (
     "Cannot modify locked {name}. For in-place modification, consider using the `set_()` method and make "
@@ -48,13 +52,14 @@ class TensorCollection(Families):
     non-tensor data; :class:`TensorDictBase` leaves tensorclasses out.
     """
 
-    # `_consolidated`, `_last_op`, `_memmap_path` and `_payload` stay unset until something needs them: an unset slot
-    # costs nothing.
+    # `_consolidated`, `_entered`, `_last_op`, `_memmap_path` and `_payload` stay unset until something needs them: an
+    # unset slot costs nothing.
     __slots__ = (
         "__weakref__",
         "_batch_size",
         "_consolidated",
         "_device",
+        "_entered",
         "_last_op",
         "_lock",
         "_memmap_path",
@@ -68,6 +73,10 @@ class TensorCollection(Families):
     _device: torch.device | None
     _names: list[str | None] | None
     _lock: list[weakref.ref[TensorCollection]] | None
+    _last_op: tuple[Any, Any]
+    """What undoes the operation that made this collection, or changed it."""
+    _entered: list[tuple[Any, Any] | None]
+    """The same for each ``with`` that it is in, the innermost last."""
 
     # -- trusted construction ------------------------------------------------------------------------
 
@@ -97,6 +106,16 @@ class TensorCollection(Families):
         new._names = names
         new._lock = None
         return new
+
+    @classmethod
+    def _free_class(cls) -> Any:
+        """The class of collections like this one under any other keys."""
+        return cls._plain_class()
+
+    @classmethod
+    def _as_own(cls, made: Any) -> Any:
+        """What a constructor from another form made, a TensorDict, as an instance of this class where it can be."""
+        return made
 
     # -- primitives (storage classes implement them) --------------------------------------------------
 
@@ -199,7 +218,15 @@ class TensorCollection(Families):
 
     @names.setter
     def names(self, value: Sequence[str | None] | None) -> None:
-        self._set_names(check_names(value, len(self._batch_size)))
+        names = check_names(value, len(self._batch_size))
+        if names is not None:
+            for name in _names_below(self, len(names)):
+                if name is not None and name in names:
+                    raise ValueError(
+                        f"Some dimension names are non-unique: {names}. The dimension name {name} is already taken by "
+                        "a further dimension of a nested collection."
+                    )
+        self._set_names(names)
 
     def _set_names(self, names: list[str | None] | None) -> None:
         self._names = names
@@ -315,14 +342,20 @@ class TensorCollection(Families):
     # -- context manager: undo the last operation -------------------------------------------------------
 
     def __enter__(self) -> Self:
+        last = getattr(self, "_last_op", None)
+        if last is not None:
+            del self._last_op
+        try:
+            self._entered.append(last)
+        except AttributeError:
+            self._entered = [last]
         return self
 
     def __exit__(self, exc_type: Any, exc: Any, tb: Any) -> None:
-        last = getattr(self, "_last_op", None)
+        last = self._entered.pop()
         if last is None:  # the result of an operation with no inverse: nothing to write back
             return
         op, argument = last
-        del self._last_op
         if op == "lock":
             self.lock_()
             del self._last_op
@@ -358,6 +391,7 @@ class TensorDictBase(TensorCollection):
     """Base of :class:`TensorDict` and :class:`LazyStackedTensorDict`, not of tensorclasses."""
 
     __slots__ = ()
+    __class_getitem__ = classmethod(types.GenericAlias)  # TensorDict[str, Tensor], in annotations
 
 
 MutableMapping.register(TensorDictBase)
@@ -398,6 +432,17 @@ def as_size(value: Any) -> torch.Size:
         ) from None
 
 
+def _names_below(node: Any, dims: int) -> Iterator[str | None]:
+    """Names of the dimensions that nested collections have after the first ``dims``."""
+    stacked = type(node._source) is list
+    if stacked:
+        dims -= node._stack_dim < dims
+    for sub in node._nested():
+        if not stacked and sub._names is not None:
+            yield from sub._names[dims:]
+        yield from _names_below(sub, dims)
+
+
 def check_names(value: Sequence[str | None] | None, batch_dims: int) -> list[str | None] | None:
     """Names as a list, ``None`` when all are ``None``; ValueError when they do not fit."""
     if value is None:
@@ -410,5 +455,5 @@ def check_names(value: Sequence[str | None] | None, batch_dims: int) -> list[str
         )
     given = [name for name in names if name is not None]
     if len(set(given)) != len(given):
-        raise ValueError(f"some dimension names are non-unique: {names}")
+        raise ValueError(f"Some dimension names are non-unique: {names}")
     return names if given else None

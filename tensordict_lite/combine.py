@@ -14,10 +14,11 @@ from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense import DenseCollection
+from tensordict_lite.settings import settings
 
 _torch_stack = torch.stack
 
-__all__ = ["cat", "dense_stack", "pad", "pad_sequence", "stack", "unpad_sequence"]
+__all__ = ["cat", "dense_stack", "pad", "pad_sequence", "stack", "stacked", "unpad_sequence"]
 
 
 def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
@@ -50,8 +51,17 @@ def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
     at = dim + ndim + 1 if dim < 0 else dim
     if not 0 <= at <= ndim:
         raise IndexError(f"Dimension out of range (expected to be in range of [{-ndim - 1}, {ndim}], but got {dim})")
+    if settings.lazy_legacy and out is None and not first._is_non_tensor:
+        from tensordict_lite.lazystack import lazy_stack
+
+        return lazy_stack(items, at)
     result = _stack_class(items)._stack_entries(items, at)
     return result if out is None else _write_out(out, result)
+
+
+def stacked(items: Sequence[Any], dim: int) -> Any:
+    """:func:`stack` of collections, for a dim that is known to fit."""
+    return _stack_class(items)._stack_entries(items, dim)
 
 
 def _stack_class(items: Sequence[Any]) -> Any:
@@ -62,7 +72,7 @@ def _stack_class(items: Sequence[Any]) -> Any:
         kind = type(item)
         if kind is not first:
             if not isinstance(item, TensorCollection):
-                raise TypeError(f"cannot stack a {first.__name__} with a {kind.__name__}")
+                raise RuntimeError(f"cannot combine {_kind_name(items[0])} with {_kind_name(item)}")
             mixed = True
             if kind._stack_priority > first._stack_priority:
                 first = kind
@@ -103,7 +113,10 @@ def dense_stack(cls: Any, items: Sequence[Any], dim: int) -> Any:
         raise _not_congruent(items) from None
     except (RuntimeError, TypeError) as err:
         raise _bad_column(column, key, err) from err
-    names = None if first._names is None else [*first._names[:dim], None, *first._names[dim:]]
+    names = first._names
+    if names is not None:
+        same = all(item._names == names for item in items)
+        names = [*names[:dim], None, *names[dim:]] if same else None
     return first._rebuild(out, torch.Size((*size[:dim], len(items), *size[dim:])), names)
 
 
@@ -128,15 +141,29 @@ def _not_congruent(items: Sequence[Any]) -> RuntimeError:
 def _bad_column(column: Sequence[Any], key: str, err: Exception) -> Exception:
     if not all(isinstance(value, Tensor) for value in column[:1]):
         return err  # raised below, where the key path is known
+    mixed = _bad_kind(column, key)
+    if mixed is not None:
+        return mixed
     for value in column:
-        if not isinstance(value, Tensor):
-            return RuntimeError(f"cannot combine a tensor with a {type(value).__name__} for key {key}.")
         if value.shape != column[0].shape:
             return RuntimeError(
                 f"The shapes of the tensors to stack is incompatible: {value.shape} vs {column[0].shape} for key "
                 f"{key}. LazyStackedTensorDict.lazy_stack keeps entries of different shapes."
             )
     return RuntimeError(f"{err} (for key {key})")
+
+
+def _bad_kind(column: Sequence[Any], key: str) -> RuntimeError | None:
+    for value in column:
+        if not isinstance(value, Tensor):
+            return RuntimeError(f"cannot combine a tensor with {_kind_name(value)} (for key {key})")
+    return None
+
+
+def _kind_name(value: Any) -> str:
+    if isinstance(value, TensorCollection):
+        return "an unbatched tensor" if value._is_unbatched else f"a {type(value).__name__}"
+    return "a tensor" if isinstance(value, Tensor) else f"an object of type {type(value).__name__}"
 
 
 def cat(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
@@ -199,7 +226,7 @@ def dense_cat(cls: Any, items: Sequence[Any], dim: int) -> Any:
             try:
                 out[key] = torch.cat(column, dim)
             except (RuntimeError, TypeError) as err:
-                raise RuntimeError(f"{err} (for key {key})") from err
+                raise _bad_kind(column, key) or RuntimeError(f"{err} (for key {key})") from err
         else:
             out[key] = _stack_class(column)._cat_entries(column, dim)
     return first._rebuild(out, torch.Size((*size[:dim], length, *size[dim + 1 :])), first._names)
@@ -217,9 +244,11 @@ DenseCollection._stack_entries = classmethod(dense_stack)  # type: ignore[attr-d
 DenseCollection._cat_entries = classmethod(dense_cat)  # type: ignore[attr-defined]
 
 
-def pad(tensordict: Any, pad_size: Sequence[int], value: float = 0.0) -> Any:
+def pad(
+    tensordict: Any, pad_size: Sequence[int], value: float = 0.0, *, inplace: bool = False, safe: bool = True
+) -> Any:
     """Function form of :meth:`TensorDict.pad`."""
-    return tensordict.pad(pad_size, value)
+    return tensordict.pad(pad_size, value, inplace=inplace, safe=safe)
 
 
 def pad_sequence(

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
-from tensordict_lite.errors import InplaceWriteError, KeyThroughLeafError
+from tensordict_lite.errors import EntryKindError, InplaceWriteError, KeyThroughLeafError
 from tensordict_lite.fitting import Fitting
-from tensordict_lite.indexing import index_batch_size, index_names, normalise_index
+from tensordict_lite.indexing import index_batch_size, index_names, normalise_index, rows_mismatch
 from tensordict_lite.keys import missing_key_error, path_of, require_path
+from tensordict_lite.ops.put import NUMBERS, as_rows, put_rows
 from tensordict_lite.settings import settings
+from tensordict_lite.views import public
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -85,7 +87,7 @@ class DenseCollection(Fitting, TensorCollection):
         dims = len(new)
         for key, value in self._source.items():
             if value.shape[:dims] != new:
-                if isinstance(value, Tensor) or value.batch_dims >= dims:
+                if isinstance(value, Tensor) or (value.batch_dims >= dims and not value._follows_batch):
                     raise RuntimeError(
                         f"the {type(value).__name__} {key} has shape {value.shape} which is incompatible with the "
                         f"batch-size {new}."
@@ -112,11 +114,9 @@ class DenseCollection(Fitting, TensorCollection):
             if not batch_size:
                 raise RuntimeError("indexing a tensordict with td.batch_dims==0 is not permitted: it has no rows")
             source = self._source
-            if not source:
-                return self._rebuild({}, index_batch_size(batch_size, index), self._index_names(index, 0))
             return self._rebuild(
                 {key: value[index] for key, value in source.items()},
-                batch_size[1:],
+                batch_size[1:] if source else index_batch_size(batch_size, index),
                 None if self._names is None else self._names[1:],
             )
         if cls is slice and self._source and self._batch_size:
@@ -192,7 +192,7 @@ class DenseCollection(Fitting, TensorCollection):
         if type(key) is str:
             value = self._source.get(key, _MISSING)
             if value is not _MISSING:
-                return value
+                return public(value) if settings.unbatched else value
             if default is not _MISSING:  # no error is built that nobody would see
                 return default
             if settings.get_defaults_to_none:
@@ -204,7 +204,7 @@ class DenseCollection(Fitting, TensorCollection):
             try:
                 for part in path:
                     node = node._source[part]
-                return node
+                return public(node) if settings.unbatched else node
             except KeyError:
                 # `_source` of every level so far was a dict: the entry is absent, whatever its spelling
                 if default is not _MISSING:
@@ -223,7 +223,7 @@ class DenseCollection(Fitting, TensorCollection):
                             as_list=as_list, as_nested_tensor=as_nested_tensor, as_padded_tensor=as_padded_tensor
                         )
                         return node.get(path[depth + 1 :], default, **stacked_as)
-            return self._get_path_slowly(path)
+            return public(self._get_path_slowly(path))
         except KeyError:
             if default is not _MISSING:
                 return default
@@ -286,7 +286,7 @@ class DenseCollection(Fitting, TensorCollection):
 
     def get_at(self, key: Any, index: Any, default: Any = _MISSING) -> Any:
         """``td.get(key)[index]``, the default when the key is missing."""
-        value = self.get(key, default)
+        value = self.get(key) if default is _MISSING else self.get(key, default)
         return value if value is default or value is None else value[index]
 
     # -- writing -------------------------------------------------------------------------------------------
@@ -318,20 +318,18 @@ class DenseCollection(Fitting, TensorCollection):
         """Writes rows. Keys that do not exist yet are allocated, zero-filled (lazy preallocation)."""
         if not isinstance(value, TensorCollection):
             if not isinstance(value, Mapping):
+                plain = isinstance(value, NUMBERS)
                 for key, entry in self._source.items():
                     if isinstance(entry, Tensor):
-                        entry[index] = value
-                    else:
+                        entry[index] = value if plain else as_rows(value, entry, key)
+                    elif not entry._is_unbatched:  # which has no rows
                         self._assign_entry(index, key, entry, value)
                 return
             size = index_batch_size(self._batch_size, index)
             value = self._plain_class()(self._assign_mappings(index, value), batch_size=size, device=self._device)
         size = index_batch_size(self._batch_size, index)
         if value._batch_size[: len(size)] != size:
-            raise RuntimeError(
-                f"indexed destination of batch size {list(size)} and source batch size {list(value._batch_size)} do "
-                f"not match (index={index!r}, batch size {list(self._batch_size)})"
-            )
+            value = self._spread_rows(value, size, index)
         source = self._source
         for key in value._key_list():
             item = value._get_str(key)
@@ -341,9 +339,26 @@ class DenseCollection(Fitting, TensorCollection):
                     raise self._locked_error()
                 entry = source[key] = self._allocate_like(item, len(size))
             if isinstance(entry, Tensor):
-                entry[index] = item if isinstance(item, Tensor) else item._as_value()
+                if not isinstance(item, Tensor):
+                    raise EntryKindError(key, entry, item)
+                entry[index] = item
             else:
                 self._assign_entry(index, key, entry, item)
+
+    def _spread_rows(self, value: TensorCollection, size: torch.Size, index: Any) -> TensorCollection:
+        """A source of fewer batch dimensions at those of the rows: the same for each, or with entries that fit."""
+        theirs = value._batch_size
+        dims = len(theirs)
+        if 0 < dims < len(size):
+            if theirs == size[len(size) - dims :]:
+                return value.expand(*size)
+            try:
+                value = value.copy()
+                value._change_batch_size(size)
+                return value
+            except RuntimeError:
+                pass
+        raise rows_mismatch(size, theirs, self._batch_size, index)
 
     def _assign_entry(self, index: Any, key: str, entry: TensorCollection, item: Any) -> None:
         replaced = entry._assign_rows(index, item)
@@ -364,6 +379,8 @@ class DenseCollection(Fitting, TensorCollection):
 
     def _assign_rows(self, index: Any, item: Any) -> TensorCollection:
         """``self[index] = item``; the collection to keep, since non-tensor values may change class."""
+        if isinstance(item, TensorCollection) and item._is_non_tensor:
+            raise EntryKindError("", self, item)
         self._set_index(index, item)
         return self
 
@@ -467,6 +484,10 @@ class DenseCollection(Fitting, TensorCollection):
         except KeyError:
             raise missing_key_error(key, list(self._source), type(self).__name__) from None
         if not isinstance(entry, Tensor):
+            if entry._is_non_tensor:
+                self._check_object(key, entry, item)
+            elif not isinstance(item, (TensorCollection, Mapping)) or getattr(item, "_is_non_tensor", False):
+                raise EntryKindError(key, entry, item)
             replaced = entry._overwrite(item, self)
             if replaced is not entry:
                 self._source[key] = replaced
@@ -474,7 +495,7 @@ class DenseCollection(Fitting, TensorCollection):
         if type(item) is not Tensor:
             item = self._fit(item, key, False)
         if not isinstance(item, Tensor):
-            raise RuntimeError(f"the entry {key!r} is a tensor: a {type(item).__name__} cannot be written into it")
+            raise EntryKindError(key, entry, item)
         if item is entry:
             return
         dims = len(self._batch_size)
@@ -490,21 +511,40 @@ class DenseCollection(Fitting, TensorCollection):
                 f"of shape {list(item.shape)} does not fit the entry of shape {list(entry.shape)}"
             ) from err
 
+    def _check_object(self, key: str, entry: Any, item: Any) -> None:
+        """Refuses a value that is no object for a non-tensor entry: one that ``set`` makes a tensor or collection of.
+
+        A value of the type that is held already (a number, say, stored by ``set_non_tensor``) is one.
+        """
+        if isinstance(item, TensorCollection):
+            if not item._is_non_tensor or item._is_unbatched is not entry._is_unbatched:
+                raise EntryKindError(key, entry, item)
+        elif not entry._holds_type_of(item):
+            try:
+                is_object = not isinstance(item, Tensor) and getattr(self._fit(item, key), "_is_non_tensor", False)
+            except RuntimeError:  # a tensor that does not fit either
+                is_object = False
+            if not is_object:
+                raise EntryKindError(key, entry, item)
+
     def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
         """In-place write of a whole nested collection."""
         self.update_(item)
         return self
 
     def set_at_(self, key: Any, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
-        """``td.get(key)[index] = value`` in place.
+        """``td.get(key)[index] = value`` in place; arrays and lists of numbers are cast to the dtype of the entry.
 
         Raises:
             KeyError: there is no such entry.
+            EntryKindError: the entry is a tensor and the value no number, or the other way round.
         """
         path = require_path(key)
         entry = self._get_path(path)
         if isinstance(entry, Tensor):
-            entry[index] = value
+            put_rows(entry, index, value, ".".join(path))
+        elif entry._is_unbatched:  # an index of the tensor itself, as `get(key)[index]` is
+            put_rows(entry._plain(), index, value, ".".join(path))
         else:
             parent = self if len(path) == 1 else self._get_path(path[:-1])
             parent._assign_entry(normalise_index(index, entry.batch_dims), path[-1], entry, value)

@@ -9,6 +9,7 @@ __all__ = [
     "ArchiveNotFoundError",
     "DatasetError",
     "DatasetNotFoundError",
+    "EntryKindError",
     "InplaceWriteError",
     "KeyThroughLeafError",
 ]
@@ -52,3 +53,20 @@ class KeyThroughLeafError(ValueError):
 
 class InplaceWriteError(ValueError, RuntimeError):
     """A value does not fit the existing entry that it should overwrite."""
+
+
+class EntryKindError(InplaceWriteError, TypeError):
+    """A tensor, a collection or an object cannot overwrite an entry that is one of the other two.
+
+    Args:
+        key: the entry, ``""`` where it is not known.
+        entry: what is there (raw).
+        item: what should be written.
+    """
+
+    def __init__(self, key: str, entry: object, item: object) -> None:
+        named = f"the entry {key!r}" if key else "the entry"
+        super().__init__(
+            f"Failed to update {key!r}: {named} is a {type(entry).__name__}, and a {type(item).__name__} cannot be "
+            "written into it in place. set() replaces an entry."
+        )

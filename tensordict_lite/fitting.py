@@ -42,6 +42,8 @@ class Fitting:
             item = self._convert(item)
         dims = len(self._batch_size)
         if isinstance(item, Tensor):
+            if hasattr(item, "_as_entry"):  # an UnbatchedTensor
+                return item._as_entry(self._batch_size, self._device, non_blocking)
             if item.is_nested:
                 item = with_shape(item)
             if dims and item.shape[:dims] != self._batch_size:
@@ -64,7 +66,10 @@ class Fitting:
                 raise RuntimeError(f"{parent._misfit(item, key)} {err}") from None
         if parent._device is not None and item._device != parent._device:
             item = item.to(parent._device, non_blocking=non_blocking)
-        if parent._names is not None and item.names[:dims] != parent._names:
+        if parent._names is None:
+            if item._names is not None and not all(name is None for name in item._names[:dims]):
+                parent._adopt_names(item._names[:dims], key)
+        elif item.names[:dims] != parent._names:
             for own, wanted in zip(item.names, parent._names):
                 if own is not None and own != wanted:
                     raise RuntimeError(
@@ -73,6 +78,18 @@ class Fitting:
             item = item.clone(recurse=False)
             item._set_names([*parent._names, *item.names[dims:]])
         return item
+
+    def _adopt_names(self, names: list[str | None], key: str) -> None:
+        """Takes over the names that an entry has for the dimensions of this collection; the other entries follow."""
+        names = list(names)
+        for other, sub in self._entries():
+            if other != key and not isinstance(sub, Tensor):
+                for own, wanted in zip(sub.names, names):
+                    if own is not None and own != wanted:
+                        raise RuntimeError(
+                            f"the dimension names of {key!r}, {names}, contradict those of {other!r}, {sub.names}"
+                        )
+        self._set_names(names)
 
     def _convert(self, item: Any) -> Any:
         """A tensor, a nested collection or a non-tensor wrapper for a plain Python value."""

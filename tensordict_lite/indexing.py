@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["index_batch_size", "index_names", "normalise_index"]
+__all__ = ["index_batch_size", "index_names", "normalise_index", "rows_mismatch"]
 
 _FULL = slice(None)
 _BASIC = (int, slice, type(None))
@@ -116,6 +116,14 @@ def index_batch_size(batch_size: torch.Size, index: Any) -> torch.Size:
     device = _index_device(index)
     probe = torch.empty((), dtype=torch.bool, device=device).expand(batch_size)
     return probe[index].shape
+
+
+def rows_mismatch(rows: torch.Size, source: torch.Size, batch_size: torch.Size, index: Any) -> RuntimeError:
+    """The error for a collection that is assigned to rows of another batch size."""
+    return RuntimeError(
+        f"indexed destination TensorDict batch size is {rows} (batch_size = {batch_size}, index={index!r}), which "
+        f"differs from the source batch size {source}."
+    )
 
 
 def _index_device(index: Any) -> torch.device | None:

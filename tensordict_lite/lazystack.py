@@ -10,6 +10,8 @@ from torch import Tensor
 
 from tensordict_lite.lazystack_class import LazyStackedTensorDict
 from tensordict_lite.lazystack_members import member_size, stack_position
+from tensordict_lite.metadata import joined
+from tensordict_lite.settings import settings
 
 __all__ = ["LazyStackedTensorDict", "lazy_stack", "maybe_dense_stack", "stack_lazily"]
 
@@ -30,7 +32,12 @@ def stack_class(values: Sequence[Any]) -> type[LazyStackedTensorDict]:
 
 def stack_lazily(values: list[Any], dim: int) -> Any:
     """The lazy stack of collections that belong together, of the class that their kind asks for."""
+    one = joined(values, dim)
+    if one is not None:
+        return one
     first = values[0]
+    if first._is_unbatched:
+        return first._stack_entries(values, dim)
     cls = stack_class(values)
     names = None if first._names is None else [*first._names[:dim], None, *first._names[dim:]]
     return cls._of(values, dim, member_size(values, False), first._device, names)
@@ -75,6 +82,9 @@ def lazy_stack(
         return _stack_tensors(items, dim, kwargs)
     if device is not None:
         items = [item.to(device) for item in items]
+    one = joined(items, stack_position(dim, items[0].batch_dims)) if out is None else None
+    if one is not None:
+        return one
     stack = stack_class(items)(*items, stack_dim=dim, stack_dim_name=stack_dim_name, strict_shape=strict_shape)
     if out is None:
         return stack
@@ -124,7 +134,7 @@ def maybe_dense_stack(items: Sequence[Any], dim: int = 0, out: Any = None, stric
     if isinstance(items[0], Tensor):
         return _stack_tensors(items, dim, kwargs)
     at = stack_position(dim, items[0].batch_dims)
-    stack = _densest(items, at, kwargs)
+    stack = lazy_stack(items, at, **kwargs) if settings.lazy_legacy and out is None else _densest(items, at, kwargs)
     if out is None:
         return stack
     return out.update_(stack) if out.is_locked else out.update(stack, inplace=True)
@@ -132,6 +142,8 @@ def maybe_dense_stack(items: Sequence[Any], dim: int = 0, out: Any = None, stric
 
 def _densest(items: list[Any], dim: int, kwargs: dict[str, Any]) -> Any:
     first = items[0]
+    if any(type(item._source) is list and not item._is_non_tensor for item in items):
+        return _densest_stacks(items, dim, kwargs)
     same = all(type(item) is type(first) and item._batch_size == first._batch_size for item in items)
     if not same or type(first._source) is not dict or type(first)._is_non_tensor:
         return lazy_stack(items, dim, **kwargs)
@@ -151,8 +163,24 @@ def _densest(items: list[Any], dim: int, kwargs: dict[str, Any]) -> Any:
         else:
             out[key] = _densest(column, dim, {})
     size = first._batch_size
-    return first._rebuild(
-        out,
-        torch.Size((*size[:dim], len(items), *size[dim:])),
-        None if first._names is None else [*first._names[:dim], None, *first._names[dim:]],
-    )
+    names = first._names
+    if names is not None:
+        names = [*names[:dim], None, *names[dim:]] if all(item._names == names for item in items) else None
+    return first._rebuild(out, torch.Size((*size[:dim], len(items), *size[dim:])), names)
+
+
+def _densest_stacks(items: list[Any], dim: int, kwargs: dict[str, Any]) -> Any:
+    """Of lazy stacks, member by member: what only some members have, or have in another shape, stays as it is."""
+    from tensordict_lite.lazystack_class import member_columns
+
+    if not all(type(item._source) is list for item in items):
+        dense = [item._dense_or_none() if type(item._source) is list else item for item in items]
+        if all(item is not None for item in dense):
+            return _densest(dense, dim, kwargs)
+    try:
+        model, columns = member_columns(items)
+    except RuntimeError:  # of different sizes
+        return lazy_stack(items, dim, **kwargs)
+    at = model._stack_dim
+    inner = dim - (dim > at)
+    return model._restacked([_densest(column, inner, kwargs) for column in columns], at + (dim <= at))

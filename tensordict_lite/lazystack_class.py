@@ -8,6 +8,7 @@ is the arithmetic of one dimension, the stack dimension, plus the same operation
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +31,12 @@ from tensordict_lite.lazystack_shape import LazyShapeOps
 from tensordict_lite.lazystack_values import LazyValueOps
 from tensordict_lite.lazystack_write import LazyWriteOps
 from tensordict_lite.settings import settings
+from tensordict_lite.views import public
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["LazyStackedTensorDict"]
+__all__ = ["LazyStackedTensorDict", "member_columns"]
 
 _new_object = object.__new__
 
@@ -293,6 +295,9 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         from tensordict_lite.lazystack import stack_lazily
 
         stack = stack_lazily(values, self._stack_dim)
+        if self._names is not None:
+            stack._names = stack.names
+            stack._names[self._stack_dim] = self._names[self._stack_dim]
         if self._lock is not None:
             stack._lock = []
         return stack
@@ -362,8 +367,8 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
             default: returned when one of them does not. Without it a missing key gives ``None``, or KeyError
                 under ``set_get_defaults_to_none(False)``.
             as_list: the tensors of the members, as a list.
-            as_nested_tensor: a nested tensor of them, members first; ``layout`` is ``torch.strided`` or
-                ``torch.jagged``.
+            as_nested_tensor: a nested tensor of them, members first; ``layout`` is ``torch.jagged`` or
+                ``torch.strided`` (default: the first that can hold them).
             as_padded_tensor: one tensor, members first, the shorter ones filled with ``padding_value`` at the
                 ``padding_side`` (``"right"`` or ``"left"``).
 
@@ -373,7 +378,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         if type(key) is str:
             if not (as_list or as_nested_tensor or as_padded_tensor):
                 try:
-                    return self._get_str(key)
+                    return public(self._get_str(key))
                 except KeyError:
                     pass
             path: tuple[str, ...] = (key,)
@@ -391,9 +396,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
                         return nested(values, layout)
                     return padded(values, padding_side, padding_value, key)
                 return values
-            if len(path) == 1:
-                return self._get_str(path[0])
-            return self._get_path_slowly(path)
+            return public(self._get_path_slowly(path))
         except KeyError:
             if default is not _MISSING:
                 return default
@@ -412,8 +415,28 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         return values if isinstance(values[0], Tensor) else node._stack_column(values, path[-1])
 
     def get_nestedtensor(self, key: Any, default: Any = _MISSING, *, layout: torch.layout | None = None) -> Any:
-        """The entries of the members as a nested tensor: ``get(key, as_nested_tensor=True)``."""
-        return self.get(key, default, as_nested_tensor=True, layout=layout)
+        """Deprecated: the entries of the members as a nested tensor, as ``get(key, as_nested_tensor=True)``.
+
+        Raises:
+            RuntimeError: ``stack_dim`` is not 0, the dimension that nested tensors are stacked along.
+            KeyError: a member has no such entry, and there is no default.
+        """
+        warnings.warn(
+            "get_nestedtensor() is deprecated: use get(key, as_nested_tensor=True, layout=torch.strided)",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        if self._stack_dim:
+            raise RuntimeError(
+                "nested tensors can only be stacked along their first dimension, and the stack dim is "
+                f"{self._stack_dim}. get(key, as_nested_tensor=True) gives one whose elements are the members."
+            )
+        path = require_path(key)
+        if path not in self:
+            if default is not _MISSING:
+                return default
+            raise missing_key_error(path, self._key_list(), type(self).__name__)
+        return self.get(key, as_nested_tensor=True, layout=layout or torch.strided)
 
     def __contains__(self, key: Any) -> bool:
         if isinstance(key, tuple) and not path_of(key):
@@ -493,17 +516,17 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
     @classmethod
     def _stack_entries(cls, items: Sequence[Any], dim: int) -> Any:
         """``torch.stack`` of lazy stacks: member by member, so that different shapes stay possible."""
-        from tensordict_lite.combine import stack
+        from tensordict_lite.combine import stacked
 
-        lazy = [isinstance(item, LazyStackedTensorDict) for item in items]
-        if not all(lazy) or any(item._stack_dim != items[0]._stack_dim for item in items):
-            dense = [item._dense_or_none() if stacked else item for item, stacked in zip(items, lazy)]
+        kinds = [isinstance(item, LazyStackedTensorDict) for item in items]
+        if not all(kinds) or any(item._stack_dim != items[0]._stack_dim for item in items):
+            dense = [item._dense_or_none() if lazy else item for item, lazy in zip(items, kinds)]
             if all(item is not None for item in dense):
-                return stack(dense, dim)
-        model, columns = _member_columns(items)
+                return stacked(dense, dim)
+        model, columns = member_columns(items)
         at = model._stack_dim
         inner = dim - (dim > at)
-        return model._restacked([stack(column, inner) for column in columns], at + (dim <= at))
+        return model._restacked([stacked(column, inner) for column in columns], at + (dim <= at))
 
     @classmethod
     def _cat_entries(cls, items: Sequence[Any], dim: int) -> Any:
@@ -513,7 +536,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         at = model._stack_dim
         if dim == at:
             return model._restacked([member for item in items for member in item.unbind(at)], at, model._names)
-        model, columns = _member_columns(items)
+        model, columns = member_columns(items)
         return model._restacked([cat(column, dim - (dim > at)) for column in columns], at, model._names)
 
 
@@ -521,7 +544,7 @@ def _blank(cls: type[Any]) -> Any:
     return _new_object(cls)
 
 
-def _member_columns(items: Sequence[Any]) -> tuple[Any, Iterable[Any]]:
+def member_columns(items: Sequence[Any]) -> tuple[Any, Iterable[Any]]:
     """A lazy stack among the items, and for each of its members the parts of all items that go with it."""
     model = next(item for item in items if isinstance(item, LazyStackedTensorDict))
     at = model._stack_dim

@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import InplaceWriteError
-from tensordict_lite.indexing import index_batch_size
+from tensordict_lite.indexing import index_batch_size, rows_mismatch
+from tensordict_lite.ops.put import as_rows
 from tensordict_lite.views import is_leaf_nontensor
 
 __all__ = ["LazyIndexOps", "plan_index"]
@@ -263,7 +265,9 @@ class LazyIndexOps:
         if isinstance(value, TensorCollection):
             if size is not None and value._batch_size[: len(size)] != size:
                 value = _expanded(value, size, index, self._batch_size)
-        elif isinstance(value, Tensor) and value.numel() != 1:
+        elif isinstance(value, (list, tuple, np.ndarray)) and (leaves := self._leaves()):  # type: ignore[attr-defined]
+            value = as_rows(value, leaves[0], "")
+        if isinstance(value, Tensor) and value.numel() != 1:
             size = self._ragged_size(plan) if size is None else size
             value = self._spread_tensor(plan, value, size)
         if not isinstance(value, TensorCollection):
@@ -334,10 +338,7 @@ def _expanded(value: Any, size: torch.Size, index: Any, batch_size: torch.Size) 
             return value.expand(*size)
     except RuntimeError:
         pass
-    raise RuntimeError(
-        f"indexed destination of batch size {list(size)} and source batch size {list(value._batch_size)} do not match "
-        f"(index={index!r}, batch size {list(batch_size)})"
-    )
+    raise rows_mismatch(size, value._batch_size, batch_size, index)
 
 
 def _at(values: Any, where: tuple[int, ...]) -> Any:

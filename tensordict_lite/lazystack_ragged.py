@@ -12,8 +12,14 @@ __all__ = ["nested", "padded"]
 
 
 def nested(values: Sequence[Tensor], layout: torch.layout | None = None) -> Tensor:
-    """A nested tensor of the given ones."""
-    return torch.nested.nested_tensor(list(values), layout=layout or torch.strided)
+    """A nested tensor of the given ones, jagged unless that layout cannot hold them or another one is asked for."""
+    values = list(values)
+    if layout is None:
+        try:
+            return torch.nested.nested_tensor(values, layout=torch.jagged)
+        except RuntimeError:  # several ragged dimensions, or none at all
+            layout = torch.strided
+    return torch.nested.nested_tensor(values, layout=layout)
 
 
 def padded(values: Sequence[Tensor], side: str, value: float, key: Any) -> Tensor:

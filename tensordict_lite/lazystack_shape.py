@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict_lite.ops.shape import infer_size, positive_dim
+from tensordict_lite.ops.rows import check_gather_out, check_pad
+from tensordict_lite.ops.shape import expand_sizes, infer_size, permute_dims, positive_dim
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -76,7 +77,7 @@ class LazyShapeOps:
 
     def permute(self, *args: Any, **kwargs: Any) -> Self:
         """Batch dimensions in another order; trailing ones that are left out stay."""
-        dims = tuple(kwargs["dims"]) if "dims" in kwargs else _sequence(args)
+        dims = permute_dims(args, kwargs)
         ndim = len(self._batch_size)
         order = [d + ndim if d < 0 else d for d in dims]
         if sorted(order) == list(range(len(order))):
@@ -115,9 +116,8 @@ class LazyShapeOps:
 
     # -- dimensions of size 1 -------------------------------------------------------------------------------
 
-    def unsqueeze(self, *args: Any, **kwargs: Any) -> Self:
+    def unsqueeze(self, dim: int) -> Self:
         """With a batch dimension of size 1 inserted at ``dim`` (``-batch_dims - 1`` to ``batch_dims``)."""
-        dim = args[0] if args else kwargs["dim"]
         ndim = len(self._batch_size)
         at = dim + ndim + 1 if dim < 0 else dim
         if not 0 <= at <= ndim:
@@ -131,9 +131,8 @@ class LazyShapeOps:
         out = self._restacked(members, stack_dim + (at <= stack_dim), names)
         return self._undoable(out, lambda result: result.squeeze(at))
 
-    def squeeze(self, *args: Any, **kwargs: Any) -> Self:
+    def squeeze(self, dim: int | None = None) -> Self:
         """Without the batch dimension ``dim`` if its size is 1; without every such dimension when no ``dim``."""
-        dim = args[0] if args else kwargs.get("dim")
         size = self._batch_size
         if dim is None:
             out: Any = self
@@ -205,9 +204,22 @@ class LazyShapeOps:
             [self._nest_rows(rows[k * step : (k + 1) * step], shape[1:]) for k in range(shape[0])], 0
         )
 
+    def _refuse_inplace(self, name: str, inplace: bool) -> None:
+        if inplace:
+            raise NotImplementedError(
+                f"{name}(inplace=True) is not supported on {type(self).__name__}, whose members keep their shape: use "
+                f"td = td.{name}(...)"
+            )
+
+    def reshape(self, *args: Any, inplace: bool = False, **kwargs: Any) -> Self:
+        """Same elements under another batch size; members stay apart where the stack dimension does."""
+        self._refuse_inplace("reshape", inplace)
+        return super().reshape(*args, **kwargs)  # type: ignore[misc,no-any-return]
+
     def flatten(self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False) -> Self:
         """One dimension instead of the batch dimensions ``start_dim`` to ``end_dim`` (inclusive)."""
         ndim = len(self._batch_size)
+        self._refuse_inplace("flatten", inplace)
         start = 0 if start_dim is None else start_dim + ndim if start_dim < 0 else start_dim
         end = ndim - 1 if end_dim is None else end_dim + ndim if end_dim < 0 else end_dim
         if not (0 <= start < ndim and start <= end < ndim):
@@ -222,6 +234,7 @@ class LazyShapeOps:
 
     def unflatten(self, dim: int, unflattened_size: Sequence[int], *, inplace: bool = False) -> Self:
         """Several dimensions instead of one; one of the sizes may be -1."""
+        self._refuse_inplace("unflatten", inplace)
         size = self._batch_size
         dim = self._positive(dim)
         middle = infer_size(tuple(unflattened_size), size[dim])
@@ -230,7 +243,7 @@ class LazyShapeOps:
 
     def expand(self, *args: Any, **kwargs: Any) -> Self:
         """Dimensions of size 1 repeated, and new ones in front, without a copy."""
-        shape = tuple(kwargs["size"]) if "size" in kwargs else _sequence(args)
+        shape = expand_sizes(args, kwargs)
         ahead = len(shape) - len(self._batch_size)
         if ahead < 0:
             raise RuntimeError(
@@ -316,6 +329,7 @@ class LazyShapeOps:
 
     def repeat(self, *repeats: Any, inplace: bool = False) -> Self:
         """The batch repeated along each dimension, copied."""
+        self._refuse_inplace("repeat", inplace)
         repeats = _sequence(repeats)
         if len(repeats) != len(self._batch_size):
             raise ValueError(
@@ -331,6 +345,7 @@ class LazyShapeOps:
         self, repeats: Tensor | int, dim: int | None = None, *, output_size: int | None = None, inplace: bool = False
     ) -> Self:
         """Every row repeated, next to itself; over the flattened batch when ``dim`` is ``None``."""
+        self._refuse_inplace("repeat_interleave", inplace)
         if dim is None:
             return self.reshape(-1).repeat_interleave(repeats, 0)  # type: ignore[attr-defined,no-any-return]
         dim = self._positive(dim)
@@ -355,8 +370,27 @@ class LazyShapeOps:
 
     def roll(self, shifts: Any, dims: Any = None, *, inplace: bool = False) -> Self:
         """Rows moved along dimensions, those that leave at the end coming back at the start."""
+        out = self._rolled(shifts, dims)
+        if not inplace:
+            return out
+        if self._lock is not None:
+            raise self._locked_error()  # type: ignore[attr-defined]
+        self._become(out)
+        return self  # type: ignore[return-value]
+
+    def _become(self, out: Any) -> None:
+        """Takes over the content of a collection of the same batch size: members take that of their rows."""
+        alone = len({id(member) for member in self._source}) == len(self._source)
+        for at, row in enumerate(out.unbind(self._stack_dim)):
+            member = self._source[at]
+            if alone and type(member) is type(row) and member._lock is None and not row._is_non_tensor:
+                member._become(row)
+            else:
+                self._source[at] = row
+
+    def _rolled(self, shifts: Any, dims: Any) -> Any:
         if dims is None:
-            return self.reshape(-1).roll(shifts, 0).reshape(tuple(self._batch_size))  # type: ignore[attr-defined,no-any-return]
+            return self.reshape(-1).roll(shifts, 0).reshape(tuple(self._batch_size))
         dense = self._dense_or_none()
         if dense is not None:
             return dense.roll(shifts, dims)
@@ -430,6 +464,48 @@ class LazyShapeOps:
             return result
         return out.update(result, inplace=True) if out._lock is None else out.update_(result)
 
+    def gather(self, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False) -> Self:
+        """Rows gathered along ``dim`` from the dense form, as :func:`torch.gather`."""
+        check_gather_out(out, inplace)
+        self._refuse_inplace("gather", inplace)
+        return self._dense_form().gather(dim, index, out)  # type: ignore[no-any-return]
+
+    def pad(self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True) -> Self:
+        """Batch dimensions padded; see :meth:`TensorDict.pad`.
+
+        The result is dense where it can be. With ``inplace`` the members themselves are padded, and new members of
+        nothing but ``value`` are added at the ends of the stack dimension.
+        """
+        pairs = check_pad(self, pad_size)
+        dense = None if inplace else self._dense_or_none()
+        if dense is not None:
+            return dense.pad(pad_size, value)  # type: ignore[no-any-return]
+        if inplace and self._lock is not None:
+            raise self._locked_error()  # type: ignore[attr-defined]
+        at = self._stack_dim
+        before, after = pairs[at] if at < len(pairs) else (0, 0)
+        inner = [n for d, pair in enumerate(pairs) if d != at for n in pair]
+        members = self._source[max(0, -before) : len(self._source) - max(0, -after)]
+        if any(inner):  # each once: one collection may be a member several times
+            distinct = {id(member): member for member in members}
+            distinct = {key: member.pad(inner, value, inplace) for key, member in distinct.items()}
+            members = [distinct[id(member)] for member in members]
+        if members:
+            members = [*_blank(members[0], before, value), *members, *_blank(members[-1], after, value)]
+        padded = self._restacked(list(members), at, self._names)
+        if not inplace:
+            return padded  # type: ignore[no-any-return]
+        self._source, self._batch_size = padded._source, padded._batch_size
+        return self  # type: ignore[return-value]
+
+
+def _blank(member: Any, count: int, value: float) -> list[Any]:
+    """``count`` members of the shape of another one, filled with one value."""
+    if count <= 0:
+        return []
+    lead = member.unsqueeze(0).pad([0, count], value)
+    return list(lead.unbind(0)[1:])
+
 
 def _split_shape(shape: torch.Size, after: int, rows: int) -> tuple[Sequence[int], torch.Size | None]:
     """``shape`` cut in two, rows in front and what a row holds behind; ``None`` where no cut fits."""
@@ -449,5 +525,4 @@ def _through_dense(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in ("gather", "pad", "rot90"):
-    setattr(LazyShapeOps, _name, _through_dense(_name))
+LazyShapeOps.rot90 = _through_dense("rot90")  # type: ignore[attr-defined]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["TypedLazyStack", "typed_stack_class"]
 
 _MISSING = object()
+_METADATA = frozenset(("batch_size", "shape", "device", "names"))
 _new_object = object.__new__
 
 
@@ -41,10 +42,10 @@ class TypedLazyStack(LazyStackedTensorDict):
 
     def get(self, key: Any, default: Any = _MISSING, **kwargs: Any) -> Any:
         """The field as the attribute gives it; keywords are those of :meth:`LazyStackedTensorDict.get`."""
-        if default is _MISSING:
-            value = super().get(key, None, **kwargs)
-        else:
-            value = super().get(key, default, **kwargs)
+        if type(key) is str and key in _METADATA and key not in self._field_specs:
+            return getattr(self, key)
+        absent = None if default is _MISSING or key in self._field_specs else default
+        value = super().get(key, absent, **kwargs)
         if isinstance(value, TensorCollection) and value._is_non_tensor:
             return value._as_value()
         return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,9 @@ from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.keys import missing_key_error, require_path
-from tensordict_lite.views import NestedKeysView, StringKeysView
+from tensordict_lite.lazystack_update import LazyUpdateOps
+from tensordict_lite.ops.apply import KEEP
+from tensordict_lite.views import NestedKeysView, StringKeysView, entry_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -50,7 +53,7 @@ class LazyKeysView(NestedKeysView):
         return self._stack._skeleton()
 
 
-class LazyValueOps:
+class LazyValueOps(LazyUpdateOps):
     """Overrides of the mapping and value families for stacks."""
 
     __slots__ = ()
@@ -198,6 +201,17 @@ class LazyValueOps:
         out._last_op = (weakref.ref(self), inverse)
         return out
 
+    def _blank(self, size: torch.Size, repeat: bool) -> Any:
+        """A lazy stack of this batch size whose members, along its first dimension, are empty."""
+        if not size:
+            return self._plain_class()._trusted({}, size, self._device)
+        first = self._source[0] if self._source else self._plain_class()._trusted({}, self._member_batch_size())
+        nested = type(first._source) is not dict
+        members = [
+            first._blank(size[1:], repeat) if nested else first._rebuild({}, size[1:], None) for _ in range(size[0])
+        ]
+        return type(self)._class_for(members)._of(members, 0, size[1:], self._device)
+
     def empty(self, recurse: bool = False, *, batch_size: Sequence[int] | None = None, **kwargs: Any) -> Self:
         """A stack of as many members without entries; a dense collection for another batch size."""
         if batch_size is not None:
@@ -263,139 +277,12 @@ class LazyValueOps:
             member.fill_(key, value)
         return self  # type: ignore[return-value]
 
-    # -- update -----------------------------------------------------------------------------------------------------
-
-    def update(
-        self,
-        input_dict_or_td: Any = None,
-        clone: bool = False,
-        inplace: bool = False,
-        *,
-        keys_to_update: Sequence[Any] | None = None,
-        **kwargs: Any,
-    ) -> Self:
-        """Writes the entries of a mapping or another collection, cut along the stack dimension.
-
-        See :meth:`TensorDict.update`. A lazy stack of as many members updates them one by one, so that keys and
-        shapes may differ.
-
-        Raises:
-            RuntimeError: an entry does not fit, or the stack is locked and ``inplace`` is false.
-        """
-        if self._lock is not None and not inplace:
-            raise self._locked_error()
-        options = {k: kwargs.pop(k) for k in ("non_blocking", "is_leaf") if k in kwargs}
-        update_batch_size = kwargs.pop("update_batch_size", False)
-        kwargs.pop("ignore_lock", None)
-        source = input_dict_or_td
-        if kwargs:
-            self.update(source, clone, inplace, keys_to_update=keys_to_update, **options)
-            source = kwargs
-        if source is None or source is self:
-            return self  # type: ignore[return-value]
-        if isinstance(source, TensorCollection):
-            if update_batch_size and source._batch_size != self._batch_size:
-                raise RuntimeError(
-                    "the batch size of a lazy stack is that of its members: update_batch_size= cannot apply"
-                )
-            for member, piece in zip(self._source, self._pieces_of(source)):
-                member.update(piece, clone, inplace, keys_to_update=keys_to_update, **options)
-            return self  # type: ignore[return-value]
-        if keys_to_update is not None:
-            from tensordict_lite.ops.update import _restrict
-
-            source = _restrict(source, {require_path(key) for key in keys_to_update})
-        for key, value in source.items():
-            path = require_path(key)
-            for member, piece in zip(self._source, self._fitting_pieces(value, path)):
-                member.update({path: piece}, clone, inplace, **options)
-        return self  # type: ignore[return-value]
-
-    def _pieces_of(self, source: Any) -> Sequence[Any]:
-        """A collection of this batch size cut into one part for each member."""
-        count = len(self._source)
-        dim = self._stack_dim
-        members = getattr(source, "tensordicts", None)
-        if members is not None and source._stack_dim == dim:
-            pieces: Sequence[Any] = members
-        elif len(source._batch_size) > dim:
-            pieces = source.unbind(dim)
-        else:
-            raise RuntimeError(
-                f"a collection of batch size {list(source._batch_size)} cannot be cut along the stack dim {dim} of a "
-                f"stack of batch size {list(self._batch_size)}"
-            )
-        if len(pieces) != count:
-            raise RuntimeError(
-                f"the source has {len(pieces)} rows along the stack dim {dim}, the stack {count} members"
-            )
-        return pieces
-
-    def update_(
-        self,
-        input_dict_or_td: Any = None,
-        clone: bool = False,
-        *,
-        non_blocking: bool = False,
-        keys_to_update: Sequence[Any] | None = None,
-        **kwargs: Any,
-    ) -> Self:
-        """Copies values into entries that exist, on a locked stack too.
-
-        Raises:
-            KeyError: a member has no such entry.
-            RuntimeError: a value does not fit its entry.
-        """
-        for source in (input_dict_or_td, kwargs or None):
-            if source is None or source is self:
-                continue
-            if isinstance(source, TensorCollection):
-                for at, (member, piece) in enumerate(zip(list(self._source), self._pieces_of(source))):
-                    new = member._overwrite(piece, self)
-                    if new is not member:
-                        self._source[at] = new
-                continue
-            if keys_to_update is not None:
-                from tensordict_lite.ops.update import _restrict
-
-                source = _restrict(source, {require_path(key) for key in keys_to_update})
-            for key, value in source.items():
-                path = require_path(key)
-                for member, piece in zip(self._source, self._fitting_pieces(value, path)):
-                    member.update_({path: piece}, non_blocking=non_blocking)
-        return self  # type: ignore[return-value]
-
-    def update_at_(self, input_dict_or_td: Any, idx: Any, clone: bool = False, **kwargs: Any) -> Self:
-        """Copies values into the rows ``idx`` of entries that exist, on a locked stack too.
-
-        Raises:
-            KeyError: a member has no such entry.
-        """
-        source = input_dict_or_td
-        if isinstance(source, TensorCollection):
-            self[idx] = source  # type: ignore[index]
-            return self  # type: ignore[return-value]
-        for key, value in source.items():
-            if isinstance(value, (Mapping, TensorCollection)):
-                self._get_path(require_path(key)).update_at_(value, idx, **kwargs)  # type: ignore[attr-defined]
-            else:
-                self.set_at_(key, value, idx)  # type: ignore[attr-defined]
-        return self  # type: ignore[return-value]
-
-    def _pair_leaves(
-        self, items: Any, prefix: tuple[str, ...], into: list[Tensor], values: list[Tensor], non_blocking: bool
-    ) -> None:
-        for key, value in items:
-            self.set_(key, value, non_blocking=non_blocking)  # type: ignore[attr-defined]
-
     # -- apply -------------------------------------------------------------------------------------------------------
 
     def _apply_level(self, call: Any, others: list[Any], prefix: tuple[str, ...]) -> Any:
         if call.batch_size is not None and call.batch_size != self._batch_size:
             return self._densified()._apply_level(call, others, prefix)
         if call.batch_size is not None:  # the members have one dimension less: keep theirs
-            from dataclasses import replace
-
             call = replace(call, batch_size=None)
         results = [
             member._apply_level(call, arguments, prefix)
@@ -414,9 +301,22 @@ class LazyValueOps:
 
     def _apply_into(self, call: Any, others: list[Any], prefix: tuple[str, ...], out: Any) -> None:
         if out is self:
+            if call.batch_size is not None or call.device is not KEEP:
+                raise ValueError(
+                    "a lazy stack takes no batch_size or device with inplace=True: its members keep theirs. Leave them "
+                    "out, or give up inplace=True"
+                )
             targets: Sequence[Any] = self._source
-        else:
-            targets = self._pieces_of(out)
+        elif getattr(out, "_stack_dim", None) == self._stack_dim and len(out._source) == len(self._source):
+            targets = out._source
+        else:  # the rows of another collection are views or copies, which take no new entries for it
+            result = self._apply_level(replace(call, inplace=False), others, prefix)
+            for key, value in () if result is None else result._entries():
+                if call.inplace and entry_of(out, (key,)) is not None:
+                    out.set_(key, value)
+                else:
+                    out.set(key, value)
+            return
         for member, arguments, target in zip(self._source, self._other_rows(others), targets):
             member._apply_into(call, arguments, prefix, target)
 
@@ -452,8 +352,7 @@ class LazyValueOps:
         Raises:
             RuntimeError: the shapes of an entry differ.
         """
-        if inplace:
-            raise RuntimeError("a lazy stack cannot become dense in place: use td = td.contiguous()")
+        self._refuse_inplace("contiguous", inplace)  # type: ignore[attr-defined]
         return self._densified()
 
     def is_contiguous(self) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense import DenseCollection
+from tensordict_lite.errors import EntryKindError
 from tensordict_lite.indexing import normalise_index
 from tensordict_lite.keys import missing_key_error, path_of, require_path
 from tensordict_lite.lazystack_members import is_ragged
@@ -35,6 +36,7 @@ class LazyWriteOps:
         _key_list: Callable[[], list[str]]
         _pieces: Callable[[Any], Sequence[Any]]
         _set_index: Callable[..., None]
+        _set_names: Callable[[Any], None]
         _get_path: Callable[..., Any]
         _get_path_slowly: Callable[..., Any]
         _member_batch_size: Callable[[], torch.Size]
@@ -97,6 +99,9 @@ class LazyWriteOps:
             member._set_str(key, piece)
         return True
 
+    def _adopt_names(self, names: list[str | None], key: str) -> None:
+        self._set_names(list(names))
+
     def _fitting_pieces(self, item: Any, path: tuple[str, ...], non_blocking: bool = False) -> Sequence[Any]:
         count = len(self._source)
         if isinstance(item, (list, tuple)) and len(item) == count and is_ragged(item):
@@ -145,7 +150,12 @@ class LazyWriteOps:
         if path not in self:
             raise missing_key_error(path, self._key_list(), type(self).__name__)
         index = normalise_index(index, len(self._batch_size))
+        if getattr(self._source[0]._get_path(path), "_is_unbatched", False):  # the tensor of all members
+            self._source[0].set_at_(path, value, index)
+            return self
         if all(isinstance(member._get_path(path), Tensor) for member in self._source):
+            if isinstance(value, (TensorCollection, Mapping)):
+                raise EntryKindError(".".join(path), self._source[0]._get_path(path), value)
             self.select(path)._set_index(index, value)  # shares the tensors of the members
             return self
         entry = self._get_path(path)
@@ -184,6 +194,8 @@ class LazyWriteOps:
         return self
 
     def _assign_rows(self, index: Any, item: Any) -> TensorCollection:
+        if getattr(item, "_is_non_tensor", False) is not self._is_non_tensor and isinstance(item, TensorCollection):
+            raise EntryKindError("", self, item)
         self._set_index(index, item)
         return self
 

@@ -18,35 +18,27 @@ from torch import Tensor
 
 from tensordict_lite.base import TensorCollection, as_size, check_names
 from tensordict_lite.dense import DenseCollection
+from tensordict_lite.errors import EntryKindError
+from tensordict_lite.ops.rows import check_pad
 from tensordict_lite.settings import settings
 from tensordict_lite.tensordict import normalise_device
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["NonTensorData", "filled", "from_sequence", "is_non_tensor", "same_payload", "spread"]
+__all__ = ["NonTensorData", "NonTensorDataBase", "filled", "from_sequence", "is_non_tensor", "same_payload", "spread"]
 
 _MISSING = object()
 
 
-class NonTensorData(DenseCollection):
-    """One Python object that stands for every element of a batch.
-
-    ``td["note"] = "a string!"`` makes one; ``td["note"]`` gives the object back and ``td.get("note")`` the
-    wrapper. Slicing, stacking and reshaping change its batch size and never touch the object.
+class NonTensorDataBase(DenseCollection):
+    """One Python object under a batch size: what :class:`NonTensorData` and :class:`MetaData` share.
 
     Args:
-        data: the object; the content of another :class:`NonTensorData` is taken over.
+        data: the object; the content of another instance is taken over.
         batch_size: the batch that shares it. Defaults to ``[]``.
         device: carried along, for consistency with the collection that holds it.
         names: names of the batch dimensions.
-
-    Example:
-        >>> note = NonTensorData("a string!", batch_size=[3])
-        >>> note[:2]
-        NonTensorData(data=a string!, batch_size=torch.Size([2]), device=None)
-        >>> note.tolist()
-        ['a string!', 'a string!', 'a string!']
     """
 
     __slots__ = ()
@@ -64,7 +56,7 @@ class NonTensorData(DenseCollection):
         lock: bool = False,
     ) -> None:
         size = torch.Size(()) if batch_size is None else as_size(batch_size)
-        self._payload = data._payload if isinstance(data, NonTensorData) else data
+        self._payload = data._payload if isinstance(data, NonTensorDataBase) else data
         self._source = {}
         self._batch_size = size
         self._device = None if device is None else normalise_device(device)
@@ -146,7 +138,7 @@ class NonTensorData(DenseCollection):
     # -- writing -------------------------------------------------------------------------------------------
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if isinstance(value, NonTensorData) and same_payload(value._payload, self._payload):
+        if isinstance(value, NonTensorDataBase) and same_payload(value._payload, self._payload):
             self[index]  # an index out of range is an error all the same
             return
         raise ValueError(
@@ -157,8 +149,13 @@ class NonTensorData(DenseCollection):
     def _set_index(self, index: Any, value: Any) -> None:
         self[index] = value
 
+    def _holds_type_of(self, value: Any) -> bool:
+        return type(value) is type(self._payload)
+
     def _assign_rows(self, index: Any, item: Any) -> TensorCollection:
-        if isinstance(item, NonTensorData) and same_payload(item._payload, self._payload):
+        if isinstance(item, TensorCollection) and not item._is_non_tensor:
+            raise EntryKindError("", self, item)
+        if isinstance(item, NonTensorDataBase) and same_payload(item._payload, self._payload):
             return self
         if not self._batch_size:
             return self._overwrite(item, self)
@@ -175,16 +172,16 @@ class NonTensorData(DenseCollection):
     def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
         if isinstance(item, list) and settings.list_to_stack:
             item = _stacked(item, self._device)
-        if isinstance(item, TensorCollection) and not isinstance(item, NonTensorData):
-            raise RuntimeError(
-                f"a NonTensorData cannot be updated in place with a {type(item).__name__}: set() replaces the entry"
-            )
+        if isinstance(item, TensorCollection) and not isinstance(item, NonTensorDataBase):
+            if item._is_non_tensor and self._batch_size and item._batch_size == self._batch_size:
+                return self._assign_rows((slice(None),) * len(self._batch_size), item)  # an object a row
+            raise EntryKindError("", self, item)
         new = self._rebuild({}, self._batch_size, self._names)
         folder = getattr(self, "_memmap_path", None)
         if folder is not None:
             new._memmap_path = folder
         new._lock = self._lock
-        new._replace(item._payload if isinstance(item, NonTensorData) else item)
+        new._replace(item._payload if isinstance(item, NonTensorDataBase) else item)
         return new
 
     def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
@@ -195,7 +192,7 @@ class NonTensorData(DenseCollection):
         """
         if self._lock is not None and not inplace and not kwargs.get("ignore_lock"):
             raise self._locked_error()
-        if not isinstance(input_dict_or_td, NonTensorData):
+        if not isinstance(input_dict_or_td, NonTensorDataBase):
             raise RuntimeError(
                 f"a NonTensorData is updated with a NonTensorData, not with a {type(input_dict_or_td).__name__}"
             )
@@ -212,40 +209,55 @@ class NonTensorData(DenseCollection):
     def where(self, condition: Tensor, other: Any, **kwargs: Any) -> Any:
         """The object where ``condition`` holds and that of ``other`` elsewhere: a stack when they differ."""
         other = other if is_non_tensor(other) else NonTensorData(other, batch_size=self._batch_size)
-        if isinstance(other, NonTensorData) and same_payload(other._payload, self._payload):
+        if isinstance(other, NonTensorDataBase) and same_payload(other._payload, self._payload):
             return self
         if not condition.ndim:
             return self if bool(condition) else other
         return self.maybe_to_stack().where(condition, other)
 
-    def pad(self, pad_size: Sequence[int], value: Any = None, **kwargs: Any) -> Any:
-        """More rows before and after, which hold ``None``: a stack, unless there are none."""
-        return self.maybe_to_stack().pad(pad_size) if any(pad_size) else self
+    def pad(self, pad_size: Sequence[int], value: Any = None, inplace: bool = False, safe: bool = True) -> Any:
+        """More rows before and after, which hold ``None``: a stack, unless there are none.
+
+        Raises:
+            RuntimeError: ``inplace``, as this cannot become a stack.
+        """
+        check_pad(self, pad_size)
+        if not any(pad_size):
+            return self
+        if inplace:
+            raise RuntimeError(
+                f"pad(..., inplace=True) cannot preserve the identity of a {type(self).__name__}: the rows that are "
+                "added hold None, so the result is a NonTensorStack"
+            )
+        return self.maybe_to_stack().pad(pad_size)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the object.
+
+        Raises:
+            TypeError: it is not callable.
+        """
+        if not callable(self._payload):
+            raise TypeError(f"this {type(self).__name__} holds a {type(self._payload).__name__}, which is not callable")
+        return self._payload(*args, **kwargs)
 
     def maybe_to_stack(self) -> Any:
         """A :class:`NonTensorStack` with the object once an element; itself without batch dimensions."""
         return spread(self)
 
-    # -- comparison ------------------------------------------------------------------------------------------
+    def _like_rows(self, value: Any, size: torch.Size) -> Any:
+        """A plain object as non-tensor data of a batch size: a list row by row, where this holds no list."""
+        if isinstance(value, list) and not isinstance(self._payload, (list, tuple, np.ndarray)):
+            from tensordict_lite.nontensor_stack import rows_of
 
-    def __eq__(self, other: object) -> Any:
-        if isinstance(other, NonTensorData):
-            size = torch.broadcast_shapes(self._batch_size, other._batch_size)
-            return torch.full(size, same_payload(self._payload, other._payload), dtype=torch.bool, device=self._device)
-        if is_non_tensor(other):
-            return other == self
-        return False
-
-    def __ne__(self, other: object) -> Any:
-        equal = self == other
-        return ~equal if isinstance(equal, Tensor) else not equal
-
-    __hash__ = None  # type: ignore[assignment]
+            return rows_of(value, size, self._device)
+        return NonTensorData(value, batch_size=size, device=self._device)
 
     # -- representation ------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return f"NonTensorData(data={self._payload}, batch_size={self._batch_size}, device={self._device})"
+        name = type(self).__name__
+        return f"{name}(data={self._payload}, batch_size={self._batch_size}, device={self._device})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "payload": self._payload}
@@ -282,11 +294,34 @@ class NonTensorData(DenseCollection):
         return cat_non_tensors(items, dim)
 
 
+class NonTensorData(NonTensorDataBase):
+    """One Python object that stands for every element of a batch.
+
+    ``td["note"] = "a string!"`` makes one; ``td["note"]`` gives the object back and ``td.get("note")`` the
+    wrapper. Slicing, stacking and reshaping change its batch size and never touch the object.
+
+    Args:
+        data: the object; the content of another :class:`NonTensorData` is taken over.
+        batch_size: the batch that shares it. Defaults to ``[]``.
+        device: carried along, for consistency with the collection that holds it.
+        names: names of the batch dimensions.
+
+    Example:
+        >>> note = NonTensorData("a string!", batch_size=[3])
+        >>> note[:2]
+        NonTensorData(data=a string!, batch_size=torch.Size([2]), device=None)
+        >>> note.tolist()
+        ['a string!', 'a string!', 'a string!']
+    """
+
+    __slots__ = ()
+
+
 _IMMUTABLE = frozenset((str, int, float, bool, bytes, complex, type(None), type))
 
 
 def is_non_tensor(value: Any) -> bool:
-    """Whether ``value`` wraps non-tensor data: a :class:`NonTensorData` or a :class:`NonTensorStack`.
+    """Whether ``value`` wraps non-tensor data: :class:`NonTensorData`, :class:`MetaData` or :class:`NonTensorStack`.
 
     Example:
         >>> is_non_tensor(NonTensorData("a")), is_non_tensor("a")
@@ -317,7 +352,7 @@ def filled(value: Any, shape: tuple[int, ...]) -> Any:
     return [filled(value, shape[1:]) for _ in range(shape[0])]
 
 
-def spread(data: NonTensorData) -> Any:
+def spread(data: NonTensorDataBase) -> Any:
     """A nested :class:`NonTensorStack` with one :class:`NonTensorData` an element."""
     size = data._batch_size
     if not size:
@@ -346,7 +381,7 @@ def from_sequence(item: Any, batch_size: torch.Size, device: Any = None) -> Any:
     if not isinstance(item, list) or not settings.list_to_stack:
         return _as_one_value(item, batch_size, device)
     value = _stacked(item, device)
-    if isinstance(value, NonTensorData):  # an empty leading dimension
+    if isinstance(value, NonTensorDataBase):  # an empty leading dimension
         value._batch_size = batch_size
     return value
 

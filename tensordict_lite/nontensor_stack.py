@@ -9,12 +9,16 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
+from tensordict_lite.errors import EntryKindError
 from tensordict_lite.indexing import index_batch_size
 from tensordict_lite.lazystack_class import LazyStackedTensorDict
-from tensordict_lite.nontensor import NonTensorData, filled, is_non_tensor, same_payload, spread
+from tensordict_lite.linkedlist import LinkedList
+from tensordict_lite.metadata import joined
+from tensordict_lite.nontensor import NonTensorData, NonTensorDataBase, filled, is_non_tensor, same_payload, spread
+from tensordict_lite.ops.rows import check_gather_out, check_pad
 from tensordict_lite.settings import settings
 
-__all__ = ["LinkedList", "NonTensorStack", "cat_non_tensors", "stack_non_tensors"]
+__all__ = ["NonTensorStack", "cat_non_tensors", "rows_of", "stack_non_tensors"]
 
 
 def stack_non_tensors(items: Sequence[Any], dim: int) -> Any:
@@ -27,6 +31,9 @@ def stack_non_tensors(items: Sequence[Any], dim: int) -> Any:
                 "stacking tensordicts requires them to have congruent batch sizes, got "
                 f"{list(first._batch_size)} and {list(item._batch_size)}"
             )
+    one = joined(items, dim)
+    if one is not None:
+        return one
     if settings.capture_non_tensor_stack and _one_value(items):
         size = first._batch_size
         return first._rebuild({}, torch.Size((*size[:dim], len(items), *size[dim:])))
@@ -45,29 +52,10 @@ def cat_non_tensors(items: Sequence[Any], dim: int) -> Any:
 
 
 def _one_value(items: Sequence[Any]) -> bool:
-    """Whether all items are :class:`NonTensorData` with equal objects."""
-    if not all(isinstance(item, NonTensorData) for item in items):
+    """Whether all items hold one object each, and equal ones."""
+    if not all(isinstance(item, NonTensorDataBase) for item in items):
         return False
     return all(same_payload(item._payload, items[0]._payload) for item in items[1:])
-
-
-class LinkedList(list):  # type: ignore[type-arg]
-    """The values of a :class:`NonTensorStack` as a list; writing to an element writes to the stack too."""
-
-    def __init__(self, values: Sequence[Any], stack: NonTensorStack) -> None:
-        super().__init__(values)
-        self._stack = stack
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        super().__setitem__(index, value)
-        self._stack[index] = value
-
-    def __reduce__(self) -> Any:
-        return list, (list(self),)
-
-    def tolist(self) -> list[Any]:
-        """The values as plain lists."""
-        return [value.tolist() if isinstance(value, LinkedList) else value for value in self]
 
 
 class NonTensorStack(LazyStackedTensorDict):
@@ -122,9 +110,17 @@ class NonTensorStack(LazyStackedTensorDict):
         return cls(*[cls.from_list(v) if isinstance(v, list) else v for v in values], **kwargs)
 
     @classmethod
-    def from_nontensordata(cls, data: NonTensorData) -> Any:
+    def from_nontensordata(cls, data: NonTensorDataBase) -> Any:
         """The object of a :class:`NonTensorData` once an element."""
-        return spread(data)
+        return data.maybe_to_stack()
+
+    def _blank(self, size: torch.Size, repeat: bool) -> Any:
+        """A stack of this batch size of the first object, or of None."""
+        value = self._source[0] if repeat and self._source else None
+        while isinstance(value, NonTensorStack):
+            value = value._source[0] if value._source else None
+        blank = NonTensorData(None if value is None else value._payload, batch_size=size, device=self._device)
+        return spread(blank)
 
     @property
     def data(self) -> Any:
@@ -160,6 +156,9 @@ class NonTensorStack(LazyStackedTensorDict):
     def is_empty(self) -> bool:
         """False: the objects count as content."""
         return False
+
+    def _like_rows(self, value: Any, size: torch.Size) -> Any:
+        return rows_of(value, size, self._device)
 
     def _densified(self) -> Any:
         return self
@@ -204,10 +203,16 @@ class NonTensorStack(LazyStackedTensorDict):
             return self.to(parent._device)
         return self
 
+    def _holds_type_of(self, value: Any) -> bool:
+        held = {type(item) for item in _flat_payloads(self)}
+        return type(value) in held or (isinstance(value, list) and {type(item) for item in _flat(value)} <= held)
+
     def _set_index(self, index: Any, value: Any) -> None:
+        if isinstance(value, TensorCollection) and not is_non_tensor(value):
+            raise EntryKindError("", self, value)
         if not is_non_tensor(value):
             size = index_batch_size(self._batch_size, index)
-            value = _rows_of(value, size, self._device)
+            value = rows_of(value, size, self._device)
         super()._set_index(index, value)
         self._save()
 
@@ -226,7 +231,7 @@ class NonTensorStack(LazyStackedTensorDict):
         return self
 
     def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
-        self.update_(item if is_non_tensor(item) else _rows_of(item, self._batch_size, self._device))
+        self.update_(item if is_non_tensor(item) else rows_of(item, self._batch_size, self._device))
         return self
 
     def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Any:
@@ -234,27 +239,6 @@ class NonTensorStack(LazyStackedTensorDict):
         if self._lock is not None and not inplace:
             raise self._locked_error()
         return self.update_(input_dict_or_td, clone)
-
-    def __eq__(self, other: object) -> Any:
-        if not is_non_tensor(other):
-            return False
-        size = self._batch_size
-        if other._batch_size == size and -1 not in size:  # type: ignore[attr-defined]
-            pairs = zip(_flat_rows(self.tolist(), len(size)), _flat_rows(other.tolist(), len(size)))  # type: ignore[attr-defined]
-            same = torch.tensor([same_payload(a, b) for a, b in pairs], dtype=torch.bool, device=self._device)
-            return same.reshape(size)
-        mine, theirs = self.unbind(0), other.unbind(0)  # type: ignore[attr-defined]
-        if len(mine) != len(theirs):
-            raise RuntimeError(
-                f"the batch sizes {list(self._batch_size)} and {list(other._batch_size)} cannot be compared"  # type: ignore[attr-defined]
-            )
-        return torch.stack([a == b for a, b in zip(mine, theirs)]) if mine else torch.ones(0, dtype=torch.bool)
-
-    def __ne__(self, other: object) -> Any:
-        equal = self == other
-        return ~equal if isinstance(equal, Tensor) else not equal
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"NonTensorStack(\n    {self.tolist()},\n    batch_size={self._batch_size},\n    device={self._device})"
@@ -275,12 +259,14 @@ class NonTensorStack(LazyStackedTensorDict):
         positions = torch.arange(len(values)).reshape(self._batch_size)
         return _picked(values, move(positions).tolist(), self._device)
 
-    def gather(self, dim: int, index: Tensor, out: Any = None, **kwargs: Any) -> Any:
+    def gather(self, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False) -> Any:
         """Rows gathered along ``dim``, as :func:`torch.gather`."""
-        return self._moved(lambda positions: positions.gather(dim, index))
+        check_gather_out(out, inplace)
+        self._refuse_inplace("gather", inplace)
+        new = self._moved(lambda positions: positions.gather(dim, index))
+        return new if out is None else out.update_(new)
 
-    def roll(self, shifts: Any, dims: Any = None, **kwargs: Any) -> Any:
-        """Rows moved along dimensions, as :func:`torch.roll`."""
+    def _rolled(self, shifts: Any, dims: Any) -> Any:
         return self._moved(lambda positions: positions.roll(shifts, dims if dims is not None else ()))
 
     def flip(self, dims: Any, *more: int) -> Any:
@@ -291,12 +277,23 @@ class NonTensorStack(LazyStackedTensorDict):
         """Rows turned, as :func:`torch.rot90`."""
         return self._moved(lambda positions: positions.rot90(k, dims))
 
-    def pad(self, pad_size: Sequence[int], value: Any = None, **kwargs: Any) -> Any:
+    def pad(self, pad_size: Sequence[int], value: Any = None, inplace: bool = False, safe: bool = True) -> Any:
         """More rows before and after, which hold ``None``."""
+        check_pad(self, pad_size)
+        if inplace and self._lock is not None:
+            raise self._locked_error()
         spec = [0, 0] * (self.batch_dims - len(pad_size) // 2)
         for pair in reversed(range(0, len(pad_size), 2)):
             spec += pad_size[pair : pair + 2]
-        return self._moved(lambda positions: torch.nn.functional.pad(positions, spec, value=-1))
+        new = self._moved(lambda positions: torch.nn.functional.pad(positions, spec, value=-1))
+        if not inplace:
+            return new
+        self._source, self._batch_size, self._stack_dim = new._source, new._batch_size, new._stack_dim
+        return self
+
+    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Any:
+        """Itself: there is no tensor."""
+        return self
 
 
 def _flat_rows(values: list[Any], dims: int) -> list[Any]:
@@ -316,22 +313,27 @@ def _without_rows(size: torch.Size, device: Any) -> Any:
     return NonTensorStack._of(rows, 0, size[1:], device)
 
 
-def _rows_of(value: Any, size: torch.Size, device: Any) -> Any:
+def rows_of(value: Any, size: torch.Size, device: Any) -> Any:
     """A plain value as non-tensor data of the given batch size: a list row by row, anything else for all rows."""
     if isinstance(value, list) and size and len(value) == size[0]:
-        rows = [_rows_of(row, size[1:], device) for row in value]
+        rows = [rows_of(row, size[1:], device) for row in value]
         return NonTensorStack._of(rows, 0, size[1:], device)
     return NonTensorData(value, batch_size=size, device=device)
 
 
 def _nested_payloads(data: Any, linked: bool) -> Any:
-    if isinstance(data, NonTensorData):
+    if isinstance(data, NonTensorDataBase):
         return filled(data._payload, tuple(data._batch_size))
     values = [_nested_payloads(row, linked) for row in data.unbind(0)]
-    return LinkedList(values, data) if linked else values
+    return LinkedList(values, td=data) if linked else values
+
+
+def _flat(values: list[Any]) -> list[Any]:
+    """The elements of nested lists."""
+    return [item for value in values for item in (_flat(value) if isinstance(value, list) else [value])]
 
 
 def _flat_payloads(data: Any) -> list[Any]:
-    if isinstance(data, NonTensorData):
+    if isinstance(data, NonTensorDataBase):
         return [data._payload]
     return [value for member in data._source for value in _flat_payloads(member)]

@@ -255,10 +255,13 @@ def _field(value: Any, dims: int, device: Any, parent: Any = None) -> str | _Blo
     if not hasattr(value, "_entries"):
         return type(value).__name__
     in_stack = parent is not None and isinstance(parent._source, list)
+    if value._is_unbatched:
+        return _tensor_field(value._plain(), value._payload.shape, device)
     if value._is_non_tensor:
         while in_stack and isinstance(value._source, list) and value._source:
             value = value._source[0]  # the stack is the parent: what counts is what a member holds
-        return type(value._payload if type(value._source) is dict else value).__name__
+        shown = value._payload if type(value._source) is dict and not hasattr(value, "_parameter") else value
+        return type(shown).__name__
     bare = in_stack and isinstance(value._source, list) and not _is_tensorclass(value)
     plain = type(value) is value._plain_class() or bare
     extra = value.batch_size[dims:]

@@ -63,7 +63,7 @@ def _flatten(td: Any) -> tuple[list[Any], NodeSpec]:
     keys, values = [], []
     for key, value in td._entries():
         # A tree of something else (dimensions for vmap, say) has children that are no tensors at all.
-        if isinstance(value, Tensor) or not getattr(value, "_is_non_tensor", False):
+        if isinstance(value, Tensor) or not getattr(value, "_is_non_tensor", False) or value._is_unbatched:
             keys.append(key)
             values.append(value)
         elif _is_tuple(value):
@@ -188,6 +188,17 @@ def _batch_size_of(sized: list[tuple[torch.Size, int]], spec: NodeSpec) -> torch
     return torch.Size(size)
 
 
+def _flatten_unbatched(td: Any) -> tuple[list[Any], Any]:
+    """The tensor is a child like any other; the batch size does not depend on it."""
+    payload = td._payload  # no tensor in a tree of something else
+    return [td._leaves()[0] if isinstance(payload, Tensor) else payload], _Opaque(td)
+
+
+def _unflatten_unbatched(values: Any, spec: Any) -> Any:
+    (value,) = values
+    return spec.value._around(value)
+
+
 def _flatten_payload(td: Any) -> tuple[list[Any], Any]:
     """Non-tensor data has no children: it is all context."""
     return [], _Opaque(td)
@@ -250,10 +261,14 @@ def _unflatten_lazy(values: Any, spec: LazySpec) -> Any:
 
     if spec.dense is None:
         return LazyStackedTensorDict(*values, stack_dim=spec.stack_dim)
+    typed = getattr(spec.cls, "_member_class", None)
     dense = _unflatten(values, spec.dense)
     plain = all(isinstance(value, Tensor) or hasattr(value, "_entries") for value in dense._source.values())
     if dense._batch_size != spec.dense.batch_size or not plain:
         return dense
+    if typed is not None:
+        members = [typed.from_tensordict(member) for member in dense.unbind(spec.stack_dim)]
+        return spec.cls._of(members, spec.stack_dim, members[0]._batch_size, dense._device, dense._names)
     return LazyStackedTensorDict(*dense.unbind(spec.stack_dim), stack_dim=spec.stack_dim)
 
 
@@ -277,7 +292,9 @@ def _holds_parameters(td: Any) -> bool:
 
 def register(cls: Any) -> None:
     """Makes instances of a class of collections nodes of pytrees."""
-    if cls._is_non_tensor:
+    if cls._is_unbatched:
+        _pytree.register_pytree_node(cls, _flatten_unbatched, _unflatten_unbatched)
+    elif cls._is_non_tensor:
         _pytree.register_pytree_node(cls, _flatten_payload, lambda _, spec: spec.value)
     elif hasattr(cls, "stack_dim"):
         _pytree.register_pytree_node(cls, _flatten_lazy, _unflatten_lazy)

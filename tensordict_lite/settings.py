@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -24,13 +25,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Settings:
     """The current values; read as plain attributes on the hot paths."""
 
-    __slots__ = ("capture_non_tensor_stack", "get_defaults_to_none", "lazy_legacy", "list_to_stack")
+    __slots__ = ("capture_non_tensor_stack", "get_defaults_to_none", "lazy_legacy", "list_to_stack", "unbatched")
 
     def __init__(self) -> None:
         self.get_defaults_to_none = _from_environment("TDLITE_GET_DEFAULTS_TO_NONE", True)
         self.list_to_stack = _from_environment("TDLITE_LIST_TO_STACK", True)
         self.capture_non_tensor_stack = _from_environment("TDLITE_CAPTURE_NON_TENSOR_STACK", False)
         self.lazy_legacy = _from_environment("TDLITE_LAZY_LEGACY", False)
+        self.unbatched = False
+        """Whether any tree has ever held an UnbatchedTensor: until then, reads need not look for one."""
 
 
 def _from_environment(name: str, default: bool) -> bool:
@@ -69,10 +72,13 @@ class _SettingContext:
     def __call__(self, fn: F) -> F:
         @functools.wraps(fn)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with type(self)(self._mode):
+            with self._again():
                 return fn(*args, **kwargs)
 
         return wrapper  # type: ignore[return-value]
+
+    def _again(self) -> _SettingContext:
+        return type(self)(self._mode)
 
 
 class set_get_defaults_to_none(_SettingContext):
@@ -112,9 +118,27 @@ class set_capture_non_tensor_stack(_SettingContext):
 
 
 class set_lazy_legacy(_SettingContext):
-    """Whether stacking is lazy by default, as very old releases of the interface did."""
+    """Whether ``torch.stack`` and its kin make lazy stacks, as very old releases of the interface did. Deprecated.
+
+    Views (``view``, ``permute``, ``squeeze``, ``unsqueeze``) are the ordinary ones all the same.
+    """
 
     _field = "lazy_legacy"
+
+    def __init__(self, mode: bool) -> None:
+        super().__init__(mode)
+        if mode:
+            warnings.warn(
+                "The legacy lazy mode, turned on with set_lazy_legacy(True), is deprecated: call lazy_stack() where a "
+                "lazy stack is wanted",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+
+    def _again(self) -> _SettingContext:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # said where it was made
+            return set_lazy_legacy(self._mode)
 
 
 def _current(field: str, allow_none: bool) -> bool | None:

@@ -26,6 +26,9 @@ from typing_extensions import dataclass_transform
 from tensordict_lite import combine as _combine  # noqa: F401 - says how dense collections are stacked
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.keys import require_path
+from tensordict_lite.metadata import MetaData
+from tensordict_lite.nontensor import NonTensorData, NonTensorDataBase, is_non_tensor
+from tensordict_lite.nontensor_stack import NonTensorStack
 from tensordict_lite.tensorclass_build import TensorClassMeta, build, registered_class
 from tensordict_lite.tensorclass_convert import TensorClassConversions, from_dataclass
 from tensordict_lite.tensorclass_fields import FLAGS, FieldSpec, Flags, unknown_field_error
@@ -50,10 +53,12 @@ if TYPE_CHECKING:
 
 
 __all__ = ["TensorClass", "from_dataclass", "is_tensorclass", "registered_class", "tensorclass"]
+__all__ += ["MetaData", "NonTensorData", "NonTensorDataBase", "NonTensorStack", "is_non_tensor"]
 
 T = TypeVar("T")
 _MISSING = object()
 _SLOTS = frozenset(TensorCollection.__slots__)
+_METADATA = frozenset(("batch_size", "shape", "device", "names"))
 
 
 class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
@@ -198,12 +203,15 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
         """Value of a field, or of an entry below one: what the attribute gives, ``None`` when it is not set.
 
         Args:
-            key: name of the field, or a tuple that goes on into nested collections.
+            key: name of the field, or a tuple that goes on into nested collections; also ``"batch_size"``,
+                ``"shape"``, ``"device"`` and ``"names"``, where they are no fields.
             default: returned when the class has no such field or nothing is at the path.
         """
         if type(key) is str:
             value = self._source.get(key, _MISSING)
             if value is _MISSING:
+                if key in _METADATA and key not in self._field_specs:
+                    return getattr(self, key)
                 return None if default is _MISSING or key in self._field_specs else default
         else:
             default = None if default is _MISSING else default
@@ -212,7 +220,9 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
             except (KeyError, ValueError):  # the path goes on below a tensor
                 require_path(key)
                 return default
-        if isinstance(value, Tensor) or not isinstance(value, TensorCollection) or self._flags.tensor_only:
+        if isinstance(value, Tensor) or not isinstance(value, TensorCollection):
+            return value
+        if self._flags.tensor_only and not value._is_unbatched:
             return value
         return value._as_value()
 

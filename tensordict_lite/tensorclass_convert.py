@@ -66,7 +66,7 @@ class TensorClassConversions(DenseCollection):
         both = sorted(name for name in extra if name in tensordict._key_list())
         if both:
             raise KeyError(f"{both[0]} is present in both tensor and non-tensor dicts of {cls.__name__}")
-        if not isinstance(tensordict, DenseCollection):
+        if type(tensordict._source) is not dict:
             return cls._from_lazy(tensordict, extra)  # type: ignore[no-any-return]
         new = TensorCollection._trusted.__func__(  # type: ignore[attr-defined]
             cls, cls._typed_entries(tensordict._source), tensordict._batch_size, tensordict._device, tensordict._names

@@ -121,8 +121,14 @@ def make_spec(name: str, hint: Any, owner: type) -> FieldSpec:
         hint,
         scalar=only if only in (int, float, bool) else None,
         tensorclass=only if known else None,
-        tensors=all(isinstance(p, type) and issubclass(p, (Tensor, TensorCollection)) for p in core),
+        tensors=all(map(_holds_tensors, core)),
     )
+
+
+def _holds_tensors(hint: Any) -> bool:
+    """Whether it is a class of tensors or collections; ``TensorDict[str, Tensor]`` is one."""
+    cls = typing.get_origin(hint) or hint
+    return isinstance(cls, type) and issubclass(cls, (Tensor, TensorCollection))
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
@@ -182,7 +188,7 @@ def convert_tensor_only(owner: Any, spec: FieldSpec, value: Any) -> Any:
     if isinstance(value, tuple):
         value = list(value)
     entry = owner._convert_plain(value)
-    if not isinstance(entry, Tensor) and entry._is_non_tensor:
+    if not isinstance(entry, Tensor) and entry._is_non_tensor and not entry._is_unbatched:
         raise TypeError(
             f"{type(owner).__name__}.{spec.name} takes tensors and tensor collections only (tensor_only=True), got "
             f"{value!r} of type {type(value).__name__}. Drop the flag to store other objects."
@@ -267,14 +273,6 @@ def get(self):
     return value if isinstance(value, Tensor) else value._as_value()
 """
 
-_GETTER_TENSOR_ONLY = """
-def get(self):
-    try:
-        return self._source[{name!r}]
-    except KeyError:
-        return None
-"""
-
 _SETTER = """
 def set(self, value):
     if type(value) is Tensor and self._lock is None and self._device is None{condition}:
@@ -296,8 +294,7 @@ def field_property(owner: str, spec: FieldSpec, flags: Flags, doc: str | None = 
     """
     name = spec.name
     scope = {"Tensor": Tensor, "isinstance": isinstance, "type": type}
-    template = _GETTER_TENSOR_ONLY if flags.tensor_only else _GETTER
-    getter = _compile(template.format(name=name), "get", dict(scope))
+    getter = _compile(_GETTER.format(name=name), "get", dict(scope))
     getter.__name__ = name
     getter.__qualname__ = f"{owner}.{name}"
     if flags.frozen:

@@ -83,6 +83,16 @@ class TensorDict(DenseCollection, TensorDictBase):
         if lock:
             self._propagate_lock(None)
 
+    @classmethod
+    def _free_class(cls) -> type[DenseCollection]:
+        return cls
+
+    @classmethod
+    def _as_own(cls, made: Any) -> Any:
+        if cls is TensorDict or type(made) is not TensorDict:
+            return made
+        return cls._trusted(made._source, made._batch_size, made._device, made._names)
+
 
 def normalise_device(device: Any) -> torch.device:
     """``torch.device`` with an index where the type has several devices."""

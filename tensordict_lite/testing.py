@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.keys import unravel_key_to_tuple
+from tensordict_lite.views import public
 
 __all__ = ["assert_allclose_td", "assert_close"]
 
@@ -69,7 +70,7 @@ def assert_close(
             f"only the second has {sorted(set(theirs) - set(mine))}"
         )
     for key in sorted(set(mine) & set(theirs)):
-        left, right = actual._get_str(key), expected._get_str(key)
+        left, right = public(actual._get_str(key)), public(expected._get_str(key))
         if isinstance(left, TensorCollection) and isinstance(right, TensorCollection):
             if not left._is_non_tensor and not right._is_non_tensor:
                 assert_close(left, right, rtol, atol, equal_nan, intersection, msg, (*path, key))

@@ -6,12 +6,13 @@ interface know. Values wrapped as non-tensor data are entries, never levels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, KeysView
+from collections.abc import Callable, Iterable, Iterator, KeysView
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from tensordict_lite.keys import path_of
+from tensordict_lite.settings import settings
 
 if TYPE_CHECKING:
     from tensordict_lite.base import TensorCollection
@@ -44,11 +45,25 @@ def is_leaf_nontensor(cls: type) -> bool:
     return bool(getattr(cls, "_is_non_tensor", True))
 
 
+def public(value: Any) -> Any:
+    """A raw entry as users get it: an unbatched one as its tensor."""
+    return value._as_value() if getattr(value, "_is_unbatched", False) else value
+
+
+def as_read(items: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
+    """Direct items with each value as users get it."""
+    if not settings.unbatched:
+        return items
+    return [(key, public(value)) for key, value in items]
+
+
 def leaf_keys(td: TensorCollection, prefix: tuple[str, ...], out: list[Any]) -> list[Any]:
     """Keys of the tensors of the whole tree: the walk that hot loops make, without options."""
     source = td._source
     for key, value in source.items() if type(source) is dict else td._key_entries():
         if type(value) is Tensor or isinstance(value, Tensor):
+            out.append((*prefix, key) if prefix else key)
+        elif value._is_unbatched:
             out.append((*prefix, key) if prefix else key)
         elif not value._is_non_tensor:
             leaf_keys(value, (*prefix, key), out)
@@ -61,6 +76,8 @@ def count_leaves(td: TensorCollection) -> int:
     source = td._source
     for value in source.values() if type(source) is dict else dict(td._key_entries()).values():
         if type(value) is Tensor or isinstance(value, Tensor):
+            n += 1
+        elif value._is_unbatched:
             n += 1
         elif not value._is_non_tensor:
             n += count_leaves(value)
@@ -85,6 +102,8 @@ def leaf_items(
     for key, value in td._entries():
         if isinstance(value, Tensor):
             out.append(((*prefix, key) if prefix else key, value))
+        elif value._is_unbatched:
+            out.append(((*prefix, key) if prefix else key, value._as_value()))
         elif not value._is_non_tensor:
             leaf_items(value, (*prefix, key), out)
     return out
@@ -117,7 +136,7 @@ def all_keys(
         full = (*prefix, key) if prefix else key
         if not isinstance(value, Tensor) and not value._is_non_tensor:
             all_keys(value, (*prefix, key), out, leaves_only, is_leaf)
-        if not leaves_only or is_leaf(type(value)):  # type: ignore[misc]
+        if not leaves_only or is_leaf(type(public(value))):  # type: ignore[misc]
             out.append(full)
     return out
 
@@ -128,7 +147,9 @@ def all_items(
     """Items of the whole tree, a container before its content."""
     for key, value in td._entries():
         full = (*prefix, key) if prefix else key
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) or value._is_unbatched:
+            if settings.unbatched:
+                value = public(value)
             if not leaves_only or is_leaf is None or is_leaf(type(value)):
                 out.append((full, value))
             continue
@@ -205,7 +226,7 @@ class NestedKeysView(KeysView):  # type: ignore[type-arg]
                 keys = all_keys(td, (), [], self._leaves_only, self._is_leaf)
         elif self._leaves_only:
             is_leaf = self._is_leaf or default_is_leaf
-            keys = [key for key, value in td._entries() if is_leaf(type(value))]
+            keys = [key for key, value in as_read(td._entries()) if is_leaf(type(value))]
         else:
             keys = td._key_list()
         return sorted(keys, key=sort_key) if self._sort else keys

@@ -20,7 +20,7 @@ import torch
 
 from tdmap._data import Data, is_dense
 from tdmap.plan import ChunkPlan
-from tensordict_lite import NonTensorData, NonTensorStack, is_non_tensor, lazy_stack
+from tensordict_lite import NonTensorData, NonTensorDataBase, NonTensorStack, is_non_tensor, lazy_stack
 from tensordict_lite.memmap.plan import mapped_root
 from tensordict_lite.nontensor import same_payload
 
@@ -28,9 +28,13 @@ KeyPath: TypeAlias = "tuple[str, ...]"
 
 
 class One(NamedTuple):
-    """One object for all rows of a piece."""
+    """One object for all rows of a piece.
+
+    Where it is no row's but the whole collection's (:class:`MetaData`, an unbatched tensor), with its entry.
+    """
 
     value: Any
+    entry: Any = None
 
 
 class Each(NamedTuple):
@@ -130,6 +134,8 @@ def piece_of(entry: Any, plan: ChunkPlan) -> Piece:
         return None
     if isinstance(entry, NonTensorData):
         return One(entry._payload)
+    if isinstance(entry, NonTensorDataBase):
+        return One(entry._payload, entry)
     if plan.unbind:
         return Rows([entry])
     rows = entry._source if entry._stack_dim == plan.dim else entry.unbind(plan.dim)
@@ -144,6 +150,13 @@ def concat_pieces(parts: Iterable[tuple[int, Piece]]) -> Piece:
     if all(piece is None for _, piece in parts):
         return None
     ones = [piece for _, piece in parts if isinstance(piece, One)]
+    given = [piece for _, piece in parts if piece is not None]
+    if len(ones) == len(given) and all(piece.entry is not None for piece in ones):
+        if all(same_payload(one.value, ones[0].value) for one in ones[1:]):
+            return ones[0]
+        joined = type(ones[0].entry)._stack_entries([_flat(piece.entry) for piece in ones], 0)
+        if isinstance(joined, NonTensorDataBase):  # an unbatched tensor has said that it is the first one's
+            return One(joined._payload, joined)
     if len(ones) == len(parts) and all(same_payload(one.value, ones[0].value) for one in ones[1:]):
         return ones[0]
     stacked = any(isinstance(piece, Rows) for _, piece in parts)
@@ -151,6 +164,10 @@ def concat_pieces(parts: Iterable[tuple[int, Piece]]) -> Piece:
     for rows, piece in parts:
         values += _entries(piece, rows) if stacked else _payloads(piece, rows)
     return Rows(values) if stacked else Each(values)
+
+
+def _flat(entry: Any) -> Any:
+    return entry._rebuild({}, torch.Size(()))
 
 
 def _payloads(piece: Piece, rows: int) -> list[Any]:
@@ -256,6 +273,8 @@ def _column(parts: list[tuple[int, Piece]], plan: ChunkPlan, size: torch.Size) -
     """A column of a collection of batch size `size` from its pieces."""
     whole = concat_pieces(parts)
     rest = torch.Size((*size[: plan.dim], *size[plan.dim + 1 :]))
+    if isinstance(whole, One) and whole.entry is not None:
+        return whole.entry._rebuild({}, size)
     if isinstance(whole, One) and not plan.unbind:
         return NonTensorData(whole.value, batch_size=size)
     rows = size[plan.dim]
@@ -312,8 +331,10 @@ class ObjectColumn:
             missing: a bool a row; None where all are there.
         """
         size = torch.Size((len(rows), *self.entry._batch_size[1:]))
-        if isinstance(self.entry, NonTensorData) and (missing is None or not any(missing)):
-            return NonTensorData(self.entry._payload, batch_size=size)
+        if isinstance(self.entry, NonTensorDataBase) and (
+            missing is None or not any(missing) or not isinstance(self.entry, NonTensorData)
+        ):
+            return self.entry._rebuild({}, size)
         if self._piece is None:
             self._piece = piece_of(self.entry, ChunkPlan(0, 1))
         whole = self._piece

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from tdmap._data import Data, data_row_bytes, is_dense, tensors_of
-from tensordict_lite import NonTensorData, is_non_tensor, is_tensor_collection
+from tensordict_lite import NonTensorDataBase, is_non_tensor, is_tensor_collection
 
 SAMPLE = 64
 """Objects of a column whose sizes stand for all of them."""
@@ -40,11 +40,11 @@ def _object_bytes(node: Data, rows: int) -> int:
     """Bytes of the entries that are no tensors; one object for all rows counts once a row."""
     if not is_tensor_collection(node):
         return 0
-    if isinstance(node, NonTensorData):
+    if isinstance(node, NonTensorDataBase):
         return sys.getsizeof(node._payload) * max(rows, 1)
     if is_non_tensor(node):
         members = node._source[:SAMPLE]
-        each = [result_bytes(m._payload) if isinstance(m, NonTensorData) else _object_bytes(m, 0) for m in members]
+        each = [result_bytes(m._payload) if isinstance(m, NonTensorDataBase) else _object_bytes(m, 0) for m in members]
         return sum(each) * len(node._source) // max(len(each), 1)
     entries: Iterable[Any] = node._source.values() if is_dense(node) else node._source[:SAMPLE]
     total = sum(_object_bytes(entry, rows) for entry in entries)

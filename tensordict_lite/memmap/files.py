@@ -32,6 +32,7 @@ __all__ = [
     "open_folder",
     "plain_values",
     "raw_bytes",
+    "refuse_link",
     "size_of_file",
     "write_all",
     "write_tensor",
@@ -48,10 +49,11 @@ def new_file(path: str, *, existsok: bool = True) -> Iterator[int]:
     """A descriptor of a temporary sibling that becomes ``path`` when the block succeeds, and vanishes otherwise.
 
     Raises:
-        RuntimeError: the file exists and ``existsok`` is false.
+        RuntimeError: the file exists and ``existsok`` is false, or it is a symbolic link.
     """
     if not existsok and os.path.lexists(path):
         raise RuntimeError(f"the file {path} already exists: pass existsok=True to replace it")
+    refuse_link(path)
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name[:200]}.{secrets.token_hex(6)}.tmp")
     fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -82,6 +84,16 @@ def size_of_file(path: str, error: type[DatasetError], missing: type[DatasetErro
         kind = "a folder" if stat.S_ISDIR(info.st_mode) else "a special file"
         raise error(path, f"is {kind}, and not a file that holds a dataset")
     return info.st_size
+
+
+def refuse_link(path: str) -> None:
+    """DatasetError where ``path`` is a symbolic link: what is written there would be somewhere else."""
+    if os.path.islink(path):
+        raise DatasetError(
+            path,
+            f"Refusing to write through a symlink (to {os.readlink(path)}): what is saved would be elsewhere. Remove "
+            "the link, or give the place that it leads to",
+        )
 
 
 @contextlib.contextmanager

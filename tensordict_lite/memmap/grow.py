@@ -13,7 +13,7 @@ from torch import Tensor
 from tensordict_lite.errors import DatasetNotFoundError
 from tensordict_lite.keys import require_path
 from tensordict_lite.memmap import nested
-from tensordict_lite.memmap.files import locked_folder, new_file, write_all
+from tensordict_lite.memmap.files import locked_folder, new_file, refuse_link, write_all
 from tensordict_lite.memmap.format import META, RESERVED, SUFFIX, encode_key, leaf_meta, node_meta, read_json
 from tensordict_lite.memmap.mapping import file_of
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
@@ -99,6 +99,7 @@ def _child(node: Any, key: str, robust_key: bool | None) -> Any:
     child = node._new_child()
     if folder:
         path = os.path.join(folder, _name(key, robust_key))
+        refuse_link(path)
         child.memmap_(path)
         _describe(node, folder, key, {"type": "TensorDict"})
     else:

@@ -2,6 +2,7 @@
 
 ===================  =============================================================================================
 ``NonTensorData``    ``meta.json`` with the object under ``"data"``; what JSON cannot hold is in ``other.pickle``
+``MetaData``         as ``NonTensorData``, under its own name, which may have a type in brackets
 ``NonTensorStack``   ``meta.json`` with nested lists of objects; what JSON cannot hold is in ``pickle.pkl``
 lazy stack           ``meta.json`` with ``stack_dim``, and one sub-folder ``0``, ``1``... a member
 tensorclass          ``meta.json`` with the name of the class, and its fields as a collection in ``_tensordict``
@@ -38,12 +39,14 @@ def ensure_registered() -> None:
         return
     from tensordict_lite.dense import DenseCollection
     from tensordict_lite.lazystack import LazyStackedTensorDict
-    from tensordict_lite.nontensor import NonTensorData
+    from tensordict_lite.nontensor import NonTensorDataBase
     from tensordict_lite.nontensor_stack import NonTensorStack
     from tensordict_lite.tensorclass import TensorClass
+    from tensordict_lite.unbatched import UnbatchedEntry
 
     register_planner(DenseCollection, plan_dense)
-    register_planner(NonTensorData, plan_nontensor)
+    register_planner(NonTensorDataBase, plan_nontensor)
+    register_planner(UnbatchedEntry, refuse_unbatched)
     register_planner(NonTensorStack, plan_nontensor_stack)
     register_planner(LazyStackedTensorDict, plan_lazy_stack)
     register_planner(TensorClass, plan_tensorclass)
@@ -59,7 +62,10 @@ def ensure_registered() -> None:
 
 def plan_nontensor(plan: Plan, node: Any, path: str, where: Where) -> str:
     """One object."""
-    meta: dict[str, Any] = {"_type": "<class 'tensordict.tensorclass.NonTensorData'>"}
+    from tensordict_lite.metadata import MetaData
+
+    name = type(node).__name__ if isinstance(node, MetaData) else "NonTensorData"
+    meta: dict[str, Any] = {"_type": f"<class 'tensordict.tensorclass.{name}'>"}
     folder = plan.folder(node, path, where, meta)
     value = node._payload
     if holds_json(value):
@@ -68,13 +74,19 @@ def plan_nontensor(plan: Plan, node: Any, path: str, where: Where) -> str:
         folder.blobs["other.pickle"] = pickled(plan, value, {"data": value}, where)
     meta["_metadata"] = None
     meta["_is_non_tensor"] = True
-    return "NonTensorData"
+    return name
+
+
+def refuse_unbatched(plan: Plan, node: Any, path: str, where: Where) -> str:
+    """There is no form on disk for a tensor that all rows share."""
+    raise NotImplementedError(
+        f"UnbatchedTensor entries cannot be memory-mapped yet, but {'.'.join(where)!r} is one. Exclude it first, "
+        f"td.exclude({where if len(where) > 1 else where[0]!r}), and save it beside the dataset."
+    )
 
 
 def read_nontensor(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> Any:
     """The object of :func:`plan_nontensor`, for the whole batch of its parent."""
-    from tensordict_lite.nontensor import NonTensorData
-
     if "data" in meta.raw:
         value = meta.raw["data"]
     else:
@@ -83,7 +95,20 @@ def read_nontensor(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> A
             raise DatasetError(meta.path + "/other.pickle", "does not hold the object of a non-tensor entry")
         value = content["data"]
     size = torch.Size(()) if lead is None else lead
-    return NonTensorData(value, batch_size=size, device=loader.device or "cpu")
+    return _object_class(meta, value)(value, batch_size=size, device=loader.device or "cpu")
+
+
+def _object_class(meta: NodeMeta, value: Any) -> Any:
+    """``NonTensorData``, or the class of metadata that was saved, where the object is still of its type."""
+    from tensordict_lite.metadata import MetaData, typed_by_name
+    from tensordict_lite.nontensor import NonTensorData
+
+    written = str(meta.raw.get("_type"))
+    name = written.removeprefix("<class 'tensordict.tensorclass.").removesuffix("'>")
+    if name == written or not name.startswith("MetaData"):
+        return NonTensorData
+    cls = typed_by_name(name)
+    return cls if cls.accepts(value) else MetaData  # JSON has no tuples
 
 
 # -- one object an element -----------------------------------------------------------------------------------

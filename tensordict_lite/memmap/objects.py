@@ -16,7 +16,7 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.memmap.cells import Arena, Cell
 from tensordict_lite.memmap.files import new_file, write_all
 from tensordict_lite.memmap.format import META, PICKLES
-from tensordict_lite.nontensor import NonTensorData, same_payload
+from tensordict_lite.nontensor import NonTensorData, NonTensorDataBase, same_payload
 
 __all__ = ["SharedNonTensorData", "rewrite", "share_objects"]
 
@@ -66,7 +66,7 @@ class SharedNonTensorData(NonTensorData):
         _slot.__get__(self).set(value)
 
     def _rebuild(self, source: Any, batch_size: Any, names: Any = None) -> Any:
-        new = super(NonTensorData, self)._rebuild(source, batch_size, names)
+        new = super(NonTensorDataBase, self)._rebuild(source, batch_size, names)
         _slot.__set__(new, _slot.__get__(self))
         return new
 
@@ -108,7 +108,7 @@ class SharedNonTensorData(NonTensorData):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         _slot.__set__(self, state["payload"])
-        super(NonTensorData, self).__setstate__(state)
+        super(NonTensorDataBase, self).__setstate__(state)
 
 
 def share_objects(node: TensorCollection) -> None:

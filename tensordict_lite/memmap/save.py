@@ -14,7 +14,7 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import nested
-from tensordict_lite.memmap.files import write_all, write_tensor_to
+from tensordict_lite.memmap.files import refuse_link, write_all, write_tensor_to
 from tensordict_lite.memmap.format import META, read_small
 from tensordict_lite.memmap.mapping import anonymous_storage, check_room, holds_many, reserve
 from tensordict_lite.memmap.plan import Leaf, Plan, file_of, is_whole, mapped_root, plan_for
@@ -177,6 +177,9 @@ class _Save:
 
     def _in_folder(self, root: str) -> list[Tensor]:
         fresh = not os.path.exists(root)
+        for folder in () if fresh else self.plan.folders:
+            if folder.path:
+                refuse_link(os.path.join(root, folder.path))
         kept = [
             "" if fresh and type(leaf.tensor) is Tensor else self._keeps(leaf, os.path.join(root, leaf.file))
             for leaf in self.plan.leaves
@@ -223,6 +226,7 @@ class _Save:
         """``memmap_like`` over an existing file: its content stays, room is added where it is too short."""
         if leaf.tensor.is_nested or not leaf.nbytes:
             return ""
+        refuse_link(path)
         size = os.path.getsize(path)
         if size < leaf.nbytes:
             self.grown.append((path, size, leaf.nbytes))

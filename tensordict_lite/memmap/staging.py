@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.files import open_folder
+from tensordict_lite.memmap.files import open_folder, refuse_link
 from tensordict_lite.memmap.format import META
 
 __all__ = [
@@ -117,6 +117,9 @@ class Staging:
             files: paths of the data files, relative.
             folders: relative paths of the folders, each with its ``meta.json``; the root is ``""``.
             meanwhile: changes files of the old dataset in place; called while there is no metadata.
+
+        Raises:
+            DatasetError: one of them is a symbolic link in the dataset that is there; nothing has changed.
         """
         if self.inside:
             self._move_in(files, folders, meanwhile)
@@ -156,9 +159,12 @@ class Staging:
 
     def _move_in(self, files: list[str], folders: list[str], meanwhile: Callable[[], None] | None = None) -> None:
         self._take_turn()
+        for path in (*folders, *files):  # of the root, a link is the user's choice
+            if path:
+                refuse_link(os.path.join(self.prefix, path))
         order = sorted(folders, key=lambda folder: folder.count("/") + bool(folder))
         for folder in order:
-            require_inside(self.prefix, folder)
+            _require_folder(self.prefix, folder)
         for folder in order:  # from the root down: whatever is half replaced has no metadata above it
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.unlink(os.path.join(self.prefix, folder, META))
@@ -173,12 +179,11 @@ class Staging:
         shutil.rmtree(self.root, ignore_errors=True)
 
 
-def require_inside(root: str, folder: str) -> None:
-    """Raises :class:`DatasetError` where a folder of a dataset, given relative to it, is a link or a file."""
+def _require_folder(root: str, folder: str) -> None:
+    """Raises :class:`DatasetError` where there is a file in the place of a folder, given relative to the root."""
     path = os.path.join(root, folder)
     if folder and os.path.lexists(path) and not stat.S_ISDIR(os.lstat(path).st_mode):
-        what = "a symbolic link; a dataset is not followed out of its folder" if os.path.islink(path) else "no folder"
-        raise DatasetError(path, f"is {what}")
+        raise DatasetError(path, "is no folder")
 
 
 @contextlib.contextmanager

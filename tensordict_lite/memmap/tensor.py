@@ -92,6 +92,11 @@ class MemoryMappedTensor(Tensor):
             if dtype is not None:
                 raise TypeError("dtype= is not accepted together with filename=: the tensor has one")
             return cls.from_tensor(source, filename=filename, shape=shape)
+        if not isinstance(source, Tensor):
+            raise TypeError(
+                f"a MemoryMappedTensor is made from a tensor, a storage or a file: got a {type(source).__name__}. For "
+                "values that are mapped, MemoryMappedTensor.from_tensor(torch.as_tensor(values), filename=...)"
+            )
         out = _as_subclass(source, cls)
         return out if index is None else out[index]
 
@@ -302,9 +307,12 @@ class MemoryMappedTensor(Tensor):
             existsok: replace an existing file; a RuntimeError otherwise.
 
         Raises:
+            TypeError: no size; ``()`` makes a scalar.
             OSError: there is no room, with the bytes needed and available.
         """
         _check_device(device)
+        if not size and shape is None:
+            raise TypeError("the size is missing: give ints, one sequence (`()` for a scalar), or shape=")
         dtype = dtype or torch.get_default_dtype()
         wanted = shape if shape is not None else size[0] if len(size) == 1 else size
         path = None if filename is None else os.path.abspath(os.fspath(filename))
@@ -448,6 +456,12 @@ class MemoryMappedTensor(Tensor):
 
 class MappedNestedTensor(MemoryMappedTensor):
     """A :class:`MemoryMappedTensor` of the strided nested layout, with the shape that torch does not give."""
+
+    @property
+    def handler(self) -> SharedHandle | None:
+        """As :attr:`MemoryMappedTensor.handler`; :meth:`from_handler` takes the table of shapes with it."""
+        region = region_of(self._buffer) if hasattr(self, "_buffer") else None
+        return None if region is None else region.handle
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]

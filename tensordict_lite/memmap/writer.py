@@ -29,7 +29,7 @@ from tensordict_lite.memmap.format import META, SUFFIX, encode_key, is_count, re
 from tensordict_lite.memmap.mapping import reserve
 from tensordict_lite.memmap.plan import Plan, holds_json, plan_for
 from tensordict_lite.memmap.staging import Staging, sync_folder
-from tensordict_lite.nontensor import NonTensorData, same_payload
+from tensordict_lite.nontensor import NonTensorDataBase, same_payload
 
 __all__ = ["DatasetWriter"]
 
@@ -451,9 +451,11 @@ def _objects(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
         value = node._get_str(key)
         if isinstance(value, Tensor):
             continue
+        if value._is_unbatched:
+            raise NotImplementedError(f"UnbatchedTensor entries cannot be appended, but {(*path, key)} is one")
         if not value._is_non_tensor:
             yield from _objects(value, (*path, key))
-        elif isinstance(value, NonTensorData):
+        elif isinstance(value, NonTensorDataBase):
             yield (*path, key), [value._payload]
         else:
             yield (*path, key), [row.data for row in value.reshape(-1).unbind(0)]

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.keys import missing_key_error
-from tensordict_lite.views import entry_of
+from tensordict_lite.settings import settings
+from tensordict_lite.views import as_read, entry_of, public
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["ApplyOps"]
 
-_KEEP = object()
+KEEP = object()
 _MISSING = object()
 
 
@@ -32,7 +33,7 @@ class _Call:
     nested_keys: bool = False
     """Names are whole paths instead of the last step."""
     batch_size: torch.Size | None = None
-    device: Any = _KEEP
+    device: Any = KEEP
     inplace: bool = False
     default: Any = _MISSING
     filter_empty: bool | None = None
@@ -70,8 +71,8 @@ class ApplyOps:
         fn: Callable[..., Any],
         *others: Any,
         batch_size: Sequence[int] | None = None,
-        device: Any = _KEEP,
-        names: Sequence[str | None] | None | object = _KEEP,
+        device: Any = KEEP,
+        names: Sequence[str | None] | None | object = KEEP,
         inplace: bool = False,
         default: Any = _MISSING,
         filter_empty: bool | None = None,
@@ -122,8 +123,8 @@ class ApplyOps:
             batch_size is None
             and not inplace
             and out is None
-            and device is _KEEP
-            and names is _KEEP
+            and device is KEEP
+            and names is KEEP
             and default is _MISSING
             and filter_empty is None
             and is_leaf is None
@@ -157,6 +158,10 @@ class ApplyOps:
                     if new is None:
                         continue
                     new = result._fit(new, key)
+            elif value._is_unbatched:
+                new = value._apply_entry(lambda x, rest=rest: fn(x, *map(public, rest)), result)  # type: ignore[misc]
+                if new is None:
+                    continue
             elif value._is_non_tensor:
                 new = value.copy()
             else:
@@ -172,8 +177,8 @@ class ApplyOps:
         *others: Any,
         nested_keys: bool = False,
         batch_size: Sequence[int] | None = None,
-        device: Any = _KEEP,
-        names: Sequence[str | None] | None | object = _KEEP,
+        device: Any = KEEP,
+        names: Sequence[str | None] | None | object = KEEP,
         inplace: bool = False,
         default: Any = _MISSING,
         filter_empty: bool | None = None,
@@ -238,7 +243,7 @@ class ApplyOps:
         result = self._apply_level(call, list(others), ())
         if result is None:
             return None
-        if names is not _KEEP and names is not None:
+        if names is not KEEP and names is not None:
             result.names = names
         if propagate_lock and self._lock is not None:
             result.lock_()
@@ -248,14 +253,18 @@ class ApplyOps:
         """The results of one level as a new collection; ``None`` when it is left out."""
         size = self._batch_size if call.batch_size is None else call.batch_size
         result = self._rebuild({}, size, self._names if call.batch_size is None else None)
-        if call.device is not _KEEP:
+        if call.device is not KEEP:
             result._device = None if call.device is None else torch.device(call.device)
         plain = result._device is None
         dims = len(size)
         had_entries = False
         for key, value in self._entries():
             had_entries = True
-            if call.takes(value):
+            if not isinstance(value, Tensor) and value._is_unbatched:
+                new = self._apply_unbatched(call, key, value, others, prefix, result)
+                if new is None:
+                    continue
+            elif call.takes(value):
                 new = call.run(key, prefix, value, _arguments(others, key, call.default))
                 if new is None:
                     continue
@@ -272,11 +281,21 @@ class ApplyOps:
             result._set_str(key, new)
         return None if call.emptied(result, had_entries) else result
 
+    def _apply_unbatched(
+        self, call: _Call, key: str, value: Any, others: list[Any], prefix: tuple[str, ...], result: Any
+    ) -> Any:
+        """An entry that has no batch dimensions; a function that changes those leaves it as it is."""
+        if call.batch_size is not None or not call.takes(value._as_value()):
+            return value._apply_entry(lambda x: x, result)
+        rest = [public(other) for other in _arguments(others, key, call.default)]
+        return value._apply_entry(lambda x: call.run(key, prefix, x, rest), result)
+
     def _apply_into(self, call: _Call, others: list[Any], prefix: tuple[str, ...], out: Any) -> None:
         """The results of one level, written to ``out`` (which may be ``self``)."""
-        for key, value in list(self._entries()):
+        for key, value in list(as_read(self._entries())):
             if call.takes(value):
-                new = call.run(key, prefix, value, _arguments(others, key, call.default))
+                rest = _arguments(others, key, call.default)
+                new = call.run(key, prefix, value, [public(other) for other in rest] if settings.unbatched else rest)
                 if new is None or (new is value and out is self):
                     continue
                 if call.inplace and entry_of(out, (key,)) is not None:

@@ -167,6 +167,9 @@ def _collect(node: Any, name: str) -> Any:
     for key, value in source.items():
         if isinstance(value, Tensor):
             item = getattr(value, name)
+        elif value._is_unbatched:
+            found = getattr(value._leaves()[0], name)
+            item = None if found is None else value._around(found)
         elif value._key_list() or not is_object(value):
             item = _collect(value, name)
         else:

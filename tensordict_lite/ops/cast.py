@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.ops.operands import leaf_paths, tracked_rows
+from tensordict_lite.views import public
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -76,7 +77,7 @@ class CastOps:
         """
         fn = _canonical if canonical else Tensor.contiguous
         if inplace:
-            return self._replace_leaves([fn(leaf) for leaf in self._leaves()])
+            return self._swap_leaves([fn(leaf) for leaf in self._leaves()])
         return self._map_leaves(fn)
 
     def is_contiguous(self) -> bool:
@@ -150,6 +151,11 @@ class CastOps:
                 args = ()
             elif not isinstance(args[0], Tensor) and hasattr(args[0], "_leaves"):
                 args, other = (), args[0]
+        if batch_size is not None and hasattr(self, "_stack_dim"):
+            raise TypeError(
+                "Cannot pass batch-size to a LazyStackedTensorDict: it is that of its members. Make it dense first, "
+                "to_tensordict()"
+            )
         if other is not None:
             kwargs.setdefault("device", other.device)
             kwargs.setdefault("dtype", other.dtype)
@@ -175,7 +181,7 @@ class CastOps:
         if cast_filter is not None and dtype is not None:
             moved = self._filter_cast(cast_filter, moved, device, non_blocking)
         if inplace:
-            self._replace_leaves(moved)
+            self._swap_leaves(moved)
             if device is not None:
                 self._set_device(device)
             if batch_size is not None:
@@ -261,6 +267,12 @@ class CastOps:
         for sub in self._nested():
             sub._set_device(device)
 
+    def _swap_leaves(self, leaves: Sequence[Tensor]) -> Self:
+        """:meth:`_replace_leaves` on behalf of a user: a lock forbids it, unless there is nothing to replace."""
+        if self._lock is not None and any(new is not old for new, old in zip(leaves, self._leaves())):
+            raise self._locked_error()
+        return self._replace_leaves(leaves)
+
     def _replace_leaves(self, leaves: Sequence[Tensor]) -> Self:
         """Other tensors in the same places of this very tree, which keeps its identity."""
         remaining = iter(leaves)
@@ -340,7 +352,7 @@ class CastOps:
             RuntimeError: there is no accelerator.
         """
         pinned = _pin(self._leaves(), num_threads)
-        return self._replace_leaves(pinned) if inplace else self._with_leaves(iter(pinned))
+        return self._swap_leaves(pinned) if inplace else self._with_leaves(iter(pinned))
 
     def pin_memory_(self, num_threads: int = 0) -> Self:
         """:meth:`pin_memory` in place."""
@@ -502,7 +514,7 @@ def _synchronise() -> None:
 
 def _moved(node: Any, move: Callable[[Tensor], Tensor], device: torch.device) -> Any:
     source = node._source
-    if type(source) is not dict:
+    if type(source) is not dict or node._is_unbatched:
         new = node._map_leaves(move)
         new._set_device(device)
         return new
@@ -524,6 +536,8 @@ def _put_leaves(node: Any, leaves: Iterator[Tensor]) -> None:
         for key, value in source.items():
             if isinstance(value, Tensor):
                 source[key] = next(leaves)  # replacing a value does not disturb the iteration
+            elif value._is_unbatched:
+                value._payload = next(leaves)
             else:
                 _put_leaves(value, leaves)
     else:
@@ -555,6 +569,7 @@ def _address_tree(node: Any, storage: bool) -> Any:
     entries = source.items() if isinstance(source, dict) else ((str(i), sub) for i, sub in enumerate(node._nested()))
     out = {}
     for key, value in entries:
+        value = public(value)
         if isinstance(value, Tensor):
             address = value.untyped_storage().data_ptr() if storage else value.data_ptr()
             out[key] = torch.tensor(address, dtype=torch.int64)

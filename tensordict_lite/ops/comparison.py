@@ -1,6 +1,7 @@
 """Comparisons, and the operators that answer like them: bool leaves under the same keys.
 
-Non-tensor entries compare as objects under ``==`` and ``!=``: one bool for each element of the batch.
+Non-tensor entries compare as objects (``objects.py``): one bool for each element of the batch. An entry that is
+``None`` is an entry that is not there.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from tensordict_lite.ops.objects import combine_objects, is_none, kept
 from tensordict_lite.ops.operands import (
     NUMBERS,
     align,
@@ -25,7 +28,13 @@ from tensordict_lite.ops.operands import (
 
 __all__ = ["ComparisonOps"]
 
-_ORDERINGS = (operator.lt, operator.le, operator.gt, operator.ge, operator.or_, operator.xor)
+_ORDERINGS = frozenset((operator.lt, operator.le, operator.gt, operator.ge))
+_REFLECTED = {
+    operator.lt: operator.gt,
+    operator.le: operator.ge,
+    operator.gt: operator.lt,
+    operator.ge: operator.le,
+}
 
 
 class ComparisonOps:
@@ -77,14 +86,17 @@ class ComparisonOps:
 
 def _compare(node: Any, other: Any, op: Callable[[Any, Any], Any]) -> Any:
     kind = type(other)
+    if node._is_non_tensor:  # by itself it is no plain object, and equals none
+        return combine_objects(node, other, op) if isinstance(other, Tensor) or is_collection(other) else NotImplemented
     if kind in NUMBERS:
         return _with_number(node, other, op)
     if is_collection(other):
+        if hasattr(kind, "_field_specs") and not hasattr(node, "_field_specs"):
+            node, other, op = other, node, _REFLECTED.get(op, op)  # the result is of the class with fields
         if other._batch_size == node._batch_size:
-            return _with_collection(node, other, op)
+            return _with_collection(node, other, op, -1)
         node, other = align(node, other)
-        dims = len(node._batch_size)
-        return _with_collection(node, other, lambda a, b: op(*_widened(a, b, dims)))
+        return _with_collection(node, other, op, len(node._batch_size))
     if isinstance(other, np.generic):
         return _with_number(node, other.item(), op)
     if isinstance(other, Tensor):
@@ -99,10 +111,11 @@ def _compare(node: Any, other: Any, op: Callable[[Any, Any], Any]) -> Any:
 
 def _with_number(node: Any, other: Any, op: Callable[[Any, Any], Any]) -> Any:
     source = node._source
-    if (type(source) is not dict or not source) and is_object(node):
-        # An object has no order, and is not compared with numbers: kept, or left without an answer.
-        ordered = op in _ORDERINGS[:4]
-        return _kept(node) if ordered else node._plain_class()._trusted({}, node._batch_size, node._device)
+    if node._is_unbatched:
+        return combine_objects(node, other, op)
+    if node._is_non_tensor:
+        # An object is not compared with the numbers that tensors are: kept, or left without an answer.
+        return kept(node) if op in _ORDERINGS else node._plain_class()._trusted({}, node._batch_size, node._device)
     if type(source) is not dict:
         return _members(node, [_with_number(member, other, op) for member in node._nested()])
     return node._rebuild(
@@ -114,62 +127,82 @@ def _with_number(node: Any, other: Any, op: Callable[[Any, Any], Any]) -> Any:
     )
 
 
-def _with_collection(node: Any, other: Any, op: Callable[[Any, Any], Any]) -> Any:
+def _with_collection(node: Any, other: Any, op: Callable[[Any, Any], Any], dims: int) -> Any:
+    """``dims``: batch dimensions behind which leaves of fewer dimensions are widened; -1 where none is."""
     source, found = node._source, other._source
     if type(source) is not dict:
         stack_dim = node.stack_dim
         same = type(found) is not dict and other.stack_dim == stack_dim
         rows = other._nested() if same else other.unbind(stack_dim)
-        return _members(node, [_with_collection(a, b, op) for a, b in zip(node._nested(), rows)])
+        inner = dims - (stack_dim < dims)
+        return _members(node, [_with_collection(a, b, op, inner) for a, b in zip(node._nested(), rows)])
     if type(found) is not dict:
         found = {key: other._get_str(key) for key in other._key_list()}
     if source.keys() != found.keys():
-        ours, theirs = set(source), set(found)
-        raise keys_mismatch({(key,) for key in ours - theirs}, {(key,) for key in theirs - ours})
-    # A collection on the right of a tensor answers through its reflected operator.
-    return node._rebuild(
-        {
-            key: op(value, found[key]) if isinstance(value, Tensor) else _entries(value, found[key], op)
-            for key, value in source.items()
-        },
-        node._batch_size,
-    )
+        source, found = _without_none(source, found)
+    out = {}
+    for key, value in source.items():
+        match = found[key]
+        plain = dims < 0 and type(value) is Tensor and type(match) is Tensor  # nearly every one
+        out[key] = op(value, match) if plain else _entries(value, match, op, dims)
+    return node._rebuild(out, node._batch_size)
 
 
-def _widened(a: Any, b: Any, dims: int) -> tuple[Any, Any]:
-    return widened(a, b, dims) if isinstance(a, Tensor) and isinstance(b, Tensor) else (a, b)
+def _without_none(source: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The entries of both sides, less those that are ``None`` on one side and absent on the other.
+
+    Raises:
+        KeyError: there are others that only one of them has.
+    """
+    source = {key: value for key, value in source.items() if key in found or not is_none(value)}
+    found = {key: value for key, value in found.items() if key in source or not is_none(value)}
+    ours, theirs = set(source), set(found)
+    if ours != theirs:
+        raise keys_mismatch({(key,) for key in ours - theirs}, {(str(key),) for key in theirs - ours})
+    return source, found
 
 
-def _entries(value: Any, match: Any, op: Callable[[Any, Any], Any]) -> Any:
-    """A nested collection against whatever the other side has under its key."""
+def _entries(value: Any, match: Any, op: Callable[[Any, Any], Any], dims: int) -> Any:
+    """One entry against whatever the other side has under its key."""
+    if isinstance(value, Tensor):
+        if isinstance(match, Tensor):
+            return op(value, match) if dims < 0 else op(*widened(value, match, dims))
+        if is_object(match):
+            return combine_objects(match, value, op)
+        return op(value, match)  # a collection on the right answers through its reflected operator
+    if is_object(value):
+        return combine_objects(value, match, op)
     if isinstance(match, Tensor):
         return _compare(value, match, op)
-    if is_object(value) or is_object(match):
-        # Objects are equal or not; they have no order and no bits.
-        return _kept(value) if op in _ORDERINGS else op(value, match)
-    return _with_collection(value, match, op)
+    if is_object(match):
+        return combine_objects(match, value, op)
+    return _with_collection(value, match, op, dims)
 
 
 def _with_mapping(node: Any, other: Mapping[str, Any], op: Callable[[Any, Any], Any]) -> Any:
-    source = node._source
-    if set(source) != set(other):
-        ours, theirs = set(source), set(other)
-        raise keys_mismatch({(key,) for key in ours - theirs}, {(str(key),) for key in theirs - ours})
+    source, found = node._source, other
+    if type(source) is not dict:
+        return _compare(node, node._plain_class()(other, batch_size=node._batch_size), op)
+    if set(source) != set(found):
+        source, found = _without_none(source, found)
 
-    def entry(key: str, value: Any) -> Any:
-        match = other[key]
-        if isinstance(value, Tensor) and not isinstance(match, Mapping):
-            return op(value, match)
-        return _compare(value, match, op)
+    def entry(value: Any, match: Any) -> Any:
+        if isinstance(value, Tensor):
+            return _compare_tensor(value, match, op)
+        return combine_objects(value, match, op) if is_object(value) else _compare(value, match, op)
 
-    return node._rebuild({key: entry(key, value) for key, value in source.items()}, node._batch_size)
+    return node._rebuild({key: entry(value, found[key]) for key, value in source.items()}, node._batch_size)
 
 
-def _kept(node: Any) -> Any:
-    """A non-tensor entry as it is, unlocked and unnamed as all of the result."""
-    new = node.clone(False)
-    new._set_names(None)
-    return new
+def _compare_tensor(value: Tensor, match: Any, op: Callable[[Any, Any], Any]) -> Any:
+    if isinstance(match, Tensor) or type(match) in NUMBERS or is_collection(match):
+        return op(value, match)
+    try:
+        return op(value, torch.as_tensor(match, device=value.device))
+    except (TypeError, ValueError, RuntimeError):  # an object that is no number: unequal, and nothing else
+        if op in (operator.eq, operator.ne):
+            return torch.full(value.shape, op is operator.ne, dtype=torch.bool, device=value.device)
+        raise
 
 
 def _members(node: Any, members: list[Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -69,8 +70,8 @@ class ConstructOps:
         """
         if hasattr(input_dict, "_entries"):
             return input_dict
-        return from_mapping(
-            cls._plain_class(), input_dict, None, auto_batch_size, batch_size, device, batch_dims, names
+        return cls._as_own(
+            from_mapping(cls._plain_class(), input_dict, None, auto_batch_size, batch_size, device, batch_dims, names)
         )
 
     def from_dict_instance(
@@ -192,9 +193,11 @@ class ConstructOps:
         batch_size: Sequence[int] | None = None,
     ) -> Any:
         """Converts containers of any kind, see :func:`from_any`."""
-        return from_any(
+        made = from_any(
             obj, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
         )
+        keyed = isinstance(obj, (Mapping, np.ndarray)) and not hasattr(obj, "_entries")
+        return cls._as_own(made) if keyed else made
 
     @classmethod
     def from_dataclass(
@@ -264,13 +267,14 @@ class ConstructOps:
         batch_size: Sequence[int] | None = None,
     ) -> Any:
         """A TensorDict with the fields of a numpy structured array, sharing its memory."""
-        return from_struct_array(
+        made = from_struct_array(
             struct_array,
             auto_batch_size=auto_batch_size,
             batch_dims=batch_dims,
             device=device,
             batch_size=batch_size,
         )
+        return cls._as_own(made)
 
     @classmethod
     def from_schema(
@@ -304,7 +308,9 @@ class ConstructOps:
         if storage not in (None, "memmap", "shared"):
             raise ValueError(f"unknown storage {storage!r}: expected None, 'memmap' or 'shared'")
         size = torch.Size(batch_size if batch_size is not None else ())
-        new = cls._plain_class()({}, batch_size=size, device=None if storage == "memmap" else device)
+        from tensordict_lite.tensordict import TensorDict
+
+        new = TensorDict({}, batch_size=size, device=None if storage == "memmap" else device)
         for key, (shape, dtype) in schema.items():
             full = (*size, *shape)
             if storage == "memmap":  # a view of one element: the files are allocated without the memory
@@ -355,7 +361,9 @@ class ConstructOps:
             dtype: dtype of every entry; by default each keeps its own.
             device: device of the result and its entries; by default they keep theirs.
             **kwargs: ``requires_grad``, ``layout``, ``pin_memory`` as for :meth:`torch.Tensor.new_zeros`;
-                ``empty_lazy`` empties the lazy stacks of the result.
+                ``empty_lazy=True`` makes lazy stacks lazy stacks of empty members, to be written into, and repeats
+                the first object of a :class:`NonTensorStack`. Otherwise lazy stacks are made dense, and the rows of
+                a :class:`NonTensorStack` are None.
 
         Example:
             >>> import torch
@@ -382,6 +390,9 @@ class ConstructOps:
     def _new_like(
         self, name: str, extra: tuple[Any, ...], size: torch.Size, dtype: Any, device: Any, options: dict[str, Any]
     ) -> Self:
+        repeat = bool(options.get("empty_lazy"))
+        if repeat and type(self._source) is not dict:  # type: ignore[attr-defined]
+            return self._blank(size, repeat)  # type: ignore[attr-defined, no-any-return]
         kwargs = {key: value for key, value in options.items() if key != "empty_lazy"}
         if dtype is not None:
             kwargs["dtype"] = dtype
@@ -392,6 +403,8 @@ class ConstructOps:
         for key, value in self._entries():
             if isinstance(value, Tensor):
                 out[key] = getattr(value, name)((*size, *value.shape[dims:]), *extra, **kwargs)
+            elif type(value._source) is not dict and (value._is_non_tensor or repeat):
+                out[key] = value._blank(torch.Size((*size, *value.batch_size[dims:])), repeat)
             elif value._is_non_tensor:
                 out[key] = resized(value, size)
             else:
@@ -420,6 +433,16 @@ class ConstructOps:
             requires_grad: record operations on the new tensors.
             pin_memory: allocate them in pinned memory.
         """
+        if hasattr(data, "_entries") or isinstance(data, Tensor):
+            warnings.warn(
+                "To copy construct from a tensor, it is recommended to use sourceTensor.detach().clone() or "
+                "sourceTensor.detach().clone().requires_grad_(True), rather than tensor.new_tensor(sourceTensor).",
+                UserWarning,
+                stacklevel=2,
+            )
+        return self._new_tensor(data, dtype, device, requires_grad, pin_memory)
+
+    def _new_tensor(self, data: Any, dtype: Any, device: Any, requires_grad: bool, pin_memory: bool | None) -> Self:
         kwargs: dict[str, Any] = {"requires_grad": requires_grad}
         if dtype is not None:
             kwargs["dtype"] = dtype
@@ -441,9 +464,8 @@ class ConstructOps:
             elif value._is_non_tensor:
                 out[key] = resized(value, torch.Size(size))
             else:
-                out[key] = value.new_tensor(
-                    data._get_str(key) if tree else data, dtype=dtype, device=device, requires_grad=requires_grad
-                )
+                below = data._get_str(key) if tree else data
+                out[key] = value._new_tensor(below, dtype, device, requires_grad, pin_memory)
         new = self._rebuild(out, torch.Size(size), None)
         new._device = None if target is None else torch.device(target)
         return new

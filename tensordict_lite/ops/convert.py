@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from tensordict_lite import pytree
+from tensordict_lite.linkedlist import LinkedList
 from tensordict_lite.ops.state import StateOps
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ConvertOps", "LinkedList"]
+__all__ = ["ConvertOps"]
 
 
 class ConvertOps(StateOps):
@@ -53,6 +54,8 @@ class ConvertOps(StateOps):
         for key, value in self._entries():
             if isinstance(value, Tensor):
                 out[key] = _plain_tensor(value, convert_tensors)
+            elif value._is_unbatched:
+                out[key] = _plain_tensor(value._as_value(), convert_tensors)
             elif tolist_first:
                 out[key] = value.tolist(convert_tensors=convert_tensors, tolist_first=True)
             elif value._is_non_tensor:
@@ -111,6 +114,8 @@ class ConvertOps(StateOps):
         for key, value in self._entries():
             if isinstance(value, Tensor):
                 out[key] = tuple(part.numpy() for part in value.unbind(0)) if value.is_nested else value.numpy()
+            elif value._is_unbatched:
+                out[key] = value._plain().numpy()
             elif value._is_non_tensor:
                 out[key] = value._as_value()
             else:
@@ -234,22 +239,6 @@ class ConvertOps(StateOps):
             new = self._with_members([copy.deepcopy(member, memo) for member in self._source])
         memo[id(self)] = new
         return new
-
-
-class LinkedList(list):  # type: ignore[type-arg]
-    """A list of the rows of a collection; assigning an element writes the row."""
-
-    def __init__(self, items: Any = (), *, td: Any = None) -> None:
-        super().__init__(items)
-        self._td = td
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        super().__setitem__(index, value)
-        if self._td is not None:
-            self._td[index] = value
-
-    def __repr__(self) -> str:
-        return f"LinkedList({super().__repr__()})"
 
 
 def _plain_tensor(value: Tensor, convert: bool | str) -> Any:

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from tensordict_lite.ops.operands import NUMBERS, fused, pair_leaves, resolve
+from tensordict_lite.ops.objects import with_answers
+from tensordict_lite.ops.operands import NUMBERS, fused, is_collection, pair_leaves, resolve
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -133,6 +135,8 @@ def _each_number(each: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
+_LOGIC = {"bitwise_and": operator.and_, "logical_and": lambda a, b: bool(a) and bool(b)}
+
 _EACH = {
     "maximum": _each_number(torch.maximum),
     "minimum": _each_number(torch.minimum),
@@ -221,8 +225,11 @@ def _binary(
     foreach = getattr(torch, f"_foreach_{name}", None) if has_foreach else None
     single = _EACH.get(name, each)
 
+    logic = _LOGIC.get(name)  # which has an answer for objects too
+
     def compute(self: Any, other: Any, default: Any = None) -> Any:
         locked = self._lock is not None
+        given = other
         if type(other) in NUMBERS:
             leaves = self._leaves()
         elif type(other) is type(self) and other._batch_size == self._batch_size and default is None:
@@ -230,6 +237,8 @@ def _binary(
         else:
             self, leaves, other = resolve(self, other, default)
         new = self._with_leaves(iter(fused(foreach, single, leaves, other) if leaves else ()))
+        if logic is not None and is_collection(given):
+            new = with_answers(new, self, given, logic)
         if locked:
             new._propagate_lock(None)
         return new

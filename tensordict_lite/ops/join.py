@@ -121,6 +121,9 @@ class JoinOps:
                 shape = value.shape
             elif type(value._source) is not dict:
                 shape = value.batch_size
+            elif value._follows_batch:
+                followers.append(value)
+                continue
             elif value._is_non_tensor or value.is_empty():
                 followers.append(value)  # fits any batch size: it follows
                 shape = value.batch_size

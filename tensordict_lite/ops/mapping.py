@@ -13,14 +13,17 @@ from tensordict_lite.ops.join import JoinOps
 from tensordict_lite.ops.keyed import KeyedOps
 from tensordict_lite.ops.restructure import RestructureOps
 from tensordict_lite.ops.update import UpdateOps
+from tensordict_lite.settings import settings
 from tensordict_lite.views import (
     LeafKeysView,
     NestedKeysView,
     StringKeysView,
     all_items,
+    as_read,
     default_is_leaf,
     entry_of,
     leaf_items,
+    public,
     sort_key,
 )
 
@@ -40,6 +43,10 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
 
     # Whether instances wrap one non-tensor value: entries of such a type are leaves, never levels.
     _is_non_tensor = False
+    # Of those, the ones that hold a tensor without batch dimensions.
+    _is_unbatched = False
+    # Entries that take any batch size, since none of their own dimensions is in it.
+    _follows_batch = False
 
     def _entries(self) -> Iterable[tuple[str, Any]]:
         """Direct items, raw."""
@@ -114,12 +121,14 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
                 items = all_items(self, (), [], leaves_only, is_leaf)
         elif leaves_only:
             is_leaf = is_leaf or default_is_leaf
-            items = [item for item in self._entries() if is_leaf(type(item[1]))]
+            items = [item for item in as_read(self._entries()) if is_leaf(type(item[1]))]
         elif not sort:
             source = self._source
+            if settings.unbatched:
+                return as_read(self._entries())
             return source.items() if type(source) is dict else self._entries()
         else:
-            items = self._entries()
+            items = as_read(self._entries())
         return sorted(items, key=lambda item: sort_key(item[0])) if sort else items
 
     def values(
@@ -131,7 +140,7 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
         sort: bool = False,
     ) -> Any:
         """Raw entries, in the order of :meth:`items` and under the same options."""
-        if not (include_nested or leaves_only or sort):
+        if not (include_nested or leaves_only or sort or settings.unbatched):
             try:
                 return self._source.values()
             except AttributeError:  # a lazy stack: its members are a list
@@ -174,7 +183,7 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
         if value is None:
             self.set(path, default, inplace=inplace)
             value = entry_of(self, path)
-        return value
+        return public(value)
 
     def pop(self, key: Any, default: Any = _MISSING) -> Any:
         """Removes an entry and returns it, raw.
@@ -198,7 +207,7 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
         if parent._lock is not None:
             raise parent._locked_error()
         parent._del_str(path[-1])
-        return value
+        return public(value)
 
     def _raise_missing(self, path: tuple[str, ...]) -> None:
         """KeyError for a path that leads nowhere, a ValueError when a tensor is in its way."""
@@ -229,7 +238,7 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
             raise KeyError(f"popitem(): the {type(self).__name__} is empty")
         value = self._get_str(keys[-1])
         self._del_str(keys[-1])
-        return keys[-1], value
+        return keys[-1], public(value)
 
     def entry_class(self, key: Any) -> type:
         """Type of an entry, ``NoneType`` when there is none.
@@ -241,7 +250,7 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
         for depth in range(1, len(path)):
             if isinstance(entry_of(self, path[:depth]), Tensor):
                 self._raise_missing(path)
-        return type(entry_of(self, path))
+        return type(public(entry_of(self, path)))
 
     def get_item_shape(self, key: Any) -> Any:
         """Shape of an entry.
@@ -253,7 +262,7 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
         value = entry_of(self, path)
         if value is None:
             self._raise_missing(path)
-        return value.shape
+        return public(value).shape
 
     # -- non-tensor entries -----------------------------------------------------------------------------------
 
@@ -299,7 +308,7 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
         value = entry_of(self, path)
         if value is None:
             self._raise_missing(path)
-        return not isinstance(value, Tensor) and value._is_non_tensor
+        return not isinstance(value, Tensor) and value._is_non_tensor and not value._is_unbatched
 
     def non_tensor_items(self, include_nested: bool = False) -> tuple[tuple[Any, Any], ...]:
         """Items whose value is non-tensor data, as :class:`NonTensorData`."""

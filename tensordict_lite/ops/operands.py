@@ -86,7 +86,7 @@ def leaf_paths(node: Any, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]
     out: list[tuple[str, ...]] = []
     if type(source) is dict:
         for key, value in source.items():
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) or value._is_unbatched:
                 out.append((*prefix, key))
             else:
                 out.extend(leaf_paths(value, (*prefix, key)))
@@ -135,6 +135,11 @@ def _spread(node: Any, tensor: Tensor, dims: int, views: dict[int, Tensor], out:
                 if view is None:
                     view = views[extra] = tensor[(...,) + (None,) * extra] if extra else tensor
                 out.append(view)
+            elif value._is_unbatched:
+                raise RuntimeError(
+                    f"a tensor of shape {list(tensor.shape)}, aligned with the batch dimensions, cannot be combined "
+                    "with an unbatched entry: it has none of them. Leave it out with exclude()."
+                )
             else:
                 _spread(value, tensor, dims, views, out)
         return
@@ -193,6 +198,12 @@ def _pair(node: Any, other: Any, ours: list[Tensor], theirs: list[Tensor]) -> bo
             theirs.append(match)
         elif match is None or isinstance(match, Tensor):
             same = False
+        elif value._is_unbatched:
+            if match._is_unbatched:
+                ours.append(value._leaves()[0])
+                theirs.append(match._leaves()[0])
+            else:
+                same = False
         else:
             same &= _pair(value, match, ours, theirs)
     return same
@@ -269,21 +280,102 @@ def widened(left: Tensor, right: Tensor, dims: int) -> tuple[Tensor, Tensor]:
 
 
 def align(node: Any, other: Any, inplace: bool = False) -> tuple[Any, Any]:
-    """Both collections at the broadcast batch size.
+    """Both collections at one batch size.
+
+    How many dimensions count as the batch is a matter of bookkeeping, so an entry that has the shape of its
+    counterpart meets it element by element, and one of a collection without batch dimensions is broadcast to its
+    counterpart where it fits. Otherwise batch sizes are broadcast, as shapes are.
 
     Raises:
         RuntimeError: the batch sizes do not broadcast.
     """
-    size = other._batch_size
-    mine = node._batch_size
+    mine, size = node._batch_size, other._batch_size
     if size == mine:
         return node, other
-    target = mine if inplace else broadcast(mine, size)
-    if mine != target:
-        node = node.expand(target)
-    if size != target:
-        other = other.expand(target)
-    return node, other
+    if inplace:
+        if len(size) > len(mine) and size[: len(mine)] == mine:
+            return node, _with_batch_size(other, mine)
+        target = mine if mine[: len(size)] == size else broadcast(mine, size)
+        if target != mine:
+            raise RuntimeError(
+                f"an in-place operation cannot change the batch size: {list(mine)} and that of the operand, "
+                f"{list(size)}, broadcast to {list(target)}"
+            )
+    elif len(mine) == len(size):
+        target = broadcast(mine, size)
+    else:
+        target = _common_size(*sorted((mine, size), key=len))
+    if len(mine) < len(size):
+        other = other if size == target else other.expand(target)
+        return _laid_out(node, other, target, len(mine)), other
+    node = node if mine == target else node.expand(target)
+    if len(mine) == len(size):
+        return node, other if size == target else other.expand(target)
+    return node, _laid_out(other, node, target, len(size))
+
+
+def _common_size(shorter: torch.Size, longer: torch.Size) -> torch.Size:
+    if longer[: len(shorter)] == shorter:
+        try:
+            return broadcast(longer, shorter)
+        except RuntimeError:
+            return longer  # for entries of the same shapes
+    return broadcast(longer, shorter)
+
+
+def _with_batch_size(node: Any, size: torch.Size) -> Any:
+    """The same entries with fewer batch dimensions."""
+    node = node.copy() if type(node._source) is dict else node._densified()
+    node._change_batch_size(size)
+    return node
+
+
+def _laid_out(node: Any, model: Any, size: torch.Size, dims: int) -> Any:
+    """A collection under the longer batch size of ``model``, whose shapes say how each entry is laid out."""
+    if type(node._source) is not dict:
+        try:
+            node = node._densified()
+        except (RuntimeError, TypeError):
+            node = None
+        if node is None or type(node._source) is not dict:
+            raise RuntimeError(f"a lazy stack of {dims} batch dimensions cannot be laid out as {list(size)}")
+    deeper = torch.Size((*size, *node._batch_size[dims:]))
+    out = {}
+    for key, value in node._source.items():
+        match = _counterpart(model, key)
+        if isinstance(value, Tensor):
+            out[key] = _laid_out_leaf(value, match, size, dims)
+        elif value._is_non_tensor:
+            same = getattr(match, "shape", None) == value._batch_size
+            out[key] = value if same else value.expand(*size, *value._batch_size[dims:])
+        else:
+            out[key] = _laid_out(value, match, size, dims)
+    if any(value.shape[: len(deeper)] != deeper for value in out.values()):
+        deeper = size
+    return node._rebuild(out, deeper)
+
+
+def _counterpart(model: Any, key: str) -> Any:
+    if model is None or isinstance(model, Tensor) or model._is_non_tensor:
+        return None
+    try:
+        return model._get_str(key)
+    except (KeyError, RuntimeError, TypeError):  # none, or a lazy stack whose shapes differ
+        return None
+
+
+def _laid_out_leaf(leaf: Tensor, match: Any, size: torch.Size, dims: int) -> Tensor:
+    shape = leaf.shape
+    if isinstance(match, Tensor):
+        target = match.shape
+        if target == shape:
+            return leaf
+        if not dims and len(shape) <= len(target):
+            ahead = target[len(target) - len(shape) :]
+            if all(n in (1, m) for n, m in zip(shape, ahead)):
+                return leaf.expand(target)
+    broadcast(shape[:dims], size)  # says what does not fit
+    return leaf.expand(*size, *shape[dims:])
 
 
 def resolve(node: Any, other: Any, default: Any = None, inplace: bool = False) -> tuple[Any, list[Tensor], Any]:

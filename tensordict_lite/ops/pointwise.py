@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.ops.generated import GeneratedOps, inplace
-from tensordict_lite.ops.operands import fused, is_collection, pair_leaves, resolve
+from tensordict_lite.ops.operands import NUMBERS, fused, is_collection, pair_leaves, resolve
 from tensordict_lite.ops.shape import positive_dim
 
 if TYPE_CHECKING:
@@ -59,27 +59,38 @@ class PointwiseOps(GeneratedOps):
         elif is_collection(min) != is_collection(max):
             raise ValueError("Mixed tensordict and non-tensordict min/max values are not authorized.")
         else:
-            leaves, low = self._beside(min)
-            _, high = self._beside(max)
-            if isinstance(low, list) != isinstance(high, list):
-                raise TypeError(
-                    f"clamp() takes two numbers, two tensors or two collections as bounds; "
-                    f"got {type(min).__name__} and {type(max).__name__}"
-                )
-            if isinstance(low, list):
-                clamped = fused(None, torch.clamp, leaves, low, high)
-            else:
-                clamped = [leaf.clamp(low, high) for leaf in leaves]
-            new = self._with_leaves(iter(clamped))
+            new = self._clamped(min, max)
         if out is None:
             return new
         inplace(torch._foreach_copy_, Tensor.copy_, *pair_leaves(out, new))
         return out  # type: ignore[return-value]
 
-    def _beside(self, other: Any) -> tuple[list[Tensor], Any]:
-        """Leaves of this collection and an operand for each, at this batch size."""
-        _, leaves, operand = resolve(self, other, None, True)
-        return leaves, operand
+    def _clamped(self, low: Any, high: Any) -> Any:
+        if type(low) in NUMBERS and type(high) in NUMBERS:
+            return self._with_leaves(iter([leaf.clamp(low, high) for leaf in self._leaves()]))
+        node, leaves, (lower, upper) = self._beside(low, high)
+        if isinstance(lower, list) or isinstance(upper, list):  # torch takes two tensors or two numbers
+            lower, upper = (_as_column(bound, leaves) for bound in (lower, upper))
+            return node._with_leaves(iter(fused(None, torch.clamp, leaves, lower, upper)))
+        return node._with_leaves(iter([leaf.clamp(lower, upper) for leaf in leaves]))
+
+    def _beside(self, *others: Any, inplace: bool = False) -> tuple[Any, list[Tensor], list[Any]]:
+        """A collection of the batch size that all broadcast to, its leaves, and for each operand one a leaf.
+
+        Raises:
+            RuntimeError: with ``inplace``, that is not the batch size of this collection.
+        """
+        node: Any = self
+        found = [resolve(node, other, None, inplace) for other in others]
+        if any(to is not node for to, _, _ in found):
+            for other in others:
+                node = resolve(node, other)[0]
+            found = [resolve(node, other, None, True) for other in others]
+        leaves = found[0][1]
+        for _, widened, operand in found[1:]:  # behind the batch, where an operand has more dimensions
+            if type(operand) is list:
+                leaves = [a if a.ndim >= b.ndim else b for a, b in zip(leaves, widened)]
+        return node, leaves, [operand for _, _, operand in found]
 
     def lerp(self, end: TensorCollection | Tensor, weight: Operand) -> Self:
         """Linear interpolation ``self + weight * (end - self)``.
@@ -95,18 +106,13 @@ class PointwiseOps(GeneratedOps):
             >>> td.lerp(td + 10, 0.3)["a"]
             tensor([3., 3.])
         """
-        return self._ternary(torch._foreach_lerp, torch.lerp, *self._lerp_operands(end, weight))
+        _check_end(end)
+        return self._ternary(torch._foreach_lerp, torch.lerp, end, weight)
 
     def lerp_(self, end: TensorCollection | Tensor, weight: Operand) -> Self:
         """:meth:`lerp` in place. Returns ``self``."""
-        inplace(torch._foreach_lerp_, Tensor.lerp_, self._leaves(), *self._lerp_operands(end, weight))
-        return self
-
-    def _lerp_operands(self, end: Any, weight: Any) -> tuple[Any, Any]:
-        ends = self._beside(end)[1]
-        if not isinstance(ends, list):
-            raise TypeError(f"lerp() interpolates to a tensor or a collection, got the number {end!r}")
-        return ends, self._beside(weight)[1]
+        _check_end(end)
+        return self._ternary_(torch._foreach_lerp_, Tensor.lerp_, end, weight)
 
     def addcmul(
         self, other1: TensorCollection | Tensor, other2: TensorCollection | Tensor, *, value: float | None = 1
@@ -118,11 +124,11 @@ class PointwiseOps(GeneratedOps):
             other2: the same.
             value: multiplier of the product.
         """
-        return self._ternary(torch._foreach_addcmul, torch.addcmul, *self._factors(other1, other2), value=value)
+        return self._ternary(torch._foreach_addcmul, torch.addcmul, *_factors(other1, other2), value=value)
 
     def addcmul_(self, other1: Any, other2: Any, *, value: float | None = 1) -> Self:
         """:meth:`addcmul` in place. Returns ``self``."""
-        return self._ternary_(torch._foreach_addcmul_, Tensor.addcmul_, *self._factors(other1, other2), value=value)
+        return self._ternary_(torch._foreach_addcmul_, Tensor.addcmul_, *_factors(other1, other2), value=value)
 
     def addcdiv(
         self, other1: TensorCollection | Tensor, other2: TensorCollection | Tensor, value: float | None = 1
@@ -134,38 +140,30 @@ class PointwiseOps(GeneratedOps):
             other2: the same.
             value: multiplier of the quotient.
         """
-        return self._ternary(torch._foreach_addcdiv, torch.addcdiv, *self._factors(other1, other2), value=value)
+        return self._ternary(torch._foreach_addcdiv, torch.addcdiv, *_factors(other1, other2), value=value)
 
     def addcdiv_(self, other1: Any, other2: Any, *, value: float | None = 1) -> Self:
         """:meth:`addcdiv` in place. Returns ``self``."""
-        return self._ternary_(torch._foreach_addcdiv_, Tensor.addcdiv_, *self._factors(other1, other2), value=value)
-
-    def _factors(self, other1: Any, other2: Any) -> tuple[list[Tensor], list[Tensor]]:
-        first, second = self._beside(other1)[1], self._beside(other2)[1]
-        if not (isinstance(first, list) and isinstance(second, list)):
-            raise TypeError(
-                "addcmul() and addcdiv() take two tensors or collections; got "
-                f"{type(other1).__name__} and {type(other2).__name__}"
-            )
-        return first, second
+        return self._ternary_(torch._foreach_addcdiv_, Tensor.addcdiv_, *_factors(other1, other2), value=value)
 
     def _ternary(
         self, foreach: Callable[..., Any], each: Callable[..., Tensor], *operands: Any, value: Any = None
     ) -> Self:
-        leaves = self._leaves()
+        node, leaves, columns = self._beside(*operands)
         if value is not None:
             foreach, each = _with_value(foreach, value), _with_value(each, value)
-        new = self._with_leaves(iter(fused(foreach, each, leaves, *operands) if leaves else ()))
+        new = node._with_leaves(iter(fused(foreach, each, leaves, *columns) if leaves else ()))
         if self._lock is not None:
             new._propagate_lock(None)
-        return new
+        return new  # type: ignore[no-any-return]
 
     def _ternary_(
         self, foreach: Callable[..., Any], each: Callable[..., Tensor], *operands: Any, value: Any = None
     ) -> Self:
         if value is not None:
             foreach, each = _with_value(foreach, value), _with_value(each, value)
-        inplace(foreach, each, self._leaves(), *operands)
+        _, _, columns = self._beside(*operands, inplace=True)
+        inplace(foreach, each, self._leaves(), *columns)
         return self
 
     def softmax(self, dim: int, dtype: torch.dtype | None = None) -> Self:
@@ -297,7 +295,10 @@ class PointwiseOps(GeneratedOps):
         return self.abs()
 
     def __invert__(self) -> Self:
-        return self._ternary(None, torch.bitwise_not)
+        new = self._map_leaves(torch.bitwise_not)
+        if self._lock is not None:
+            new._propagate_lock(None)
+        return new
 
     def _reflected(self, fn: Callable[[Any, Tensor], Tensor], other: Any) -> Self:
         """``fn(other, self)`` for operations that do not commute."""
@@ -307,6 +308,22 @@ class PointwiseOps(GeneratedOps):
         if self._lock is not None:
             new._propagate_lock(None)
         return new
+
+
+def _as_column(bound: Any, leaves: list[Tensor]) -> list[Tensor]:
+    return bound if isinstance(bound, list) else [torch.tensor(bound, device=leaf.device) for leaf in leaves]
+
+
+def _check_end(end: Any) -> None:
+    if not isinstance(end, Tensor) and not is_collection(end):
+        raise TypeError(f"lerp() interpolates to a tensor or a collection, got the {type(end).__name__} {end!r}")
+
+
+def _factors(*others: Any) -> tuple[Any, ...]:
+    if not all(isinstance(other, Tensor) or is_collection(other) for other in others):
+        kinds = " and ".join(type(other).__name__ for other in others)
+        raise TypeError(f"addcmul() and addcdiv() take two tensors or collections; got {kinds}")
+    return others
 
 
 def _with_value(fn: Callable[..., Any], value: Any) -> Callable[..., Any]:

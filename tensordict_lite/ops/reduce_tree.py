@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tensordict_lite.ops.generated import inplace
 from tensordict_lite.ops.operands import is_object, pair_leaves
+from tensordict_lite.views import entry_of
 
 KeyTransform = Callable[[str], str] | None
 Along = Callable[[Tensor, Any, bool], Tensor]
@@ -231,5 +232,22 @@ def together(node: Any, name: str, fn: Callable[..., Any], dim: Any, keepdim: bo
 
 
 def written(out: Any, new: Any) -> Any:
-    inplace(torch._foreach_copy_, Tensor.copy_, *pair_leaves(out, new))
+    """Copies a result into ``out``: into the entries that it has; others are added. What else it has stays."""
+    try:
+        pairs = pair_leaves(out, new)
+    except KeyError:
+        _fill(out, new)
+    else:
+        inplace(torch._foreach_copy_, Tensor.copy_, *pairs)
     return out
+
+
+def _fill(out: Any, new: Any) -> None:
+    for key, value in new._entries():
+        old = entry_of(out, (key,))
+        if old is None:
+            out.set(key, value)
+        elif isinstance(value, Tensor) or isinstance(old, Tensor) or value._is_non_tensor:
+            out.set_(key, value)
+        else:
+            _fill(old, value)

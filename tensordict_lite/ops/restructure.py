@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict_lite.views import entry_of
+from tensordict_lite.views import entry_of, public
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -65,8 +65,8 @@ class RestructureOps:
         return new
 
     def _plain_rebuild(self, source: dict[str, Any]) -> Any:
-        """A collection with other keys: a TensorDict, also for a tensorclass, whose fields are fixed."""
-        return self._plain_class()._trusted(source, self._batch_size, self._device, self._names)
+        """A collection with other keys: a TensorDict also for a tensorclass, whose fields are fixed."""
+        return self._free_class()._trusted(source, self._batch_size, self._device, self._names)
 
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
         """Entries with a joined name in nested collections: ``"a.b"`` becomes ``("a", "b")``. Leaves are shared.
@@ -131,7 +131,7 @@ class RestructureOps:
             new.names = names
         if recurse:
             for key, value in self._entries():
-                if isinstance(value, Tensor):
+                if isinstance(value, Tensor) or value._is_unbatched:
                     continue
                 if value._batch_size[: len(size)] != size:
                     raise RuntimeError(
@@ -168,13 +168,19 @@ class RestructureOps:
         for key, value in self._entries():
             if isinstance(value, Tensor):
                 kept[key] = value
+            elif value._is_unbatched:
+                kept[key] = value
             elif not value._is_non_tensor:
                 kept[key] = value.filter_non_tensor_data()
         return self._rebuild(kept, self._batch_size, self._names)
 
     def _non_tensor_part(self) -> Self:
         """The non-tensor entries alone."""
-        kept = {key: value for key, value in self._entries() if getattr(value, "_is_non_tensor", False)}
+        kept = {
+            key: value
+            for key, value in self._entries()
+            if getattr(value, "_is_non_tensor", False) and not value._is_unbatched
+        }
         return self._rebuild(kept, self._batch_size, self._names)
 
 
@@ -183,7 +189,7 @@ def _flatten_into(td: Any, prefix: str, separator: str, is_leaf: IsLeaf | None, 
     collide = False
     for key, value in td._entries():
         name = prefix + key
-        if isinstance(value, Tensor) or (value._is_non_tensor if is_leaf is None else is_leaf(type(value))):
+        if isinstance(value, Tensor) or (value._is_non_tensor if is_leaf is None else is_leaf(type(public(value)))):
             collide |= name in out
             out[name] = value
         elif not value._is_non_tensor:

@@ -13,13 +13,37 @@ from tensordict_lite.ops.shape import positive_dim
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["RowOps"]
+__all__ = ["RowOps", "check_gather_out", "check_pad"]
 
 
 def _align(condition: Tensor, ndim: int) -> Tensor:
     """A condition over leading dimensions, with trailing dimensions of size 1 up to ``ndim``."""
     extra = ndim - condition.ndim
     return condition[(...,) + (None,) * extra] if extra > 0 else condition
+
+
+def check_pad(td: Any, pad_size: Sequence[int]) -> list[tuple[int, int]]:
+    """The pairs of a pad, one for each of the first batch dimensions.
+
+    Raises:
+        RuntimeError: there are too many of them, or they leave less than nothing of a dimension.
+    """
+    size = td._batch_size
+    if len(pad_size) > 2 * len(size) or len(pad_size) % 2:
+        raise RuntimeError(
+            "pad_size must hold a pair (before, after) for at most each of the batch dimensions: got "
+            f"{len(pad_size)} values for {len(size)} dimension(s)"
+        )
+    pairs = [(pad_size[i], pad_size[i + 1]) for i in range(0, len(pad_size), 2)]
+    for dim, ((before, after), n) in enumerate(zip(pairs, size)):
+        if n >= 0 and n + before + after < 0:
+            raise RuntimeError(f"Pad ({before}, {after}) on dim {dim} (size {n}) would produce a negative output size.")
+    return pairs
+
+
+def check_gather_out(out: Any, inplace: bool) -> None:
+    if out is not None and inplace:
+        raise ValueError("`out` and `inplace=True` are mutually exclusive in gather: the result goes to one place")
 
 
 class RowOps:
@@ -142,27 +166,53 @@ class RowOps:
     # -- choosing ---------------------------------------------------------------------------------------------------
 
     def gather(self, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False) -> Self:
-        """Rows gathered along ``dim``; ``index`` has the batch dimensions, as :func:`torch.gather`."""
+        """Rows gathered along ``dim``, as :func:`torch.gather`.
+
+        Args:
+            dim: batch dimension.
+            index: int64, of the batch dimensions; or of the first ones only, and one row along ``dim`` is then
+                picked for all of the rest. Its shape is the batch size of the result.
+            out: collection to write to.
+            inplace: give this very collection the gathered rows, and return it.
+
+        Raises:
+            RuntimeError: ``dim`` is no batch dimension, the index has too many, or an ``out`` would need gradients.
+            NotImplementedError: ``inplace`` with an index that has fewer dimensions than the batch.
+            ValueError: both ``out`` and ``inplace``.
+        """
+        check_gather_out(out, inplace)
         size = self._batch_size
         ndim = len(size)
         if not -ndim <= dim < ndim:
             raise RuntimeError(f"Cannot gather tensordict with shape {size} along dim {dim}.")
         dim = dim % ndim
-        if index.ndim != ndim:
+        if index.ndim > ndim or not index.ndim:
             raise RuntimeError(
                 f"gather: the index has {index.ndim} dimension(s), the batch size {list(size)} has {ndim}"
             )
+        if inplace and index.ndim != ndim:
+            raise NotImplementedError(
+                f"gather(inplace=True) requires index.ndim == batch_dims, got {index.ndim} and {ndim}: the result has "
+                "another number of batch dimensions"
+            )
 
         def pick(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value.gather(dim, _align(index, value.ndim).expand(*index.shape, *value.shape[ndim:]))
-            full = _align(index, value.ndim).expand(*index.shape, *value.shape[ndim:])
-            return torch.gather(value, dim, full)
+            tail = list(value.shape[index.ndim :])
+            if dim >= index.ndim:
+                tail[dim - index.ndim] = 1
+            full = _align(index, value.ndim).expand(*index.shape, *tail)
+            return torch.gather(value, dim, full) if isinstance(value, Tensor) else value.gather(dim, full)
 
-        new = self._rebuild({k: pick(v) for k, v in self._source.items()}, index.shape, self._names)
+        names = self._names if index.ndim == ndim else None
+        new = self._rebuild({k: pick(v) for k, v in self._source.items()}, index.shape, names)
         if out is not None:
+            if torch.is_grad_enabled() and new.requires_grad:
+                raise RuntimeError(
+                    "gather(): functions with out=... arguments don't support automatic differentiation, but one of "
+                    "the entries requires grad. Call it under torch.no_grad()."
+                )
             out.update_(new)
-            return out
+            return out  # type: ignore[no-any-return]
         return self._inplace_or(inplace, new)
 
     def masked_select(self, mask: Tensor) -> Self:
@@ -256,20 +306,26 @@ class RowOps:
     def pad(self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True) -> Self:
         """Batch dimensions padded: ``pad_size`` is ``(before_0, after_0, before_1, after_1, ...)``.
 
+        Args:
+            pad_size: a pair for each of the first batch dimensions; negative numbers cut rows off.
+            value: fills the new rows (of non-tensor data: ``None``).
+            inplace: pad this very collection, and the nested ones in it, and return it.
+            safe: accepted for compatibility: all pads are checked before anything is changed in any case.
+
+        Raises:
+            RuntimeError: an odd number of pads, more than there are batch dimensions, more rows cut off than there
+                are (a negative output size), or ``inplace`` on a locked collection.
+
         Example:
             >>> import torch
             >>> from tensordict_lite import TensorDict
             >>> TensorDict({"a": torch.ones(2, 3)}, [2]).pad([0, 1])["a"].shape
             torch.Size([3, 3])
         """
+        pairs = check_pad(self, pad_size)
+        if inplace and self._lock is not None:
+            raise self._locked_error()  # type: ignore[attr-defined]
         size = self._batch_size
-        ndim = len(size)
-        if len(pad_size) > 2 * ndim or len(pad_size) % 2:
-            raise RuntimeError(
-                "pad_size must hold a pair (before, after) for at most each of the batch dimensions: got "
-                f"{len(pad_size)} values for {ndim} dimension(s)"
-            )
-        pairs = [tuple(pad_size[i : i + 2]) for i in range(0, len(pad_size), 2)]
         new = torch.Size([n + sum(pairs[d]) if d < len(pairs) else n for d, n in enumerate(size)])
 
         def grow(entry: Any) -> Any:

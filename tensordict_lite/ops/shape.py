@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tensordict_lite.views import entry_of
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ShapeOps", "positive_dim"]
+__all__ = ["ShapeOps", "expand_sizes", "permute_dims", "positive_dim"]
 
 
 def positive_dim(dim: int, ndim: int, shape: torch.Size) -> int:
@@ -41,6 +43,24 @@ def _sizes(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> tuple[in
     if len(args) == 1 and not isinstance(args[0], int):
         return tuple(args[0])
     return args
+
+
+def expand_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    """The sizes that ``expand`` was called with; none at all is the scalar shape."""
+    if "shape" in kwargs and len(kwargs) == 1 and not args:
+        kwargs = {"size": kwargs["shape"]}
+    return _sizes(args, kwargs, "expand") if args or kwargs else ()
+
+
+def permute_dims(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    """The dimensions of ``permute(1, 0)``, ``permute((1, 0))`` or ``permute(dims=(1, 0))``."""
+    if "dims" in kwargs and len(kwargs) == 1 and not args:
+        return tuple(kwargs["dims"])
+    if kwargs:
+        raise TypeError(
+            f"permute() takes integers, one sequence of integers, or dims=; got args={args} and kwargs={kwargs}"
+        )
+    return tuple(args[0]) if len(args) == 1 and not isinstance(args[0], int) else args
 
 
 def infer_size(sizes: tuple[int, ...], numel: int) -> torch.Size:
@@ -130,8 +150,12 @@ class ShapeOps:
             shape = tuple(shape[0])
         return self._viewed(shape, "view")
 
-    def reshape(self, *args: Any, **kwargs: Any) -> Self:
+    def reshape(self, *args: Any, inplace: bool = False, **kwargs: Any) -> Self:
         """Same elements under another batch size, copied only where a view is impossible; one size may be -1.
+
+        Args:
+            *args: the sizes, as ints or one sequence (also ``size=``).
+            inplace: give this very collection, and the nested ones in it, the new shape, and return it.
 
         Example:
             >>> import torch
@@ -139,7 +163,7 @@ class ShapeOps:
             >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).reshape(3, 2)["a"].shape
             torch.Size([3, 2, 4])
         """
-        return self._viewed(_sizes(args, kwargs, "reshape"), "reshape")
+        return self._inplace_or(inplace, self._viewed(_sizes(args, kwargs, "reshape"), "reshape"))
 
     def _viewed(self, sizes: tuple[int, ...], method: str) -> Self:
         old = self._batch_size
@@ -196,16 +220,29 @@ class ShapeOps:
         return self._inplace_or(inplace, out)
 
     def _inplace_or(self, inplace: bool, out: Any) -> Self:
-        if not inplace:
+        """``out``; or this collection with the content of ``out``, if it is not locked."""
+        if not inplace or out is self:
             return out
-        self._source = out._source
-        self._batch_size = out._batch_size
-        self._names = out._names
+        if self._lock is not None:
+            raise self._locked_error()  # type: ignore[attr-defined]
+        self._become(out)
         return self
 
-    def squeeze(self, *args: Any, **kwargs: Any) -> Self:
+    def _become(self, out: Any) -> None:
+        """Takes over entries, batch size and names of ``out``; nested collections become its nested ones."""
+        entries = dict(out._source)
+        for key, value in entries.items():
+            mine = self._source.get(key)
+            if not isinstance(value, Tensor) and type(mine) is type(value) and mine._lock is None:
+                if type(value._source) is dict and not value._is_non_tensor:
+                    mine._become(value)
+                    entries[key] = mine
+        self._source = entries
+        self._batch_size = out._batch_size
+        self._names = out._names
+
+    def squeeze(self, dim: int | None = None) -> Self:
         """Without the batch dimension ``dim`` if its size is 1; without every such dimension when no ``dim``."""
-        dim = args[0] if args else kwargs.get("dim")
         size = self._batch_size
         if dim is None:
             if 1 not in size:
@@ -234,9 +271,8 @@ class ShapeOps:
             lambda out: out.unsqueeze(dim),
         )
 
-    def unsqueeze(self, *args: Any, **kwargs: Any) -> Self:
+    def unsqueeze(self, dim: int) -> Self:
         """With a batch dimension of size 1 inserted at ``dim`` (``-batch_dims - 1`` to ``batch_dims``)."""
-        dim = args[0] if args else kwargs["dim"]
         size = self._batch_size
         ndim = len(size)
         at = dim + ndim + 1 if dim < 0 else dim
@@ -282,12 +318,7 @@ class ShapeOps:
             >>> TensorDict({"a": torch.zeros(3, 4)}, [3]).expand(1_000_000, 3)["a"].shape
             torch.Size([1000000, 3, 4])
         """
-        if not args and not kwargs:
-            sizes: Sequence[int] = ()
-        elif "shape" in kwargs and not args:
-            sizes = tuple(kwargs["shape"])
-        else:
-            sizes = _sizes(args, kwargs, "expand")
+        sizes = expand_sizes(args, kwargs)
         old = self._batch_size
         ahead = len(sizes) - len(old)
         if ahead < 0:
@@ -307,8 +338,23 @@ class ShapeOps:
         return self._reshaped(lambda value: value.expand((*new, *value.shape[dims:])), new, names)
 
     def expand_as(self, other: Any) -> Self:
-        """:meth:`expand` to the (batch) shape of a tensor or collection."""
-        return self.expand(*other.shape)
+        """:meth:`expand` to the (batch) shape of a tensor or collection.
+
+        A nested collection is expanded to the one that ``other`` has in its place.
+
+        Raises:
+            RuntimeError: a batch size does not expand to the other.
+        """
+        out = self.expand(*other.shape)
+        if not hasattr(other, "_entries") or type(self._source) is not dict:
+            return out
+        changed = {}
+        for key, value in self._source.items():
+            if not isinstance(value, Tensor) and not value._is_non_tensor:
+                theirs = entry_of(other, (key,))
+                if hasattr(theirs, "_entries") and not theirs._is_non_tensor:
+                    changed[key] = value.expand_as(theirs)
+        return out._rebuild({**out._source, **changed}, out._batch_size, out._names) if changed else out
 
     def broadcast_to(self, shape: Sequence[int]) -> Self:
         """:meth:`expand` to ``shape``, as :func:`torch.broadcast_to`."""
@@ -356,6 +402,10 @@ class ShapeOps:
         """Every row repeated, next to itself; over the flattened batch when ``dim`` is ``None``."""
         td: Any = self
         if dim is None:
+            if inplace:
+                raise RuntimeError(
+                    "repeat_interleave(inplace=True) requires an explicit dim: without one the batch is flattened first"
+                )
             td = self.reshape(-1) if len(self._batch_size) != 1 else self
             td = td if td is not self else self.clone(recurse=False)  # type: ignore[attr-defined]
             td._names = None
@@ -376,9 +426,7 @@ class ShapeOps:
 
     def permute(self, *args: Any, **kwargs: Any) -> Self:
         """Batch dimensions in another order; trailing ones that are left out stay."""
-        dims = tuple(kwargs["dims"]) if "dims" in kwargs else args
-        if len(dims) == 1 and not isinstance(dims[0], int):
-            dims = tuple(dims[0])
+        dims = permute_dims(args, kwargs)
         size = self._batch_size
         ndim = len(size)
         order = [d + ndim if d < 0 else d for d in dims]
@@ -512,7 +560,7 @@ class ShapeOps:
         for old, new in zip(current, wanted):
             if old is not None and new != old:
                 raise RuntimeError(
-                    f"refine_names: cannot coerce tensordict names {current} with {list(names)}: {old!r} is already set"
+                    f"refine_names: cannot coerce TensorDict names {current} with {list(names)}: {old!r} is already set"
                 )
         self.names = wanted
         return self

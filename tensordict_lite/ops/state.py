@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.keys import require_path
-from tensordict_lite.views import entry_of
+from tensordict_lite.views import as_read, entry_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -54,7 +54,7 @@ class StateOps:
         if flatten:
             self._write_flat(out, metadata, prefix, keep_vars, fresh)
             return out
-        for key, value in self._entries():
+        for key, value in as_read(self._entries()):
             name = prefix + key
             if isinstance(value, Tensor):
                 out[name] = value if keep_vars else value.detach()
@@ -66,7 +66,7 @@ class StateOps:
         return out
 
     def _write_flat(self, out: Any, metadata: dict[str, Any], prefix: str, keep_vars: bool, fresh: bool) -> None:
-        for key, value in self._entries():
+        for key, value in as_read(self._entries()):
             name = prefix + key
             if fresh and (name in out or name in metadata):
                 raise _collision(name)

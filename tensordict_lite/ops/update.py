@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tensordict_lite.errors import EntryKindError
 from tensordict_lite.indexing import index_batch_size, normalise_index
 from tensordict_lite.keys import missing_key_error, require_path
+from tensordict_lite.ops.put import put_rows
 from tensordict_lite.views import entry_of, leaf_items
 
 if TYPE_CHECKING:
@@ -51,7 +53,8 @@ class UpdateOps:
             keys_to_update: nested keys to write, the others are left out.
             is_leaf: function of a type: values of these types replace, instead of being merged key by key.
                 Default: :func:`is_leaf_nontensor`.
-            update_batch_size: take over the batch size of the input, which must hold every key of ``self``.
+            update_batch_size: where the batch size of the input differs, here or in a nested collection, take it
+                over; the input must hold every key then.
             ignore_lock: deprecated, without effect.
             **kwargs: more entries; they win over those of the input.
 
@@ -95,8 +98,12 @@ class UpdateOps:
         elif input_dict_or_td is None:
             return self
         if keys_to_update is not None:
-            if update_batch_size:
-                raise ValueError("update() takes either keys_to_update or update_batch_size=True, not both")
+            if update_batch_size and not _compatible(self, input_dict_or_td):
+                raise RuntimeError(
+                    "Updating tensordicts of different batch-size with keys_to_update is not supported: the entries "
+                    f"that are left out have batch size {list(self._batch_size)}, those of the source "
+                    f"{list(input_dict_or_td._batch_size)}"
+                )
             input_dict_or_td = _restrict(input_dict_or_td, {require_path(key) for key in keys_to_update})
         self._merge(input_dict_or_td, clone, inplace, non_blocking, is_leaf, update_batch_size)
         return self
@@ -119,9 +126,9 @@ class UpdateOps:
                 self._reconcile_batch_size(other, update_batch_size, inplace)
             source = other._source
             items = source.items() if type(source) is dict else other._entries()
-            self._update_items(items, clone, inplace, non_blocking, is_leaf, same)
+            self._update_items(items, clone, inplace, non_blocking, is_leaf, same, update_batch_size)
         else:
-            self._update_items(other.items(), clone, inplace, non_blocking, is_leaf, False)
+            self._update_items(other.items(), clone, inplace, non_blocking, is_leaf, False, update_batch_size)
 
     def _update_items(
         self,
@@ -131,8 +138,12 @@ class UpdateOps:
         non_blocking: bool,
         is_leaf: IsLeaf | None,
         fitting: bool,
+        resize: bool,
     ) -> None:
-        """Writes entries; ``fitting``: their tensors are known to have the batch size in front."""
+        """Writes entries; ``fitting``: their tensors are known to have the batch size in front.
+
+        ``resize``: nested collections take over batch sizes too.
+        """
         source = self._source
         # The plain case, new tensors by reference into a dict, is a dictionary write after one comparison of shapes.
         dense = type(source) is dict
@@ -174,13 +185,25 @@ class UpdateOps:
                 current = entry_of(self, path)
             if current is not None and not isinstance(current, Tensor) and _is_level(value, cls, is_leaf):
                 if not current._is_non_tensor:
-                    merged = None if cls is dict else _merge_lazy(current, value)
-                    if merged is not None:
-                        self.set(key, merged)
+                    if (
+                        cls is not dict
+                        and type(getattr(value, "_source", None)) is list
+                        and type(current._source) is dict
+                    ):
+                        lazily = _merge_lazy(current, value, clone, inplace, non_blocking, is_leaf, resize)
+                        if lazily is not current:
+                            self.set(key, lazily)
                     elif current._merges_directly:
-                        current._merge(value, clone, inplace, non_blocking, is_leaf)
+                        current._merge(value, clone, inplace, non_blocking, is_leaf, resize)
                     else:
-                        current.update(value, clone, inplace, non_blocking=non_blocking, is_leaf=is_leaf)
+                        current.update(
+                            value,
+                            clone,
+                            inplace,
+                            non_blocking=non_blocking,
+                            is_leaf=is_leaf,
+                            update_batch_size=resize,
+                        )
                     continue
             if clone:
                 value = _cloned(value)
@@ -193,23 +216,21 @@ class UpdateOps:
     _writes_directly = True
 
     def _reconcile_batch_size(self, other: Any, update_batch_size: bool, inplace: bool) -> None:
-        mine, theirs = self._batch_size, other._batch_size
-        short = min(len(mine), len(theirs))
-        if mine[:short] == theirs[:short]:
+        if _compatible(self, other):
             return  # one is a prefix of the other: the entries decide
+        mine, theirs = self._batch_size, other._batch_size
         if not update_batch_size or inplace:
             raise RuntimeError(
                 f"update() got a source of batch size {list(theirs)} for a destination of batch size {list(mine)}. "
                 "Pass update_batch_size=True (and inplace=False) to take over the batch size of the source."
             )
-        missing = set(self.keys(True)) - set(other.keys(True))
-        if missing:
-            raise RuntimeError(
-                "update(update_batch_size=True) changes the batch size, so the source must hold every key of the "
-                f"destination: {sorted(missing, key=str)} are missing from the source of batch size {list(theirs)} "
-                f"(the destination has {list(mine)})"
-            )
-        self.clear()
+        check_replaceable(self, other)
+        # Entries make room for the new ones; nested collections stay, and follow in their turn.
+        self._source = {
+            key: value
+            for key, value in self._source.items()
+            if not isinstance(value, Tensor) and not value._is_non_tensor and _is_tree(entry_of(other, (key,)))
+        }
         self._batch_size = theirs
         self._names = None if other._names is None else list(other._names)
 
@@ -310,7 +331,7 @@ class UpdateOps:
             elif type(current._source) is not dict:
                 current.update_(value, non_blocking=non_blocking)
             else:
-                items = value._entries() if hasattr(value, "_entries") else _items_of(value, (*prefix, key))
+                items = _items_of(value, current, (*prefix, key))
                 current._pair_leaves(items, (*prefix, key), into, values, non_blocking)
 
     def update_at_(
@@ -355,15 +376,18 @@ class UpdateOps:
             if entry is None:
                 raise missing_key_error(path, list(self.keys(True)), type(self).__name__)
             if isinstance(entry, Tensor):
-                entry[index] = value
+                put_rows(entry, index, value, ".".join(path))
             elif entry._is_non_tensor:
                 parent = entry_of(self, path[:-1])
                 if not hasattr(value, "_entries"):
-                    value = parent._wrap(value)
-                    value._batch_size = index_batch_size(self._batch_size, index)
+                    value = entry._like_rows(value, index_batch_size(self._batch_size, index))
                 parent._set_index(index, parent.empty(batch_size=value._batch_size)._with(path[-1], value))
-            else:
+            elif _is_tree(value) or (isinstance(value, Mapping) and not isinstance(value, Tensor)):
                 entry.update_at_(value, index, non_blocking=non_blocking)
+            elif isinstance(value, (Tensor, int, float)):  # for every tensor of the collection
+                entry._set_index(index, value)
+            else:
+                raise EntryKindError(".".join(path), entry, value)
         return self
 
     def _with(self, key: str, value: Any) -> Self:
@@ -399,6 +423,30 @@ class UpdateOps:
         return self.copy().update(source, **kwargs)
 
 
+def _compatible(td: Any, other: Any) -> bool:
+    """Whether the batch size of one is the start of that of the other; a mapping has none."""
+    if not hasattr(other, "_entries"):
+        return True
+    mine, theirs = td._batch_size, other._batch_size
+    short = min(len(mine), len(theirs))
+    return bool(mine[:short] == theirs[:short])
+
+
+def _is_tree(value: Any) -> bool:
+    return hasattr(value, "_entries") and not value._is_non_tensor
+
+
+def check_replaceable(td: Any, other: Any) -> None:
+    """RuntimeError where ``other``, which is to replace every entry, lacks one."""
+    missing = set(td.keys(True)) - set(other.keys(True))
+    if missing:
+        raise RuntimeError(
+            "update(update_batch_size=True) changes the batch size, so the source must hold every key of the "
+            f"destination: {sorted(missing, key=str)} are missing from the source of batch size "
+            f"{list(other._batch_size)} (the destination has {list(td._batch_size)})"
+        )
+
+
 def _is_level(value: Any, cls: type, is_leaf: IsLeaf | None) -> bool:
     """Whether an incoming value is merged key by key."""
     if is_leaf is not None and is_leaf(cls):
@@ -410,15 +458,37 @@ def _is_level(value: Any, cls: type, is_leaf: IsLeaf | None) -> bool:
     return isinstance(value, (dict, Mapping)) and not isinstance(value, Tensor)
 
 
-def _merge_lazy(current: Any, value: Any) -> Any:
-    """The stack that a dense level becomes when a lazy stack is merged into it, else ``None``."""
-    if type(current._source) is not dict or not hasattr(value, "_entries") or type(value._source) is dict:
-        return None
-    merged = value.copy()
-    for key, entry in current._entries():
-        if entry_of(merged, (key,)) is None:
-            merged.set(key, entry)
-    return merged
+def _merge_lazy(
+    current: Any,
+    value: Any,
+    clone: bool,
+    inplace: bool,
+    non_blocking: bool,
+    is_leaf: IsLeaf | None,
+    resize: bool,
+) -> Any:
+    """What a dense level becomes when a lazy stack is merged into it.
+
+    Row by row, since each member may have entries and shapes of its own. With ``inplace`` the level stays as it is
+    unless a row got a new entry.
+    """
+    if resize and not inplace and not _compatible(current, value):
+        check_replaceable(current, value)
+        return value.clone(clone)
+    dim, members = value._stack_dim, value._source
+    level = current
+    if current.batch_dims <= dim or current._batch_size[dim] != len(members):
+        level = current.copy()
+        level._change_batch_size(value._batch_size)
+    rows = level.unbind(dim)
+    before = [row.keys(True)._list() for row in rows] if inplace else None
+    for row, member in zip(rows, members):
+        row.update(member, clone, inplace, non_blocking=non_blocking, is_leaf=is_leaf, update_batch_size=resize)
+    if inplace and before == [row.keys(True)._list() for row in rows]:
+        return current
+    from tensordict_lite.lazystack import stack_lazily
+
+    return stack_lazily(list(rows), dim)
 
 
 def _cloned(value: Any) -> Any:
@@ -434,6 +504,19 @@ def _without(source: Any, names: Mapping[str, Any]) -> Any:
     if hasattr(source, "_entries"):
         return source.exclude(*names) if any(name in source for name in names) else source
     return {key: value for key, value in source.items() if key not in names}
+
+
+def restricted(source: Any, keys_to_update: Sequence[Any]) -> Any:
+    """The entries of a mapping or collection that ``keys_to_update`` names; a collection stays one.
+
+    Of a lazy stack, those that some members have only are kept too.
+    """
+    wanted = {require_path(key) for key in keys_to_update}
+    if not hasattr(source, "_entries"):
+        return _restrict(source, wanted)
+    if type(source._source) is not dict:
+        return source._with_members([restricted(member, keys_to_update) for member in source._source])
+    return source.select(*wanted, strict=False)
 
 
 def _restrict(source: Any, wanted: set[tuple[str, ...]]) -> dict[Any, Any]:
@@ -452,10 +535,12 @@ def _restrict(source: Any, wanted: set[tuple[str, ...]]) -> dict[Any, Any]:
     return out
 
 
-def _items_of(value: Any, path: tuple[str, ...]) -> Iterable[tuple[Any, Any]]:
-    if isinstance(value, Mapping):
+def _items_of(value: Any, entry: Any, path: tuple[str, ...]) -> Iterable[tuple[Any, Any]]:
+    if hasattr(value, "_entries") and not value._is_non_tensor:
+        return value._entries()  # type: ignore[no-any-return]
+    if isinstance(value, Mapping) and not hasattr(value, "_entries"):
         return value.items()
-    raise TypeError(f"the entry {path} is a tensordict: a {type(value).__name__} cannot be copied into it")
+    raise EntryKindError(".".join(path), entry, value)
 
 
 def _copy_into(td: Any, entry: Tensor, value: Any, path: tuple[str, ...], non_blocking: bool) -> None:
@@ -464,7 +549,7 @@ def _copy_into(td: Any, entry: Tensor, value: Any, path: tuple[str, ...], non_bl
         if not hasattr(value, "_entries"):
             value = td._convert(value)
         if not isinstance(value, Tensor):
-            raise TypeError(f"the entry {path} is a tensor: a {type(value).__name__} cannot be copied into it")
+            raise EntryKindError(".".join(path), entry, value)
     try:
         entry.copy_(value, non_blocking=non_blocking)
     except RuntimeError as err:

@@ -56,7 +56,9 @@ def test_contiguous_shares_what_already_is() -> None:
     assert not td.is_contiguous()
     new = td.contiguous()
     assert new.is_contiguous() and new["a"] is td["a"] and not new.is_locked
-    assert td.contiguous(inplace=True) is td and td["t"].is_contiguous()
+    with pytest.raises(RuntimeError, match="locked"):
+        td.contiguous(inplace=True)
+    assert td.unlock_().contiguous(inplace=True) is td and td["t"].is_contiguous()
     odd = TensorDict({"a": torch.rand(1, 3).as_strided((1, 3), (7, 1))}, [1])
     assert odd.is_contiguous() and odd.contiguous()["a"] is odd["a"]
     assert odd.contiguous(canonical=True)["a"].stride() == (3, 1)

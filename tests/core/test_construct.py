@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import warnings
 
 import numpy as np
 import pytest
 import torch
 
 import tensordict_lite as tdl
-from tensordict_lite import NonTensorData, TensorDict, make_tensordict, tensorclass
+from tensordict_lite import (
+    LazyStackedTensorDict,
+    MemoryMappedTensor,
+    NonTensorData,
+    NonTensorStack,
+    TensorClass,
+    TensorDict,
+    TensorDictBase,
+    lazy_stack,
+    make_tensordict,
+    tensorclass,
+)
 
 Pair = collections.namedtuple("Pair", ["first", "second"])
 DATA = {"a": torch.zeros(3, 4), "b": {"c": torch.zeros(3, 4, 5)}}
@@ -142,7 +154,8 @@ def test_new_full_and_new_tensor():
     assert td.new_full(2, 7)["b"].tolist() == [7, 7]
     new = td.new_tensor([1, 2])
     assert new.batch_size == (2,) and new["a"].dtype is torch.float32 and new["b"].tolist() == [1, 2]
-    assert td.new_tensor(td + 1)["a"].sum() == 6
+    with pytest.warns(UserWarning, match="copy construct"):
+        assert td.new_tensor(td + 1)["a"].sum() == 6
 
 
 def test_stacking_class_methods():
@@ -168,3 +181,53 @@ def test_group_by_splits_rows():
     assert values.tolist() == [0, 1] and groups[1]["v"].tolist() == [0, 2]
     names, parts = tdl.group_by(td, "name")
     assert names == ["x", "y"] and parts[0]["v"].tolist() == [0, 2]
+
+
+def test_new_ones_with_empty_lazy_keep_lazy_stacks_to_be_filled():
+    ragged = lazy_stack([TensorDict({"b": torch.ones(n + 1)}) for n in range(2)])
+    td = TensorDict({"a": torch.zeros(2, 3), "l": ragged, "s": NonTensorStack(["x"], ["y"])}, [2])
+    new = td.new_empty(4, empty_lazy=True)
+    assert isinstance(new["l"], LazyStackedTensorDict) and new["l"].batch_size == (4,) and new["l"][0].is_empty()
+    assert new["s"] == [["x"]] * 4 and new["a"].shape == (4, 3)
+    new[:2] = td
+    new[2:] = td
+    assert [b.shape[0] for b in new["l"].get("b", as_list=True)] == [1, 2, 1, 2]
+    assert new["s"] == [["x"], ["y"], ["x"], ["y"]]
+    assert td.new_zeros((4, 5), empty_lazy=True)["l"].batch_size == (4, 5)
+    assert isinstance(lazy_stack([td, td]).new_zeros(3, 2, empty_lazy=True), LazyStackedTensorDict)
+
+
+def test_new_ones_have_no_objects_for_new_rows():
+    td = TensorDict({"s": NonTensorStack(["x"], ["y"]), "one": NonTensorData("q", batch_size=[2])}, [2])
+    new = td.new_zeros(4)
+    assert new["s"] == [None] * 4 and new["one"] == "q"
+    new[:2] = td
+    new[2:] = td
+    assert new["s"] == [["x"], ["y"], ["x"], ["y"]]
+
+
+def test_new_tensor_of_a_tensor_warns_as_torch_does():
+    td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, [3])
+    for data in (td, torch.ones(3)):
+        with pytest.warns(UserWarning, match="To copy construct from a tensor") as caught:
+            td.new_tensor(data)
+        assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        td.new_tensor([1, 2, 3])
+
+
+def test_classes_can_be_subscribed_in_annotations():
+    assert TensorDict[str, torch.Tensor].__origin__ is TensorDict
+    assert TensorDictBase.from_schema({"a": ((3,), torch.float32)}, batch_size=[2])["a"].shape == (2, 3)
+
+    class Tensors(TensorClass, tensor_only=True):
+        x: TensorDict[str, torch.Tensor]
+        y: TensorDict[str, torch.Tensor] | torch.Tensor = None
+
+    assert Tensors(x=TensorDict(a=torch.ones(2)), y=torch.ones(2)).x["a"].sum() == 2
+
+
+def test_a_mapped_tensor_is_not_made_from_a_list():
+    with pytest.raises(TypeError, match=r"from_tensor\(torch.as_tensor"):
+        MemoryMappedTensor([3, 4])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,16 @@ import torch
 
 from tensordict_lite import (
     LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
     TensorClass,
     TensorDict,
     TensorDictBase,
+    dense_stack_tds,
+    lazy_legacy,
     lazy_stack,
     maybe_dense_stack,
+    set_lazy_legacy,
 )
 
 
@@ -278,3 +284,108 @@ def test_in_place_updates_through_a_parent_reach_ragged_entries() -> None:
     parent = TensorDict({"x": ragged()}, [2])
     parent.update_(parent * 0)
     assert parent[1]["x"]["b"].tolist() == [0, 0, 0, 0]
+
+
+def test_nested_tensors_stack_along_the_first_dimension_only() -> None:
+    def stack(dim: int) -> LazyStackedTensorDict:
+        return lazy_stack([TensorDict({"a": torch.ones(3, n)}, [3]) for n in (2, 4)], dim)
+
+    for other in (stack(1), lazy_stack([TensorDict({"a": torch.ones(3, 2)}, [3])] * 2, 1)):
+        with (
+            pytest.warns(DeprecationWarning),
+            pytest.raises(RuntimeError, match="can only be stacked along their first"),
+        ):
+            other.get_nestedtensor("a")
+    with pytest.warns(DeprecationWarning, match="as_nested_tensor"):
+        assert stack(0).get_nestedtensor("a").layout is torch.strided
+    with pytest.warns(DeprecationWarning), pytest.raises(KeyError, match="missing"):
+        stack(0).get_nestedtensor("missing")
+    assert stack(0).get("a", as_nested_tensor=True).layout is torch.jagged
+    both = lazy_stack([TensorDict(a=torch.ones(2, 3)), TensorDict(a=torch.ones(4, 5))])
+    assert both.get("a", as_nested_tensor=True).layout is torch.strided  # jagged is ragged along one dimension
+
+
+def test_the_legacy_mode_stacks_lazily():
+    td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.ones(2)}, "s": "x"})
+    calls = [
+        lambda: torch.stack([td, td]),
+        lambda: TensorDict.stack([td, td], 0),
+        lambda: maybe_dense_stack([td, td]),
+        lambda: dense_stack_tds([td, td], 0),
+        lambda: TensorDict.from_list([td, td]),
+    ]
+    with pytest.warns(DeprecationWarning, match="lazy_stack"):
+        legacy = set_lazy_legacy(True)
+    with legacy:
+        for call in calls:
+            out = call()
+            assert type(out) is LazyStackedTensorDict and out.tensordicts[0] is td and out.stack_dim == 0
+        with pytest.raises(TypeError, match="Cannot pass batch-size"):
+            torch.stack([td, td]).to(batch_size=[])
+        stacked = torch.stack([lazy_stack([td, td]), lazy_stack([td, td])])
+        assert stacked.stack_dim == 0 and stacked.contiguous()["a"].shape == (2, 2, 2)
+        assert type(torch.stack([td, td], out=td.expand(2).clone())) is TensorDict
+        assert type(torch.stack([NonTensorData("a")] * 2)) is NonTensorStack
+    assert all(type(call()) is TensorDict for call in calls)
+
+    @legacy
+    def inside():
+        return type(torch.stack([td, td]))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert inside() is LazyStackedTensorDict and not lazy_legacy()
+
+
+def _form(td):
+    if isinstance(td, torch.Tensor):
+        return tuple(td.shape)
+    if isinstance(td, LazyStackedTensorDict):
+        return td.stack_dim, [_form(member) for member in td.tensordicts]
+    return {key: _form(td.get(key)) for key in sorted(td.keys())}
+
+
+@pytest.mark.parametrize(
+    "make", [maybe_dense_stack, dense_stack_tds, lambda items, dim: TensorDict.maybe_dense_stack(items, dim)]
+)
+def test_a_dense_stack_of_lazy_ones_stacks_their_members(make):
+    first = TensorDict({"a": torch.zeros(5, 3)}, [5])
+    second = TensorDict({"a": torch.zeros(5, 4), "b": torch.zeros(5, 2)}, [5])
+    ragged = lazy_stack([first, second])
+    outer = TensorDict({"lazy": ragged}, [2, 5])
+    for dim, at in ((0, 1), (1, 0), (2, 0)):
+        shape = (2, 5) if dim < 2 else (5, 2)
+        members = [{"a": (*shape, 3)}, {"a": (*shape, 4), "b": (*shape, 2)}]
+        assert _form(make([outer, outer.clone()], dim)) == {"lazy": (at, members)}
+        assert _form(make([ragged, ragged.clone()], dim)) == (at, members)
+    assert _form(dense_stack_tds(lazy_stack([outer, outer.clone()]))) == {
+        "lazy": (1, [{"a": (2, 5, 3)}, {"a": (2, 5, 4), "b": (2, 5, 2)}])
+    }
+    uneven = [lazy_stack([TensorDict(a=torch.zeros(i + j + 1)) for j in range(2)]) for i in range(2)]
+    assert _form(make(uneven, 0)) == (1, [(0, [{"a": (1,)}, {"a": (2,)}]), (0, [{"a": (2,)}, {"a": (3,)}])])
+    even = [lazy_stack([TensorDict(a=torch.zeros(2))] * 2), TensorDict({"a": torch.zeros(2, 2)}, [2])]
+    assert _form(make(even, 0)) == {"a": (2, 2, 2)}
+
+
+def test_each_with_undoes_its_own_operation():
+    td = TensorDict(a=torch.zeros(()))
+    with td.lock_():
+        with td.unlock_():
+            assert not td.is_locked
+        assert td.is_locked
+    assert not td.is_locked
+    stack = lazy_stack([td, td.clone()]).lock_()
+    with stack.unlock_():
+        with stack.lock_():
+            pass
+        assert not stack.is_locked
+    assert stack.is_locked
+    td = TensorDict({"a": torch.zeros(2, 3), "n": {"b": torch.ones(2)}}, [2])
+    with td.flatten_keys(".") as flat:
+        with flat.lock_():
+            pass
+        flat["n.c"] = torch.ones(2)
+    assert td["n", "c"].sum() == 2
+    with td.view(-1) as outer, outer.view(2, 1) as inner:
+        inner["d"] = torch.ones(2, 1)
+    assert td["d"].shape == (2,)

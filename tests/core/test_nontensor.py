@@ -122,7 +122,31 @@ def test_writing_to_the_list_of_a_key_writes_to_the_entry() -> None:
     td = TensorDict({"x": [["a", "b"], ["c", "d"]]}, [2, 2])
     td["x"][0][1] = "Q"
     assert td["x"] == [["a", "Q"], ["c", "d"]]
-    assert type(copy.deepcopy(td["x"])) is list
+    other = copy.deepcopy(td["x"])
+    other[0][1] = "R"
+    assert td["x"] == [["a", "Q"], ["c", "d"]]
+
+
+@pytest.mark.parametrize("change", ["append", "insert", "pop", "remove", "sort", "reverse", "del", "+="])
+def test_a_list_whose_items_moved_writes_no_more(change: str) -> None:
+    td = TensorDict({"x": ["c", "b", "a"]}, [3])
+    values = td["x"]
+    arguments = {"append": ("d",), "insert": (0, "d"), "remove": ("c",)}.get(change, ())
+    if change == "del":
+        del values[0]
+    elif change == "+=":
+        values += ["d"]
+    else:
+        getattr(values, change)(*arguments)
+    values[0] = "changed"
+    assert td["x"] == ["c", "b", "a"] and values[0] == "changed"
+
+
+def test_a_list_is_unchanged_when_the_write_fails() -> None:
+    values = TensorDict({"x": ["a", "b"]}, [2])["x"]
+    with pytest.raises(IndexError):
+        values[2] = "c"
+    assert values == ["a", "b"] and str(values) == "LinkedList(['a', 'b'])"
 
 
 def test_apply_arithmetic_and_casts_leave_objects_alone() -> None:

@@ -52,6 +52,82 @@ DEPARTURES = [
         'TD({"a": [{1}, None]}, [2])[1:]',
         "the same for arrays of objects, and for columns of pandas, Arrow and Polars",
     ),
+    (
+        "TD({'a': torch.ones(4, 3)}, []) + TD({'a': torch.ones(4, 3)}, [4, 3])",
+        "TD({'a': torch.ones(4, 3)}, [4, 3]) * 2",
+        "entries of one shape meet element by element: the same trees, however many of their dimensions are the batch",
+    ),
+    (
+        "(TD({'a': torch.ones(4, 3)}, [4]) == TD({'a': torch.ones(4, 3)}, [4, 3])).all()",
+        "True",
+        "as above; the reference has no answer for batch sizes that do not broadcast",
+    ),
+    (
+        "(TD({'s': 'x'}, [2]) == TD({'s': torch.zeros(2)}, [2])).all()",
+        "False",
+        "an object equals no tensor: without an answer, trees that differ would be equal",
+    ),
+    ("c == c.to_dict(), ", "c == c, ", "a field that is None is no entry, in a dict as in a tree"),
+    (
+        "TD({'s': 'x'}, [2]) | TD({'s': 'y'}, [2])",
+        "TD({'s': 'x'}, [2])",
+        "objects that have no such operator are kept, as in arithmetic: strings beside masks are usual",
+    ),
+    (
+        "TD({'s': NonTensorData(True)}) & TD({'s': NonTensorData(False)})",
+        "TD({'s': torch.tensor(False)})",
+        "`&` answers for objects as `|` and `^` do",
+    ),
+    (
+        "ds.update_at_(TD({'z': torch.ones(3)}, [3]), slice(None))",
+        "td.update_at_(TD({'z': torch.ones(3)}, [3]), slice(None))",
+        "update_at_ copies into entries that exist, of a lazy stack as of a dense tree",
+    ),
+    (
+        "td.set_('n', 'text')",
+        "td.set_('a', 'text')",
+        "a collection is no text: nothing would be written, without a word",
+    ),
+    (
+        "c.update(TD({'x': torch.zeros(3, 4), 'zz': torch.zeros(3)}, [3]))",
+        "c.update({'x': torch.zeros(3, 4), 'zz': torch.zeros(3)})",
+        "a key that is no field is an error from a tree as from a dict (and from set())",
+    ),
+    (
+        "c.update_({'x': torch.zeros(3, 4), 's': 'new'}, keys_to_update=['x']).s",
+        "'hi'",
+        "keys_to_update is documented to name what is written",
+    ),
+    (
+        "torch.cat([TD({'m': MetaData('x')}, [1]), TD({'m': MetaData('y')}, [1])])['m']",
+        "TD({'m': NonTensorStack('x', 'y')}, [2])['m']",
+        "values that differ are kept row by row; the first one alone would stand for rows that it does not describe",
+    ),
+    (
+        "type(td['a'] + UnbatchedTensor(torch.ones(3, 4)))",
+        "torch.Tensor",
+        "what is computed with rows has rows: as an unbatched entry, all but one chunk of a map would be lost",
+    ),
+    (
+        "TD({'u': UnbatchedTensor(torch.ones(2, 4))}, [3]).masked_fill(torch.tensor([True, False, True]), 9)['u']",
+        "UnbatchedTensor(torch.ones(2, 4))",
+        "rows are filled, and an unbatched tensor has none (where() as well)",
+    ),
+    (
+        "TD({'u': UnbatchedTensor(torch.ones(2, 4))}, [3]).all(0)['u']",
+        "UnbatchedTensor(torch.ones(2, 4))",
+        "left alone as by sum(0)",
+    ),
+    (
+        "(t := TD({'u': UnbatchedTensor(torch.ones(2, 4))}, [3]), t.__setitem__(0, 7))[0]['u']",
+        "UnbatchedTensor(torch.ones(2, 4))",
+        "a value for some rows is none for all",
+    ),
+    (
+        "TD({'u': UnbatchedTensor(torch.ones(2, 4))}, [3]).pad([1, 1])['u'].batch_size",
+        "torch.Size([5])",
+        "the batch size of an entry begins with that of its tree",
+    ),
     ("isinstance(c, TensorClass)", "True", "the decorator makes the same classes as the base class"),
     (
         "type(c.consolidate(return_early=True, num_threads=2).result()).__name__",

@@ -226,3 +226,23 @@ def test_replaced_file_is_not_confused_with_the_old_one(mapped: MemoryMappedTens
     MemoryMappedTensor.from_tensor(torch.ones(4, 6), filename=mapped.filename, existsok=True)
     assert pickle.loads(blob).eq(1).all()
     assert torch.equal(keep, torch.arange(24.0).view(4, 6))
+
+
+@pytest.mark.parametrize("make", ["empty", "zeros", "ones"])
+def test_a_size_is_needed(make: str) -> None:
+    for call in (lambda: getattr(MemoryMappedTensor, make)(), lambda: getattr(MemoryMappedTensor, make)(*())):
+        with pytest.raises(TypeError, match="the size is missing"):
+            call()
+    with pytest.raises(TypeError, match="the size is missing"):
+        MemoryMappedTensor.full(fill_value=2)
+    assert getattr(MemoryMappedTensor, make)(()).shape == getattr(MemoryMappedTensor, make)(shape=()).shape == ()
+
+
+@pytest.mark.parametrize("make", ["empty", "zeros", "ones"])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_the_handler_of_a_nested_one_opens_it(make: str) -> None:
+    shapes = torch.tensor([[2], [3]])
+    first = getattr(MemoryMappedTensor, make)(shapes)
+    again = MemoryMappedTensor.from_handler(first.handler, torch.float32, shapes)
+    again.unbind(0)[1].fill_(5)
+    assert again.is_nested and first.unbind(0)[1].sum() == 15

@@ -1,0 +1,206 @@
+"""Writing in place never changes what an entry is: tensors stay tensors, objects objects, levels levels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tensordict_lite import NonTensorData, NonTensorStack, TensorDict, lazy_stack, tensorclass
+
+
+@tensorclass
+class Record:
+    t: Any
+    s: Any
+    k: Any
+    n: Any
+
+
+def _dense() -> TensorDict:
+    entries = {"t": torch.zeros(2), "s": "x", "k": NonTensorStack("p", "q"), "n": {"y": torch.zeros(2)}}
+    return TensorDict(entries, [2])
+
+
+KINDS = {
+    "dense": _dense,
+    "class": lambda: Record.from_tensordict(_dense()),
+    "lazy": lambda: lazy_stack(list(_dense().unbind(0))),
+    "locked": lambda: _dense().lock_(),
+    "mapped": lambda: _dense().memmap(),
+}
+WRITES = {
+    "set": lambda td, key, value: td.set(key, value, inplace=True),
+    "set_": lambda td, key, value: td.set_(key, value),
+    "update": lambda td, key, value: td.update({key: value}, inplace=True),
+    "update_": lambda td, key, value: td.update_({key: value}),
+}
+WRONG = {
+    "t": ["text", None, {1, 2}, NonTensorData("w", batch_size=[2]), TensorDict({"y": torch.ones(2)}, [2])],
+    "s": [torch.ones(2), np.ones(2), 1, TensorDict({"y": torch.ones(2)}, [2])],
+    "k": [torch.ones(2), np.ones(2), TensorDict({"y": torch.ones(2)}, [2])],
+    "n": [torch.ones(2), "text", None, NonTensorData("w", batch_size=[2])],
+}
+CASES = [(key, number) for key, values in WRONG.items() for number in range(len(values))]
+
+
+@pytest.mark.parametrize(("key", "number"), CASES)
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_value_of_another_kind_is_refused(kind: str, write: str, key: str, number: int) -> None:
+    td, value = KINDS[kind](), WRONG[key][number]
+    before = str(td.to_dict())
+    with pytest.raises((ValueError, RuntimeError)):
+        WRITES[write](td, key, value)
+    assert str(td.to_dict()) == before
+
+
+def test_the_error_is_one_that_programs_catch_under_any_of_its_names() -> None:
+    for expected in (ValueError, RuntimeError, TypeError):
+        with pytest.raises(expected, match="Failed to update 's'.*set\\(\\) replaces"):
+            _dense().set_("s", torch.ones(2))
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("kind", ["dense", "class", "locked", "mapped"])
+def test_objects_replace_objects_in_place(kind: str, write: str) -> None:
+    td = KINDS[kind]()
+    WRITES[write](td, "s", "new")
+    WRITES[write](td, "k", ["u", "v"])
+    assert td.get("s") == "new" or td.get("s").data == "new"
+    plain = td.to_tensordict()
+    assert plain["k"] == ["u", "v"]
+
+
+def test_a_number_held_as_an_object_takes_another_number() -> None:
+    td = TensorDict({}, [2]).set_non_tensor("i", 3).set_non_tensor("d", {"k": 1}).lock_()
+    assert td.set_("i", 4)["i"] == 4
+    assert td.set_("d", {"k": 2})["d"] == {"k": 2}
+
+
+ROW_WRITES = {
+    "td[i] = tree": lambda td, key, value: td.__setitem__(0, TensorDict({key: value})),
+    "td[i] = dict": lambda td, key, value: td.__setitem__(0, {key: value}),
+    "set_at_": lambda td, key, value: td.set_at_(key, value, 0),
+    "update_at_": lambda td, key, value: td.update_at_({key: value}, 0),
+}
+
+
+@pytest.mark.parametrize("write", ROW_WRITES)
+@pytest.mark.parametrize("kind", ["dense", "lazy"])
+def test_rows_of_another_kind_are_refused(kind: str, write: str) -> None:
+    tree = TensorDict({"y": torch.ones(())})
+    wrong = [("t", "text"), ("t", tree), ("s", tree), ("k", tree), ("n", "text"), ("n", NonTensorData("w"))]
+    for key, value in wrong:
+        td = KINDS[kind]()
+        before = str(td.to_dict())
+        with pytest.raises((ValueError, RuntimeError, TypeError, AttributeError)):
+            ROW_WRITES[write](td, key, value)
+        assert str(td.to_dict()) == before, (key, value)
+
+
+@pytest.mark.parametrize("write", ROW_WRITES)
+@pytest.mark.parametrize("kind", ["dense", "lazy"])
+def test_an_object_for_a_row_is_written(kind: str, write: str) -> None:
+    for value in ("new", NonTensorData("new")):
+        td = KINDS[kind]()
+        ROW_WRITES[write](td, "s", value)
+        ROW_WRITES[write](td, "k", value)
+        assert td["s"] == ["new", "x"] and td["k"] == ["new", "q"]
+
+
+@pytest.mark.parametrize(
+    "value", [np.ones(3), [1.0, 1.0, 1.0], (1, 1, 1), np.ones(3, dtype=np.int32), np.float64(1), 1]
+)
+@pytest.mark.parametrize("index", [1, slice(0, 2), torch.tensor([0, 2])], ids=str)
+@pytest.mark.parametrize("kind", ["dense", "lazy 0", "lazy 1", "mapped"])
+def test_rows_take_arrays_and_lists_of_numbers(kind: str, index: Any, value: Any) -> None:
+    def make() -> Any:
+        td = TensorDict({"a": torch.zeros(4, 3), "n": {"b": torch.zeros(4, 3)}}, [4])
+        if kind == "lazy 1":
+            return lazy_stack([TensorDict({"a": torch.zeros(4), "n": {"b": torch.zeros(4)}}, [4]) for _ in range(3)], 1)
+        return {"dense": lambda: td, "lazy 0": lambda: td.to_lazystack(0), "mapped": td.memmap}[kind]()
+
+    rows = 1 if isinstance(index, int) else 2
+    td = make().set_at_("a", value, index)
+    assert td["a"].sum() == 3 * rows and td["a"].dtype is torch.float32 and not td["n", "b"].any()
+    td = make().set_at_(("n", "b"), value, index)
+    assert td["n", "b"].sum() == 3 * rows and not td["a"].any()
+    td = make().update_at_({"a": value}, index)
+    assert td["a"].sum() == 3 * rows
+
+
+def test_rows_refuse_lists_that_are_no_numbers() -> None:
+    td = TensorDict({"a": torch.zeros(4, 3)}, [4])
+    for value in (["a", "b", "c"], [[1], [2, 3]], object()):
+        with pytest.raises(ValueError, match="Failed to update 'a'"):
+            td.set_at_("a", value, 0)
+    with pytest.raises(RuntimeError, match="expanded size"):
+        td.set_at_("a", [1, 2], 0)
+
+
+@pytest.mark.parametrize("kind", ["dense", "lazy"])
+def test_get_at_of_a_missing_key_gives_none_or_the_default(kind: str) -> None:
+    for td in (KINDS[kind](), KINDS["class"](), lazy_stack(list(KINDS["class"]().unbind(0)))):
+        for key in ("missing", ("n", "missing")):
+            assert td.get_at(key, 0) is None
+            assert td.get_at(key, 0, 5) == 5
+            assert td.get_at(key, 0, None) is None
+        assert td.get_at("t", 0).shape == ()
+
+
+def test_get_of_a_class_reads_its_metadata() -> None:
+    record = KINDS["class"]()
+    for td in (record, lazy_stack([record, record])):
+        assert td.get("batch_size") == td.get("shape") == td.batch_size
+        assert td.get("device") is None and td.get("names") == td.names
+
+
+# -- rows of other batch sizes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["dense", "lazy 0", "lazy 1", "mapped", "locked"])
+@pytest.mark.parametrize("index", [slice(0, 1), slice(None), torch.tensor([0, 2]), ...], ids=str)
+def test_rows_take_one_collection_for_each_of_them(kind: str, index: Any) -> None:
+    def make() -> Any:
+        td = TensorDict({"a": torch.ones(4, 3, 2)}, [4, 3])
+        makers = {"dense": lambda: td, "lazy 0": lambda: td.to_lazystack(0), "lazy 1": lambda: td.to_lazystack(1)}
+        return {**makers, "mapped": td.memmap, "locked": td.lock_}[kind]()
+
+    td = make()
+    td[index] = TensorDict({"a": torch.zeros(3, 2)}, [3])
+    want = torch.ones(4, 3, 2)
+    want[index] = 0
+    assert td["a"].equal(want)
+    for wrong in ([2, 5], [5]):
+        with pytest.raises(RuntimeError, match="differs from the source batch size"):
+            make()[index] = TensorDict({"a": torch.zeros(*wrong, 2)}, wrong)
+
+
+def test_a_collection_without_batch_dimensions_is_no_row() -> None:
+    td = TensorDict({"a": torch.ones(4, 3)}, [4])
+    with pytest.raises(RuntimeError, match="indexed destination TensorDict batch size is"):
+        td[:2] = TensorDict({"a": torch.zeros(3)}, [])
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_an_object_a_row_is_written_over_one_for_all_rows(locked: bool, tmp_path: Path) -> None:
+    td = TensorDict({"a": torch.zeros(2), "s": "x"}, [2])
+    rows = torch.stack([TensorDict({"a": torch.zeros(()), "s": word}) for word in ("p", "q")])
+    for write in (
+        lambda to: to.update_(rows),
+        lambda to: to.update(rows, inplace=True),
+        lambda to: to.set_("s", NonTensorStack("p", "q")),
+        lambda to: torch.stack(list(rows.unbind(0)), out=to),
+    ):
+        to = td.clone()
+        write(to.lock_() if locked else to)
+        assert to["s"] == ["p", "q"] and to[1]["s"] == "q" and to.is_locked == locked
+    mapped = td.memmap(tmp_path)
+    mapped.update_(rows)
+    assert TensorDict.load_memmap(tmp_path)["s"] == ["p", "q"]
+    with pytest.raises(RuntimeError):
+        td.set_("s", NonTensorStack("p", "q", "r"))

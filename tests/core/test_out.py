@@ -1,0 +1,104 @@
+"""``out=``: what the destination has is written in place, what it lacks is added, and it is returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tensordict_lite import LazyStackedTensorDict, TensorDict, lazy_stack, maybe_dense_stack
+
+
+def _tree() -> TensorDict:
+    nested = TensorDict({"b": torch.ones(3, 2)}, [3])
+    return TensorDict({"a": torch.arange(12.0).view(3, 4), "n": nested}, [3])
+
+
+def _lazy() -> LazyStackedTensorDict:
+    return lazy_stack(list(_tree().unbind(0)))
+
+
+CALLS: dict[str, Callable[[Any, Any], Any]] = {
+    "logsumexp": lambda td, out: td.logsumexp(dim=0, out=out),
+    "norm": lambda td, out: td.norm(out=out),
+    "stack": lambda td, out: torch.stack([td, td], out=out),
+    "cat": lambda td, out: torch.cat([td, td], out=out),
+    "lazy_stack": lambda td, out: lazy_stack([td, td], out=out),
+    "maybe_dense_stack": lambda td, out: maybe_dense_stack([td, td], out=out),
+    "where": lambda td, out: td.where(torch.tensor([True, False, True]), td + 1, out=out),
+}
+EXACT: dict[str, Callable[[Any, Any], Any]] = {
+    "clamp": lambda td, out: td.clamp(1, 2, out=out),
+    "gather": lambda td, out: td.gather(0, torch.tensor([0, 2]), out=out),
+}
+
+
+@pytest.mark.parametrize("make", [_tree, _lazy])
+@pytest.mark.parametrize("name", CALLS)
+def test_entries_are_added_or_written_in_place(name: str, make: Callable[[], Any]) -> None:
+    call = CALLS[name]
+    wanted = call(make(), None).to_tensordict()
+    empty = TensorDict({}, wanted.batch_size)
+    assert call(make(), empty) is empty and (empty == wanted).all()
+
+    partial = wanted.clone().zero_().exclude("n").set("other", torch.zeros(wanted.batch_size))
+    before = partial["a"]
+    assert call(make(), partial) is partial
+    assert partial["a"] is before and (partial.exclude("other") == wanted).all() and "other" in partial
+
+
+@pytest.mark.parametrize("make", [_tree, _lazy])
+@pytest.mark.parametrize("name", {**CALLS, **EXACT})
+def test_a_whole_destination_is_written_in_place_locked_or_not(name: str, make: Callable[[], Any]) -> None:
+    call = {**CALLS, **EXACT}[name]
+    wanted = call(make(), None).to_tensordict()
+    out = wanted.clone().zero_()
+    leaves = dict(out.items(True, True))
+    assert call(make(), out) is out
+    assert (out == wanted).all() and all(out[key] is leaf for key, leaf in leaves.items())
+    locked = wanted.clone().zero_().lock_()
+    assert (call(make(), locked) == wanted).all() and locked.is_locked
+    if name in CALLS:
+        with pytest.raises((RuntimeError, KeyError)):
+            call(make(), TensorDict({}, wanted.batch_size).lock_())
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_clamp_and_gather_ask_for_all_entries(name: str) -> None:
+    out = EXACT[name](_tree(), None)
+    with pytest.raises(KeyError):
+        EXACT[name](_tree(), out.exclude("n"))
+
+
+@pytest.mark.parametrize("target", ["dense", "empty", "partial", "lazy", "lazy, other dim", "lazy, empty"])
+@pytest.mark.parametrize("method", ["apply", "named_apply"])
+def test_apply_of_a_lazy_stack_reaches_any_destination(method: str, target: str) -> None:
+    source = lazy_stack([_tree(), _tree() * 2])
+    wanted = source + 1
+    blank = wanted.to_tensordict().zero_()
+    out: Any = {
+        "dense": lambda: blank,
+        "empty": lambda: TensorDict({}, [2, 3]),
+        "partial": lambda: blank.exclude("n"),
+        "lazy": lambda: lazy_stack(list(blank.unbind(0))),
+        "lazy, other dim": lambda: lazy_stack(list(blank.unbind(1)), 1),
+        "lazy, empty": lambda: lazy_stack([TensorDict({}, [3]), TensorDict({}, [3])]),
+    }[target]()
+    fn = (lambda x: x + 1) if method == "apply" else (lambda _, x: x + 1)
+    assert getattr(source, method)(fn, out=out) is out
+    assert (out == wanted).all()
+    tree, wide = TensorDict({"l": source}, [2]), TensorDict({"l": out * 0}, [2])
+    assert (getattr(tree, method)(fn, out=wide)["l"] == wanted).all()
+
+
+def test_a_lazy_stack_applies_in_place_under_its_own_size_only() -> None:
+    stack = lazy_stack([_tree(), _tree()])
+    for options in ({"batch_size": [2]}, {"batch_size": []}, {"device": "cpu"}):
+        for call in (stack.apply, lambda fn, **kw: stack.named_apply(lambda _, x: fn(x), **kw)):
+            with pytest.raises(ValueError, match="its members keep theirs"):
+                call(lambda x: x + 1, inplace=True, **options)
+    with pytest.raises(TypeError, match="Cannot pass batch-size to a LazyStackedTensorDict"):
+        stack.to(batch_size=[2])
+    assert (stack == lazy_stack([_tree(), _tree()])).all()
