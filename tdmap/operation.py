@@ -60,15 +60,19 @@ def running_operation() -> Running | None:
     return _running.get()
 
 
-def operation(fn: Function) -> Function:
+def operation(fn: Function, forwards_to: Callable[..., Any] | None = None) -> Function:
     """Make a function an operation of the library.
 
     An option that it does not take is an error that lists those that it does, with the nearest name. What it raises
     shows the user's frames, and hides those of the engine between them.
+
+    Args:
+        fn: the function. Its ``**options`` are those of workers, unless ``forwards_to`` says otherwise.
+        forwards_to: the operation that gets its ``**options``.
     """
     parameters = inspect.signature(fn).parameters.values()
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"]
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    names = _names_of(fn) + ([] if forwards_to is None else _names_of(forwards_to))
+    open_ended = forwards_to is None and any(p.kind is p.VAR_KEYWORD for p in parameters)
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -94,6 +98,11 @@ def operation(fn: Function) -> Function:
         return frozenset(names) | (frozenset(worker_options()) if open_ended else frozenset())
 
     return call  # type: ignore[return-value]
+
+
+def _names_of(fn: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(fn).parameters.values()
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"]
 
 
 def hide_engine(error: BaseException) -> None:

@@ -165,6 +165,7 @@ def map_reduce(
     return reducer.finish(execution.run(job, Fold(reducer)))
 
 
+@functools.partial(operation, forwards_to=map_reduce)
 def reduce(
     data: Data,
     reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],

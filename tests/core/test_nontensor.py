@@ -192,8 +192,10 @@ def test_in_place_writes_replace_the_object() -> None:
     td.update_({"l": ["r", "s"]})
     assert (td["x"], td["l"]) == ("b", ["r", "s"])
     assert view["x"] == "a"
-    with pytest.raises(RuntimeError, match="NonTensorStack"):
-        td.set_("x", ["b", "c"])
+    td.set_("x", ["b", "c"])  # an object a row
+    assert td["x"] == ["b", "c"]
+    with pytest.raises(RuntimeError, match="a list cannot be written into it in place"):
+        td.set_("x", ["b", "c", "d"])
 
 
 def test_conversions_give_the_plain_objects() -> None:

@@ -272,6 +272,7 @@ def unpack_memmap(
     except BaseException:
         staging.abort()
         raise
+    staging.release()
     return Path(prefix)
 
 
