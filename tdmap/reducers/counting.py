@@ -197,7 +197,7 @@ class ValueCounts(_Keyed):
         >>> words = TensorDict({"word": ["b", "a", "b"]}, [3])
         >>> counts = ValueCounts("word")
         >>> answer = counts.finish(counts.update(counts.init(), words))
-        >>> answer["value"], answer["count"]
+        >>> list(answer["value"]), answer["count"]
         (['a', 'b'], tensor([1, 2]))
     """
 

@@ -210,7 +210,9 @@ class _Worker:
         self.residency.trim()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self.control[at.PEAK] = peak
-        self.control[at.OWN_MEMORY] = max(anonymous_memory() - self.first_memory, 0)
+        memory = anonymous_memory()
+        self.first_memory = min(self.first_memory, memory)  # a fork frees some of what it was born with
+        self.control[at.OWN_MEMORY] = memory - self.first_memory
         self.send(done._replace(peak_memory=peak))
 
     @property
