@@ -35,6 +35,7 @@ from tdmap.runtime.device import Device, DeviceLink, open_link, resolve_device
 from tdmap.runtime.skipping import DROP, PAD
 from tdmap.seeding import base_seed, permutation
 from tdmap.sinks import Gather, InPlace, Preallocated, Sink, Stream
+from tdmap.store import destination
 
 OUTPUT_FACTOR = 4
 """Without `out`, a row's result is taken to be so many times its bytes (uint8 to float32)."""
@@ -52,6 +53,7 @@ def map(
     in_keys: Keys | None = None,
     out_keys: Keys | None = None,
     resume: Resume = False,
+    overwrite: bool = False,
     chunksize: int | None = None,
     num_chunks: int | None = None,
     pool: Any = None,
@@ -102,6 +104,7 @@ def map(
             rows reached the disk, and True is refused. `"trust"` takes the files as they are: right after a shutdown in
             order. `"redo"` runs every chunk again that is not known to have reached the disk: right for functions that
             do no harm to rows that they have changed already.
+        overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
         chunksize: rows in a chunk; 0 passes rows one by one without `dim`, and stacks the results.
             Default: from the bytes of a row, so that a chunk and its result stay in the processor's cache.
         num_chunks: how many chunks, instead of their size.
@@ -162,6 +165,7 @@ def map(
         tensor([ 0,  1,  4,  9, 16, 25])
     """
     path = out if isinstance(out, (str, os.PathLike)) else None
+    target = destination(out, overwrite)
     buffer = out if path is None and is_data(out) else None
     where = Placement.of(device, buffer)
     existing = out if path is None else None
@@ -195,9 +199,9 @@ def map(
         chunk_bytes=CACHE_BYTES * where.chunk_factor,
     )
     if path is not None and policy.skip == DROP:
-        return map_dropping(job, path, bool(resume), execution)
+        return map_dropping(job, target, bool(resume), execution)
     if path is not None:
-        return map_to_folder(job, path, resume, execution.run)
+        return map_to_folder(job, target, resume, execution.run)
     if policy.skip == DROP and out is not None:
         raise ValueError(
             "on_error='drop' leaves rows out, and out has a place for every row: use on_error='skip', which sets a "

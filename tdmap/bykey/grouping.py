@@ -42,6 +42,7 @@ from tdmap.reducers.base import Key
 from tdmap.runtime.spill import Spill
 from tdmap.schema import Schema, take_apart
 from tdmap.sinks import Collect
+from tdmap.store import destination
 from tensordict_lite import is_non_tensor
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ class GroupBy:
         reducers: Mapping[str, Reducer[Any]] | Reducer[Any],
         *,
         out: Data | str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
         chunksize: int | None = None,
         retries: int = 2,
         timeout: float | None = None,
@@ -133,6 +135,7 @@ class GroupBy:
             reducers: names of the result's entries, and what they are; a single reducer makes an entry `"result"`.
             out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for as
                 many rows as there are keys.
+            overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
             chunksize: rows that are read at a time. Default: some hundred thousand, bounded by their bytes.
             retries, timeout, options: as `tdmap.map`.
 
@@ -153,7 +156,7 @@ class GroupBy:
         execution = Execution.of(**options)
         policy = policy_for(None, None, retries, timeout, undo=False)
         forms = {name: grouped_form(part, name) for name, part in parts.items()}
-        target = Output(out, self._data)
+        target = Output(destination(out, overwrite), self._data)
         with target.claimed("group_by.reduce"):
             keyed = prepare(self._data, self._spec, "group_by", execution, dropna=self._dropna)
             payload = _payload(keyed, forms)
@@ -166,6 +169,7 @@ class GroupBy:
         fn: Callable[[Any], Any],
         *,
         out: Data | str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
         chunksize: int | None = None,
         retries: int = 2,
         timeout: float | None = None,
@@ -181,7 +185,7 @@ class GroupBy:
                 function's own. It returns rows (any number, the same entries in each call), one row (a
                 collection of batch size `[]`), or None.
             out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room.
-            chunksize, retries, timeout, options: as `reduce`.
+            overwrite, chunksize, retries, timeout, options: as `reduce`.
 
         Returns:
             The rows that the function returned, sorted by key.
@@ -202,7 +206,7 @@ class GroupBy:
             raise TypeError(f"map_groups needs a function, got {fn!r}.")
         execution = Execution.of(**options)
         policy = policy_for(None, None, retries, timeout, undo=False)
-        target = Output(out, self._data)
+        target = Output(destination(out, overwrite), self._data)
         with target.claimed(f"map_groups({function_name(fn)})"):
             keyed = prepare(self._data, self._spec, "group_by", execution, dropna=self._dropna)
 
