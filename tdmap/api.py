@@ -129,13 +129,15 @@ def map(
             interrupted, so that a chunk is done once or not at all. False saves a copy of each chunk; a worker
             that dies then ends the job.
         on_error: `"raise"` ends the job with the first exception of `fn`. `"skip"` finds the rows that raise, by
-            halving their chunk, and processes all others (`fn` is then called with parts of a chunk); a
-            `tdmap.SkippedRows` warning lists them. A function of `(error, (row, row + 1))`, such as a
-            `tdmap.RowErrors()`, is called here with each of them instead; it may raise. Skipped rows are zeros in
-            the result, or keep what they had in `out` and in place; a bool entry `"__valid__"` of `out` becomes
-            False for them and True for the others. Results with other row counts than their chunk lack them. When
-            every row fails, the first exception is raised. A result that does not fit `out` is an error of its rows.
-            With `resume`, rows that an earlier call skipped are done; they are reported again.
+            calling `fn` with parts of their chunk, then row by row, and processes all others; a `tdmap.SkippedRows`
+            warning lists them. Skipped rows are zeros in the result (None, where objects are), or keep what they had
+            in `out` and in place; a bool entry `"__valid__"` of `out` becomes False for them and True for the others.
+            `"mark"` adds that entry to a new result. `"drop"` leaves the rows out of it. A function of
+            `(error, (row, row + 1))`, such as `tdmap.RowErrors(mode="drop")`, is called here with each of them instead
+            of the warning; it may raise. Results with other row counts than their chunk lack them. When every row
+            fails, the first exception is raised. A result that does not fit the others, or `out`, is an error of its
+            rows, unless it happens to most rows. With `resume`, rows that an earlier call skipped are done; they are
+            reported again.
         callbacks: `tdmap.Callback` objects that receive the job's events.
 
     Returns:
