@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from itertools import repeat
 from operator import itemgetter
@@ -22,6 +23,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import MergeTree
 from tdmap.runtime import control as at
 from tdmap.runtime.control import Control
+from tdmap.runtime.interrupts import installed_handlers, interrupting
 from tdmap.runtime.ondevice import OnDevice
 from tdmap.runtime.skipping import Settled, Skipper
 from tdmap.runtime.types import Done, GaveBack, Kind, Segment
@@ -47,19 +49,21 @@ class ChunkError(Exception):
 _generation = 0
 
 
-def expect_strays() -> None:
-    """From now on, a fork of this process must not go on with the chunks of a lease that had begun before."""
-    os.register_at_fork(after_in_child=_next_generation)
-
-
 def _next_generation() -> None:
     global _generation
     _generation += 1
 
 
-def _leave() -> None:
+os.register_at_fork(after_in_child=_next_generation)
+
+
+def _leave(error: BaseException | None) -> None:
+    """End the child of a function that has forked, which has come back from it or has raised."""
+    if isinstance(error, SystemExit):  # what it meant
+        os._exit(error.code if isinstance(error.code, int) else int(error.code is not None))
+    text = "tdmap: the function has forked, and its child has returned from it too: the child ends here\n"
     with contextlib.suppress(Exception):
-        os.write(2, b"tdmap: the function has forked, and its child has returned from it too: the child ends here\n")
+        os.write(2, (text if error is None else "".join(traceback.format_exception(error))).encode())
     os._exit(1)
 
 
@@ -105,6 +109,8 @@ class ChunkLoop:
         self.writer: RowWriter | None = None
         self.undo: Undo | None = None
         self._guard = True
+        self._generation = _generation
+        self._handlers = installed_handlers() if in_caller and policy.skip else frozenset()
         self._skipper = Skipper(self, policy.skip) if policy.skip else None
         # Tensors of torch's inference mode count no versions.
         self._leaves = [leaf for leaf in tensors_of(reader.data) if not leaf.is_inference()]
@@ -130,7 +136,7 @@ class ChunkLoop:
         Raises:
             ChunkError: the function raised. The chunks before are safe.
         """
-        control, began, generation = self.control, time.perf_counter(), _generation
+        control, began, self._generation = self.control, time.perf_counter(), _generation
         control[at.COMMITTED] = 0  # never the new lease's number beside the old lease's progress
         control[at.LEASE] = lease
         control[at.COMMITTED] = start
@@ -141,8 +147,8 @@ class ChunkLoop:
         chunk = start
         try:
             for chunk, result, rows in self._results(lease, start, stop, segments):
-                if _generation != generation:
-                    _leave()
+                if _generation != self._generation:
+                    self._leave()
                 if result is None:
                     kind = Kind.NONE
                 elif result.__class__ is Settled:
@@ -166,6 +172,9 @@ class ChunkLoop:
                     segments.flush()  # its rows are changed, and only those of one chunk can be put back
             last = segments.take()
         except BaseException as error:
+            if self.is_stray:
+                self._leave(error)
+                raise
             failed = min(segments.stop, stop - 1)
             self._put_back(failed)
             if self.in_caller and not isinstance(error, (Exception, SystemExit)):  # Ctrl-C, most often
@@ -178,6 +187,24 @@ class ChunkLoop:
         mutated = self.mutated
         self._guard |= mutated
         return Done(self.job, lease, upto, time.perf_counter() - began, mutated, last, 0)
+
+    @property
+    def is_stray(self) -> bool:
+        """Whether this is a fork that the function has made: the chunk and its rows are its parent's business."""
+        return self._generation != _generation
+
+    def is_none_of_rows(self, error: BaseException) -> bool:
+        """Whether an exception out of the function says nothing about its rows: a fork's, or the caller's own alarm."""
+        return self.is_stray or (bool(self._handlers) and interrupting(error, self._handlers) is not None)
+
+    def _leave(self, error: BaseException | None = None) -> None:
+        if not self.in_caller:
+            _leave(error)
+        if error is None:  # the caller's own stack is above us
+            raise RuntimeError(
+                "the function has forked, and its child has returned from it too: the chunks belong to the parent. End "
+                "the child within the function, by os._exit()."
+            )
 
     def _save(self, undo: Undo, chunk: int, rows: Data) -> None:
         self.control[at.UNDO] = 0

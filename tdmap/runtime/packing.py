@@ -26,6 +26,7 @@ from torch import Tensor
 
 from tdmap._data import Region, SharedHandle
 from tdmap.runtime.byvalue import Namespaces
+from tdmap.runtime.interrupts import let_through
 from tdmap.runtime.shm import align, anonymous_tensor, shared_region
 
 INLINE_BYTES = 4096
@@ -153,8 +154,8 @@ class Packer:
         if not by_value:
             try:
                 return self._dump(_FastPickler, value)
-            except Exception:  # whatever an object's own reduction raises: dill may know better, or explain it
-                pass
+            except Exception as error:  # whatever an object's own reduction raises: dill may know better, or explain it
+                let_through(error)
         try:
             return self._dump(_DillPickler, value)
         except RecursionError:  # functions that refer to each other in a circle

@@ -10,6 +10,7 @@ from tdmap._data import RowWriter, data_row_bytes, leaves_hold_rows
 from tdmap.errors import SerializationError
 from tdmap.job import Job
 from tdmap.runtime.culprit import explain_unpicklable
+from tdmap.runtime.interrupts import let_through
 from tdmap.runtime.ledger import Room
 from tdmap.runtime.ondevice import is_on_device
 from tdmap.runtime.packing import Arena, Packer, unpack
@@ -42,6 +43,7 @@ class JobPacker:
         try:
             fn = self._fn_packer.dumps(job.fn, by_value=True)
         except Exception as error:
+            let_through(error)
             raise SerializationError(explain_unpicklable(job.fn, error)) from error
         try:
             source = self._source = self._packer.dumps((job.source.data, job.source.order))
@@ -52,6 +54,7 @@ class JobPacker:
         except (OSError, MemoryError):
             raise
         except Exception as error:
+            let_through(error)
             raise SerializationError(
                 f"the data cannot be sent to the workers: {type(error).__name__}: {error}"
             ) from error
