@@ -20,6 +20,7 @@ from typing import Any
 from tdmap import journal
 from tdmap.reducers.base import Node
 from tdmap.resume import Run
+from tdmap.runtime.owner import Owner
 from tdmap.runtime.skipfile import SkipFile
 from tdmap.sinks import Fold
 
@@ -89,6 +90,7 @@ class FoldLog:
         self._next = time.monotonic() + SECONDS
         self._next_disk = time.monotonic() + DISK_SECONDS
         self._new = False
+        self._owner = Owner()
         run.skips.load(self.committed)
 
     @property
@@ -115,7 +117,9 @@ class FoldLog:
                 self._next_disk = end + max(DISK_SECONDS, (end - after) / SHARE)
 
     def save(self) -> None:
-        """Save the states now."""
+        """Save the states now; a fork has nothing to save."""
+        if not self._owner.is_here:
+            return
         save(self.run.folder / NEWEST, self.sink.nodes(), durable=False)
         self._new = False
 

@@ -12,6 +12,7 @@ from tdmap._data import data_row_bytes
 from tdmap._warn import warn_user
 from tdmap.events import Callback, CallbackList
 from tdmap.job import Job
+from tdmap.runtime import launch
 from tdmap.runtime import worker as worker_module
 from tdmap.runtime.driver import CommitLog, Crew, Driver
 from tdmap.runtime.executors.foreign import ForeignCrew
@@ -19,6 +20,7 @@ from tdmap.runtime.executors.processes import ProcessCrew
 from tdmap.runtime.executors.serial import SerialCrew
 from tdmap.runtime.executors.threads import ThreadCrew
 from tdmap.runtime.launch import START_METHODS
+from tdmap.runtime.owner import Owner
 from tdmap.runtime.pool import WorkerPool, borrow_pool, give_back
 from tdmap.runtime.resources import usable_cores
 from tdmap.sinks import Sink
@@ -134,11 +136,13 @@ class Execution:
 
             watchers.append(ProgressBar())
         crew, finish = self._crew(job)
+        owner = Owner()
         try:
             chunk_bytes = job.plan.size * data_row_bytes(job.source.data, job.plan.length)
             yield from Driver(job, sink, crew, CallbackList(watchers), chunk_bytes, log).run()
         finally:
-            finish()
+            if owner.is_here:  # a fork's copy of this generator, which it collects, has no pool to give back
+                finish()
 
     def _crew(self, job: Job) -> tuple[Crew, Callable[[], None]]:
         """Those who run the job, and what to call when they have."""
@@ -183,7 +187,7 @@ def _is_foreign_pool(pool: object) -> bool:
 
 def _nested() -> bool:
     """Whether this is a worker already: of this library, or a daemon of another pool, which may not have children."""
-    if worker_module.in_worker:
+    if worker_module.in_worker or launch.is_unborn_worker():
         nested = True
     else:
         libraries = [multiprocessing, sys.modules.get("multiprocess")]

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from tdmap._data import bytes_of, region_of
+from tdmap.runtime.owner import Owner
 
 SMALLEST = 16 << 10
 """Bytes of a block from which `pwrite` pays for its call; measured on ext4 and on shared memory."""
@@ -49,9 +50,11 @@ class FileColumn:
         self._count = 0
         self._seconds = [0.0, 0.0]
         self._use_file = True
+        self._owner = Owner()
 
     def __del__(self) -> None:
-        os.close(self._fd)
+        if self._owner.is_here:  # a fork may have closed everything, and use the number for something else
+            os.close(self._fd)
 
     def write(self, rows: Tensor, values: Tensor) -> None:
         """Copy `values` into `rows`, a part of the tensor with the same shape and dtype; both are contiguous.

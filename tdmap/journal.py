@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tdmap.runtime import launch, syncer
+from tdmap.runtime.owner import Owner
 
 MAGIC = b"TDMAPJ01"
 VERSION = 1
@@ -280,6 +281,7 @@ class Journal:
         self.session = max(sessions, default=0) + 1
         self._began = self._last = time.monotonic()
         self._open: dict[int, int] = {}
+        self._owner = Owner()
         self._helper = Helper(path, SYNC_SECONDS if sync_seconds is None else sync_seconds)
         self._helper.files = list(files)
         self._write([Record(Type.SESSION, int(time.time()), boot_number())])
@@ -335,6 +337,8 @@ class Journal:
             self._helper.join()
 
     def _write(self, records: list[Record]) -> None:
+        if not self._owner.is_here:  # a fork that unwinds the run of its parent
+            return
         milliseconds = int((time.monotonic() - self._began) * 1000)
         data = b"".join(r._replace(session=self.session, milliseconds=milliseconds).pack() for r in records)
         if os.write(self._fd, data) < len(data):

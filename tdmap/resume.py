@@ -37,6 +37,7 @@ from tdmap.fingerprint import function_parts, source_parts
 from tdmap.job import Job
 from tdmap.journal import Journal
 from tdmap.runtime.ledger import Ledger
+from tdmap.runtime.owner import Owner
 from tdmap.runtime.skipfile import SkipFile
 from tdmap.runtime.skiplog import SkipLog
 
@@ -219,13 +220,16 @@ def open_run(folder: Path, job: Job, kind: str, files: list[str], resume: Resume
         run.journal = Journal(folder / "journal", contents, files)
         for start, stop in journals.subtract_ranges(run.committed, contents.ranges(boot)):
             run.journal.add(start, stop)  # workers had noted them, and the driver was killed before it heard
+        owner = Owner()
         try:
             yield run
         except BaseException as error:
-            run.failed(error)
+            if owner.is_here:
+                run.failed(error)
             raise
         finally:
-            run.journal.close()
+            if owner.is_here:  # a fork that leaves by an exception leaves the journal to its parent
+                run.journal.close()
 
 
 def _check(run: Run, contents: journals.Contents) -> None:
@@ -329,7 +333,7 @@ def _locked(folder: Path, name: str = "lock") -> Iterator[None]:
 
     Forked workers share it: when this process is killed, it is free once they are gone too.
     """
-    descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor, owner = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), Owner()
     deadline = time.monotonic() + LOCK_SECONDS
     try:
         while True:
@@ -345,7 +349,8 @@ def _locked(folder: Path, name: str = "lock") -> Iterator[None]:
         try:
             yield
         finally:  # by name: workers that stay warm have inherited the descriptor, and are not at work any more
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            if owner.is_here:  # a fork shares the lock, and would take it from its parent
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
 

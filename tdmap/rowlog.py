@@ -30,6 +30,7 @@ from tdmap.job import Job
 from tdmap.journal import merge_ranges
 from tdmap.placing import Output
 from tdmap.resume import Run, files_of, open_run
+from tdmap.runtime.owner import Owner
 from tdmap.runtime.skipfile import SkipFile
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ class PieceLog:
         self._path = run.folder / PIECES
         self._pending: list[tuple[int, int]] = []
         self._next = time.monotonic() + SECONDS
+        self._owner = Owner()
         records, length = read_records(self._path)
         self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         os.ftruncate(self._fd, length)
@@ -166,7 +168,7 @@ class PieceLog:
         """Write the pieces of the chunks that were done."""
         data = b"".join(_record(start, stop, self.pieces.of(start, stop)) for start, stop in self._pending)
         self._pending.clear()
-        while data:
+        while data and self._owner.is_here:
             data = data[os.write(self._fd, data) :]
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ import shutil
 from pathlib import Path
 
 from tdmap._data import Data, TensorDict
+from tdmap.runtime.owner import Owner
 
 HIDDEN = ".tdmap"
 META = "meta.json"
@@ -32,6 +33,7 @@ class OutputFolder:
         self.hidden = self.path / HIDDEN
         self._data = self.hidden / "data"
         self._moving = self.hidden / "moving"
+        self._owner = Owner()
 
     @property
     def is_whole(self) -> bool:
@@ -93,7 +95,9 @@ class OutputFolder:
         return TensorDict.load_memmap(self.path)
 
     def discard(self) -> None:
-        """Remove what an unfinished run that cannot be resumed has left."""
+        """Remove what an unfinished run that cannot be resumed has left; nothing in a fork of the one that writes."""
+        if not self._owner.is_here:
+            return
         shutil.rmtree(self.hidden, ignore_errors=True)
         if self.path.is_dir() and not os.listdir(self.path):
             self.path.rmdir()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from typing import Any
 
 from tdmap.events import Callback, JobEnded, JobStarted, LeaseDone
+
+_shown: weakref.WeakSet[ProgressBar] = weakref.WeakSet()
 
 
 class ProgressBar(Callback):
@@ -26,6 +30,7 @@ class ProgressBar(Callback):
         try:
             settings = {"total": event.num_rows, "desc": event.name, "unit": "row", "unit_scale": True}
             self._bar = tqdm(**{**settings, **self.options})
+            _shown.add(self)
         finally:
             tqdm.monitor_interval = monitor
 
@@ -42,3 +47,15 @@ class ProgressBar(Callback):
                 self._bar.update(event.done_rows - self._bar.n)
             self._bar.close()
             self._bar = None
+
+
+def _hide_in_child() -> None:
+    """A fork collects its copies of bars, and a bar that is collected shows itself once more."""
+    for progress in list(_shown):
+        if progress._bar is not None:
+            progress._bar.disable = True
+            progress._bar = None
+    _shown.clear()
+
+
+os.register_at_fork(after_in_child=_hide_in_child)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from tdmap._data import bytes_of
+from tdmap.runtime.owner import Owner
 
 ALIGNMENT = 64
 """Extents begin at multiples of it, so that they can be mapped as tensors of any dtype."""
@@ -50,6 +51,7 @@ class Spill:
         self.folder = Path(os.path.abspath(folder))
         self.folder.mkdir(parents=True, exist_ok=True)
         self.prefix = prefix
+        self._owner = Owner()
 
     def append(self, tensors: Sequence[Tensor]) -> list[Extent]:
         """Append the bytes of contiguous CPU tensors to this worker's file; one extent each.
@@ -115,7 +117,9 @@ class Spill:
             at += got
 
     def remove(self) -> None:
-        """Delete everything."""
+        """Delete everything; nothing in a fork of the process that made it, nor in a worker."""
+        if not self._owner.is_here:
+            return
         if not self.prefix:
             shutil.rmtree(self.folder, ignore_errors=True)
             return

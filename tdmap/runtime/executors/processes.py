@@ -53,6 +53,7 @@ class ProcessCrew:
     """
 
     kind = "process"
+    forks = False
 
     def __init__(self, pool: WorkerPool, wanted: int) -> None:
         self.pool = pool
@@ -254,6 +255,9 @@ class ProcessCrew:
 
     # -- the end -------------------------------------------------------------------------------------
 
+    def require_open(self) -> None:
+        self.pool.check_open()
+
     def close(self, ok: bool, changed: bool) -> None:
         try:
             if not ok:
@@ -270,6 +274,8 @@ class ProcessCrew:
 
     def _stop(self) -> None:
         """Let workers end their chunk, for a moment; then end them."""
+        if self.pool.is_closed:  # the collector ends a pool and a job on it in any order: nobody is left to stop
+            return
         busy = [m for m in self.pool.members.values() if m.outstanding]
         for member in busy:
             member.control[at.CANCEL] = 1

@@ -40,6 +40,7 @@ class SerialCrew:
     """Runs leases in the caller, one whenever the driver waits. The caller's random streams are put back."""
 
     kind = "serial"
+    forks = True
     size = 1
 
     def __init__(self) -> None:
@@ -107,6 +108,9 @@ class SerialCrew:
 
     def pid(self, worker: int) -> int:
         return worker
+
+    def require_open(self) -> None:
+        pass
 
     def close(self, ok: bool, changed: bool) -> None:
         self._leases.clear()

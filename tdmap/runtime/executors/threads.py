@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from tdmap.runtime.types import Failed, Message
 from tdmap.seeding import preserved_generators
 from tdmap.sinks import Allocate, Sink
 
+LEAVE_SECONDS = 5.0
+"""Who leaves an iteration waits so long for the chunks that run. They go on to their end then, unheard."""
+
 
 class ThreadCrew:
     """Threads of this process, for one job.
@@ -32,6 +36,7 @@ class ThreadCrew:
     """
 
     kind = "thread"
+    forks = False
 
     def __init__(self, num_workers: int, worker_threads: int, seeded: bool = False) -> None:
         self.size = 1 if seeded else num_workers
@@ -43,12 +48,16 @@ class ThreadCrew:
         self._leases: list[queue.SimpleQueue[Lease | None]] = []
         self._loops: list[ChunkLoop] = []
         self._threads: list[threading.Thread] = []
+        self._streaming = False
+        self._opened_by = 0
 
     def allocate(self) -> Allocate:
         return empty
 
     def open(self, job: Job, sink: Sink) -> None:
         self._job = job
+        self._streaming = sink.streams
+        self._opened_by = threading.get_ident()
         self._streams.__enter__()
         for number in range(self.size):
             control = at.local_control()
@@ -121,15 +130,29 @@ class ThreadCrew:
     def pid(self, worker: int) -> int:
         return worker
 
+    def require_open(self) -> None:
+        pass
+
     def close(self, ok: bool, changed: bool) -> None:
         for loop in self._loops:
             loop.control[at.CANCEL] = 1
         for leases in self._leases:
             leases.put(None)
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join()
+        self._join()
         if self._threads:
             self._streams.__exit__(None, None, None)
-            # A thread's own setting is also what threads that start later begin with.
-            torch.set_num_threads(self._torch_threads)
+            if threading.get_ident() == self._opened_by:
+                # A thread's own setting is also what threads that start later begin with.
+                torch.set_num_threads(self._torch_threads)
+
+    def _join(self) -> None:
+        """Wait until every thread has ended its chunk.
+
+        Not for ever when a consumer has left. Perhaps it was the collector, in whatever thread ran it: in one of ours,
+        or in one that holds a lock which a function of ours waits for.
+        """
+        deadline = time.monotonic() + LEAVE_SECONDS
+        for thread in self._threads:
+            if thread.ident is None or thread is threading.current_thread():
+                continue
+            thread.join(max(deadline - time.monotonic(), 0) if self._streaming else None)
