@@ -99,7 +99,7 @@ def columns_behind(leaves: Iterable[Tensor], block_rows: int) -> dict[int, FileC
     mapped: dict[int, int] | None = None
     for leaf in leaves:
         block = block_rows * (leaf.numel() // max(len(leaf), 1)) * leaf.element_size() if leaf.dim() else 0
-        if block < SMALLEST or not leaf.is_contiguous() or len(found) >= MOST_FILES:
+        if block < SMALLEST or not leaf.is_contiguous() or leaf.is_conj() or leaf.is_neg() or len(found) >= MOST_FILES:
             continue
         region = region_of(leaf)
         if region is None or not region.writable:

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, region_of
+from tdmap._data import Data, bytes_of, region_of
 
 OWN_PACKAGES = ("tdmap", "tensordict_lite")
 """Count by name, as installed packages do, wherever they lie."""
@@ -106,7 +106,7 @@ def _describe_leaf(leaf: Any, contents: bool) -> str:
         return f"{text}, content {_digest(plain)}" if contents else f"{text}, in memory"
     info = os.stat(region.handle.path)
     text += f", {os.path.basename(region.handle.path)} from element {region.offset}, strides {list(region.stride)}"
-    text += f", {info.st_size} bytes"
+    text += f", {info.st_size} bytes" + ", conjugated" * leaf.is_conj() + ", negated" * leaf.is_neg()
     return f"{text}, written at {info.st_mtime_ns}" if contents else text
 
 
@@ -242,10 +242,7 @@ class _Walk:
         if tensor.layout is not torch.strided or tensor.is_quantized:
             self.add(str(tensor))
             return
-        flat = tensor.detach().as_subclass(Tensor).cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        for part in flat.split(1 << 24):
-            if part.numel():
-                self.hash.update(memoryview(part.view(torch.uint8).numpy()))
+        self.hash.update(bytes_of(tensor.detach().as_subclass(Tensor).cpu().resolve_conj().resolve_neg().contiguous()))
 
     def add_array(self, array: np.ndarray[Any, Any]) -> None:
         self.tag("array", array.dtype.str, array.shape)

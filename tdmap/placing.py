@@ -100,14 +100,17 @@ class Places:
 
     @staticmethod
     def of(tensors: Sequence[Tensor | None]) -> Places | None:
-        """The places of contiguous tensors in files or shared memory; None when one of them is something else."""
+        """The places of contiguous tensors in files or shared memory; None when one of them is something else.
+
+        Something else is a lazy conjugate, too: bytes that are written there come out as other values.
+        """
         places: list[Place | None] = []
         for tensor in tensors:
             if tensor is None or not tensor.numel():
                 places.append(None)
                 continue
             region = shared_region(tensor)
-            if region is None or not tensor.is_contiguous():
+            if region is None or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
                 return None
             if not region.writable:
                 raise PermissionError(f"out lies in {region.handle.path}, which may only be read. Open it for writing.")
