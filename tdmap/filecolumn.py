@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from tdmap._data import bytes_of, region_of
+from tdmap.runtime.mapped import inodes_of_mappings
 from tdmap.runtime.owner import Owner
 
 SMALLEST = 16 << 10
@@ -105,7 +106,7 @@ def columns_behind(leaves: Iterable[Tensor], block_rows: int) -> dict[int, FileC
         if region is None or not region.writable:
             continue
         if mapped is None:
-            mapped = _inodes_of_mappings()
+            mapped = inodes_of_mappings()
         storage = leaf.untyped_storage()
         fd = _open(region.handle.path, mapped.get(storage.data_ptr()))
         if fd is not None:
@@ -125,17 +126,3 @@ def _open(path: str, inode: int | None) -> int | None:
         return fd
     os.close(fd)
     return None
-
-
-def _inodes_of_mappings() -> dict[int, int]:
-    """The inode of the file at the start of each shared mapping of this process, by address."""
-    found = {}
-    try:
-        with open("/proc/self/maps") as lines:
-            for line in lines:
-                addresses, permissions, offset, _, inode, *_ = line.split(None, 5)
-                if permissions.endswith("s") and int(offset, 16) == 0:
-                    found[int(addresses.partition("-")[0], 16)] = int(inode)
-    except OSError:  # no such file: not Linux
-        pass
-    return found

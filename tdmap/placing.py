@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.plan import ChunkPlan
 from tdmap.resume import folder_of
+from tdmap.runtime.mapped import MappedFiles, check_files
 from tdmap.runtime.packing import Arena
 from tdmap.runtime.residency import Residency
 from tdmap.runtime.shm import shared_region
@@ -45,6 +47,7 @@ class SharedTensors:
         arena = Arena()
         self.tensors = [_shared(tensor, arena) if share else tensor for tensor in tensors]
         self._residency: Residency | None = None
+        self._files = MappedFiles(self.tensors)
 
     def __getstate__(self) -> list[Any]:
         return [shared_region(tensor) if tensor.numel() else tensor for tensor in self.tensors]
@@ -55,9 +58,11 @@ class SharedTensors:
         self._residency.watch(self.tensors)
 
     def trim(self) -> None:
-        """Let go of the pages that have been read, in a worker process."""
+        """Let go of the pages that have been read, in a worker process; elsewhere, see that there is more to read."""
         if self._residency is not None:
             self._residency.trim()
+        else:
+            self._files.look(time.monotonic_ns())
 
 
 def _shared(tensor: Tensor, arena: Arena) -> Tensor:
@@ -353,10 +358,12 @@ class SourceRows:
             interface (lazy stacks, lazily conjugated tensors).
 
     Raises:
+        DatasetError: one of its files has been cut.
         OutputMismatch: its rows cannot be written one by one.
     """
 
     def __init__(self, data: Data) -> None:
+        check_files(data)
         dense = (isinstance(data, Tensor) or is_dense(data)) and _is_plain(data)
         # Not all rows: what is no tensor in a file is made dense to be taken apart.
         parts = take_apart(data if dense else narrow(data, 0, 0, min(int(data.shape[0]), 1)))

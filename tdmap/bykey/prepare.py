@@ -18,6 +18,7 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Key
+from tdmap.runtime.mapped import check_files
 from tdmap.runtime.shm import anonymous_tensor
 from tdmap.sinks import Collect
 from tensordict_lite import TensorDict
@@ -155,6 +156,7 @@ def prepare(
     """
     require_rows(data, what)
     spec.require(data, what)
+    check_files(data)  # a sample of them is read here
     names = spec.names
     length = int(data.shape[0])
     first = spec.values(narrow(data, 0, 0, min(length, 1)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,7 @@ from tdmap.pipeline.stages import Batch, Filter
 from tdmap.pipeline.work import Work
 from tdmap.plan import ChunkPlan, default_chunk_size
 from tdmap.runtime.device import DeviceLink
+from tdmap.runtime.mapped import MappedFiles
 from tdmap.runtime.packing import Arena
 from tdmap.runtime.shm import shared_region
 from tdmap.seeding import derive, preserved_generators, seed_everything
@@ -234,7 +236,10 @@ def head_job(
 def run_here(job: Job, chunks: Iterator[int]) -> Iterator[Any]:
     """Run chunks in this thread, one whenever the consumer asks: what a worker of torch's DataLoader does."""
     reader = Reader(job.source.data, job.plan, job.source.order)
+    files = MappedFiles.of(job.source.data)
     for chunk in chunks:
+        if files is not None:
+            files.look(time.monotonic_ns())
         (rows,) = reader.read(chunk, chunk + 1)
         first = chunk * job.plan.size
         with seeded(job.policy.seed, first):

@@ -24,6 +24,7 @@ from tdmap.reducers.base import MergeTree
 from tdmap.runtime import control as at
 from tdmap.runtime.control import Control
 from tdmap.runtime.interrupts import installed_handlers, interrupting
+from tdmap.runtime.mapped import MappedFiles
 from tdmap.runtime.ondevice import OnDevice
 from tdmap.runtime.skipping import Settled, Skipper
 from tdmap.runtime.types import Done, GaveBack, Kind, Segment
@@ -80,6 +81,7 @@ class ChunkLoop:
         emit: sends a message to the driver.
         in_caller: chunks run in the thread that called `map`, which Ctrl-C is meant for.
         own_fn: `fn` belongs to this loop alone.
+        files: of the rows, where the loop shares its process with the caller: looked after while it runs.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class ChunkLoop:
         emit: Callable[[Any], None],
         own_fn: bool = False,
         in_caller: bool = False,
+        files: MappedFiles | None = None,
     ) -> None:
         self.settle: Callable[[], None] | None = None
         if isinstance(fn, OnDevice):
@@ -106,6 +109,7 @@ class ChunkLoop:
         self.pack = pack
         self.emit = emit
         self.in_caller = in_caller
+        self.files = files
         self.writer: RowWriter | None = None
         self.undo: Undo | None = None
         self._guard = True
@@ -222,9 +226,11 @@ class ChunkLoop:
         self, lease: int, start: int, stop: int, segments: _Segments
     ) -> Iterator[tuple[int, Any, Data | None]]:
         control, fn, clock = self.control, self.fn, time.monotonic_ns
-        seed, plan, undo, skipper = self.policy.seed, self.plan, self.undo, self._skipper
+        seed, plan, undo, skipper, files = self.policy.seed, self.plan, self.undo, self._skipper, self.files
         positional = getattr(fn, "takes_start", False)  # a function that wants the number of its first row
         rows: Iterator[Any] = repeat(None) if self.writer is None else self.writer.rows(start, stop)
+        if files is not None:
+            files.look(clock())
         for chunk, data, target in zip(range(start, stop), self.reader.read(start, stop), rows):
             if control[at.CANCEL]:
                 return
@@ -245,6 +251,8 @@ class ChunkLoop:
                 yield chunk, skipper.call(lease, chunk, data, target), target
             else:
                 yield chunk, fn(data, chunk * plan.size) if positional else fn(data), target
+            if files is not None:  # before the rows of the next one are read
+                files.look(clock())
 
 
 def _as_exception(error: BaseException) -> Exception:

@@ -18,6 +18,7 @@ from tdmap.runtime.surroundings import Surroundings
 from tdmap.runtime.undo import MAX_BYTES, Undo
 from tdmap.runtime.worker import Payload
 from tdmap.sinks import Sink
+from tensordict_lite.errors import DatasetError
 
 
 class JobPacker:
@@ -37,11 +38,14 @@ class JobPacker:
 
         Raises:
             SerializationError: the function or the data cannot be sent; names the part that cannot.
+            DatasetError: a file of the data has been cut.
             PermissionError: the output may only be read.
         """
         self._name = job.name
         try:
             fn = self._fn_packer.dumps(job.fn, by_value=True)
+        except DatasetError:  # of rows that it refers to
+            raise
         except Exception as error:
             let_through(error)
             raise SerializationError(explain_unpicklable(job.fn, error)) from error
@@ -51,7 +55,7 @@ class JobPacker:
             self._read_only_source, self._packer.read_only = self._packer.read_only, False
             there = sink.writer is not None and is_on_device(sink.writer.out)
             writer = self._packer.dumps(None if there else sink.writer)
-        except (OSError, MemoryError):
+        except (OSError, MemoryError, DatasetError):
             raise
         except Exception as error:
             let_through(error)

@@ -13,6 +13,7 @@ from tdmap.job import Job
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.control import local_control
 from tdmap.runtime.driver import Joined
+from tdmap.runtime.mapped import MappedFiles
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.types import Failed, Message
 from tdmap.runtime.undo import MAX_BYTES, Undo
@@ -61,6 +62,7 @@ class SerialCrew:
             lambda result: result,
             self._emit,
             in_caller=True,
+            files=MappedFiles.of(job.source.data),
         )
         self._loop.undo = local_undo(job)
         if sink.writer is not None:

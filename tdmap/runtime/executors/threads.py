@@ -16,6 +16,7 @@ from tdmap.runtime import control as at
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.driver import Joined
 from tdmap.runtime.executors.serial import empty, local_undo
+from tdmap.runtime.mapped import MappedFiles
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.types import Failed, Message
 from tdmap.seeding import preserved_generators
@@ -70,6 +71,7 @@ class ThreadCrew:
                 control,
                 lambda result: result,
                 lambda message, number=number: self._inbox.put((number, message)),  # type: ignore[misc]
+                files=MappedFiles.of(job.source.data),
             )
             loop.undo = local_undo(job)
             self._loops.append(loop)
