@@ -7,18 +7,21 @@
 
 from __future__ import annotations
 
+from tdmap import _entry as _entry  # first: what follows takes its time
 from tdmap.api import map, map_iter
 from tdmap.bykey import GroupBy, group_by, join, sort
 from tdmap.diagnostics.progress import ProgressBar
 from tdmap.errors import (
     AlreadyComplete,
     ChunkTimeout,
+    FolderInUse,
     OutputMismatch,
     RemoteError,
     RemoteTraceback,
     ResumeMismatch,
     SerializationError,
     TdmapError,
+    UntrustedFile,
     WorkerLost,
     WorkerStartError,
 )
@@ -40,6 +43,7 @@ __all__ = [
     "ChunkPlan",
     "ChunkRetried",
     "ChunkTimeout",
+    "FolderInUse",
     "GroupBy",
     "JobEnded",
     "JobStarted",
@@ -59,6 +63,7 @@ __all__ = [
     "SerializationError",
     "SkippedRows",
     "TdmapError",
+    "UntrustedFile",
     "WorkerDied",
     "WorkerLost",
     "WorkerPool",

@@ -6,26 +6,31 @@ import atexit
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
-from tdmap._data import Data, check_rows, data_length, data_row_bytes, is_data
+from tdmap._data import Data, check_rows, data_length, is_data
+from tdmap.data.alike import VALID
+from tdmap.data.sizes import row_bytes_of
 from tdmap.devices import Devices, Placement, check_start_method
 from tdmap.events import Callback
 from tdmap.execution import Execution
 from tdmap.functions import Keys, as_function, check_placement
 from tdmap.iterator import MapIterator
 from tdmap.job import Job, Policy, Source
+from tdmap.keeping import map_dropping, marking
 from tdmap.norows import result_of_no_rows
-from tdmap.plan import ChunkPlan, make_plan
+from tdmap.operation import operation
+from tdmap.plan import CACHE_BYTES, ChunkPlan, default_chunk_size, make_plan
 from tdmap.prefetch import check_prefetch, prefetch_over
 from tdmap.resumable import map_in_place, map_to_files, map_to_folder
 from tdmap.resume import Resume, check_resume
-from tdmap.rowerrors import OnError, check_on_error
+from tdmap.rowerrors import MODES, OnError, mode_of
 from tdmap.runtime.device import Device, DeviceLink, open_link, resolve_device
 from tdmap.runtime.skipping import DROP, PAD
 from tdmap.seeding import base_seed, permutation
@@ -35,6 +40,7 @@ OUTPUT_FACTOR = 4
 """Without `out`, a row's result is taken to be so many times its bytes (uint8 to float32)."""
 
 
+@operation
 def map(
     data: Data,
     fn: Callable[[Any], Any],
@@ -131,7 +137,8 @@ def map(
 
     Returns:
         `out` when it is given; else the results concatenated along `dim` (stacked with `chunksize=0`), without
-        those that are None; None when all are. Without rows, what the function makes of zero rows.
+        those that are None, of which a warning tells; None when all are. Without rows, what the function makes of
+        zero rows.
 
     Raises:
         IndexError: `dim` is out of range.
@@ -139,6 +146,8 @@ def map(
         ValueError: a device does not exist, `out` lies on two, or the options about workers rule a device out.
         OutputMismatch: a result does not fit `out`.
         FileExistsError: `out` is a path where something else is.
+        FolderInUse: another call writes the folder at this moment, in this process or another; says who.
+        UntrustedFile: the hidden folder of `out` holds what this library does not put there, such as a link.
         ResumeMismatch: `resume`, and the journal is of another function, source, plan or seed; names what differs.
         SerializationError: `fn` cannot be sent to workers.
         WorkerLost: workers died on the same chunk more than `retries` times.
@@ -155,7 +164,8 @@ def map(
     path = out if isinstance(out, (str, os.PathLike)) else None
     buffer = out if path is None and is_data(out) else None
     where = Placement.of(device, buffer)
-    plan = plan_for(data, fn, dim, chunksize, num_chunks, out if path is None else None, where.chunk_factor)
+    existing = out if path is None else None
+    plan = plan_for(data, fn, dim, chunksize, num_chunks, existing, where.chunk_factor, results_vary=True)
     policy = policy_for(seed, generator, retries, timeout, undo, on_error, PAD)
     check_resume(resume)
     execution = where.execution(
@@ -172,15 +182,32 @@ def map(
         )
     )
     where.check(data, buffer, execution, bool(resume), on_error)
-    fn = where.function(as_function(fn, in_keys, out_keys), execution)
-    job = Job(Source(data), plan, fn, policy, on_row_error=handler_of(on_error))
+    fn = as_function(fn, in_keys, out_keys)
+    if mode_of(on_error) == "mark":
+        fn = marking(fn, buffer)
+    fn = where.function(fn, execution)
+    job = Job(
+        Source(data),
+        plan,
+        fn,
+        replace(policy, in_place=True),
+        on_row_error=handler_of(on_error),
+        chunk_bytes=CACHE_BYTES * where.chunk_factor,
+    )
+    if path is not None and policy.skip == DROP:
+        return map_dropping(job, path, bool(resume), execution)
     if path is not None:
         return map_to_folder(job, path, resume, execution.run)
+    if policy.skip == DROP and out is not None:
+        raise ValueError(
+            "on_error='drop' leaves rows out, and out has a place for every row: use on_error='skip', which sets a "
+            f"bool entry {VALID!r} of out to False there, out='folder', or out=None."
+        )
     sink: Sink
     if out is None:
         if resume:
             raise ValueError("resume=True keeps its journal beside the output: pass out=a folder, or out=data.")
-        sink = Gather()
+        sink = Gather(job.name, policy.skip == DROP)
     else:
         check_rows(out, plan, data.shape)
         sink = InPlace(out) if out is data else Preallocated(out)
@@ -199,6 +226,7 @@ def map(
         return execution.run(job, sink)
 
 
+@operation
 def map_iter(
     data: Data,
     fn: Callable[[Any], Any],
@@ -260,7 +288,7 @@ def map_iter(
     """
     if shuffle and not index_with_generator:
         raise RuntimeError("map_iter(shuffle=True) needs index_with_generator=True, its default: drop that argument.")
-    plan = plan_for(data, fn, dim, chunksize, num_chunks, None)
+    plan = plan_for(data, fn, dim, chunksize, num_chunks, None, results_vary=True)
     policy = policy_for(seed, generator, retries, timeout, undo, on_error, DROP)
     execution = Execution(
         num_workers, pool, executor, mp_start_method, worker_threads, max_tasks_per_child, max_memory, pbar, callbacks
@@ -269,10 +297,17 @@ def map_iter(
     check_placement(fn, execution.executor == "process", None)
     target = _target(device, prefetch, execution)
 
-    def begin(position: int, seed: int | None, order_seed: int | None) -> Iterator[Any]:
+    def begin(position: int, seed: int | None, order_seed: int | None, plan: ChunkPlan, settled: Any) -> Iterator[Any]:
         order = None if order_seed is None else permutation(plan.length, order_seed)
         # A job of its own each time: what a worker still says about the last one must not count.
-        job = Job(Source(data, order), plan, fn, replace(policy, seed=seed), on_row_error=handler_of(on_error))
+        job = Job(
+            Source(data, order),
+            plan,
+            fn,
+            replace(policy, seed=seed),
+            on_row_error=handler_of(on_error),
+            on_settled=settled,
+        )
         if target is None:
             return stream_values(job, execution, position)
         link = open_link(target)
@@ -355,8 +390,14 @@ def plan_for(
     num_chunks: int | None,
     out: Data | None,
     factor: int = 1,
+    results_vary: bool = False,
 ) -> ChunkPlan:
-    """How the rows are cut, once the arguments have been checked; default chunks are `factor` times larger.
+    """How the rows are cut, once the arguments have been checked.
+
+    Args:
+        data, fn, dim, chunksize, num_chunks, out: as `map`; `out` where it exists already.
+        factor: default chunks are so many times larger.
+        results_vary: the function returns rows that may be of any size, so that default chunks wait for the first one.
 
     Raises:
         TypeError: `data`, `fn` or `out` is of no use.
@@ -364,7 +405,7 @@ def plan_for(
         ValueError: both sizes are given, or one is out of range.
     """
     if not is_data(data):
-        raise TypeError(f"map needs a tensor or a collection of tensors, got a {type(data).__name__}.")
+        raise TypeError(f"map needs a tensor or a collection of tensors, got {instead_of_data(data)}")
     if not callable(fn):
         raise TypeError(f"map needs a function, got {fn!r}.")
     if out is not None and not is_data(out):
@@ -379,10 +420,25 @@ def plan_for(
         )
     dim %= dims
     length = data_length(data, dim)
-    row_bytes = data_row_bytes(data, length)
-    same = out is None or out is data
-    row_bytes += row_bytes * OUTPUT_FACTOR if same else data_row_bytes(out, length)
-    return make_plan(length, dim=dim, chunksize=chunksize, num_chunks=num_chunks, row_bytes=max(row_bytes // factor, 1))
+    own = max(row_bytes_of(data, length) // factor, 1)
+    result = own * OUTPUT_FACTOR if out is None or out is data else row_bytes_of(out, length) // factor
+    most = default_chunk_size(length, own) if out is None and results_vary else 0
+    return make_plan(length, dim=dim, chunksize=chunksize, num_chunks=num_chunks, row_bytes=own + result, most=most)
+
+
+def instead_of_data(value: Any) -> str:
+    """What was passed where a dataset is needed, and how to make one of it."""
+    if isinstance(value, np.ndarray):
+        return "a numpy array: use torch.from_numpy(array)."
+    if isinstance(value, Mapping):
+        return "a mapping: use TensorDict(mapping, batch_size=[rows])."
+    if isinstance(value, (str, os.PathLike)):
+        return f"the path {os.fspath(value)!r}: use TensorDict.load_memmap(path)."
+    if isinstance(value, (list, tuple)):
+        return f"a {type(value).__name__}: use torch.tensor(values), or TensorDict({{'value': values}}, [len(values)])."
+    if hasattr(value, "columns") and hasattr(value, "to_numpy"):
+        return f"a {type(value).__name__}: use TensorDict({{name: table[name] for name in table}}, [len(table)])."
+    return f"a {type(value).__name__}: use a torch.Tensor, a TensorDict or a tensorclass."
 
 
 def policy_for(
@@ -403,8 +459,13 @@ def policy_for(
         raise ValueError(f"retries must be an integer of at least 0: got {retries!r}.")
     if timeout is not None and not timeout > 0:
         raise ValueError(f"timeout must be a number of seconds above 0, or None: got {timeout!r}.")
-    skip = "" if check_on_error(on_error) == "raise" else skip
+    mode = mode_of(on_error, MODES if skip == PAD else LEAVING_OUT)
+    skip = "" if mode == "raise" else DROP if mode == "drop" else skip
     return Policy(base_seed(seed, generator), retries, timeout, bool(undo), skip)
+
+
+LEAVING_OUT = ("raise", "skip", "drop")
+"""What `on_error` may be where results lack the rows that raise: "skip" and "drop" are the same there."""
 
 
 def handler_of(on_error: OnError) -> Callable[[BaseException, tuple[int, int]], Any] | None:

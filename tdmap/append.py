@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -22,8 +23,10 @@ import torch
 from torch import Tensor
 
 from tdmap._data import Data, is_data
+from tdmap.data.sizes import result_bytes
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.execution import Execution
+from tdmap.hidden import open_file
 from tdmap.job import Job, Policy, Source, function_name
 from tdmap.placing import Output, Places, Step, spill_folder
 from tdmap.plan import ChunkPlan
@@ -113,16 +116,16 @@ class Pieces(Collect):
     """Keeps the pieces of every chunk, and refuses rows that do not look like those before.
 
     Args:
-        check: called with the first schema, and no rows; raises where there is no place for such rows.
+        output: refuses rows for which it has no place.
 
     Attributes:
         schemas: every schema that was met, by its digest.
         restored: the pieces of chunks that an earlier session has done, by their number.
     """
 
-    def __init__(self, check: Callable[[Schema, int], None] | None = None) -> None:
+    def __init__(self, output: Output | None = None) -> None:
         super().__init__()
-        self._check = check
+        self._output = output
         self.schemas: dict[int, Schema] = {}
         self.restored: dict[int, tuple[Piece, ...]] = {}
         self._first: tuple[int, int] | None = None
@@ -133,6 +136,23 @@ class Pieces(Collect):
         for chunk, pieces in self.restored.items():
             self._values[chunk] = pieces
             self.learn(chunk, pieces)
+
+    def replan(self, plan: ChunkPlan) -> None:
+        super().replan(plan)
+        self._plan = plan
+
+    def value_bytes(self, value: Any) -> int:
+        total = 0
+        for piece in value:
+            schema = self._known(piece)
+            total += piece.rows * sum(schema.row_bytes) + result_bytes(piece.objects)
+        return total
+
+    def _known(self, piece: Piece) -> Schema:
+        """The schema of a piece, which came with it or with an earlier one of its worker."""
+        if piece.schema is not None:
+            self.schemas.setdefault(piece.digest, piece.schema)
+        return self.schemas[piece.digest]
 
     def of(self, start: int, stop: int) -> tuple[Any, ...]:
         """What is known of the chunks `start..stop`."""
@@ -150,14 +170,13 @@ class Pieces(Collect):
             OutputMismatch: they look different from others.
         """
         for piece in pieces or ():
-            if piece.schema is not None:
-                self.schemas.setdefault(piece.digest, piece.schema)
+            self._known(piece)
             if not piece.rows:
                 continue
             if self._first is None:
                 self._first = chunk, piece.digest
-                if self._check is not None:
-                    self._check(self.schemas[piece.digest], 0)
+                if self._output is not None:
+                    self._output.check(self.schemas[piece.digest], 0)
             if piece.digest != self._first[1]:
                 other, digest = self._first
                 raise OutputMismatch(
@@ -165,6 +184,8 @@ class Pieces(Collect):
                     f"{self.schemas[digest].difference(self.schemas[piece.digest])} "
                     f"(for {describe_rows(*self._plan.rows(other))})."
                 )
+            if self._output is not None and piece.objects:
+                self._output.check_objects(piece.objects, describe_rows(*self._plan.rows(chunk)))
 
     @property
     def all(self) -> list[Piece]:
@@ -200,8 +221,7 @@ class PlacePieces(Step):
             with self.places.opened() as targets:
                 for row, rows, file, offset, piece_rows, skip in tasks.tolist():
                     if file not in sources:
-                        path = self.spill.folder / self.files[file]
-                        sources[file] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                        sources[file] = open_file(self.spill.folder / self.files[file])
                     self._place(sources[file], targets, row, rows, offset, piece_rows, skip)
         finally:
             for fd in sources.values():
@@ -274,7 +294,7 @@ def place_pieces(pieces: Sequence[Piece], schema: Schema, spill: Spill, output: 
 def append_rows(
     data: Data,
     fn: Callable[..., Any],
-    out: Data | str | os.PathLike[str] | None,
+    out: Data | str | os.PathLike[str] | Output | None,
     execution: Execution,
     plan: ChunkPlan,
     policy: Policy | None = None,
@@ -314,21 +334,17 @@ def append_rows(
         OSError: there is no room for the rows, or for the intermediate ones; names the folder.
         Exception: as `tdmap.map`.
     """
-    output = Output(out, data)
+    output = Output.of(out, data)
     job = Job(Source(data, order), plan, fn, policy or Policy(), on_row_error=on_row_error)
     if resume:
         return _append_resumable(job, output, execution, empty)
-    output.claim()
-    try:
+    with output.claimed(f"flat_map({job.name})"):
         with Spill(spill_folder(output, spill_dir)) as spill:
-            pieces = Pieces(output.check)
+            pieces = Pieces(output)
             if plan.length:
                 execution.run(replace(job, fn=SpillRows(fn, spill)), pieces)
             _place_all(job, pieces, empty, spill, output, execution)
         return output.result()
-    except BaseException:
-        output.discard()
-        raise
 
 
 def _append_resumable(job: Job, output: Output, execution: Execution, empty: Schema | None) -> Data:
@@ -338,13 +354,11 @@ def _append_resumable(job: Job, output: Output, execution: Execution, empty: Sch
         if run.is_complete:
             forget(run)
             return output.store.publish()
-        spill, pieces = Spill(run.folder, prefix=SPILL), Pieces(output.check)
+        prefix = f"{SPILL}{secrets.token_hex(4)}-"  # nobody knows the names before
+        spill, pieces = Spill(run.folder, prefix), Pieces(output)
         if job.plan.length:
-            log = PieceLog(run, pieces)
-            try:
-                execution.run(replace(job, fn=SpillRows(job.fn, spill)), pieces, log)
-            finally:
-                log.close()
+            with PieceLog(run, pieces, job.fn) as log:
+                execution.run(replace(run.planned(job), fn=SpillRows(job.fn, spill)), pieces, log)
         _place_all(job, pieces, empty, spill, output, execution)
         return finish_run(run, output, job.plan.length)
 

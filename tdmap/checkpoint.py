@@ -5,22 +5,24 @@ holds them is the whole memory of a reduction: it is replaced, whole, every now 
 with the same tree, and the same bits. A second file is written less often and waits for the disk, for when the
 machine itself goes down.
 
-States are pickles, because a reducer may keep what it likes. A file of somebody else is therefore not opened.
+States are written as data (see `plaindata`), so a file of somebody else's runs nothing.
 """
 
 from __future__ import annotations
 
-import os
-import pickle
+import errno
 import time
 import zlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from tdmap import journal
-from tdmap.reducers.base import Node
+from tdmap import hidden, journal
+from tdmap.errors import UntrustedFile
+from tdmap.plaindata import dump, load, modules_of
+from tdmap.reducers.base import Node, Reducer
 from tdmap.resume import Run
-from tdmap.runtime.owner import Owner
+from tdmap.runtime.resources import available_memory
 from tdmap.runtime.skipfile import SkipFile
 from tdmap.sinks import Fold
 
@@ -35,45 +37,44 @@ SHARE = 0.02
 
 NEWEST, ON_DISK = "states", "states.disk"
 
-_MAGIC = b"TDMAPS01"
+_MAGIC = b"TDMAPS02"
 
 
-def save(path: Path, nodes: list[Node], durable: bool = True) -> None:
-    """Replace the file by one that holds these nodes."""
-    data = pickle.dumps(nodes, pickle.HIGHEST_PROTOCOL)
-    journal.replace_file(path, _MAGIC + zlib.crc32(data).to_bytes(4, "little") + data, durable)
+def save(path: Path, nodes: list[Node], modules: Collection[str], durable: bool = True) -> None:
+    """Replace the file by one that holds these nodes.
+
+    Raises:
+        SerializationError: a state holds something that is no data.
+    """
+    data = dump(nodes, modules)
+    hidden.replace_file(path, _MAGIC + zlib.crc32(data).to_bytes(4, "little") + data, durable)
 
 
-def load(path: Path) -> list[Node]:
+def read_nodes(path: Path, modules: Collection[str]) -> list[Node]:
     """The nodes in the file; none when there is no file, or not a whole one.
 
+    Args:
+        path: the file.
+        modules: names of the modules whose own classes states may be of.
+
     Raises:
-        PermissionError: the file belongs to another user.
+        UntrustedFile: it is not this library's, or not the caller's.
     """
-    data = read_own(path)
+    data = memoryview(hidden.read(path, available_memory() // 2) or b"")
     body = data[len(_MAGIC) + 4 :]
-    if data[: len(_MAGIC)] != _MAGIC or zlib.crc32(body).to_bytes(4, "little") != data[len(_MAGIC) :][:4]:
+    if data[: len(_MAGIC)] != _MAGIC or zlib.crc32(body) != int.from_bytes(data[len(_MAGIC) :][:4], "little"):
         return []
-    nodes: list[Node] = pickle.loads(body)
-    return nodes
-
-
-def read_own(path: Path) -> bytes:
-    """The content of a file that holds pickles; nothing when there is no file.
-
-    Raises:
-        PermissionError: the file belongs to another user.
-    """
     try:
-        owner = path.stat().st_uid
-    except FileNotFoundError:
-        return b""
-    if owner != os.geteuid():
-        raise PermissionError(
-            f"{path} belongs to user {owner}: it holds pickles, which can run code when they are read. "
-            "Copy the folder if you trust its owner, or use another one."
-        )
-    return path.read_bytes()
+        nodes: list[Node] = load(body, modules)
+        if type(nodes) is not list or not all(_is_node(node) for node in nodes):
+            raise ValueError("it holds no states")
+        return nodes
+    except ValueError as error:
+        raise UntrustedFile(path, f"cannot be gone on with ({error})") from None
+
+
+def _is_node(node: Any) -> bool:
+    return type(node) is tuple and len(node) == 3 and type(node[0]) is int and type(node[1]) is int
 
 
 class FoldLog:
@@ -87,10 +88,10 @@ class FoldLog:
     def __init__(self, run: Run, sink: Fold) -> None:
         self.run = run
         self.sink = sink
+        self._modules = modules_of(sink.reducer)
         self._next = time.monotonic() + SECONDS
         self._next_disk = time.monotonic() + DISK_SECONDS
         self._new = False
-        self._owner = Owner()
         run.skips.load(self.committed)
 
     @property
@@ -112,24 +113,35 @@ class FoldLog:
             self._next = after + max(SECONDS, (after - now) / SHARE)
             self.run.tick(after)
             if after >= self._next_disk:
-                save(self.run.folder / ON_DISK, self.sink.nodes())
+                save(self.run.folder / ON_DISK, self.sink.nodes(), self._modules)
                 end = time.monotonic()
                 self._next_disk = end + max(DISK_SECONDS, (end - after) / SHARE)
 
     def save(self) -> None:
-        """Save the states now; a fork has nothing to save."""
-        if not self._owner.is_here:
-            return
-        save(self.run.folder / NEWEST, self.sink.nodes(), durable=False)
+        """Save the states now."""
+        assert self.run.journal is not None
+        if not self.run.journal.is_mine:
+            return  # a fork of the driver, which knows less by now
+        save(self.run.folder / NEWEST, self.sink.nodes(), self._modules, durable=False)
         self._new = False
 
 
-def restore(run: Run) -> list[Node]:
+def restore(run: Run, reducer: Reducer[Any]) -> list[Node]:
     """The states that an earlier session has saved."""
-    return load(run.folder / NEWEST) or load(run.folder / ON_DISK)
+    modules = modules_of(reducer)
+    return read_nodes(run.folder / NEWEST, modules) or read_nodes(run.folder / ON_DISK, modules)
 
 
-def answer(run: Run) -> Any:
-    """The merged state of a reduction that is over."""
-    (node,) = restore(run)
-    return node[2]
+def answer(run: Run, reducer: Reducer[Any]) -> Any:
+    """The merged state of a reduction that is over.
+
+    Raises:
+        FileNotFoundError: its file has been removed.
+    """
+    nodes = restore(run, reducer)
+    if len(nodes) != 1:
+        path = run.folder / NEWEST
+        raise FileNotFoundError(
+            errno.ENOENT, "the answer of this reduction was here, and is gone; remove the folder to run anew", str(path)
+        )
+    return nodes[0][2]

@@ -1,42 +1,27 @@
-"""The commands about runs that can be resumed: ``tdmap status PATH`` and ``tdmap resume PATH``."""
+"""The commands about runs that can be resumed: ``tdmap status PATH`` and ``tdmap resume PATH``.
+
+A journal says which function its run is to be gone on with, and it may have come with the dataset, from anybody. So
+it is shown before it is run, somebody has to say yes, and nothing is imported from inside the dataset.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
-import warnings
-from collections.abc import Callable
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tdmap.cli import app, find_function, guard, open_dataset, refuse
+from tdmap.cli import app, end_with_reader
+from tdmap.cli_map import report_skipped, run_resumable
+from tdmap.cli_requests import file_of_module, find_function, import_module, open_dataset, refuse, take_apart
+from tdmap.hidden import HIDDEN, printable
 
 PathArgument = Annotated[Path, typer.Argument(help="Output folder, or dataset of an in-place run.")]
-
-
-def map_resumable(
-    data: Any, fn: Callable[[Any], Any], out: Path | None, options: Any, command: Any, how: bool | str = True
-) -> None:
-    """Run with a journal that also says how to call this again; in place when there is no `out`."""
-    from tdmap.errors import AlreadyComplete, ResumeMismatch
-    from tdmap.resume import COMMAND
-
-    def run() -> Any:
-        return data.map(fn, out=data if out is None else out, resume=how, **options)
-
-    refusals = (ResumeMismatch, FileExistsError, BlockingIOError)
-    token = COMMAND.set(command)
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", AlreadyComplete)
-            guard(run, "what is done stays done, and tdmap resume goes on from there", refusals)
-        for warning in caught:
-            typer.echo(f"tdmap: {warning.message}", err=True)
-    finally:
-        COMMAND.reset(token)
 
 
 @app.command()
@@ -46,6 +31,7 @@ def status(
     """Show how far a resumable run has come: rows done, rate, errors."""
     from tdmap.status import describe
 
+    end_with_reader()
     found = _status_of(path)
     if as_json:
         typer.echo(json.dumps({**dataclasses.asdict(found), "fraction": found.fraction}))
@@ -57,6 +43,7 @@ def status(
 @app.command()
 def resume(
     path: PathArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Run the function that is shown without asking.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar, no summary.")] = False,
     trust: Annotated[
         bool, typer.Option("--trust", help="In place, the machine went down, but in order: take the files as they are.")
@@ -66,27 +53,32 @@ def resume(
         typer.Option("--redo", help="In place, the machine went down: run again what may not have reached the disk."),
     ] = False,
 ) -> None:
-    """Go on with a run that `tdmap map --resume` began."""
+    """Go on with a run that `tdmap map --resume` began: shows what would be run, and asks."""
     if trust and redo:
         refuse("--trust and --redo: give one of them")
     from tdmap.resume import REDO, TRUST
 
     found = _status_of(path)
-    command = found.command
-    if command is None:
-        program = " ".join(found.argv).strip() or "a Python session"
-        refuse(f"{path} was begun by a program ({program}): run that again, and it goes on where it ended")
-    if (path / ".tdmap" / "journal").stat().st_uid != os.geteuid():
-        refuse(f"the journal in {path} belongs to another user, and would say which function is run: use tdmap map")
-    out = None if found.kind == "in place" else path.resolve()
-    if os.path.isdir(command["cwd"]):
-        os.chdir(command["cwd"])  # where the function was found
-    fn = find_function(command["function"])
+    command = _Command.of(found, path)
+    datasets = [path.resolve(), Path(command.source)]
+    file = command.file_of_function(datasets)
+    for line in command.describe(file):
+        typer.echo(line, err=True)
+    if not yes:
+        _ask(path)
+    os.chdir(command.cwd)  # where the function was found
+    sys.path[:] = [entry for entry in sys.path if not _lies_in(Path(entry or "."), datasets)]
+    sys.path.insert(0, str(file.parent) if command.function.partition(":")[0].endswith(".py") else command.cwd)
+    _require_file(import_module(take_apart(command.function)[0]), file)
+    fn = find_function(command.function)
     how = TRUST if trust else REDO if redo else True
-    options = {**command["options"], "pbar": not quiet}
-    map_resumable(open_dataset(Path(command["source"])), fn, out, options, command, how)
+    options = {**command.options, "pbar": not quiet}
+    in_place = found.kind == "in place"
+    out = None if in_place else datasets[0]
+    skipped = run_resumable(open_dataset(Path(command.source)), fn, out, options, dataclasses.asdict(command), how)
+    report_skipped(skipped, found.rows, in_place, datasets[0] / HIDDEN / "skipped.jsonl", written=True)
     if not quiet:
-        typer.echo(f"{found.rows:,} rows done in {path}")
+        typer.echo(f"{found.rows - len(skipped or ()):,} rows done in {path}")
 
 
 def _status_of(path: Path) -> Any:
@@ -99,3 +91,89 @@ def _status_of(path: Path) -> Any:
     if found is None:
         refuse(f"{path} holds no journal of a run: none was begun there with resume=True or --resume")
     return found
+
+
+_OPTIONS: dict[str, tuple[type, ...]] = {
+    "num_workers": (int, type(None)),
+    "chunksize": (int, type(None)),
+    "mp_start_method": (str, type(None)),
+    "pbar": (bool,),
+    "on_error": (str,),
+}
+
+
+@dataclass(frozen=True)
+class _Command:
+    """How a journal says that its run was called."""
+
+    function: str
+    source: str
+    cwd: str
+    options: dict[str, Any]
+
+    @staticmethod
+    def of(found: Any, path: Path) -> _Command:
+        """The command of a run, or leave with why it cannot be called again."""
+        from tdmap.errors import UntrustedFile
+        from tdmap.hidden import open_file
+
+        if found.command is None:
+            program = " ".join(found.argv).strip() or "a Python session"
+            refuse(f"{path} was begun by a program ({program}): run that again, and it goes on where it ended")
+        try:
+            os.close(open_file(path / HIDDEN / "journal"))
+        except UntrustedFile as error:
+            refuse(f"{error} It says which function is run; use tdmap map --resume, which you say yourself.")
+        texts, options = [found.command.get(key) for key in ("function", "source", "cwd")], found.command.get("options")
+        known = type(options) is dict and all(type(v) in _OPTIONS.get(k, ()) for k, v in options.items())
+        if not known or not all(type(text) is str and text == printable(text, 4096) for text in texts):
+            refuse(f"the journal in {path} does not say how its run was begun: use tdmap map --resume")
+        function, source, cwd = texts
+        return _Command(function, source, cwd, options)
+
+    def file_of_function(self, datasets: list[Path]) -> Path:
+        """The file of the function's module, or leave where it is not one to be imported."""
+        if not os.path.isabs(self.cwd) or not os.path.isdir(self.cwd):
+            refuse(f"the folder where the run was begun is gone ({self.cwd}): use tdmap map --resume from another one")
+        module, _ = take_apart(self.function)
+        file = file_of_module(module, self.cwd)
+        if file is None:
+            refuse(f"there is no module {module!r} in {self.cwd}, where the run was begun, or among the installed ones")
+        for place in (file, Path(self.cwd)):
+            if _lies_in(place, datasets):
+                refuse(
+                    f"{place} lies inside the dataset, and nothing is imported from there. If you know the function, "
+                    "move it elsewhere, and go on with tdmap map --resume"
+                )
+        return file
+
+    def describe(self, file: Path) -> list[str]:
+        """What will be run, for whoever has to say yes."""
+        _, name = take_apart(self.function)
+        given = [f"{key}={value!r}" for key, value in self.options.items() if value is not None and key != "pbar"]
+        return [
+            f"function  {name} of {file}",
+            f"on        {self.source}",
+            f"options   {', '.join(given) or 'none'}",
+            f"from      {self.cwd}, where its other modules are looked for first",
+        ]
+
+
+def _lies_in(place: Path, folders: list[Path]) -> bool:
+    inner = place.resolve()
+    return any(folder.resolve() in (inner, *inner.parents) for folder in folders)
+
+
+def _ask(path: Path) -> None:
+    """Go on only when somebody says yes."""
+    if not sys.stdin.isatty():
+        refuse(f"whoever wrote {path} has said so: look at it, and give --yes to run it")
+    if not typer.confirm("Run it?", err=True):
+        refuse("nothing was run")
+
+
+def _require_file(module: Any, file: Path) -> None:
+    """Leave unless the module that was imported is the one that was shown."""
+    found = getattr(module, "__file__", None)
+    if found is None or Path(found).resolve() != file:
+        refuse(f"{file} was to be imported, and Python has another module of that name ({found}): rename one of them")

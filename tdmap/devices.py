@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from tdmap._data import Data, tensors_of
+from tdmap.data.alike import VALID
 from tdmap.execution import Execution
 from tdmap.functions import check_placement
 from tdmap.rowerrors import OnError
@@ -19,7 +20,6 @@ from tdmap.runtime import device as links
 from tdmap.runtime.device import Device, resolve_device
 from tdmap.runtime.ondevice import OnDevice, is_on_device
 from tdmap.runtime.pool import WorkerPool
-from tdmap.runtime.skipping import VALID
 from tdmap.sinks import Preallocated, Sink
 from tdmap.sinks.device import DeviceBuffer, check_device_out
 

@@ -7,6 +7,10 @@ its type: it is only given a note that names the rows and the worker (see `add_n
 
 from __future__ import annotations
 
+import errno
+import os
+from typing import Any
+
 
 class TdmapError(Exception):
     """Root of the exceptions that the engine itself raises."""
@@ -71,6 +75,63 @@ class ResumeMismatch(TdmapError, ValueError):
 
 class AlreadyComplete(UserWarning):
     """A resumable run had come to its end before: nothing was done."""
+
+
+class FolderInUse(TdmapError, BlockingIOError):
+    """Another call writes the folder at this moment.
+
+    Attributes:
+        folder: which one.
+        pid, host: of the process that writes; None where that is not known.
+        since: when it began, in seconds since 1970, or None.
+        call: what it does, such as `"map(double)"`, or None.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        folder: str = "",
+        pid: int | None = None,
+        host: str | None = None,
+        since: float | None = None,
+        call: str | None = None,
+    ) -> None:
+        super().__init__(errno.EAGAIN, message)
+        self.folder = folder
+        self.pid = pid
+        self.host = host
+        self.since = since
+        self.call = call
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.strerror, self.folder, self.pid, self.host, self.since, self.call)
+
+
+class UntrustedFile(TdmapError, PermissionError):
+    """What lies in the hidden folder of a dataset is not what this library puts there: a link, a device, a file of
+    another user, or one that is too large. It was not opened, or not read.
+
+    Attributes:
+        path: the file or folder.
+        reason: what is wrong with it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
+        self.path = os.fspath(path)
+        self.reason = reason
+        super().__init__(errno.EPERM, reason, self.path)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} {self.reason}. This library has not made it so; nothing was read from it or written to it. "
+            "If you know nothing of it, remove it."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.reason)
 
 
 class WorkerStartError(TdmapError, RuntimeError):

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from tdmap._data import data_row_bytes
 from tdmap._warn import warn_user
+from tdmap.data.sizes import row_bytes_of
+from tdmap.diagnostics.progress import ProgressBar
 from tdmap.events import Callback, CallbackList
 from tdmap.job import Job
 from tdmap.runtime import launch
@@ -74,14 +75,23 @@ class Execution:
     callbacks: Iterable[Callback] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "callbacks", tuple(self.callbacks))  # each job of an operation reads them
+        callbacks = tuple(self.callbacks)  # each job of an operation reads them
+        if self.pbar is True and not any(isinstance(one, _Bar) for one in callbacks):
+            callbacks += (_Bar(),)
+        object.__setattr__(self, "callbacks", callbacks)
         if self.pool is None and self.num_workers == 0 and not isinstance(self.num_workers, bool):
             object.__setattr__(self, "num_workers", None)
             object.__setattr__(self, "executor", "serial")
         if self.executor not in EXECUTORS:
             raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}: got {self.executor!r}.")
-        if self.pool is None and self.num_workers is not None:
-            _positive("num_workers", self.num_workers)
+        workers = self.num_workers
+        if self.pool is None and workers is not None and not _is_count(workers):
+            raise ValueError(
+                f"num_workers must be 0 (run in the caller), a number of workers, or None (one for each core that this "
+                f"process may use, {usable_cores()} here): got {workers!r}."
+            )
+        if not isinstance(self.pbar, bool):
+            raise TypeError(f"pbar must be True or False: got {self.pbar!r}.")
         _positive("worker_threads", self.worker_threads)
         if self.max_tasks_per_child is not None:
             _positive("max_tasks_per_child", self.max_tasks_per_child)
@@ -131,25 +141,21 @@ class Execution:
     def stream(self, job: Job, sink: Sink, log: CommitLog | None = None) -> Iterator[tuple[int, Any]]:
         """Run a job; yields each chunk and its result, in order, when the sink streams."""
         watchers = list(self.callbacks)
-        if self.pbar:
-            from tdmap.diagnostics.progress import ProgressBar
-
-            watchers.append(ProgressBar())
         crew, finish = self._crew(job)
         owner = Owner()
         try:
-            chunk_bytes = job.plan.size * data_row_bytes(job.source.data, job.plan.length)
-            yield from Driver(job, sink, crew, CallbackList(watchers), chunk_bytes, log).run()
+            row_bytes = row_bytes_of(job.source.data, job.plan.length)
+            yield from Driver(job, sink, crew, CallbackList(watchers), row_bytes, log).run()
         finally:
             if owner.is_here:  # a fork's copy of this generator, which it collects, has no pool to give back
                 finish()
 
     def _crew(self, job: Job) -> tuple[Crew, Callable[[], None]]:
         """Those who run the job, and what to call when they have."""
-        count = self.num_workers or usable_cores()
-        wanted = min(count, job.plan.num_chunks)
         if self.executor == "serial" or (self.executor == "process" and _nested()):
             return SerialCrew(), _nothing
+        count = self.num_workers or usable_cores()
+        wanted = min(count, job.plan.num_chunks)
         if self.executor == "thread":
             return ThreadCrew(wanted, self.worker_threads, job.policy.seed is not None), _nothing
         if isinstance(self.pool, WorkerPool):
@@ -172,12 +178,20 @@ class Execution:
         return ProcessCrew(warm, wanted), lambda: give_back(warm)
 
 
+class _Bar(ProgressBar):
+    """The one of `pbar=True`."""
+
+
 def _nothing() -> None:
     pass
 
 
+def _is_count(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int) and value >= 1
+
+
 def _positive(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not _is_count(value):
         raise ValueError(f"{name} must be an integer of at least 1: got {value!r}.")
 
 

@@ -24,6 +24,7 @@ from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution, WorkerOptions
 from tdmap.job import Job, Policy, Source, function_name
 from tdmap.norows import result_of_no_rows
+from tdmap.operation import operation
 from tdmap.permute import block_rows, place_rows, row_words
 from tdmap.placing import Output, Places, SharedTensors, SourceRows, Step, spill_folder, travels
 from tdmap.plan import ChunkPlan
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+@operation
 def filter(
     data: Data,
     predicate: Callable[[Any], Any],
@@ -95,18 +97,14 @@ def filter(
     if resume:
         return _filter_resumable(job, output, execution)
     source = SourceRows(data)
-    output.check(source.schema, 0)
-    output.claim()
-    try:
+    source.check(output)
+    with output.claimed(f"filter({job.name})"):
         with Spill(spill_folder(output, spill_dir)) as spill:
             mask = new_file(spill.folder / MASK, plan.length).view(torch.bool)
             if plan.length:
                 execution.run(job, Preallocated(mask))
             copy_selected(data, source, mask, output, execution)
         return output.result()
-    except BaseException:
-        output.discard()
-        raise
 
 
 def _filter_resumable(job: Job, output: Output, execution: Execution) -> Data:
@@ -171,6 +169,11 @@ def as_mask(answer: Any, shape: tuple[int, ...]) -> Tensor:
     hint = ""
     if isinstance(mask, Tensor) and mask.dtype is not torch.bool:
         hint = " Compare, as in `td['x'] > 0`, to get bools; row numbers are no mask."
+    elif isinstance(mask, Tensor) and shape and not mask.dim():
+        hint = (
+            " Return a bool for each row of the chunk, as in `td['x'] > 0`; tdmap.filter(chunksize=0) calls it with "
+            "one row at a time."
+        )
     elif isinstance(mask, Tensor) and shape:
         hint = " Reduce the other dimensions, as in `(td['x'] > 0).all(-1)`."
     raise OutputMismatch(f"the predicate must return {wanted}, and it returned {found}.{hint}")
@@ -234,6 +237,7 @@ def copy_selected(data: Data, source: SourceRows, mask: Tensor, output: Output, 
     execution.run(job, Collect())
 
 
+@operation
 def flat_map(
     data: Data,
     fn: Callable[[Any], Any],
@@ -283,7 +287,7 @@ def flat_map(
         >>> flat_map(data, lambda td: td["n"].repeat_interleave(td["n"]), num_workers=2)
         tensor([2, 2, 3, 3, 3])
     """
-    plan = plan_for(data, fn, 0, chunksize, num_chunks, None)
+    plan = plan_for(data, fn, 0, chunksize, num_chunks, None, results_vary=True)
     policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
     return append_rows(
         data,

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from tdmap.operation import hide_engine
 from tdmap.plan import ChunkPlan
 
 VERSION = 1
 
-Begin = Callable[[int, "int | None", "int | None"], Iterator[Any]]
-"""Starts at a chunk, with the seed of the chunks' random streams and that of the order."""
+Begin = Callable[[int, "int | None", "int | None", ChunkPlan, Callable[[ChunkPlan], None]], Iterator[Any]]
+"""Starts at a chunk, with the seed of the chunks' random streams, that of the order, how the rows are cut, and what to
+call when that is settled."""
 
 
 class MapIterator(Iterator[Any]):
@@ -34,17 +36,24 @@ class MapIterator(Iterator[Any]):
 
     def __init__(self, begin: Begin, plan: ChunkPlan, seed: int | None, order_seed: int | None) -> None:
         self._begin = begin
-        self._plan = plan
+        self._given = self._plan = plan
         self._position = 0
         self._seed = seed
         self._order_seed = order_seed
-        self._stream = begin(0, seed, order_seed)
+        self._stream = begin(0, seed, order_seed, plan, self._settle)
+
+    def _settle(self, plan: ChunkPlan) -> None:
+        self._plan = plan
 
     def __iter__(self) -> MapIterator:
         return self
 
     def __next__(self) -> Any:
-        value = next(self._stream)
+        try:
+            value = next(self._stream)
+        except Exception as error:
+            hide_engine(error)
+            raise
         self._position += 1
         return value
 
@@ -62,7 +71,8 @@ class MapIterator(Iterator[Any]):
             "seed": self._seed,
             "order_seed": self._order_seed,
             "rows": self._plan.length,
-            "chunk_rows": self._plan.size,
+            "chunk_rows": None if self._plan.is_open else self._plan.size,
+            "first_chunk_rows": self._plan.lead,
             "dim": self._plan.dim,
         }
 
@@ -70,24 +80,31 @@ class MapIterator(Iterator[Any]):
         """Go on where `state` was taken, whatever this iterator has yielded so far. The seeds are those of `state`.
 
         Args:
-            state: what `state_dict` gave, of an iterator over as many rows with the same chunk size.
+            state: what `state_dict` gave, of an iterator over as many rows with the same chunk size; where that was
+                left to the library, it is that of `state`.
 
         Raises:
             ValueError: it is of other rows or chunks, shuffled where this one is not, or no state at all; names
                 what differs. The iterator stays as it was.
         """
-        own = self.state_dict()
+        own, state = self.state_dict(), {"first_chunk_rows": 0, **state}
         missing = [key for key in own if key not in state]
         if missing:
             raise ValueError(f"this is not a state of map_iter: it lacks {', '.join(missing)}.")
-        differing = [key for key in ("version", "rows", "chunk_rows", "dim") if state[key] != own[key]]
+        plan, size = self._given, state["chunk_rows"]
+        if plan.is_open and size is not None:
+            plan = plan.settled(size)
+        own["chunk_rows"] = size if self._given.is_open else own["chunk_rows"]
+        keys = ("version", "rows", "chunk_rows", "first_chunk_rows", "dim")
+        differing = [key for key in keys if state[key] != own[key]]
         wrong = [f"{key} was {state[key]} and is {own[key]}" for key in differing]
         if (state["order_seed"] is None) is not (self._order_seed is None):
             wrong.append(f"shuffle was {state['order_seed'] is not None} and is {self._order_seed is not None}")
-        if not wrong and not 0 <= state["position"] <= self._plan.num_chunks:
-            wrong.append(f"position {state['position']} is not one of {self._plan.num_chunks} chunks")
+        if not wrong and not 0 <= state["position"] <= plan.num_known:
+            wrong.append(f"position {state['position']} is not one of {plan.num_known} chunks")
         if wrong:
             raise ValueError(f"the state is of another iteration: {'; '.join(wrong)}.")
         self.close()
+        self._plan = plan
         self._position, self._seed, self._order_seed = state["position"], state["seed"], state["order_seed"]
-        self._stream = self._begin(self._position, self._seed, self._order_seed)
+        self._stream = self._begin(self._position, self._seed, self._order_seed, plan, self._settle)

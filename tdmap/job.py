@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, strided
 
 from tdmap._data import Data, tensors_of
-from tdmap.plan import ChunkPlan
+from tdmap.plan import CACHE_BYTES, ChunkPlan
 from tdmap.runtime.ledger import Ledger
 
 _numbers = itertools.count(1)
@@ -28,18 +28,25 @@ class Source:
     """int64 permutation of its rows along the plan's dimension, or None."""
 
     def __post_init__(self) -> None:
+        if any(leaf.layout is not strided and not leaf.is_nested for leaf in tensors_of(self.data)):
+            raise TypeError(
+                f"{_named(self.data, lambda leaf: leaf.layout is not strided)} is sparse, and torch cannot cut it into "
+                "rows. Make it dense (tensor.to_dense()), or keep indices and values as columns of their own."
+            )
         if any(leaf.is_nested for leaf in tensors_of(self.data)):
             raise TypeError(
-                f"{_nested_name(self.data)} is a nested tensor, which torch cannot cut into rows. Keep rows of "
-                "different lengths in a lazy stack (tensordict_lite.lazy_stack), or as one flat tensor and offsets."
+                f"{_named(self.data, lambda leaf: leaf.is_nested)} is a nested tensor, which torch cannot cut into "
+                "rows. Keep rows of different lengths in a lazy stack (tensordict_lite.lazy_stack), or as one flat "
+                "tensor and offsets."
             )
 
 
-def _nested_name(data: Data) -> str:
+def _named(data: Data, wanted: Callable[[Tensor], bool]) -> str:
+    """How messages name the first tensor that is wanted."""
     if isinstance(data, Tensor):
         return "the data"
     for key, leaf in data.items(True, True):
-        if isinstance(leaf, Tensor) and leaf.is_nested:
+        if isinstance(leaf, Tensor) and wanted(leaf):
             return f"the entry {key!r}"
     return "an entry"
 
@@ -58,6 +65,8 @@ class Policy:
     """Keep the rows that an in-place function changes, to put them back when it does not come to its end."""
     skip: str = ""
     """Go on after rows on which the function raises: `"pad"` or `"drop"` says what results have for them."""
+    in_place: bool = False
+    """A result of None means that the function has changed its chunk in place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,10 @@ class Job:
     """Of an in-place run that can be resumed: where workers note what is done."""
     on_row_error: Callable[[BaseException, tuple[int, int]], Any] | None = None
     """With `policy.skip`: called by the driver with each exception and its rows; None: a warning at the end."""
+    chunk_bytes: int = CACHE_BYTES
+    """With a plan that is open: bytes of input and result that chunks should have."""
+    on_settled: Callable[[ChunkPlan], Any] | None = None
+    """Called with the plan once it is settled, before anything but the first chunks is begun."""
     number: int = field(default_factory=lambda: next(_numbers))
 
     @property

@@ -20,6 +20,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import enum
+import errno
 import json
 import os
 import struct
@@ -31,7 +32,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tdmap.hidden import LARGE, SMALL, naming, open_file, parse_json, printable, replace_file
 from tdmap.runtime import launch, syncer
+from tdmap.runtime.identity import boot_number as boot_number
 from tdmap.runtime.owner import Owner
 
 MAGIC = b"TDMAPJ01"
@@ -63,6 +66,8 @@ class Type(enum.IntEnum):
     """The run is over; `a`: rows."""
     FAILED = 5
     """The run ended with an error, on chunk `a` or -1."""
+    PLAN = 6
+    """The first result has settled the chunks after the first ones: they have `a` rows."""
 
 
 class Record(NamedTuple):
@@ -116,6 +121,11 @@ class Contents(NamedTuple):
                 the disk. None: every range counts.
         """
         return merge_ranges((r.a, r.b) for r in self._valid(boot) if r.type is Type.RANGE)
+
+    @property
+    def chunk_size(self) -> int | None:
+        """Rows of the chunks after the first ones, once a result has settled them."""
+        return next((r.a for r in self.records if r.type is Type.PLAN and r.a > 0), None)
 
     def is_complete(self, boot: int | None = None) -> bool:
         """Whether a run has come to its end."""
@@ -180,15 +190,6 @@ def subtract_ranges(ranges: list[tuple[int, int]], others: list[tuple[int, int]]
     return left
 
 
-def boot_number() -> int:
-    """A number that changes when the machine starts anew, and from one machine to another."""
-    try:
-        text = Path("/proc/sys/kernel/random/boot_id").read_text()  # random: no two machines have the same
-    except OSError:
-        text = os.uname().nodename
-    return zlib.crc32(text.encode()) | zlib.adler32(text.encode()) << 31
-
-
 # -- files -------------------------------------------------------------------------------------------
 
 
@@ -199,59 +200,49 @@ def create(path: Path, header: dict[str, Any], durable: bool = True) -> None:
     replace_file(path, data, durable)
 
 
-def replace_file(path: Path, data: bytes, durable: bool = True) -> None:
-    """Write a file so that it is there whole or not at all, whoever is killed meanwhile.
-
-    Args:
-        path: the file.
-        data: what it is to hold.
-        durable: wait until it is on the disk, so that the machine may go down as well.
-    """
-    temporary = path.with_name(path.name + ".new")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        if durable:
-            os.fdatasync(file.fileno())
-    os.replace(temporary, path)
-    if durable:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def read(path: Path) -> Contents | None:
+def read(path: Path, own: bool = True) -> Contents | None:
     """What the journal at `path` says; None when there is none, or its header was never whole.
 
     Reading stops at the first record that is torn or damaged: what follows was written later.
 
+    Args:
+        path: the journal.
+        own: it must be the caller's. False for who only looks.
+
     Raises:
-        ValueError: it is of a later version.
+        ValueError: it is of a later version, or its header is not one.
+        UntrustedFile: it is a link, a device, somebody else's, or larger than a journal gets.
     """
     try:
-        data = path.read_bytes()
-    except FileNotFoundError:
+        fd = open_file(path, limit=LARGE, own=own)
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    if data[: len(MAGIC)] != MAGIC or len(data) < len(MAGIC) + 8:
-        return None
-    length, crc = struct.unpack_from("<II", data, len(MAGIC))
-    start = len(MAGIC) + 8 + length
-    text = data[start - length : start]
-    if not length or len(text) < length or zlib.crc32(text) != crc:
-        return None
-    header = json.loads(text)
-    if header.get("version") != VERSION:
-        raise ValueError(
-            f"{path} was written in version {header.get('version')} of the format, and this library reads {VERSION}."
-        )
-    records = []
-    position = start
-    while (record := Record.unpack(data[position : position + RECORD_BYTES])) is not None:
-        records.append(record)
-        position += RECORD_BYTES
-    return Contents(header, records, start, position)
+    with open(fd, "rb") as file:
+        begin = file.read(len(MAGIC) + 8)
+        if begin[: len(MAGIC)] != MAGIC or len(begin) < len(MAGIC) + 8:
+            return None
+        length, crc = struct.unpack_from("<II", begin, len(MAGIC))
+        if not 0 < length <= SMALL:
+            return None
+        text = file.read(length)
+        if len(text) < length or zlib.crc32(text) != crc:
+            return None
+        header = _checked(parse_json(text), path)
+        start = position = len(begin) + length
+        records = []
+        while (record := Record.unpack(file.read(RECORD_BYTES))) is not None:
+            records.append(record)
+            position += RECORD_BYTES
+        return Contents(header, records, start, position)
+
+
+def _checked(header: Any, path: Path) -> dict[str, Any]:
+    if type(header) is not dict or "version" not in header:
+        raise ValueError(f"{path} has a header that this library does not write.")
+    if header["version"] != VERSION:
+        found = printable(header["version"], 20)
+        raise ValueError(f"{path} was written in version {found} of the format, and this library reads {VERSION}.")
+    return header
 
 
 class Journal:
@@ -275,7 +266,7 @@ class Journal:
     ) -> None:
         self.path = path
         self.commit_seconds = COMMIT_SECONDS if commit_seconds is None else commit_seconds
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._fd = open_file(path, os.O_WRONLY | os.O_APPEND)
         os.ftruncate(self._fd, contents.stop)
         sessions = [r.session for r in contents.records if r.type is Type.SESSION]
         self.session = max(sessions, default=0) + 1
@@ -287,6 +278,11 @@ class Journal:
         self._write([Record(Type.SESSION, int(time.time()), boot_number())])
 
     @property
+    def is_mine(self) -> bool:
+        """Whether this process opened it, and not the one that it was forked from."""
+        return self._owner.is_here
+
+    @property
     def files(self) -> list[str]:
         """The files whose rows must be on the disk before a range is durable."""
         return self._helper.files
@@ -294,6 +290,10 @@ class Journal:
     @files.setter
     def files(self, files: list[str]) -> None:
         self._helper.files = files
+
+    def settle(self, chunk_size: int) -> None:
+        """The chunks after the first ones have so many rows; written at once, before anything is said of them."""
+        self._write([Record(Type.PLAN, chunk_size)])
 
     def add(self, start: int, stop: int) -> None:
         """The chunks `start..stop` are done; written at the next `tick` that is due."""
@@ -322,27 +322,32 @@ class Journal:
         self._helper.finish()
 
     def failed(self, chunk: int = -1) -> None:
-        """Note that the run ended with an error."""
-        self.flush()
-        self._write([Record(Type.FAILED, chunk)])
+        """Note that the run ended with an error. No room for that must not hide the error itself."""
+        try:
+            self.flush()
+            self._write([Record(Type.FAILED, chunk)])
+        except OSError:
+            self._open.clear()  # what is not noted is done again
 
     def close(self, wait: bool = False) -> None:
         """Write what is left; `wait` until it is on the disk."""
         if self._fd >= 0:
-            self.flush()
-            self._helper.finish()
+            if self.is_mine:
+                self.flush()
+                self._helper.finish()
             os.close(self._fd)
             self._fd = -1
-        if wait:
+        if wait and self.is_mine:
             self._helper.join()
 
     def _write(self, records: list[Record]) -> None:
-        if not self._owner.is_here:  # a fork that unwinds the run of its parent
+        if not self.is_mine:  # a fork that unwinds the run of its parent
             return
         milliseconds = int((time.monotonic() - self._began) * 1000)
         data = b"".join(r._replace(session=self.session, milliseconds=milliseconds).pack() for r in records)
-        if os.write(self._fd, data) < len(data):
-            raise OSError(28, "no space left on device for the journal", str(self.path))
+        with naming(self.path):
+            if os.write(self._fd, data) < len(data):
+                raise OSError(errno.ENOSPC, "no space left on device for the journal", str(self.path))
 
 
 # -- bringing rows to the disk -----------------------------------------------------------------------

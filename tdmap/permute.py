@@ -24,6 +24,7 @@ from tdmap._data import Data, flat_bytes, is_data, region_of, signed_view
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
+from tdmap.operation import operation
 from tdmap.placing import Output, Places, SharedTensors, SourceRows, Step, spill_folder, travels
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.resources import available_memory
@@ -47,10 +48,11 @@ READ_AHEAD = 1 << 20
 METHODS = ("gather", "scatter")
 
 
+@operation
 def permute(
     data: Data,
     order: Tensor,
-    out: Data | str | os.PathLike[str] | None = None,
+    out: Data | str | os.PathLike[str] | Output | None = None,
     execution: Execution | None = None,
     *,
     method: str | None = None,
@@ -90,10 +92,9 @@ def permute(
     if method is not None and method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, or None: got {method!r}.")
     order = check_order(data, order)
-    output = Output(out, data)
-    output.claim()
-    try:
-        source = SourceRows(data)
+    output, source = Output.of(out, data), SourceRows(data)
+    source.check(output)
+    with output.claimed("permute"):
         row_bytes = source.schema.row_bytes
         places = output.open(source.schema, len(order), source.objects_at(order))
         if not len(order) or not any(row_bytes):
@@ -109,9 +110,6 @@ def permute(
                 shared = SharedTensors(source.tensors, travels(execution))
                 scatter_rows(shared, order, places, row_bytes, execution, spill)
         return output.result()
-    except BaseException:
-        output.discard()
-        raise
 
 
 def check_order(data: Data, order: Any) -> Tensor:

@@ -21,9 +21,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, RowWriter, SharedHandle, bytes_of, is_data, is_dense, narrow, not_a_collection
+from tdmap._data import Data, SharedHandle, bytes_of, is_data, is_dense, narrow
+from tdmap.data.alike import not_a_collection
+from tdmap.data.objects import assign_objects, entry_at, piece_of
+from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
+from tdmap.objectlog import check_storable
 from tdmap.plan import ChunkPlan
 from tdmap.resume import folder_of
 from tdmap.runtime.mapped import MappedFiles, check_files
@@ -31,7 +35,7 @@ from tdmap.runtime.packing import Arena
 from tdmap.runtime.residency import Residency
 from tdmap.runtime.shm import shared_region
 from tdmap.schema import Field, KeyPath, Schema, key_name, take_apart
-from tdmap.store import OutputFolder
+from tdmap.store import OutputFolder, require_room_for_hidden
 from tensordict_lite.errors import DatasetError
 
 
@@ -161,7 +165,7 @@ class Output:
     """Where the rows of an operation go: new shared memory, a new folder, or a dataset that there is.
 
     Args:
-        out: None, the path of a folder, or a tensor or collection.
+        out: None, a folder or its path, or a tensor or collection.
         source: the dataset that is read.
 
     Raises:
@@ -170,14 +174,15 @@ class Output:
         TypeError: `out` is none of these.
     """
 
-    def __init__(self, out: Data | str | os.PathLike[str] | None, source: Data) -> None:
+    def __init__(self, out: Data | str | os.PathLike[str] | OutputFolder | None, source: Data) -> None:
         self.store: OutputFolder | None = None
         self.given: Data | None = None
         self._made: Data | None = None
         self._staged = False
         self._rows = 0
-        if isinstance(out, (str, os.PathLike)):
-            self.store = OutputFolder(out)
+        self._objects: Mapping[KeyPath, Any] = {}
+        if isinstance(out, (str, os.PathLike, OutputFolder)):
+            self.store = OutputFolder.of(out)
             folder = folder_of(source)
             if folder is not None and folder == self.store.path:
                 raise FileExistsError(f"{folder} is the folder of the data: choose another one for the result.")
@@ -187,20 +192,32 @@ class Output:
             require_apart(source, out)
             self.given = out
 
-    def claim(self) -> None:
-        """Make sure that a new dataset can be put into the folder, and remove what a killed run has left there."""
+    @staticmethod
+    def of(out: Data | str | os.PathLike[str] | Output | None, source: Data) -> Output:
+        """The output that `out=` stands for; one that an operation has claimed already stays what it is."""
+        return out if isinstance(out, Output) else Output(out, source)
+
+    @contextlib.contextmanager
+    def claimed(self, call: str, resume: bool = False) -> Iterator[None]:
+        """Be the only one who writes the folder, if it is one (see `OutputFolder.claimed`)."""
+        with contextlib.nullcontext() if self.store is None else self.store.claimed(call, resume=resume):
+            yield
+
+    def refuse_hidden_key(self, data: Data) -> None:
+        """Raise OutputMismatch when the rows of a dataset cannot be put into the folder, for want of a free name."""
         if self.store is not None:
-            self.store.require_free(None)
-            self.store.discard()
+            require_room_for_hidden(data)
 
     def check(self, schema: Schema, rows: int) -> None:
         """Raise OutputMismatch unless results of this schema, and so many rows, fit the output."""
         out = self.given
-        if self.store is not None and isinstance(schema.skeleton, Tensor):
-            raise OutputMismatch(
-                "out is a folder, which holds a collection, and the rows are a tensor: use TensorDict({'x': ...}), or "
-                "pass a tensor as out."
-            )
+        if self.store is not None:
+            if isinstance(schema.skeleton, Tensor):
+                raise OutputMismatch(
+                    "out is a folder, which holds a collection, and the rows are a tensor: use TensorDict({'x': ...}), "
+                    "or pass a tensor as out."
+                )
+            require_room_for_hidden(schema.skeleton)
         if out is None:
             return
         if isinstance(out, Tensor) is not isinstance(schema.skeleton, Tensor):
@@ -210,15 +227,27 @@ class Output:
             raise OutputMismatch(
                 f"out has {found} rows and the result has {rows}: pass an out with {rows} rows or more."
             )
+        entries = [field for field in schema.fields if field.kind in ("tensor", "object")]
         found = False
-        for field in schema.tensors:
+        for field in entries:
             target = _entry(out, field.path)
             if target is not None:
                 found = True
                 _check_entry(target, field)
         if not found:
-            keys = ", ".join(key_name(field.path) for field in schema.tensors)
-            raise OutputMismatch(f"out has none of the tensors of the result ({keys}): nothing would be written.")
+            keys = ", ".join(key_name(field.path) for field in entries)
+            raise OutputMismatch(f"out has none of the entries of the result ({keys}): nothing would be written.")
+
+    def check_objects(self, objects: Mapping[KeyPath, Any], where: str) -> None:
+        """Raise OutputMismatch unless the output can hold these entries, which are no tensors, of some rows.
+
+        Args:
+            objects: the entries.
+            where: how messages call the rows.
+        """
+        if self.store is not None:
+            plan = ChunkPlan(0, 1)
+            check_storable(tuple(piece_of(entry, plan) for entry in objects.values()), list(objects), where)
 
     def open(self, schema: Schema, rows: int, objects: Mapping[KeyPath, Any] | None = None) -> Places:
         """Memory for `rows` rows, each of which is to be written once.
@@ -234,6 +263,7 @@ class Output:
         """
         self.check(schema, rows)
         self._rows = rows
+        self._objects = objects or {}
         if self.given is not None:
             places = self._given_places(schema)
             if places is not None:
@@ -269,23 +299,33 @@ class Output:
             return self.store.publish()
         if self.given is None:
             return self._made
-        rows = narrow(self.given, 0, 0, self._rows)
         if self._staged and self._rows:
+            rows = narrow(self.given, 0, 0, self._rows)
             RowWriter(self.given, ChunkPlan(self._rows, self._rows), exact=False).write(rows, self._made)
-        return self.given if self.given.shape[0] == self._rows else rows
+        self._assign_objects()
+        given: Data = self.given
+        return given if given.shape[0] == self._rows else narrow(given, 0, 0, self._rows)
 
-    def discard(self) -> None:
-        """Remove a folder that was begun."""
-        if self.store is not None:
-            self.store.discard()
+    def _assign_objects(self) -> None:
+        """Put the entries that are no tensors into the first rows of a given output."""
+        given: Data = self.given
+        columns = {}
+        for path, entry in self._objects.items():
+            old = entry_at(given, path)
+            if old is not None and self._rows:
+                columns[path] = entry if given.shape[0] == self._rows else torch.cat([entry, old[self._rows :]])
+        assign_objects(given, columns)
 
 
 def spill_folder(output: Output, spill_dir: str | os.PathLike[str] | None) -> Path | None:
-    """Where intermediate files go: a new folder in `spill_dir`, one within a new output, or None for the default."""
+    """Where intermediate files go: a new folder in `spill_dir`, one within a new output, or None for the default.
+
+    Nobody else can look into it, or know its name before.
+    """
     if spill_dir is not None:
         os.makedirs(spill_dir, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix="tdmap-spill-", dir=spill_dir))
-    return None if output.store is None else output.store.hidden / "spill"
+    return None if output.store is None else Path(tempfile.mkdtemp(prefix="spill-", dir=output.store.hidden))
 
 
 def travels(execution: Execution) -> bool:
@@ -302,14 +342,16 @@ def _entry(data: Data, path: KeyPath) -> Any:
 def _check_entry(target: Any, field: Field) -> None:
     """Raise OutputMismatch unless rows of a tensor can go into an entry of the output."""
     key = key_name(field.path)
-    if not isinstance(target, Tensor):
-        raise OutputMismatch(f"{key}: out holds a {type(target).__name__}, and the result a tensor.")
+    if not isinstance(target, Tensor) or field.dtype is None:
+        if isinstance(target, Tensor) is not (field.dtype is not None):
+            kinds = ("a tensor", "Python objects") if isinstance(target, Tensor) else ("Python objects", "a tensor")
+            raise OutputMismatch(f"{key}: out holds {kinds[0]}, and the result {kinds[1]}.")
+        return
     if tuple(target.shape[1:]) != field.shape:
         raise OutputMismatch(
             f"{key}: rows of out have shape {tuple(target.shape[1:])}, and those of the result {field.shape}. Allocate "
             "out with that shape, or leave out=None."
         )
-    assert field.dtype is not None
     if not torch.can_cast(field.dtype, target.dtype):
         raise OutputMismatch(
             f"{key}: out wants dtype {target.dtype} and the result has {field.dtype}, which does not cast to it "
@@ -370,6 +412,11 @@ class SourceRows:
         self.schema = parts.schema
         self.tensors = parts.tensors if dense else None
         self._objects: dict[KeyPath, Any] = parts.objects if dense else {path: data.get(path) for path in parts.objects}
+
+    def check(self, output: Output) -> None:
+        """Raise OutputMismatch unless rows of this dataset can go into an output."""
+        output.check(self.schema, 0)
+        output.check_objects(self._objects, "the data")
 
     def objects_at(self, rows: Tensor) -> dict[KeyPath, Any]:
         """The entries that are no tensors, at the given rows."""

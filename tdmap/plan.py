@@ -6,7 +6,8 @@ from the number of a chunk, so the same data must give the same chunks everywher
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 CACHE_BYTES = 1 << 20
 """Input and output bytes of a default chunk: about one core's second-level cache."""
@@ -15,14 +16,28 @@ MIN_CHUNKS = 64
 """A default plan has at least so many chunks (rows permitting), so that small data still spread over workers."""
 
 
+LEAD_CHUNKS = 32
+"""First chunks of a plan that waits for a result: about as many as there are workers, so that all have one."""
+
+LEAD_ROWS = 4
+"""Rows in each of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
     """Rows `0..length` along `dim`, cut every `size` rows: chunk *k* is rows `[k * size, (k + 1) * size)`.
+
+    Where nobody knows how large results are, the first `LEAD_CHUNKS` chunks are small ones of `lead` rows, and the
+    result of the first of them settles the size of the others. So the chunks depend on the data and the function
+    alone.
 
     Example:
         >>> plan = ChunkPlan(length=10, size=4)
         >>> [plan.rows(k) for k in range(plan.num_chunks)]
         [(0, 4), (4, 8), (8, 10)]
+        >>> plan = ChunkPlan(length=100, size=50, lead=2)
+        >>> plan.rows(0), plan.rows(31), plan.rows(32), plan.num_chunks
+        ((0, 2), (62, 64), (64, 100), 33)
     """
 
     length: int
@@ -33,10 +48,48 @@ class ChunkPlan:
     """The dimension that is cut, counted from the front."""
     unbind: bool = False
     """Each row is passed without its dimension, and results are stacked (`chunksize=0`)."""
+    lead: int = 0
+    """Rows in each of the first chunks; 0 where they are as large as the others."""
+    most: int = 0
+    """Where `size` is a guess, and only the first chunks count (see `settled`): what it will be at most. Else 0."""
 
     @property
     def num_chunks(self) -> int:
-        return -(-self.length // self.size)
+        rest = self.length - self._lead_rows
+        if self.lead and rest <= 0:
+            return -(-self.length // self.lead)
+        return (LEAD_CHUNKS if self.lead else 0) + -(-rest // self.size)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the first result has yet to settle the size of chunks."""
+        return self.most > 0
+
+    @property
+    def num_known(self) -> int:
+        """How many chunks are known: the first ones, as long as the plan is open."""
+        return min(LEAD_CHUNKS, self.num_chunks) if self.is_open else self.num_chunks
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the largest chunk that there may be."""
+        return min(max(self.size, self.lead, self.most), self.length)
+
+    @property
+    def _lead_rows(self) -> int:
+        return self.lead * LEAD_CHUNKS
+
+    def settled(self, size: int) -> ChunkPlan:
+        """The plan with chunks of `size` rows after the first ones."""
+        return replace(self, size=max(size, 1), most=0)
+
+    def first_row(self, chunk: int) -> int:
+        """First row of `chunk`."""
+        if not self.lead:
+            return chunk * self.size
+        if chunk <= LEAD_CHUNKS:
+            return chunk * self.lead
+        return self._lead_rows + (chunk - LEAD_CHUNKS) * self.size
 
     def rows(self, chunk: int) -> tuple[int, int]:
         """First and one-past-last row of `chunk`."""
@@ -44,12 +97,20 @@ class ChunkPlan:
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """First and one-past-last row of the chunks `start..stop`."""
-        return start * self.size, min(stop * self.size, self.length)
+        return self.first_row(start), min(self.first_row(stop), self.length)
 
     def count(self, start: int, stop: int) -> int:
         """Number of rows in the chunks `start..stop`."""
         first, last = self.span(start, stop)
         return max(last - first, 0)
+
+    def runs(self, start: int, stop: int, most: int) -> Iterator[tuple[int, int, int]]:
+        """The chunks `start..stop` as runs of equal chunks, at most so many: (first row, last row, rows in a chunk)."""
+        while start < stop:
+            size = self.lead if self.lead and start < LEAD_CHUNKS else self.size
+            end = min(start + most, stop, LEAD_CHUNKS if size != self.size and start < LEAD_CHUNKS else stop)
+            yield (*self.span(start, end), size)
+            start = end
 
 
 def default_chunk_size(length: int, row_bytes: int, chunk_bytes: int = CACHE_BYTES) -> int:
@@ -78,6 +139,7 @@ def make_plan(
     chunksize: int | None = None,
     num_chunks: int | None = None,
     row_bytes: int = 0,
+    most: int = 0,
 ) -> ChunkPlan:
     """The plan for `length` rows.
 
@@ -87,6 +149,8 @@ def make_plan(
         chunksize: rows in a chunk; 0 passes rows one by one without `dim`.
         num_chunks: how many chunks at most; their size is the quotient rounded up, as in `torch.chunk`.
         row_bytes: bytes of a row, input and output together; used only when neither size is given.
+        most: where the output's part of `row_bytes` is a guess, the rows of a chunk by the input alone: the plan is
+            open then, until the first result is known.
 
     Raises:
         ValueError: both sizes are given, or one is out of range.
@@ -111,4 +175,7 @@ def make_plan(
         if isinstance(num_chunks, bool) or not isinstance(num_chunks, int) or num_chunks < 1:
             raise ValueError(f"num_chunks must be an integer of at least 1: got {num_chunks!r}.")
         return ChunkPlan(length, max(-(-length // num_chunks), 1), dim)
-    return ChunkPlan(length, default_chunk_size(length, row_bytes), dim)
+    size = default_chunk_size(length, row_bytes)
+    if not most or length <= MIN_CHUNKS:
+        return ChunkPlan(length, size, dim)
+    return ChunkPlan(length, size, dim, lead=min(LEAD_ROWS, size), most=max(most, size))

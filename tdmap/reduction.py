@@ -16,11 +16,13 @@ from tdmap.events import Callback
 from tdmap.execution import Execution
 from tdmap.functions import as_function, check_placement
 from tdmap.job import Job, Source
+from tdmap.operation import operation
 from tdmap.plan import default_chunk_size
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.reducers.base import merged
 from tdmap.resumable import fold_resumable
 from tdmap.rowerrors import OnError
+from tdmap.runtime.skipping import DROP
 from tdmap.sinks import Fold
 
 FOLD_BYTES = 8 << 20
@@ -65,6 +67,7 @@ class FoldChunk:
         return functools.reduce(self.merge_states, states) if states else self.reducer.init()
 
 
+@operation
 def map_reduce(
     data: Data,
     mapper: Callable[[Any], Any] | None,
@@ -105,8 +108,9 @@ def map_reduce(
         dim, chunksize, num_chunks, pool, generator, worker_threads, pbar, mp_start_method, executor, seed, retries,
             timeout, on_error, callbacks: as `tdmap.map`; skipped rows are left out of the answer.
         resume: a folder for the states of a run that is interrupted: the same call goes on from there, and the answer
-            has the same bits. A call that was complete gives its answer again, and warns. States are pickles: use
-            only folders of your own.
+            has the same bits. A call that was complete gives its answer again, and warns. States are kept as data,
+            not as pickles: tensors, arrays, numbers, texts, containers of them, and instances of classes at the top of
+            the reducer's own module.
         ordered: states always merge with their neighbours, in the order of the rows: that costs nothing, and gives
             the same bits. So False is refused.
 
@@ -117,6 +121,8 @@ def map_reduce(
         ValueError: the reduction of zero rows is not defined, merging changes the states that it is given, or an option
             is out of range.
         ResumeMismatch: the folder holds another run; names what differs.
+        FolderInUse: another call works in the folder.
+        SerializationError: `resume`, and a state holds something that is no data.
         Exception: as `tdmap.map`.
 
     Example:
@@ -141,7 +147,7 @@ def map_reduce(
     if mapper is None and chunksize is None and num_chunks is None:
         row_bytes = data_row_bytes(data, plan.length)
         plan = replace(plan, size=default_chunk_size(plan.length, row_bytes, FOLD_BYTES))
-    policy = policy_for(seed, generator, retries, timeout, on_error=on_error)
+    policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
     job = Job(Source(data), plan, fn, policy, on_row_error=handler_of(on_error))
     execution = Execution.of(
         num_workers=num_workers,

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from tdmap import checkpoint
 from tdmap._data import Data, leaves_hold_rows
+from tdmap.data.objects import object_paths
+from tdmap.errors import SerializationError
+from tdmap.folderlock import locked
+from tdmap.hidden import HIDDEN
 from tdmap.job import Job
 from tdmap.norows import result_of_no_rows
 from tdmap.reducers import Reducer
@@ -16,57 +22,52 @@ from tdmap.resume import IN_PLACE, MAP, REDUCE, Resume, Run, files_of, folder_of
 from tdmap.runtime.driver import CommitLog
 from tdmap.sinks import Fold, Folder, InPlace, Preallocated, Sink
 from tdmap.sinks.folder import check_for_folder, returned_none
-from tdmap.store import HIDDEN, OutputFolder
+from tdmap.store import OutputFolder, require_room_for_hidden
 
 Execute: TypeAlias = Callable[[Job, Sink, "CommitLog | None"], Any]
 """Runs a job to its end."""
 
 
-def map_to_folder(job: Job, path: str | os.PathLike[str], resume: Resume, execute: Execute) -> Data:
-    """Run a job whose results become a new dataset at `path`.
+def map_to_folder(job: Job, out: str | os.PathLike[str] | OutputFolder, resume: Resume, execute: Execute) -> Data:
+    """Run a job whose results become a new dataset in a folder.
 
     Raises:
+        FolderInUse: somebody else writes it.
         FileExistsError: the folder holds something else, or the unfinished run of a call with `resume=True`.
         ResumeMismatch: the folder holds another run.
     """
-    store = OutputFolder(path)
-    source = folder_of(job.source.data)
-    if not (resume and (store.hidden / "journal").exists()):
-        store.require_free(None if source is None else str(source))
-        store.discard()
-    if job.plan.length == 0:
-        rows = result_of_no_rows(job.fn, job.source.data, job.plan)
-        if rows is None:
-            raise returned_none("the data has no rows")
-        check_for_folder(rows, 0, job.plan, "the data has no rows")
-        return rows.memmap(store.path)
-    if resume:
-        return _resume_to_folder(job, store, execute, resume)
-    sink = Folder(store, _ignore)
-    try:
-        execute(job, sink, None)
+    store = OutputFolder.of(out)
+    with store.claimed(f"map({job.name})", folder_of(job.source.data), bool(resume)):
+        if job.plan.length == 0:
+            rows = result_of_no_rows(job.fn, job.source.data, job.plan)
+            if rows is None:
+                raise returned_none("the data has no rows")
+            check_for_folder(rows, 0, job.plan, "the data has no rows")
+            require_room_for_hidden(rows)
+            return rows.memmap(store.path)
+        if resume:
+            return _resume_to_folder(job, store, execute, resume)
+        execute(job, Folder(store, _ignore), None)
         return store.publish()
-    except BaseException:
-        store.discard()
-        raise
 
 
 def _resume_to_folder(job: Job, store: OutputFolder, execute: Execute, resume: Resume) -> Data:
-    if store.load() is None:  # nothing was begun, or somebody removed it
-        (store.hidden / "journal").unlink(missing_ok=True)
+    if store.load() is None and store.has_journal:  # nothing was begun, or somebody removed it
+        store.begin_anew()
     with open_run(store.hidden, job, MAP, [], resume) as run:
         if run.is_complete:
             return store.publish()
-        execute(job, Folder(store, lambda data: _use_files(run, data)), run)
+        execute(run.planned(job), Folder(store, lambda data: _use_files(run, data), run.objects), run)
         result = store.publish()
         _use_files(run, result)  # their names have changed
         run.finish(job.plan.length)
+        run.objects.forget()
     return result
 
 
 def _use_files(run: Run, data: Data) -> None:
     assert run.journal is not None
-    run.journal.files = files_of(data)
+    run.journal.files = [*files_of(data), str(run.objects.path)]
 
 
 def map_to_files(job: Job, out: Data, execute: Execute, resume: Resume = True) -> Data:
@@ -76,10 +77,13 @@ def map_to_files(job: Job, out: Data, execute: Execute, resume: Resume = True) -
         ValueError: `out` does not lie in a folder of its own.
         ResumeMismatch: the folder holds another run.
     """
-    with open_run(_folder(out, "out"), job, MAP, files_of(out), resume) as run:
+    folder = _folder(out, "out")
+    with locked(folder, f"map({job.name})"), open_run(folder / HIDDEN, job, MAP, files_of(out), resume) as run:
         if not run.is_complete:
-            execute(job, Preallocated(out), run)
+            _expect_objects(run, out)
+            execute(job, Preallocated(out, run.objects), run)
             run.finish(job.plan.length)
+            run.objects.forget()
     return out
 
 
@@ -99,30 +103,46 @@ def map_in_place(job: Job, execute: Execute, resume: Resume = True) -> Data:
             f"{type(data).__name__} do not have the rows along one dimension. Run out of place (out='folder'), or in "
             "place without resume=True; or save a dense copy: data.contiguous().memmap(folder)."
         )
-    with open_run(_folder(data, "data"), job, IN_PLACE, files_of(data), resume) as run:
+    folder, call = _folder(data, "data"), f"map({job.name}) in place"
+    with locked(folder, call), open_run(folder / HIDDEN, job, IN_PLACE, files_of(data), resume) as run:
         if not run.is_complete:
-            execute(replace(job, ledger=run.ledger), InPlace(data), run)
+            _expect_objects(run, data)
+            execute(replace(job, ledger=run.ledger), InPlace(data, run.objects), run)
             run.finish(job.plan.length)
+            run.objects.forget()
     return data
+
+
+def _expect_objects(run: Run, out: Data) -> None:
+    """Have room for the entries of `out` that are no tensors until the run is over."""
+    paths = object_paths(out)
+    if paths and not run.objects.columns():
+        run.objects.begin(paths)
+    if paths:
+        assert run.journal is not None
+        run.journal.files = [*run.journal.files, str(run.objects.path)]
 
 
 def fold_resumable(job: Job, folder: str | os.PathLike[str], reducer: Reducer[Any], execute: Execute) -> Any:
     """Run a reduction that can be resumed, and return its merged state."""
-    hidden = OutputFolder(folder).hidden
-    with open_run(hidden, job, REDUCE, []) as run:
+    path = Path(os.path.abspath(os.fspath(folder)))
+    with locked(path, f"map_reduce({job.name})"), open_run(path / HIDDEN, job, REDUCE, []) as run:
         if run.is_complete:
-            return checkpoint.answer(run)
-        sink = Fold(reducer, checkpoint.restore(run))
+            return checkpoint.answer(run, reducer)
+        sink = Fold(reducer, checkpoint.restore(run, reducer))
         log = checkpoint.FoldLog(run, sink)
         try:
             execute(job, sink, log)
-        finally:
-            log.save()
+        except BaseException:
+            with contextlib.suppress(OSError, SerializationError):  # what ends the run is told
+                log.save()
+            raise
+        log.save()
         run.finish(job.plan.length)
     return sink.result()
 
 
-def _folder(data: Data, name: str) -> Any:
+def _folder(data: Data, name: str) -> Path:
     folder = folder_of(data)
     if folder is None:
         raise ValueError(
@@ -130,7 +150,8 @@ def _folder(data: Data, name: str) -> Any:
             f"in: got a {type(data).__name__} in memory, or a part of a dataset. Save it with memmap(folder), or pass "
             "out='folder'."
         )
-    return folder / HIDDEN
+    require_room_for_hidden(data)
+    return folder
 
 
 def _ignore(data: Data) -> None:

@@ -2,9 +2,11 @@
 
     out/.tdmap/             or, for an in-place run, the same folder inside the dataset
       journal               what the run is (function, source, plan, seed), and which chunks are done
-      lock, workers.lock    held while somebody works
+      lock                  held by the call that works (see `folderlock`)
+      workers.lock          and by its workers, as long as they may change rows in place
       errors.jsonl          what the run has ended with, if not well
       skipped.jsonl         rows on which the function raised, with `on_error` (see `runtime.skipfile`)
+      objects.jsonl         entries of results that are no tensors, until the run is over (see `objectlog`)
       data/                 a new output, until it is whole (see `store`)
       done, undo-*          of an in-place run (see `runtime.ledger`)
       history.jsonl         in-place runs that are over
@@ -17,7 +19,6 @@ again, and another one is refused with a list of what differs.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -25,24 +26,25 @@ import sys
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from tdmap import journal as journals
 from tdmap._data import Data, region_of, tensors_of
 from tdmap._warn import warn_user
-from tdmap.errors import AlreadyComplete, ResumeMismatch
+from tdmap.errors import AlreadyComplete, ResumeMismatch, UntrustedFile
 from tdmap.events import Callback
 from tdmap.fingerprint import PACKAGE, function_parts, source_parts
+from tdmap.folderlock import without_strays
+from tdmap.hidden import append_line, lines, printable
 from tdmap.job import Job
 from tdmap.journal import Journal
+from tdmap.objectlog import ObjectLog
+from tdmap.plan import ChunkPlan
 from tdmap.runtime.ledger import Ledger
-from tdmap.runtime.owner import Owner
 from tdmap.runtime.skipfile import SkipFile
 from tdmap.runtime.skiplog import SkipLog
-
-LOCK_SECONDS = 10.0
-"""Processes of a killed run may take so long to vanish."""
 
 HISTORY = "history.jsonl"
 
@@ -80,10 +82,29 @@ def identify(job: Job, kind: str) -> dict[str, Any]:
         "name": job.name,
         "function": function_parts(job.fn),
         "source": source,
-        "plan": {"rows": plan.length, "chunk size": plan.size, "dim": plan.dim, "unbind": plan.unbind},
+        "plan": describe_plan(plan),
         "seed": job.policy.seed,
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
     }
+
+
+BY_RESULT = "by the first result"
+"""The chunk size of a plan that is open."""
+
+
+def describe_plan(plan: ChunkPlan) -> dict[str, Any]:
+    """A plan as plain values."""
+    size = f"{BY_RESULT}, after {plan.lead}" if plan.is_open else plan.size
+    return {"rows": plan.length, "chunk size": size, "dim": plan.dim, "unbind": plan.unbind}
+
+
+def plan_of(description: dict[str, Any], contents: journals.Contents) -> ChunkPlan:
+    """The plan of a run that is journalled, as far as it is known."""
+    rows, size = int(description["rows"]), description["chunk size"]
+    if isinstance(size, int):
+        return ChunkPlan(rows, max(size, 1))
+    lead = int(str(size).rpartition(" ")[2])
+    return ChunkPlan(rows, max(contents.chunk_size or rows, 1), lead=lead)
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -105,7 +126,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         found.append(f"the plan's {key} was {old['plan'].get(key)}, and is {new['plan'].get(key)}")
     if old["seed"] != new["seed"]:
         found.append(f"the seed was {old['seed']}, and is {new['seed']}")
-    return found
+    return [printable(line, 4000) for line in found]
 
 
 def _changed(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -126,8 +147,10 @@ class Run:
         committed: chunks that an earlier session has done.
         is_complete: nothing is left to do.
         is_latest: no other run has been in the folder since.
+        chunk_size: rows of the later chunks, where an earlier session has settled them.
         ledger: of an in-place run.
         skips: the rows that all its sessions have skipped.
+        objects: entries of results that are no tensors, until the run is over.
     """
 
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
@@ -136,9 +159,11 @@ class Run:
         self.committed: list[tuple[int, int]] = []
         self.is_complete = False
         self.is_latest = True
+        self.chunk_size: int | None = None
         self.ledger: Ledger | None = None
         self.journal: Journal | None = None
         self.skips = SkipFile(folder)
+        self.objects = ObjectLog(folder)
 
     def add(self, start: int, stop: int) -> None:
         assert self.journal is not None
@@ -150,6 +175,18 @@ class Run:
         assert self.journal is not None
         self.journal.tick(now)
 
+    def planned(self, job: Job) -> Job:
+        """The job with the chunks that an earlier session has settled; else this one notes them."""
+        if not job.plan.is_open:
+            return job
+        if self.chunk_size is not None:
+            return replace(job, plan=job.plan.settled(self.chunk_size))
+        return replace(job, on_settled=self._settle)
+
+    def _settle(self, plan: ChunkPlan) -> None:
+        assert self.journal is not None
+        self.journal.settle(plan.size)
+
     def finish(self, rows: int) -> None:
         """The run has come to its end."""
         assert self.journal is not None
@@ -160,16 +197,18 @@ class Run:
     def failed(self, error: BaseException) -> None:
         """The run has ended with an exception; what is done stays done."""
         assert self.journal is not None
+        if not self.journal.is_mine:
+            return  # a fork of the driver leaves; the run goes on
         self.journal.failed()
         notes = list(getattr(error, "__notes__", []))
         line = {"time": time.time(), "type": type(error).__name__, "error": str(error), "notes": notes}
-        with contextlib.suppress(OSError), open(self.folder / "errors.jsonl", "a") as file:
-            file.write(json.dumps(line) + "\n")
+        with contextlib.suppress(OSError):
+            append_line(self.folder / "errors.jsonl", json.dumps(line).encode())
 
 
 @contextlib.contextmanager
 def open_run(folder: Path, job: Job, kind: str, files: list[str], resume: Resume = True) -> Iterator[Run]:
-    """Begin a run in `folder`, or go on with the one that is there.
+    """Begin a run in `folder`, or go on with the one that is there. The caller holds the lock (see `folderlock`).
 
     Args:
         folder: the hidden folder.
@@ -180,58 +219,88 @@ def open_run(folder: Path, job: Job, kind: str, files: list[str], resume: Resume
 
     Raises:
         ResumeMismatch: the folder holds another run; names what differs.
-        BlockingIOError: another process works on it.
+        UntrustedFile: it holds what this library does not put there.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder):
-        run = Run(folder, identify(job, kind))
-        contents = journals.read(folder / "journal")
-        boot = None if resume == TRUST else journals.boot_number()
-        torn = kind == IN_PLACE and contents is not None and boot is not None and not contents.is_settled(boot)
-        run.is_complete = _digest(run.identity) in _history(folder)
-        run.is_latest = not run.is_complete
-        if run.is_complete:
-            pass
-        elif kind == IN_PLACE:
-            if torn and resume != REDO:
-                _refuse_unsettled(run)
-            contents = _check_in_place(run, contents, torn)
-        elif contents is not None:
-            _check(run, contents)
-        if contents is None and not run.is_complete:
-            header = {"identity": run.identity, "began": time.time(), "argv": sys.argv, "cwd": os.getcwd()}
-            run.skips.forget()
-            # Rows that are changed in place, and no header to say so, would be changed twice.
-            journals.create(folder / "journal", {**header, "command": COMMAND.get()}, durable=kind == IN_PLACE)
-            contents = journals.read(folder / "journal")
-            if kind == IN_PLACE:
-                Ledger(folder, job.source.data, job.plan).forget()
-        if contents is not None and not run.is_complete:
-            run.is_complete = contents.is_complete(boot)
-        if run.is_complete:
-            _say_complete(run, job)
-            yield run
-            return
-        assert contents is not None
-        run.committed = contents.ranges(boot)
+    run = Run(folder, identify(job, kind))
+    boot = None if resume == TRUST else journals.boot_number()
+    contents, torn = _contents_for(run, job, kind, resume, boot)
+    if contents is not None and not run.is_complete:
+        run.is_complete = contents.is_complete(boot)
+    if run.is_complete:
+        _say_complete(run, job)
+        yield run
+        return
+    assert contents is not None
+    run.committed, run.chunk_size = contents.ranges(boot), contents.chunk_size
+    if kind == IN_PLACE:
+        run.ledger = Ledger(folder, job.source.data, job.plan)
+        _recover(run, run.committed if torn else None)
+    if kind != REDUCE:  # the states of a reduction say which of its chunks are done
+        run.skips.load(run.committed)
+    run.journal = Journal(folder / "journal", contents, files)
+    for start, stop in journals.subtract_ranges(run.committed, contents.ranges(boot)):
+        run.journal.add(start, stop)  # workers had noted them, and the driver was killed before it heard
+    try:
+        yield run
+    except BaseException as error:
+        run.failed(error)
+        raise
+    finally:
+        run.journal.close()
+
+
+def _contents_for(
+    run: Run, job: Job, kind: str, resume: Resume, boot: int | None
+) -> tuple[journals.Contents | None, bool]:
+    """The journal of this run, a new one if there was none; and whether the machine went down in the middle of it."""
+    path = run.folder / "journal"
+    contents = journals.read(path)
+    if contents is not None:
+        check_identity(contents, path)
+    torn = kind == IN_PLACE and contents is not None and boot is not None and not contents.is_settled(boot)
+    run.is_complete = _digest(run.identity) in _history(run.folder)
+    run.is_latest = not run.is_complete
+    if run.is_complete:
+        return contents, torn
+    if kind == IN_PLACE:
+        if torn and resume != REDO:
+            _refuse_unsettled(run)
+        contents = _check_in_place(run, contents, torn)
+    elif contents is not None:
+        _check(run, contents)
+    if contents is None and not run.is_complete:
+        header = {"identity": run.identity, "began": time.time(), "argv": sys.argv, "cwd": os.getcwd()}
+        run.skips.forget()
+        run.objects.forget()
+        # Rows that are changed in place, and no header to say so, would be changed twice.
+        journals.create(path, {**header, "command": COMMAND.get()}, durable=kind == IN_PLACE)
+        contents = journals.read(path)
         if kind == IN_PLACE:
-            run.ledger = Ledger(folder, job.source.data, job.plan)
-            _recover(run, run.committed if torn else None)
-        if kind != REDUCE:  # the states of a reduction say which of its chunks are done
-            run.skips.load(run.committed)
-        run.journal = Journal(folder / "journal", contents, files)
-        for start, stop in journals.subtract_ranges(run.committed, contents.ranges(boot)):
-            run.journal.add(start, stop)  # workers had noted them, and the driver was killed before it heard
-        owner = Owner()
-        try:
-            yield run
-        except BaseException as error:
-            if owner.is_here:
-                run.failed(error)
-            raise
-        finally:
-            if owner.is_here:  # a fork that leaves by an exception leaves the journal to its parent
-                run.journal.close()
+            Ledger(run.folder, job.source.data, job.plan).forget()
+    return contents, torn
+
+
+def check_identity(contents: journals.Contents, path: Path) -> dict[str, Any]:
+    """What the run of a journal is, if it says so as this library does.
+
+    Raises:
+        UntrustedFile: it does not.
+    """
+    identity = contents.header.get("identity")
+    wanted = {"kind": str, "name": str, "function": dict, "source": dict, "plan": dict, "python": str}
+    if type(identity) is dict and all(type(identity.get(key)) is kind for key, kind in wanted.items()):
+        if "seed" in identity and _is_plan(identity["plan"]):
+            return identity
+    raise UntrustedFile(path, "does not say what its run is")
+
+
+def _is_plan(description: dict[str, Any]) -> bool:
+    """Whether it is what `describe_plan` gives."""
+    rows, size = description.get("rows"), description.get("chunk size")
+    if type(size) is str:
+        lead = size.removeprefix(f"{BY_RESULT}, after ")
+        size = int(lead) if lead.isdecimal() and len(lead) < 19 else None
+    return all(type(number) is int and 0 <= number < 1 << 62 for number in (rows, size))
 
 
 def _check(run: Run, contents: journals.Contents) -> None:
@@ -265,18 +334,14 @@ def _check_in_place(run: Run, contents: journals.Contents | None, torn: bool) ->
     last = _digest(contents.header["identity"])
     run.is_complete = last == _digest(run.identity)
     if not run.is_complete:  # its journal makes room for that of the next run
-        with open(run.folder / HISTORY, "a") as file:
-            file.write(json.dumps({"run": last, "name": contents.header["identity"]["name"]}) + "\n")
-            file.flush()
-            os.fdatasync(file.fileno())
+        line = {"run": last, "name": contents.header["identity"]["name"]}
+        append_line(run.folder / HISTORY, json.dumps(line).encode(), durable=True)
     return None
 
 
 def _history(folder: Path) -> set[str]:
     """Runs over this dataset that were complete before the last one began."""
-    with contextlib.suppress(FileNotFoundError):
-        return {json.loads(line)["run"] for line in (folder / HISTORY).read_text().splitlines()}
-    return set()
+    return {str(line.get("run")) for line in lines(folder / HISTORY) if type(line) is dict}
 
 
 def _refuse_unsettled(run: Run) -> None:
@@ -308,7 +373,7 @@ def _recover(run: Run, durable: list[tuple[int, int]] | None) -> None:
         durable: after the machine went down, the only chunks that are taken for done; notes and copies are not.
     """
     assert run.ledger is not None
-    with _locked(run.folder, "workers.lock"):  # a worker whose driver was killed may live for another moment
+    with without_strays(run.folder / "workers.lock"):
         if durable is not None:
             run.ledger.restart(durable)
         run.ledger.recover()
@@ -327,34 +392,6 @@ def _say_complete(run: Run, job: Job) -> None:
     if job.policy.skip and run.is_latest:
         run.skips.load_all()
         SkipLog(job, Callback(), run.skips).report()
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, name: str = "lock") -> Iterator[None]:
-    """Be the only one to hold a lock of the folder.
-
-    Forked workers share it: when this process is killed, it is free once they are gone too.
-    """
-    descriptor, owner = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), Owner()
-    deadline = time.monotonic() + LOCK_SECONDS
-    try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise BlockingIOError(
-                        11, f"another process works on this run; wait for it, or end it ({folder / name})"
-                    ) from None
-                time.sleep(0.01)
-        try:
-            yield
-        finally:  # by name: workers that stay warm have inherited the descriptor, and are not at work any more
-            if owner.is_here:  # a fork shares the lock, and would take it from its parent
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-    finally:
-        os.close(descriptor)
 
 
 def folder_of(data: Data) -> Path | None:

@@ -15,7 +15,9 @@ SHOWN = 3
 """Errors that a summary quotes."""
 
 OnError: TypeAlias = "str | Callable[[BaseException, tuple[int, int]], Any]"
-"""`"raise"`, `"skip"`, or a function of an exception and its rows."""
+"""`"raise"`, `"skip"`, `"drop"`, `"mark"`, or a function of an exception and its rows."""
+
+MODES = ("raise", "skip", "drop", "mark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,9 @@ class RowError:
 class RowErrors(Sequence[RowError]):
     """The failing rows of a job, in order. Pass one as `on_error=` to have it filled instead of a warning.
 
+    Args:
+        mode: what becomes of the rows: `"skip"`, `"drop"` or `"mark"`, as `on_error=` of `tdmap.map`.
+
     Example:
         >>> import torch, tdmap
         >>> errors = RowErrors()
@@ -45,7 +50,10 @@ class RowErrors(Sequence[RowError]):
         tensor([ True, False,  True])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mode: str = "skip") -> None:
+        if mode not in MODES[1:]:
+            raise ValueError(f"mode must be one of {', '.join(map(repr, MODES[1:]))}: got {mode!r}.")
+        self.mode = mode
         self._found: dict[int, RowError] = {}
         self._texts: dict[str, str] = {}  # rows mostly fail at the same line: one copy of its text
 
@@ -108,13 +116,18 @@ class SkippedRows(UserWarning):
         self.errors = errors
 
 
-def check_on_error(value: Any) -> OnError:
-    """`value`, if it may be passed as `on_error`.
+def mode_of(on_error: Any, modes: Sequence[str] = MODES) -> str:
+    """What becomes of rows that raise; a function says so with its attribute `mode`, and means `"skip"` without one.
+
+    Args:
+        on_error: what was passed as `on_error`.
+        modes: those that the operation knows.
 
     Raises:
-        ValueError: it may not.
+        ValueError: it is no mode of the operation.
     """
-    if value in ("raise", "skip") or callable(value):
-        checked: OnError = value
-        return checked
-    raise ValueError(f"on_error must be 'raise', 'skip' or a function of (error, rows): got {value!r}.")
+    mode = getattr(on_error, "mode", "skip") if callable(on_error) else on_error
+    if mode in modes:
+        return str(mode)
+    found = f"{on_error!r} with mode={mode!r}" if callable(on_error) else repr(on_error)
+    raise ValueError(f"on_error must be {', '.join(map(repr, modes))} or a function of (error, rows): got {found}.")

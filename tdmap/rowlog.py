@@ -12,32 +12,36 @@ second job starts anew when it is interrupted: it only copies, and writes the sa
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-import pickle
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import dill
-
 from tdmap import journal as journals
 from tdmap._data import Data
-from tdmap.checkpoint import read_own
+from tdmap._warn import warn_user
+from tdmap.errors import SerializationError
+from tdmap.hidden import exists, naming, open_file, read, remove, remove_tree
 from tdmap.job import Job
 from tdmap.journal import merge_ranges
 from tdmap.placing import Output
-from tdmap.resume import Run, files_of, open_run
-from tdmap.runtime.owner import Owner
+from tdmap.plaindata import dump, load, modules_of
+from tdmap.resume import Run, check_identity, files_of, open_run
+from tdmap.runtime.resources import available_memory
 from tdmap.runtime.skipfile import SkipFile
+from tdmap.schema import Schema
 
 if TYPE_CHECKING:
-    from tdmap.append import Pieces
+    from tdmap.append import Piece, Pieces
 
 APPEND, FILTER = "append", "filter"
 """Kinds of runs."""
+
+_CALLS = {APPEND: "flat_map", FILTER: "filter"}
 
 SPILL, PIECES, MASK = "spill-", "pieces", "mask"
 """Names in the hidden folder."""
@@ -67,17 +71,18 @@ def open_output_run(output: Output, job: Job, kind: str, file: str, make: Callab
     store = output.store
     if store is None:
         raise ValueError("resume=True keeps its journal in the folder of the result: pass out=a folder.")
-    journal, path = store.hidden / "journal", store.hidden / file
-    if journal.exists() and not path.exists() and not store.is_whole:
-        journal.unlink()  # somebody has removed what it was about
-    elif journal.exists() and not path.exists() and _was_lost(journal, kind):
-        make(path)
-    if not journal.exists():
-        output.claim()
-        store.hidden.mkdir(parents=True)
-        make(path)
-    with open_run(store.hidden, job, kind, [str(path)]) as run:
-        yield run
+    with output.claimed(f"{_CALLS[kind]}({job.name})", resume=True):
+        path = store.hidden / file
+        if store.has_journal and not exists(path):
+            if not store.is_whole:
+                remove(store.hidden / "journal")  # somebody has removed what it was about
+            elif _was_lost(store.hidden / "journal", kind):
+                make(path)
+        if not store.has_journal:
+            store.begin_anew()
+            make(path)
+        with open_run(store.hidden, job, kind, [str(path)]) as run:
+            yield run
 
 
 def _was_lost(journal: Path, kind: str) -> bool:
@@ -87,9 +92,9 @@ def _was_lost(journal: Path, kind: str) -> bool:
     """
     contents = journals.read(journal)
     if contents is None:
-        journal.unlink()
+        remove(journal)
         return False
-    if contents.header["identity"]["kind"] != kind or contents.is_complete(journals.boot_number()):
+    if check_identity(contents, journal)["kind"] != kind or contents.is_complete(journals.boot_number()):
         return False
     journals.create(journal, contents.header)  # another run is still told from this one
     return True
@@ -99,7 +104,7 @@ def forget(run: Run) -> None:
     """Remove what the first job has left: the run is over."""
     # What names others goes first: were the machine to go down, nobody would look for them.
     for path in [run.folder / PIECES, run.folder / MASK, *run.folder.glob(f"{SPILL}*")]:
-        path.unlink(missing_ok=True)
+        remove_tree(path)
 
 
 def finish_run(run: Run, output: Output, rows: int) -> Data:
@@ -124,17 +129,19 @@ class PieceLog:
     Args:
         run: the run.
         pieces: the sink; gets the pieces of chunks that an earlier session has done.
+        fn: the function of the job. Objects among the rows may be of classes of its module.
     """
 
-    def __init__(self, run: Run, pieces: Pieces) -> None:
+    def __init__(self, run: Run, pieces: Pieces, fn: Any) -> None:
         self.run = run
         self.pieces = pieces
         self._path = run.folder / PIECES
+        self._warned = False
         self._pending: list[tuple[int, int]] = []
         self._next = time.monotonic() + SECONDS
-        self._owner = Owner()
-        records, length = read_records(self._path)
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._modules = modules_of(fn)
+        records, length = read_records(self._path, self._modules)
+        self._fd = open_file(self._path, os.O_WRONLY | os.O_APPEND)
         os.ftruncate(self._fd, length)
         self._restore(records)
 
@@ -166,33 +173,64 @@ class PieceLog:
 
     def flush(self) -> None:
         """Write the pieces of the chunks that were done."""
-        data = b"".join(_record(start, stop, self.pieces.of(start, stop)) for start, stop in self._pending)
+        data = b"".join(self._record(start, stop) for start, stop in merge_ranges(self._pending))
         self._pending.clear()
-        while data and self._owner.is_here:
-            data = data[os.write(self._fd, data) :]
+        with naming(self._path):
+            while data:
+                data = data[os.write(self._fd, data) :]
 
-    def close(self) -> None:
-        """Write what is left."""
-        self.flush()
-        os.close(self._fd)
-        flush_journal(self.run)
+    def _record(self, start: int, stop: int) -> bytes:
+        try:
+            return pack_record(start, stop, self.pieces.of(start, stop), self._modules)
+        except SerializationError as error:
+            if not self._warned:
+                self._warned = True
+                warn_user(
+                    f"chunks whose rows hold such objects are done again when this run is interrupted: {error}",
+                )
+            return b""
+
+    def __enter__(self) -> PieceLog:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Write what is left; no room for that must not hide the error that ends the job."""
+        assert self.run.journal is not None
+        try:
+            if self.run.journal.is_mine:
+                self.flush()
+                flush_journal(self.run)
+        except OSError:
+            if kind is None:
+                raise
+        finally:
+            os.close(self._fd)
 
 
-def _record(start: int, stop: int, values: tuple[Any, ...]) -> bytes:
-    try:
-        body = pickle.dumps((start, stop, values), pickle.HIGHEST_PROTOCOL)
-    except Exception:  # classes that are local to a function: dill knows how
-        body = dill.dumps((start, stop, values))
+def pack_record(start: int, stop: int, values: tuple[Any, ...], modules: Collection[str]) -> bytes:
+    """The pieces of the chunks `start..stop` as a record.
+
+    Raises:
+        SerializationError: their rows hold objects that are no data.
+    """
+    pieces = [piece for found in values for piece in found or ()]
+    counts = [-1 if found is None else len(found) for found in values]
+    columns = [[piece[column] for piece in pieces] for column in range(4)]  # rows, digest, file, offset
+    objects = {number: piece.objects for number, piece in enumerate(pieces) if piece.objects}
+    skeletons = {number: piece.schema.skeleton for number, piece in enumerate(pieces) if piece.schema is not None}
+    body = dump([start, stop, counts, columns, objects, skeletons], modules)
     return _HEAD.pack(len(body), zlib.crc32(body)) + body
 
 
-def read_records(path: Path) -> tuple[list[tuple[int, int, tuple[Any, ...]]], int]:
+def read_records(path: Path, modules: Collection[str]) -> tuple[list[tuple[int, int, tuple[Any, ...]]], int]:
     """The records in a file of pieces, and where the last whole one ends.
 
+    Records that cannot be read as pieces count as if they were not there: their chunks are done again.
+
     Raises:
-        PermissionError: the file belongs to another user.
+        UntrustedFile: the file is not this library's, or not the caller's.
     """
-    data, at = read_own(path), 0
+    data, at = memoryview(read(path, available_memory() // 2) or b""), 0
     records = []
     while at + _HEAD.size <= len(data):
         length, crc = _HEAD.unpack_from(data, at)
@@ -200,6 +238,39 @@ def read_records(path: Path) -> tuple[list[tuple[int, int, tuple[Any, ...]]], in
         # Without a length: zeros, which a file may end in when the machine went down. They are their own CRC.
         if not length or len(body) < length or zlib.crc32(body) != crc:
             break
-        records.append(dill.loads(body))
+        with contextlib.suppress(ValueError):
+            records.append(_unpack_record(body, modules))
         at += _HEAD.size + length
     return records, at
+
+
+def _unpack_record(body: memoryview, modules: Collection[str]) -> tuple[int, int, tuple[Any, ...]]:
+    try:
+        start, stop, counts, columns, objects, skeletons = load(body, modules)
+        pieces = [
+            _piece_of(rows, digest, file, offset, objects.get(number, {}), skeletons.get(number))
+            for number, (rows, digest, file, offset) in enumerate(zip(*columns, strict=True))
+        ]
+        numbers = [start, stop, *counts]
+    except (TypeError, AttributeError) as error:
+        raise ValueError("not a record of pieces") from error
+    if any(type(number) is not int for number in numbers) or stop - start != len(counts):
+        raise ValueError("not a record of pieces")
+    ends = list(itertools.accumulate(max(count, 0) for count in counts))
+    if ends and ends[-1] != len(pieces):
+        raise ValueError("not a record of pieces")
+    found = [None if count < 0 else tuple(pieces[end - count : end]) for count, end in zip(counts, ends)]
+    return start, stop, tuple(found)
+
+
+def _piece_of(rows: Any, digest: Any, file: Any, offset: Any, objects: Any, skeleton: Any) -> Piece:
+    from tdmap.append import Piece
+
+    if not all(type(number) is int and number >= 0 for number in (rows, digest, offset)):
+        raise ValueError("numbers are missing")
+    if type(file) is not str or (file and (os.path.basename(file) != file or not file.startswith(SPILL))):
+        raise ValueError(f"{file!r} is no file of this folder")
+    schema = None if skeleton is None else Schema(skeleton)
+    if type(objects) is not dict or (schema is not None and schema.digest != digest):
+        raise ValueError("rows are not as they were described")
+    return Piece(rows, digest, file, offset, objects, schema)

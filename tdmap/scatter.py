@@ -21,7 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdmap import hidden
 from tdmap._data import map_file
+from tdmap.errors import UntrustedFile
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.placing import Places, SharedTensors, Step, travels
@@ -85,8 +87,9 @@ def scatter_rows(
 
 def new_file(path: Path, nbytes: int) -> Tensor:
     """A file of so many zeros, mapped; its room is reserved, so that a full disk is an error now and not later."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    fd = hidden.open_file(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
+        os.ftruncate(fd, 0)
         reserve(fd, nbytes, str(path))
     finally:
         os.close(fd)
@@ -94,7 +97,18 @@ def new_file(path: Path, nbytes: int) -> Tensor:
 
 
 def open_file(path: Path, nbytes: int) -> Tensor:
-    """The bytes of a file that `new_file` has made."""
+    """The bytes of a file that `new_file` has made.
+
+    Raises:
+        UntrustedFile: it is another one.
+    """
+    fd = hidden.open_file(path, os.O_RDWR)
+    try:
+        found = os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+    if found != nbytes:
+        raise UntrustedFile(path, f"has {found:,} bytes, where {nbytes:,} were written")
     if not nbytes:
         return torch.empty(0, dtype=torch.uint8)
     return torch.empty(0, dtype=torch.uint8).set_(map_file(str(path), nbytes), 0, (nbytes,), (1,))

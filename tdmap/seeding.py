@@ -49,7 +49,10 @@ def base_seed(seed: int | None, generator: torch.Generator | None) -> int | None
 
     Raises:
         ValueError: both are given.
+        TypeError: `seed` is no integer.
     """
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer, type(None))):
+        raise TypeError(f"seed must be an integer or None: got {seed!r}.")
     if seed is not None and generator is not None:
         raise ValueError("map takes seed or generator, not both: drop one of them.")
     if generator is not None:

@@ -9,8 +9,9 @@ import torch
 
 from tdmap._data import Data, is_data
 from tdmap.execution import Execution, WorkerOptions
+from tdmap.operation import operation
 from tdmap.permute import permute
-from tdmap.placing import travels
+from tdmap.placing import Output, travels
 from tdmap.runtime.packing import Arena
 from tdmap.seeding import permutation
 
@@ -21,6 +22,7 @@ INLINE_ROWS = 1 << 16
 """An order of more rows than these is drawn into shared memory."""
 
 
+@operation
 def shuffle(
     data: Data,
     seed: int | None = None,
@@ -72,4 +74,7 @@ def shuffle(
     execution, rows = Execution.of(**options), int(data.shape[0])
     # Drawn where workers can read it: a second copy of 8 bytes a row would be a lot.
     place = Arena().empty(torch.int64, torch.Size([rows])) if travels(execution) and rows > INLINE_ROWS else None
-    return permute(data, permutation(rows, seed, place), out, execution, method=method, spill_dir=spill_dir)
+    output = Output(out, data)
+    output.refuse_hidden_key(data)
+    with output.claimed("shuffle"):
+        return permute(data, permutation(rows, seed, place), output, execution, method=method, spill_dir=spill_dir)

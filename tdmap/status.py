@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import json
 import os
 import time
 from dataclasses import dataclass, field
@@ -13,13 +10,14 @@ from typing import Any
 
 from tdmap import journal
 from tdmap.errors import RemoteError
+from tdmap.folderlock import Holder, Somebody, holder_of
+from tdmap.hidden import HIDDEN, SMALL, lines, printable
 from tdmap.journal import Type
 from tdmap.plan import ChunkPlan
-from tdmap.resume import AFTER_CRASH, IN_PLACE
+from tdmap.resume import AFTER_CRASH, IN_PLACE, check_identity, plan_of
 from tdmap.rowerrors import RowError
 from tdmap.runtime import skipfile
 from tdmap.runtime.skipfile import row_errors
-from tdmap.store import HIDDEN
 
 SKIPPED_SHOWN = 10
 """Skipped rows that a status lists."""
@@ -57,6 +55,8 @@ class Status:
     """Rows on which the function raised, and which `on_error` let it skip."""
     skipped: list[dict[str, Any]] = field(default_factory=list)
     """The first of them: row, type and message of its exception."""
+    writer: dict[str, Any] | None = None
+    """Who writes there at this moment: pid, host, since, call and program, as far as that is known."""
     torn: bool = False
     """The machine went down while rows were changed in place, and nobody knows which changes reached the disk."""
 
@@ -72,33 +72,37 @@ def read_status(path: str | os.PathLike[str]) -> Status | None:
     Args:
         path: the output folder, or the dataset of an in-place run.
 
+    Nothing is written, run or imported, and files of other users may be looked at. Texts have no control characters.
+
     Raises:
-        PermissionError: the journal belongs to another user.
+        UntrustedFile: the journal is a link or a device, or larger than one gets, or says nothing of a run.
         ValueError: it was written by a later version.
     """
     folder = Path(path) / HIDDEN
-    contents = journal.read(folder / "journal")
+    contents = journal.read(folder / "journal", own=False)
     if contents is None:
         return None
-    identity = contents.header["identity"]
-    sizes = identity["plan"]
-    plan = ChunkPlan(sizes["rows"], sizes["chunk size"])
+    identity = check_identity(contents, folder / "journal")
+    plan = plan_of(identity["plan"], contents)
     rate, seconds, sessions = _rate(contents, plan)
-    skipped = row_errors(skipfile.read(folder / skipfile.NAME))
-    complete = contents.is_complete()
+    skipped = row_errors(skipfile.read(folder / skipfile.NAME, own=False))
+    complete, writer = contents.is_complete(), holder_of(Path(path))
+    if isinstance(writer, Holder) and writer.process.is_alive is False:
+        writer = None  # killed; its workers are about to vanish
     return Status(
-        name=identity["name"],
-        kind=identity["kind"],
-        state="complete" if complete else "running" if _is_locked(folder / "lock") else "interrupted",
+        name=printable(identity["name"]),
+        kind=printable(identity["kind"]),
+        state="complete" if complete else "interrupted" if writer is None else "running",
         rows=plan.length,
         rows_done=plan.length if complete else sum(plan.count(*span) for span in contents.ranges()),
         rows_per_second=rate,
         seconds=seconds,
         sessions=sessions,
-        began=contents.header["began"],
-        argv=contents.header["argv"],
-        command=contents.header["command"],
+        began=_seconds(contents.header.get("began")),
+        argv=[printable(word) for word in _list(contents.header.get("argv"))],
+        command=_command(contents.header.get("command")),
         errors=_errors(folder / "errors.jsonl"),
+        writer=_describe_writer(writer),
         skipped_rows=len(skipped),
         skipped=[_row(bad) for bad in skipped[:SKIPPED_SHOWN]],
         torn=identity["kind"] == IN_PLACE and not contents.is_settled(journal.boot_number()),
@@ -121,34 +125,50 @@ def _rate(contents: journal.Contents, plan: ChunkPlan) -> tuple[float | None, fl
     return rows[session] / max(last[session] / 1000, 1e-3), seconds, len(last)
 
 
-def _is_locked(path: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
-    return False
+def _describe_writer(writer: Holder | Somebody | None) -> dict[str, Any] | None:
+    if not isinstance(writer, Holder):
+        return None if writer is None else {}
+    pid, host = writer.process.pid, writer.process.host
+    return {"pid": pid, "host": host, "since": writer.since, "call": writer.call, "program": writer.program}
+
+
+def _seconds(value: Any) -> float:
+    """A time, whatever a file says; one that a calendar has."""
+    plain = type(value) in (int, float) and 0 <= value < 1 << 36
+    return float(value) if plain else 0.0
+
+
+def _list(value: Any) -> list[Any]:
+    return value if type(value) is list else []
+
+
+def _command(value: Any) -> dict[str, Any] | None:
+    return value if type(value) is dict else None
 
 
 def _errors(path: Path) -> list[dict[str, Any]]:
-    errors = []
-    with contextlib.suppress(FileNotFoundError):
-        for line in path.read_text().splitlines():
-            with contextlib.suppress(ValueError):  # torn
-                errors.append(json.loads(line))
-    return errors
+    found = []
+    for line in lines(path, SMALL, own=False):
+        if type(line) is dict:
+            notes = [printable(note) for note in _list(line.get("notes"))]
+            texts = {"type": printable(line.get("type", "")), "error": _text(line.get("error", ""))}
+            found.append({"time": _seconds(line.get("time")), **texts, "notes": notes})
+    return found
+
+
+def _text(value: Any) -> str:
+    """A message of several lines."""
+    return "\n".join(printable(line) for line in str(value).splitlines()[:20])
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
 
 
 def _row(bad: RowError) -> dict[str, Any]:
     name = bad.error.type_name if isinstance(bad.error, RemoteError) else type(bad.error).__name__
-    return {"row": bad.row, "type": name.rpartition(".")[2], "error": str(bad.error).removeprefix(f"{name}: ")}
-
-
-def _first_line(text: str) -> str:
-    return text.splitlines()[0] if text else ""
+    text = str(bad.error).removeprefix(f"{name}: ")
+    return {"row": bad.row, "type": printable(name.rpartition(".")[2]), "error": _text(text)}
 
 
 def describe(status: Status) -> list[str]:
@@ -160,6 +180,17 @@ def describe(status: Status) -> list[str]:
         f"{status.rows_done:,} of {status.rows:,} rows done ({status.fraction:.1%}){rate}",
         f"began {began}, {status.sessions} session{'s' if status.sessions != 1 else ''}, {status.seconds:.1f} s in all",
     ]
+    if status.command is not None:
+        function, source = (printable(status.command.get(key, "?")) for key in ("function", "source"))
+        lines.append(f"begun from the command line: {function} on {source}")
+    elif status.argv:
+        lines.append(f"begun by {' '.join(status.argv)}")
+    if status.writer:
+        who = status.writer
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(_seconds(who["since"])))
+        lines.append(
+            f"process {who['pid']} on {who['host']} is at work since {since}: {who['call']} ({who['program']})"
+        )
     for error in status.errors[-5:]:
         when = time.strftime("%H:%M:%S", time.localtime(error["time"]))
         note = f" ({error['notes'][0]})" if error.get("notes") else ""

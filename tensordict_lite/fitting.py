@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tensordict_lite.arrays import column_of
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.strided import with_shape
 
@@ -81,11 +82,12 @@ class Fitting:
             if isinstance(item, np.generic) and item.dtype.kind not in "biufc":
                 return self._wrap(item)
             return torch.as_tensor(item, device=self._device)
-        if isinstance(item, np.ndarray):
-            return torch.as_tensor(item, device=self._device) if item.dtype.kind in "biufc" else self._wrap(item)
+        if isinstance(item, np.ndarray) and item.dtype.kind in "biufc":
+            return torch.as_tensor(item, device=self._device)
         if isinstance(item, list) or type(item) is tuple:
             return self._convert_sequence(item)
-        return self._wrap(item)
+        column = column_of(item, self._batch_size, self._device)
+        return self._wrap(item) if column is None else column
 
     def _convert_sequence(self, item: Any) -> Any:
         """A tensor where the numbers nest regularly, a stack where the rows are tensors, else the object."""

@@ -30,9 +30,11 @@ from tdmap.bykey.reducing import CutChunk, ReducePartition, empty_answer, one_ro
 from tdmap.bykey.rows import Shape, columns_of, is_columnar, schema_of
 from tdmap.bykey.spilling import Partitions
 from tdmap.bykey.splits import Splits
+from tdmap.data.objects import entry_at
 from tdmap.errors import add_note
 from tdmap.execution import Execution
-from tdmap.job import Job, Policy, Source
+from tdmap.job import Job, Policy, Source, function_name
+from tdmap.operation import operation
 from tdmap.placing import Output, spill_folder
 from tdmap.plan import ChunkPlan
 from tdmap.reducers import Reducer
@@ -40,6 +42,7 @@ from tdmap.reducers.base import Key
 from tdmap.runtime.spill import Spill
 from tdmap.schema import Schema, take_apart
 from tdmap.sinks import Collect
+from tensordict_lite import is_non_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -50,6 +53,7 @@ COMBINE_SHARE = 0.5
 """Chunks are reduced on their own where so small a share of their keys is distinct."""
 
 
+@operation
 def group_by(
     data: Data,
     key: KeyLike,
@@ -109,6 +113,7 @@ class GroupBy:
         names = ", ".join(map(repr, self._spec.names))
         return f"GroupBy({type(self._data).__name__} of {self._data.shape[0]} rows, key={names})"
 
+    @operation
     def reduce(
         self,
         reducers: Mapping[str, Reducer[Any]] | Reducer[Any],
@@ -148,11 +153,14 @@ class GroupBy:
         execution = Execution.of(**options)
         policy = policy_for(None, None, retries, timeout, undo=False)
         forms = {name: grouped_form(part, name) for name, part in parts.items()}
-        keyed = prepare(self._data, self._spec, "group_by", execution, dropna=self._dropna)
-        payload = _payload(keyed, forms)
-        reduction = _Reduction(keyed, forms, payload, execution, policy)
-        return self._to_output(out, keyed, lambda spill: reduction.run(spill, chunksize), execution, True)
+        target = Output(out, self._data)
+        with target.claimed("group_by.reduce"):
+            keyed = prepare(self._data, self._spec, "group_by", execution, dropna=self._dropna)
+            payload = _payload(keyed, forms)
+            reduction = _Reduction(keyed, forms, payload, execution, policy)
+            return self._to_output(target, keyed, lambda spill: reduction.run(spill, chunksize), execution, True)
 
+    @operation
     def map_groups(
         self,
         fn: Callable[[Any], Any],
@@ -194,12 +202,14 @@ class GroupBy:
             raise TypeError(f"map_groups needs a function, got {fn!r}.")
         execution = Execution.of(**options)
         policy = policy_for(None, None, retries, timeout, undo=False)
-        keyed = prepare(self._data, self._spec, "group_by", execution, dropna=self._dropna)
+        target = Output(out, self._data)
+        with target.claimed(f"map_groups({function_name(fn)})"):
+            keyed = prepare(self._data, self._spec, "group_by", execution, dropna=self._dropna)
 
-        def run(spill: Spill) -> tuple[Pieces, Callable[[], Schema] | None]:
-            return _map_groups(keyed, self._data, fn, spill, execution, policy, chunksize)
+            def run(spill: Spill) -> tuple[Pieces, Callable[[], Schema] | None]:
+                return _map_groups(keyed, self._data, fn, spill, execution, policy, chunksize, target)
 
-        return self._to_output(out, keyed, run, execution, False)
+            return self._to_output(target, keyed, run, execution, False)
 
     def _parts(self, reducers: Any) -> dict[str, Any]:
         parts = reducers if isinstance(reducers, Mapping) else {"result": reducers}
@@ -214,39 +224,33 @@ class GroupBy:
 
     def _to_output(
         self,
-        out: Data | str | os.PathLike[str] | None,
+        target: Output,
         keyed: KeyedData,
         run: Callable[[Spill], tuple[Pieces, Callable[[], Schema] | None]],
         execution: Execution,
         has_keys: bool,
     ) -> Data:
         strings = has_keys and any(label is not None for label in keyed.labels)
-        path = out if strings and isinstance(out, (str, os.PathLike)) else None
-        if strings and out is not None and path is None:
+        if strings and target.given is not None:
             raise ValueError("strings cannot be written into a dataset that there is: pass out=None, or a folder.")
-        target = Output(out, self._data)
-        target.claim()
-        output = Output(None, self._data) if path is not None else target
+        output = Output(None, self._data) if strings else target
         with Spill(spill_folder(output, self._spill_dir)) as spill:
-            try:
-                pieces, empty = run(spill)
-                schema = pieces.schema or (None if empty is None else empty())
-                if schema is None:
-                    raise ValueError(
-                        "map_groups: the function returned no rows for any group, so nothing tells what the result "
-                        "looks like. Return an empty TensorDict with its entries instead of None."
-                    )
-                found = pieces.all
-                nbytes = sum(piece.rows for piece in found) * sum(schema.row_bytes)
-                place_pieces(found, schema, spill, output, light(execution, nbytes // 8))
-                spill.remove()  # first: it may lie in the folder that is to be whole
-                result = output.result()
-            except BaseException:
-                target.discard()
-                raise
-        if strings:
-            result = _with_strings(result, keyed)
-        return result if path is None else result.memmap(path)
+            pieces, empty = run(spill)
+            schema = pieces.schema or (None if empty is None else empty())
+            if schema is None:
+                raise ValueError(
+                    "map_groups: the function returned no rows for any group, so nothing tells what the result "
+                    "looks like. Return an empty TensorDict with its entries instead of None."
+                )
+            found = pieces.all
+            nbytes = sum(piece.rows for piece in found) * sum(schema.row_bytes)
+            place_pieces(found, schema, spill, output, light(execution, nbytes // 8))
+        result = output.result()
+        if not strings:
+            return result
+        result = _with_strings(result, keyed)
+        target.refuse_hidden_key(result)
+        return result if target.store is None else result.memmap(target.store.path)
 
 
 def _with_strings(result: Data, keyed: KeyedData) -> Data:
@@ -271,6 +275,11 @@ def _payload(keyed: KeyedData, forms: Mapping[str, Grouped]) -> tuple[Key, ...] 
     for name, form in forms.items():
         if form.key is not None:
             require_entry(data, form.key, f"the entry of the reducer {name!r}")
+            if is_non_tensor(entry_at(data, (form.key,) if isinstance(form.key, str) else form.key)):
+                raise TypeError(
+                    f"the reducer {name!r} reads {form.key!r}, which holds Python objects, and group_by reduces "
+                    "tensors: use map_groups(fn), or make it a part of the key."
+                )
             names.append(form.key)
         elif form.reads_rows:
             return None
@@ -347,9 +356,14 @@ def _run_cut(source: Data, plan: ChunkPlan, cut: Callable[..., Any], execution: 
 
 
 def _each_partition(
-    splits: Splits, fn: Callable[..., Any], spill: Spill, execution: Execution, policy: Policy
+    splits: Splits,
+    fn: Callable[..., Any],
+    spill: Spill,
+    execution: Execution,
+    policy: Policy,
+    output: Output | None = None,
 ) -> Pieces:
-    pieces = Pieces()
+    pieces = Pieces(output)
     numbers = torch.arange(splits.count)
     try:
         execution.run(Job(Source(numbers), ChunkPlan(splits.count, 1), SpillRows(fn, spill), policy), pieces)
@@ -370,6 +384,7 @@ def _map_groups(
     execution: Execution,
     policy: Policy,
     chunksize: int | None,
+    output: Output,
 ) -> tuple[Pieces, Callable[[], Schema] | None]:
     length = int(data.shape[0])
     if not length:
@@ -388,4 +403,4 @@ def _map_groups(
     shapes = [Shape.of(column) for column in columns_of(example)] if whole else [Shape(torch.int64, ())]
     partitions = Partitions(spill, runs, keyed.codec.num_words, shapes)
     work = mapping.MapPartition(fn, keyed.codec, keyed.labels, partitions, example if whole else data, whole)
-    return _each_partition(splits, work, spill, execution, policy), None
+    return _each_partition(splits, work, spill, execution, policy, output), None

@@ -28,12 +28,14 @@ from tdmap.bykey.order import Words, equal, group_starts, search, stable_order, 
 from tdmap.bykey.prepare import KeyedData, entries_of, light, plan_rows, prepare, require_rows
 from tdmap.bykey.reducing import select
 from tdmap.bykey.rows import columns_of, is_columnar, reordered, schema_of, with_columns
+from tdmap.data.objects import ObjectColumn, object_paths
 from tdmap.execution import Execution
+from tdmap.operation import operation
 from tdmap.placing import Output, SharedTensors, spill_folder, travels
 from tdmap.reducers.base import Key
 from tdmap.runtime.spill import Spill
 from tdmap.schema import Schema, take_apart
-from tensordict_lite import TensorDict, is_tensorclass
+from tensordict_lite import TensorDict, is_non_tensor, is_tensorclass
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -48,6 +50,7 @@ BLOCK_BYTES = 16 << 20
 """Rows of the result that a worker makes at a time."""
 
 
+@operation
 def join(
     a: Data,
     b: Data,
@@ -70,7 +73,8 @@ def join(
         on: an entry that both have, a nested one (a tuple of strings), a list of entries, or a mapping of entries of
             `a` to entries of `b`. Of the kinds that `tdmap.group_by` takes, with the same dtypes in both. A NaN
             equals nothing, not even a NaN.
-        how: `"inner"` leaves out rows of `a` without a partner; `"left"` keeps them, with zeros in the entries of `b`.
+        how: `"inner"` leaves out rows of `a` without a partner; `"left"` keeps them, with zeros in the entries of `b`,
+            and None where these are Python objects.
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
         suffix: added to the names of entries of `b` that `a` has too.
         indicator: with `how="left"`, what the bool entry is called that is False in rows without a partner.
@@ -102,18 +106,22 @@ def join(
     execution = Execution.of(**options)
     policy = policy_for(None, None, retries, timeout, undo=False)
     ours, theirs = _keys(on)
-    left, right = _comparable(
-        prepare(a, ours, "join", execution, dropna=True), prepare(b, theirs, "join", execution, dropna=True)
-    )
-    named = indicator if how == "left" else ""
-    others = _others(a, b, theirs, suffix, named)
-    with Spill(spill_folder(Output(None, a), spill_dir)) as spill:
-        index = sorted_rows(right, spill, execution, policy, chunksize=None, with_words=True)
-        fn = JoinChunk(tuple(a.keys()), left.reader, index, others, travels(execution), named)
-        length = int(a.shape[0])
-        plan = plan_rows(length, data_row_bytes(left.data, length), chunksize)
-        crew = light(execution, 0) if plan.num_chunks <= 1 else execution
-        return append_rows(left.data, fn, out, crew, plan, policy, spill_dir=spill_dir, empty=fn.schema_of(left.data))
+    output = Output(out, a)
+    output.refuse_hidden_key(a)
+    with output.claimed("join"):
+        left, right = _comparable(
+            prepare(a, ours, "join", execution, dropna=True), prepare(b, theirs, "join", execution, dropna=True)
+        )
+        named = indicator if how == "left" else ""
+        others = _others(a, b, theirs, suffix, named)
+        with Spill(spill_folder(Output(None, a), spill_dir)) as spill:
+            index = sorted_rows(right, spill, execution, policy, chunksize=None, with_words=True)
+            fn = JoinChunk(tuple(a.keys()), left.reader, index, others, travels(execution), named)
+            length = int(a.shape[0])
+            plan = plan_rows(length, data_row_bytes(left.data, length), chunksize)
+            crew = light(execution, 0) if plan.num_chunks <= 1 else execution
+            empty = fn.schema_of(left.data)
+            return append_rows(left.data, fn, output, crew, plan, policy, spill_dir=spill_dir, empty=empty)
 
 
 def _check(a: Data, b: Data, how: str, out: Any) -> None:
@@ -185,10 +193,10 @@ def _others(a: Data, b: Data, spec: KeySpec, suffix: str, indicator: str) -> Dat
             continue  # there was nothing but a key in it
         if indicator:
             value = _dense(value)
-        if indicator and not is_columnar(value):  # rows without a partner would have the values of another row
+        if indicator and not (is_columnar(value) or _is_by_row(value)):
             raise ValueError(
-                f"join: rows without a partner have zeros, and the entry {name!r} of the second dataset is not made of "
-                "tensors: leave it out with exclude(), or use how='inner'."
+                f"join: rows without a partner have zeros, and of the entry {name!r} of the second dataset, whose rows "
+                "differ in shape, nobody knows what zeros look like: leave it out with exclude(), or use how='inner'."
             )
         found.set(new, value)
     if indicator and (indicator in taken or indicator in found.keys()):
@@ -210,6 +218,45 @@ def _dense(value: Data) -> Data:
         value = found
     source = {key: _dense(entry) for key, entry in value._source.items()}
     return value._rebuild(source, value._batch_size, value._names)
+
+
+def _is_by_row(value: Data) -> bool:
+    """Whether an entry consists of tensors and of objects by row."""
+    if is_non_tensor(value):
+        return True
+    return is_columnar(value) or (is_dense(value) and all(map(_is_by_row, value._source.values())))
+
+
+def _has_columns(value: Data, left: bool) -> bool:
+    """Whether an entry consists of tensors only; one object for all rows counts too, where every row has a partner."""
+    return is_columnar(value) and not (left and (is_non_tensor(value) or object_paths(value)))
+
+
+def _columns_of(value: Data) -> Any:
+    """An entry of the second dataset, made ready to have rows taken."""
+    if is_non_tensor(value):
+        return ObjectColumn(value)
+    if isinstance(value, Tensor) or not is_dense(value):
+        return value
+    return value[:0], {key: _columns_of(entry) for key, entry in value._source.items()}
+
+
+def _taken(value: Any, rows: NDArray[np.int64], missing: Tensor | None) -> Any:
+    """Rows of an entry; zeros and None where they are missing."""
+    if isinstance(value, ObjectColumn):
+        return value.take(rows.tolist(), None if missing is None else missing.tolist())
+    if isinstance(value, tuple):
+        example, entries = value
+        source = {key: _taken(entry, rows, missing) for key, entry in entries.items()}
+        return example._rebuild(source, torch.Size((len(rows), *example._batch_size[1:])), example._names)
+    if not isinstance(value, Tensor):
+        return value[torch.from_numpy(rows)]
+    if not len(value):
+        return torch.zeros((len(rows), *value.shape[1:]), dtype=value.dtype)
+    found = reordered(value, rows)
+    if missing is not None:
+        signed_view(found)[missing] = 0
+    return found
 
 
 class JoinChunk:
@@ -237,12 +284,12 @@ class JoinChunk:
         self.indicator = indicator
         self.block_bytes = BLOCK_BYTES
         self.row_bytes = data_row_bytes(others, len(others))
-        plain = [key for key in others.keys() if is_columnar(others.get(key))]
+        plain = [key for key in others.keys() if _has_columns(others.get(key), bool(indicator))]
         kept = select(others, plain)
         self.example = schema_of(kept)
         self.columns = SharedTensors(columns_of(kept), share=share)
         # Objects of single rows cannot be shared: each worker has them all.
-        self.objects = {key: others.get(key) for key in others.keys() if key not in plain}
+        self.objects = {key: _columns_of(others.get(key)) for key in others.keys() if key not in plain}
 
     def __call__(self, chunk: Data, start: int = 0) -> Iterator[Data]:
         firsts, counts = self._look_up(chunk, start)
@@ -307,20 +354,12 @@ class JoinChunk:
             simple = isinstance(value, Tensor) and is_columnar(value)
             joined.set(key, reordered(value.detach(), ours) if simple else value[numbers])
         missing = None if has is None else torch.from_numpy(~has)
-        columns = [self._column(column, theirs, missing) for column in self.columns.tensors]
+        columns = [_taken(column, theirs, missing) for column in self.columns.tensors]
         placed = with_columns(self.example, columns, len(ours))
         for key in placed.keys():
             joined.set(key, placed.get(key))
         for key, value in self.objects.items():
-            joined.set(key, value[torch.from_numpy(theirs)])
+            joined.set(key, _taken(value, theirs, missing))
         if has is not None:
             joined.set(self.indicator, torch.from_numpy(has))
         return joined
-
-    def _column(self, column: Tensor, rows: NDArray[np.int64], missing: Tensor | None) -> Tensor:
-        if not len(column):
-            return torch.zeros((len(rows), *column.shape[1:]), dtype=column.dtype)
-        found = reordered(column, rows)
-        if missing is not None:
-            signed_view(found)[missing] = 0
-        return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -17,6 +18,7 @@ from tdmap.bykey.codec import KeyCodec, KeyColumn
 from tdmap.bykey.order import Words
 from tdmap.reducers.base import Key
 from tensordict_lite.errors import KeyThroughLeafError
+from tensordict_lite.views import is_leaf_nontensor
 
 KeyLike: TypeAlias = "Key | list[Key] | Callable[[Any], Any]"
 """A key, a nested key (a tuple of strings), a list of several, or a function of a chunk."""
@@ -111,8 +113,10 @@ def require_entry(data: Data, name: Key, what: str) -> None:
     with contextlib.suppress(KeyThroughLeafError):
         if data.get(name, None) is not None:
             return
-    there = ", ".join(repr(key) for key in sorted(data.keys(True, True), key=str)) or "none"
-    hint = ""
+    keys = [key for key, value in data.items(True, True, is_leaf=is_leaf_nontensor)]
+    there = ", ".join(repr(key) for key in sorted(keys, key=str)) or "none"
+    close = difflib.get_close_matches(str(name), [str(key) for key in keys], 1)
+    hint = f" Did you mean {next(key for key in keys if str(key) == close[0])!r}?" if close else ""
     if isinstance(name, tuple) and all(data.get(part, None) is not None for part in name):
         hint = f" A tuple is one nested entry; for several keys pass the list {list(name)!r}."
     raise KeyError(f"{what} is {name!r}, and there is no such entry: there are {there}.{hint}")

@@ -253,8 +253,12 @@ def _number_strings(
         labels.append(known)
     if isinstance(data, Tensor):
         raise TypeError("a plain tensor cannot be grouped by strings: make it an entry of a TensorDict.")
-    # The same entries, where they can be had: a copy has an object of its own for each string.
-    wider = entries_of(data) if is_dense(data) else data.clone(False) if data.is_locked else data.copy()
+    if is_dense(data) or len(data.shape) > 1:
+        # The same entries, where they can be had: a copy has an object of its own for each string. And a key is one
+        # number a row, whatever the batch size.
+        wider = entries_of(data)
+    else:
+        wider = data.clone(False) if data.is_locked else data.copy()
     for name, column in added.items():
         wider.set(name, column)
     return wider, KeySpec(tuple(names)), tuple(labels)

@@ -12,6 +12,7 @@ from tdmap.bykey.index import sorted_rows
 from tdmap.bykey.keys import KeyLike, KeySpec
 from tdmap.bykey.prepare import prepare, require_rows
 from tdmap.execution import Execution
+from tdmap.operation import operation
 from tdmap.permute import permute
 from tdmap.placing import Output, spill_folder
 from tdmap.runtime.spill import Spill
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tdmap.execution import WorkerOptions
 
 
+@operation
 def sort(
     data: Data,
     key: KeyLike,
@@ -72,12 +74,13 @@ def sort(
     execution = Execution.of(**options)
     policy = policy_for(None, None, retries, timeout, undo=False)
     require_rows(data, "sort")
-    output = Output(out, data)
-    output.claim()
-    keyed = prepare(data, spec, "sort", execution, dropna=False, descending=_directions(descending, spec))
-    with Spill(spill_folder(Output(None, data), spill_dir)) as spill:
-        index = sorted_rows(keyed, spill, execution, policy, chunksize=chunksize, with_words=False)
-        return permute(data, index.rows, out, execution, spill_dir=spill_dir)
+    output, directions = Output(out, data), _directions(descending, spec)
+    output.refuse_hidden_key(data)
+    with output.claimed("sort"):
+        keyed = prepare(data, spec, "sort", execution, dropna=False, descending=directions)
+        with Spill(spill_folder(Output(None, data), spill_dir)) as spill:
+            index = sorted_rows(keyed, spill, execution, policy, chunksize=chunksize, with_words=False)
+            return permute(data, index.rows, output, execution, spill_dir=spill_dir)
 
 
 def _directions(descending: bool | Sequence[bool], spec: KeySpec) -> tuple[bool, ...]:

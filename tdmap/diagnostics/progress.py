@@ -7,12 +7,16 @@ import weakref
 from typing import Any
 
 from tdmap.events import Callback, JobEnded, JobStarted, LeaseDone
+from tdmap.operation import running_operation
 
 _shown: weakref.WeakSet[ProgressBar] = weakref.WeakSet()
 
 
 class ProgressBar(Callback):
-    """Shows rows done, rate and remaining time with tqdm (`pbar=True`).
+    """Shows rows done, rate and remaining time with tqdm (`pbar=True`); nothing where nobody looks, as in a log file.
+
+    An operation that consists of several jobs, such as a sort, has one bar: each job fills it with the rows of the
+    dataset once.
 
     Args:
         **options: passed to `tqdm.tqdm`, for instance `desc=`, `file=` or `disable=`.
@@ -21,30 +25,60 @@ class ProgressBar(Callback):
     def __init__(self, **options: Any) -> None:
         self.options = options
         self._bar: Any = None
+        self._rows = 0
+        self._jobs = 0
+        self._scale = 1.0
 
     def on_job_started(self, event: JobStarted) -> None:
+        operation = running_operation()
+        name = event.name if operation is None or operation.name in ("map", "map_iter") else operation.name
+        self._jobs += 1
+        if self._bar is None:
+            self._rows, self._jobs = event.num_rows, 1
+            self._open(name)
+            if operation is not None:
+                operation.at_end(self.close)
+        else:
+            self._bar.reset(self._rows)
+            self._bar.set_description(f"{name}, step {self._jobs}")
+        self._scale = self._rows / max(event.num_rows, 1)
+
+    def _open(self, name: str) -> None:
         from tqdm.auto import tqdm
 
         # tqdm's monitor is a thread, and a second thread is what makes forking workers unsafe.
         monitor, tqdm.monitor_interval = tqdm.monitor_interval, 0
         try:
-            settings = {"total": event.num_rows, "desc": event.name, "unit": "row", "unit_scale": True}
+            settings = {"total": self._rows, "desc": name, "unit": "row", "unit_scale": True}
+            if "file" not in self.options:
+                settings["disable"] = None  # where the output is no terminal
             self._bar = tqdm(**{**settings, **self.options})
             _shown.add(self)
         finally:
             tqdm.monitor_interval = monitor
 
     def on_lease_done(self, event: LeaseDone) -> None:
-        if self._bar is not None and self._bar.n == 0 and event.done_rows > event.rows:
+        if self._bar is None:
+            return
+        done, rows = round(event.done_rows * self._scale), round(event.rows * self._scale)
+        if self._bar.n == 0 and done > rows:
             # Rows of earlier sessions of a run that goes on: they say nothing about the rate of this one.
-            self._bar.initial = self._bar.n = self._bar.last_print_n = event.done_rows - event.rows
-        if self._bar is not None and event.done_rows > self._bar.n:
-            self._bar.update(event.done_rows - self._bar.n)
+            self._bar.initial = self._bar.n = self._bar.last_print_n = done - rows
+        self._show(done)
+
+    def _show(self, done: int) -> None:
+        if done > self._bar.n:
+            self._bar.update(done - self._bar.n)
 
     def on_job_ended(self, event: JobEnded) -> None:
         if self._bar is not None:
-            if event.done_rows > self._bar.n:
-                self._bar.update(event.done_rows - self._bar.n)
+            self._show(round(event.done_rows * self._scale))
+            if running_operation() is None:
+                self.close()
+
+    def close(self) -> None:
+        """End the bar."""
+        if self._bar is not None:
             self._bar.close()
             self._bar = None
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tdmap._data import Data
-from tdmap.errors import AlreadyComplete, ResumeMismatch
+from tdmap.errors import AlreadyComplete, ResumeMismatch, UntrustedFile
 from tdmap.fingerprint import source_parts
-from tdmap.journal import replace_file
+from tdmap.hidden import exists, parse_json, printable, read, replace_file
 from tdmap.pipeline import running
 from tdmap.pipeline.planning import Plan, is_one_pass
 from tdmap.pipeline.rounds import Context
@@ -53,21 +54,28 @@ def dataset_of(before: Pipeline, cache: Cache, plan: Plan, context: Context) -> 
 
     Raises:
         ResumeMismatch: the folder holds the rows of another pipeline; names what differs.
+        FolderInUse: somebody else writes it.
         FileExistsError: it holds something else.
     """
-    store, now = OutputFolder(cache.path), identity(before)
+    store, now, resume = OutputFolder(cache.path), identity(before), is_one_pass(plan)
     note = store.hidden / NAME
-    if store.is_whole:
-        _compare(note, now, cache)
-        known = store.load()
-        assert known is not None
-        return known
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", AlreadyComplete)
-        data = running.write(plan, context, cache.path, resume=is_one_pass(plan))
-    store.hidden.mkdir(exist_ok=True)
-    replace_file(note, json.dumps(now, indent=1).encode())
-    return data
+    text = json.dumps(now, indent=1).encode()
+    if not store.is_whole or (store.has_journal and not exists(note)):  # the second: killed before it was noted
+        try:
+            with store.claimed("Pipeline.cache", resume=resume), warnings.catch_warnings():
+                warnings.simplefilter("ignore", AlreadyComplete)
+                replace_file(note, text)  # first: what is whole is known from its first moment on
+                data = running.write(plan, context, store, resume)
+                if not exists(note):  # it has gone with the remains of another run
+                    replace_file(note, text)
+                return data
+        except FileExistsError:
+            if not store.is_whole:
+                raise  # else somebody has written it at this moment
+    _compare(note, now, cache)
+    known = store.load()
+    assert known is not None
+    return known
 
 
 def is_written(cache: Cache) -> bool:
@@ -75,18 +83,24 @@ def is_written(cache: Cache) -> bool:
     return os.path.exists(os.path.join(cache.path, "meta.json"))
 
 
-def _compare(note: os.PathLike[str], now: dict[str, str], cache: Cache) -> None:
-    try:
-        with open(note) as file:
-            then = json.load(file)
-    except FileNotFoundError:
+def _compare(note: Path, now: dict[str, str], cache: Cache) -> None:
+    written = read(note)
+    if written is None:
         raise FileExistsError(
             f"{cache.path} holds a dataset that is no cache of a pipeline: choose another folder for .cache(), or load "
             "that dataset and begin a pipeline with it."
-        ) from None
+        )
+    try:
+        then = parse_json(written)
+        if type(then) is not dict:
+            raise ValueError("it is no object")
+    except ValueError as error:
+        raise UntrustedFile(note, f"does not say of which pipeline it is ({error})") from None
     changes = [key for key in {**then, **now} if then.get(key) != now.get(key)]
     if changes:
-        said = tuple(f"{key} was {then.get(key, 'absent')}, and is {now.get(key, 'absent')}" for key in changes)
+        said = tuple(
+            f"{key} was {printable(then.get(key, 'absent'))}, and is {now.get(key, 'absent')}" for key in changes
+        )
         text = "\n".join(f"  - {line}" for line in said)
         raise ResumeMismatch(
             f"{cache.path} is the cache of another pipeline:\n{text}\nRemove the folder to write it anew, or choose "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from tdmap._data import Data
 from tdmap.append import Pieces, SpillRows, append_rows, place_pieces
 from tdmap.pipeline.planning import Plan, is_one_pass
@@ -13,17 +11,18 @@ from tdmap.placing import Output, spill_folder
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.spill import Spill
 from tdmap.schema import Schema
+from tdmap.store import OutputFolder
 
 
-def write_growing(plan: Plan, context: Context, out: str | os.PathLike[str], resume: bool) -> Data:
+def write_growing(plan: Plan, context: Context, out: OutputFolder, resume: bool) -> Data:
     """All rows of a plan into a new dataset in a folder."""
     assert context.execution is not None
     if is_one_pass(plan):
-        job = one_job(plan, context, then=as_rows, empty=_none)
+        job = one_job(plan, context, True, then=as_rows, empty=_none)
         return append_rows(
             job.source.data,
             job.fn,
-            out,
+            Output(out, None),
             context.execution,
             job.plan,
             job.policy,
@@ -50,14 +49,13 @@ def _schema(plan: Plan) -> Schema | None:
         return None
 
 
-def _write_here(plan: Plan, context: Context, out: str | os.PathLike[str]) -> Data:
+def _write_here(plan: Plan, context: Context, out: OutputFolder) -> Data:
     """Spill pieces as they come out of the pipeline, in this process."""
     assert context.execution is not None
     output = Output(out, None)
-    output.claim()
-    with Spill(spill_folder(output, None)) as spill:
-        try:
-            pieces, row = Pieces(), 0
+    with output.claimed("Pipeline.write"):
+        with Spill(spill_folder(output, None)) as spill:
+            pieces, row = Pieces(output), 0
             pieces.open(ChunkPlan(0, 1), None)
             spilling, kept = SpillRows(_same, spill), []
             for number, rows in enumerate(pieces_of(plan, context)):
@@ -67,11 +65,7 @@ def _write_here(plan: Plan, context: Context, out: str | os.PathLike[str]) -> Da
                 row += sum(piece.rows for piece in found)
             schema = pieces.schemas[kept[0].digest] if kept else Schema(no_rows(plan))
             place_pieces(kept, schema, spill, output, context.execution)
-            spill.remove()
-            return output.result()
-        except BaseException:
-            output.discard()
-            raise
+        return output.result()
 
 
 def _same(rows: Data) -> Data:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from tdmap.pipeline.planning import Plan, with_chunks
+from tdmap.operation import hide_engine
+from tdmap.pipeline.planning import ENDLESS, Plan, with_chunks
 from tdmap.pipeline.rounds import Context, chunk_sizes
 from tdmap.pipeline.stages import STAGES
 from tdmap.pipeline.streams import State, Stream, open_stream
@@ -46,9 +47,12 @@ class PipelineIterator(Iterator[Any]):
         device: torch.device | None = None,
         prefetch: int = 0,
         every: tuple[int, int] = (0, 1),
+        elements: int | None = None,
     ) -> None:
+        self._left = elements
+        self._all = elements
         # Positions are numbers of chunks, so what a chunk is goes with them.
-        self._chunks = chunk_sizes(plan, context.chunksize)
+        self._chunks = chunk_sizes(plan, context)
         self._plan = with_chunks(plan, iter(self._chunks))
         self._context = context.keeping()
         self._description = description
@@ -84,14 +88,29 @@ class PipelineIterator(Iterator[Any]):
     def __next__(self) -> Any:
         execution = self._context.execution
         alone = execution is None or execution.executor == "serial"
-        with contextlib.nullcontext() if alone else one_thread():
-            element = next(self._elements)
+        try:
+            with contextlib.nullcontext() if alone else one_thread():
+                element = next(self._elements)
+        except Exception as error:
+            hide_engine(error)
+            raise
+        if self._left is not None:
+            self._left -= 1
         if self._device is None:
             return element
         value, place = element
         if place.state is not None:
             self._state = lambda: place.state
         return value
+
+    def __len__(self) -> int:
+        """Elements that are left, where that is known."""
+        if self._left is None or self._left >= ENDLESS // 2:
+            raise TypeError("how many elements are left is not known before they are yielded: use pipeline.count().")
+        return max(self._left, 0)
+
+    def __bool__(self) -> bool:
+        return True
 
     def __getattr__(self, name: str) -> Any:
         if name in STAGES:
@@ -115,6 +134,7 @@ class PipelineIterator(Iterator[Any]):
             "every": list(self._every),
             "share": list(self._context.share),
             "chunks": list(self._chunks),
+            "yielded": 0 if self._all is None or self._left is None else self._all - self._left,
             "position": self._state(),
         }
 
@@ -127,7 +147,7 @@ class PipelineIterator(Iterator[Any]):
         Raises:
             ValueError: it is of another pipeline, or no state at all; the iterator stays as it was.
         """
-        own = self.state_dict()
+        own, state = self.state_dict(), {"yielded": 0, **state}
         if state.get("version", VERSION) != VERSION:
             raise ValueError(f"the state has version {state['version']}, and this library reads {VERSION}.")
         missing = [key for key in own if key not in state]
@@ -147,6 +167,7 @@ class PipelineIterator(Iterator[Any]):
         self.close()
         self._chunks, self._plan = chunks, with_chunks(self._plan, iter(chunks))
         self._context = self._context.starting(state["seed"], state["epoch"])
+        self._left = None if self._all is None else self._all - int(state.get("yielded", 0))
         self._begin(state["position"])
 
 

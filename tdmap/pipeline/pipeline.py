@@ -11,11 +11,14 @@ import dill
 import torch
 
 from tdmap._data import Data, data_length, is_data, is_tensor_collection
+from tdmap._warn import warn_user
 from tdmap.bykey.keys import require_entry
 from tdmap.devices import check_start_method
 from tdmap.functions import Keys, as_function
+from tdmap.operation import operation
 from tdmap.pipeline import running
 from tdmap.pipeline.caching import dataset_of
+from tdmap.pipeline.epochs import Epochs
 from tdmap.pipeline.explain import Explanation
 from tdmap.pipeline.loader import PipelineIterator
 from tdmap.pipeline.planning import Head, Plan, extend, heads_of, leaf_row_bytes, start
@@ -45,6 +48,7 @@ from tdmap.pipeline.stages import (
 from tdmap.pipeline.torchloader import for_loader, loader_share, worker_place
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.runtime.device import Device, resolve_device
+from tdmap.store import OutputFolder
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -84,6 +88,7 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
             raise TypeError(f"seed must be an integer or None: got {seed!r}.")
         self._data = data
         self._seed = seed
+        self._epochs = Epochs()
         self._stages: tuple[Stage, ...] = ()
 
     def _then(self, stage: Stage) -> Pipeline:
@@ -155,16 +160,24 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         """All but the first `n` rows; after `.batch`, batches."""
         return self._then(Skip(n))
 
-    def shard(self, index: int, count: int) -> Pipeline:
+    def shard(self, index: int, count: int, even: str | None = None) -> Pipeline:
         """One of `count` shares that together have every row once.
+
+        Ranks that train together must all have as many batches, or the last ones wait for ever: `even` sees to that.
+
+        Args:
+            index: which share, from 0.
+            count: how many there are.
+            even: None: sizes may differ by one. `"drop"`: the last few rows belong to no share. `"pad"`: the first few
+                rows are in two shares. After `.batch`, the same of batches.
 
         Shares are runs of consecutive rows of the source as long as these can be numbered (a filter may have come
         before: then each share filters its own rows). After `.batch`, or where counting has begun, a share is every
         `count`-th element.
         """
-        return self._then(Shard(index, count))
+        return self._then(Shard(index, count, even))
 
-    def shuffle(self, seed: int, buffer: int | None = None) -> Pipeline:
+    def shuffle(self, seed: int | None = None, buffer: int | None = None) -> Pipeline:
         """Another order, and another one in each epoch.
 
         Without `buffer`: an exact permutation of all rows, drawn from the seed. It is done by reading rows in another
@@ -172,10 +185,12 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         may be functions of rows and filters.
 
         Args:
-            seed: of the order. The first epoch has this seed, later ones have seeds derived from it and their number.
+            seed: of the order. The first epoch has this seed, later ones have seeds derived from it and their number
+                (see `set_epoch`). None draws one from torch's random stream, now.
             buffer: shuffle rows as they come, with so many of them in memory; needed where rows cannot be numbered.
         """
-        return self._then(Shuffle(seed, buffer))
+        drawn = int(torch.empty((), dtype=torch.int64).random_()) if seed is None else seed
+        return self._then(Shuffle(drawn, buffer))
 
     def repeat(self, n: int | None = None) -> Pipeline:
         """`n` epochs, or epochs without end. Each one has its own order and its own random streams."""
@@ -213,12 +228,13 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
 
     # -- the end ---------------------------------------------------------------------------------------
 
+    @operation
     def iter(
         self,
         *,
         device: Device | None = None,
         prefetch: int | None = None,
-        epoch: int = 0,
+        epoch: int | None = None,
         chunksize: int | None = None,
         retries: int = 2,
         timeout: float | None = None,
@@ -230,15 +246,16 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
             device: where the tensors should be; copies run while you compute. None leaves them where they are.
             prefetch: batches that workers may be ahead of you; at least 1. Default: three a worker, or a few megabytes
                 of small ones.
-            epoch: number of the epoch: another one shuffles and augments differently.
+            epoch: number of the epoch: another one shuffles and augments differently. Default: that of `set_epoch`.
             chunksize: rows that a worker reads at once, where no batch decides. Default: from the bytes of a row.
             retries: how often a chunk runs again when its worker dies.
             timeout: seconds that a chunk may run.
             **options: about workers: `num_workers`, `executor`, `pool`... as `tdmap.map`.
 
         Returns:
-            An iterator with `state_dict()` and `load_state_dict()`.
+            An iterator with `state_dict()` and `load_state_dict()`, and a length where it is known.
         """
+        epoch = self._epochs.number if epoch is None else epoch
         if prefetch is not None and (isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 1):
             raise ValueError(f"prefetch must be an integer of at least 1: got {prefetch!r}.")
         target = None if device is None else resolve_device(device)
@@ -249,20 +266,54 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
             target = None
         if target is not None and context.execution is not None:
             check_start_method(context.execution, target)
-        return PipelineIterator(self._opened(context), context, self.describe(), target, min(prefetch or 2, 2))
+        plan = self._opened(context)
+        return PipelineIterator(plan, context, self.describe(), target, min(prefetch or 2, 2), elements=plan.elements)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Number the epoch that the next iteration has: another one shuffles and augments differently.
+
+        It counts for every pipeline that was made from this one, and for the workers of a torch DataLoader, those that
+        stay from epoch to epoch included, where it was called before they were started.
+
+        Example:
+            >>> from tensordict_lite import TensorDict
+            >>> rows = TensorDict({"x": torch.arange(4)}, [4]).pipeline().shuffle(seed=0)
+            >>> orders = []
+            >>> for epoch in range(2):
+            ...     rows.set_epoch(epoch)
+            ...     orders.append([int(row["x"]) for row in rows.iter(num_workers=0)])
+            >>> orders[0] != orders[1], sorted(orders[1])
+            (True, [0, 1, 2, 3])
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise ValueError(f"epoch must be an integer of at least 0: got {epoch!r}.")
+        self._epochs.set(epoch)
+
+    def __getitem__(self, index: Any) -> Any:
+        raise TypeError(
+            "a pipeline has no rows to index, because its stages run in order: iterate it, take(n).collect(), or "
+            "skip(n).take(1).collect(). The dataset that it began with can be indexed."
+        )
 
     def __iter__(self) -> Iterator[Any]:
         """As `.iter()`; in a worker of torch's DataLoader, its share of the elements."""
         place = worker_place()
         if place is None:
+            if self._epochs.is_repeated() and (self._shuffles or self._used_seed is not None):
+                warn_user(
+                    "this pipeline is iterated once more with the order and the random streams of the same epoch. Call "
+                    "pipeline.set_epoch(n) before each, use .iter(epoch=n), or .repeat(n) for all of them in one go.",
+                    UserWarning,
+                )
             elements = self.iter()
         else:
-            context = Context(None, self._used_seed)
+            context = Context(None, self._used_seed, self._epochs.number)
             plan = self._opened(context)
             share, every = loader_share(plan, *place)
             elements = PipelineIterator(plan, context.sharing(share), self.describe(), every=every)
         return for_loader(elements, sys._getframe(1))  # type: ignore[no-any-return]
 
+    @operation
     def write(
         self,
         out: Data | str | os.PathLike[str],
@@ -289,8 +340,13 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
             OutputMismatch: `out` has too few rows, or others than the pipeline's.
         """
         context = self._context(dict(options), 0, None, chunksize, retries, timeout)
-        return running.write(self._opened(context), context, out, resume)
+        if not isinstance(out, (str, os.PathLike)):
+            return running.write(self._opened(context), context, out, resume)
+        store = OutputFolder(out)
+        with store.claimed("Pipeline.write", resume=resume):  # before the caches are written
+            return running.write(self._opened(context), context, store, resume)
 
+    @operation
     def reduce(
         self,
         reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
@@ -304,6 +360,7 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         context = self._context(dict(options), 0, None, chunksize, retries, timeout)
         return running.reduce(self._opened(context), context, as_reducer(reducer))
 
+    @operation
     def collect(
         self,
         *,
@@ -320,6 +377,7 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         context = self._context(dict(options), 0, None, chunksize, retries, timeout)
         return running.collect(self._opened(context), context)
 
+    @operation
     def count(self, **options: Unpack[WorkerOptions]) -> int:
         """Number of rows, or of batches after `.batch`. Runs the stages only where the number cannot be known."""
         known = self._plan(Pipeline._pending).elements
@@ -400,6 +458,12 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         """Whether a function of the user's is called, which may draw random numbers, in any part."""
         own = any(isinstance(stage, CALLING) for stage in self._stages)
         return own or any(other._calls for other in self._others)
+
+    @property
+    def _shuffles(self) -> bool:
+        """Whether rows come in an order that depends on the epoch."""
+        own = any(isinstance(stage, Shuffle) for stage in self._stages)
+        return own or any(other._shuffles for other in self._others)
 
     @property
     def _used_seed(self) -> int | None:

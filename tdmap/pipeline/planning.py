@@ -127,7 +127,7 @@ class Local:
         if isinstance(stage, Skip):
             return max(known - stage.count, 0)
         if isinstance(stage, Shard):
-            return len(range(stage.index, known, stage.count))
+            return stage.size(known)
         if isinstance(stage, Batch):
             return known // stage.size if stage.drop_last else -(-known // stage.size)
         return known
@@ -236,7 +236,9 @@ def _change_rows(plan: Plan, stage: Stage) -> Plan:
 
 def _pick(plan: Plan, stage: Stage) -> Plan:
     if isinstance(plan, Head):
-        shares = isinstance(stage, Shard) and not any(isinstance(s, (Batch, Unbatch)) for s in plan.tail)
+        # Shares of rows that a filter has yet to see cannot be made even.
+        shares = isinstance(stage, Shard) and stage.even is None
+        shares = shares and not any(isinstance(s, (Batch, Unbatch)) for s in plan.tail)
         if (not plan.tail or shares) and plan.epochs == 1:
             return replace(plan, view=plan.view.picking(stage))
         if plan.batched and plan.is_counted and isinstance(stage, (Take, Skip)):
@@ -244,7 +246,8 @@ def _pick(plan: Plan, stage: Stage) -> Plan:
                 return replace(plan, first=plan.first + stage.count)
             stop = plan.first + stage.count
             return replace(plan, stop=stop if plan.stop is None else min(stop, plan.stop))
-    if isinstance(stage, Shard) and isinstance(plan, Local) and isinstance(plan.stage, (*ROW_WISE, Filter)):
+    movable = ROW_WISE if isinstance(stage, Shard) and stage.even is not None else (*ROW_WISE, Filter)
+    if isinstance(stage, Shard) and isinstance(plan, Local) and isinstance(plan.stage, movable):
         return replace(plan, source=_pick(plan.source, stage))
     return Local(plan, stage)
 

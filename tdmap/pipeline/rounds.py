@@ -10,19 +10,21 @@ from typing import Any
 
 import torch
 
-from tdmap._data import Data, Reader, is_dense, is_tensor_collection, narrow, tensors_of
+from tdmap._data import Data, Reader, data_length, is_dense, is_tensor_collection, narrow, tensors_of
+from tdmap.data.sizes import result_bytes
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.pipeline.planning import ENDLESS, Both, Head, Local, Plan, leaf_row_bytes
-from tdmap.pipeline.rows import Picks, Table, epoch_seed
+from tdmap.pipeline.rows import Joined, Picks, Table, View, Zipped, epoch_seed
 from tdmap.pipeline.stages import Batch, Filter
 from tdmap.pipeline.work import Work
-from tdmap.plan import ChunkPlan, default_chunk_size
+from tdmap.plan import LEAD_ROWS, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
 from tdmap.runtime.device import DeviceLink
 from tdmap.runtime.mapped import MappedFiles
 from tdmap.runtime.packing import Arena
 from tdmap.runtime.shm import shared_region
 from tdmap.seeding import derive, preserved_generators, seed_everything
+from tdmap.sinks import Collect
 
 OUTPUT_FACTOR = 4
 """A row's result is taken to be so many times its bytes (uint8 to float32)."""
@@ -103,15 +105,63 @@ def chunk_rows(head: Head, chunksize: int | None, batch: int | None = None) -> i
     return max(default_chunk_size(rows, leaf_row_bytes(head.view) * (1 + OUTPUT_FACTOR)), batch or 1)
 
 
-def chunk_sizes(plan: Plan, chunksize: int | None, batch: int | None = None) -> list[int]:
-    """Rows of a chunk of each head, in the order of `heads_of`; `batch`: rows of the batches that are made later."""
+def is_open(head: Head, chunksize: int | None) -> bool:
+    """Whether nothing but the bytes of rows and results says how large chunks should be."""
+    return head.batch is None and head.chunk is None and chunksize is None
+
+
+def open_plan(head: Head, rows: int) -> ChunkPlan:
+    """How the rows of an open head are cut by a job whose first result settles it."""
+    own = leaf_row_bytes(head.view)
+    most = default_chunk_size(rows, own)
+    return make_plan(rows, row_bytes=own * (1 + OUTPUT_FACTOR), most=most)
+
+
+def chunk_sizes(plan: Plan, context: Context, batch: int | None = None) -> list[int]:
+    """Rows of a chunk of each head, in the order of `heads_of`; `batch`: rows of the batches that are made later.
+
+    Where nothing else says so, workers try the first rows: chunks of an iteration must be known before it begins,
+    because its position is a number of them.
+    """
     if isinstance(plan, Head):
-        return [chunk_rows(plan, chunksize, batch)]
+        if context.execution is None or not is_open(plan, context.chunksize):
+            return [chunk_rows(plan, context.chunksize, batch)]
+        return [max(_tried(plan, context), batch or 1)]
     if isinstance(plan, Both):
-        return [size for source in plan.sources for size in chunk_sizes(source, chunksize, batch)]
+        return [size for source in plan.sources for size in chunk_sizes(source, context, batch)]
     if isinstance(plan, Local) and isinstance(plan.stage, Batch):
         batch = plan.stage.size
-    return chunk_sizes(plan.source, chunksize, batch)
+    return chunk_sizes(plan.source, context, batch)
+
+
+def _tried(head: Head, context: Context) -> int:
+    """Rows of a chunk, by what the stages make of the first rows; a guess where they do not get through."""
+    rows, guess = head.view.rows or 0, chunk_rows(head, None)
+    if not head.stages or rows <= MIN_CHUNKS or context.execution is None:
+        return guess
+    found: list[int] = []
+    with contextlib.suppress(Exception):  # the iteration itself will raise it, and say for which rows
+        plain = Head(_first_rows(head.view), tail=head.tail)
+        job = head_job(Rounds(plain, LEAD_ROWS), 0, replace(context, seed=None, shared=None), then=_measured)
+        quiet = replace(context.execution, callbacks=(), pbar=False)
+        found = [size for size in quiet.run(job, Collect()) if isinstance(size, int)]
+    if not found:
+        return guess
+    return default_chunk_size(rows, leaf_row_bytes(head.view) + found[0] // LEAD_ROWS)
+
+
+def _first_rows(view: View) -> View:
+    """A few rows of a view, in no particular order: enough to see how large they are."""
+    leaf = view.leaf
+    if isinstance(leaf, Joined):
+        return replace(view, leaf=Joined(tuple(map(_first_rows, leaf.parts[:1]))), picks=())
+    if isinstance(leaf, Zipped):
+        return replace(view, leaf=Zipped(tuple(map(_first_rows, leaf.parts))), picks=())
+    return replace(view, leaf=_window(leaf, range(min(LEAD_ROWS, data_length(leaf, 0)))), picks=())
+
+
+def _measured(value: Any, start: int) -> int:
+    return result_bytes(value)
 
 
 AHEAD_BYTES = 4 << 20
@@ -241,7 +291,7 @@ def run_here(job: Job, chunks: Iterator[int]) -> Iterator[Any]:
         if files is not None:
             files.look(time.monotonic_ns())
         (rows,) = reader.read(chunk, chunk + 1)
-        first = chunk * job.plan.size
+        first = job.plan.first_row(chunk)
         with seeded(job.policy.seed, first):
             value = job.fn(rows, first)  # type: ignore[call-arg]
         yield value

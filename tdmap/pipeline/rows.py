@@ -116,17 +116,31 @@ def _picked(index: Any, pick: Stage) -> Any:
     if isinstance(pick, Skip):
         return index[min(pick.count, len(index)) :]
     if isinstance(pick, Shard):
-        return index[slice(*share(len(index), pick))]
+        start, stop = share(len(index), pick)
+        if stop <= len(index) or not len(index):
+            return index[start : min(stop, len(index))]
+        return _tensor_of(index)[torch.arange(start, stop) % len(index)]  # padded: the first rows once more
     return index
+
+
+def _tensor_of(index: Picks) -> Tensor:
+    return torch.arange(index.start, index.stop) if isinstance(index, range) else index
 
 
 def share(rows: int, shard: Shard) -> tuple[int, int]:
     """First and one-past-last of the rows that a shard has: consecutive ones, sizes differ by one at most.
 
+    With `even`, they do not: the last rows are left out, or numbers beyond the last row stand for the first ones again.
+
     Example:
         >>> [share(10, Shard(i, 3)) for i in range(3)]
         [(0, 3), (3, 6), (6, 10)]
+        >>> [share(10, Shard(i, 3, "drop")) for i in range(3)], share(10, Shard(2, 3, "pad"))
+        ([(0, 3), (3, 6), (6, 9)], (8, 12))
     """
+    if shard.even is not None:
+        size = shard.size(rows)
+        return size * shard.index, size * (shard.index + 1)
     return rows * shard.index // shard.count, rows * (shard.index + 1) // shard.count
 
 

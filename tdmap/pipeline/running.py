@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from tdmap._data import Data, RowWriter, check_rows, data_length, is_data, narrow
+from tdmap._data import Data, check_rows, data_length, is_data, narrow
 from tdmap.append import each_result
+from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
-from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan, is_one_pass
-from tdmap.pipeline.rounds import Context, Rounds, chunk_rows, head_job
+from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan, is_one_pass, with_chunks
+from tdmap.pipeline.rounds import Context, Rounds, chunk_rows, chunk_sizes, head_job, is_open, open_plan
 from tdmap.pipeline.rows import Joined, View, Zipped, join_pieces, merge
 from tdmap.pipeline.stages import ROW_WISE, Batch, Concat, FlatMap, Map, Stage, Unbatch
 from tdmap.pipeline.streams import open_stream
@@ -22,6 +23,7 @@ from tdmap.reducers.base import Reducer
 from tdmap.reduction import FoldChunk
 from tdmap.resumable import map_to_files, map_to_folder
 from tdmap.sinks import Collect, Fold, Gather, Preallocated
+from tdmap.store import OutputFolder
 
 
 def check_ends(plan: Plan) -> None:
@@ -45,14 +47,24 @@ def keeps_rows(plan: Plan) -> bool:
     return not batched and not any(isinstance(stage, Map) for stage in plan.tail)
 
 
-def one_job(head: Head, context: Context, **ends: Any) -> Any:
-    """The single job of a head with one epoch."""
-    return head_job(Rounds(head, chunk_rows(head, context.chunksize)), 0, context, **ends)
+def one_job(head: Head, context: Context, gives_rows: bool = False, **ends: Any) -> Any:
+    """The single job of a head with one epoch.
+
+    Args:
+        head: the rows, and what is done to them.
+        context: how to run it.
+        gives_rows: its results are rows, so that the first of them may settle how large chunks are.
+        **ends: see `head_job`.
+    """
+    job = head_job(Rounds(head, chunk_rows(head, context.chunksize)), 0, context, **ends)
+    if gives_rows and head.stages and is_open(head, context.chunksize):
+        return replace(job, plan=open_plan(head, job.plan.length))
+    return job
 
 
 def pieces_of(plan: Plan, context: Context) -> Iterator[Data]:
     """All rows of a plan, piece by piece, batches among them; checked to be rows."""
-    stream = open_stream(plan, context)
+    stream = open_stream(with_chunks(plan, iter(chunk_sizes(plan, context))), context)
     try:
         while True:
             try:
@@ -86,7 +98,7 @@ def collect(plan: Plan, context: Context) -> Data:
     check_ends(plan)
     execution = context.execution
     if is_one_pass(plan) and execution is not None:
-        job = one_job(plan, context, then=as_rows, empty=_none)
+        job = one_job(plan, context, True, then=as_rows, empty=_none)
         value = execution.run(job, Gather()) if job.plan.length else None
     else:
         pieces = [piece.clone() for piece in pieces_of(plan, context)]
@@ -153,22 +165,23 @@ def _dry_stages(stages: tuple[Stage, ...], value: Any) -> Any:
 # -- write ---------------------------------------------------------------------------------------------
 
 
-def write(plan: Plan, context: Context, out: Data | str | os.PathLike[str], resume: bool) -> Data:
+def write(plan: Plan, context: Context, out: Data | str | os.PathLike[str] | OutputFolder, resume: bool) -> Data:
     """All rows into a folder, or into rows that exist already."""
     check_ends(plan)
     if is_data(out):
         return _write_into(plan, context, out, resume)
-    if not isinstance(out, (str, os.PathLike)):
+    if not isinstance(out, (str, os.PathLike, OutputFolder)):
         raise TypeError(f".write() takes the path of a folder, or a dataset to write into: got a {type(out).__name__}.")
+    store = OutputFolder.of(out)
     if keeps_rows(plan):
         assert isinstance(plan, Head) and context.execution is not None
-        job = one_job(plan, context)
+        job = one_job(plan, context, True)
         if job.plan.length == 0:
             job = replace(job, source=replace(job.source, data=no_rows(plan), order=None))
-        return map_to_folder(job, out, resume, context.execution.run)
+        return map_to_folder(job, store, resume, context.execution.run)
     from tdmap.pipeline.growing import write_growing
 
-    return write_growing(plan, context, out, resume)
+    return write_growing(plan, context, store, resume)
 
 
 def _write_into(plan: Plan, context: Context, out: Data, resume: bool) -> Data:

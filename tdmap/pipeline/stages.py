@@ -122,12 +122,26 @@ class Shard(Stage):
     name = "shard"
     index: int
     count: int
+    even: str | None = None
 
     def __post_init__(self) -> None:
         _whole(self, "count", 1)
         _whole(self, "index", 0)
+        if self.even not in (None, "drop", "pad"):
+            raise ValueError(f".shard(even=) must be None, 'drop' or 'pad': got {self.even!r}.")
         if self.index >= self.count:
             raise ValueError(f".shard(index, count): index must be below count: got shard({self.index}, {self.count}).")
+
+    def __str__(self) -> str:
+        return f"shard({self.index}, {self.count}{'' if self.even is None else f', even={self.even!r}'})"
+
+    def size(self, elements: int) -> int:
+        """How many of so many elements the share has."""
+        if self.even == "drop":
+            return elements // self.count
+        if self.even == "pad":
+            return -(-elements // self.count)
+        return len(range(self.index, elements, self.count))
 
 
 @dataclass(frozen=True, eq=False)

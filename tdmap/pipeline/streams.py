@@ -72,7 +72,7 @@ def open_stream(plan: Plan, context: Context, batch: int | None = None) -> Strea
     if isinstance(stage, Skip):
         return SkipStream(below, stage.count, batched)
     if isinstance(stage, Shard):
-        return ShardStream(below, stage, batched)
+        return ShardStream(below, stage, batched) if stage.even is None else EvenStream(below, stage, batched)
     if isinstance(stage, Batch):
         return BatchStream(below, stage)
     if isinstance(stage, Shuffle):
@@ -280,6 +280,52 @@ class ShardStream(_Over):
 
     def load(self, state: State) -> None:
         self._seen = state["seen"]
+        self.below.load(state["below"])
+
+
+class EvenStream(_Over):
+    """Every so manieth element, as many of them for each share.
+
+    Elements come in rounds, one for each share. What is left at the end makes no round: it is dropped, or the round is
+    filled up with the first elements once more.
+    """
+
+    def __init__(self, below: Stream, stage: Shard, batched: bool) -> None:
+        super().__init__(below, batched)
+        self._stage = stage
+        self._round: list[Any] = []
+        self._first: list[Any] = []
+        self._over = False
+
+    def next(self) -> Any:
+        while not self._over:
+            try:
+                piece = self.below.next()
+            except StopIteration:
+                self._over = True
+                break
+            elements = [piece] if self.batched else list(piece.split(1))
+            self._first += elements[: self._stage.count - len(self._first)]
+            self._round += elements
+            rounds = len(self._round) // self._stage.count
+            if rounds:
+                done, self._round = self._round[: rounds * self._stage.count], self._round[rounds * self._stage.count :]
+                return self._of(done[self._stage.index :: self._stage.count])
+        if self._round and self._stage.even == "pad":
+            filled = [*self._round, *(self._first * self._stage.count)][: self._stage.count]
+            self._round = []
+            return self._of([filled[self._stage.index]])
+        raise StopIteration
+
+    def _of(self, elements: list[Any]) -> Any:
+        return elements[0] if self.batched else torch.cat(elements)
+
+    def state(self) -> State:
+        kept = [[element.clone() for element in elements] for elements in (self._round, self._first)]
+        return {"round": kept[0], "first": kept[1], "over": self._over, "below": self.below.state()}
+
+    def load(self, state: State) -> None:
+        self._round, self._first, self._over = list(state["round"]), list(state["first"]), state["over"]
         self.below.load(state["below"])
 
 

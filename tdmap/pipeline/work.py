@@ -149,10 +149,11 @@ def _count(stage: Stage, value: Any) -> int:
         TypeError: it has none.
     """
     if not is_data(value) or not value.shape:
-        what = f"of shape {tuple(value.shape)}" if is_data(value) else ""
+        shape = f" of shape {tuple(value.shape)}" if is_data(value) else ""
+        found = "None" if value is None else f"a {type(value).__name__}{shape}"
         raise TypeError(
-            f".{stage}: rows are dimension 0 of a tensor or of a collection's batch size, and there is a "
-            f"{type(value).__name__} {what}. Return a tensor, or TensorDict(..., batch_size=chunk.batch_size)."
+            f".{stage} must give rows, dimension 0 of a tensor or of a collection's batch size, and the function "
+            f"returned {found}. Return a tensor, or TensorDict(..., batch_size=chunk.batch_size)."
         )
     return int(value.shape[0])
 

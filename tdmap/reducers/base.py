@@ -15,12 +15,14 @@ crash and any resume. It depends on the chunk size only, which derives from the 
 from __future__ import annotations
 
 import functools
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
+from tdmap.errors import add_note
 from tensordict_lite import is_tensorclass
 
 S = TypeVar("S")
@@ -92,7 +94,16 @@ class Associative(Reducer[Any]):
     def merge(self, a: Any, b: Any) -> Any:
         if a is None or b is None:
             return a if b is None else b
-        return self.fn(a, b)
+        try:
+            return self.fn(a, b)
+        except Exception as error:
+            if self.of is None:
+                add_note(
+                    error,
+                    "reduce calls the function with the chunks themselves, which need not have equally many rows. To "
+                    "make something of each chunk first, use tdmap.map_reduce(data, mapper, reducer).",
+                )
+            raise
 
     def finish(self, state: Any) -> Any:
         if state is None:
@@ -149,8 +160,26 @@ def as_reducer(value: Any) -> Reducer[Any]:
     if isinstance(value, type) and issubclass(value, Reducer):
         raise TypeError(f"pass an instance: {value.__name__}(...), not the class")
     if callable(value):
+        if not takes_two(value):
+            name = getattr(value, "__qualname__", type(value).__qualname__)
+            raise TypeError(
+                f"reduce merges two states at a time, and {name} does not take two arguments. To call it with each "
+                "chunk first, use tdmap.map_reduce(data, mapper, reducer); for ready-made statistics see "
+                "tdmap.reducers."
+            )
         return Associative(value)
     raise TypeError(f"a reducer is a tdmap.Reducer, a mapping of them, or a function of two states; got {value!r}")
+
+
+def takes_two(fn: Callable[..., Any]) -> bool:
+    """Whether a function can be called with two arguments, as far as that can be told."""
+    try:
+        inspect.signature(fn).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin without a signature
+        return True
+    return True
 
 
 def merged(reducer: Reducer[Any], a: Any, b: Any) -> Any:
@@ -293,5 +322,8 @@ def values_of(chunk: Any, key: Key | None) -> Tensor:
         raise ValueError("this reducer needs a key: the rows are a collection, not a tensor")
     value = chunk.get(key) if is_tensorclass(chunk) else chunk[key]
     if not isinstance(value, Tensor):
-        raise TypeError(f"the entry {key!r} is a {type(value).__name__}: statistics are over tensors")
+        raise TypeError(
+            f"the entry {key!r} holds Python objects (strings, for one), and this is a statistic of tensors. Count, "
+            "Unique, ValueCounts and TopK take objects, and so does tdmap.group_by as a key."
+        )
     return value

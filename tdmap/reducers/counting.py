@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from tdmap._data import flat_bytes
 from tdmap.reducers.base import Key, Reducer, values_of
 from tdmap.reducers.blocks import BLOCK, blocks, byte_counts, byte_values
 from tdmap.reducers.moments import _Keyed
+from tdmap.reducers.objects import best, counted, in_order, objects_of
 from tdmap.reducers.ranks import ranked, unranked
+from tensordict_lite import NonTensorStack
 
 __all__ = ["Checksum", "Histogram", "Quantile", "TopK", "Unique", "ValueCounts"]
 
@@ -185,16 +188,31 @@ class ValueCounts(_Keyed):
     """Every distinct value of an entry with the number of times it occurs, sorted.
 
     Answer: a TensorDict of batch size ``[distinct]`` with ``value`` and ``count`` (int64). A state holds every
-    distinct value, so bound them with ``max_values``.
+    distinct value, so bound them with ``max_values``. Strings and other Python objects that can be hashed count as
+    well; None comes first.
 
     Args:
         key: entry to reduce, with any number of elements a row.
         max_values: error when there are more distinct values.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> words = TensorDict({"word": ["b", "a", "b"]}, [3])
+        >>> counts = ValueCounts("word")
+        >>> answer = counts.finish(counts.update(counts.init(), words))
+        >>> answer["value"], answer["count"]
+        (['a', 'b'], tensor([1, 2]))
     """
 
     def __init__(self, key: Key | None = None, max_values: int = 10_000_000) -> None:
         super().__init__(key, None)
         self.max_values = max_values
+
+    def update(self, state: Any, chunk: Any, start: int = 0) -> Any:
+        values = objects_of(chunk, self.key)
+        if values is None:
+            return super().update(state, chunk, start)
+        return self.merge(state, counted(values, self.key))
 
     def of(self, values: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         table = byte_counts(values, dims)
@@ -204,9 +222,9 @@ class ValueCounts(_Keyed):
         distinct, counts = torch.unique_consecutive(_sorted(ranks.reshape(-1)), return_counts=True)
         return unranked(distinct, values.dtype), counts
 
-    def join(self, a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        out = _add_counts(a, b)
-        if len(out[0]) > self.max_values:
+    def join(self, a: Any, b: Any) -> Any:
+        out = a + b if isinstance(a, Counter) else _add_counts(a, b)
+        if len(out if isinstance(out, Counter) else out[0]) > self.max_values:
             raise ValueError(
                 f"{type(self).__name__}({self.key!r}) met more than max_values={self.max_values} distinct values; use "
                 "tdmap.group_by(), which works through files, or raise the limit"
@@ -216,14 +234,20 @@ class ValueCounts(_Keyed):
     def finish(self, state: Any) -> Any:
         from tensordict_lite import TensorDict
 
+        if isinstance(state, Counter):
+            found = in_order(state)
+            counts = torch.tensor([state[value] for value in found], dtype=torch.int64)
+            return TensorDict({"value": NonTensorStack(*found), "count": counts}, [len(found)])
         values, counts = state if state is not None else (torch.empty(0), torch.empty(0, dtype=torch.int64))
         return TensorDict({"value": values, "count": counts}, [len(values)])
 
 
 class Unique(ValueCounts):
-    """The distinct values of an entry, sorted."""
+    """The distinct values of an entry, sorted: a tensor, or a list of Python objects."""
 
-    def finish(self, state: Any) -> Tensor:
+    def finish(self, state: Any) -> Any:
+        if isinstance(state, Counter):
+            return in_order(state)
         values: Tensor = state[0] if state is not None else torch.empty(0)
         return values
 
@@ -232,7 +256,7 @@ class TopK(Reducer[Any]):
     """The rows with the largest (or smallest) values of a scalar entry; ties go to the earlier row.
 
     Answer: a TensorDict of batch size ``[min(k, rows)]`` with ``value`` and ``row`` (int64), best first. NaN rank
-    below every number.
+    below every number. Strings are ranked in their own order, None left out.
 
     Args:
         key: entry with one value a row.
@@ -254,6 +278,9 @@ class TopK(Reducer[Any]):
         return None
 
     def update(self, state: Any, chunk: Any, start: int = 0) -> Any:
+        objects = objects_of(chunk, self.key)
+        if objects is not None:
+            return self.merge(state, best(zip(objects, range(start, start + len(objects))), self.k, self.largest))
         values = values_of(chunk, self.key)
         if values.numel() != values.shape[0]:
             raise ValueError(
@@ -286,6 +313,8 @@ class TopK(Reducer[Any]):
     def merge(self, a: Any, b: Any) -> Any:
         if a is None or b is None:
             return a if b is None else b
+        if isinstance(a, list):
+            return best([*a, *b], self.k, self.largest)
         return self._best(torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]]))
 
     def finish(self, state: Any) -> Any:
@@ -293,6 +322,9 @@ class TopK(Reducer[Any]):
 
         if state is None:
             return TensorDict({"value": torch.empty(0), "row": torch.empty(0, dtype=torch.int64)}, [0])
+        if isinstance(state, list):
+            rows = torch.tensor([row for _, row in state], dtype=torch.int64)
+            return TensorDict({"value": NonTensorStack(*[value for value, _ in state]), "row": rows}, [len(state)])
         return TensorDict({"value": state[0], "row": state[1]}, [len(state[1])])
 
 

@@ -16,9 +16,12 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Any
 
-from tdmap._data import Data, Reader, RowWriter, tensors_of
+from tdmap._data import Data, Reader, tensors_of
+from tdmap.data.alike import assigned
+from tdmap.data.writer import RowWriter
 from tdmap.errors import RemoteError, add_note, describe_rows
 from tdmap.job import Policy
+from tdmap.objectlog import append
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import MergeTree
 from tdmap.runtime import control as at
@@ -115,6 +118,7 @@ class ChunkLoop:
         self._guard = True
         self._generation = _generation
         self._handlers = installed_handlers() if in_caller and policy.skip else frozenset()
+        self._expect_changes = policy.in_place and reader.order is None and self.settle is None
         self._skipper = Skipper(self, policy.skip) if policy.skip else None
         # Tensors of torch's inference mode count no versions.
         self._leaves = [leaf for leaf in tensors_of(reader.data) if not leaf.is_inference()]
@@ -124,6 +128,14 @@ class ChunkLoop:
     def plan(self) -> ChunkPlan:
         """The plan that chunk numbers refer to."""
         return self.reader.plan
+
+    def replan(self, plan: ChunkPlan) -> None:
+        """The size of the later chunks is settled."""
+        self.reader.replan(plan)
+        if self.writer is not None:
+            self.writer.plan = plan
+        if self.undo is not None:
+            self.undo.replan(plan)
 
     def _version(self) -> int:
         # Views share the version counter of their base: any in-place torch operation on a chunk shows here.
@@ -156,17 +168,21 @@ class ChunkLoop:
                 if result is None:
                     kind = Kind.NONE
                 elif result.__class__ is Settled:
-                    kind = result.kind
+                    kind, result = result
                 elif rows is not None and self.writer is not None and self.writer.write(rows, result):
-                    kind = Kind.WRITTEN
+                    result = self.writer.objects_of(result, *self.plan.rows(chunk)) if self.writer.objects else None
+                    kind = Kind.WRITTEN if result is None else Kind.OBJECTS
                 else:
                     kind = Kind.PARCEL
                 if guarded and self._guard and self._skipper is None:
                     self._guard = kind is Kind.NONE or aliased or self._version() != self._versions
-                if kind is not segments.kind or kind is Kind.PARCEL:
+                if kind is Kind.OBJECTS and self.undo is not None and self.undo.objects is not None:
+                    append(self.undo.objects, chunk, result)  # before it is noted that the chunk is done
+                    kind = Kind.WRITTEN
+                if kind is not segments.kind or kind.travels:
                     segments.add(chunk, kind, result)
                 segments.stop = chunk + 1
-                if kind is not Kind.PARCEL:
+                if not kind.travels:
                     if self.settle is not None:
                         self.settle()  # a device works after it was asked to
                     control[at.COMMITTED] = chunk + 1
@@ -246,11 +262,17 @@ class ChunkLoop:
             if undo is not None and self._guard:
                 self._save(undo, chunk, data)
             if seed is not None:
-                seed_everything(derive(seed, chunk * plan.size))
+                seed_everything(derive(seed, plan.first_row(chunk)))
             if skipper is not None:
-                yield chunk, skipper.call(lease, chunk, data, target), target
+                result = skipper.call(lease, chunk, data, target)
             else:
-                yield chunk, fn(data, chunk * plan.size) if positional else fn(data), target
+                result = fn(data, plan.first_row(chunk)) if positional else fn(data)
+            if result is None and self._expect_changes:
+                self._expect_changes = False  # a function that forgets to return its chunk does so every time
+                lost = assigned(data, next(self.reader.read(chunk, chunk + 1)))
+                if lost is not None:
+                    raise lost
+            yield chunk, result, target
             if files is not None:  # before the rows of the next one are read
                 files.look(clock())
 
@@ -293,7 +315,7 @@ class _Segments:
             self.kind = kind
             self.loop.control[at.KIND] = kind
             self.since = time.perf_counter()
-        if kind is not Kind.PARCEL:
+        if not kind.travels:
             return
         if self.merge is None:
             self.values.append(self.loop.pack(value))

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from tdmap._data import RowWriter
+from tdmap.data.writer import RowWriter
 from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_rows
 from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, WorkerDied
 from tdmap.job import Job
+from tdmap.plan import ChunkPlan, default_chunk_size
 from tdmap.runtime.chunkloop import note_rows
 from tdmap.runtime.owner import Owner
 from tdmap.runtime.scheduler import NO_LIMIT, Lease, Scheduler, SchedulerPolicy
@@ -67,6 +69,10 @@ class Crew(Protocol):
 
     def output(self, writer: RowWriter) -> None:
         """Results have a place from now on."""
+        ...
+
+    def replan(self, plan: ChunkPlan) -> None:
+        """The size of the later chunks is settled; none of them has been granted yet."""
         ...
 
     def wait(self, timeout: float) -> list[tuple[int, Message | Joined]]:
@@ -132,7 +138,7 @@ class Driver:
         sink: where results go.
         crew: who does it.
         callbacks: who watches.
-        chunk_bytes: bytes of a chunk of the source.
+        row_bytes: bytes of a row of the source.
         log: notes which chunks are done; None when nobody wants to know.
     """
 
@@ -142,7 +148,7 @@ class Driver:
         sink: Sink,
         crew: Crew,
         callbacks: Callback,
-        chunk_bytes: int,
+        row_bytes: int,
         log: CommitLog | None = None,
     ) -> None:
         self.job = job
@@ -150,8 +156,14 @@ class Driver:
         self.crew = crew
         self.callbacks = callbacks
         self.log = log
+        self.row_bytes = row_bytes
         done = [] if log is None else log.committed
-        self.scheduler = Scheduler(job.plan.num_chunks, crew.size, self._policy(chunk_bytes), done)
+        policy = self._policy(row_bytes * job.plan.most_rows)
+        self.scheduler = Scheduler(job.plan.num_known, crew.size, policy, done)
+        # Of results of the first chunks; what an earlier run has done is not measured again.
+        self._sizes: dict[int, int | None] = dict.fromkeys(
+            chunk for start, stop in (done if job.plan.is_open else ()) for chunk in range(start, stop)
+        )
         self.done_rows = sum(job.plan.count(start, stop) for start, stop in done)
         self.changed = False
         self.skips = SkipLog(job, callbacks, None if log is None else log.skips)
@@ -207,7 +219,7 @@ class Driver:
         )
         error: BaseException | None = None
         try:
-            self.skips.begin()
+            self.skips.begin(self.done_rows)
             self.sink.open(plan, self.crew.allocate())
             self.crew.open(self.job, self.sink)
             self._announced = self.sink.writer is not None
@@ -228,6 +240,8 @@ class Driver:
         self.scheduler.cancel()
         try:
             self.crew.close(error is None, self.changed)
+            if error is not None:
+                self.sink.abandon()
         finally:
             seconds, skipped = time.monotonic() - began, tuple(self.skips.errors)
             self.callbacks.on_job_ended(
@@ -239,7 +253,7 @@ class Driver:
         tick = 0.5 if self.job.policy.timeout is None else min(0.5, self.job.policy.timeout / 4)
         if isinstance(self.sink, Stream):
             scheduler.consumed(scheduler.release()[1])  # what an earlier run has yielded
-        while not scheduler.finished:
+        while not scheduler.finished or self.job.plan.is_open:
             self._require_here()  # a callback may have forked
             events = self.crew.wait(tick)
             self._require_here()  # and so may a signal handler
@@ -340,6 +354,10 @@ class Driver:
         start = lease.cursor
         if stop <= start:
             return
+        if self.job.plan.is_open:
+            for chunk in range(start, stop):
+                self._sizes[chunk] = self.sink.value_bytes(values[chunk - start]) if kind is Kind.PARCEL else None
+            self._settle_plan()
         self._first_result |= kind is not Kind.FAILED
         self.changed |= kind is Kind.NONE or isinstance(self.sink, InPlace)
         self.sink.accept(start, stop, kind, values)
@@ -348,6 +366,28 @@ class Driver:
         if self.log is not None:
             self.log.add(start, stop)
         self.done_rows += self.job.plan.count(start, stop)
+
+    def _settle_plan(self) -> None:
+        """Choose the size of the later chunks by the first one that has a result; whoever comes first is waited for."""
+        plan, size = self.job.plan, self.job.plan.size
+        for chunk in range(plan.num_known):
+            if chunk not in self._sizes:
+                return
+            nbytes = self._sizes[chunk]
+            if nbytes is not None:
+                each = self.row_bytes + nbytes // max(plan.count(chunk, chunk + 1), 1)
+                size = min(default_chunk_size(plan.length, each, self.job.chunk_bytes), plan.most)
+                break
+        else:
+            each = self.row_bytes
+        plan = plan.settled(size)
+        self.job = self.skips.job = replace(self.job, plan=plan)
+        if self.job.on_settled is not None:
+            self.job.on_settled(plan)
+        self.sink.replan(plan)
+        self.crew.replan(plan)
+        weight = min(plan.lead / plan.size, 1.0)
+        self.scheduler.extend(plan.num_chunks, weight, self._policy(each * plan.size))
 
     def _report(self, worker: int, start: int, stop: int, seconds: float) -> None:
         self.callbacks.on_lease_done(
@@ -366,7 +406,7 @@ class Driver:
     def _handle_loss(self, worker: int, lost: Lost) -> None:
         self._workers.discard(worker)
         lease = self.scheduler.get(lost.lease)
-        if lease is not None and lease.worker == worker and lost.kind is not Kind.PARCEL:
+        if lease is not None and lease.worker == worker and not lost.kind.travels:
             self._safe(lease, min(lost.committed, lease.stop), lost.kind, ())
         loss = self.scheduler.worker_lost(worker, lost.running)
         self.callbacks.on_worker_died(

@@ -43,6 +43,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from tdmap.errors import WorkerStartError
+from tdmap.folderlock import shared_with_worker
 from tdmap.runtime.owner import Owner
 from tdmap.runtime.shm import high_fd
 
@@ -233,7 +234,7 @@ def _fork(connection: Connection, control: str, threads: int, idle_seconds: floa
         with contextlib.suppress(Exception):
             stream.flush()
     in_main_thread = threading.current_thread() is threading.main_thread()
-    with warnings.catch_warnings(), _no_interrupts():
+    with warnings.catch_warnings(), _no_interrupts(), shared_with_worker():
         # Python 3.12 counts torch's own idle threads too; whether forking is safe was decided before.
         warnings.simplefilter("ignore", DeprecationWarning)
         try:

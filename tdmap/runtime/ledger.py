@@ -25,9 +25,11 @@ import torch
 from torch import Tensor
 
 from tdmap._data import Data, map_file, tensors_of
+from tdmap.hidden import NO_LOCKS, open_file, remove, remove_tree
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.shm import ALIGNMENT, align
 from tdmap.runtime.skipfile import NAME as SKIPPED
+from tdmap.runtime.skipfile import OBJECTS
 from tensordict_lite.memmap.mapping import reserve
 
 
@@ -44,6 +46,8 @@ class Room(NamedTuple):
     """A file that the worker locks, shared, as long as it may write rows."""
     skipped: str | None = None
     """Where the worker notes rows on which the function raises (see `skipfile`)."""
+    objects: str | None = None
+    """Where it notes entries of results that are no tensors (see `tdmap.objectlog`)."""
 
 
 class Ledger:
@@ -79,11 +83,12 @@ class Ledger:
             storage[offset : offset + shape.numel() * dtype.itemsize].view(dtype).view(shape)
             for offset, dtype, shape in shapes
         ]
-        return Room(buffers, storage[:8].view(torch.int64), self.done, str(self.lock), str(self.folder / SKIPPED))
+        mark, skipped, objects = storage[:8].view(torch.int64), self.folder / SKIPPED, self.folder / OBJECTS
+        return Room(buffers, mark, self.done, str(self.lock), str(skipped), str(objects))
 
     def _layout(self) -> tuple[list[tuple[int, torch.dtype, torch.Size]], int]:
         plan, offset, shapes = self.plan, ALIGNMENT, []
-        rows = min(plan.size, plan.length)
+        rows = plan.most_rows
         for leaf in tensors_of(self.data):
             shape = torch.Size((*leaf.shape[: plan.dim], rows, *leaf.shape[plan.dim + 1 :]))
             shapes.append((offset, leaf.dtype, shape))
@@ -103,7 +108,7 @@ class Ledger:
 
         count = 0
         for path in sorted(self.folder.glob("undo-*")):
-            if path.stat().st_size == self._layout()[1]:
+            if path.lstat().st_size == self._layout()[1]:
                 room = self._room(path)
                 assert room.mark is not None
                 chunk = int(room.mark[0]) - 1
@@ -111,34 +116,41 @@ class Ledger:
                     with torch.no_grad():
                         Undo(self.data, self.plan, room).restore(chunk)
                     count += 1
-        for path in self.folder.glob("undo-*"):
-            path.unlink()
+        self._forget_undo()
         return count
 
     def restart(self, done: list[tuple[int, int]]) -> None:
         """Take only these chunks for done, and leave all rows as they are now."""
-        for path in self.folder.glob("undo-*"):
-            path.unlink()
+        self._forget_undo()
         self.done.zero_()
         for start, stop in done:
             self.done[start:stop] = 1
 
     def forget(self) -> None:
         """The run is over: remove its files."""
-        for path in [*self.folder.glob("undo-*"), self.folder / "done"]:
-            path.unlink(missing_ok=True)
+        self._forget_undo()
+        remove(self.folder / "done")
+
+    def _forget_undo(self) -> None:
+        for path in self.folder.glob("undo-*"):
+            remove_tree(path)
 
 
 def lock_shared(path: str) -> int:
     """Hold a file as one of many; the descriptor, which is to be closed."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    descriptor = open_file(Path(path), os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            os.close(descriptor)
+            raise
     return descriptor
 
 
 def _mapped(path: Path, nbytes: int) -> Tensor:
     """The bytes of a file, made if it is not there, reserved, and mapped."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
     try:
         if os.fstat(descriptor).st_size != nbytes:
             os.ftruncate(descriptor, 0)

@@ -20,6 +20,7 @@ from torch import Tensor
 from tdmap._data import Data, Reader, tensors_of
 from tdmap.functions import moved
 from tdmap.job import function_name
+from tdmap.plan import ChunkPlan
 from tdmap.runtime.device import DeviceLink, Mark, is_copied
 from tdmap.runtime.shm import align
 from tdmap.runtime.trees import rebuild, tensors_in
@@ -180,6 +181,10 @@ class _AheadReader(Reader):
         self.data, self.plan, self.order = reader.data, reader.plan, reader.order
         self._reader = reader
         self._runner = runner
+
+    def replan(self, plan: ChunkPlan) -> None:
+        super().replan(plan)
+        self._reader.replan(plan)
 
     def read(self, start: int, stop: int) -> Iterator[Data]:
         runner = self._runner

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pickle
-import traceback
 from typing import NamedTuple
 
 import dill
 
 from tdmap.errors import RemoteError, RemoteTraceback
+from tdmap.frames import format_error, with_lines
 
 
 class PackedError(NamedTuple):
@@ -22,7 +22,7 @@ class PackedError(NamedTuple):
 
 def pack_error(error: BaseException) -> PackedError:
     """`error` for the pipe. Its type is kept when the type can be pickled, else it becomes a `RemoteError`."""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    text = format_error(error)
     name = f"{type(error).__module__}.{type(error).__qualname__}"
     for dumps in (pickle.dumps, dill.dumps):
         try:
@@ -45,5 +45,5 @@ def unpack_error(packed: PackedError) -> BaseException:
     if not isinstance(error, BaseException):
         last = packed.text.strip().splitlines()[-1] if packed.text.strip() else packed.type_name
         error = RemoteError(f"the function raised {last} (its type cannot be sent between processes)", packed.type_name)
-    error.__cause__ = RemoteTraceback(packed.text)
+    error.__cause__ = RemoteTraceback(with_lines(packed.text))
     return error

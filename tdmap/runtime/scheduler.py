@@ -124,6 +124,7 @@ class Scheduler:
         self._attempts: dict[int, int] = {}
         self._next_id = 0
         self._last_size = 1
+        self._lead, self._weight = 0, 1.0
         self._blameless = 0
         self._done = Ranges()
         self._released = 0
@@ -173,6 +174,24 @@ class Scheduler:
         """How often `chunk` has failed so far."""
         return self._attempts.get(chunk, 0)
 
+    def extend(self, num_chunks: int, weight: float, policy: SchedulerPolicy) -> None:
+        """There are more chunks than was known at first.
+
+        Args:
+            num_chunks: how many there are in all.
+            weight: work of a chunk that was known, in chunks of the others.
+            policy: the knobs from now on.
+        """
+        self._lead, self._weight, self.policy = self.num_chunks, weight, policy
+        if self.seconds_per_chunk is not None:
+            self.seconds_per_chunk /= weight
+        if num_chunks > self.num_chunks:
+            self._put_back(self.num_chunks, num_chunks)
+            self.num_chunks = num_chunks
+
+    def _weight_of(self, chunk: int) -> float:
+        return self._weight if chunk < self._lead else 1.0
+
     # -- giving out --------------------------------------------------------------------------------
 
     def lease(self, worker: int, now: float, limit: int | None = None) -> Lease | None:
@@ -192,12 +211,14 @@ class Scheduler:
         horizon = self._consumed + self.policy.window if self.policy.ordered else stop
         if start >= horizon:
             return None
-        size = self._lease_size()
+        size = self._lease_size(start)
         if held and self._pending_count <= size * self.num_workers:
             return None  # the tail: what is left goes to whoever is idle
         if limit is not None:
             size = min(size, limit)
         end = min(start + max(size, 1), stop, horizon)
+        if start < self._lead < end:  # small chunks and large ones are not mixed
+            end = self._lead
         if end < stop:
             heapq.heapreplace(self._pending, (end, stop))
         else:
@@ -212,10 +233,11 @@ class Scheduler:
             held.append(lease.id)
         return lease
 
-    def _lease_size(self) -> int:
+    def _lease_size(self, start: int) -> int:
         if self.seconds_per_chunk is None:
             return 1
-        wanted = int(self.policy.target_seconds / max(self.seconds_per_chunk, 1e-9))
+        seconds = self.seconds_per_chunk * self._weight_of(start)
+        wanted = int(self.policy.target_seconds / max(seconds, 1e-9))
         fair = -(-self._pending_count // (2 * self.num_workers))
         # No faster than eightfold: the first chunks (cold caches, lazy imports) say little about the rest.
         size = max(min(wanted, fair, 8 * self._last_size, self.policy.max_lease), 1)
@@ -255,7 +277,7 @@ class Scheduler:
         ran = upto - lease.start
         self.commit(lease_id, upto)
         if ran > 0:
-            sample = max(seconds, 0.0) / ran
+            sample = max(seconds, 0.0) / (ran * self._weight_of(lease.start))
             known = self.seconds_per_chunk
             self.seconds_per_chunk = sample if known is None else 0.5 * (known + sample)
         self._end(lease)

@@ -20,11 +20,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tdmap import hidden
 from tdmap.errors import RemoteError, RemoteTraceback
-from tdmap.journal import replace_file
 from tdmap.rowerrors import RowError
 
 NAME = "skipped.jsonl"
+OBJECTS = "objects.jsonl"
 
 Failure: TypeAlias = "tuple[int, BaseException, str]"
 """A row of the dataset, what the function raised on it, and the traceback."""
@@ -44,10 +45,10 @@ class SkipFile:
 
     def load(self, done: Iterable[tuple[int, int]]) -> None:
         """Learn what earlier sessions have skipped, and drop the lines of chunks that are not `done`."""
-        lines, ranges = read(self.path), list(done)
-        kept = {chunk: line for chunk, line in lines.items() if any(start <= chunk < stop for start, stop in ranges)}
-        if len(kept) < len(lines):
-            replace_file(self.path, b"".join(_pack(line) for line in kept.values()))
+        found, ranges = read(self.path), list(done)
+        kept = {chunk: line for chunk, line in found.items() if any(start <= chunk < stop for start, stop in ranges)}
+        if len(kept) < len(found):
+            hidden.replace_file(self.path, b"".join(json.dumps(line).encode() + b"\n" for line in kept.values()))
         self.earlier = row_errors(kept)
 
     def load_all(self) -> None:
@@ -60,27 +61,18 @@ class SkipFile:
 
     def forget(self) -> None:
         """Another run begins."""
-        self.path.unlink(missing_ok=True)
+        hidden.remove(self.path)
 
 
 def append(path: str | os.PathLike[str], chunk: int, failures: Sequence[Failure]) -> None:
     """Append the line of a chunk, in one write."""
     errors = [[row, *_describe(error), traceback] for row, error, traceback in failures]
-    line = _pack({"chunk": chunk, "errors": errors})
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        size = os.fstat(descriptor).st_size
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":  # somebody died in the middle of a line
-            line = b"\n" + line
-        written = os.write(descriptor, line)
-        if written < len(line):
-            raise OSError(28, "no space left on device for the list of skipped rows", str(path))
-    finally:
-        os.close(descriptor)
+    append_line(path, {"chunk": chunk, "errors": errors})
 
 
-def _pack(line: dict[str, Any]) -> bytes:
-    return json.dumps(line).encode() + b"\n"
+def append_line(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
+    """Append a line to a file of JSON lines, in one write."""
+    hidden.append_line(Path(path), json.dumps(content).encode())
 
 
 def _describe(error: BaseException) -> tuple[str, list[Any] | None, str]:
@@ -98,21 +90,45 @@ def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def read(path: Path) -> dict[int, dict[str, Any]]:
-    """The last line of each chunk; torn lines are left out."""
-    lines: dict[int, dict[str, Any]] = {}
-    with contextlib.suppress(FileNotFoundError):
-        for text in path.read_text(errors="replace").splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                line = json.loads(text)
-                lines[int(line["chunk"])] = line
-    return lines
+def read(path: Path, own: bool = True) -> dict[int, dict[str, Any]]:
+    """The last line of each chunk; lines that are torn, or not of this library, are left out."""
+    found = last_lines(path, "chunk", own=own).items()
+    return {chunk: line for chunk, line in found if type(chunk) is int and _has_failures(line)}
 
 
-def row_errors(lines: dict[int, dict[str, Any]]) -> list[RowError]:
+def last_lines(path: Path, key: str, limit: int = hidden.LARGE, own: bool = True) -> dict[Any, dict[str, Any]]:
+    """The last line of each value of `key`; lines without it, and torn ones, are left out.
+
+    Args:
+        path: the file.
+        key: by which lines are told apart.
+        limit, own: as `hidden.open_file`.
+    """
+    found: dict[Any, dict[str, Any]] = {}
+    for line in hidden.lines(path, limit, own):
+        if type(line) is dict and key in line:
+            value = line[key]
+            found[value if isinstance(value, int) else str(value)] = line
+    return found
+
+
+def _has_failures(line: dict[str, Any]) -> bool:
+    errors = line.get("errors")
+    return type(errors) is list and all(map(_is_failure, errors))
+
+
+def _is_failure(failure: Any) -> bool:
+    if type(failure) is not list or len(failure) != 5:
+        return False
+    row, name, arguments, message, traceback = failure
+    texts = type(name) is str and type(message) is str and type(traceback) is str
+    return type(row) is int and texts and (arguments is None or type(arguments) is list)
+
+
+def row_errors(chunks: dict[int, dict[str, Any]]) -> list[RowError]:
     """The rows of these lines, ascending."""
     found = []
-    for line in lines.values():
+    for line in chunks.values():
         for row, name, arguments, message, traceback in line["errors"]:
             error = _revive(str(name), arguments, str(message))
             error.__cause__ = RemoteTraceback(str(traceback))

@@ -6,13 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from tdmap._warn import warn_user
-from tdmap.errors import RemoteTraceback, add_note
+from tdmap.errors import OutputMismatch, RemoteTraceback, add_note
 from tdmap.events import Callback, RowsSkipped
 from tdmap.job import Job
 from tdmap.rowerrors import RowError, RowErrors, SkippedRows
 from tdmap.runtime.remote import unpack_error
 from tdmap.runtime.skipfile import SkipFile
 from tdmap.runtime.types import Skipped
+
+MISFIT_ROWS = 64
+"""After so many rows, more results that do not fit than do end the job: it would go on in vain."""
 
 
 class SkipLog:
@@ -31,14 +34,17 @@ class SkipLog:
         self.job = job
         self.callbacks = callbacks
         self.errors = RowErrors()
+        self._fitting = self._misfits = 0
         self._file = file
         self._handler: Callable[[BaseException, tuple[int, int]], Any] | None = job.on_row_error
         self._waiting: dict[int, Skipped] = {}
 
-    def begin(self) -> None:
-        """Count the rows that earlier sessions have skipped, too."""
+    def begin(self, done: int = 0) -> None:
+        """Count what earlier sessions have done, too: so many rows, and those that they have skipped."""
+        self._fitting = done
         for bad in () if self._file is None else self._file.earlier:
             self.errors(bad.error, (bad.row, bad.row + 1))
+            self._fitting -= 1
             if self._handler is not None:
                 self._handler(bad.error, (bad.row, bad.row + 1))
 
@@ -54,16 +60,35 @@ class SkipLog:
 
     def commit(self, start: int, stop: int) -> None:
         """The chunks `start..stop` are safe."""
+        if not self.job.policy.skip:
+            return
+        self._fitting += self.job.plan.count(start, stop)
         for chunk in sorted(chunk for chunk in self._waiting if start <= chunk < stop):
             self._publish(self._waiting.pop(chunk))
+        if self._fitting + self._misfits >= MISFIT_ROWS:
+            self._check_misfits()
+
+    def _check_misfits(self) -> None:
+        """Raise the first misfit where more results do not fit than do: that is the schema, and not the rows."""
+        if self._misfits <= self._fitting:
+            return
+        first = next(bad.error for bad in self.errors if isinstance(bad.error, OutputMismatch))
+        add_note(
+            first,
+            f"on_error is about single rows, and {self._misfits} of the first {self._misfits + self._fitting} results "
+            f"of {self.job.name} do not fit the output: the function and the output have different schemas.",
+        )
+        raise first
 
     def _publish(self, report: Skipped) -> None:
-        first = report.chunk * self.job.plan.size
+        first = self.job.plan.first_row(report.chunk)
         found = []
         for offset, packed in report.errors:
             row, error = self._row(first + offset), unpack_error(packed)
             self.errors(error, (row, row + 1))
             cause = error.__cause__
+            self._fitting -= 1
+            self._misfits += isinstance(error, OutputMismatch)
             found.append(RowError(row, error, cause.text if isinstance(cause, RemoteTraceback) else ""))
         if self._file is not None and self.job.ledger is None:  # in place, its worker has done so
             self._file.add(report.chunk, [(bad.row, bad.error, bad.traceback) for bad in found])
@@ -89,6 +114,7 @@ class SkipLog:
         """
         if not self.errors:
             return
+        self._check_misfits()
         if len(self.errors) == self.job.plan.length:
             error = self.errors[0].error
             add_note(error, f"on_error: {self.job.name} raised on every one of {len(self.errors)} rows")
@@ -97,5 +123,9 @@ class SkipLog:
 
     def _warn(self) -> None:
         if self.errors and self._handler is None:
-            text = f"{self.job.name}: {self.errors.summary()}, the others were processed"
+            where = "in the `errors` of this warning" if self._file is None else f"in {self._file.path}"
+            text = (
+                f"{self.job.name}: {self.errors.summary()}, the others were processed. All are {where}; "
+                "on_error=tdmap.RowErrors() collects them."
+            )
             warn_user(SkippedRows(text, self.errors))

@@ -1,24 +1,32 @@
 """Finding the rows on which a function raises, so that every other row is processed.
 
-    chunk raises ──► rows put back ──► left half, right half ──► ... ──► single rows that raise: reported
-                                        └── a half that succeeds: its result is kept
+    chunk raises ──► rows put back ──► parts of about √n rows ──► rows of the parts that raise, one by one: reported
+                                        └── a part that succeeds: its result is kept
 
-A chunk with one bad row of *n* costs about `2 * log2(n)` more calls. Before each further call the rows that the last
-one may have changed are put back from the undo buffer, so a row is processed once, bad rows stay as they were, and
-a worker that dies in the middle leaves nothing half done: the buffer still holds the whole chunk.
+A chunk of *n* rows of which few are bad costs `n + √n` more rows. Where two parts running have a bad one, the rest is
+called row by row. A worker that meets bad rows in two chunks running begins with parts, or with rows, until a chunk has
+none. So a job costs about twice the work at most, whether bad rows are few or many. With a seed each chunk is tried
+whole, because random streams must not depend on other chunks.
+
+Before each further call the rows that the last one may have changed are put back from the undo buffer, so a row is
+processed once, bad rows stay as they were, and a worker that dies in the middle leaves nothing half done: the buffer
+still holds the whole chunk.
 """
 
 from __future__ import annotations
 
-import os
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from tdmap._data import Data, cut, gatherable, is_data, narrow
+from tdmap._data import Data, cut, is_data, narrow
+from tdmap.data.alike import VALID
+from tdmap.data.objects import Pieces, blank_like, concat_pieces
 from tdmap.errors import add_note
+from tdmap.frames import without_engine
 from tdmap.runtime import control as at
 from tdmap.runtime.remote import pack_error
 from tdmap.runtime.skipfile import append
@@ -29,17 +37,22 @@ from tdmap.seeding import derive, seed_everything
 if TYPE_CHECKING:
     from tdmap.runtime.chunkloop import ChunkLoop
 
-VALID = "__valid__"
-"""A bool entry of `out` with this name is set: True for rows that were processed, False for rows that raised."""
-
 PAD, DROP = "pad", "drop"
-"""What a result that travels has for a bad row: zeros, or nothing."""
+"""What a result has for a bad row: zeros (None for objects), or nothing."""
+
+FEW_ROWS = 16
+"""So many rows are called one by one, without parts in between."""
+
+WARY = 2
+"""After so many chunks with bad rows, one after the other, a chunk is not tried whole any more; nor are parts."""
 
 
 class Settled(NamedTuple):
     """Stands for the result of a chunk that is where it should be already."""
 
     kind: Kind
+    objects: Pieces | None = None
+    """Its entries that are no tensors, which are not."""
 
 
 class _Part(NamedTuple):
@@ -61,13 +74,20 @@ class Skipper:
     def __init__(self, loop: ChunkLoop, mode: str) -> None:
         self.loop = loop
         self.mode = mode
+        self._bad_chunks = 0
+        self._row_by_row = False
         self._positional = getattr(loop.fn, "takes_start", False)
 
     def call(self, lease: int, chunk: int, rows: Data, target: Any) -> Any:
         """The result of a chunk, of what is left of it, or a `Settled`."""
         before = self.loop._version()
+        start, stop = self.loop.plan.rows(chunk)
+        search = _Search(self, chunk, before, target)
+        if self._bad_chunks >= WARY and stop - start > 1 and self.loop.policy.seed is None:
+            self._row_by_row = search.try_parts(0, stop - start, self._row_by_row)
+            return self._found(lease, chunk, target, search)
         try:
-            result = self._invoke(rows, chunk * self.loop.plan.size)
+            result = self._invoke(rows, start)
         except Exception as error:
             if self.loop.is_none_of_rows(error):
                 raise
@@ -75,10 +95,16 @@ class Skipper:
         else:
             misfit = self.misfit(target, result)
             if misfit is None:
+                self._bad_chunks = 0
                 self._mark(chunk, [])
                 return result
             failure = misfit
-        return self._rescue(lease, chunk, target, failure, before)
+        search.put_back(0, stop - start, failure)
+        if stop - start == 1:
+            search.errors.append((0, failure))
+        else:
+            self._row_by_row = search.try_parts(0, stop - start, False)
+        return self._found(lease, chunk, target, search)
 
     def misfit(self, target: Any, result: Any) -> Exception | None:
         """What is wrong with a result, where it has to fit an output: an error of its rows like any other."""
@@ -89,19 +115,23 @@ class Skipper:
         fn: Callable[..., Any] = self.loop.fn
         return fn(rows, start) if self._positional else fn(rows)
 
-    def _rescue(self, lease: int, chunk: int, target: Any, error: Exception, before: int) -> Any:
-        start, stop = self.loop.plan.rows(chunk)
-        search = _Search(self, chunk, before, target)
-        search.failed(0, stop - start, error)
+    def _found(self, lease: int, chunk: int, target: Any, search: _Search) -> Any:
+        """Report the bad rows that a search has found, and bring the results of the others to their place."""
+        bad = [offset for offset, _ in search.errors]
+        self._bad_chunks = self._bad_chunks + 1 if bad else 0
+        if bad:
+            self._report(lease, chunk, search)
+        self._mark(chunk, bad)
+        return self._settle(search, bad, target)
+
+    def _report(self, lease: int, chunk: int, search: _Search) -> None:
+        start = self.loop.plan.rows(chunk)[0]
         report = tuple((offset, pack_error(_without_engine(bad))) for offset, bad in search.errors)
         undo = self.loop.undo
         if undo is not None and undo.skipped is not None:
             failures = [(start + offset, bad, packed.text) for (offset, bad), (_, packed) in zip(search.errors, report)]
             append(undo.skipped, chunk, failures)
         self.loop.emit(Skipped(self.loop.job, lease, chunk, report))
-        bad = [offset for offset, _ in search.errors]
-        self._mark(chunk, bad)
-        return self._settle(search, bad, target)
 
     def _settle(self, search: _Search, bad: list[int], target: Any) -> Any:
         """Bring the results of the parts to where the result of the chunk belongs."""
@@ -109,30 +139,50 @@ class Skipper:
         if join_states is not None:
             return join_states([part.value for part in search.parts])
         parts = [part for part in search.parts if part.value is not None]
-        writer, dim = self.loop.writer, self.loop.plan.dim
-        exact = writer is not None and writer.exact
-        if exact and target is not None:
-            for offset in bad:
-                _zero(target if self.loop.plan.unbind else _part_of(target, dim, offset, offset + 1))
+        complete = len(parts) == len(search.parts)
+        writer = self.loop.writer
+        if target is not None and writer is not None and (self.mode == PAD or not writer.exact):
+            settled = self._write(search, parts, bad, target, complete)
+            if settled is not None:
+                return settled
         if not search.parts:
             return Settled(Kind.FAILED)
-        if not parts:
+        return self._join(search, parts, bad, complete) if parts else None
+
+    def _write(
+        self, search: _Search, parts: list[_Part], bad: list[int], target: Any, complete: bool
+    ) -> Settled | None:
+        """Write the results of parts into the output; None where they have to travel."""
+        writer, plan = self.loop.writer, self.loop.plan
+        assert writer is not None
+        if writer.exact:
+            for offset in bad:
+                _zero(target if plan.unbind else _part_of(target, plan.dim, offset, offset + 1))
+        if not parts or not (complete or not writer.exact):
             return None
-        complete = len(parts) == len(search.parts)
-        if writer is not None and target is not None and (complete or not exact):
-            if all(writer.write(_part_of(target, dim, p.start, p.stop), p.value) for p in parts):
-                return Settled(Kind.WRITTEN)
-        return self._join(search, parts, bad, complete)
+        whole = [target if plan.unbind else _part_of(target, plan.dim, p.start, p.stop) for p in parts]
+        if not all(writer.write(rows, part.value) for rows, part in zip(whole, parts)):
+            return None
+        if not writer.objects:
+            return Settled(Kind.WRITTEN)
+        first, last = plan.rows(search.chunk)
+        pieces = [(p.start, p.stop, writer.objects_of(p.value, first + p.start, first + p.stop)) for p in parts]
+        if all(piece is None for _, _, piece in pieces):
+            return Settled(Kind.WRITTEN)
+        columns = zip(*_without_gaps(pieces, last - first, len(writer.objects)))
+        return Settled(Kind.OBJECTS, tuple(concat_pieces(column) for column in columns))
 
     def _join(self, search: _Search, parts: list[_Part], bad: list[int], complete: bool) -> Any:
         """The results of parts as one value."""
         plan = self.loop.plan
+        if plan.unbind:
+            return parts[0].value
         if not all(is_data(part.value) and part.value.dim() > plan.dim for part in parts):
             return search.again(bad)
-        per_row = all(gatherable(part.value, part.stop - part.start, plan) for part in parts)
+        per_row = all(part.value.shape[plan.dim] == part.stop - part.start for part in parts)
         values = [(part.start, part.value) for part in parts]
         if per_row and complete and self.mode == PAD:
-            blank = torch.zeros_like(narrow(parts[0].value, plan.dim, 0, 1))
+            blank = blank_like(narrow(parts[0].value, plan.dim, 0, 1))
             values = sorted([*values, *((offset, blank) for offset in bad)], key=lambda pair: pair[0])
         return values[0][1] if len(values) == 1 else torch.cat([value for _, value in values], plan.dim)
 
@@ -150,6 +200,20 @@ class Skipper:
                 rows.narrow(plan.dim, offset, 1).fill_(False)
 
 
+def _without_gaps(
+    parts: list[tuple[int, int, Pieces | None]], rows: int, width: int
+) -> Iterator[list[tuple[int, Any]]]:
+    """The pieces of all rows of a chunk, column by column in each of the results: (rows, piece)."""
+    position = 0
+    for start, stop, pieces in sorted(parts, key=lambda part: part[0]):
+        if start > position:
+            yield [(start - position, None)] * width
+        yield [(stop - start, piece) for piece in pieces or (None,) * width]
+        position = stop
+    if position < rows:
+        yield [(rows - position, None)] * width
+
+
 class _Search:
     """The search in one chunk."""
 
@@ -162,18 +226,29 @@ class _Search:
         self.errors: list[tuple[int, Exception]] = []
         self.parts: list[_Part] = []
 
-    def failed(self, start: int, stop: int, error: Exception) -> None:
-        """The function has raised on the rows `start..stop` of the chunk: look closer."""
-        self._put_back(start, stop, error)
-        if stop - start == 1:
-            self.errors.append((start, error))
-            return
-        middle = (start + stop) // 2
-        del error  # it holds the frames of the call
-        self._attempt(start, middle)
-        self._attempt(middle, stop)
+    def try_parts(self, start: int, stop: int, row_by_row: bool) -> bool:
+        """Call the function with parts of the rows `start..stop`, and row by row where those raise.
 
-    def _attempt(self, start: int, stop: int) -> None:
+        Returns:
+            Whether bad rows are so many that it went on row by row.
+        """
+        count = stop - start
+        size = 1 if row_by_row or count <= FEW_ROWS else math.isqrt(count)
+        bad_parts, first = 0, start
+        while first < stop:
+            last = min(first + size, stop)
+            if self._attempt(first, last):
+                bad_parts = 0
+            elif last - first > 1:
+                for row in range(first, last):
+                    self._attempt(row, row + 1)
+                bad_parts += 1
+                size = 1 if bad_parts >= WARY else size
+            first = last
+        return size == 1 and len(self.errors) >= math.isqrt(count)
+
+    def _attempt(self, start: int, stop: int) -> bool:
+        """Call the function with some rows, and put them back if it raises; a single row is bad then."""
         try:
             value = self._call(self._rows(start, stop), start)
         except Exception as error:
@@ -185,9 +260,12 @@ class _Search:
             misfit = self.skipper.misfit(target, value)
             if misfit is None:
                 self.parts.append(_Part(start, stop, value))
-                return
+                return True
             failure = misfit
-        self.failed(start, stop, failure)
+        self.put_back(start, stop, failure)
+        if stop - start == 1:
+            self.errors.append((start, failure))
+        return False
 
     def _target(self, start: int, stop: int) -> Any:
         plan = self.loop.plan
@@ -195,7 +273,7 @@ class _Search:
 
     def _call(self, rows: Data, start: int) -> Any:
         loop = self.loop
-        first = self.chunk * loop.plan.size + start
+        first = loop.plan.rows(self.chunk)[0] + start
         loop.control[at.SINCE] = time.monotonic_ns()
         if loop.policy.seed is not None:
             seed_everything(derive(loop.policy.seed, first))
@@ -205,7 +283,8 @@ class _Search:
         rows = next(self.loop.reader.read(self.chunk, self.chunk + 1))
         return cut(rows, self.loop.plan.dim, start, stop, stop - start)[0]
 
-    def _put_back(self, start: int, stop: int, error: Exception) -> None:
+    def put_back(self, start: int, stop: int, error: Exception) -> None:
+        """Undo what a call that has raised did to its rows."""
         loop, plan = self.loop, self.loop.plan
         undo = loop.undo
         if undo is not None and loop.control[at.UNDO] == self.chunk + 1:
@@ -254,13 +333,7 @@ def _zero(rows: Any) -> None:
         leaf.zero_()
 
 
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-
-
 def _without_engine(error: Exception) -> Exception:
     """`error` with the frames of the user's code only."""
-    step = error.__traceback__
-    while step is not None and step.tb_frame.f_code.co_filename.startswith(_HERE):
-        step = step.tb_next
-    error.__traceback__ = step or error.__traceback__
+    error.__traceback__ = without_engine(error.__traceback__)
     return error

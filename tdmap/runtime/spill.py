@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 import threading
 from collections.abc import Iterable, Sequence
@@ -21,10 +22,15 @@ import torch
 from torch import Tensor
 
 from tdmap._data import bytes_of
+from tdmap.errors import UntrustedFile
+from tdmap.hidden import open_file
 from tdmap.runtime.owner import Owner
 
 ALIGNMENT = 64
 """Extents begin at multiples of it, so that they can be mapped as tensors of any dtype."""
+
+
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Extent(NamedTuple):
@@ -41,7 +47,7 @@ class Spill:
     """A folder for such files; travels to workers, who open files of their own in it.
 
     Args:
-        folder: made when it does not exist. None: a new one in the temporary folder.
+        folder: made when it does not exist, for nobody but the caller. None: a new one in the temporary folder.
         prefix: of the names of files, in a folder that holds others as well: those are left alone.
     """
 
@@ -49,7 +55,7 @@ class Spill:
         if folder is None:
             folder = tempfile.mkdtemp(prefix="tdmap-spill-")
         self.folder = Path(os.path.abspath(folder))
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(0o700, parents=True, exist_ok=True)
         self.prefix = prefix
         self._owner = Owner()
 
@@ -61,15 +67,21 @@ class Spill:
         """
         # Opened each time: a warm worker that kept it open would keep the room of a file that was deleted long ago.
         name = f"{self.prefix}{os.getpid()}-{threading.get_native_id()}.bin"
-        fd = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # Not with all the care of `open_file`: the folder is private, or the name is nobody's to know.
+        fd = os.open(f"{self.folder}/{name}", _APPEND, 0o600)
         try:
-            end = -(-os.fstat(fd).st_size // ALIGNMENT) * ALIGNMENT
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
+                raise UntrustedFile(self.folder / name, "is not the file of intermediate results that it should be")
+            end = -(-info.st_size // ALIGNMENT) * ALIGNMENT
             extents = []
             for tensor in tensors:
                 view = bytes_of(tensor)
                 extents.append(Extent(name, end, len(view)))
                 _write(fd, view, end)
                 end += -(-len(view) // ALIGNMENT) * ALIGNMENT
+        except UntrustedFile:
+            raise
         except OSError as error:
             wanted = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             free = shutil.disk_usage(self.folder).free
@@ -102,7 +114,7 @@ class Spill:
             for extent, out in pieces:
                 fd = opened.get(extent.file)
                 if fd is None:
-                    fd = opened[extent.file] = os.open(self.folder / extent.file, os.O_RDONLY | os.O_CLOEXEC)
+                    fd = opened[extent.file] = open_file(self.folder / extent.file)
                 self._read(fd, extent, bytes_of(out))
         finally:
             for fd in opened.values():

@@ -11,8 +11,10 @@ closes, because the run is over or the driver has been killed, it syncs a last t
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
+import stat
 import struct
 import sys
 import time
@@ -31,8 +33,11 @@ def sync(journal: str, log: int, opened: dict[str, int], last: bool) -> None:
     folder = os.path.dirname(journal)
     for name in os.listdir(folder):
         if name.startswith(BESIDES):
-            with contextlib.suppress(FileNotFoundError):  # the run is over, and they are not needed any more
+            try:
                 _open(os.path.join(folder, name), opened)
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ELOOP):  # not needed any more; a link, which nobody reads
+                    raise
     for descriptor in opened.values():
         os.fdatasync(descriptor)
     body = struct.pack("<BBHIIqq", DURABLE, 0, 0, 0, 0, position, last)
@@ -42,7 +47,12 @@ def sync(journal: str, log: int, opened: dict[str, int], last: bool) -> None:
 
 def _open(path: str, opened: dict[str, int]) -> None:
     if path not in opened:
-        opened[path] = os.open(path, os.O_RDONLY)
+        # Not blocking: somebody may have put a FIFO there.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            opened[path] = descriptor
+        else:
+            os.close(descriptor)
 
 
 def _open_all(line: bytes, opened: dict[str, int]) -> None:
@@ -56,7 +66,9 @@ def main(journal: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's affair
     with contextlib.suppress(OSError):
         os.nice(10)  # the workers come first
-    log = os.open(journal, os.O_WRONLY | os.O_APPEND)
+    log = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(log).st_mode):
+        return
     opened: dict[str, int] = {}
     _open_all(sys.stdin.buffer.readline(), opened)
     while True:

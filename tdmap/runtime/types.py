@@ -1,6 +1,7 @@
 """What crosses the pipe between the driver and a worker: numbers and small bytes, never rows.
 
-driver ──► worker   Begin(job, payload)  Protect(...)  Output(job, payload)  Grant(job, lease, start, stop)  Drop(job)
+driver ──► worker   Begin(job, payload)  Protect(...)  Output(job, payload)  Planned(job, plan)
+                    Grant(job, lease, start, stop)  Drop(job)
 worker ──► driver   Hello  Segment(...)  Done(...)  GaveBack(...)  Skipped(...)  Failed(...)  Refused(...)
 crew   ──► driver   Lost(...), when a pipe closes or a process ends
 """
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 import enum
 from typing import Any, NamedTuple
+
+from tdmap.plan import ChunkPlan
 
 
 class Kind(enum.IntEnum):
@@ -22,6 +25,13 @@ class Kind(enum.IntEnum):
     """It travels to the driver."""
     FAILED = 3
     """There is none: the function raised on every row, and rows that raise are skipped."""
+    OBJECTS = 4
+    """Its tensors were copied into the output; its entries that are no tensors travel to the driver."""
+
+    @property
+    def travels(self) -> bool:
+        """Whether a value of each chunk goes to the driver: a chunk is not safe before it is there."""
+        return self in (Kind.PARCEL, Kind.OBJECTS)
 
 
 class Begin(NamedTuple):
@@ -43,6 +53,13 @@ class Output(NamedTuple):
 
     job: int
     payload: bytes
+
+
+class Planned(NamedTuple):
+    """How rows are cut after the first chunks."""
+
+    job: int
+    plan: ChunkPlan
 
 
 class Grant(NamedTuple):
@@ -79,7 +96,7 @@ class Segment(NamedTuple):
     stop: int
     kind: Kind
     values: tuple[Any, ...]
-    """One value a chunk for PARCEL, else empty."""
+    """One value a chunk where they travel, else empty."""
 
 
 class Done(NamedTuple):

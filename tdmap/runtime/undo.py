@@ -49,14 +49,22 @@ class Undo:
         self._direct = bool(self.leaves) and not plan.unbind and is_flat(data)
         self.lock = room.lock
         self.skipped = room.skipped
+        self.objects = room.objects
         self._keep = room
         self._mark = _slots(room.mark)
         self.done = _slots(room.done)
+        self.replan(plan)
+
+    def replan(self, plan: ChunkPlan) -> None:
+        """The size of the later chunks is settled."""
+        self.plan = plan
+        rows = min(plan.size, plan.most_rows)
+        self._whole = [buffer.narrow(plan.dim, 0, rows) for buffer in self.buffers]
 
     @staticmethod
     def allocate(data: Data, plan: ChunkPlan, empty: Callable[[torch.dtype, torch.Size], Tensor]) -> Room:
         """Room for one chunk, in memory."""
-        rows = min(plan.size, plan.length)
+        rows = plan.most_rows
         return Room(
             [
                 empty(leaf.dtype, torch.Size((*leaf.shape[: plan.dim], rows, *leaf.shape[plan.dim + 1 :])))
@@ -71,9 +79,9 @@ class Undo:
         if self._direct and stop - start == self.plan.size:
             leaves = [rows] if isinstance(rows, Tensor) else list(rows._source.values())
             if len(leaves) == 1:
-                self.buffers[0].copy_(leaves[0])
+                self._whole[0].copy_(leaves[0])
             else:
-                torch._foreach_copy_(self.buffers, leaves)
+                torch._foreach_copy_(self._whole, leaves)
         else:
             dim, count = self.plan.dim, stop - start
             for leaf, buffer in zip(self.leaves, self.buffers):

@@ -23,7 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tdmap._data import Reader, RowWriter, tensors_of
+from tdmap._data import Reader, tensors_of
+from tdmap.data.writer import RowWriter
+from tdmap.frames import without_engine
 from tdmap.job import Policy
 from tdmap.plan import ChunkPlan
 from tdmap.runtime import control as at
@@ -33,7 +35,7 @@ from tdmap.runtime.packing import unpack
 from tdmap.runtime.parcels import ParcelWriter
 from tdmap.runtime.remote import pack_error
 from tdmap.runtime.residency import Residency
-from tdmap.runtime.types import Begin, Done, Drop, Failed, Grant, Hello, Output, Protect, Refused
+from tdmap.runtime.types import Begin, Done, Drop, Failed, Grant, Hello, Output, Planned, Protect, Refused
 from tdmap.runtime.undo import Undo
 from tdmap.seeding import seed_everything
 
@@ -136,6 +138,9 @@ class _Worker:
                 self.begin(message)
             elif isinstance(message, Output):
                 self.output(message)
+            elif isinstance(message, Planned):
+                if self.loop is not None and self.loop.job == message.job:
+                    self.loop.replan(message.plan)
             elif isinstance(message, Protect):
                 self.protect(message)
             elif isinstance(message, Drop):
@@ -194,8 +199,7 @@ class _Worker:
             assert cause is not None
             if isinstance(cause, (EOFError, BrokenPipeError, ConnectionResetError)) and self.orphaned:
                 raise EOFError from None
-            tail = cause.__traceback__
-            cause.__traceback__ = _user_frames(tail)
+            cause.__traceback__ = without_engine(cause.__traceback__)
             self.failed = message.job  # leases that wait already would change rows after the error
             self.send(Failed(message.job, message.lease, failure.chunk, pack_error(cause), loop.mutated))
             return
@@ -234,17 +238,6 @@ def anonymous_memory() -> int:
     except (OSError, ValueError):
         return 0
     return (int(resident) - int(shared)) * resource.getpagesize()
-
-
-def _user_frames(tail: Any) -> Any:
-    """The traceback from the user's function on, without the engine's own frames above it."""
-    step = tail
-    while step is not None and step.tb_frame.f_code.co_filename.startswith(_HERE):
-        step = step.tb_next
-    return step if step is not None else tail
-
-
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class Payload(NamedTuple):

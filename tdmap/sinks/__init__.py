@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tdmap.sinks.base import Allocate, Sink
+from tdmap.sinks.base import Allocate, PlainSink, Sink
 from tdmap.sinks.collect import Collect
 from tdmap.sinks.fold import Fold
 from tdmap.sinks.folder import Folder
@@ -11,4 +11,4 @@ from tdmap.sinks.inplace import InPlace
 from tdmap.sinks.preallocated import Preallocated
 from tdmap.sinks.stream import Stream
 
-__all__ = ["Allocate", "Collect", "Fold", "Folder", "Gather", "InPlace", "Preallocated", "Sink", "Stream"]
+__all__ = ["Allocate", "Collect", "Fold", "Folder", "Gather", "InPlace", "PlainSink", "Preallocated", "Sink", "Stream"]

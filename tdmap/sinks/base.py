@@ -7,7 +7,8 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from tdmap._data import RowWriter
+from tdmap.data.sizes import result_bytes
+from tdmap.data.writer import RowWriter
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.types import Kind
 
@@ -42,3 +43,29 @@ class Sink(Protocol):
     def result(self) -> Any:
         """What `map` returns; called once, after the last chunk."""
         ...
+
+    def abandon(self) -> None:
+        """Called instead of `result` when the job fails: what was accepted, and has no place yet, gets there or not."""
+        ...
+
+    def replan(self, plan: ChunkPlan) -> None:
+        """The size of the later chunks is settled, by a result that comes next."""
+        ...
+
+    def value_bytes(self, value: Any) -> int:
+        """Bytes of a result that travels."""
+        ...
+
+
+class PlainSink:
+    """What most sinks do where there is nothing special to do."""
+
+    def abandon(self) -> None:
+        """There is nothing to keep."""
+
+    def replan(self, plan: ChunkPlan) -> None:
+        """Nothing depends on the chunks."""
+
+    def value_bytes(self, value: Any) -> int:
+        """As large as it looks."""
+        return result_bytes(value)

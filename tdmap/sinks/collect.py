@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdmap._data import RowWriter
+from tdmap.data.writer import RowWriter
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate
+from tdmap.sinks.base import Allocate, PlainSink
 
 
-class Collect:
+class Collect(PlainSink):
     """Keeps one value a chunk: counts, extents, errors. Its result is their list, None where there is none."""
 
     streams = False
@@ -20,7 +20,10 @@ class Collect:
         self._values: list[Any] = []
 
     def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
-        self._values = [None] * plan.num_chunks
+        self._values = [None] * plan.num_known
+
+    def replan(self, plan: ChunkPlan) -> None:
+        self._values += [None] * (plan.num_chunks - len(self._values))
 
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
         if kind is Kind.PARCEL:

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, RowWriter, check_leaf, data_row_bytes, is_data, is_dense, not_a_collection, tensors_of
+from tdmap._data import Data, data_row_bytes, is_data, is_dense, tensors_of
+from tdmap.data.alike import check_leaf, not_a_collection
+from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.device import DeviceLink, Mark
 from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate
+from tdmap.sinks.base import Allocate, PlainSink
 
 IN_FLIGHT_BYTES = 32 << 20
 """Bytes of results whose copies have begun and not ended, beyond the last chunk's."""
@@ -24,7 +26,7 @@ LEASE_BYTES = 16 << 20
 """Output bytes of a lease: a worker fills the slots of one while those of another are copied."""
 
 
-class DeviceBuffer:
+class DeviceBuffer(PlainSink):
     """Copies each result that travels into the rows of `out` that its chunk has; a None result leaves them as they are.
 
         worker ──► slot, page-locked ──copy()──► out

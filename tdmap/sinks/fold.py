@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from tdmap._data import RowWriter
+from tdmap.data.writer import RowWriter
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import MergeTree, Node, Reducer, merged, nodes
 from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate
+from tdmap.sinks.base import Allocate, PlainSink
 
 
-class Fold:
+class Fold(PlainSink):
     """Merges states by the tree over the chunk numbers: the same neighbours whatever the workers and their order.
 
     The function of the job has `merge_states`, by which workers begin: what comes are states of nodes of the tree.

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from tdmap._data import Data, RowWriter, allocate_like, gatherable, is_dense, unlike_the_others
+from tdmap._data import Data, allocate_like, gatherable, is_dense
+from tdmap.data.alike import unlike_the_others
+from tdmap.data.objects import KeyPath, ObjectColumns, Pieces, object_paths, without_objects
+from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
+from tdmap.objectlog import ObjectLog, check_storable
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate
-from tensordict_lite import is_non_tensor
+from tdmap.sinks.base import Allocate, PlainSink
+from tdmap.store import require_room_for_hidden
 
 
 class Store(Protocol):
@@ -24,6 +28,10 @@ class Store(Protocol):
 
     def create(self, example: Data) -> Data:
         """A dataset in files with the schema of `example`, whose memory does not matter."""
+        ...
+
+    def complete(self, data: Data, columns: dict[KeyPath, Any]) -> Data:
+        """Add the entries that are no tensors to a dataset that was created without them."""
         ...
 
 
@@ -42,6 +50,7 @@ def check_for_folder(value: Data, rows: int, plan: ChunkPlan, where: str) -> Non
             f"{where}: out is a folder, which holds a collection, and the function returned a "
             f"{type(value).__name__}. Return TensorDict({{'result': ...}}, batch_size=chunk.batch_size)."
         )
+    require_room_for_hidden(value)
     if not gatherable(value, rows, plan):
         raise OutputMismatch(
             f"{where}: a result for a folder must be tensors on the CPU, {_obstacle(value, rows, plan)}"
@@ -59,30 +68,31 @@ def _obstacle(value: Data, rows: int, plan: ChunkPlan, path: tuple[str, ...] = (
                 return _obstacle(entry, rows, plan, (*path, key))
     if isinstance(value, torch.Tensor):
         return f"and {name} is {value.layout} on {value.device}."
-    if is_non_tensor(value):
-        return (
-            f"and {name} holds a Python object for each row. Encode it (strings as uint8, categories as numbers), or "
-            "leave out=None and call .memmap(folder) on the result."
-        )
     return f"and {name} is a {type(value).__name__}, whose rows may differ in shape. Pad them, or leave out=None."
 
 
-class Folder:
+class Folder(PlainSink):
     """Writes every result into files, and refuses those that do not look like the first one.
+
+    Entries that are no tensors come with the reports of chunks, and are written when all of them are there.
 
     Args:
         store: makes the files.
         created: called with the dataset once there is one.
+        log: of a run that can be resumed: keeps what is not written yet.
     """
 
     streams = False
     sets_schema = True
     """The first result says what all others must look like."""
 
-    def __init__(self, store: Store, created: Callable[[Data], None]) -> None:
+    def __init__(self, store: Store, created: Callable[[Data], None], log: ObjectLog | None = None) -> None:
         self._store = store
         self._created = created
+        self._log = log
         self._writer: RowWriter | None = None
+        self._objects = ObjectColumns(())
+        self._data: Data = None
 
     @property
     def writer(self) -> RowWriter | None:
@@ -91,12 +101,24 @@ class Folder:
     def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
         self._plan = plan
         known = self._store.load()
-        if known is not None:
-            self._use(known)
+        if known is None:
+            return
+        paths = object_paths(known)
+        if paths:  # they were complete, and only the last step was missing
+            self._use(known, paths)
+        else:
+            self._use(known, () if self._log is None else self._log.columns())
+            self._objects = ObjectColumns(self._writer.objects if self._writer is not None else ())
 
-    def _use(self, data: Data) -> None:
-        self._writer = RowWriter(data, self._plan, exact=True, strict=True)
+    def _use(self, data: Data, objects: Sequence[KeyPath]) -> None:
+        self._data = data
+        self._writer = RowWriter(data, self._plan, exact=True, strict=True, objects=objects)
         self._created(data)
+
+    def replan(self, plan: ChunkPlan) -> None:
+        self._plan = plan
+        if self._writer is not None:
+            self._writer.plan = plan
 
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
         if kind is Kind.NONE:
@@ -104,23 +126,48 @@ class Folder:
         if kind is Kind.PARCEL:
             for chunk, value in zip(range(start, stop), values):
                 self._take(chunk, value)
+        elif kind is Kind.OBJECTS:
+            for chunk, pieces in zip(range(start, stop), values):
+                self._keep(chunk, pieces)
 
     def _take(self, chunk: int, value: Data) -> None:
         if self._writer is None:
-            self._use(self._store.create(self._example(chunk, value)))
+            example, paths = self._example(chunk, value), object_paths(value)
+            if self._log is not None:
+                self._log.begin(paths)
+            self._use(self._store.create(example), paths)
+            self._objects = ObjectColumns(paths)
         assert self._writer is not None
         rows = next(self._writer.rows(chunk, chunk + 1))
         if not self._writer.write(rows, value):
-            raise OutputMismatch(f"{self._rows(chunk)}: {unlike_the_others(rows, value)}")
+            raise OutputMismatch(f"{self._rows(chunk)}: {unlike_the_others(rows, value, self._writer.objects)}")
+        pieces = self._writer.objects_of(value, *self._plan.rows(chunk))
+        if pieces is not None:
+            self._keep(chunk, pieces)
+
+    def _keep(self, chunk: int, pieces: Pieces) -> None:
+        if not self._objects:
+            return
+        check_storable(pieces, self._objects.paths, self._rows(chunk))
+        if self._log is not None:
+            self._log.add(chunk, pieces)
+        self._objects.add(chunk, pieces)
 
     def _example(self, chunk: int, value: Data) -> Data:
         first, last = self._plan.rows(chunk)
         check_for_folder(value, last - first, self._plan, self._rows(chunk))
         # One element stands for all of them: nothing is allocated for an example.
-        return allocate_like(value, self._plan, lambda dtype, shape: torch.zeros((), dtype=dtype).expand(shape))
+        return allocate_like(
+            without_objects(value), self._plan, lambda dtype, shape: torch.zeros((), dtype=dtype).expand(shape)
+        )
 
     def _rows(self, chunk: int) -> str:
         return describe_rows(*self._plan.rows(chunk))
 
     def result(self) -> Any:
-        return None if self._writer is None else self._writer.out
+        if not self._objects:
+            return self._data
+        if self._log is not None:
+            for chunk, pieces in self._log.load(self._objects.paths).items():
+                self._objects.add(chunk, pieces)
+        return self._store.complete(self._data, self._objects.columns(self._plan, self._data))

@@ -4,42 +4,44 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdmap._data import (
-    Data,
-    RowWriter,
-    allocate_like,
-    describe_difference,
-    gatherable,
-    is_data,
-    join,
-    joinable,
-    narrow,
-    tensors_of,
-)
+import torch
+
+from tdmap._data import Data, allocate_like, gatherable, is_data, join, joinable, narrow, tensors_of
+from tdmap._warn import warn_user
+from tdmap.data.alike import describe_difference
+from tdmap.data.objects import ObjectColumns, blank_like, object_paths, with_objects, without_objects
+from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate
+from tdmap.sinks.base import Allocate, PlainSink
 
 
-class Gather:
+class Gather(PlainSink):
     """Concatenates results along the plan's dimension (stacks them when the plan unbinds).
 
     The first results travel. If they have as many rows as their chunks, one output of the full length is
     allocated and the workers write the others straight into it. Results that do not fit it (other row counts,
     keys, shapes or dtypes) go on travelling and are concatenated in order at the end. None results are left out;
     when there is nothing else, so is the output.
+
+    Args:
+        name: of the function, for a warning where only some of its results are None; empty where that is meant.
+        drops: rows that raise are left out, and are no zeros.
     """
 
     streams = False
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "", drops: bool = False) -> None:
+        self._name = name
+        self._drops = drops
         self._writer: RowWriter | None = None
         self._loose: dict[int, Data] = {}
         self._none: list[tuple[int, int]] = []
         self._failed: list[tuple[int, int]] = []
         self._written = False
         self._gather = True
+        self._objects = ObjectColumns(())
 
     @property
     def writer(self) -> RowWriter | None:
@@ -49,6 +51,11 @@ class Gather:
         self._plan = plan
         self._allocate = allocate
 
+    def replan(self, plan: ChunkPlan) -> None:
+        self._plan = plan
+        if self._writer is not None:
+            self._writer.plan = plan
+
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
         if kind is Kind.FAILED:
             self._failed.append((start, stop))
@@ -56,6 +63,10 @@ class Gather:
             self._none.append((start, stop))
         elif kind is Kind.WRITTEN:
             self._written = True
+        elif kind is Kind.OBJECTS:
+            self._written = True
+            for chunk, pieces in zip(range(start, stop), values):
+                self._objects.add(chunk, pieces)
         else:
             for chunk, value in zip(range(start, stop), values):
                 self._take(chunk, value)
@@ -64,19 +75,26 @@ class Gather:
         if self._writer is None and self._gather:
             first, last = self._plan.rows(chunk)
             if gatherable(value, last - first, self._plan):
-                out = allocate_like(value, self._plan, self._allocate)
-                self._writer = RowWriter(out, self._plan, exact=True)
+                paths = object_paths(value)
+                out = allocate_like(without_objects(value), self._plan, self._allocate)
+                self._writer = RowWriter(out, self._plan, exact=True, objects=paths)
+                self._objects = ObjectColumns(paths)
             else:
                 self._gather = False
         if self._writer is not None and self._writer.write(next(self._writer.rows(chunk, chunk + 1)), value):
             self._written = True
+            pieces = self._writer.objects_of(value, *self._plan.rows(chunk))
+            if pieces is not None:
+                self._objects.add(chunk, pieces)
         else:
             self._loose[chunk] = value
 
     def result(self) -> Any:
+        if self._name and self._none and (self._writer is not None or self._loose):
+            self._warn_of_none()
         self._blank_failed()
         if not self._loose and not self._none and self._writer is not None:
-            return self._writer.out
+            return self._out()
         parts = self._parts()
         if not parts:
             return None
@@ -85,14 +103,41 @@ class Gather:
             plan = ChunkPlan(plan.length, plan.size, plan.dim)
         try:
             return join(parts, plan)
-        except (RuntimeError, KeyError, ValueError) as error:
+        except (RuntimeError, KeyError, ValueError, TypeError) as error:
+            if not all(is_data(part) for part in parts):
+                raise
             raise self._misfit() or error from error
+
+    def _warn_of_none(self) -> None:
+        spans = sorted(self._plan.span(start, stop) for start, stop in self._none)
+        rows = sum(last - first for first, last in spans)
+        shown = ", ".join(describe_rows(*span) for span in spans[:3]) + (", ..." if len(spans) > 3 else "")
+        warn_user(
+            f"{self._name} returned None for {rows} of {self._plan.length} rows ({shown}) and results for the others: "
+            "the result lacks these rows. Return their results too, or say what is meant: tdmap.filter leaves out "
+            "rows, tdmap.flat_map takes any number of them."
+        )
+
+    def _out(self) -> Data:
+        """What the workers have written, with the entries that are no tensors."""
+        assert self._writer is not None
+        if not self._objects:
+            return self._writer.out
+        return with_objects(self._writer.out, self._objects.columns(self._plan, self._writer.out))
 
     def _misfit(self) -> OutputMismatch | None:
         """The first result that does not go with the one before it, for the error."""
-        chunks = sorted(self._loose)
+        chunks, dim = sorted(self._loose), self._plan.dim
+        for chunk in chunks:
+            shape = tuple(self._loose[chunk].shape)
+            if not self._plan.unbind and len(shape) <= dim:
+                return OutputMismatch(
+                    f"{describe_rows(*self._plan.rows(chunk))}: the function returned a result of shape {shape}, and "
+                    f"map joins results along their rows, dimension {dim}. Return a value for each row; for one value "
+                    "of all rows use tdmap.map_reduce or tdmap.reduce, for one a chunk tdmap.map_iter."
+                )
         if self._writer is not None:
-            before, name = next(self._writer.rows(0, 1)), "those that were written first"
+            before, name = self._out(), "those that were written first"
         else:
             before, name = self._loose[chunks[0]], describe_rows(*self._plan.rows(chunks[0]))
         before = self._row_of(before)
@@ -115,22 +160,44 @@ class Gather:
 
     def _blank_failed(self) -> None:
         """Zeros for chunks that failed altogether; where rows are dropped, they are left out like None results."""
-        if self._writer is None:
+        if self._drops or (self._writer is None and not self._by_row()):
             self._none += self._failed
+            return
+        if self._writer is None:
+            self._blank_loose()
             return
         for start, stop in self._failed:
             for leaf in tensors_of(narrow(self._writer.out, self._plan.dim, *self._plan.span(start, stop))):
                 leaf.zero_()
 
+    def _by_row(self) -> bool:
+        """Whether results have as many rows as their chunks, so that others can have as many zeros."""
+        plan = self._plan
+        if not self._loose or not all(map(is_data, self._loose.values())):
+            return False
+        shapes = [(chunk, value.shape) for chunk, value in self._loose.items()]
+        return plan.unbind or all(
+            len(shape) > plan.dim and shape[plan.dim] == plan.count(chunk, chunk + 1) for chunk, shape in shapes
+        )
+
+    def _blank_loose(self) -> None:
+        plan, example = self._plan, next(iter(self._loose.values()))
+        blank = blank_like(example if plan.unbind else narrow(example, plan.dim, 0, 1))
+        for start, stop in self._failed:
+            for chunk in range(start, stop):
+                rows = [blank] * plan.count(chunk, chunk + 1)
+                self._loose[chunk] = blank if plan.unbind else torch.cat(rows, plan.dim)
+
     def _parts(self) -> list[Data]:
         """Results in the order of the chunks, runs of written ones as one part."""
         plan, parts = self._plan, []
+        out = None if self._writer is None else self._out()
         stack = plan.unbind and self._written
         gaps = sorted([*self._none, *((chunk, chunk + 1) for chunk in self._loose)])
         position = 0
         for start, stop in [*gaps, (plan.num_chunks, plan.num_chunks)]:
-            if start > position and self._writer is not None:
-                parts.append(narrow(self._writer.out, plan.dim, *plan.span(position, start)))
+            if start > position and out is not None:
+                parts.append(narrow(out, plan.dim, *plan.span(position, start)))
             if start in self._loose:
                 value = self._loose[start]
                 parts.append(value.unsqueeze(plan.dim) if stack else value)

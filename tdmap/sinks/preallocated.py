@@ -4,34 +4,66 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdmap._data import Data, RowWriter, describe_rows
+from tdmap._data import Data, describe_rows
+from tdmap.data.objects import ObjectColumns, assign_objects
+from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch
+from tdmap.objectlog import ObjectLog
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate
+from tdmap.sinks.base import Allocate, PlainSink
 
 
-class Preallocated:
-    """Writes each result into the rows of `out` that its chunk has; a None result leaves them as they are."""
+class Preallocated(PlainSink):
+    """Writes each result into the rows of `out` that its chunk has; a None result leaves them as they are.
+
+    Args:
+        out: the output.
+        log: of a run that can be resumed: keeps the results' entries that are no tensors.
+    """
 
     streams = False
+    aliased = False
 
-    def __init__(self, out: Data) -> None:
+    def __init__(self, out: Data, log: ObjectLog | None = None) -> None:
         self.out = out
+        self._log = log
         self._writer: RowWriter | None = None
+        self._objects = ObjectColumns(())
 
     @property
     def writer(self) -> RowWriter | None:
         return self._writer
 
     def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
-        self._writer = RowWriter(self.out, plan, exact=False)
+        self._writer = RowWriter(self.out, plan, exact=False, aliased=self.aliased)
+        self._objects = ObjectColumns(self._writer.objects)
 
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
         if kind is Kind.PARCEL:
             assert self._writer is not None
             first, last = self._writer.plan.span(start, stop)
             raise OutputMismatch(f"the results of {describe_rows(first, last)} did not fit out.")
+        if kind is Kind.OBJECTS:
+            for chunk, pieces in zip(range(start, stop), values):
+                if self._log is not None:
+                    self._log.add(chunk, pieces)
+                self._objects.add(chunk, pieces)
 
     def result(self) -> Any:
+        self._assign()
         return self.out
+
+    def abandon(self) -> None:
+        """The job has failed: what is done stays done, as for tensors; with a log, it waits there."""
+        if self._log is None:
+            self._assign()
+
+    def _assign(self) -> None:
+        if self._writer is None or not self._objects:
+            return
+        if self._log is not None:
+            for chunk, pieces in self._log.load(self._objects.paths).items():
+                self._objects.add(chunk, pieces)
+        if not self._objects.is_empty:
+            assign_objects(self.out, self._objects.columns(self._writer.plan, self.out, before=self.out))

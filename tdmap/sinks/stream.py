@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdmap._data import RowWriter
+from tdmap.data.writer import RowWriter
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.parcels import PageLocker
 from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate
+from tdmap.sinks.base import Allocate, PlainSink
 
 
-class Stream:
+class Stream(PlainSink):
     """Keeps the few results that are ahead of their turn.
 
     Args:

@@ -42,6 +42,7 @@ __all__ = [
     "node_meta",
     "read_json",
     "read_meta",
+    "read_small",
 ]
 
 META = "meta.json"
@@ -244,6 +245,16 @@ def read_json(path: str, folder: str) -> Any:
         DatasetNotFoundError: there is no such file.
         DatasetError: it is none of that.
     """
+    data = read_small(path, folder)
+    try:
+        return _decode(data.decode())
+    except (ValueError, RecursionError) as err:
+        reason = "empty" if not data else f"not valid JSON ({str(err)[:100]})"
+        raise DatasetError(path, f"is {reason}; it was truncated or edited") from None
+
+
+def read_small(path: str, folder: str, limit: int = MAX_META_BYTES) -> bytes:
+    """The bytes of a regular file of a credible size that is no link. Errors as :func:`read_json`."""
     try:
         # Not blocking: a FIFO in place of the file must not hang the reader. No link in place of it either.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -258,8 +269,8 @@ def read_json(path: str, folder: str) -> Any:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise DatasetError(path, "is not a regular file")
-        if info.st_size > MAX_META_BYTES:
-            raise DatasetError(path, f"metadata of {info.st_size:,} bytes is not credible (limit {MAX_META_BYTES:,})")
+        if info.st_size > limit:
+            raise DatasetError(path, f"has {info.st_size:,} bytes, which is not credible (limit {limit:,})")
         data = os.read(fd, info.st_size + 1)
         while len(data) < info.st_size:
             more = os.read(fd, info.st_size - len(data))
@@ -268,11 +279,7 @@ def read_json(path: str, folder: str) -> Any:
             data += more
     finally:
         os.close(fd)
-    try:
-        return _decode(data.decode())
-    except (ValueError, RecursionError) as err:
-        reason = "empty" if not data else f"not valid JSON ({str(err)[:100]})"
-        raise DatasetError(path, f"is {reason}; it was truncated or edited") from None
+    return data
 
 
 _decode = json.JSONDecoder().decode

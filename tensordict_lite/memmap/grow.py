@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensordict_lite.errors import DatasetNotFoundError
 from tensordict_lite.keys import require_path
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.files import locked_folder, new_file, write_all
-from tensordict_lite.memmap.format import META, RESERVED, SUFFIX, encode_key, leaf_meta, node_meta
+from tensordict_lite.memmap.format import META, RESERVED, SUFFIX, encode_key, leaf_meta, node_meta, read_json
 from tensordict_lite.memmap.mapping import file_of
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
@@ -152,9 +153,8 @@ def _describe(node: Any, folder: str, key: str, entry: dict[str, Any]) -> None:
     path = os.path.join(folder, META)
     with locked_folder(folder):
         try:
-            with open(path, "rb") as file:
-                meta = json.loads(file.read())
-        except FileNotFoundError:
+            meta = read_json(path, folder)
+        except DatasetNotFoundError:
             meta = node_meta({}, tuple(node._batch_size), node._names)
         if key in RESERVED:
             meta.setdefault("_entries", {})[key] = entry

@@ -22,8 +22,9 @@ from typing import Any
 import torch
 
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.format import FORMAT_VERSION, META, NodeMeta, is_count
+from tensordict_lite.memmap.format import FORMAT_VERSION, META, NodeMeta, is_count, read_small
 from tensordict_lite.memmap.load import Loader, register_reader
+from tensordict_lite.memmap.mapping import available_memory
 from tensordict_lite.memmap.plan import Plan, holds_json, pickled, plan_dense, register_planner
 
 __all__ = ["ensure_registered"]
@@ -107,16 +108,11 @@ def plan_nontensor_stack(plan: Plan, node: Any, path: str, where: Where) -> str:
     else:
         folder.blobs["pickle.pkl"] = pickled(plan, values, values, where)
         meta["data"] = "pickle.pkl"
-    if _depth(values) != len(node._batch_size):
+    if len(node._batch_size) > 1 and 0 in node._batch_size:
+        meta["_batch_size"] = list(node._batch_size)  # lists without elements do not tell
+    elif max(_regular_depth(values), 1) != len(node._batch_size):
         meta["_batch_dims"] = len(node._batch_size)  # the objects are lists themselves
     return "NonTensorStack"
-
-
-def _depth(values: Any) -> int:
-    depth = 0
-    while type(values) is list and values:
-        depth, values = depth + 1, values[0]
-    return depth
 
 
 def read_nontensor_stack(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> Any:
@@ -127,6 +123,8 @@ def read_nontensor_stack(loader: Loader, meta: NodeMeta, lead: torch.Size | None
         values = _unpickle(loader, meta.path, "pickle.pkl")
     if type(values) is not list:
         raise DatasetError(path, f"'data' of a stack should be a list, found a {type(values).__name__}")
+    if "_batch_size" in meta.raw:
+        return _no_objects(path, meta.raw["_batch_size"], values, loader.device or torch.device("cpu"))
     dims = meta.raw.get("_batch_dims")
     if dims is None:
         dims = max(_regular_depth(values), 1)
@@ -138,11 +136,25 @@ def read_nontensor_stack(loader: Loader, meta: NodeMeta, lead: torch.Size | None
     return _stack_objects(path, values, dims, loader.device or torch.device("cpu"))
 
 
+def _no_objects(path: str, size: Any, values: Any, device: torch.device) -> Any:
+    """A stack without any objects, of a batch size that its lists alone do not tell."""
+    from tensordict_lite.nontensor_stack import _without_rows
+
+    if type(size) is not list or not all(is_count(n, 1 << 40) for n in size) or 0 not in size:
+        raise DatasetError(path, f"'_batch_size' should be the size of a stack without objects, found {size!r:.100}")
+    level = values
+    for length in size[: size.index(0) + 1]:  # no more rows than there are lists
+        if type(level) is not list or len(level) != length:
+            raise DatasetError(path, f"the lists of a stack of objects do not have the size {size}")
+        level = level[0] if level else None
+    return _without_rows(torch.Size(size), device)
+
+
 def _regular_depth(values: Any) -> int:
     """How many levels of lists have one length each: the batch dims of objects that are not lists."""
-    if type(values) is not list or not values:
+    if type(values) not in (list, tuple) or not values:  # tuples become lists in JSON
         return 0
-    inner = {(_regular_depth(value), len(value) if type(value) is list else -1) for value in values}
+    inner = {(_regular_depth(value), len(value) if type(value) in (list, tuple) else -1) for value in values}
     return 1 + (next(iter(inner))[0] if len(inner) == 1 else 0)
 
 
@@ -304,8 +316,8 @@ def _unpickle(loader: Loader, folder: str, name: str) -> Any:
             "holds pickled data, which can run any code when it is opened. Pass allow_pickle=True only if you "
             "trust whoever wrote this dataset",
         )
-    with open(path, "rb") as file:
-        try:
-            return pickle.load(file)
-        except Exception as err:
-            raise DatasetError(path, f"cannot be unpickled ({type(err).__name__}: {err})") from err
+    data = read_small(path, folder, available_memory())
+    try:
+        return pickle.loads(data)
+    except Exception as err:
+        raise DatasetError(path, f"cannot be unpickled ({type(err).__name__}: {err})") from err

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
+from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.files import write_all, write_tensor_to
-from tensordict_lite.memmap.format import META
+from tensordict_lite.memmap.format import META, read_small
 from tensordict_lite.memmap.mapping import anonymous_storage, check_room, reserve
 from tensordict_lite.memmap.plan import Leaf, Plan, file_of, is_whole, mapped_root, plan_for
 from tensordict_lite.memmap.staging import Staging
@@ -179,12 +180,16 @@ class _Save:
             for leaf in self.plan.leaves
         ]
         todo = [leaf for leaf, keep in zip(self.plan.leaves, kept) if not keep]
+
+        def mapped() -> list[Tensor]:
+            return [
+                leaf.tensor if keep == "tensor" else _map_leaf(f"{root}/{leaf.file}", leaf)
+                for leaf, keep in zip(self.plan.leaves, kept)
+            ]
+
         if todo or not self._metadata_is_current(root):
-            self._write(root, todo)
-        return [
-            leaf.tensor if keep == "tensor" else _map_leaf(f"{root}/{leaf.file}", leaf)
-            for leaf, keep in zip(self.plan.leaves, kept)
-        ]
+            return self._write(root, todo, mapped)
+        return mapped()
 
     def _keeps(self, leaf: Leaf, path: str) -> str:
         """``"tensor"``: it is in its file already; ``"file"``: the file there is used; ``""``: to be written."""
@@ -237,14 +242,14 @@ class _Save:
             if folder.blobs:
                 return False
             try:
-                with open(os.path.join(root, folder.join(META)), "rb") as file:
-                    if file.read() != folder.json():
-                        return False
-            except OSError:
+                if read_small(os.path.join(root, folder.join(META)), root) != folder.json():
+                    return False
+            except DatasetError:
                 return False
         return True
 
-    def _write(self, root: str, todo: list[Leaf]) -> None:
+    def _write(self, root: str, todo: list[Leaf], mapped: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """Writes files and puts them in place; what ``mapped`` gives while they are certainly there."""
         check_room(root, sum(leaf.nbytes for leaf in todo) + sum(wanted - size for _, size, wanted in self.grown))
         staging = Staging(root, atomic=self.atomic)
         try:
@@ -259,9 +264,12 @@ class _Save:
                 files += [folder.join(name) for name in folder.blobs]
             folders = [folder.path for folder in self.plan.folders]
             staging.commit(files, folders, meanwhile=self._grow_files)
+            tensors = mapped()
         except BaseException:
             staging.abort()
             raise
+        staging.release()
+        return tensors
 
     def _write_leaves(self, root: str, todo: list[Leaf]) -> None:
         write: Callable[[str, Leaf], None] = _reserve_leaf if self.like else _write_leaf

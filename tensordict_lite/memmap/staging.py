@@ -4,6 +4,9 @@ A new dataset is written to a temporary folder beside its destination and rename
 or not at all. Over an existing dataset everything is written first, so that a full disk or a kill leaves the old
 one as it was; then its metadata goes (the root's first), the files move in, and the new metadata follows, the
 root's last. Whoever is killed in between leaves a folder without ``meta.json``, which nobody loads.
+
+Saves to one folder take turns: a lock on it is held from the first file that moves until the caller has mapped its
+files. So each of them is there whole, one after the other, and the last one stays.
 """
 
 from __future__ import annotations
@@ -17,13 +20,16 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
+from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap.files import open_folder
 from tensordict_lite.memmap.format import META
 
-__all__ = ["Staging", "is_temporary", "sync_file", "sync_files", "sync_folder"]
+__all__ = ["Staging", "exchange", "is_temporary", "sync_file", "sync_files", "sync_folder"]
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -46,6 +52,7 @@ class Staging:
 
     def __init__(self, prefix: str, *, atomic: bool = False) -> None:
         self.prefix = os.path.realpath(prefix)
+        self._moved = False
         parent, name = os.path.split(self.prefix)
         os.makedirs(parent, exist_ok=True)
         self.exists = os.path.lexists(self.prefix)
@@ -69,21 +76,26 @@ class Staging:
         self._lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(self._lock, fcntl.LOCK_SH)  # says that this save runs, also to who cannot see the process
+        self._turn = -1
 
     def abort(self) -> None:
         """Removes what was written; ``prefix`` is as it was."""
-        shutil.rmtree(self.root, ignore_errors=True)
-        self._release()
+        if not self._moved:
+            shutil.rmtree(self.root, ignore_errors=True)
+        self.release()
 
-    def _release(self) -> None:
-        if self._lock >= 0:
-            with contextlib.suppress(OSError):
-                fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough where a child was forked meanwhile
-            os.close(self._lock)
-            self._lock = -1
+    def release(self) -> None:
+        """Lets others put something into ``prefix``; after :meth:`commit`, when its files have been mapped."""
+        for name in ("_lock", "_turn"):
+            fd = getattr(self, name)
+            if fd >= 0:
+                with contextlib.suppress(OSError):
+                    fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough where a child was forked meanwhile
+                os.close(fd)
+                setattr(self, name, -1)
 
     def commit(self, files: list[str], folders: list[str], *, meanwhile: Callable[[], None] | None = None) -> None:
-        """Puts the dataset in its place.
+        """Puts the dataset in its place, where nobody else puts one before :meth:`release`.
 
         Args:
             files: paths of the data files, relative.
@@ -94,25 +106,43 @@ class Staging:
             self._move_in(files, folders, meanwhile)
         else:
             self._rename(files, folders)
-        self._release()
 
     def _rename(self, files: list[str], folders: list[str]) -> None:
-        self._release()  # from here on it is the dataset, whose writers have locks of their own
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._lock, fcntl.LOCK_EX)  # of the folder that is about to be the dataset
         if self.exists:
             shutil.copymode(self.prefix, self.root)
         if self.exchange:
-            _exchange(self.root, self.prefix)
+            self._take_turn()
+            exchange(self.root, self.prefix)
+            self._moved = True
             shutil.rmtree(self.root, ignore_errors=True)
             return
         try:
             os.rename(self.root, self.prefix)
+            self._moved = True
         except OSError as err:
             if err.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
                 raise
             self._move_in(files, folders)  # somebody wrote there meanwhile, or it cannot be replaced
 
+    def _take_turn(self) -> None:
+        """Waits until nobody else changes the folder that ``prefix`` is."""
+        while self._turn < 0:
+            fd = open_folder(self.prefix)
+            with contextlib.suppress(OSError):  # a file system without locks, or without locks on folders
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(fd), os.stat(self.prefix)):
+                    self._turn = fd
+                    return
+            os.close(fd)  # somebody has exchanged it meanwhile
+
     def _move_in(self, files: list[str], folders: list[str], meanwhile: Callable[[], None] | None = None) -> None:
+        self._take_turn()
         order = sorted(folders, key=lambda folder: folder.count("/") + bool(folder))
+        for folder in order:
+            require_inside(self.prefix, folder)
         for folder in order:  # from the root down: whatever is half replaced has no metadata above it
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.unlink(os.path.join(self.prefix, folder, META))
@@ -125,6 +155,14 @@ class Staging:
         for folder in reversed(order):
             os.replace(os.path.join(self.root, folder, META), os.path.join(self.prefix, folder, META))
         shutil.rmtree(self.root, ignore_errors=True)
+
+
+def require_inside(root: str, folder: str) -> None:
+    """Raises :class:`DatasetError` where a folder of a dataset, given relative to it, is a link or a file."""
+    path = os.path.join(root, folder)
+    if folder and os.path.lexists(path) and not stat.S_ISDIR(os.lstat(path).st_mode):
+        what = "a symbolic link; a dataset is not followed out of its folder" if os.path.islink(path) else "no folder"
+        raise DatasetError(path, f"is {what}")
 
 
 def _visible(folder: str) -> list[str]:
@@ -162,7 +200,7 @@ def _is_held(folder: str) -> bool:
     return False
 
 
-def _exchange(a: str, b: str) -> None:
+def exchange(a: str, b: str) -> None:
     """Swaps two folders; in one step where the kernel and the file system can, in two renames otherwise."""
     with contextlib.suppress(AttributeError, OSError):
         libc = ctypes.CDLL(None, use_errno=True)
@@ -186,7 +224,7 @@ def sync_folder(path: str) -> None:
 
 def sync_file(path: str) -> None:
     """Waits until the content of a file is on the disk."""
-    fd = os.open(path, os.O_RDONLY)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         os.fsync(fd)
     finally:

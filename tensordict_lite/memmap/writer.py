@@ -14,6 +14,7 @@ import errno
 import functools
 import json
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -180,7 +181,12 @@ class DatasetWriter:
     def _file(self, file: str) -> int:
         fd = self._files.get(file)
         if fd is None:
-            fd = self._files[file] = os.open(os.path.join(self.path, file), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            path = os.path.join(self.path, file)
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                os.close(fd)
+                raise DatasetError(path, "is no regular file")
+            self._files[file] = fd
         return fd
 
     @contextlib.contextmanager
@@ -527,6 +533,7 @@ def _create(path: str, row: TensorCollection, capacity: int) -> None:
     except BaseException:
         staging.abort()
         raise
+    staging.release()
 
 
 def _set_rows(meta: dict[str, Any], rows: int, room: int | None) -> None:

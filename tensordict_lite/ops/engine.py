@@ -5,8 +5,10 @@ Their options are written out, so that editors and type checkers know them; a te
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import os
@@ -22,12 +24,37 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineOps"]
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _knows_options(method: Method) -> Method:
+    """Has a method name the options that it takes, where it is called with another one."""
+    names = frozenset(inspect.signature(method).parameters) - {"self"}
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        unknown = options.keys() - names
+        if unknown:
+            from tdmap.operation import unknown_option
+
+            raise unknown_option(method.__name__, min(unknown), names)
+        try:
+            return method(self, *args, **options)
+        except Exception as error:
+            from tdmap.operation import hide_engine
+
+            hide_engine(error)
+            raise
+
+    return call  # type: ignore[return-value]
+
 
 class EngineOps:
     """Mixin of :meth:`map` and its relatives."""
 
     __slots__ = ()
 
+    @_knows_options
     def map(
         self,
         fn: Callable[[Any], Any],
@@ -79,6 +106,7 @@ class EngineOps:
         options = {name: value for name, value in locals().items() if name not in _OWN}
         return engine_map(self, fn, dim, num_workers, **options)
 
+    @_knows_options
     def map_iter(
         self,
         fn: Callable[[Any], Any],

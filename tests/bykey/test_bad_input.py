@@ -119,7 +119,7 @@ def test_data_without_rows():
 
 
 def test_options(data):
-    with pytest.raises(TypeError, match="unknown option 'workers'"):
+    with pytest.raises(TypeError, match="no option 'workers'"):
         tdmap.sort(data, "k", workers=2)
     with pytest.raises(ValueError, match="chunksize"):
         tdmap.sort(data, "k", chunksize=0, num_workers=0)

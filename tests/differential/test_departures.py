@@ -41,6 +41,17 @@ DEPARTURES = [
         "td.clone().lock_()[0].is_locked",
         "rows take new entries, as those of any locked tree do: the dataset has none for it",
     ),
+    (
+        'TD({"a": np.array(["x", "y"])}, [2])[0]["a"]',
+        '"x"',
+        "an array of strings or objects with as many rows as the batch is a column: one object beside rows that are "
+        "filtered and sorted would soon stand beside other rows",
+    ),
+    (
+        'TD({"a": np.array([{1}, None], dtype=object)}, [2])[1:]',
+        'TD({"a": [{1}, None]}, [2])[1:]',
+        "the same for arrays of objects, and for columns of pandas, Arrow and Polars",
+    ),
     ("isinstance(c, TensorClass)", "True", "the decorator makes the same classes as the base class"),
 ]
 

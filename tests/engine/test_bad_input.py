@@ -215,13 +215,13 @@ def test_a_result_without_any_entry_of_out_is_refused(run, data):
     nested = TensorDict({"meta": {"y": torch.zeros(40, 3)}}, [40])
     with pytest.raises(tdmap.OutputMismatch, match="none of them is in out"):
         run(data, lambda td: TensorDict({"Y": td["x"] * 1.0}, td.batch_size), out=nested)
-    with pytest.raises(tdmap.OutputMismatch, match="none of them is in out"):
+    with pytest.raises(tdmap.OutputMismatch, match="the new entry 'Y', and out=data changes a dataset in place"):
         run(data, lambda td: TensorDict({"Y": td["x"] * 1.0}, td.batch_size), out=data)
 
 
 def test_results_that_a_folder_cannot_hold_name_the_entry_and_why(data, tmp_path):
-    words = lambda td: TensorDict({"meta": {"word": [str(i) for i in range(td.shape[0])]}}, td.batch_size)  # noqa: E731
-    with pytest.raises(tdmap.OutputMismatch, match=r"\('meta', 'word'\) holds a Python object for each row"):
+    words = lambda td: TensorDict({"meta": {"word": [{i} for i in range(td.shape[0])]}}, td.batch_size)  # noqa: E731
+    with pytest.raises(tdmap.OutputMismatch, match=r"\('meta', 'word'\) holds a set, and a folder holds strings"):
         tdmap.map(data, words, num_workers=1, out=tmp_path / "words")
     with pytest.raises(
         tdmap.OutputMismatch, match=r"as many rows as its chunk \(5\), and the result has the shape \(1,\)"

@@ -13,7 +13,7 @@ import torch
 
 import tdmap
 from tdmap import filecolumn
-from tdmap._data import RowWriter
+from tdmap.data.writer import RowWriter
 from tdmap.filecolumn import PERIOD, PROBES, FileColumn, columns_behind
 from tdmap.plan import ChunkPlan
 from tensordict_lite import MemoryMappedTensor, TensorDict

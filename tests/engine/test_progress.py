@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 
 import torch
@@ -39,3 +40,26 @@ def test_the_bar_of_a_run_ends_full():
     bar = tdmap.ProgressBar(file=text)
     tdmap.map(torch.arange(100), lambda x: x + 1, num_workers=2, chunksize=10, callbacks=[bar])
     assert "100/100" in text.getvalue()
+
+
+def test_an_operation_of_several_jobs_has_one_bar_in_rows():
+    text = io.StringIO()
+    bar = tdmap.ProgressBar(file=text, mininterval=0)
+    tdmap.sort(torch.randperm(5000), lambda x: x, num_workers=2, callbacks=[bar])
+    shown = text.getvalue()
+    assert "sort, step 2" in shown and "5.00k/5.00k" in shown and "permute" not in shown
+    assert shown.count("\n") == 1, "one line, which is written over"
+
+
+def test_nothing_is_written_where_nobody_looks(capfd):
+    tdmap.map(torch.arange(1000), lambda x: x + 1, num_workers=2, pbar=True)
+    tdmap.sort(torch.arange(1000), lambda x: x, num_workers=2, pbar=True)
+    assert capfd.readouterr().err == ""
+
+
+def test_the_bar_of_an_operation_that_fails_is_ended():
+    text = io.StringIO()
+    bar = tdmap.ProgressBar(file=text)
+    with contextlib.suppress(ZeroDivisionError):
+        tdmap.map(torch.arange(1000), lambda x: 1 // 0, num_workers=0, callbacks=[bar])
+    assert bar._bar is None and text.getvalue().endswith("\n")

@@ -248,7 +248,7 @@ def test_the_search_takes_few_calls():
 
     errors = tdmap.RowErrors()
     tdmap.map(torch.arange(1024), fail, chunksize=1024, executor="serial", on_error=errors)
-    assert errors.rows == [700] and len(calls) == 21
+    assert errors.rows == [700] and len(calls) <= 70 and sum(calls) <= 2.1 * 1024
 
 
 def test_seeded_rows_keep_the_seed_of_their_chunk(options, data):
@@ -280,5 +280,5 @@ def test_a_resumed_run_takes_skipped_rows_as_done(data, tmp_path):
 
 
 def test_an_on_error_that_means_nothing_is_refused(data):
-    with pytest.raises(ValueError, match="'raise', 'skip' or a function"):
+    with pytest.raises(ValueError, match="'raise', 'skip', 'drop', 'mark' or a function"):
         tdmap.map(data, double, on_error="ignore")

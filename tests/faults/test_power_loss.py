@@ -128,11 +128,11 @@ def test_the_command_line_goes_on(tmp_path):
     kept = [r for r in records if r.type is not journal.Type.DURABLE]  # another boot, and nothing reached the disk
     path.write_bytes(path.read_bytes()[: contents.start] + b"".join(r.pack() for r in kept))
     (tmp_path / "mended").touch()
-    refused = command("resume", "in", "--quiet")
+    refused = command("resume", "in", "--quiet", "--yes")
     assert refused.returncode == 2 and "machine went down" in refused.stderr
     assert json.loads(command("status", "in", "--json").stdout)["torn"] is True
     assert command("resume", "in", "--trust", "--redo").returncode == 2
-    done = command("resume", "in", "--quiet", "--trust")
+    done = command("resume", "in", "--quiet", "--yes", "--trust")
     assert done.returncode == 0, done.stderr
     assert torch.equal(TensorDict.load_memmap(tmp_path / "in")["x"], -torch.arange(100))
     assert {"resume", "status"} <= {c.name or c.callback.__name__ for c in app.registered_commands}

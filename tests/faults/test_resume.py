@@ -435,15 +435,6 @@ def test_a_killed_program_goes_on_and_yields_the_same_bytes(tmp_path, mode, meth
     assert (tmp_path / name).read_bytes() == (tmp_path / "quiet" / name).read_bytes()
 
 
-def test_two_programs_do_not_work_on_one_folder(data, tmp_path, monkeypatch):
-    from tdmap import resume
-
-    monkeypatch.setattr(resume, "LOCK_SECONDS", 0.1)
-    with resume._locked(tmp_path), pytest.raises(BlockingIOError, match="another process"):
-        with resume._locked(tmp_path):
-            raise AssertionError("locked twice")
-
-
 def test_nothing_is_left_running(data, tmp_path):
     tdmap.map(data, double, out=tmp_path / "out", resume=True, **OPTIONS)
     deadline = time.monotonic() + 20
@@ -464,12 +455,9 @@ def test_nothing_is_left_running(data, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_the_same_program_goes_on_at_once_after_an_exception(data, tmp_path, method, monkeypatch):
+def test_the_same_program_goes_on_at_once_after_an_exception(data, tmp_path, method):
     """Warm workers that were forked while the folder was locked do not keep it locked."""
-    from tdmap import resume
-
     tdmap.close_pools()
-    monkeypatch.setattr(resume, "LOCK_SECONDS", 0.5)
     for _ in range(2):
         try:
             fn = failing(double, 100, str(tmp_path / "mark"))

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import tdmap
+from tdmap import journal
+from tdmap.cli import app
 from tensordict_lite import TensorDict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,10 +42,26 @@ def folder(tmp_path):
     return tmp_path
 
 
-def command(folder, *arguments):
+def command(folder, *arguments, **options):
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     line = [sys.executable, "-m", "tdmap", *map(str, arguments)]
-    return subprocess.run(line, cwd=folder, env=env, capture_output=True, text=True, timeout=100)
+    options = {"stdin": subprocess.DEVNULL, "capture_output": True, **options}
+    return subprocess.run(line, cwd=folder, env=env, text=True, timeout=100, **options)
+
+
+def ask(folder, *arguments):
+    """The same in this process: exit code, output and messages."""
+    before, path, modules = Path.cwd(), list(sys.path), set(sys.modules)
+    os.chdir(folder)
+    try:
+        ran = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    finally:
+        os.chdir(before)
+        sys.path[:] = path
+        for name in set(sys.modules) - modules:
+            if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
+                del sys.modules[name]
+    return ran.exit_code, ran.stdout, ran.stderr
 
 
 def test_an_interrupted_run_is_shown_and_gone_on_with(folder):
@@ -53,13 +73,15 @@ def test_an_interrupted_run_is_shown_and_gone_on_with(folder):
     assert [error["type"] for error in shown["errors"]] == ["ArithmeticError"]
     lines = command(folder, "status", "out").stdout.splitlines()
     assert lines[0] == "double (map): interrupted"
+    assert lines[3] == f"begun from the command line: functions:double on {folder / 'in'}"
     assert "of 100 rows done" in lines[1] and "row fifty is cursed" in lines[-1]
     (folder / "mended").touch()
-    done = command(folder, "resume", "out", "--quiet")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = command(folder, "resume", "out", "--quiet", "--yes")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert f"double of {folder / 'functions.py'}" in done.stderr
     assert torch.equal(TensorDict.load_memmap(folder / "out")["x"], torch.arange(100) * 2)
     assert json.loads(command(folder, "status", "out", "--json").stdout)["state"] == "complete"
-    again = command(folder, "resume", "out")
+    again = command(folder, "resume", "out", "--yes")
     assert again.returncode == 0 and "nothing was done" in again.stderr
 
 
@@ -67,7 +89,7 @@ def test_in_place(folder):
     failed = command(folder, "map", "functions:negate", "in", "--in-place", "--chunksize", "5", "--resume", "--quiet")
     assert failed.returncode == 1
     (folder / "mended").touch()
-    assert command(folder, "resume", "in", "--quiet").returncode == 0
+    assert command(folder, "resume", "in", "--quiet", "-y").returncode == 0
     assert torch.equal(TensorDict.load_memmap(folder / "in")["x"], -torch.arange(100))
 
 
@@ -80,3 +102,139 @@ def test_what_cannot_be_resumed_is_explained(folder):
     assert refused.returncode == 2 and "begun by a program" in refused.stderr
     refused = command(folder, "map", "functions:double", "in", "out", "--resume", "--quiet")
     assert refused.returncode == 2 and "another run" in refused.stderr
+
+
+# -- a journal may come from anybody -----------------------------------------------------------------------
+
+
+def interrupted(folder):
+    """A run that was begun by the command line, and has not come to its end."""
+    line = ("map", "functions:double", "in", "out", "--chunksize", "5", "--workers", "0", "--resume", "--quiet")
+    assert ask(folder, *line)[0] == 1
+    (folder / "mended").touch()
+
+
+def test_what_would_be_run_is_shown_and_not_run_without_a_yes(folder):
+    interrupted(folder)
+    code, out, told = ask(folder, "resume", "out")
+    assert code == 2 and out == "" and "--yes" in told
+    assert told.splitlines()[:4] == [
+        f"function  double of {folder / 'functions.py'}",
+        f"on        {folder / 'in'}",
+        "options   num_workers=0, chunksize=5, on_error='raise'",
+        f"from      {folder}, where its other modules are looked for first",
+    ]
+    assert json.loads(ask(folder, "status", "out", "--json")[1])["state"] == "interrupted"
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_a_terminal_is_asked(folder, answer):
+    interrupted(folder)
+    ours, theirs = pty.openpty()
+    os.write(ours, f"{answer}\n".encode())
+    ran = command(folder, "resume", "out", "--quiet", stdin=theirs)
+    os.close(ours), os.close(theirs)
+    assert "Run it?" in ran.stderr and f"double of {folder / 'functions.py'}" in ran.stderr
+    assert ran.returncode == (0 if answer == "y" else 2)
+    assert (folder / "out" / "meta.json").exists() is (answer == "y")
+
+
+EVIL = "open({mark!r}, 'w').close()\ndef f(chunk): return chunk\n"
+
+
+def plant(folder, place, **changes):
+    """A dataset whose journal wants a function of `place` to be run; it leaves a mark."""
+    data = folder / "in"
+    (data / ".tdmap").mkdir(exist_ok=True)
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "evil.py").write_text(EVIL.format(mark=str(folder / "pwned")))
+    header = {
+        "identity": {
+            "kind": "in place",
+            "name": "f",
+            "function": {},
+            "source": {},
+            "plan": {"rows": 100, "chunk size": 10, "dim": 0, "unbind": False},
+            "seed": None,
+            "python": "3.11",
+        },
+        "began": 0,
+        "argv": ["tdmap", "map"],
+        "cwd": "/",
+        "command": {"cwd": str(folder), "source": str(data), "options": {}, **changes},
+    }
+    journal.create(data / ".tdmap" / "journal", header)
+
+
+@pytest.mark.parametrize(
+    ("place", "function", "cwd"),
+    [
+        ("in/.tdmap", "in/.tdmap/evil.py:f", "."),
+        ("in", "in/evil.py:f", "."),
+        ("in", "evil:f", "in"),
+        ("in/.tdmap", "evil:f", "in/.tdmap"),
+        ("in/package", "package.evil:f", "in"),
+        ("in", "{folder}/in/evil.py:f", "."),
+        ("in", "linked.py:f", "."),
+        (".", "evil:f", "linked"),
+    ],
+)
+def test_nothing_is_imported_from_inside_the_dataset(folder, place, function, cwd):
+    plant(folder, folder / place, function=function.format(folder=folder), cwd=str(folder / cwd))
+    (folder / "linked.py").symlink_to(folder / place / "evil.py")
+    (folder / "linked").symlink_to(folder / "in")
+    (folder / "in" / "evil.py").write_text(EVIL.format(mark=str(folder / "pwned")))
+    for more in ([], ["--yes"]):
+        code, _, told = ask(folder, "resume", "in", *more)
+        assert code == 2 and "inside the dataset, and nothing is imported from there" in told
+    code, out, _ = ask(folder, "status", "in")
+    assert code == 0 and out.startswith("f (in place): interrupted")
+    assert not (folder / "pwned").exists()
+
+
+def test_modules_of_the_dataset_are_not_found_from_within_it(folder):
+    """The function itself is elsewhere; what it imports has a file of that name in the dataset, where the user is."""
+    plant(folder, folder / "in", function="innocent:f")
+    (folder / "innocent.py").write_text("import evil\ndef f(chunk): return None\n")
+    code, _, told = ask(folder / "in", "resume", ".", "--yes")
+    assert code == 2 and "No module named 'evil'" in told and not (folder / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cwd": "/nowhere"}, "is gone"),
+        ({"cwd": "relative"}, "is gone"),
+        ({"cwd": 3}, "does not say how its run was begun"),
+        ({"function": "no such module:f"}, "no module 'no such module'"),
+        ({"function": "evil"}, "module:function"),
+        ({"function": "evil.py:f\x1b[2J"}, "does not say how its run was begun"),
+        ({"options": {"callbacks": []}}, "does not say how its run was begun"),
+        ({"options": {"num_workers": "2"}}, "does not say how its run was begun"),
+        ({"options": None}, "does not say how its run was begun"),
+        ({"source": ["in"]}, "does not say how its run was begun"),
+        ({"function": "json.py:f"}, "another module of that name"),
+    ],
+)
+def test_commands_that_nobody_gave_are_refused(folder, changes, message):
+    (folder / "json.py").write_text("def f(chunk): raise AssertionError\n")
+    plant(folder, folder / "elsewhere", **{"function": "elsewhere/evil.py:f", **changes})
+    code, _, told = ask(folder, "resume", "in", "--yes")
+    assert code == 2 and message in told and "\x1b" not in told and not (folder / "pwned").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_journal_of_another_user_is_not_gone_on_with(folder):
+    interrupted(folder)
+    os.chown(folder / "out" / ".tdmap" / "journal", 12345, 12345)
+    code, _, told = ask(folder, "resume", "out", "--yes")
+    assert code == 2 and "belongs to user 12345" in told and "tdmap map --resume" in told
+    assert ask(folder, "status", "out")[0] == 0
+
+
+def test_rows_that_were_skipped_are_listed_again(folder):
+    line = ("map", "functions:double", "in", "out", "--chunksize", "5", "--workers", "0", "--resume", "--skip-errors")
+    code, out, told = ask(folder, *line, "--quiet")
+    assert (code, out) == (0, "") and "row 50: ArithmeticError" in told
+    code, out, told = ask(folder, "resume", "out", "--yes")
+    assert code == 0 and "row 50: ArithmeticError" in told and "99 rows done in out" in out

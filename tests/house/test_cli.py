@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +39,24 @@ def fails_on_row_50(chunk):
 
 def half(chunk):
     return chunk[: chunk.shape[0] // 2]
+
+def copy_negated(chunk):
+    return chunk.copy().set("x", -chunk["x"])
+
+def fails_on_tens(chunk):
+    if (chunk["x"] % 10 == 0).any():
+        raise ArithmeticError("a round number")
+    return chunk.copy().set("x", chunk["x"] + 1)
+
+def wrong_shape(chunk):
+    return chunk.copy().set("x", chunk["x"][:, None])
+
+def waits(chunk):
+    import os, time
+    open("started", "w").close()
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    return chunk.copy().set("x", chunk["x"] * 2)
 
 NUMBER = 3
 """
@@ -152,6 +172,168 @@ def test_map_in_place_changes_the_dataset(folder: Path) -> None:
     assert torch.equal(TensorDict.load_memmap(folder / "numbers")["x"], -torch.arange(100.0))
 
 
+def test_map_in_place_writes_back_what_the_function_returns(folder: Path) -> None:
+    ran = tdmap("map", "work:copy_negated", "numbers", "--in-place", "--workers", 2, cwd=folder)
+    assert ran.returncode == 0 and "100 rows changed in numbers" in ran.stdout, ran.stderr
+    assert torch.equal(TensorDict.load_memmap(folder / "numbers")["x"], -torch.arange(100.0))
+    assert sorted(os.listdir(folder / "numbers")) == ["meta", "meta.json", "x.memmap"]
+
+
+def test_map_in_place_refuses_what_does_not_fit(folder: Path) -> None:
+    ran = ask("map", "work:wrong_shape", "numbers", "--in-place", "--workers", 0, cwd=folder)
+    assert ran.returncode == 1 and "rows that were done stay done" in ran.stderr
+    assert "Traceback" not in ran.stderr and "'x'" in ran.stderr
+
+
+@pytest.mark.parametrize("where", ["out", "in place", "resumed", "in place, resumed"])
+def test_rows_that_are_skipped_are_counted_and_listed(folder: Path, where: str) -> None:
+    target = ["--in-place"] if "place" in where else ["out"]
+    target += ["--resume"] if "resumed" in where else []
+    line = ["map", "work:fails_on_tens", "numbers", *target, "--skip-errors", "--workers", 0, "--chunksize", 7]
+    ran = ask(*line, cwd=folder)
+    assert ran.returncode == 0, ran.stderr
+    assert (
+        "raised on 10 of 100 rows, which " + ("keep what they had" if "place" in where else "are zeros") in ran.stderr
+    )
+    assert "  row 0: ArithmeticError: a round number" in ran.stderr and "and 5 more" in ran.stderr
+    assert "typer" not in ran.stderr and "90 rows" in ran.stdout
+    place = "numbers" if "place" in where else "out"
+    listed = folder / (f"{place}/.tdmap/skipped.jsonl" if "resumed" in where else f"{place}.skipped.jsonl")
+    assert str(listed.relative_to(folder)) in ran.stderr
+    found = [json.loads(text) for text in listed.read_text().splitlines()]
+    if "resumed" in where:
+        assert sorted(row for chunk in found for row, *_ in chunk["errors"]) == list(range(0, 100, 10))
+    else:
+        assert [line["row"] for line in found] == list(range(0, 100, 10)) and "work.py" in found[0]["traceback"]
+    x = TensorDict.load_memmap(folder / place)["x"]
+    wanted = torch.arange(100.0) + 1
+    wanted[::10] = torch.arange(100.0)[::10] if "place" in where else 0
+    assert torch.equal(x, wanted)
+
+
+def test_nothing_is_said_of_skipped_rows_when_there_are_none(folder: Path) -> None:
+    ran = ask("map", "work:double", "numbers", "out", "--skip-errors", "--workers", 0, "--quiet", cwd=folder)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+    assert names_in(folder) == ["numbers", "out", "work.py"]
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(set(os.listdir(folder)) - {"__pycache__"})
+
+
+def begin(folder: Path, *arguments: object) -> subprocess.Popen[str]:
+    """A run whose function waits for the file `go`."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "tdmap", "map", "work:waits", "numbers", *map(str, arguments), "--workers", "1"]
+    process = subprocess.Popen(command, cwd=folder, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not (folder / "started").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    return process
+
+
+@pytest.mark.parametrize("mode", [["out"], ["out", "--overwrite"], ["--in-place"], ["out", "--resume"]])
+def test_a_second_run_is_told_who_writes(folder: Path, mode: list[str]) -> None:
+    if "--overwrite" in mode:
+        TensorDict({"old": torch.zeros(3)}, [3]).memmap(folder / "out")
+    process = begin(folder, *mode)
+    try:
+        ran = ask("map", "work:double", "numbers", *mode, "--workers", 0, "--quiet", cwd=folder)
+        assert ran.returncode == 2 and "Traceback" not in ran.stderr
+        assert f"in process {process.pid}, since" in ran.stderr and "waits" in ran.stderr
+    finally:
+        (folder / "go").touch()
+        process.communicate()
+    assert process.returncode == 0
+    result = TensorDict.load_memmap(folder / (mode[0] if mode[0] == "out" else "numbers"))
+    assert torch.equal(result["x"], torch.arange(100.0) * 2)
+
+
+@pytest.mark.parametrize("mode", [["out"], ["out", "--overwrite"]])
+def test_after_a_run_that_was_killed_the_next_one_begins_anew(folder: Path, mode: list[str]) -> None:
+    if "--overwrite" in mode:
+        TensorDict({"old": torch.zeros(3)}, [3]).memmap(folder / "out")
+    process = begin(folder, *mode)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    (folder / "started").unlink()
+    if "--overwrite" in mode:
+        assert list(TensorDict.load_memmap(folder / "out").keys()) == ["old"]
+    ran = ask("map", "work:double", "numbers", *mode, "--workers", 0, "--quiet", cwd=folder)
+    assert ran.returncode == 0, ran.stderr
+    assert torch.equal(TensorDict.load_memmap(folder / "out")["x"], torch.arange(100.0) * 2)
+    assert names_in(folder) == ["numbers", "out", "work.py"]
+    assert sorted(os.listdir(folder / "out")) == ["meta.json", "x.memmap", "y.memmap"]
+
+
+def test_a_dataset_is_replaced_in_one_step_or_not_at_all(folder: Path) -> None:
+    TensorDict({"old": torch.zeros(3)}, [3]).memmap(folder / "out")
+    ran = ask("map", "work:fails_on_row_50", "numbers", "out", "--overwrite", "--workers", 0, cwd=folder)
+    assert ran.returncode == 1 and "nothing was written to out" in ran.stderr
+    assert list(TensorDict.load_memmap(folder / "out").keys()) == ["old"]
+    assert names_in(folder) == ["numbers", "out", "work.py"]
+
+
+@pytest.mark.parametrize("command", [["info"], ["info", "--json"], ["verify"], ["status"]])
+def test_a_reader_that_has_seen_enough_ends_a_command_quietly(folder: Path, command: list[str]) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if command == ["status"]:
+        assert ask("map", "work:double", "numbers", "out", "--resume", "--workers", 0, cwd=folder).returncode == 0
+    else:
+        TensorDict({f"key{number}": torch.zeros(2) for number in range(20)}, [2]).memmap(folder / "out")
+    if command == ["verify"]:
+        assert ask("verify", "--store", "out", cwd=folder).returncode == 0
+    read, write = os.pipe()
+    os.close(read)  # nobody reads
+    line = [sys.executable, "-m", "tdmap", *command, "out"]
+    ran = subprocess.run(line, cwd=folder, env=env, stdout=write, stderr=subprocess.PIPE, text=True, timeout=100)
+    os.close(write)
+    assert ran.stderr == "" and ran.returncode in (-signal.SIGPIPE, 0)
+
+
+@pytest.mark.parametrize("command", [["-m", "tdmap"], ["-c", "from tdmap.cli import main; main()"]])
+def test_ctrl_c_before_everything_is_imported_is_one_line(folder: Path, command: list[str]) -> None:
+    """Torch is one that waits: as if importing it took a minute."""
+    (folder / "modules" / "torch").mkdir(parents=True)
+    (folder / "modules" / "torch" / "__init__.py").write_text(
+        "import time\nopen('importing', 'w').close()\ntime.sleep(60)\n"
+    )
+    script = folder / "tdmap"
+    if command[0] == "-c":  # as pip installs it
+        script.write_text(command[1])
+        command = [str(script)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder / "modules"), str(ROOT)])}
+    process = subprocess.Popen(
+        [sys.executable, *command, "info", "numbers"],
+        cwd=folder,
+        env=env,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    deadline = time.monotonic() + 60
+    while not (folder / "importing").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert told == "tdmap: stopped before it began\n" and process.returncode == 130
+
+
+def test_programs_that_import_the_package_handle_ctrl_c_themselves(folder: Path) -> None:
+    code = "import signal, tdmap, tdmap.cli; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    ran = subprocess.run(
+        [sys.executable, "-c", code, "-m", "tdmap"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert ran.stdout == "True\n", ran.stderr
+
+
 def test_a_run_in_place_says_that_stored_checksums_are_old(folder: Path) -> None:
     assert ask("verify", "--store", "numbers", cwd=folder).returncode == 0
     ran = tdmap("map", "work:negate", "numbers", "--in-place", "--workers", 1, cwd=folder)
@@ -191,8 +373,8 @@ def test_a_function_that_raises_ends_with_its_traceback_and_leaves_no_output(fol
         (["work:double", "numbers", "numbers"], "OUT is IN"),
         (["work:double", "numbers", "numbers/out"], "inside IN"),
         (["work:double", "numbers", "work.py"], "exists"),
-        (["work:negate", "numbers", "out"], "use --in-place"),
-        (["work:half", "numbers", "out"], "rows must stay"),
+        (["work:negate", "numbers", "out", "--workers", "0"], "use --in-place"),
+        (["work:half", "numbers", "out", "--workers", "0"], "with as many rows as its chunk"),
         (["work:double", "numbers", "out", "--start-method", "thread"], "forkserver"),
     ],
 )

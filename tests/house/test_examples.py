@@ -17,12 +17,17 @@ ROOT = Path(__file__).parents[2]
     [
         ("dataset_statistics.py", ["--rows", "600"], "checked: numpy gives the same numbers"),
         ("pipeline.py", ["--rows", "400", "--batch", "16"], "checked: numpy and Pillow make the same batches"),
+        (
+            "picture_folders.py",
+            ["--files", "5000", "--workers", "2"],
+            "checked: every picture has its own name and class",
+        ),
         ("tensorclass_images.py", ["--images", "50"], "MyData("),
         ("word_count.py", ["--megabytes", "0.3"], "checked: a plain Counter gives the same numbers"),
     ],
 )
 def test_example_runs_and_checks_itself(script: str, options: list[str], proof: str) -> None:
-    if script in ("dataset_statistics.py", "pipeline.py"):
+    if script in ("dataset_statistics.py", "picture_folders.py", "pipeline.py"):
         pytest.importorskip("skimage")
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "examples" / script), *options]

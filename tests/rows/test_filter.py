@@ -145,7 +145,7 @@ def test_outputs_that_cannot_be_written_are_refused(tmp_path):
         tdmap.filter(data, third, TensorDict({"odd": torch.zeros(80, 6, dtype=torch.uint8)}, [80]), num_workers=2)
     with pytest.raises(OutputMismatch, match="dtype torch.int32"):
         tdmap.filter(data, third, TensorDict({"half": torch.zeros(80, 3, dtype=torch.int32)}, [80]), num_workers=2)
-    with pytest.raises(OutputMismatch, match="none of the tensors of the result"):
+    with pytest.raises(OutputMismatch, match="none of the entries of the result"):
         tdmap.filter(data, third, TensorDict({"z": torch.zeros(80)}, [80]), num_workers=2)
     with pytest.raises(OutputMismatch, match="a folder, which holds a collection"):
         tdmap.filter(data["x"], lambda x: x > 0, tmp_path / "tensor", num_workers=2)

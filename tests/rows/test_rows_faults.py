@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -14,9 +13,9 @@ import pytest
 import torch
 
 import tdmap
-from tdmap import journal
+from tdmap import hidden, journal
 from tdmap.errors import AlreadyComplete, ResumeMismatch
-from tdmap.rowlog import _record, read_records
+from tdmap.rowlog import pack_record, read_records
 from tensordict_lite import TensorDict
 
 from .conftest import Killer, bits, make
@@ -239,7 +238,7 @@ def contents(folder):
 def test_a_nested_output_whose_publishing_was_interrupted_is_gone_on_with(name, step, tmp_path, monkeypatch):
     data, run, out = nested(make()), PUBLISHERS[name], tmp_path / "out"
     run(data, tmp_path / "wanted")
-    replace, rmtree, moves = os.replace, shutil.rmtree, []
+    replace, remove, moves = os.replace, hidden.remove_tree, []
 
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
@@ -253,6 +252,11 @@ def test_a_nested_output_whose_publishing_was_interrupted_is_gone_on_with(name, 
                 raise KeyboardInterrupt
         replace(source, target)
 
+    def cleaning(path):
+        if moves and Path(path).name == "data":
+            raise KeyboardInterrupt
+        remove(path)
+
     for _ in range(2):  # the run that goes on is interrupted as well
         with monkeypatch.context() as patch:
             moves.clear()
@@ -260,7 +264,7 @@ def test_a_nested_output_whose_publishing_was_interrupted_is_gone_on_with(name, 
             if step == "finish":
                 patch.setattr("tdmap.resume.Run.finish", interrupt)
             if step == "clean":
-                patch.setattr("tdmap.store.shutil.rmtree", lambda *a, **kw: (interrupt if moves else rmtree)(*a, **kw))
+                patch.setattr("tdmap.store.hidden.remove_tree", cleaning)
             with pytest.raises(KeyboardInterrupt):
                 run(data, out)
             if name == "map" and step != "finish":
@@ -296,10 +300,10 @@ def test_a_run_whose_end_was_lost_with_the_machine_is_done_again(name, durable, 
 
 def test_zeros_at_the_end_of_the_pieces_are_no_record(tmp_path):
     path = tmp_path / "pieces"
-    whole = _record(0, 2, ((), None))
+    whole = pack_record(0, 2, ((), None), ())
     for zeros in (1, 8, 16, 4096):
         path.write_bytes(whole + bytes(zeros))
-        assert read_records(path) == ([(0, 2, ((), None))], len(whole))
+        assert read_records(path, ()) == ([(0, 2, ((), None))], len(whole))
 
 
 # -- full disks ----------------------------------------------------------------------------------------

@@ -12,13 +12,15 @@ import pickle
 import queue
 import time
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
-from tdmap._data import RowWriter
+from tdmap.data.writer import RowWriter
 from tdmap.errors import WorkerLost, describe_rows
 from tdmap.job import Job
+from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.control import local_control
 from tdmap.runtime.driver import Joined
@@ -28,7 +30,7 @@ from tdmap.runtime.parcels import ParcelReader, ParcelWriter
 from tdmap.runtime.remote import pack_error, unpack_error
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.shm import anonymous_file, map_path, release_file
-from tdmap.runtime.types import Done, Failed, Kind, Message, Refused, Segment
+from tdmap.runtime.types import Done, Failed, Message, Refused, Segment
 from tdmap.runtime.worker import load_loop
 from tdmap.sinks import Allocate, Sink
 
@@ -55,6 +57,7 @@ class _Task(NamedTuple):
     job: int
     payload: _Bytes
     output: _Bytes | None
+    plan: ChunkPlan
     lease: int
     start: int
     stop: int
@@ -95,6 +98,8 @@ def _loop_of(task: _Task) -> ChunkLoop:
         writer: RowWriter = unpack(task.output.read())
         writer.prepare()
         loop.writer = writer
+    if loop.plan != task.plan:
+        loop.replan(task.plan)
     return loop
 
 
@@ -146,6 +151,9 @@ class ForeignCrew:
     def output(self, writer: RowWriter) -> None:
         self._output = self._publish(self._packing.pack_writer(writer))
 
+    def replan(self, plan: ChunkPlan) -> None:
+        self._job = replace(self._job, plan=plan)
+
     def _alive(self) -> set[int]:
         return {process.pid for process in self._pool._pool}
 
@@ -153,7 +161,8 @@ class ForeignCrew:
         return 0 if worker in self._flying else None
 
     def grant(self, worker: int, lease: Lease) -> None:
-        task = _Task(os.getpid(), self._job.number, self._payload, self._output, lease.id, lease.start, lease.stop)
+        job = self._job
+        task = _Task(os.getpid(), job.number, self._payload, self._output, job.plan, lease.id, lease.start, lease.stop)
         self._flying[worker] = lease
         self._pool.apply_async(
             run_task,
@@ -195,7 +204,7 @@ class ForeignCrew:
         return messages
 
     def _opened(self, segment: Segment) -> Segment:
-        if segment.kind is not Kind.PARCEL:
+        if not segment.kind.travels:
             return segment
         return segment._replace(values=tuple(self._reader.unpack(parcel) for parcel in segment.values))
 

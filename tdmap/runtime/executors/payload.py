@@ -6,7 +6,8 @@ import pickle
 
 import torch
 
-from tdmap._data import RowWriter, data_row_bytes, leaves_hold_rows
+from tdmap._data import data_row_bytes, leaves_hold_rows
+from tdmap.data.writer import RowWriter
 from tdmap.errors import SerializationError
 from tdmap.job import Job
 from tdmap.runtime.culprit import explain_unpicklable
@@ -76,7 +77,7 @@ class JobPacker:
         plan = job.plan
         if job.ledger is not None:
             return job.ledger.room()
-        chunk_bytes = data_row_bytes(job.source.data, plan.length) * plan.size
+        chunk_bytes = data_row_bytes(job.source.data, plan.length) * plan.most_rows
         if not job.policy.undo or job.source.order is not None or chunk_bytes > MAX_BYTES:
             return None
         if not leaves_hold_rows(job.source.data):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pickle
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from tdmap._data import RowWriter
+from tdmap.data.writer import RowWriter
 from tdmap.job import Job
+from tdmap.plan import ChunkPlan
 from tdmap.runtime import control as at
 from tdmap.runtime.driver import Joined
 from tdmap.runtime.executors.payload import JobPacker
@@ -30,6 +32,7 @@ from tdmap.runtime.types import (
     Lost,
     Message,
     Output,
+    Planned,
     Protect,
     Refused,
     Segment,
@@ -62,6 +65,7 @@ class ProcessCrew:
         self._firsts: dict[int, int] = {}
         self._packing = JobPacker()
         self._output: bytes | None = None
+        self._planned: bytes | None = None
         self._pids: dict[int, int] = {}
         self._reasons: dict[int, str] = {}
         self._begun: set[int] = set()
@@ -94,6 +98,12 @@ class ProcessCrew:
         for number in self._begun:
             self.pool.members[number].send_bytes(self._output)
 
+    def replan(self, plan: ChunkPlan) -> None:
+        self._job = replace(self._job, plan=plan)
+        self._planned = pickle.dumps(Planned(self._job.number, plan), pickle.HIGHEST_PROTOCOL)
+        for number in self._begun:
+            self.pool.members[number].send_bytes(self._planned)
+
     # -- talking to workers --------------------------------------------------------------------------
 
     def _join(self, member: Member) -> Joined:
@@ -103,6 +113,8 @@ class ProcessCrew:
         member.new_job(self._locker)
         member.control[at.UNDO] = 0
         member.send_bytes(self._begin)
+        if self._planned is not None:  # before what is as large as the chunks are now
+            member.send_bytes(self._planned)
         room = self._free_rooms.pop() if self._free_rooms else self._packing.undo_room(self._job)
         if room is not None:
             self._undo[member.number] = room
@@ -298,7 +310,7 @@ class ProcessCrew:
 
 
 def _opened(member: Member, segment: Segment) -> Segment | None:
-    if segment.kind is not Kind.PARCEL:
+    if not segment.kind.travels:
         return segment
     try:
         return segment._replace(values=tuple(member.reader.unpack(parcel) for parcel in segment.values))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from tdmap._data import Reader, RowWriter, data_row_bytes, leaves_hold_rows
+from tdmap._data import Reader, data_row_bytes, leaves_hold_rows
+from tdmap.data.writer import RowWriter
 from tdmap.job import Job
+from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.control import local_control
 from tdmap.runtime.driver import Joined
@@ -31,7 +34,7 @@ def local_undo(job: Job) -> Undo | None:
     data, plan = job.source.data, job.plan
     if job.ledger is not None:
         return Undo(data, plan, job.ledger.room())
-    chunk_bytes = data_row_bytes(data, plan.length) * plan.size
+    chunk_bytes = data_row_bytes(data, plan.length) * plan.most_rows
     if not job.policy.undo or job.source.order is not None or chunk_bytes > MAX_BYTES or not leaves_hold_rows(data):
         return None
     return Undo(data, plan, Undo.allocate(data, plan, empty))
@@ -69,8 +72,12 @@ class SerialCrew:
             self.output(sink.writer)
 
     def output(self, writer: RowWriter) -> None:
-        self._loop.writer = RowWriter(writer.out, writer.plan, writer.exact, writer.aliased, writer.strict)
+        self._loop.writer = writer.own()
         self._loop.writer.prepare()
+
+    def replan(self, plan: ChunkPlan) -> None:
+        self._job = replace(self._job, plan=plan)
+        self._loop.replan(plan)
 
     def _emit(self, message: Any) -> None:
         self._inbox.append((0, message))

@@ -6,12 +6,15 @@ import contextlib
 import queue
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from tdmap._data import Reader, RowWriter
+from tdmap._data import Reader
+from tdmap.data.writer import RowWriter
 from tdmap.job import Job
+from tdmap.plan import ChunkPlan
 from tdmap.runtime import control as at
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.driver import Joined
@@ -85,9 +88,13 @@ class ThreadCrew:
 
     def output(self, writer: RowWriter) -> None:
         for loop in self._loops:
-            own = RowWriter(writer.out, writer.plan, writer.exact, writer.aliased, writer.strict)
-            own.prepare()
-            loop.writer = own
+            loop.writer = writer.own()
+            loop.writer.prepare()
+
+    def replan(self, plan: ChunkPlan) -> None:
+        self._job = replace(self._job, plan=plan)
+        for loop in self._loops:  # one of the first chunks may be running: its rows are the same
+            loop.replan(plan)
 
     def _serve(self, number: int) -> None:
         torch.set_num_threads(self._worker_threads)

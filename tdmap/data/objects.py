@@ -1,0 +1,363 @@
+"""Entries that are no tensors, as columns: strings, bytes and other Python objects, one a row or one for all rows.
+
+    worker   result ──► tensors into the rows of the output
+                   └──► a piece for each column of objects ──► with the report of the chunk
+    driver   pieces of all chunks ──► a column (NonTensorData where all rows have one object, else NonTensorStack)
+
+Shared memory holds bytes, so objects travel. A piece is as small as its rows allow: `One` object, `Each` row's object
+in a list, or the `Rows` themselves where each of them is a stack of objects.
+
+Rows without an object of their own (they were skipped, or the function returned None) keep what an output had before;
+in a new output they hold None, or no objects at all where rows are stacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from tdmap._data import Data, is_dense
+from tdmap.plan import ChunkPlan
+from tensordict_lite import NonTensorData, NonTensorStack, is_non_tensor, lazy_stack
+from tensordict_lite.memmap.plan import mapped_root
+from tensordict_lite.nontensor import same_payload
+
+KeyPath: TypeAlias = "tuple[str, ...]"
+
+
+class One(NamedTuple):
+    """One object for all rows of a piece."""
+
+    value: Any
+
+
+class Each(NamedTuple):
+    """One object a row."""
+
+    values: list[Any]
+
+
+class Rows(NamedTuple):
+    """One non-tensor entry a row: rows that are stacks of objects themselves, or `MISSING`."""
+
+    entries: list[Any]
+
+
+class _Missing:
+    """Stands for the object of a row that has none."""
+
+    def __reduce__(self) -> Any:
+        return _missing, ()
+
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING = _Missing()
+
+
+def _missing() -> _Missing:
+    return MISSING
+
+
+Piece: TypeAlias = "One | Each | Rows | None"
+"""The objects of some consecutive rows in one column; None where there are none."""
+
+Pieces: TypeAlias = "tuple[Piece, ...]"
+"""One for each column."""
+
+
+# -- columns of a collection ---------------------------------------------------------------------------------------
+
+
+def object_paths(data: Data) -> tuple[KeyPath, ...]:
+    """Where a dense collection has entries that are no tensors, in the order of its keys."""
+    return tuple(_paths(data, ())) if is_dense(data) else ()
+
+
+def _paths(node: Data, path: KeyPath) -> Iterator[KeyPath]:
+    for key, value in node._source.items():
+        if is_non_tensor(value):
+            yield (*path, key)
+        elif is_dense(value):
+            yield from _paths(value, (*path, key))
+
+
+def without_objects(data: Data) -> Data:
+    """The same collection without its entries that are no tensors; itself where it has none."""
+    if not is_dense(data):
+        return data
+    kept = {key: without_objects(value) for key, value in data._source.items() if not is_non_tensor(value)}
+    if len(kept) == len(data._source) and all(kept[key] is value for key, value in data._source.items()):
+        return data
+    new = data._rebuild(kept, data._batch_size, data._names)
+    if data._lock is not None:
+        new.lock_()
+    return new
+
+
+def entry_at(data: Data, path: KeyPath) -> Any:
+    """An entry of a dense collection; None where there is none."""
+    for key in path:
+        if not is_dense(data):
+            return None
+        data = data._source.get(key)
+    return data
+
+
+def with_objects(data: Data, columns: dict[KeyPath, Any]) -> Data:
+    """A copy of a dense collection, sharing its tensors, with these entries."""
+    source = dict(data._source)
+    below: dict[str, dict[KeyPath, Any]] = {}
+    for path, column in columns.items():
+        if len(path) == 1:
+            source[path[0]] = column
+        else:
+            below.setdefault(path[0], {})[path[1:]] = column
+    for key, inner in below.items():
+        source[key] = with_objects(source[key], inner)
+    return data._rebuild(source, data._batch_size, data._names)
+
+
+# -- pieces --------------------------------------------------------------------------------------------------------
+
+
+def piece_of(entry: Any, plan: ChunkPlan) -> Piece:
+    """What travels for an entry of a chunk's result."""
+    if entry is None:
+        return None
+    if isinstance(entry, NonTensorData):
+        return One(entry._payload)
+    if plan.unbind:
+        return Rows([entry])
+    rows = entry._source if entry._stack_dim == plan.dim else entry.unbind(plan.dim)
+    if all(isinstance(row, NonTensorData) for row in rows):
+        return Each([row._payload for row in rows])
+    return Rows(list(rows))
+
+
+def concat_pieces(parts: Iterable[tuple[int, Piece]]) -> Piece:
+    """One piece for consecutive rows, from parts of them and how many rows each part has."""
+    parts = list(parts)
+    if all(piece is None for _, piece in parts):
+        return None
+    ones = [piece for _, piece in parts if isinstance(piece, One)]
+    if len(ones) == len(parts) and all(same_payload(one.value, ones[0].value) for one in ones[1:]):
+        return ones[0]
+    stacked = any(isinstance(piece, Rows) for _, piece in parts)
+    values: list[Any] = []
+    for rows, piece in parts:
+        values += _entries(piece, rows) if stacked else _payloads(piece, rows)
+    return Rows(values) if stacked else Each(values)
+
+
+def _payloads(piece: Piece, rows: int) -> list[Any]:
+    if piece is None:
+        return [MISSING] * rows
+    return piece.values if isinstance(piece, Each) else [piece[0]] * rows
+
+
+def _entries(piece: Piece, rows: int) -> list[Any]:
+    if isinstance(piece, Rows):
+        return piece.entries
+    return [value if value is MISSING else NonTensorData(value) for value in _payloads(piece, rows)]
+
+
+def unchanged(piece: Piece, before: Any, plan: ChunkPlan) -> bool:
+    """Whether a piece says what an entry of the same rows holds already."""
+    if piece is None:
+        return True
+    old = piece_of(before, plan)
+    if isinstance(piece, Rows) or isinstance(old, Rows) or old is None:
+        return False
+    if isinstance(piece, One) and isinstance(old, One):
+        return same_payload(piece.value, old.value)
+    count = len(piece.values) if isinstance(piece, Each) else len(old.values) if isinstance(old, Each) else 0
+    pairs = zip(_payloads(piece, count), _payloads(old, count))
+    return all(new is past or same_payload(new, past) for new, past in pairs)
+
+
+# -- the driver's side -----------------------------------------------------------------------------------------------
+
+
+class ObjectColumns:
+    """The pieces of all chunks, until the output is complete.
+
+    Args:
+        paths: the columns.
+    """
+
+    def __init__(self, paths: Sequence[KeyPath]) -> None:
+        self.paths = tuple(paths)
+        self._pieces: dict[int, Pieces] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.paths)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no chunk has brought any."""
+        return not self._pieces
+
+    def add(self, chunk: int, pieces: Pieces) -> None:
+        """Keep those of a chunk."""
+        self._pieces[chunk] = pieces
+
+    def columns(self, plan: ChunkPlan, data: Data, before: Data | None = None) -> dict[KeyPath, Any]:
+        """The columns with all rows of a plan.
+
+        Args:
+            plan: whose chunks the pieces are of.
+            data: the collection that they belong to, whose batch sizes they get.
+            before: a collection that holds what rows without an object of their own keep; None: they hold None.
+        """
+        found = {}
+        for number, path in enumerate(self.paths):
+            parent = entry_at(data, path[:-1])
+            pieces = self._of(number, plan)
+            if before is not None:
+                old = entry_at(before, path)
+                if all(piece is None for _, piece in pieces):
+                    found[path] = old
+                    continue
+                pieces = _over(pieces, old, plan)
+            found[path] = _column(pieces, plan, parent._batch_size)
+        return found
+
+    def _of(self, number: int, plan: ChunkPlan) -> list[tuple[int, Piece]]:
+        """The pieces of a column in the order of the chunks, each with its number of rows."""
+        parts: list[tuple[int, Piece]] = []
+        position = 0
+        for chunk in sorted(self._pieces):
+            if chunk > position:
+                parts.append((plan.count(position, chunk), None))
+            parts.append((plan.count(chunk, chunk + 1), self._pieces[chunk][number]))
+            position = chunk + 1
+        if position < plan.num_chunks:
+            parts.append((plan.count(position, plan.num_chunks), None))
+        return parts
+
+
+def _over(parts: list[tuple[int, Piece]], old: Any, plan: ChunkPlan) -> list[tuple[int, Piece]]:
+    """The pieces, with what a column held before in rows that have no object of their own."""
+    whole = concat_pieces(parts)
+    rows = sum(count for count, _ in parts)
+    stacked = isinstance(whole, Rows)
+    past = piece_of(old, ChunkPlan(plan.length, plan.size, plan.dim))
+    stacked |= isinstance(past, Rows)
+    new, kept = (_entries(p, rows) if stacked else _payloads(p, rows) for p in (whole, past))
+    merged = [past if value is MISSING else value for value, past in zip(new, kept)]
+    return [(rows, Rows(merged) if stacked else Each(merged))]
+
+
+def _column(parts: list[tuple[int, Piece]], plan: ChunkPlan, size: torch.Size) -> Any:
+    """A column of a collection of batch size `size` from its pieces."""
+    whole = concat_pieces(parts)
+    rest = torch.Size((*size[: plan.dim], *size[plan.dim + 1 :]))
+    if isinstance(whole, One) and not plan.unbind:
+        return NonTensorData(whole.value, batch_size=size)
+    rows = size[plan.dim]
+    if isinstance(whole, Rows):
+        return NonTensorStack(*_filled(whole.entries, rest), stack_dim=plan.dim)
+    return stack_of(_payloads(whole, rows), rest, plan.dim)
+
+
+def stack_of(payloads: Sequence[Any], rest: Sequence[int] = (), dim: int = 0) -> NonTensorStack:
+    """A column with one object a row; None where it is `MISSING`."""
+    rest = torch.Size(rest)
+    members = [NonTensorData(None if value is MISSING else value, batch_size=rest) for value in payloads]
+    stack: NonTensorStack = NonTensorStack._of(members, dim, rest)
+    return stack
+
+
+def _filled(entries: list[Any], rest: torch.Size) -> list[Any]:
+    """Rows of which some are stacks, all with the batch size `rest` in front; what is missing is None, or no object."""
+    example = next(entry for entry in entries if entry is not MISSING and len(entry._batch_size) >= len(rest))
+    blank = NonTensorData(None, batch_size=rest)
+    if len(example._batch_size) > len(rest):
+        blank = example[(slice(None),) * len(rest) + (slice(0, 0),)]
+    return [blank if entry is MISSING else _expanded(entry, rest) for entry in entries]
+
+
+def _expanded(entry: Any, rest: torch.Size) -> Any:
+    if isinstance(entry, NonTensorData) and not entry._batch_size and rest:
+        return NonTensorData(entry._payload, batch_size=rest)
+    return entry
+
+
+class ObjectColumn:
+    """An entry that is no tensor, of which rows are wanted in any order.
+
+    Args:
+        entry: with its rows in dimension 0.
+    """
+
+    def __init__(self, entry: Any) -> None:
+        self.entry = entry
+        self._piece: Piece = None
+
+    def __getstate__(self) -> Any:
+        return self.entry
+
+    def __setstate__(self, entry: Any) -> None:
+        self.__init__(entry)  # type: ignore[misc]
+
+    def take(self, rows: Sequence[int], missing: Sequence[bool] | None) -> Any:
+        """These rows, as a column; None, or no objects, where `missing` is true.
+
+        Args:
+            rows: numbers of rows of the entry; those of missing ones do not matter.
+            missing: a bool a row; None where all are there.
+        """
+        size = torch.Size((len(rows), *self.entry._batch_size[1:]))
+        if isinstance(self.entry, NonTensorData) and (missing is None or not any(missing)):
+            return NonTensorData(self.entry._payload, batch_size=size)
+        if self._piece is None:
+            self._piece = piece_of(self.entry, ChunkPlan(0, 1))
+        whole = self._piece
+        count = int(self.entry._batch_size[0])
+        stacked = isinstance(whole, Rows)
+        values = _entries(whole, count) if stacked else _payloads(whole, count)
+        gaps = missing if missing is not None else [False] * len(rows)
+        taken = [MISSING if gap else values[row] for row, gap in zip(rows, gaps)]
+        if stacked and all(gaps):
+            stacked = False
+        piece = Rows(taken) if stacked else Each(taken)
+        return _column([(len(rows), piece)], ChunkPlan(len(rows), max(len(rows), 1)), size)
+
+
+# -- writing columns into an output that there is ------------------------------------------------------------------
+
+
+def assign_objects(data: Data, columns: dict[KeyPath, Any]) -> None:
+    """Give a collection, which may be locked, other objects in these entries.
+
+    Where it is a whole memory-mapped dataset, its metadata, which holds the objects, is replaced once.
+    """
+    for path, column in columns.items():
+        parent = entry_at(data, path[:-1])
+        old = parent._source[path[-1]]
+        if column is old:
+            continue
+        if isinstance(old, NonTensorData) and not isinstance(column, NonTensorData):
+            parent._source[path[-1]] = old._assign_rows((slice(None),) * len(old._batch_size), column)
+        else:
+            old.update_(column)
+    root = mapped_root(data) if columns else None
+    if root is not None:
+        with_objects(data, {}).memmap_(root)  # another tree of the same files: the caller's keeps its lock
+
+
+def blank_like(rows: Data) -> Data:
+    """As many rows without content: zeros, and None for every object."""
+    if isinstance(rows, torch.Tensor):
+        return torch.zeros_like(rows)
+    if is_non_tensor(rows):
+        return NonTensorData(None, batch_size=rows._batch_size)
+    if is_dense(rows):
+        source = {key: blank_like(value) for key, value in rows._source.items()}
+        return rows._rebuild(source, rows._batch_size, rows._names)
+    dim = rows.stack_dim
+    return lazy_stack([blank_like(member) for member in rows.unbind(dim)], dim)

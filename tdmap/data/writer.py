@@ -1,0 +1,257 @@
+"""Writing the results of chunks into the rows of an output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from tdmap._data import BLOCK, Data, cut, is_data, is_dense, narrow, plain_tensors, tensors_of
+from tdmap.data.alike import (
+    cast,
+    check_fit,
+    check_leaf,
+    fits,
+    misnamed,
+    names_of,
+    not_a_collection,
+    same_memory,
+    unlike_the_others,
+)
+from tdmap.data.objects import KeyPath, Pieces, entry_at, object_paths, piece_of, unchanged, without_objects
+from tdmap.errors import OutputMismatch
+from tdmap.plan import ChunkPlan
+
+Put: TypeAlias = Callable[[Tensor, Tensor], Any]
+"""Copies the second tensor into the first."""
+
+
+class RowWriter:
+    """Writes the results of chunks into the rows of a preallocated output.
+
+    Entries that are no tensors are not written: `objects_of` gives what is to travel instead.
+
+    Args:
+        out: the output, a tensor or a collection, with the plan's rows along its `dim`.
+        plan: how rows are cut.
+        exact: a result must have the very keys, shapes and dtypes of `out`, or it is refused (`write` returns
+            False). Otherwise entries that `out` lacks are ignored, safe casts are made, and a result that does
+            not fit raises.
+        aliased: `out` is the source itself, so a result may lie in the rows already.
+        strict: with `exact`, a result that is refused has nowhere else to go.
+        objects: entries of results that are no tensors. Default: those of `out`.
+    """
+
+    def __init__(
+        self,
+        out: Data,
+        plan: ChunkPlan,
+        exact: bool,
+        aliased: bool = False,
+        strict: bool = False,
+        objects: Sequence[KeyPath] | None = None,
+    ) -> None:
+        self.objects: tuple[KeyPath, ...] = object_paths(out) if objects is None else tuple(objects)
+        self._before = out if aliased and self.objects else None
+        self.out = without_objects(out)
+        self.strict = strict
+        self.plan = plan
+        self.exact = exact
+        self.aliased = aliased
+        self._flat: tuple[str, ...] = ()
+        self._files: dict[int, Any] = {}
+        self._names = names_of(out)
+        self._one_level = self._names is not None and not any(self._names.values())
+
+    def own(self) -> RowWriter:
+        """Another one for the same output: workers in one process have one each."""
+        new = RowWriter(self.out, self.plan, self.exact, self.aliased, self.strict, self.objects)
+        new._before, new._names, new._one_level = self._before, self._names, self._one_level
+        return new
+
+    def rows(self, start: int, stop: int) -> Iterator[Data]:
+        """Views of the output rows of the chunks `start..stop`: collections, or tuples of tensors when it is flat."""
+        plan = self.plan
+        for begin, end, size in plan.runs(start, stop, BLOCK):
+            if self._flat:
+                yield from zip(*(cut(self.out._source[key], plan.dim, begin, end, size) for key in self._flat))
+            elif plan.unbind:
+                yield from narrow(self.out, plan.dim, begin, end).unbind(plan.dim)
+            else:
+                yield from cut(self.out, plan.dim, begin, end, size)
+
+    def prepare(self) -> None:
+        """Drop what slows slicing, and open the files; called once by each worker."""
+        from tdmap.filecolumn import columns_behind
+
+        self.out = out = plain_tensors(self.out)
+        if not self.aliased and self.plan.dim == 0:
+            self._files = columns_behind(tensors_of(out), self.plan.size)
+        if is_dense(out) and not self.plan.unbind and all(type(leaf) is Tensor for leaf in out._source.values()):
+            self._flat = tuple(out._source)
+
+    def objects_of(self, result: Data, first: int, last: int) -> Pieces | None:
+        """The entries of a result that are no tensors; None where nothing has to travel.
+
+        Args:
+            result: of the rows `first..last`.
+        """
+        if not self.objects:
+            return None
+        pieces = tuple(piece_of(entry_at(result, path), self.plan) for path in self.objects)
+        if self._before is None:
+            return pieces
+        before = [narrow(entry_at(self._before, path), self.plan.dim, first, last) for path in self.objects]
+        same = [unchanged(piece, entry, self.plan) for piece, entry in zip(pieces, before)]
+        return None if all(same) else tuple(None if kept else piece for kept, piece in zip(same, pieces))
+
+    def misfit(self, rows: Data, result: Data) -> OutputMismatch | None:
+        """What is wrong with a result for these rows, found before anything is written; None when it is welcome."""
+        if type(rows) is tuple:
+            rows = self.out._rebuild(dict(zip(self._flat, rows)), rows[0].shape[: len(self.out._batch_size)])
+        if result is None:
+            return OutputMismatch("the function returned None, and results go to a folder.") if self.strict else None
+        if self.exact:
+            if not self.strict or (self._same_objects(result) and fits(rows, without_objects(result))):
+                return None
+            return unlike_the_others(rows, result, self.objects)
+        try:
+            self._check_kind(result)
+            check_fit(rows, result)
+        except OutputMismatch as error:
+            return error.with_traceback(None)
+        return None
+
+    def write(self, rows: Data, result: Data) -> bool:
+        """Copy the tensors of `result` into `rows`.
+
+        Returns:
+            False when `exact` and it does not fit.
+
+        Raises:
+            OutputMismatch: not `exact` and it does not fit; names the key, what was wanted and what came.
+        """
+        if not self.exact:
+            self._check_kind(result)
+        elif not self._same_objects(result):
+            return False
+        if self.objects:
+            result = without_objects(result)
+        if type(rows) is tuple:
+            return self._write_flat(rows, result)
+        if self.exact and not fits(rows, result):
+            return False
+        if self.aliased:
+            copy_moved(rows, result)
+        else:
+            copy_rows(rows, result, (), self.exact, self._put if self._files else Tensor.copy_)
+        return True
+
+    def _same_objects(self, result: Data) -> bool:
+        """Whether a result has the same entries that are no tensors as those before."""
+        return set(object_paths(result)) == set(self.objects)
+
+    def _check_kind(self, result: Data) -> None:
+        """Raise OutputMismatch for a result that cannot go into the output at all, or of which a part would be lost."""
+        out, names = self.out, self._names
+        if isinstance(out, Tensor) is not isinstance(result, Tensor) or not is_data(result):
+            raise not_a_collection(out, result)
+        if names is None:
+            return
+        if not (self._one_level and is_dense(result) and result._source.keys() <= names.keys()):
+            wrong = misnamed(names, result, self.aliased)
+            if wrong is not None:
+                raise wrong
+        for path in self.objects:
+            if isinstance(entry_at(result, path), Tensor):
+                name = repr(path[0] if len(path) == 1 else path)
+                raise OutputMismatch(f"{name}: out holds Python objects and the function returned a tensor.")
+
+    def _put(self, dst: Tensor, src: Tensor) -> None:
+        """Copy, through the file where there is one for it."""
+        file = self._files.get(dst.untyped_storage().data_ptr())
+        if file is None or src.dtype is not dst.dtype or not (src.is_contiguous() and dst.is_contiguous()):
+            dst.copy_(src)
+        elif src.is_conj() or src.is_neg() or dst.is_conj() or dst.is_neg():  # its memory is not its values
+            dst.copy_(src)
+        else:
+            file.write(dst, src)
+
+    def _write_flat(self, rows: tuple[Tensor, ...], result: Data) -> bool:
+        """`write` for an output without nested entries: one pass that checks and copies.
+
+        What a refused result has overwritten does not matter: its rows are taken from the result itself.
+        """
+        exact, aliased, out = self.exact, self.aliased, self.out
+        put = self._put if self._files else Tensor.copy_
+        if not is_dense(result):
+            if exact:
+                return False
+            entries = {key: result.get(key, None) for key in self._flat}
+        elif exact and (
+            type(result) is not type(out)
+            or len(result._source) != len(rows)
+            or len(result._batch_size) != len(out._batch_size)
+        ):
+            return False
+        else:
+            entries = result._source
+        for key, dst in zip(self._flat, rows):
+            src = entries.get(key)
+            if src is None:
+                if exact:
+                    return False
+                continue  # a result need not carry every key of out: the rows keep what they had
+            if not isinstance(src, Tensor) or src.dtype is not dst.dtype or src.shape != dst.shape:
+                if exact:
+                    return False
+                copy_leaf(dst, src, (key,), False, put)
+            elif not (aliased and same_memory(dst, src)):
+                put(dst, src.detach() if src.requires_grad else src)
+        return True
+
+
+def copy_rows(rows: Data, result: Data, path: KeyPath, checked: bool, put: Put = Tensor.copy_) -> None:
+    """Copy tensor leaves of `result` into the same leaves of `rows`."""
+    if isinstance(rows, Tensor):
+        copy_leaf(rows, result, path, checked, put)
+        return
+    if not is_dense(rows):
+        if not checked:
+            rows.update_(result)
+        return
+    dense = is_dense(result)
+    theirs = result._source if dense else None
+    for key, dst in rows._source.items():
+        src = theirs.get(key) if theirs is not None else result.get(key, None)
+        if src is None:
+            continue  # a result need not carry every key of out: the rows keep what they had
+        if isinstance(dst, Tensor):
+            copy_leaf(dst, src, (*path, key), checked, put)
+        else:
+            copy_rows(dst, src, (*path, key), checked, put)
+
+
+def copy_moved(rows: Data, result: Data, path: KeyPath = ()) -> None:
+    """`copy_rows` for rows that the result may share: only what lies elsewhere is copied."""
+    if isinstance(rows, Tensor):
+        if not (isinstance(result, Tensor) and same_memory(rows, result)):
+            copy_leaf(rows, result, path, False)
+        return
+    if not (is_dense(rows) and is_dense(result)):
+        copy_rows(rows, result, path, False)
+        return
+    for key, dst in rows._source.items():
+        src = result._source.get(key)
+        if src is not None:
+            copy_moved(dst, src, (*path, key))
+
+
+def copy_leaf(dst: Tensor, src: Data, path: KeyPath, checked: bool, put: Put = Tensor.copy_) -> None:
+    """Copy one tensor, with a safe cast where it has another dtype."""
+    if not checked and (not isinstance(src, Tensor) or src.dtype is not dst.dtype or src.shape != dst.shape):
+        check_leaf(dst, src, path)
+        if src.dtype is not dst.dtype:
+            src = cast(src.detach(), dst.dtype, path)
+    put(dst, src.detach() if src.requires_grad else src)

@@ -1,0 +1,74 @@
+"""Tracebacks that show the user's frames, and leave out the engine's between them."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import traceback
+from types import TracebackType
+
+from tensordict_lite.ops import engine
+
+FULL = "TDMAP_FULL_TRACEBACK"
+"""Environment variable: when it is set, nothing is left out."""
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_DOOR = os.path.abspath(engine.__file__)
+
+
+def is_engine_frame(filename: str) -> bool:
+    """Whether code of this file belongs to the engine."""
+    return filename.startswith(_HERE) or filename == _DOOR
+
+
+def without_engine(tail: TracebackType | None, all_of_it: bool = False) -> TracebackType | None:
+    """The same traceback without frames of the engine.
+
+    Args:
+        tail: the traceback.
+        all_of_it: also where nothing else would be left; else it is unchanged then.
+    """
+    kept = []
+    step = tail
+    while step is not None:
+        if not is_engine_frame(step.tb_frame.f_code.co_filename):
+            kept.append(step)
+        step = step.tb_next
+    if os.environ.get(FULL) or not (kept or all_of_it):
+        return tail
+    linked: TracebackType | None = None
+    for step in reversed(kept):
+        linked = TracebackType(linked, step.tb_frame, step.tb_lasti, step.tb_lineno)
+    return linked
+
+
+def with_lines(text: str) -> str:
+    """A traceback as text, with the source lines that only this process knows, such as those of notebook cells.
+
+    Args:
+        text: what `traceback.format_exception` gave in another process.
+    """
+    lines, out = text.split("\n"), []
+    for number, line in enumerate(lines):
+        out.append(line)
+        found = _place(line)
+        following = lines[number + 1] if number + 1 < len(lines) else ""
+        if found is not None and not following.startswith("    "):
+            source = linecache.getline(*found).strip()
+            if source:
+                out.append(f"    {source}")
+    return "\n".join(out)
+
+
+def _place(line: str) -> tuple[str, int] | None:
+    """File and line number in a line such as `  File "cell.py", line 3, in fn`."""
+    if not line.startswith('  File "'):
+        return None
+    file, _, rest = line[len('  File "') :].partition('", line ')
+    number = rest.partition(",")[0]
+    return (file, int(number)) if number.isdigit() else None
+
+
+def format_error(error: BaseException) -> str:
+    """The traceback of an exception as text."""
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__))

@@ -1,0 +1,294 @@
+"""The hidden folder of a dataset, whose files may come from anybody: an archive, a colleague, a stranger.
+
+So nothing in it is opened by its name alone. A link is not followed, neither in place of a file nor of the folder; a
+FIFO or a device is not waited for, nor even opened; a file is of a credible size, of the caller, and has no second
+name elsewhere when it is to be written. What is found instead is an `UntrustedFile`, before a byte of it is read.
+
+    open_file       a descriptor
+    read, lines     what a file holds, at most so much of it
+    append_line     one more line
+    replace_file    a new content, whole or not at all
+    make_folder     the folder itself
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tdmap.errors import UntrustedFile
+
+HIDDEN = ".tdmap"
+"""Name of the folder, within that of a dataset."""
+
+AnyPath: TypeAlias = "str | os.PathLike[str]"
+
+SMALL, LARGE = 16 << 20, 1 << 30
+"""Bytes that a file of it may have: one that holds a few facts, and one that grows with the run."""
+
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What a file system without locks answers."""
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_BLOCK = 1 << 20
+_LINE = 64 << 20  # the longest line that is credible
+
+
+def open_file(
+    path: AnyPath, flags: int = os.O_RDONLY, mode: int = 0o666, limit: int = 1 << 62, own: bool = True
+) -> int:
+    """A descriptor of a regular file in a hidden folder.
+
+    Args:
+        path: the file. Its folder must be one, and no link to one.
+        flags: as `os.open`; not `O_TRUNC`, because nothing is cut before it has been looked at.
+        mode: of a file that is made.
+        limit: bytes that it may have.
+        own: it must be the caller's. False for who only looks, and believes nothing.
+
+    Raises:
+        FileNotFoundError: there is none, and it is not to be made.
+        UntrustedFile: it is something else, or somebody else's.
+    """
+    assert not flags & os.O_TRUNC
+    above, name = os.path.split(path)
+    folder = open_folder(above)
+    try:
+        try:  # looked at first: opening alone can do something to a device
+            _require_regular(path, os.stat(name, dir_fd=folder, follow_symlinks=False))
+        except FileNotFoundError:
+            pass
+        try:
+            fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=folder)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise UntrustedFile(path, "is a symbolic link") from None
+            error.filename = str(path)
+            raise
+        try:
+            _require_credible(path, fd, folder, flags, limit, own)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+    finally:
+        os.close(folder)
+
+
+def open_folder(path: AnyPath) -> int:
+    """A descriptor of a folder that is no link.
+
+    Raises:
+        FileNotFoundError: there is none.
+        UntrustedFile: there is something else.
+    """
+    try:
+        return os.open(path, _FOLDER)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            if os.path.islink(path):
+                raise UntrustedFile(path, "is a symbolic link, and not a folder") from None
+            if os.path.lexists(path):
+                raise UntrustedFile(path, "is a file, and not a folder") from None
+        raise
+
+
+def _require_regular(path: AnyPath, info: os.stat_result) -> None:
+    if not stat.S_ISREG(info.st_mode):
+        kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a folder"}
+        kind = kinds.get(stat.S_IFMT(info.st_mode), "a device or a socket")
+        raise UntrustedFile(path, f"is {kind}, and not a regular file")
+
+
+def _require_credible(path: AnyPath, fd: int, folder: int, flags: int, limit: int, own: bool) -> None:
+    info = os.fstat(fd)
+    _require_regular(path, info)
+    if info.st_size > limit:
+        raise UntrustedFile(path, f"has {info.st_size:,} bytes, where at most {limit:,} are credible")
+    if own:
+        _require_own(path, info, folder)
+    if flags & (os.O_WRONLY | os.O_RDWR) and info.st_nlink > 1:
+        raise UntrustedFile(path, "has another name elsewhere (a hard link), and would be changed there too")
+
+
+def _require_own(path: AnyPath, info: os.stat_result, folder: int) -> None:
+    if info.st_uid == os.geteuid():
+        return
+    # Some file systems have owners of their own (a share that is mounted for everybody): what counts is whether a
+    # file that the caller makes there has the same one.
+    name = f"owner-{os.getpid()}-{os.urandom(4).hex()}"
+    with contextlib.suppress(OSError):
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        try:
+            mine = os.fstat(fd).st_uid
+        finally:
+            os.close(fd)
+            os.unlink(name, dir_fd=folder)
+        if mine == info.st_uid:
+            return
+    raise UntrustedFile(
+        path, f"belongs to user {info.st_uid}, and not to you (user {os.geteuid()}); copy the dataset if you trust them"
+    )
+
+
+def make_folder(path: AnyPath, mode: int = 0o777) -> bool:
+    """Make a folder, or make sure that the one that is there is the caller's, and no link. Whether it was made."""
+    try:
+        os.mkdir(path, mode)
+        return True
+    except FileExistsError:
+        fd = open_folder(path)
+        try:
+            _require_own(path, os.fstat(fd), fd)
+        finally:
+            os.close(fd)
+        return False
+
+
+def exists(path: AnyPath) -> bool:
+    """Whether there is something of that name, whatever it is."""
+    return os.path.lexists(path)
+
+
+def remove(path: AnyPath) -> None:
+    """Remove a file, or the link in its place; nothing when there is none.
+
+    Raises:
+        UntrustedFile: it is a folder.
+    """
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except IsADirectoryError:
+        raise UntrustedFile(path, "is a folder, and not a regular file") from None
+
+
+def remove_tree(path: AnyPath) -> None:
+    """Remove a file, a link, or a folder with all that is in it; nothing that a link leads to."""
+    try:
+        os.rmdir(path)  # an empty one, most often
+    except FileNotFoundError:
+        pass
+    except NotADirectoryError:
+        remove(path)
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def read(path: AnyPath, limit: int = SMALL, own: bool = True) -> bytes | None:
+    """What a file holds; None when there is none. Arguments and errors as `open_file`."""
+    try:
+        fd = open_file(path, os.O_RDONLY, limit=limit, own=own)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    with open(fd, "rb") as file:
+        return file.read(limit)
+
+
+def lines(path: AnyPath, limit: int = LARGE, own: bool = True) -> Iterator[Any]:
+    """The JSON values of a file with one a line; lines that hold none are left out (somebody died in the middle)."""
+    try:
+        fd = open_file(path, os.O_RDONLY, limit=limit, own=own)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    with open(fd, "rb") as file:
+        while line := file.readline(_LINE):
+            with contextlib.suppress(ValueError):
+                yield parse_json(line)
+
+
+def printable(value: Any, most: int = 500) -> str:
+    """A text for people that a file may have made up: on one line, without what a terminal would obey.
+
+    Example:
+        >>> printable("done\x1b[2J\x07 well")
+        'done�[2J� well'
+    """
+    text = str(value)
+    text = "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text[:most])
+    return text + "..." if len(str(value)) > most else text
+
+
+def parse_json(text: bytes) -> Any:
+    """A JSON value.
+
+    Raises:
+        ValueError: it is none, or too deep to be one of ours.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("JSON that is nested too deeply") from None
+
+
+def replace_file(path: Path, data: bytes, durable: bool = True) -> None:
+    """Write a file so that it is there whole or not at all, whoever is killed meanwhile.
+
+    Args:
+        path: the file.
+        data: what it is to hold.
+        durable: wait until it is on the disk, so that the machine may go down as well.
+    """
+    temporary = path.with_name(path.name + ".new")
+    remove(temporary)  # of somebody who was killed; or a link that somebody has planted
+    fd = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        with naming(path), open(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            if durable:
+                os.fdatasync(fd)
+    except OSError:  # no room: what there is makes no sense
+        remove(temporary)
+        raise
+    try:
+        os.replace(temporary, path)
+    except IsADirectoryError:
+        os.unlink(temporary)
+        raise UntrustedFile(path, "is a folder, and not a regular file") from None
+    if durable:
+        folder = open_folder(path.parent)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the system, which know a descriptor only, name the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def append_line(path: Path, line: bytes, durable: bool = False) -> None:
+    """Append a line to a file, made if it is not there, in one write.
+
+    Raises:
+        OSError: there is no room; names the file.
+    """
+    fd = open_file(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    try:
+        size = os.fstat(fd).st_size
+        data = line + b"\n"
+        if size and os.pread(fd, 1, size - 1) != b"\n":  # somebody died in the middle of a line
+            data = b"\n" + data
+        with naming(path):
+            if os.write(fd, data) < len(data):
+                raise OSError(errno.ENOSPC, "no space left on device for another line", str(path))
+            if durable:
+                os.fdatasync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,119 @@
+"""What all operations that users call have in common: options by their right names, and errors without the engine."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from tdmap.errors import RemoteTraceback, TdmapError
+from tdmap.frames import without_engine
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+HABITS = {
+    "workers": "num_workers",
+    "n_jobs": "num_workers",
+    "num_proc": "num_workers",
+    "processes": "num_workers",
+    "batch_size": "chunksize",
+    "chunk_size": "chunksize",
+    "progress": "pbar",
+    "random_state": "seed",
+    "reverse": "descending",
+    "ascending": "descending",
+    "output": "out",
+    "start_method": "mp_start_method",
+}
+"""Names that options have in other libraries."""
+
+
+class Running:
+    """An operation that a user has called and that has not returned yet.
+
+    Args:
+        name: of the function.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._endings: list[Callable[[], Any]] = []
+
+    def at_end(self, fn: Callable[[], Any]) -> None:
+        """Have something called when the operation returns, or raises."""
+        self._endings.append(fn)
+
+    def end(self) -> None:
+        """Call it."""
+        for fn in self._endings:
+            fn()
+
+
+_running: ContextVar[Running | None] = ContextVar("running", default=None)
+
+
+def running_operation() -> Running | None:
+    """The operation that was called in this thread; the outermost one, where one calls another."""
+    return _running.get()
+
+
+def operation(fn: Function) -> Function:
+    """Make a function an operation of the library.
+
+    An option that it does not take is an error that lists those that it does, with the nearest name. What it raises
+    shows the user's frames, and hides those of the engine between them.
+    """
+    parameters = inspect.signature(fn).parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"]
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        unknown = kwargs.keys() - allowed()
+        if unknown:
+            raise unknown_option(fn.__name__, sorted(unknown)[0], allowed())
+        outermost = _running.get() is None
+        token = _running.set(Running(fn.__name__)) if outermost else None
+        try:
+            return fn(*args, **kwargs)
+        except Exception as error:
+            hide_engine(error)
+            raise
+        finally:
+            if token is not None:
+                operation = _running.get()
+                _running.reset(token)
+                if operation is not None:
+                    operation.end()
+
+    @functools.cache
+    def allowed() -> frozenset[str]:
+        return frozenset(names) | (frozenset(worker_options()) if open_ended else frozenset())
+
+    return call  # type: ignore[return-value]
+
+
+def hide_engine(error: BaseException) -> None:
+    """Leave frames of the engine out of a traceback, unless the error may be the engine's own."""
+    told = isinstance(error, TdmapError) or isinstance(error.__cause__, RemoteTraceback)
+    error.__traceback__ = without_engine(error.__traceback__, all_of_it=told)
+
+
+@functools.cache
+def worker_options() -> tuple[str, ...]:
+    """The names of the options about workers."""
+    from tdmap.execution import WorkerOptions
+
+    return tuple(WorkerOptions.__annotations__)
+
+
+def unknown_option(name: str, option: str, options: Iterable[str]) -> TypeError:
+    """The error for an option that an operation does not take."""
+    known = sorted(options)
+    meant = HABITS.get(option)
+    close = [meant] if meant in known else difflib.get_close_matches(option, known, 1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return TypeError(f"{name}() has no option {option!r}.{hint} It takes {', '.join(known)}.")

@@ -1,0 +1,169 @@
+"""Mistakes in a call: options by other names, values that make no sense, and tracebacks that show the user's code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import tdmap
+from tdmap import reducers
+from tensordict_lite import TensorDict
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def table():
+    return TensorDict(
+        {"x": torch.arange(20), "label": torch.arange(20) % 3, "path": [f"p{i}" for i in range(20)]}, [20]
+    )
+
+
+@pytest.mark.parametrize(
+    "call, option, meant",
+    [
+        (lambda d: d.map(len, workers=2), "workers", "num_workers"),
+        (lambda d: d.map_iter(len, batch_size=2), "batch_size", "chunksize"),
+        (lambda d: tdmap.map(d, len, n_jobs=2), "n_jobs", "num_workers"),
+        (lambda d: tdmap.map_iter(d, len, shufle=True), "shufle", "shuffle"),
+        (lambda d: tdmap.sort(d, "label", reverse=True), "reverse", "descending"),
+        (lambda d: tdmap.filter(d, len, chunk_size=3), "chunk_size", "chunksize"),
+        (lambda d: tdmap.flat_map(d, len, onerror="skip"), "onerror", "on_error"),
+        (lambda d: tdmap.shuffle(d, 1, num_worker=2), "num_worker", "num_workers"),
+        (lambda d: tdmap.join(d, d, "x", suffixes="_r"), "suffixes", "suffix"),
+        (lambda d: tdmap.reduce(d, reducers.Count(), num_proc=2), "num_proc", "num_workers"),
+        (lambda d: tdmap.map_reduce(d, None, reducers.Count(), time_out=2), "time_out", "timeout"),
+        (lambda d: tdmap.group_by(d, "label").reduce(reducers.Count(), output="x"), "output", "out"),
+        (lambda d: tdmap.group_by(d, "label").map_groups(len, retry=1), "retry", "retries"),
+        (lambda d: d.pipeline().iter(workers=2), "workers", "num_workers"),
+        (lambda d: d.pipeline().write("x", resum=True), "resum", "resume"),
+        (lambda d: d.pipeline().collect(chunk=2), "chunk", "chunksize"),
+        (lambda d: d.pipeline().count(worker=2), "worker", "num_workers"),
+    ],
+)
+def test_an_option_by_another_name_is_refused_with_the_right_one(call, option, meant, table):
+    with pytest.raises(TypeError, match=rf"has no option '{option}'\. Did you mean '{meant}'\? It takes .*{meant}"):
+        call(table)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda d: d.map(len, num_workers=-1), r"num_workers must be 0 \(run in the caller\).*or None.*got -1"),
+        (lambda d: d.map(len, seed="a"), "seed must be an integer or None: got 'a'"),
+        (lambda d: d.map(len, pbar="text"), "pbar must be True or False: got 'text'"),
+        (lambda d: tdmap.reduce(d, lambda c: c), "does not take two arguments.*map_reduce"),
+        (lambda d: tdmap.group_by(d, "lable"), "there are 'label', 'path', 'x'. Did you mean 'label'"),
+        (lambda d: tdmap.map(np.zeros(3), len), "a numpy array: use torch.from_numpy"),
+        (lambda d: tdmap.map({"x": 1}, len), r"a mapping: use TensorDict\(mapping"),
+        (lambda d: tdmap.map("folder", len), r"the path 'folder': use TensorDict.load_memmap"),
+        (lambda d: tdmap.map([1, 2], len), r"a list: use torch.tensor\(values\)"),
+        (lambda d: tdmap.map(torch.eye(3).to_sparse(), len), "the data is sparse.*to_dense"),
+        (
+            lambda d: d.pipeline().map(lambda c: {"a": 1}).collect(),
+            "must give rows.*the function returned a dict. Return",
+        ),
+        (lambda d: d.pipeline().map(lambda c: None).collect(), "the function returned None. Return"),
+        (
+            lambda d: d.pipeline().filter(lambda c: torch.tensor(True)).collect(),
+            r"bools of shape \[\d+\].*of shape \[\]. Return a bool for each row",
+        ),
+        (lambda d: tdmap.map(d, lambda c: c["x"].float().mean()), r"result of shape \(\).*use tdmap.map_reduce"),
+    ],
+)
+def test_a_value_that_makes_no_sense_says_what_to_do(call, message, table):
+    with pytest.raises((TypeError, ValueError, KeyError), match=message):
+        call(table)
+
+
+def test_chunks_that_do_not_go_together_are_explained():
+    data = TensorDict({"x": torch.arange(131)}, [131])
+    with pytest.raises(RuntimeError) as caught:
+        tdmap.reduce(data, lambda a, b: a + b, num_workers=0)
+    assert any("tdmap.map_reduce" in note for note in caught.value.__notes__)
+
+
+# -- tracebacks --------------------------------------------------------------------------------------------------------
+
+
+def helper(chunk):
+    return 1 // 0
+
+
+def boom(chunk):
+    return helper(chunk)
+
+
+CALLS = {
+    "map": lambda d, **options: tdmap.map(d, boom, chunksize=5, **options),
+    "method": lambda d, **options: d.map(boom, chunksize=5, **options),
+    "map_iter": lambda d, **options: list(tdmap.map_iter(d, boom, chunksize=5, **options)),
+    "filter": lambda d, **options: tdmap.filter(d, boom, **options),
+    "flat_map": lambda d, **options: tdmap.flat_map(d, boom, **options),
+    "map_groups": lambda d, **options: tdmap.group_by(d, "label").map_groups(boom, **options),
+    "map_reduce": lambda d, **options: tdmap.map_reduce(d, boom, reducers.Sum(), **options),
+    "iter": lambda d, **options: list(d.pipeline().map(boom).iter(**options)),
+    "collect": lambda d, **options: d.pipeline().map(boom).collect(**options),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "executor": "thread"}])
+def test_a_traceback_shows_the_users_frames_alone(name, options, table):
+    with pytest.raises(ZeroDivisionError) as caught:
+        CALLS[name](table, **options)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "in boom" in shown and "in helper" in shown and "return 1 // 0" in shown
+    engine = [line for line in shown.splitlines() if line.startswith(f'  File "{ROOT / "tdmap"}')]
+    assert not engine and "ops/engine.py" not in shown
+
+
+def test_all_frames_are_shown_on_request(table, monkeypatch):
+    monkeypatch.setenv("TDMAP_FULL_TRACEBACK", "1")
+    with pytest.raises(ZeroDivisionError) as caught:
+        tdmap.map(table, boom, num_workers=0)
+    assert "chunkloop.py" in "".join(traceback.format_exception(caught.value))
+
+
+def test_an_error_of_the_engine_itself_keeps_its_frames(table, monkeypatch):
+    monkeypatch.setattr("tdmap.execution.Driver", None)
+    with pytest.raises(TypeError, match="not callable") as caught:
+        tdmap.map(table, boom, num_workers=0)
+    assert "execution.py" in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_lines_of_a_notebook_cell_are_shown(method, tmp_path):
+    """Code whose text is only known to the caller, as a notebook's is: the worker cannot look it up."""
+    program = textwrap.dedent(
+        """
+        import linecache, sys, traceback, torch, tdmap
+        text = "def cell(chunk):\\n    return chunk / missing_name\\n"
+        linecache.cache["<cell 1>"] = (len(text), None, text.splitlines(True), "<cell 1>")
+        if __name__ == "__main__":
+            tdmap.map(torch.zeros(4), lambda x: x, num_workers=1, mp_start_method=sys.argv[1])
+            exec(compile(text, "<cell 1>", "exec"))
+            try:
+                tdmap.map(torch.zeros(4), cell, num_workers=1, mp_start_method=sys.argv[1])
+            except NameError as error:
+                traceback.print_exception(error, file=sys.stdout)
+        """
+    )
+    script = tmp_path / "script.py"
+    script.write_text(program)
+    done = subprocess.run(
+        [sys.executable, str(script), method],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert "return chunk / missing_name" in done.stdout, done.stdout + done.stderr

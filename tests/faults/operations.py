@@ -1,0 +1,129 @@
+"""Every operation that writes a folder, as a function of the folder and of options."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tdmap
+from tdmap.execution import Execution
+from tdmap.permute import permute
+from tdmap.reducers import Count, Mean, Reducer
+from tensordict_lite import TensorDict
+
+ROWS = 60
+
+
+def make(rows: int = ROWS) -> TensorDict:
+    """A dataset in memory."""
+    x = torch.arange(rows)
+    return TensorDict({"x": x, "key": x % 4, "nested": {"y": x.float()}}, [rows])
+
+
+def same(chunk: TensorDict) -> TensorDict:
+    return chunk.clone()
+
+
+def increment(chunk: TensorDict) -> None:
+    chunk["x"].add_(1)
+
+
+def some(chunk: TensorDict) -> torch.Tensor:
+    return chunk["x"] % 3 == 0
+
+
+def kept(chunk: TensorDict) -> TensorDict:
+    return chunk[some(chunk)]
+
+
+def first(rows: TensorDict) -> TensorDict:
+    return rows[:1]
+
+
+class Total(Reducer[int]):
+    """A sum."""
+
+    def init(self) -> int:
+        return 0
+
+    def update(self, state: int, chunk: Any, start: int = 0) -> int:
+        return state + int(chunk["x"].sum())
+
+    def merge(self, a: int, b: int) -> int:
+        return a + b
+
+
+def words(data: TensorDict) -> TensorDict:
+    """The same with a key of strings."""
+    return TensorDict({"x": data["x"], "key": [f"k{number}" for number in data["key"].tolist()]}, data.batch_size)
+
+
+def _permute(data: TensorDict, out: Path, **options: Any) -> Any:
+    return permute(data, torch.arange(len(data)).flip(0), out, Execution.of(**options), method="scatter")
+
+
+def _cache(data: TensorDict, out: Path, stages: str = "map", **options: Any) -> Any:
+    pipeline = tdmap.Pipeline(data).map(same)
+    pipeline = pipeline.filter(some).shuffle(0, buffer=8) if stages == "here" else pipeline
+    return pipeline.cache(out).collect(chunksize=10, **options)
+
+
+Operation = Callable[..., Any]
+
+OUT_OF_PLACE: dict[str, Operation] = {
+    "map": lambda data, out, **o: tdmap.map(data, same, out=out, chunksize=10, **o),
+    "map without rows": lambda data, out, **o: tdmap.map(data[:0], same, out=out, **o),
+    "filter": lambda data, out, **o: tdmap.filter(data, some, out, chunksize=10, **o),
+    "flat_map": lambda data, out, **o: tdmap.flat_map(data, kept, out, chunksize=10, **o),
+    "sort": lambda data, out, **o: tdmap.sort(data, "x", out, descending=True, **o),
+    "shuffle": lambda data, out, **o: tdmap.shuffle(data, 3, out, **o),
+    "permute": _permute,
+    "join": lambda data, out, **o: tdmap.join(data, data, "x", out=out, **o),
+    "reduce by key": lambda data, out, **o: tdmap.group_by(data, "key").reduce({"n": Count()}, out=out, **o),
+    "reduce by words": lambda data, out, **o: tdmap.group_by(words(data), "key").reduce({"n": Count()}, out=out, **o),
+    "map_groups": lambda data, out, **o: tdmap.group_by(data, "key").map_groups(first, out=out, **o),
+    "write": lambda data, out, **o: tdmap.Pipeline(data).map(same).write(out, chunksize=10, **o),
+    "write fewer": lambda data, out, **o: tdmap.Pipeline(data).filter(some).write(out, chunksize=10, **o),
+    "write here": lambda data, out, **o: tdmap.Pipeline(data).filter(some).shuffle(0, buffer=8).write(out, **o),
+    "cache": _cache,
+    "cache here": lambda data, out, **o: _cache(data, out, "here", **o),
+}
+"""Those that make a new dataset."""
+
+RESUMABLE: dict[str, Operation] = {
+    "map": lambda data, out, **o: tdmap.map(data, same, out=out, chunksize=10, resume=True, **o),
+    "filter": lambda data, out, **o: tdmap.filter(data, some, out, chunksize=10, resume=True, **o),
+    "flat_map": lambda data, out, **o: tdmap.flat_map(data, kept, out, chunksize=10, resume=True, **o),
+    "write": lambda data, out, **o: tdmap.Pipeline(data).map(same).write(out, chunksize=10, resume=True, **o),
+    "write fewer": lambda data, out, **o: tdmap.Pipeline(data).filter(some).write(out, chunksize=10, resume=True, **o),
+    "cache": _cache,
+    "reduce": lambda data, out, **o: tdmap.reduce(data, Total(), chunksize=10, resume=out, **o),
+    "reduce several": lambda data, out, **o: tdmap.reduce(
+        data, {"mean": Mean("x"), "n": Count()}, chunksize=10, resume=out, **o
+    ),
+}
+"""Those that keep a journal in a new folder."""
+
+
+def _into(data: TensorDict, out: Path, **options: Any) -> Any:
+    return tdmap.map(data, same, out=TensorDict.load_memmap(out), chunksize=10, resume=True, **options)
+
+
+def _in_place(data: TensorDict, out: Path, **options: Any) -> Any:
+    target = TensorDict.load_memmap(out)
+    return tdmap.map(target, increment, out=target, chunksize=10, resume=True, **options)
+
+
+IN_DATASET: dict[str, Operation] = {"map into": _into, "map in place": _in_place}
+"""Those that keep a journal in a dataset that is there."""
+
+
+def quietly(run: Callable[[], Any]) -> Any:
+    """Run it, without the warning that it has been run before."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tdmap.AlreadyComplete)
+        return run()

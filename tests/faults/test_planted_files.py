@@ -1,0 +1,476 @@
+"""A dataset may come from anybody: nothing in its hidden folder is followed, waited for, believed or run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import socket
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+
+import tdmap
+from tdmap import checkpoint, journal, rowlog
+from tdmap.errors import ResumeMismatch, UntrustedFile
+from tdmap.pipeline.caching import NAME as NOTE
+from tdmap.plaindata import dump
+from tdmap.status import describe, read_status
+from tensordict_lite import TensorDict
+
+from .operations import IN_DATASET, OUT_OF_PLACE, RESUMABLE, Total, make, quietly, same
+
+PRECIOUS = b"years of work" * 100
+EVERY = {**RESUMABLE, **IN_DATASET}
+NAMES = ("journal", "journal.new", "lock", "skipped.jsonl", "errors.jsonl")
+OWN = {
+    "map": ("data", "moving", "objects.jsonl"),
+    "write": ("data", "moving", "objects.jsonl"),
+    "filter": ("mask", "data", "moving"),
+    "flat_map": ("pieces", "spill-0", "data", "moving"),
+    "write fewer": ("pieces", "spill-0", "data", "moving"),
+    "cache": (NOTE, f"{NOTE}.new", "data", "moving"),
+    "reduce": ("states", "states.new", "states.disk"),
+    "reduce several": ("states", "states.new", "states.disk"),
+    "map into": ("objects.jsonl",),
+    "map in place": ("objects.jsonl", "done", "undo-0", "history.jsonl", "workers.lock"),
+}
+"""Files of each operation, besides those of all."""
+KINDS = ("link", "dangling link", "link to a device", "FIFO", "socket", "folder", "hard link")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_hangs():
+    """What waits for a FIFO is an error."""
+
+    def late(number, frame):
+        raise AssertionError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(50)
+    yield
+    journal.wait_for_disk()  # nor do the processes that wait for the disk
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+class Planted:
+    """Something in place of a file of the hidden folder, and what it would do harm to."""
+
+    def __init__(self, kind: str, path: Path, outside: Path) -> None:
+        self.victim = outside / "victim"
+        self.victim.write_bytes(PRECIOUS)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        if kind == "link":
+            path.symlink_to(self.victim)
+        elif kind == "dangling link":
+            path.symlink_to(outside / "new")
+        elif kind == "link to a device":
+            path.symlink_to("/dev/zero")
+        elif kind == "FIFO":
+            os.mkfifo(path)
+        elif kind == "socket":
+            with socket.socket(socket.AF_UNIX) as end:
+                folder = os.open(path.parent, os.O_RDONLY)
+                end.bind(f"/proc/self/fd/{folder}/{path.name}")  # the whole name would be too long
+                os.close(folder)
+        elif kind == "folder":
+            path.mkdir()
+        elif kind == "hard link":
+            path.hardlink_to(self.victim)
+        self.outside = outside
+
+    def has_done_no_harm(self) -> bool:
+        return self.victim.read_bytes() == PRECIOUS and os.listdir(self.outside) == ["victim"]
+
+
+def prepare(name: str, folder: Path) -> Path:
+    if name in IN_DATASET:
+        make().memmap(folder / "out")
+    return folder / "out"
+
+
+class Stop(tdmap.Callback):
+    """Ends a run in its middle."""
+
+    def on_lease_done(self, event):
+        raise InterruptedError("in the middle")
+
+
+def begun(name: str, folder: Path) -> Path:
+    """The folder of a run that was interrupted."""
+    out = prepare(name, folder)
+    with contextlib.suppress(InterruptedError):
+        EVERY[name](make(), out, num_workers=0, callbacks=[Stop()])
+    assert (out / ".tdmap" / "journal").exists()
+    return out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", EVERY)
+def test_nothing_planted_is_followed_or_waited_for(tmp_path, name, kind):
+    """In place of every file, before the run and in the middle of it: an error that says so, or no matter."""
+    for number, (file, resumed) in enumerate([(f, r) for f in (*NAMES, *OWN[name]) for r in (False, True)]):
+        folder, outside = tmp_path / f"f{number}", tmp_path / f"o{number}"
+        folder.mkdir(), outside.mkdir()
+        out = begun(name, folder) if resumed else prepare(name, folder)
+        if (out / ".tdmap" / file).is_dir():
+            continue
+        planted = Planted(kind, out / ".tdmap" / file, outside)
+        try:
+            quietly(lambda out=out: EVERY[name](make(), out, num_workers=0))
+        except (UntrustedFile, FileExistsError) as error:
+            assert file.removesuffix(".new") in str(error) or "unfinished" in str(error)
+        assert planted.has_done_no_harm(), file
+
+
+@pytest.mark.parametrize("name", [*OUT_OF_PLACE, *IN_DATASET])
+@pytest.mark.parametrize("kind", ["link", "link to a device", "FIFO"])
+def test_a_hidden_folder_that_is_none(tmp_path, name, kind):
+    out, outside = prepare(name, tmp_path), tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_bytes(PRECIOUS)
+    out.mkdir(exist_ok=True)
+    if kind == "FIFO":
+        os.mkfifo(out / ".tdmap")
+    else:
+        (out / ".tdmap").symlink_to(outside if kind == "link" else "/dev/zero")
+    with pytest.raises(UntrustedFile, match=r"\.tdmap is a "):
+        {**OUT_OF_PLACE, **IN_DATASET}[name](make(), out, num_workers=0)
+    assert os.listdir(outside) == ["precious"]
+
+
+# -- status -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("file", [*NAMES, "done", "workers.lock"])
+def test_status_reads_and_nothing_else(tmp_path, file, kind):
+    (tmp_path / "outside").mkdir()
+    out = begun("map", tmp_path)
+    planted = Planted(kind, out / ".tdmap" / file, tmp_path / "outside")
+    before = looks_of(out)
+    with contextlib.suppress(UntrustedFile):
+        read_status(out)
+    assert looks_of(out) == before and planted.has_done_no_harm()
+
+
+def looks_of(folder: Path) -> dict[Path, tuple[int, ...]]:
+    """What a write or a new file would change."""
+    found = {path: path.lstat() for path in [folder, *folder.rglob("*")]}
+    return {path: (info.st_mode, info.st_ino, info.st_size, info.st_mtime_ns) for path, info in found.items()}
+
+
+def write_journal(out: Path, **changes) -> None:
+    identity = {
+        "kind": "map",
+        "name": "f",
+        "function": {},
+        "source": {},
+        "plan": {"rows": 10, "chunk size": 10, "dim": 0, "unbind": False},
+        "seed": None,
+        "python": "3.11",
+    }
+    header = {"identity": identity, "began": 0, "argv": ["tdmap"], "cwd": "/", "command": None}
+    for key, value in changes.items():
+        target = header if key in header else identity
+        target[key] = value
+    (out / ".tdmap").mkdir(parents=True, exist_ok=True)
+    journal.create(out / ".tdmap" / "journal", header)
+
+
+def test_a_status_has_nothing_that_a_terminal_obeys(tmp_path):
+    write_journal(tmp_path, name="\x1b]0;pwned\x07f", argv=["\x1b[2J"])
+    hidden = tmp_path / ".tdmap"
+    bad = "\x1b[2J\rall rows done"
+    (hidden / "errors.jsonl").write_text(json.dumps({"time": 1, "type": bad, "error": bad, "notes": [bad]}) + "\n")
+    failure = [3, f"builtins.{bad}", None, bad, bad]
+    (hidden / "skipped.jsonl").write_text(json.dumps({"chunk": 0, "errors": [failure]}) + "\n")
+    found = read_status(tmp_path)
+    assert found.skipped_rows == 1 and len(found.errors) == 1
+    assert all(line.isprintable() for line in describe(found)) and all(word.isprintable() for word in found.argv)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"plan": {"rows": -1, "chunk size": 1}},
+        {"plan": {"rows": "many", "chunk size": 1}},
+        {"plan": {}},
+        {"plan": [1]},
+        {"kind": 3},
+        {"source": None},
+        {"identity": [[]]},
+        {"identity": "x"},
+    ],
+)
+def test_a_journal_of_nobody_is_an_error(tmp_path, changes):
+    make().memmap(tmp_path / "out")
+    write_journal(tmp_path / "out", **changes)
+    with pytest.raises(UntrustedFile, match="does not say what its run is"):
+        read_status(tmp_path / "out")
+    for name in IN_DATASET:
+        with pytest.raises(UntrustedFile, match="does not say what its run is"):
+            IN_DATASET[name](make(), tmp_path / "out", num_workers=0)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"began": 1e300}, {"began": "now"}, {"argv": 3}, {"command": [1]}, {"argv": [{}, None]}]
+)
+def test_other_oddities_of_a_journal_do_no_harm(tmp_path, changes):
+    write_journal(tmp_path, **changes)
+    assert describe(read_status(tmp_path))
+
+
+LINES = [
+    b"[" * 50_000,
+    b"{}",
+    b"9" * 10_000,
+    b'{"chunk": 1, "errors": 5}',
+    b'{"chunk": 1, "errors": [[1]]}',
+    b"\xff\x00",
+]
+
+
+@pytest.mark.parametrize("file", ["errors.jsonl", "skipped.jsonl", "history.jsonl"])
+def test_lines_that_nobody_wrote_are_left_out(tmp_path, file):
+    out = begun("map in place", tmp_path)
+    (out / ".tdmap" / file).write_bytes(b"\n".join(LINES))
+    assert read_status(out).skipped_rows == 0
+    IN_DATASET["map in place"](make(), out, num_workers=0)
+    assert torch.equal(TensorDict.load_memmap(out)["x"], make()["x"] + 1)
+
+
+@pytest.mark.parametrize("file", ["journal", "errors.jsonl", "skipped.jsonl", "states", NOTE, "lock"])
+def test_files_that_are_too_large_to_be_true(tmp_path, file):
+    out, name = tmp_path / "out", "reduce" if file == "states" else "cache" if file == NOTE else "map"
+    quietly(lambda: RESUMABLE[name](make(), out, num_workers=0))
+    with open(out / ".tdmap" / file, "ab") as huge:
+        huge.truncate(1 << 43)
+    if file in ("journal", "errors.jsonl", "skipped.jsonl"):
+        with pytest.raises(UntrustedFile, match="bytes, where at most"):
+            read_status(out)
+    if file not in ("errors.jsonl", "skipped.jsonl"):  # which a run that is complete does not read
+        with contextlib.nullcontext() if file == "lock" else pytest.raises(UntrustedFile, match="bytes, where at most"):
+            quietly(lambda: RESUMABLE[name](make(), out, num_workers=0))
+
+
+# -- who owns a file ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize(("name", "file"), [("map", "journal"), ("reduce", "states"), ("map in place", "done")])
+def test_files_of_another_user_are_looked_at_only(tmp_path, name, file):
+    out = begun(name, tmp_path)
+    os.chown(out / ".tdmap" / file, 12345, 12345)
+    with pytest.raises(UntrustedFile, match="belongs to user 12345, and not to you"):
+        EVERY[name](make(), out, num_workers=0)
+    assert read_status(out).state == "interrupted"
+    assert not [path for path in (out / ".tdmap").iterdir() if path.name.startswith("owner-")]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
+def test_a_hidden_folder_of_another_user_is_not_used(tmp_path):
+    (tmp_path / "out" / ".tdmap").mkdir(parents=True)
+    os.chown(tmp_path / "out" / ".tdmap", 12345, 12345)
+    with pytest.raises(UntrustedFile, match="belongs to user 12345"):
+        tdmap.map(make(), same, out=tmp_path / "out", num_workers=0)
+
+
+def test_a_file_system_whose_files_all_belong_to_somebody_is_fine(tmp_path, monkeypatch):
+    """As on a share that is mounted for everybody: what counts is whom a new file belongs to."""
+    out = begun("reduce", tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    assert RESUMABLE["reduce"](make(), out, num_workers=0) == int(make()["x"].sum())
+
+
+# -- what would run ---------------------------------------------------------------------------------------------
+
+
+class Evil:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.mark}",)
+
+
+def test_a_planted_pickle_of_states_is_not_run(tmp_path):
+    out, mark = begun("reduce", tmp_path), tmp_path / "pwned"
+    body = pickle.dumps([(0, 1, Evil(mark))])
+    for magic in (checkpoint._MAGIC, b"TDMAPS01"):
+        (out / ".tdmap" / "states").write_bytes(magic + zlib.crc32(body).to_bytes(4, "little") + body)
+        with contextlib.suppress(UntrustedFile):
+            assert RESUMABLE["reduce"](make(), out, num_workers=0) == int(make()["x"].sum())
+    assert not mark.exists()
+
+
+def test_a_planted_pickle_of_pieces_is_not_run(tmp_path):
+    out, mark = begun("flat_map", tmp_path), tmp_path / "pwned"
+    body = pickle.dumps((0, 1, (Evil(mark),)))
+    (out / ".tdmap" / "pieces").write_bytes(struct.pack("<II", len(body), zlib.crc32(body)) + body)
+    result = RESUMABLE["flat_map"](make(), out, num_workers=0)
+    assert not mark.exists() and torch.equal(result["x"], torch.arange(0, 60, 3))
+
+
+@pytest.mark.parametrize("file", ["../../../outside/secret", "/etc/passwd", "spill-x/../../secret", "journal"])
+def test_pieces_do_not_lie_outside_of_their_folder(tmp_path, file):
+    out = begun("flat_map", tmp_path)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret").write_bytes(PRECIOUS)
+    schema = TensorDict({"x": torch.zeros(0, dtype=torch.int64)}, [0])
+    from tdmap.schema import Schema
+
+    columns = [[2] * 6, [Schema(schema).digest] * 6, [file] * 6, [0] * 6]
+    body = dump([0, 6, [1] * 6, columns, {}, {0: schema}])
+    record = struct.pack("<II", len(body), zlib.crc32(body)) + body
+    (out / ".tdmap" / "pieces").write_bytes(record)
+    assert rowlog.read_records(out / ".tdmap" / "pieces", ()) == ([], len(record))
+    assert torch.equal(RESUMABLE["flat_map"](make(), out, num_workers=0)["x"], torch.arange(0, 60, 3))
+
+
+@pytest.mark.parametrize("what", ["another function", "class"])
+def test_states_name_no_code(tmp_path, what):
+    """As bytes that the format would allow, were such names looked up."""
+    out = begun("reduce", tmp_path)
+
+    def text(value: str) -> bytes:
+        return b"s" + struct.pack("<Q", len(value)) + value.encode()
+
+    module, name = ("os", "system") if what == "another function" else ("subprocess", "Popen")
+    body = dump([(0, 1, None)])[:-1] + b"O" + text(module) + text(name) + dump(("true",)) + b"NNN"
+    states = out / ".tdmap" / "states"
+    states.write_bytes(checkpoint._MAGIC + zlib.crc32(body).to_bytes(4, "little") + body)
+    with pytest.raises(UntrustedFile, match="define no such class"):
+        RESUMABLE["reduce"](make(), out, num_workers=0)
+
+
+# -- nothing leaves the folder -----------------------------------------------------------------------------------
+
+
+def test_a_dataset_that_is_being_made_is_not_written_through_links(tmp_path):
+    out, outside = tmp_path / "out", tmp_path / "outside"
+    outside.mkdir()
+    (out / ".tdmap").mkdir(parents=True)
+    (out / ".tdmap" / "data").symlink_to(outside)
+    assert torch.equal(tdmap.map(make(), same, out=out, num_workers=0)["x"], make()["x"])
+    assert os.listdir(outside) == [] and not (out / ".tdmap").exists()
+
+
+@pytest.mark.parametrize("name", OUT_OF_PLACE)
+def test_a_move_that_nobody_has_begun_removes_nothing(tmp_path, name):
+    """A hidden folder that says that a dataset is on its way, beside files of the user's of the same names."""
+    out = tmp_path / "out"
+    TensorDict({"src": {"x": torch.arange(3)}}, [3]).memmap(out / ".tdmap" / "data")
+    (out / ".tdmap" / "moving").touch()
+    (out / "src").mkdir()
+    (out / "src" / "thesis.txt").write_bytes(PRECIOUS)
+    with pytest.raises(FileExistsError, match=r"not empty \(src"):
+        OUT_OF_PLACE[name](make(), out, num_workers=0)
+    assert (out / "src" / "thesis.txt").read_bytes() == PRECIOUS
+
+
+@pytest.mark.parametrize("name", ["filter", "flat_map", "permute", "write here"])
+def test_files_between_two_jobs_are_private_and_have_no_name_that_is_known(tmp_path, name):
+    found = set()
+
+    class Look(tdmap.Callback):
+        def on_job_started(self, event):
+            folders = list((tmp_path / "out" / ".tdmap").glob("spill-*"))
+            assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in folders)
+            found.update(folder.name for folder in folders)
+
+    for _ in range(2):
+        OUT_OF_PLACE[name](make(), tmp_path / "out", num_workers=0, callbacks=[Look()])
+        for path in sorted((tmp_path / "out").rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+    assert len(found) == 2
+
+
+def test_files_of_a_run_that_can_be_gone_on_with_are_private(tmp_path):
+    found = set()
+
+    class Look(tdmap.Callback):
+        def on_lease_done(self, event):
+            for path in (tmp_path / "out" / ".tdmap").glob("spill-*"):
+                assert path.stat().st_mode & 0o777 == 0o600
+                found.add(path.name)
+
+    RESUMABLE["flat_map"](make(), tmp_path / "out", num_workers=0, callbacks=[Look()])
+    assert found and all(len(name.split("-")) == 4 for name in found)
+
+
+# -- an entry of the same name ----------------------------------------------------------------------------------
+
+
+def with_hidden_key(data: TensorDict) -> TensorDict:
+    return TensorDict({**dict(data.items()), ".tdmap": {"z": data["x"]}}, data.batch_size)
+
+
+@pytest.mark.parametrize("name", [*OUT_OF_PLACE, *(f"{name}, resumed" for name in RESUMABLE)])
+def test_an_entry_in_place_of_the_hidden_folder_is_refused_before_the_run(tmp_path, name, monkeypatch):
+    from . import operations
+
+    plain, resumed = name.removesuffix(", resumed"), name.endswith(", resumed")
+    if plain in ("reduce by key", "reduce by words", "reduce", "reduce several"):
+        pytest.skip("its result has the entries that the call names")
+    rows = []
+    for fn in ("same", "kept", "first"):
+        real = getattr(operations, fn)
+
+        def counted(chunk, real=real):
+            rows.append(len(chunk))
+            return with_hidden_key(real(chunk)) if ".tdmap" not in chunk.keys() else real(chunk)
+
+        monkeypatch.setattr(operations, fn, counted)
+    operation = (RESUMABLE if resumed else OUT_OF_PLACE)[plain]
+    with pytest.raises(tdmap.OutputMismatch, match=r"'\.tdmap' would lie in the folder \.tdmap"):
+        operation(with_hidden_key(make()), tmp_path / "out", num_workers=0)
+    assert sum(rows) <= (40 if name == "cache here" else 15)  # one chunk or group; a stream is ahead by some more
+    assert not (tmp_path / "out" / "meta.json").exists()
+
+
+def test_an_entry_in_place_of_the_hidden_folder_of_a_dataset_in_place(tmp_path):
+    data = with_hidden_key(make()).memmap(tmp_path / "data")
+    for run in (
+        lambda: tdmap.map(data, lambda c: None, out=data, resume=True, num_workers=0),
+        lambda: tdmap.map(make(), same, out=data, resume=True, num_workers=0),
+    ):
+        with pytest.raises(tdmap.OutputMismatch, match="would lie in the folder"):
+            run()
+    assert sorted(os.listdir(tmp_path / "data" / ".tdmap")) == ["meta.json", "z.memmap"]
+
+
+def test_a_tensor_of_that_name_is_an_entry_like_others(tmp_path):
+    data = TensorDict({".tdmap": torch.arange(9)}, [9])
+    assert torch.equal(tdmap.map(data, same, out=tmp_path / "out", num_workers=0)[".tdmap"], torch.arange(9))
+
+
+def test_a_cache_of_another_pipeline_says_so_in_plain_text(tmp_path):
+    quietly(lambda: RESUMABLE["cache"](make(), tmp_path / "out", num_workers=0))
+    note = tmp_path / "out" / ".tdmap" / NOTE
+    note.write_text(json.dumps({"source 'x'": "\x1b[2J"}))
+    with pytest.raises(ResumeMismatch) as caught:
+        RESUMABLE["cache"](make(), tmp_path / "out", num_workers=0)
+    assert "\x1b" not in str(caught.value)
+    note.write_bytes(b"[" * 100_000)
+    with pytest.raises(UntrustedFile, match="does not say of which pipeline it is"):
+        RESUMABLE["cache"](make(), tmp_path / "out", num_workers=0)
+
+
+def test_states_of_a_reducer_of_the_users_come_back(tmp_path):
+    assert RESUMABLE["reduce"](make(), tmp_path / "out", num_workers=0) == int(make()["x"].sum())
+    with pytest.warns(tdmap.AlreadyComplete):
+        assert RESUMABLE["reduce"](make(), tmp_path / "out", num_workers=0) == int(make()["x"].sum())
+    (tmp_path / "out" / ".tdmap" / "states").unlink()
+    with pytest.warns(tdmap.AlreadyComplete), pytest.raises(FileNotFoundError, match="remove the folder to run anew"):
+        tdmap.reduce(make(), Total(), chunksize=10, resume=tmp_path / "out", num_workers=0)

@@ -1,0 +1,251 @@
+"""Folders that cannot be written, and file systems without room or inodes: clear errors, and nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import tdmap
+from tdmap import hidden, journal
+from tdmap.status import describe, read_status
+from tensordict_lite import TensorDict
+
+from .operations import IN_DATASET, OUT_OF_PLACE, RESUMABLE, make, quietly, same
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts file systems, and becomes somebody else")
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, kind: str, options: str) -> Iterator[Path]:
+    """A file system of its own, as long as the block runs."""
+    folder.mkdir(exist_ok=True)
+    if subprocess.run(["mount", "-t", kind, "-o", options, kind, str(folder)], capture_output=True).returncode:
+        pytest.skip(f"{kind} cannot be mounted here")
+    try:
+        yield folder
+    finally:
+        journal.wait_for_disk()
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def as_nobody(work) -> None:
+    """Run it in a child that has no rights of root's."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgid(65534)
+            os.setuid(65534)
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def fill(file: Path) -> None:
+    """Leave no room."""
+    with contextlib.suppress(OSError), open(file, "wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(4096))
+
+
+def readable(folder: Path) -> Path:
+    """So that somebody else may look at everything below."""
+    for path in [*folder.parents, folder, *folder.rglob("*")]:
+        with contextlib.suppress(PermissionError):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+    return folder
+
+
+@needs_root
+@pytest.mark.parametrize("name", [*OUT_OF_PLACE, "reduce"])
+def test_a_folder_that_may_only_be_read_is_named(tmp_path, name):
+    (tmp_path / "place").mkdir()
+    readable(tmp_path)
+
+    def work() -> None:
+        with pytest.raises(PermissionError, match=r"nothing can be written there.*Permission denied.*place/out"):
+            {**OUT_OF_PLACE, **RESUMABLE}[name](make(), tmp_path / "place" / "out", num_workers=0)
+
+    as_nobody(work)
+    assert os.listdir(tmp_path / "place") == []
+
+
+@needs_root
+@pytest.mark.parametrize("name", IN_DATASET)
+def test_a_dataset_that_may_only_be_read_is_named(tmp_path, name):
+    make().memmap(tmp_path / "data")
+    readable(tmp_path / "data")
+
+    def work() -> None:
+        with pytest.raises(PermissionError, match=r"nothing can be written there|may only be read|read-only|writ"):
+            IN_DATASET[name](make(), tmp_path / "data", num_workers=0)
+
+    as_nobody(work)
+    assert torch.equal(TensorDict.load_memmap(tmp_path / "data")["x"], make()["x"])
+
+
+@needs_root
+def test_a_mount_that_may_only_be_read(tmp_path):
+    with mounted(tmp_path / "mount", "tmpfs", "size=8m") as mount:
+        make().memmap(mount / "data")
+        subprocess.run(["mount", "-o", "remount,ro", str(mount)], check=True)
+        with pytest.raises(OSError, match=r"nothing can be written there.*Read-only file system") as caught:
+            tdmap.map(make(), same, out=mount / "out", num_workers=0)
+        assert caught.value.errno == errno.EROFS
+        assert torch.equal(TensorDict.load_memmap(mount / "data")["x"], make()["x"])
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["map", "filter", "flat_map", "shuffle", "join", "map_groups", "write", "cache"])
+def test_a_file_system_without_inodes(tmp_path, name):
+    """From none at all on: each of them is one that the run stumbles over later."""
+    operation, ended = OUT_OF_PLACE[name], []
+    for free in range(1, 40):
+        with mounted(tmp_path / f"m{free}", "tmpfs", f"size=8m,nr_inodes={free}") as mount:
+            try:
+                result = operation(make(), mount / "out", num_workers=0)
+            except OSError as error:
+                assert error.errno == errno.ENOSPC and str(mount) in str(error)
+                assert not (mount / "out" / "meta.json").exists()
+                if "inodes are used up" in str(error):
+                    ended.append("said so")
+                continue
+            assert len(result) and len(TensorDict.load_memmap(mount / "out")) == len(result)
+            break
+    else:
+        raise AssertionError("40 inodes are enough")
+    assert ended
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["map", "map into", "map in place", "flat_map", "filter", "reduce"])
+def test_a_run_goes_on_when_there_is_room_again(tmp_path, name):
+    """A file system that fills up in the middle of a run that keeps a journal."""
+    wanted = {**RESUMABLE, **IN_DATASET}
+    with mounted(tmp_path / "mount", "tmpfs", "size=6m") as mount:
+        out, filler = mount / "out", mount / "filler"
+        if name in IN_DATASET:
+            make().memmap(out)
+
+        class Fill(tdmap.Callback):
+            def on_lease_done(self, event):
+                fill(filler)
+
+        try:
+            wanted[name](make(), out, num_workers=0, callbacks=[Fill()])
+        except OSError as error:
+            assert error.errno == errno.ENOSPC and str(out) in str(error)
+        filler.unlink()
+        found = quietly(lambda: wanted[name](make(), out, num_workers=0))
+        quiet = tmp_path / "quiet"
+        if name in IN_DATASET:
+            make().memmap(quiet)
+        undisturbed = wanted[name](make(), quiet, num_workers=0)
+        assert (found == undisturbed).all() if hasattr(found, "all") else found == undisturbed
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["map", "map in place", "flat_map", "reduce"])
+def test_a_full_disk_does_not_hide_the_error_of_a_function(tmp_path, name):
+    with mounted(tmp_path / "mount", "tmpfs", "size=6m") as mount:
+        if name in IN_DATASET:
+            make().memmap(mount / "out")
+
+        class Fill(tdmap.Callback):
+            def on_lease_done(self, event):
+                fill(mount / "filler")
+                raise ArithmeticError("mine")
+
+        with pytest.raises(ArithmeticError, match="mine"):
+            {**RESUMABLE, **IN_DATASET}[name](make(), mount / "out", num_workers=0, callbacks=[Fill()])
+
+
+@needs_root
+def test_a_full_disk_tells_no_lies_about_who_writes(tmp_path):
+    """The lock is taken, though there is no room to say by whom."""
+    with mounted(tmp_path / "mount", "tmpfs", "size=64k") as mount:
+        (mount / "out" / ".tdmap").mkdir(parents=True)
+        (mount / "out" / ".tdmap" / "lock").touch()
+        fill(mount / "filler")
+        from tdmap import folderlock
+
+        lock = folderlock.take(mount / "out", "map(f)")
+        with pytest.raises(tdmap.FolderInUse, match="by somebody"):
+            folderlock.take(mount / "out", "map(g)")
+        lock.release()
+        folderlock.take(mount / "out", "map(g)").release()
+
+
+@pytest.mark.parametrize("name", [*RESUMABLE, *IN_DATASET])
+def test_a_clock_that_jumps_does_not_matter(tmp_path, name, monkeypatch):
+    if name in IN_DATASET:
+        make().memmap(tmp_path / "out")
+        make().memmap(tmp_path / "quiet")
+    operation, jumps, real = {**RESUMABLE, **IN_DATASET}[name], [0], time.time
+
+    class Jump(tdmap.Callback):
+        leases = 0
+
+        def on_lease_done(self, event):
+            self.leases += 1
+            jumps[0] = (-1) ** self.leases * 10 ** (self.leases + 6)
+            if self.leases == 4:
+                raise InterruptedError
+
+    monkeypatch.setattr(time, "time", lambda: max(real() + jumps[0], 0))
+    with pytest.raises(InterruptedError):
+        operation(make(), tmp_path / "out", num_workers=0, callbacks=[Jump()])
+    assert describe(read_status(tmp_path / "out"))
+    jumps[0] = -real()  # as on a machine whose clock has no battery
+    found = operation(make(), tmp_path / "out", num_workers=0)
+    wanted = operation(make(), tmp_path / "quiet", num_workers=0)
+    assert (found == wanted).all() if hasattr(found, "all") else found == wanted
+
+
+@needs_root
+@pytest.mark.parametrize("name", [*OUT_OF_PLACE, *IN_DATASET])
+def test_an_overlay_file_system(tmp_path, name):
+    """As containers have them: what is below may only be read, and is copied when it is changed."""
+    for part in ("lower", "upper", "work"):
+        (tmp_path / part).mkdir()
+    make().memmap(tmp_path / "lower" / "in")
+    if name in IN_DATASET:
+        make().memmap(tmp_path / "lower" / "out")
+    options = ",".join(f"{part}dir={tmp_path / part}" for part in ("lower", "upper", "work"))
+    with mounted(tmp_path / "merged", "overlay", options) as merged:
+        data, out = TensorDict.load_memmap(merged / "in"), merged / "out"
+        result = {**OUT_OF_PLACE, **IN_DATASET}[name](data, out, num_workers=0)
+        assert len(result) == len(TensorDict.load_memmap(out)) if name != "map without rows" else True
+        from tdmap.folderlock import locked
+
+        with locked(out, "another"), pytest.raises(tdmap.FolderInUse), locked(out, "second"):
+            pass
+    if name in IN_DATASET:
+        assert torch.equal(TensorDict.load_memmap(tmp_path / "lower" / "out")["x"], make()["x"])
+
+
+def test_lines_that_find_no_room_are_errors_that_name_the_file(tmp_path, monkeypatch):
+    real = os.write
+
+    def full(descriptor, data):
+        return real(descriptor, bytes(data)[: len(data) // 2])
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match=r"no space left.*skipped\.jsonl") as caught:
+        hidden.append_line(tmp_path / "skipped.jsonl", b"x" * 100)
+    monkeypatch.undo()
+    assert caught.value.errno == errno.ENOSPC
+    hidden.append_line(tmp_path / "skipped.jsonl", b'"whole"')
+    assert list(hidden.lines(tmp_path / "skipped.jsonl")) == ["whole"]
