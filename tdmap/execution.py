@@ -15,6 +15,7 @@ from tdmap.events import Callback, CallbackList
 from tdmap.job import Job
 from tdmap.runtime import launch
 from tdmap.runtime import worker as worker_module
+from tdmap.runtime.cuts import Cuts
 from tdmap.runtime.driver import CommitLog, Crew, Driver
 from tdmap.runtime.executors.foreign import ForeignCrew
 from tdmap.runtime.executors.processes import ProcessCrew
@@ -134,9 +135,15 @@ class Execution:
 
     def run(self, job: Job, sink: Sink, log: CommitLog | None = None) -> Any:
         """Run a job to its end, and return the sink's result."""
-        for _ in self.stream(job, sink, log):
-            pass
-        return sink.result()
+        cuts = Cuts()
+        try:
+            for _ in self.stream(job, sink, log):
+                pass
+            result = sink.result()
+            cuts.check()  # results that lie in a file of the source are read here
+            return result
+        finally:
+            cuts.close()
 
     def stream(self, job: Job, sink: Sink, log: CommitLog | None = None) -> Iterator[tuple[int, Any]]:
         """Run a job; yields each chunk and its result, in order, when the sink streams."""

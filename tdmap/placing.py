@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +29,7 @@ from tdmap.execution import Execution
 from tdmap.objectlog import check_storable
 from tdmap.plan import ChunkPlan
 from tdmap.resume import folder_of
-from tdmap.runtime.mapped import MappedFiles, check_files
+from tdmap.runtime.mapped import check_files
 from tdmap.runtime.packing import Arena
 from tdmap.runtime.residency import Residency
 from tdmap.runtime.shm import shared_region
@@ -51,7 +50,6 @@ class SharedTensors:
         arena = Arena()
         self.tensors = [_shared(tensor, arena) if share else tensor for tensor in tensors]
         self._residency: Residency | None = None
-        self._files = MappedFiles(self.tensors)
 
     def __getstate__(self) -> list[Any]:
         return [shared_region(tensor) if tensor.numel() else tensor for tensor in self.tensors]
@@ -62,11 +60,9 @@ class SharedTensors:
         self._residency.watch(self.tensors)
 
     def trim(self) -> None:
-        """Let go of the pages that have been read, in a worker process; elsewhere, see that there is more to read."""
+        """Let go of the pages that have been read, in a worker process."""
         if self._residency is not None:
             self._residency.trim()
-        else:
-            self._files.look(time.monotonic_ns())
 
 
 def _shared(tensor: Tensor, arena: Arena) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,8 +18,8 @@ from tdmap.pipeline.rows import Joined, Picks, Table, View, Zipped, epoch_seed
 from tdmap.pipeline.stages import Batch, Filter
 from tdmap.pipeline.work import Work
 from tdmap.plan import LEAD_ROWS, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
+from tdmap.runtime.cuts import Cuts
 from tdmap.runtime.device import DeviceLink
-from tdmap.runtime.mapped import MappedFiles
 from tdmap.runtime.packing import Arena
 from tdmap.runtime.shm import shared_region
 from tdmap.seeding import derive, preserved_generators, seed_everything
@@ -286,15 +285,17 @@ def head_job(
 def run_here(job: Job, chunks: Iterator[int]) -> Iterator[Any]:
     """Run chunks in this thread, one whenever the consumer asks: what a worker of torch's DataLoader does."""
     reader = Reader(job.source.data, job.plan, job.source.order)
-    files = MappedFiles.of(job.source.data)
-    for chunk in chunks:
-        if files is not None:
-            files.look(time.monotonic_ns())
-        (rows,) = reader.read(chunk, chunk + 1)
-        first = job.plan.first_row(chunk)
-        with seeded(job.policy.seed, first):
-            value = job.fn(rows, first)  # type: ignore[call-arg]
-        yield value
+    cuts = Cuts()
+    try:
+        for chunk in chunks:
+            (rows,) = reader.read(chunk, chunk + 1)
+            first = job.plan.first_row(chunk)
+            with seeded(job.policy.seed, first):
+                value = job.fn(rows, first)  # type: ignore[call-arg]
+            cuts.check()
+            yield value
+    finally:
+        cuts.close()
 
 
 @contextlib.contextmanager

@@ -142,17 +142,17 @@ class Moments(NamedTuple):
 
 
 class _Moments(_Keyed):
-    """Keeps `Moments`."""
+    """Keeps `Moments`, as a plain tuple: states are saved as data, which names no classes."""
 
     def of(self, values: Tensor, dims: tuple[int, ...]) -> Any:
         count = _count(values, dims)
         if values.is_complex():  # E|z - mean|^2: the variances of both parts, added
             centre, sums, m2 = moments(torch.view_as_real(values.resolve_conj()), dims, count)
-            return Moments(count, torch.view_as_complex(centre), torch.view_as_complex(sums), m2.sum(-1))
-        return Moments(count, *moments(values, dims, count))
+            return count, torch.view_as_complex(centre), torch.view_as_complex(sums), m2.sum(-1)
+        return count, *moments(values, dims, count)
 
     def join(self, a: Any, b: Any) -> Any:
-        return a.join(b)
+        return tuple(Moments(*a).join(Moments(*b)))
 
     def serves(self, other: Reducer[Any]) -> bool:
         return isinstance(other, _Moments) and other.key == self.key and other.dim == self.dim
@@ -181,7 +181,7 @@ class Mean(_Moments):
 
     def finish(self, state: Any) -> Tensor:
         state = self.need(state)
-        mean: Tensor = state.mean if isinstance(state, Moments) else state[1] / state[0]  # of a variance beside it
+        mean: Tensor = Moments(*state).mean if len(state) > 2 else state[1] / state[0]  # of a variance beside it
         return mean
 
 
@@ -199,7 +199,7 @@ class Var(_Moments):
         self.correction = correction
 
     def finish(self, state: Any) -> Tensor:
-        count, m2 = self.need(state).count, state.m2
+        count, *_, m2 = self.need(state)
         out: Tensor = m2 / (count - self.correction) if count > self.correction else torch.full_like(m2, torch.nan)
         return out
 
@@ -257,21 +257,22 @@ class CovarianceMatrix(_Keyed):
         super().__init__(key, 0)
         self.correction = correction
 
-    def of(self, values: Tensor, dims: tuple[int, ...]) -> Moments:
+    def of(self, values: Tensor, dims: tuple[int, ...]) -> tuple[Any, ...]:
         rows = values.reshape(values.shape[0], values.shape[1:].numel())
         rows = rows.to(torch.complex128) if rows.is_complex() else rows.double()
         centre = rows.mean(0)
         centred = rows - centre
         sums = centred.sum(0)
-        return Moments(len(rows), centre, sums, centred.T @ centred.conj() - torch.outer(sums, sums.conj()) / len(rows))
+        return len(rows), centre, sums, centred.T @ centred.conj() - torch.outer(sums, sums.conj()) / len(rows)
 
-    def join(self, a: Moments, b: Moments) -> Moments:
+    def join(self, a: Any, b: Any) -> Any:
+        a, b = Moments(*a), Moments(*b)
         both = a.join(b)
         delta = b.centre - a.centre + (b.sums / b.count - a.sums / a.count)
         outer = torch.outer(delta, delta.conj()) * (a.count * (b.count / both.count))
-        return both._replace(m2=a.m2 + b.m2 + outer)
+        return tuple(both._replace(m2=a.m2 + b.m2 + outer))
 
     def finish(self, state: Any) -> Tensor:
-        count, m2 = self.need(state).count, state.m2
+        count, *_, m2 = self.need(state)
         out: Tensor = m2 / (count - self.correction) if count > self.correction else torch.full_like(m2, torch.nan)
         return out

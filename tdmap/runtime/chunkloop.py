@@ -8,6 +8,7 @@ block.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 import traceback
@@ -26,13 +27,15 @@ from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import MergeTree
 from tdmap.runtime import control as at
 from tdmap.runtime.control import Control
+from tdmap.runtime.cuts import Cuts
 from tdmap.runtime.interrupts import installed_handlers, interrupting
-from tdmap.runtime.mapped import MappedFiles
+from tdmap.runtime.mapped import check_files
 from tdmap.runtime.ondevice import OnDevice
 from tdmap.runtime.skipping import Settled, Skipper
 from tdmap.runtime.types import Done, GaveBack, Kind, Segment
 from tdmap.runtime.undo import Undo
 from tdmap.seeding import derive, seed_everything
+from tensordict_lite.errors import DatasetError
 
 FLUSH_SECONDS = 0.005
 """Results that travel wait at most so long for others to share a message."""
@@ -84,7 +87,7 @@ class ChunkLoop:
         emit: sends a message to the driver.
         in_caller: chunks run in the thread that called `map`, which Ctrl-C is meant for.
         own_fn: `fn` belongs to this loop alone.
-        files: of the rows, where the loop shares its process with the caller: looked after while it runs.
+        cuts: tells of files that have been cut, where the loop shares its process with the caller.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class ChunkLoop:
         emit: Callable[[Any], None],
         own_fn: bool = False,
         in_caller: bool = False,
-        files: MappedFiles | None = None,
+        cuts: Cuts | None = None,
     ) -> None:
         self.settle: Callable[[], None] | None = None
         if isinstance(fn, OnDevice):
@@ -112,7 +115,7 @@ class ChunkLoop:
         self.pack = pack
         self.emit = emit
         self.in_caller = in_caller
-        self.files = files
+        self.cuts = cuts
         self.writer: RowWriter | None = None
         self.undo: Undo | None = None
         self._guard = True
@@ -174,6 +177,8 @@ class ChunkLoop:
                     kind = Kind.WRITTEN if result is None else Kind.OBJECTS
                 else:
                     kind = Kind.PARCEL
+                if self.cuts is not None:  # before the chunk counts as done
+                    self.cuts.check()
                 if guarded and self._guard and self._skipper is None:
                     self._guard = kind is Kind.NONE or aliased or self._version() != self._versions
                 if kind is Kind.OBJECTS and self.undo is not None and self.undo.objects is not None:
@@ -200,7 +205,7 @@ class ChunkLoop:
             if self.in_caller and not isinstance(error, (Exception, SystemExit)):  # Ctrl-C, most often
                 raise
             segments.flush()
-            raise ChunkError(failed) from _as_exception(error)
+            raise ChunkError(failed) from _as_exception(self._cut_behind(error) or error)
         finally:
             control[at.RUNNING] = -1
         upto = segments.stop
@@ -215,7 +220,20 @@ class ChunkLoop:
 
     def is_none_of_rows(self, error: BaseException) -> bool:
         """Whether an exception out of the function says nothing about its rows: a fork's, or the caller's own alarm."""
-        return self.is_stray or (bool(self._handlers) and interrupting(error, self._handlers) is not None)
+        if self.is_stray or self._cut_behind(error) is not None:
+            return True
+        return bool(self._handlers) and interrupting(error, self._handlers) is not None
+
+    def _cut_behind(self, error: BaseException) -> DatasetError | None:
+        """The error of a file that has been cut, where another error comes of it."""
+        if self.cuts is not None and (cut := self.cuts.error) is not None:
+            return cut
+        if isinstance(error, OSError) and error.errno == errno.EFAULT:  # the kernel has met its end, in a system call
+            try:
+                check_files(self.reader.data)
+            except DatasetError as cut:
+                return cut
+        return None
 
     def _leave(self, error: BaseException | None = None) -> None:
         if not self.in_caller:
@@ -242,11 +260,9 @@ class ChunkLoop:
         self, lease: int, start: int, stop: int, segments: _Segments
     ) -> Iterator[tuple[int, Any, Data | None]]:
         control, fn, clock = self.control, self.fn, time.monotonic_ns
-        seed, plan, undo, skipper, files = self.policy.seed, self.plan, self.undo, self._skipper, self.files
+        seed, plan, undo, skipper = self.policy.seed, self.plan, self.undo, self._skipper
         positional = getattr(fn, "takes_start", False)  # a function that wants the number of its first row
         rows: Iterator[Any] = repeat(None) if self.writer is None else self.writer.rows(start, stop)
-        if files is not None:
-            files.look(clock())
         for chunk, data, target in zip(range(start, stop), self.reader.read(start, stop), rows):
             if control[at.CANCEL]:
                 return
@@ -273,8 +289,6 @@ class ChunkLoop:
                 if lost is not None:
                     raise lost
             yield chunk, result, target
-            if files is not None:  # before the rows of the next one are read
-                files.look(clock())
 
 
 def _as_exception(error: BaseException) -> Exception:

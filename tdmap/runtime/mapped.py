@@ -1,9 +1,8 @@
-"""Files that are read through mappings, and may be cut by somebody else meanwhile.
+"""Files that are read through mappings, and may have been cut by somebody else since they were opened.
 
-To read a mapped page beyond the end of its file ends the process with SIGBUS, and no handler that Python offers can
-turn that into an error. A worker that ends so is replaced, and the new one finds the file too short: an error. In the
-caller, the sizes are looked at before rows are read, and every so often while they are. What is cut between a look and
-a read still ends the caller: a job that must survive that belongs into worker processes.
+To read a mapped page beyond the end of its file ends the process with SIGBUS. A worker that ends so is replaced, and
+the new one finds the file too short: an error. In the caller, sizes are looked at before rows are read outside of
+chunks; for chunks see `cuts`.
 """
 
 from __future__ import annotations
@@ -15,9 +14,6 @@ from torch import Tensor
 
 from tdmap._data import Data, region_of, tensors_of
 from tensordict_lite.errors import DatasetError
-
-LOOK_NANOSECONDS = 20_000_000
-"""Time between two looks, at least: a look takes a microsecond or two a file."""
 
 
 class MappedFiles:
@@ -34,19 +30,6 @@ class MappedFiles:
             if region is not None and not region.handle.anonymous:
                 found = region.handle.nbytes, tensor.untyped_storage().data_ptr()
                 self._files[region.handle.path] = max(found, self._files.get(region.handle.path, found))
-        self._next = 0
-
-    @classmethod
-    def of(cls, data: Data) -> MappedFiles | None:
-        """The files of a dataset; None where it has none."""
-        found = cls(tensors_of(data))
-        return found if found._files else None
-
-    def look(self, now: int) -> None:
-        """`check`, when it is due by the monotonic clock in nanoseconds."""
-        if now >= self._next:
-            self._next = now + LOOK_NANOSECONDS
-            self.check()
 
     def check(self) -> None:
         """Raise DatasetError, with its name, when a file has become shorter than what is mapped of it."""

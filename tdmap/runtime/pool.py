@@ -300,7 +300,7 @@ class WorkerPool:
         self.check_open()
         poller = select.poll()
         by_fd: dict[int, Member] = {}
-        for member in self.members.values():
+        for member in list(self.members.values()):
             for fd in (member.connection.fileno(), member.pidfd):
                 if fd >= 0:
                     by_fd[fd] = member
@@ -328,7 +328,7 @@ class WorkerPool:
         self.reserve()
         try:
             self.refresh(self.num_workers)
-            while any(not member.ready for member in self.members.values()):
+            while any(not member.ready for member in list(self.members.values())):
                 for member in self.wait(None):
                     try:
                         for _ in member.receive():
@@ -359,7 +359,7 @@ class WorkerPool:
             >>> stats["total_rows"], list(stats["chunks"].values()), stats["restarts"]
             (10, [2], 0)
         """
-        alive = [m for m in self.members.values() if not m.has_ended()]
+        alive = [m for m in list(self.members.values()) if not m.has_ended()]
         return {
             "num_workers": self.num_workers,
             "pids": [m.pid for m in alive],
@@ -368,7 +368,7 @@ class WorkerPool:
             "lost": self._lost,
             "recycled": self._recycled,
             "restarts": self._lost + self._recycled,
-            "total_rows": self._gone_rows + sum(m.rows for m in self.members.values()),
+            "total_rows": self._gone_rows + sum(m.rows for m in list(self.members.values())),
             "chunks": {m.pid: m.chunks for m in alive},
             "rows": {m.pid: m.rows for m in alive},
             "memory": {m.pid: int(m.control[at.OWN_MEMORY]) for m in alive},

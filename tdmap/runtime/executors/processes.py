@@ -150,7 +150,7 @@ class ProcessCrew:
 
     def running(self) -> dict[int, tuple[int, float]]:
         found = {}
-        for number, member in self.pool.members.items():
+        for number, member in list(self.pool.members.items()):
             since, chunk = member.control[at.SINCE], member.control[at.RUNNING]
             if not member.outstanding:
                 continue
@@ -288,7 +288,7 @@ class ProcessCrew:
         """Let workers end their chunk, for a moment; then end them."""
         if self.pool.is_closed:  # the collector ends a pool and a job on it in any order: nobody is left to stop
             return
-        busy = [m for m in self.pool.members.values() if m.outstanding]
+        busy = [m for m in list(self.pool.members.values()) if m.outstanding]
         for member in busy:
             member.control[at.CANCEL] = 1
         deadline = time.monotonic() + GRACE_SECONDS

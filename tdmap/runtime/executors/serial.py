@@ -15,8 +15,8 @@ from tdmap.job import Job
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.control import local_control
+from tdmap.runtime.cuts import Cuts
 from tdmap.runtime.driver import Joined
-from tdmap.runtime.mapped import MappedFiles
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.types import Failed, Message
 from tdmap.runtime.undo import MAX_BYTES, Undo
@@ -50,6 +50,7 @@ class SerialCrew:
     def __init__(self) -> None:
         self._inbox: deque[tuple[int, Message | Joined]] = deque([(0, Joined())])
         self._leases: deque[Lease] = deque()
+        self._cuts = Cuts()
 
     def allocate(self) -> Allocate:
         return empty
@@ -65,7 +66,7 @@ class SerialCrew:
             lambda result: result,
             self._emit,
             in_caller=True,
-            files=MappedFiles.of(job.source.data),
+            cuts=self._cuts,
         )
         self._loop.undo = local_undo(job)
         if sink.writer is not None:
@@ -123,3 +124,4 @@ class SerialCrew:
 
     def close(self, ok: bool, changed: bool) -> None:
         self._leases.clear()
+        self._cuts.close()

@@ -17,9 +17,9 @@ from tdmap.job import Job
 from tdmap.plan import ChunkPlan
 from tdmap.runtime import control as at
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
+from tdmap.runtime.cuts import Cuts
 from tdmap.runtime.driver import Joined
 from tdmap.runtime.executors.serial import empty, local_undo
-from tdmap.runtime.mapped import MappedFiles
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.types import Failed, Message
 from tdmap.seeding import preserved_generators
@@ -54,6 +54,7 @@ class ThreadCrew:
         self._threads: list[threading.Thread] = []
         self._streaming = False
         self._opened_by = 0
+        self._cuts = Cuts()
 
     def allocate(self) -> Allocate:
         return empty
@@ -74,7 +75,7 @@ class ThreadCrew:
                 control,
                 lambda result: result,
                 lambda message, number=number: self._inbox.put((number, message)),  # type: ignore[misc]
-                files=MappedFiles.of(job.source.data),
+                cuts=self._cuts,
             )
             loop.undo = local_undo(job)
             self._loops.append(loop)
@@ -148,6 +149,8 @@ class ThreadCrew:
         for leases in self._leases:
             leases.put(None)
         self._join()
+        if not any(thread.is_alive() for thread in self._threads):
+            self._cuts.close()
         if self._threads:
             self._streams.__exit__(None, None, None)
             if threading.get_ident() == self._opened_by:
