@@ -20,12 +20,14 @@ import signal
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tensordict_lite.errors import DatasetError
 
 _SIGINFO = 4
 _FIXED = 0x10
+_ZEROS = "/dev/zero"
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -39,10 +41,11 @@ class _Action(ctypes.Structure):
 
 
 class _Mapping(NamedTuple):
-    """A shared mapping of a file, as the kernel lists it."""
+    """A mapping of a file, as the kernel lists it."""
 
     start: int
     stop: int
+    shared: bool
     writable: bool
     offset: int
     inode: int
@@ -71,9 +74,8 @@ class _Catcher:
         self._is_set = False
         self._users: weakref.WeakSet[Cuts] = weakref.WeakSet()  # an exception may end one that has not begun
         self._lock = threading.RLock()
-        self.cuts: tuple[_Cut, ...] = ()
-        self.number = 0
-        """How many have been found in all."""
+        self.cuts: list[_Cut] = []
+        """What has been found since the first of those who need the handler came."""
 
     def acquire(self, user: Cuts) -> None:
         with self._lock:
@@ -88,7 +90,7 @@ class _Catcher:
             self._users.discard(user)
             if not self._users:
                 self._step_back()
-                cuts, self.cuts = self.cuts, ()
+                cuts, self.cuts = self.cuts, []
                 for cut in cuts:
                     self._restore(cut)
 
@@ -112,29 +114,31 @@ class _Catcher:
             self._step_back()
 
     def _fill(self, address: int) -> bool:
-        mapping = _mapping_at(address)
-        if mapping is None:
-            return False
         page = address // mmap.PAGESIZE * mmap.PAGESIZE
+        mapping = _mapping_at(address)
+        if mapping is None:  # perhaps another thread has been here meanwhile
+            return any(cut.start <= page < cut.mapping.stop for cut in self.cuts)
+        stop, reason = page + mmap.PAGESIZE, "a page of it could not be read or written: there is no room, or an error"
+        with contextlib.suppress(OSError):  # removed meanwhile, or memory that never had a name
+            info = os.stat(mapping.path)
+            if info.st_ino == mapping.inode and info.st_size <= mapping.offset + page - mapping.start:
+                stop = mapping.stop
+                reason = f"it has {info.st_size:,} bytes now: somebody has cut it since it was opened. Load it again"
+        self.cuts.append(_Cut(page, mapping._replace(stop=stop), reason))  # before other threads see the zeros
+        fd = os.open(_ZEROS, os.O_RDWR | os.O_CLOEXEC)
         try:
-            size = os.stat(mapping.path).st_size
-        except OSError:  # removed, and cut
-            size = 0
-        there = mapping.offset + page - mapping.start < size
-        stop = page + mmap.PAGESIZE if there else mapping.stop
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED
-        if self._mmap(page, stop - page, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) == _FAILED:
-            return False
-        reason = f"it is mapped and has {size:,} bytes now: somebody has cut it since it was opened. Load it again"
-        if there:
-            reason = "a page of it could not be read or written: the disk is full, or has an error"
-        self.cuts += (_Cut(page, mapping._replace(stop=stop), reason),)
-        self.number += 1
-        return True
+            flags = mmap.MAP_PRIVATE | _FIXED
+            done = self._mmap(page, stop - page, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
+        finally:
+            os.close(fd)
+        return bool(done != _FAILED)
 
     def _restore(self, cut: _Cut) -> None:
         """Map the file again: who reads it outside of jobs must not be given zeros."""
         mapping = cut.mapping
+        zeros = next((there for there in _mappings() if there.start <= cut.start < there.stop), None)
+        if zeros is None or zeros.path != _ZEROS:
+            return  # it is mapped no more, and its addresses may be somebody else's
         mode, protection = os.O_RDONLY, mmap.PROT_READ
         if mapping.writable:
             mode, protection = os.O_RDWR, mmap.PROT_READ | mmap.PROT_WRITE
@@ -145,23 +149,26 @@ class _Catcher:
         flags, offset = mmap.MAP_SHARED | _FIXED, mapping.offset + cut.start - mapping.start
         if fd < 0 or os.fstat(fd).st_ino != mapping.inode:  # then nobody may read it
             flags, protection = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED, 0
-        self._mmap(cut.start, mapping.stop - cut.start, protection, flags, fd, offset)
+        self._mmap(cut.start, min(mapping.stop, zeros.stop) - cut.start, protection, flags, fd, offset)
         if fd >= 0:
             os.close(fd)
 
 
-def _mapping_at(address: int) -> _Mapping | None:
-    """The shared mapping of a file that an address lies in."""
+def _mappings() -> Iterator[_Mapping]:
+    """The mappings of files of this process."""
     with open("/proc/self/maps", "rb") as lines:
         for line in lines:
             fields = line.rstrip(b"\n").split(None, 5)
-            start, stop = (int(end, 16) for end in fields[0].split(b"-"))
-            if start <= address < stop:
-                if len(fields) < 6 or not fields[1].endswith(b"s"):
-                    return None
+            if len(fields) == 6:
+                start, stop = (int(end, 16) for end in fields[0].split(b"-"))
                 path = os.fsdecode(fields[5].removesuffix(b" (deleted)"))
-                return _Mapping(start, stop, b"w" in fields[1], int(fields[2], 16), int(fields[4]), path)
-    return None
+                kind = fields[1].endswith(b"s"), b"w" in fields[1]
+                yield _Mapping(start, stop, *kind, int(fields[2], 16), int(fields[4]), path)
+
+
+def _mapping_at(address: int) -> _Mapping | None:
+    """The shared mapping of a file that an address lies in."""
+    return next((found for found in _mappings() if found.start <= address < found.stop and found.shared), None)
 
 
 def _make_catcher() -> _Catcher | None:
@@ -188,17 +195,18 @@ class Cuts:
     """
 
     def __init__(self) -> None:
-        self._before = 0
+        self._found: list[_Cut] = []
         if _catcher is not None:
-            self._before = _catcher.number
             _catcher.acquire(self)
+            self._found = _catcher.cuts
+        self._before = len(self._found)
 
     @property
     def error(self) -> DatasetError | None:
         """What the job must raise, as soon as it can."""
-        if _catcher is None or _catcher.number == self._before or not _catcher.cuts:
+        if len(self._found) == self._before:
             return None
-        cut = _catcher.cuts[-1]
+        cut = self._found[-1]
         return DatasetError(cut.mapping.path, cut.reason)
 
     def check(self) -> None:

@@ -237,8 +237,8 @@ class Driver:
                 self._close(error, began)
 
     def _close(self, error: BaseException | None, began: float) -> None:
-        self.scheduler.cancel()
         try:
+            self.scheduler.cancel()
             self.crew.close(error is None, self.changed)
             if error is not None:
                 self.sink.abandon()
