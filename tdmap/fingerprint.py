@@ -38,9 +38,9 @@ def function_parts(fn: Any) -> dict[str, str]:
             64 MiB by pieces of it.
 
     Example:
-        >>> def scale(x, by=2): return x * by
-        >>> list(function_parts(scale))
-        ['code', 'default 0']
+        >>> import functools, torch
+        >>> list(function_parts(functools.partial(torch.clamp, min=0)))
+        ['function callable', 'argument min']
     """
     if hasattr(type(fn), "identity_parts"):
         return dict(fn.identity_parts())
