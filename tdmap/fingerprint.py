@@ -40,7 +40,7 @@ def function_parts(fn: Any) -> dict[str, str]:
     Example:
         >>> import functools, torch
         >>> list(function_parts(functools.partial(torch.clamp, min=0)))
-        ['function callable', 'argument min']
+        ['function callable', 'function package torch', 'argument min']
     """
     if hasattr(type(fn), "identity_parts"):
         return dict(fn.identity_parts())

@@ -40,5 +40,5 @@ def test_an_unknown_option_is_an_error_at_once():
 
     for data in (TensorDict({"x": torch.arange(4)}, [4]), Point(torch.arange(4), batch_size=[4])):
         for call in (data.map, data.map_iter):
-            with pytest.raises(TypeError, match="has no option 'chunk_size'"):
+            with pytest.raises(TypeError, match="has no option 'chunk_size'. Did you mean 'chunksize'"):
                 call(lambda td: td, chunk_size=2)
