@@ -335,6 +335,9 @@ def _close_streams() -> None:
             stream.close()
 
 
+os.register_at_fork(after_in_child=_open_streams.clear)  # those of the parent are not ours to close
+
+
 class _Yielded:
     """The commit log of an iteration that goes on: chunks below `position` have been yielded."""
 

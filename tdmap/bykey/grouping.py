@@ -22,9 +22,9 @@ from torch import Tensor
 from tdmap._data import Data, data_row_bytes, is_data, narrow
 from tdmap.api import policy_for
 from tdmap.append import Pieces, SpillRows, place_pieces
+from tdmap.bykey import mapping
 from tdmap.bykey.aggregates import Grouped, grouped_form
 from tdmap.bykey.keys import KeyLike, KeySpec, require_entry
-from tdmap.bykey.mapping import MapPartition
 from tdmap.bykey.prepare import KeyedData, count_partitions, light, plan_rows, prepare
 from tdmap.bykey.reducing import CutChunk, ReducePartition, empty_answer, one_row, select, try_forms
 from tdmap.bykey.rows import Shape, columns_of, is_columnar, schema_of
@@ -396,7 +396,9 @@ def _map_groups(
     whole = is_columnar(data)
     row_bytes = data_row_bytes(data, length)
     plan = plan_rows(length, row_bytes, chunksize)
-    splits = keyed.splits(count_partitions(length * row_bytes, at_least=64))
+    nbytes = length * row_bytes
+    # A key of many rows has a range of its own, so that no range of several keys is much larger than it should be.
+    splits = keyed.splits(count_partitions(nbytes, at_least=64), alone=min(mapping.HEAP_BYTES / max(nbytes, 1), 1.0))
     # The rows themselves are the user's, without the numbers of strings.
     payload = None if keyed.data is data else tuple(data.keys())
     cut = CutChunk(keyed.reader, spill, splits, payload, None, by_number=not whole)
@@ -404,5 +406,5 @@ def _map_groups(
     example = schema_of(data) if whole else None
     shapes = [Shape.of(column) for column in columns_of(example)] if whole else [Shape(torch.int64, ())]
     partitions = Partitions(spill, runs, keyed.codec.num_words, shapes)
-    work = MapPartition(fn, keyed.codec, keyed.labels, partitions, example if whole else data, whole)
+    work = mapping.MapPartition(fn, keyed.codec, keyed.labels, partitions, example if whole else data, whole)
     return _each_partition(splits, work, spill, execution, policy, output), None

@@ -29,7 +29,7 @@ from tdmap.frames import without_engine
 from tdmap.job import Policy
 from tdmap.plan import ChunkPlan
 from tdmap.runtime import control as at
-from tdmap.runtime.chunkloop import ChunkError, ChunkLoop, expect_strays
+from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.ledger import lock_shared
 from tdmap.runtime.packing import unpack
 from tdmap.runtime.parcels import ParcelWriter
@@ -68,7 +68,6 @@ def _settle(threads: int) -> None:
     """Signals, standard input, threads and random streams of a fresh worker."""
     global in_worker
     in_worker = True
-    expect_strays()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
