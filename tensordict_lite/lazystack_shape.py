@@ -174,10 +174,18 @@ class LazyShapeOps:
             if n == length and math.prod(new[:at]) == before and math.prod(new[at + 1 :]) == after:
                 inner = (*new[:at], *new[at + 1 :])
                 return self._restacked([getattr(member, method)(inner) for member in self._source], at)
-        if len(new) > 1 or not length or not before * after:
+        split = len(new) - len(old) + 1  # into that many dimensions, for members that keep their shape
+        if (
+            length
+            and split > 1
+            and (new[:stack_dim], new[stack_dim + split :]) == (old[:stack_dim], old[stack_dim + 1 :])
+        ):
+            return self._nest_rows(self._source, new[stack_dim : stack_dim + split], stack_dim)
+        # A view is made of rows of the members: what is written to a dense copy would not arrive in them.
+        if not length or not before * after or (len(new) > 1 and method != "view"):
             dense = self._dense_or_none()
             if dense is not None:
-                return getattr(dense, method)(tuple(new))
+                return dense.reshape(tuple(new))
         rows = self._rows_in_order(before)
         outer, inner = _split_shape(new, after, len(rows))
         if inner is None:
@@ -196,13 +204,13 @@ class LazyShapeOps:
         columns = [member.unbind(0) for member in flat]
         return [column[row] for row in range(before) for column in columns]
 
-    def _nest_rows(self, rows: list[Any], shape: Sequence[int]) -> Any:
+    def _nest_rows(self, rows: list[Any], shape: Sequence[int], at: int = 0) -> Any:
+        """Stacks of stacks of the rows, their dimensions at ``at``."""
         if len(shape) == 1:
-            return self._restacked(rows, 0)
+            return self._restacked(rows, at)
         step = len(rows) // shape[0] if shape[0] else 0
-        return self._restacked(
-            [self._nest_rows(rows[k * step : (k + 1) * step], shape[1:]) for k in range(shape[0])], 0
-        )
+        parts = [self._nest_rows(rows[k * step : (k + 1) * step], shape[1:], at) for k in range(shape[0])]
+        return self._restacked(parts, at)
 
     def _refuse_inplace(self, name: str, inplace: bool) -> None:
         if inplace:

@@ -152,7 +152,7 @@ def _check_reserved(cls: Any, own: Mapping[str, Any]) -> None:
     for field in own:
         if hasattr(root, field) and field not in _FREE_NAMES:
             raise AttributeError(
-                f"{cls.__qualname__}: the attribute name {field} can't be used for a field, as tensorclasses have a "
+                f"{cls.__qualname__}: Attribute name {field} can't be used with @tensorclass, as tensorclasses have a "
                 "member of that name. Rename it, or pass shadow=True to hide the member."
             )
 

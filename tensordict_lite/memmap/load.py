@@ -327,7 +327,8 @@ def find_subpath(loader: Loader, folder: str, subpath: Any) -> str:
         known = meta.children if meta.kind == "tensordict" else None
         if known is not None and part not in known:
             raise ValueError(
-                f"{folder} has no nested collection {part!r}: it has {sorted(known)} (subpath={subpath!r})"
+                f"No tensordict found under subpath {subpath!r}: {folder} has no nested collection {part!r}, it has "
+                f"{sorted(known)}"
             )
         if known is None and not part.isdigit():
             raise ValueError(f"{folder} is a {meta.kind}, with numbered elements: {part!r} (subpath={subpath!r})")

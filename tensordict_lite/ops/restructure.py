@@ -53,7 +53,7 @@ class RestructureOps:
         flat: dict[str, Any] = {}
         if _flatten_into(self, "", separator, is_leaf, flat):
             names = _collisions(self, separator, is_leaf)
-            raise KeyError(f"flatten_keys({separator!r}) makes several entries share a name: {names}")
+            raise KeyError(f"Flattening keys in tensordict causes keys {names} to collide (separator {separator!r})")
         if inplace:
             # Entries that were at the top already stay in front.
             flat = {**{key: flat[key] for key in self._key_list() if key in flat}, **flat}

@@ -24,11 +24,6 @@ DEPARTURES = [
         'C(torch.ones(3), s="nt", batch_size=[3])',
         "non_tensordict is documented to fill the non-tensor fields",
     ),
-    (
-        'td.update_(TD({"a": torch.zeros(3, 4), "zz": torch.zeros(3)}, [3]))',
-        'td.update_({"zz": torch.zeros(3)})',
-        "every key of the input is documented to exist",
-    ),
     ("nm.prod((0, 1))", "nm.prod(0).prod(0)", "every dim of a tuple counts"),
     ("nm.amax((0, 1))", "nm.amax(0).amax(0)", "every dim of a tuple counts"),
     (
@@ -143,6 +138,36 @@ DEPARTURES = [
         "TD({'a': torch.ones(2).to(torch.float8_e4m3fn)}, [2]).consolidate()['a'].dtype",
         "torch.float8_e4m3fn",
         "tensors of every dtype are consolidated",
+    ),
+    (
+        "type(TD({'s': NonTensorData('x', batch_size=[3])}, [3]).expand(2, 3).get('s')).__name__",
+        "type(TD({'s': NonTensorData('x', batch_size=[3])}, [3])[None].get('s')).__name__",
+        "one object for all rows stays one, as under reshape, repeat, [None] and broadcast_to; unsqueeze as well",
+    ),
+    (
+        "type(lazy_stack([c, c])) is C",
+        "False",
+        "a lazy stack of a tensorclass is a class of the same name, of which isinstance(stack, C) holds",
+    ),
+    (
+        "(TD({'e': {}, 'z': torch.ones(2)}, [2]) + 1).keys() == {'e', 'z'}",
+        "True",
+        "a level without tensors stays, as it does under apply, clone and indexing",
+    ),
+    (
+        "type(MemoryMappedTensor.from_tensor(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))).__name__",
+        "'MappedNestedTensor'",
+        "a nested tensor is no MemoryMappedTensor in torch's eyes: it has no one shape",
+    ),
+    (
+        "MemoryMappedTensor([3, 4])",
+        "raise TypeError('from_tensor')",
+        "the reference makes a tensor that is not mapped; the error says how to map values",
+    ),
+    (
+        "TD({'a': torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}, [2]).bytes()",
+        "20",
+        "the bytes of strided nested tensors are counted too",
     ),
 ]
 

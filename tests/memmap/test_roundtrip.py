@@ -249,7 +249,7 @@ def test_sub_folder_and_subpath(tmp_path: Path) -> None:
         TensorDict.load_memmap(tmp_path, subpath=("b", "d")),
     ):
         assert list(out.keys()) == ["e"]
-    with pytest.raises(ValueError, match="no nested collection 'x'"):
+    with pytest.raises(ValueError, match="No tensordict found under subpath"):
         TensorDict.load_memmap(tmp_path, subpath="b/x")
 
 
@@ -332,7 +332,7 @@ def test_many_anonymous_leaves_take_few_descriptors() -> None:
 
 def test_mapped_elsewhere_needs_permission(tmp_path: Path) -> None:
     mapped = sample().memmap(tmp_path / "a")
-    with pytest.raises(RuntimeError, match=r"\('a',\) is memory-mapped already.*copy_existing=True"):
+    with pytest.raises(RuntimeError, match=r"file associated.*\('a',\) is memory-mapped already.*copy_existing=True"):
         mapped.memmap(tmp_path / "b")
     assert os.listdir(tmp_path) == ["a"]
     copied = mapped.memmap(tmp_path / "b", copy_existing=True)
