@@ -35,6 +35,7 @@ from tensordict_lite.tensordict import normalise_device
 __all__ = ["TensorClassMeta", "build", "fill_slots", "registered_class"]
 
 _MISSING = object()
+_STORAGE = frozenset((*TensorCollection.__slots__, "_stack_dim"))
 # Not __module__: pickles by value find the globals of a function through the module that it names.
 _WRAPPED = ("__name__", "__qualname__", "__doc__", "__annotations__")
 _KNOWN: WeakValueDictionary[str, type] = WeakValueDictionary()
@@ -79,6 +80,7 @@ def build(
     custom_init = cls.__dict__.get("__init__")
     custom_init = getattr(custom_init, "_tensorclass_wraps", custom_init)
     _check_frozen(cls, options)
+    _guard_setattr(cls)
     dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
     fields = [field.name for field in dataclasses.fields(cls)]
     if not options.shadow:
@@ -129,6 +131,23 @@ def _inherited_field(cls: Any, name: str) -> Any:
         if found is not None:
             return found
     return None
+
+
+def _guard_setattr(cls: Any) -> None:
+    """Keeps the storage of instances from a ``__setattr__`` of the class: it sees fields and attributes only."""
+    own = cls.__dict__.get("__setattr__")
+    if own is None or hasattr(own, "_guards"):
+        return
+
+    @functools.wraps(own)
+    def guarded(self: Any, name: str, value: Any) -> None:
+        if name in _STORAGE:
+            object.__setattr__(self, name, value)
+        else:
+            own(self, name, value)
+
+    guarded._guards = own  # type: ignore[attr-defined]
+    cls.__setattr__ = guarded
 
 
 def _check_frozen(cls: Any, options: Flags) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensordict as reference
@@ -475,3 +476,13 @@ def test_load_to_a_cuda_device(tmp_path: Path, non_blocking: bool) -> None:
     TensorDict.load_memmap(tmp_path, out=target)
     assert target["a"].tolist() == [0, 1, 2] and target["a"].device.type == "cuda"
     assert_same(TensorDict.load_memmap(tmp_path).to("cuda").memmap(tmp_path / "again"), td)
+
+
+@pytest.mark.parametrize("value", ["yes", 1, "False"])
+def test_only_a_bool_allows_pickles(tmp_path: Path, value: Any) -> None:
+    td = TensorDict({"a": torch.ones(2)}, [2])
+    with pytest.raises(TypeError, match="allow_pickle is True, False or None"):
+        td.memmap(tmp_path / "x", allow_pickle=value)
+    td.memmap(tmp_path / "y")
+    with pytest.raises(TypeError, match="allow_pickle is True, False or None"):
+        TensorDict.load_memmap(tmp_path / "y", allow_pickle=value)
