@@ -26,7 +26,7 @@ from tdmap.job import Job, Policy, Source
 from tdmap.keeping import map_dropping, marking
 from tdmap.norows import result_of_no_rows
 from tdmap.operation import operation
-from tdmap.plan import CACHE_BYTES, ChunkPlan, default_chunk_size, make_plan
+from tdmap.plan import CACHE_BYTES, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
 from tdmap.prefetch import check_prefetch, prefetch_over
 from tdmap.resumable import map_in_place, map_to_files, map_to_folder
 from tdmap.resume import Resume, check_resume
@@ -165,7 +165,9 @@ def map(
     buffer = out if path is None and is_data(out) else None
     where = Placement.of(device, buffer)
     existing = out if path is None else None
-    plan = plan_for(data, fn, dim, chunksize, num_chunks, existing, where.chunk_factor, results_vary=True)
+    plan = plan_for(
+        data, fn, dim, chunksize, num_chunks, existing, where.chunk_factor, where.min_chunks, results_vary=True
+    )
     policy = policy_for(seed, generator, retries, timeout, undo, on_error, PAD)
     check_resume(resume)
     execution = where.execution(
@@ -193,6 +195,7 @@ def map(
         replace(policy, in_place=True),
         on_row_error=handler_of(on_error),
         chunk_bytes=CACHE_BYTES * where.chunk_factor,
+        min_chunks=where.min_chunks,
     )
     if path is not None and policy.skip == DROP:
         return map_dropping(job, path, bool(resume), execution)
@@ -387,6 +390,7 @@ def plan_for(
     num_chunks: int | None,
     out: Data | None,
     factor: int = 1,
+    min_chunks: int = MIN_CHUNKS,
     results_vary: bool = False,
 ) -> ChunkPlan:
     """How the rows are cut, once the arguments have been checked.
@@ -394,6 +398,7 @@ def plan_for(
     Args:
         data, fn, dim, chunksize, num_chunks, out: as `map`; `out` where it exists already.
         factor: default chunks are so many times larger.
+        min_chunks: there are at least so many, rows permitting.
         results_vary: the function returns rows that may be of any size, so that default chunks wait for the first one.
 
     Raises:
@@ -419,8 +424,16 @@ def plan_for(
     length = data_length(data, dim)
     own = max(row_bytes_of(data, length) // factor, 1)
     result = own * OUTPUT_FACTOR if out is None or out is data else row_bytes_of(out, length) // factor
-    most = default_chunk_size(length, own) if out is None and results_vary else 0
-    return make_plan(length, dim=dim, chunksize=chunksize, num_chunks=num_chunks, row_bytes=own + result, most=most)
+    most = default_chunk_size(length, own, min_chunks=min_chunks) if out is None and results_vary else 0
+    return make_plan(
+        length,
+        dim=dim,
+        chunksize=chunksize,
+        num_chunks=num_chunks,
+        row_bytes=own + result,
+        most=most,
+        min_chunks=min_chunks,
+    )
 
 
 def instead_of_data(value: Any) -> str:

@@ -15,6 +15,7 @@ from tdmap._data import Data, tensors_of
 from tdmap.data.alike import VALID
 from tdmap.execution import Execution
 from tdmap.functions import check_placement
+from tdmap.plan import MIN_CHUNKS
 from tdmap.rowerrors import OnError
 from tdmap.runtime import device as links
 from tdmap.runtime.device import Device, resolve_device
@@ -28,8 +29,12 @@ Devices: TypeAlias = "Device | Sequence[Device] | None"
 FN_CHUNKS = 16
 """A default chunk is so many times larger when the function runs on a device, where starting it is what costs."""
 
-OUT_CHUNKS = 4
-"""And so many times when only its result goes there: each chunk is a copy for each entry."""
+FN_MIN_CHUNKS = 16
+"""And there are at least so many: a device has few workers, where a machine has many cores."""
+
+OUT_CHUNKS = 16
+"""A default chunk is so many times larger when only its result goes there: each is a copy for each entry, and the
+processor's part of a copy takes as long as some megabytes of the link's."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,11 @@ class Placement:
     def chunk_factor(self) -> int:
         """How much larger a default chunk is."""
         return FN_CHUNKS if self.devices else OUT_CHUNKS if self.out_device is not None else 1
+
+    @property
+    def min_chunks(self) -> int:
+        """How many default chunks there are at least, rows permitting."""
+        return FN_MIN_CHUNKS if self.devices else MIN_CHUNKS
 
     def check(self, data: Data, out: Data | None, execution: Execution, resume: bool, on_error: OnError) -> None:
         """Raise ValueError for what cannot work together."""
@@ -91,7 +101,7 @@ class Placement:
         if not self.devices:
             return fn
         opened = tuple(functools.partial(links.LINKS[device.type], device) for device in self.devices)
-        return OnDevice(fn, opened, stays=self.stays(execution))
+        return OnDevice(fn, self.devices, opened, stays=self.stays(execution))
 
     def stays(self, execution: Execution) -> bool:
         """Whether results go from the device into `out` without coming back to this machine's memory."""

@@ -56,7 +56,7 @@ class _Sent(NamedTuple):
 
     value: Any
     tensors: list[Tensor]
-    """Its tensors on the device."""
+    """Those of its tensors on the device whose memory is the link's."""
     sources: list[Tensor]
     """What the copies read."""
     mark: Mark
@@ -103,14 +103,15 @@ def send(link: DeviceLink, value: Any) -> _Sent:
         sources = [_plain(tensor) for tensor in tensors]
         copied = [is_copied(tensor) for tensor in sources]
         sources = [_locked(link, tensor) if copy else tensor for tensor, copy in zip(sources, copied)]
-        arrived = iter(link.empty_like([tensor for tensor, copy in zip(sources, copied) if copy]))
+        made = link.empty_like([tensor for tensor, copy in zip(sources, copied) if copy])
+        arrived = iter(made)
         moved = [next(arrived) if copy else tensor.to(link.device) for tensor, copy in zip(sources, copied)]
         pairs = [(moved[n], sources[n]) for n, copy in enumerate(copied) if copy]
         link.copy(pairs)
     for old, new in zip(tensors, moved):
         if old.requires_grad and not new.requires_grad:
             new.requires_grad_()
-    return _Sent(rebuild(value, iter(moved)), moved, [source for _, source in pairs], link.mark())
+    return _Sent(rebuild(value, iter(moved)), made, [source for _, source in pairs], link.mark())
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from tdmap.runtime.ondevice import OnDevice
 from tdmap.runtime.skipping import Settled, Skipper
 from tdmap.runtime.types import Done, GaveBack, Kind, Segment
 from tdmap.runtime.undo import Undo
-from tdmap.seeding import derive, seed_everything
+from tdmap.seeding import ChunkStreams
 
 FLUSH_SECONDS = 0.005
 """Results that travel wait at most so long for others to share a message."""
@@ -97,6 +97,10 @@ class ChunkLoop:
         if isinstance(fn, OnDevice):
             runner = fn.open(control[at.RANK], own_fn)
             fn, reader, self.settle = runner, runner.reader(reader), runner.settle
+            devices = [runner.device]
+        else:
+            devices = list({leaf.device for leaf in tensors_of(reader.data)})
+        self.streams = ChunkStreams(policy.seed, devices)
         self.job = job
         self.reader = reader
         self.fn: Callable[..., Any] = fn
@@ -169,12 +173,12 @@ class ChunkLoop:
                 if kind is Kind.OBJECTS and self.undo is not None and self.undo.objects is not None:
                     append(self.undo.objects, chunk, result)  # before it is noted that the chunk is done
                     kind = Kind.WRITTEN
+                if self.settle is not None and not kind.travels:
+                    self.settle()  # a device works after it was asked to, and it is then that this chunk may fail
                 if kind is not segments.kind or kind.travels:
                     segments.add(chunk, kind, result)
                 segments.stop = chunk + 1
                 if not kind.travels:
-                    if self.settle is not None:
-                        self.settle()  # a device works after it was asked to
                     control[at.COMMITTED] = chunk + 1
                     if done is not None:
                         done[chunk] = 1
@@ -183,13 +187,14 @@ class ChunkLoop:
             last = segments.take()
         except BaseException as error:
             failed = min(segments.stop, stop - 1)
-            self._put_back(failed)
+            self._put_back(failed, error)
             if self.in_caller and not isinstance(error, (Exception, SystemExit)):  # Ctrl-C, most often
                 raise
             segments.flush()
             raise ChunkError(failed) from _as_exception(error)
         finally:
             control[at.RUNNING] = -1
+            self.streams.end()
         upto = segments.stop
         mutated = self.mutated
         self._guard |= mutated
@@ -200,18 +205,24 @@ class ChunkLoop:
         undo.save(chunk, rows)
         self.control[at.UNDO] = chunk + 1
 
-    def _put_back(self, chunk: int) -> None:
-        """A chunk that raised leaves its rows as they were."""
-        if self.undo is not None and self.control[at.UNDO] == chunk + 1:
+    def _put_back(self, chunk: int, error: BaseException) -> None:
+        """A chunk that raised leaves its rows as they were; where that fails, what it raised is told all the same."""
+        if self.undo is None or self.control[at.UNDO] != chunk + 1:
+            return
+        try:
             self.undo.restore(chunk)
-            self.undo.release()
-            self.control[at.UNDO] = 0
+        except Exception as second:
+            rows = describe_rows(*self.plan.rows(chunk))
+            add_note(error, f"{rows} could not be put back as they were: {type(second).__name__}: {second}")
+            return
+        self.undo.release()
+        self.control[at.UNDO] = 0
 
     def _results(
         self, lease: int, start: int, stop: int, segments: _Segments
     ) -> Iterator[tuple[int, Any, Data | None]]:
         control, fn, clock = self.control, self.fn, time.monotonic_ns
-        seed, plan, undo, skipper = self.policy.seed, self.plan, self.undo, self._skipper
+        streams, plan, undo, skipper = self.streams, self.plan, self.undo, self._skipper
         positional = getattr(fn, "takes_start", False)  # a function that wants the number of its first row
         rows: Iterator[Any] = repeat(None) if self.writer is None else self.writer.rows(start, stop)
         for chunk, data, target in zip(range(start, stop), self.reader.read(start, stop), rows):
@@ -228,8 +239,7 @@ class ChunkLoop:
             control[at.RUNNING] = chunk
             if undo is not None and self._guard:
                 self._save(undo, chunk, data)
-            if seed is not None:
-                seed_everything(derive(seed, plan.first_row(chunk)))
+            streams.start(plan.first_row(chunk))
             if skipper is not None:
                 result = skipper.call(lease, chunk, data, target)
             else:

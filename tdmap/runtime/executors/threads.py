@@ -19,6 +19,7 @@ from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.driver import Joined
 from tdmap.runtime.executors.serial import empty, local_undo
 from tdmap.runtime.scheduler import Lease
+from tdmap.runtime.torchsettings import ThreadSettings
 from tdmap.runtime.types import Failed, Message
 from tdmap.seeding import preserved_generators
 from tdmap.sinks import Allocate, Sink
@@ -40,7 +41,7 @@ class ThreadCrew:
         self.size = 1 if seeded else num_workers
         self._worker_threads = worker_threads
         self._torch_threads = torch.get_num_threads()
-        self._grad = torch.is_grad_enabled()
+        self._settings = ThreadSettings.with_streams()
         self._streams = preserved_generators() if seeded else contextlib.nullcontext()
         self._inbox: queue.SimpleQueue[tuple[int, Message | Joined]] = queue.SimpleQueue()
         self._leases: list[queue.SimpleQueue[Lease | None]] = []
@@ -87,7 +88,7 @@ class ThreadCrew:
 
     def _serve(self, number: int) -> None:
         torch.set_num_threads(self._worker_threads)
-        torch.set_grad_enabled(self._grad)
+        self._settings.enter()
         self._inbox.put((number, Joined()))
         loop = self._loops[number]
         while (lease := self._leases[number].get()) is not None:
@@ -96,6 +97,10 @@ class ThreadCrew:
             except ChunkError as failure:
                 cause: Any = failure.__cause__
                 self._inbox.put((number, Failed(self._job.number, lease.id, failure.chunk, cause, False)))
+                return
+            except BaseException as error:  # of the engine's own: without a word from here, nobody would ever know
+                chunk = min(max(int(loop.control[at.COMMITTED]), lease.start), lease.stop - 1)
+                self._inbox.put((number, Failed(self._job.number, lease.id, chunk, error, False)))
                 return
 
     def limit(self, worker: int) -> int | None:
