@@ -32,6 +32,10 @@ FN_CHUNKS = 16
 FN_MIN_CHUNKS = 16
 """And there are at least so many: a device has few workers, where a machine has many cores."""
 
+FN_WORKERS = 2
+"""Default workers for each device that runs the function: one computes while the results of the other come back. Each
+has a context of its own in the device's memory, and contexts take turns, so that more of them are no faster."""
+
 OUT_CHUNKS = 16
 """A default chunk is so many times larger when only its result goes there: each is a copy for each entry, and the
 processor's part of a copy takes as long as some megabytes of the link's."""
@@ -90,10 +94,13 @@ class Placement:
             )
 
     def execution(self, execution: Execution) -> Execution:
-        """`execution` with processes that may use a device."""
-        if self.devices and execution.pool is None and execution.mp_start_method is None:
-            return replace(execution, mp_start_method="spawn")
-        return execution
+        """`execution` with processes that may use a device, and by default no more of them than it can feed."""
+        if not self.devices or execution.pool is not None:
+            return execution
+        workers = execution.num_workers
+        if workers is None:
+            workers = min(FN_WORKERS * len(self.devices), execution.workers)
+        return replace(execution, num_workers=workers, mp_start_method=execution.mp_start_method or "spawn")
 
     def function(self, fn: Callable[[Any], Any], execution: Execution) -> Callable[[Any], Any]:
         """`fn`, for chunks of the source."""
@@ -139,7 +146,7 @@ def devices_of(device: Devices) -> tuple[torch.device, ...]:
 
 def check_start_method(execution: Execution, device: torch.device) -> None:
     """Raise ValueError where workers would be forks of a process that uses CUDA."""
-    if device.type != "cuda" or execution.executor != "process":
+    if device.type not in links.NO_FORKS or execution.executor != "process":
         return
     pool = execution.pool
     method = pool.start_method if isinstance(pool, WorkerPool) else None if pool else execution.mp_start_method

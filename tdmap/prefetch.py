@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tdmap.errors import add_note
 from tdmap.runtime.device import Device, DeviceLink, Mark, is_copied, open_link, resolve_device
 from tdmap.runtime.trees import rebuild, tensors_in
 
@@ -66,12 +67,23 @@ def prefetch_over(link: DeviceLink, values: Iterator[Any], prefetch: int) -> Ite
     """`prefetch_to_device` over a link that is open."""
     ahead: deque[_Sent] = deque()
     read: deque[tuple[Mark, list[Tensor]]] = deque()
+    coming: list[Any] = []
+    """The next value, as long as the device has no room for it."""
     depth, failure, ended = 0, None, False
     try:
         while True:
             while not ended and len(ahead) <= depth:
                 try:
-                    ahead.append(send(link, next(values)))
+                    if not coming:
+                        coming.append(next(values))
+                    try:
+                        ahead.append(send(link, coming[0]))
+                    except torch.OutOfMemoryError as error:
+                        if ahead:  # there will be room when the consumer has used up those before it
+                            break
+                        add_note(error, _no_room(link, coming[0]))
+                        raise
+                    coming.clear()
                 except StopIteration:
                     ended = True
                 except Exception as error:
@@ -90,10 +102,21 @@ def prefetch_over(link: DeviceLink, values: Iterator[Any], prefetch: int) -> Ite
         if failure is not None:
             raise failure
     finally:
-        link.synchronize()  # before anything that is read is given back
-        close = getattr(values, "close", None)
-        if close is not None:
-            close()
+        try:
+            link.synchronize()  # before anything that is read is given back
+        finally:
+            close = getattr(values, "close", None)
+            if close is not None:
+                close()
+
+
+def _no_room(link: DeviceLink, value: Any) -> str:
+    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(value))
+    free, total = link.memory()
+    return (
+        f"while a value of {nbytes:,} bytes was copied to {link.device}, where {free:,} of {total:,} bytes are free. "
+        "Nothing else was copied ahead: hold fewer of the values before it, or use a smaller chunksize."
+    )
 
 
 def send(link: DeviceLink, value: Any) -> _Sent:

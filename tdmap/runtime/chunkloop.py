@@ -8,12 +8,15 @@ block.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator
 from itertools import repeat
 from operator import itemgetter
 from typing import Any
+
+import torch
 
 from tdmap._data import Data, Reader, tensors_of
 from tdmap.data.alike import assigned
@@ -25,6 +28,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import MergeTree
 from tdmap.runtime import control as at
 from tdmap.runtime.control import Control
+from tdmap.runtime.device import is_lost
 from tdmap.runtime.ondevice import OnDevice
 from tdmap.runtime.skipping import Settled, Skipper
 from tdmap.runtime.types import Done, GaveBack, Kind, Segment
@@ -36,6 +40,12 @@ FLUSH_SECONDS = 0.005
 
 FLUSH_COUNT = 64
 """At most so many of them share one."""
+
+
+_LATE: tuple[type[BaseException], ...] = tuple(
+    getattr(torch, name) for name in ("AcceleratorError",) if hasattr(torch, name)
+)
+"""What torch raises for work that a device was given before."""
 
 
 class ChunkError(Exception):
@@ -98,8 +108,16 @@ class ChunkLoop:
             runner = fn.open(control[at.RANK], own_fn)
             fn, reader, self.settle = runner, runner.reader(reader), runner.settle
             devices = [runner.device]
+            self._is_lost: list[Callable[[], bool]] = [runner.link.is_lost]
         else:
-            devices = list({leaf.device for leaf in tensors_of(reader.data)})
+            devices = [one for one in {leaf.device for leaf in tensors_of(reader.data)} if one.type != "cpu"]
+            self._is_lost = [functools.partial(is_lost, device) for device in devices]
+        self._devices = devices
+        self._own_process = own_fn
+        self.raised = False
+        """The function has raised: tensors may live on in tracebacks."""
+        self.lost_device = False
+        """The function, or its rows, have taken the device with them: this process can use it no more."""
         self.streams = ChunkStreams(policy.seed, devices)
         self.job = job
         self.reader = reader
@@ -187,6 +205,7 @@ class ChunkLoop:
             last = segments.take()
         except BaseException as error:
             failed = min(segments.stop, stop - 1)
+            self._explain(error)
             self._put_back(failed, error)
             if self.in_caller and not isinstance(error, (Exception, SystemExit)):  # Ctrl-C, most often
                 raise
@@ -199,6 +218,29 @@ class ChunkLoop:
         mutated = self.mutated
         self._guard |= mutated
         return Done(self.job, lease, upto, time.perf_counter() - began, mutated, last, 0)
+
+    def is_none_of_rows(self, error: BaseException) -> bool:
+        """Whether the rows of an exception cannot be skipped: nothing can run any more where the function runs."""
+        self.raised = True
+        if isinstance(error, RuntimeError) and not self.lost_device:
+            self.lost_device = any(lost() for lost in self._is_lost)
+        return self.lost_device
+
+    def _explain(self, error: BaseException) -> None:
+        """Say what a device has to do with an error."""
+        where = ", ".join(str(device) for device in self._devices)
+        if self.is_none_of_rows(error):
+            what = "the worker is replaced" if self._own_process else "restart the program before you use it again"
+            skip = " No other row could be tried, so these rows cannot be skipped." if self._skipper else ""
+            add_note(error, f"{where} can be used no more in the process where this came up: {what}.{skip}")
+        if self.settle is None and isinstance(error, _LATE):
+            add_note(
+                error, f"{where} reports errors late: these rows, or some before them. CUDA_LAUNCH_BLOCKING=1 tells."
+            )
+
+    def close(self) -> None:
+        """The job is over: let go of its memory now, and not when the collector comes by."""
+        self._skipper = None
 
     def _save(self, undo: Undo, chunk: int, rows: Data) -> None:
         self.control[at.UNDO] = 0

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, Reader, tensors_of
+from tdmap._data import Data, Reader, data_row_bytes, tensors_of
 from tdmap.errors import add_note
 from tdmap.functions import moved
 from tdmap.job import function_name
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.device import DeviceLink, Mark, is_copied
+from tdmap.runtime.device import NO_FORKS, DeviceLink, Mark, is_copied
 from tdmap.runtime.shm import align
 from tdmap.runtime.trees import rebuild, tensors_in
 
@@ -51,6 +51,7 @@ class OnDevice:
         self.devices = devices
         self.links = links
         self.stays = stays
+        self.forks = not any(device.type in NO_FORKS for device in devices)
         self.__qualname__ = function_name(fn)
 
     def __call__(self, chunk: Data) -> Any:
@@ -107,7 +108,20 @@ class Runner:
         self._staged: deque[_Staged] = deque()
 
     def reader(self, reader: Reader) -> Reader:
-        """A reader whose next chunk is on its way while the one that it gave is used."""
+        """A reader whose next chunk is on its way while the one that it gave is used.
+
+        Raises:
+            MemoryError: no chunk fits on the device.
+        """
+        plan = reader.plan
+        nbytes = data_row_bytes(reader.data, plan.length) * plan.most_rows
+        free, total = self.link.memory()
+        if nbytes > free:
+            fit = max(free * plan.most_rows // max(nbytes, 1) // DEPTH, 1)
+            raise MemoryError(
+                f"chunks of {plan.most_rows} rows take {nbytes:,} bytes on {self.device}, where {free:,} of {total:,} "
+                f"are free, and the results of {self.name} come on top: use chunksize={fit} or less, or fewer workers."
+            )
         return _AheadReader(reader, self)
 
     def stage(self, chunk: Data) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import os
 import pickle
@@ -52,6 +53,8 @@ def run_worker(connection: Connection, control: str, threads: int, idle_seconds:
         code = 0
     except (EOFError, BrokenPipeError, ConnectionResetError):
         code = 0  # the driver has gone
+    except _DeviceLost:
+        pass  # the driver knows
     except BaseException:
         import traceback
 
@@ -62,6 +65,10 @@ def run_worker(connection: Connection, control: str, threads: int, idle_seconds:
         with contextlib.suppress(Exception):
             sys.stderr.flush()
         os._exit(code)
+
+
+class _DeviceLost(Exception):
+    """This process can use its device no more, and leaves."""
 
 
 def _settle(threads: int) -> None:
@@ -203,6 +210,8 @@ class _Worker:
             cause.__traceback__ = without_engine(cause.__traceback__)
             self.failed = message.job  # leases that wait already would change rows after the error
             self.send(Failed(message.job, message.lease, failure.chunk, pack_error(cause), loop.mutated))
+            if loop.lost_device:
+                raise _DeviceLost from None
             return
         finally:
             with contextlib.suppress(Exception):
@@ -220,15 +229,34 @@ class _Worker:
 
     def drop(self, keep_slots: bool = False) -> None:
         """Forget the job and its memory."""
-        self.loop = None
+        raised = False
+        if self.loop is not None:
+            raised = self.loop.raised
+            self.loop.close()
+            self.loop = None
         if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()  # others need the device's memory more than a worker that may idle
+            give_up_memory(raised)
         if not keep_slots:
             self.parcels.close()
         self.residency.forget()
         if self.lock is not None:
             os.close(self.lock)
             self.lock = None
+
+
+def give_up_memory(raised: bool) -> None:
+    """Give back what this process keeps of a device's memory: others need it more than a worker that may idle.
+
+    Args:
+        raised: the function has raised, and tracebacks, which are circles, may hold tensors.
+    """
+    if raised:
+        gc.collect()
+    with contextlib.suppress(RuntimeError):  # the device is lost
+        torch.cuda.empty_cache()
+        empty_host_cache = getattr(torch._C, "_host_emptyCache", None)
+        if empty_host_cache is not None:
+            empty_host_cache()
 
 
 def anonymous_memory() -> int:

@@ -74,6 +74,8 @@ class ProcessCrew:
         self._in_place = False
         self._locker: PageLocker | None = None
         self._device_writer: RowWriter | None = None
+        self._forks = True
+        """Workers may be forks of this process: they use no device."""
 
     # -- the job -------------------------------------------------------------------------------------
 
@@ -86,7 +88,9 @@ class ProcessCrew:
         self._locker = getattr(sink, "link", None)  # results go on to a device
         if sink.writer is not None and is_on_device(sink.writer.out):
             self._device_writer = sink.writer
-        self.pool.refresh(self.size)  # first of all: workers that have to start do so while we pack
+            self._forks = False
+        self._forks = self._forks and getattr(job.fn, "forks", True)
+        self.pool.refresh(self.size, self._forks)  # first of all: workers that have to start do so while we pack
         payload = self._packing.pack(job, sink)
         self._begin = pickle.dumps(Begin(job.number, payload), pickle.HIGHEST_PROTOCOL)
 
@@ -230,7 +234,7 @@ class ProcessCrew:
         self._pids.setdefault(member.number, member.pid)
         if member.number in self._undo:
             self._free_rooms.append(self._undo[member.number])  # the copy has been put back, or is not needed
-        self.pool.fill(self.size)
+        self.pool.fill(self.size, self._forks)
         return Lost(
             signal=-code if code is not None and code < 0 else None,
             exit_code=code if code is not None and code >= 0 else None,
@@ -262,7 +266,7 @@ class ProcessCrew:
         self._begun.discard(member.number)
         if member.number in self._undo:
             self._free_rooms.append(self._undo[member.number])
-        self.pool.fill(self.size)
+        self.pool.fill(self.size, self._forks)
 
     # -- the end -------------------------------------------------------------------------------------
 
