@@ -7,7 +7,6 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -214,7 +213,6 @@ def map(
     else:
         check_rows(out, plan, data.shape)
         sink = InPlace(out) if out is data else Preallocated(out)
-    surroundings: AbstractContextManager[Any] = contextlib.nullcontext()
     if plan.length == 0:
         return result_of_no_rows(fn, data, plan) if out is None else out
     if resume:
@@ -224,9 +222,8 @@ def map(
             raise ValueError("resume=True with out=data needs workers of its own: use num_workers= or a WorkerPool.")
         return map_in_place(job, execution.run, resume)
     if out is not None and out is not data:
-        sink, surroundings = where.sink(out, execution)
-    with surroundings:
-        return execution.run(job, sink)
+        return where.run(job, out, execution)
+    return execution.run(job, sink)
 
 
 @operation

@@ -12,13 +12,16 @@ from typing import Any, TypeAlias
 import torch
 
 from tdmap._data import Data, tensors_of
+from tdmap._warn import warn_user
 from tdmap.data.alike import VALID
 from tdmap.execution import Execution
 from tdmap.functions import check_placement
+from tdmap.job import Job
 from tdmap.plan import MIN_CHUNKS
 from tdmap.rowerrors import OnError
 from tdmap.runtime import device as links
 from tdmap.runtime.device import Device, resolve_device
+from tdmap.runtime.lending import NotLent, can_lend, cannot_lend
 from tdmap.runtime.ondevice import OnDevice, is_on_device
 from tdmap.runtime.pool import WorkerPool
 from tdmap.sinks import Preallocated, Sink
@@ -116,6 +119,30 @@ class Placement:
             return False
         return execution.executor != "process" or can_lend(self.out_device)
 
+    def run(self, job: Job, out: Data, execution: Execution) -> Any:
+        """Run a job whose results go into an existing `out`.
+
+        Where workers cannot open memory that they were lent, results come back to this process and go from here.
+        """
+        try:
+            return self._run(job, out, execution)
+        except NotLent as error:
+            fn = job.fn
+            if error.begun or self.out_device is None or not isinstance(fn, OnDevice):
+                raise
+            cannot_lend(self.out_device)
+            warn_user(
+                f"worker processes cannot open memory of {self.out_device} that this one lends ({error.__cause__}): "
+                "results come back to this process and go there by its own copies, which is slower.",
+                RuntimeWarning,
+            )
+        return self._run(job.again(fn.coming_back()), out, execution)
+
+    def _run(self, job: Job, out: Data, execution: Execution) -> Any:
+        sink, surroundings = self.sink(out, execution)
+        with surroundings:
+            return execution.run(job, sink)
+
     def sink(self, out: Data, execution: Execution) -> tuple[Sink, AbstractContextManager[Any]]:
         """Where results for an existing `out` go, and what must be entered around the job."""
         if self.out_device is None or self.stays(execution):
@@ -155,23 +182,6 @@ def check_start_method(execution: Execution, device: torch.device) -> None:
             f'mp_start_method="fork" with {device}: a fork of a process that uses CUDA does not work. '
             'Use "spawn" or "forkserver", or leave it out.'
         )
-
-
-@functools.cache
-def can_lend(device: torch.device) -> bool:
-    """Whether memory of `device` can be opened by other processes; some systems (WSL, Jetson) cannot.
-
-    A tensor of its own is tried, once: what is lent and never opened is not given back.
-    """
-    if device.type != "cuda":
-        return False
-    from multiprocessing.reduction import ForkingPickler
-
-    try:
-        ForkingPickler.dumps(torch.zeros(1, device=device))
-    except RuntimeError:
-        return False
-    return True
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import functools
 import itertools
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, strided
@@ -88,6 +88,10 @@ class Job:
     on_settled: Callable[[ChunkPlan], Any] | None = None
     """Called with the plan once it is settled, before anything but the first chunks is begun."""
     number: int = field(default_factory=lambda: next(_numbers))
+
+    def again(self, fn: Callable[[Any], Any]) -> Job:
+        """The same with another function, as a job of its own."""
+        return replace(self, fn=fn, number=next(_numbers))
 
     @property
     def name(self) -> str:

@@ -319,7 +319,7 @@ def _used_again(memory: bytearray) -> Callable[[], None]:
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
-    """What a copy of a tensor's memory reads: nothing is known there of a conjugate or a sign that waits to be taken."""
+    """What a copy of a tensor's memory reads, which knows nothing of a conjugate or a sign that waits to be taken."""
     tensor = tensor.conj() if tensor.is_conj() else tensor
     return torch._neg_view(tensor) if tensor.is_neg() else tensor
 

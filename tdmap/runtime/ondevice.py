@@ -58,6 +58,10 @@ class OnDevice:
         """One chunk, here and now, without a loop: for data without rows, say."""
         return self.open(rank=0, own=False)(chunk)
 
+    def coming_back(self) -> OnDevice:
+        """The same, with results in this machine's memory."""
+        return OnDevice(self.fn, self.devices, self.links, stays=False)
+
     def open(self, rank: int, own: bool) -> Runner:
         """What the worker with this rank calls.
 

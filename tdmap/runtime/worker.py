@@ -36,7 +36,7 @@ from tdmap.runtime.packing import unpack
 from tdmap.runtime.parcels import ParcelWriter
 from tdmap.runtime.remote import pack_error
 from tdmap.runtime.residency import Residency
-from tdmap.runtime.types import Begin, Done, Drop, Failed, Grant, Hello, Output, Planned, Protect, Refused
+from tdmap.runtime.types import Begin, Done, Drop, Dropped, Failed, Grant, Hello, Output, Planned, Protect, Refused
 from tdmap.runtime.undo import Undo
 from tdmap.seeding import seed_everything
 
@@ -153,6 +153,8 @@ class _Worker:
                 self.protect(message)
             elif isinstance(message, Drop):
                 self.drop(message.keep_slots)
+                if message.answer:
+                    self.send(Dropped(message.job))
 
     def begin(self, message: Begin) -> None:
         """Take a job: open its memory, read its function."""
@@ -176,7 +178,7 @@ class _Worker:
                 writer.prepare()
             except Exception as error:  # a device's memory that cannot be opened here, for one
                 self.drop()
-                self.send(Refused(message.job, pack_error(error)))
+                self.send(Refused(message.job, pack_error(error), output=True))
                 return
             self.residency.watch(tensors_of(writer.out))
             self.loop.writer = writer
@@ -234,11 +236,11 @@ class _Worker:
             raised = self.loop.raised
             self.loop.close()
             self.loop = None
+        self.residency.forget()
         if torch.cuda.is_initialized():
             give_up_memory(raised)
         if not keep_slots:
             self.parcels.close()
-        self.residency.forget()
         if self.lock is not None:
             os.close(self.lock)
             self.lock = None

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.devices import can_lend
+from tdmap.runtime.lending import can_lend
 from tdmap.prefetch import prefetch_to_device
 from tdmap.runtime.device import CudaLink
 from tdmap.runtime.shm import anonymous_file, map_path, release_file
