@@ -16,7 +16,7 @@ import torch
 from tdmap._data import Data, check_rows, data_length, is_data
 from tdmap.data.alike import VALID
 from tdmap.data.sizes import row_bytes_of
-from tdmap.devices import Devices, Placement, check_start_method
+from tdmap.devices import OUT_CHUNKS, Devices, Placement, check_start_method
 from tdmap.events import Callback
 from tdmap.execution import Execution
 from tdmap.functions import Keys, as_function, check_placement
@@ -288,14 +288,15 @@ def map_iter(
     """
     if shuffle and not index_with_generator:
         raise RuntimeError("map_iter(shuffle=True) needs index_with_generator=True, its default: drop that argument.")
-    plan = plan_for(data, fn, dim, chunksize, num_chunks, None, results_vary=True)
-    policy = policy_for(seed, generator, retries, timeout, undo, on_error, DROP)
     execution = Execution(
         num_workers, pool, executor, mp_start_method, worker_threads, max_tasks_per_child, max_memory, pbar, callbacks
     )
+    target = _target(device, prefetch, execution)
+    factor = 1 if target is None else OUT_CHUNKS
+    plan = plan_for(data, fn, dim, chunksize, num_chunks, None, factor, results_vary=True)
+    policy = policy_for(seed, generator, retries, timeout, undo, on_error, DROP)
     fn = as_function(fn, in_keys, out_keys)
     check_placement(fn, execution.executor == "process", None)
-    target = _target(device, prefetch, execution)
 
     def begin(position: int, seed: int | None, order_seed: int | None, plan: ChunkPlan, settled: Any) -> Iterator[Any]:
         order = None if order_seed is None else permutation(plan.length, order_seed)
@@ -306,6 +307,7 @@ def map_iter(
             fn,
             replace(policy, seed=seed),
             on_row_error=handler_of(on_error),
+            chunk_bytes=CACHE_BYTES * factor,
             on_settled=settled,
         )
         if target is None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.runtime.lending import can_lend
 from tdmap.prefetch import prefetch_to_device
 from tdmap.runtime.device import CudaLink
+from tdmap.runtime.lending import can_lend
 from tdmap.runtime.shm import anonymous_file, map_path, release_file
 from tensordict_lite import TensorDict
 

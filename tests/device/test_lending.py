@@ -1,6 +1,6 @@
 """Memory that is lent to workers comes back, whatever becomes of them.
 
-A device is played by a file: opening a loan maps it, and a ledger of files counts who has let go, as torch's counters do.
+A device is played by a file, which opening a loan maps; what would lower a counter of torch is written down instead.
 """
 
 from __future__ import annotations
