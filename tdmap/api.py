@@ -16,7 +16,7 @@ import torch
 from tdmap._data import Data, check_rows, data_length, is_data
 from tdmap.data.alike import VALID
 from tdmap.data.sizes import row_bytes_of
-from tdmap.devices import OUT_CHUNKS, Devices, Placement, check_start_method
+from tdmap.devices import OUT_CHUNKS, Devices, Placement, check_no_device, check_start_method
 from tdmap.events import Callback
 from tdmap.execution import Execution
 from tdmap.functions import Keys, as_function, check_placement
@@ -90,8 +90,8 @@ def map(
             until every row is there. Tensors on a CUDA device are filled through page-locked memory while workers
             make the next rows; rows that `on_error` skips are zeros there.
         device: where `fn` runs: `"cuda"`, `"cuda:1"`, or a list that workers share in turns. Chunks are moved there
-            ahead of their turn, by workers that are spawned, with a CUDA context each; results come back, unless `out`
-            is on a device too. Default, and `"cpu"`: chunks stay where they are.
+            ahead of their turn, by workers that are spawned, with a CUDA context each, by default two for a device;
+            results come back, unless `out` is on a device too. Default, and `"cpu"`: chunks stay where they are.
         in_keys, out_keys: call `fn` with these entries of a chunk, and put its results there (`out_keys`, by default
             `in_keys`); the other entries stay. See `tdmap.functions.OnKeys`.
         resume: keep a journal in a hidden folder of `out`, so that the same call goes on after any interruption,
@@ -116,9 +116,9 @@ def map(
         mp_start_method: `"fork"`, `"forkserver"` or `"spawn"`. Default: fork where that is safe (no other Python
             thread, no CUDA context, `worker_threads=1`), else forkserver.
         executor: `"process"`, `"thread"` or `"serial"`.
-        seed: gives each chunk its own random streams (torch, numpy, random), derived from the seed and its first
-            row: the same results for any number of workers. Default: workers' streams are independent and not
-            reproducible.
+        seed: gives each chunk its own random streams (torch, on `device` too, numpy, random), derived from the seed
+            and its first row: the same results for any number of workers. Default: workers' streams are independent
+            and not reproducible.
         retries: how often a chunk runs again when its worker dies.
         timeout: seconds that one chunk may run before its worker is killed and the chunk retried.
         undo: keep a copy of the rows that a worker is changing in place, and put them back when it dies, raises or is
@@ -149,6 +149,7 @@ def map(
         UntrustedFile: the hidden folder of `out` holds what this library does not put there, such as a link.
         ResumeMismatch: `resume`, and the journal is of another function, source, plan or seed; names what differs.
         SerializationError: `fn` cannot be sent to workers.
+        MemoryError: chunks are larger than the memory that is free on `device`; nothing was run.
         WorkerLost: workers died on the same chunk more than `retries` times.
         ChunkTimeout: a chunk exceeded `timeout` more than `retries` times.
         Exception: whatever `fn` raised, with a note that names the rows. Rows already written stay.
@@ -160,6 +161,7 @@ def map(
         >>> map(data, lambda td: td.apply(lambda x: x * x), num_workers=2, chunksize=2)["x"]
         tensor([ 0,  1,  4,  9, 16, 25])
     """
+    check_no_device(out, data)
     path = out if isinstance(out, (str, os.PathLike)) else None
     buffer = out if path is None and is_data(out) else None
     where = Placement.of(device, buffer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -149,6 +150,26 @@ class Placement:
             return Preallocated(out), _lending(self.out_device)
         buffer = DeviceBuffer(out, links.open_link(self.out_device))
         return buffer, buffer
+
+
+_DEVICE_NAME = re.compile(r"(cuda|mps|xpu)(:\d+)?")
+
+
+def check_no_device(out: Any, data: Data) -> None:
+    """Raise ValueError for an `out` that names a device, which would become a folder of that name."""
+    if not isinstance(out, torch.device) and not (isinstance(out, str) and _DEVICE_NAME.fullmatch(out)):
+        return
+    where, nbytes = torch.device(out), sum(leaf.nbytes for leaf in tensors_of(data))
+    room = ""
+    if where.type == "cuda" and torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info(where)
+        room = f", of whose {total:,} bytes {free:,} are free"
+    folder = "" if isinstance(out, torch.device) else f" For a folder of that name, say './{out}'."
+    raise ValueError(
+        f"out={str(out)!r} is a device{room}; the data have {nbytes:,} bytes. Allocate the output there and pass it: "
+        f"out=TensorDict(...).to({str(out)!r}). Results that are larger than the device: "
+        f"map_iter(device={str(out)!r}), batch by batch.{folder}"
+    )
 
 
 def devices_of(device: Devices) -> tuple[torch.device, ...]:

@@ -42,10 +42,8 @@ FLUSH_COUNT = 64
 """At most so many of them share one."""
 
 
-_LATE: tuple[type[BaseException], ...] = tuple(
-    getattr(torch, name) for name in ("AcceleratorError",) if hasattr(torch, name)
-)
-"""What torch raises for work that a device was given before."""
+_LATE: Any = getattr(torch, "AcceleratorError", ())
+"""What torch raises for work that a device was given before; torch 2.7 has no name for it."""
 
 
 class ChunkError(Exception):

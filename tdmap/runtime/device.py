@@ -270,6 +270,10 @@ LINKS: dict[str, Callable[[torch.device], Any]] = {"cuda": CudaLink}
 """What opens a link, by type of device. Tests put fakes here."""
 
 
+_OTHERS = ("mps", "xpu", "hpu", "mtia")
+"""Accelerators that torch knows and this library has no link to: memory of theirs cannot be page-locked or lent."""
+
+
 def open_link(device: torch.device) -> DeviceLink:
     """A link to a device that `resolve_device` has given, other than the CPU."""
     link: DeviceLink = LINKS[device.type](device)
@@ -301,8 +305,14 @@ def resolve_device(device: Device, name: str = "device") -> torch.device:
     if found.type == "cpu":
         return torch.device("cpu")
     if found.type not in LINKS:
+        way = ""
+        if found.type in _OTHERS and name == "device":
+            way = (
+                f" For {found.type}, move each batch in the loop: for batch in tdmap.map_iter(data, fn): "
+                f'batch = batch.to({found.type!r}). Data that lie there already can be mapped with executor="thread".'
+            )
         raise ValueError(
-            f'{name}={str(found)!r}: data can be moved to "cuda" (with an index or without) or stay on "cpu".'
+            f'{name}={str(found)!r}: data can be moved to "cuda" (with an index or without) or stay on "cpu".{way}'
         )
     if found.type != "cuda":
         return torch.device(found.type, found.index or 0)

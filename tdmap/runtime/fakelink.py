@@ -30,6 +30,9 @@ from tdmap.runtime.device import Mark
 POISON = 0xA5
 """Every byte of device memory that nothing was copied to."""
 
+DeviceFailed: type[RuntimeError] = getattr(torch, "AcceleratorError", RuntimeError)
+"""What torch raises for work that a device was given; the name is that of torch 2.8 and later."""
+
 _locked: dict[int, int] = {}
 """Page-locked memory of this process: bytes, by address. All links know it, as all CUDA contexts do."""
 
@@ -144,10 +147,10 @@ class FakeLink:
     def _device(self) -> Iterator[None]:
         """Around what asks the device for anything: once it is lost, all of that raises."""
         if self._error is not None:
-            raise torch.AcceleratorError(str(self._error))
+            raise DeviceFailed(str(self._error))
         try:
             yield
-        except torch.AcceleratorError as error:
+        except DeviceFailed as error:
             self._error = error
             raise
 
@@ -250,7 +253,7 @@ class FakeLink:
         return self._total - sum(self._memory.values()), self._total
 
     def is_lost(self) -> bool:
-        with contextlib.suppress(torch.AcceleratorError):
+        with contextlib.suppress(DeviceFailed):
             self.settle()
             self.synchronize()
         return self._error is not None

@@ -11,6 +11,7 @@ memory would be lost to the driver for as long as it lives.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import pickle
 from collections.abc import Callable, Iterable
@@ -70,7 +71,10 @@ def open_lent(data: bytes) -> Tensor:
 def take_back(loans: Iterable[Loan]) -> None:
     """These receivers are dead, or never got their handle: they will not let go of it themselves."""
     for loan in loans:
-        torch.UntypedStorage._release_ipc_counter(loan.handle, loan.offset, device=loan.device)
+        if not loan.handle:  # of no bytes
+            continue
+        with contextlib.suppress(RuntimeError):  # nobody can be told, and nothing else depends on it
+            torch.UntypedStorage._release_ipc_counter(loan.handle, loan.offset, device=loan.device)
 
 
 _can_lend: dict[torch.device, bool] = {}

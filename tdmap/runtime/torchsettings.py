@@ -103,7 +103,7 @@ class ThreadSettings(NamedTuple):
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     """For each type of device: whether operations choose their own dtype, and which."""
     streams: tuple[Any, ...] = ()
-    """The current stream of each CUDA device that this process uses, that of the current device last."""
+    """The current streams of CUDA devices that are not the default ones, and that of the current device, last."""
 
     @classmethod
     def here(cls) -> ThreadSettings:
@@ -116,9 +116,12 @@ class ThreadSettings(NamedTuple):
         """Those of the thread that asks, for another thread of this process."""
         if not torch.cuda.is_initialized():
             return cls.here()
-        current = torch.cuda.current_device()
-        others = [number for number in range(torch.cuda.device_count()) if number != current]
-        return cls.here()._replace(streams=tuple(torch.cuda.current_stream(number) for number in [*others, current]))
+        own = torch.cuda.current_device()
+        # A device that is only looked at must not be entered: that costs a context in its memory.
+        others = (number for number in range(torch.cuda.device_count()) if number != own)
+        found = [(torch.cuda.current_stream(number), torch.cuda.default_stream(number)) for number in others]
+        chosen = [current for current, default in found if current != default]
+        return cls.here()._replace(streams=(*chosen, torch.cuda.current_stream(own)))
 
     def enter(self) -> None:
         """Make them those of this thread."""
@@ -127,5 +130,6 @@ class ThreadSettings(NamedTuple):
             if enabled != torch.is_autocast_enabled(kind) or dtype != torch.get_autocast_dtype(kind):
                 torch.set_autocast_enabled(kind, enabled)
                 torch.set_autocast_dtype(kind, dtype)
+                torch.clear_autocast_cache()
         for stream in self.streams:  # the device of a stream becomes the current one, so the right one comes last
             torch.cuda.set_stream(stream)

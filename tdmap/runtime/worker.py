@@ -254,6 +254,7 @@ def give_up_memory(raised: bool) -> None:
     """
     if raised:
         gc.collect()
+    torch.clear_autocast_cache()  # of parameters in another dtype
     with contextlib.suppress(RuntimeError):  # the device is lost
         torch.cuda.empty_cache()
         empty_host_cache = getattr(torch._C, "_host_emptyCache", None)

@@ -8,7 +8,10 @@ import mmap
 import pytest
 import torch
 
+from tdmap._data import Reader
+from tdmap.plan import ChunkPlan
 from tdmap.prefetch import prefetch_over, send
+from tdmap.runtime import ondevice
 from tdmap.runtime.fakelink import POISON, FakeLink, launch
 
 PAGE = mmap.PAGESIZE
@@ -60,6 +63,33 @@ def test_values_that_the_consumer_drops_are_not_used_again_too_early(monkeypatch
     hand_over = FakeLink.hand_over
     monkeypatch.setattr(FakeLink, "hand_over", lambda self, mark, tensors: hand_over(self, mark, []))
     assert read_late() > 0  # the instrument
+
+
+def chunks_let_go() -> int:
+    """Chunks that a function has given a kernel to read, and then lets go of; how many were overwritten first."""
+    wrong = 0
+    for seed in range(10):
+        link, seen = FakeLink(seed=seed, caller_streams=True), []
+        data = torch.arange(20.0)
+
+        def fn(chunk, link=link, seen=seen):
+            link.current.enqueue(functools.partial(note, seen, link.raw(chunk), 0))
+            return torch.zeros(1)
+
+        runner = ondevice.Runner(fn, link, stays=True)
+        for chunk in runner.reader(Reader(data, ChunkPlan(20, 2))).read(0, 10):
+            runner(chunk)
+            del chunk
+        link.settle()
+        wrong += [value for value, _ in seen] != data[::2].tolist()
+    return wrong
+
+
+def test_chunks_that_a_function_lets_go_of_are_not_used_again_too_early(monkeypatch):
+    assert chunks_let_go() == 0
+    hand_over = FakeLink.hand_over
+    monkeypatch.setattr(FakeLink, "hand_over", lambda self, mark, tensors: hand_over(self, mark, []))
+    assert chunks_let_go() > 0  # the instrument
 
 
 def test_page_locks_are_refused_off_a_border_twice_and_beyond_the_limit():

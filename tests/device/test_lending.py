@@ -110,12 +110,17 @@ def test_what_workers_had_is_taken_back_after_an_error(lender):
     assert torch.equal(lender.out, torch.arange(float(ROWS)) * 2)
 
 
-def test_what_a_stuck_worker_was_lent_is_taken_back(lender):
+def test_what_a_stuck_worker_was_lent_is_taken_back(lender, tmp_path):
+    flag = tmp_path / "stuck"
+
     def stuck(x):
-        if int(x[0]) == 20:
-            raise KeyError("twenty")
         import time
 
+        if int(x[0]) == 20:
+            while not flag.exists():
+                time.sleep(0.01)
+            raise KeyError("twenty")
+        flag.touch()
         time.sleep(60)
 
     with tdmap.WorkerPool(2) as pool, pytest.raises(KeyError):
