@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 import torch
 
@@ -261,6 +264,26 @@ def test_a_killed_worker_loses_no_rows(data, tmp_path):
         run(data, kill_once, out, link)
         assert torch.equal(out["x"], -data["x"].float())
         (tmp_path / "killed").unlink()
+
+
+def test_slots_of_a_killed_worker_are_read_before_they_are_unlocked(data, tmp_path):
+    class Lazy(FakeLink):
+        """Nothing is ever done before somebody waits."""
+
+        def wander(self):
+            pass
+
+    flag = tmp_path / "killed"
+
+    def kill_once(td):
+        if int(td["meta", "row"][0]) == 48 and not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return negate(td)
+
+    link, out = Lazy(), device_memory(data)
+    run(data, kill_once, out, link, num_workers=1)
+    assert flag.exists() and torch.equal(out["x"], -data["x"].float()) and link.locks > 1
 
 
 def test_after_an_error_nothing_is_under_way_and_the_pool_goes_on(data):
