@@ -29,6 +29,7 @@ from benchmarks._pictures import augment
 from tdmap.api import plan_for
 from tdmap.devices import OUT_CHUNKS
 from tdmap.execution import Execution
+from tdmap.functions import OnKeys
 from tdmap.job import Job, Source
 from tdmap.runtime import device as device_module
 from tdmap.runtime.device import DeviceLink, open_link
@@ -198,7 +199,8 @@ class Workload:
 
     def there(self) -> None:
         """`map(data, fn, device=...)`: the function runs on the device, and results come back."""
-        tdmap.map(self.data, self.model, in_keys="image", out_keys="scores", device=self.device, chunksize=self.chunk)
+        scores = OnKeys(self.model, "image", "scores", keep=False)
+        tdmap.map(self.data, scores, device=self.device, chunksize=self.chunk)
 
     def there_by_hand(self) -> None:
         """The same by a loop with two streams and page-locked buffers of its own."""

@@ -15,6 +15,7 @@ import torch
 from tdmap._data import Data, tensors_of
 from tdmap._warn import warn_user
 from tdmap.data.alike import VALID
+from tdmap.errors import add_note
 from tdmap.execution import Execution
 from tdmap.functions import check_placement
 from tdmap.job import Job
@@ -129,9 +130,12 @@ class Placement:
             return self._run(job, out, execution)
         except NotLent as error:
             fn = job.fn
-            if error.begun or self.out_device is None or not isinstance(fn, OnDevice):
+            if self.out_device is None or not isinstance(fn, OnDevice):
                 raise
             cannot_lend(self.out_device)
+            if error.begun:  # a function that changes its rows in place must not meet them twice
+                add_note(error, "other workers had run some chunks: call it again, and results will go another way")
+                raise
             warn_user(
                 f"worker processes cannot open memory of {self.out_device} that this one lends ({error.__cause__}): "
                 "results come back to this process and go there by its own copies, which is slower.",

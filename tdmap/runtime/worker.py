@@ -250,6 +250,8 @@ class _Worker:
 def give_up_memory(raised: bool) -> None:
     """Give back what this process keeps of a device's memory: others need it more than a worker that may idle.
 
+    Page-locked memory here is kept for the next job, since locking takes long; it goes with a worker that idles.
+
     Args:
         raised: the function has raised, and tracebacks, which are circles, may hold tensors.
     """
@@ -258,9 +260,6 @@ def give_up_memory(raised: bool) -> None:
     torch.clear_autocast_cache()  # of parameters in another dtype
     with contextlib.suppress(RuntimeError):  # the device is lost
         torch.cuda.empty_cache()
-        empty_host_cache = getattr(torch._C, "_host_emptyCache", None)
-        if empty_host_cache is not None:
-            empty_host_cache()
 
 
 def anonymous_memory() -> int:

@@ -190,8 +190,12 @@ def test_a_refusal_after_chunks_have_run_is_an_error(lender, placed, tmp_path):
         return build, (*fields[:2], lender.lent == 1), loan
 
     packing.lend = lend_once
-    with tdmap.WorkerPool(1, "fork") as pool, pytest.raises(lending.NotLent, match="could not be opened in worker"):
+    with (
+        tdmap.WorkerPool(1, "fork") as pool,
+        pytest.raises(lending.NotLent, match="could not be opened in worker") as caught,
+    ):
         tdmap.map(torch.zeros(ROWS), kill_once, device=FAKE, out=lender.out, pool=pool, chunksize=2)
+    assert "call it again" in caught.value.__notes__[-1] and not placed[FAKE]
 
 
 # -- modules -----------------------------------------------------------------------------------------------
