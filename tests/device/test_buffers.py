@@ -79,11 +79,13 @@ def test_slots_are_locked_once_a_pool_and_unlocked_with_it(data):
 def test_an_ordinary_job_gives_the_locked_slots_back(data):
     pages: dict[int, int] = {}
     with WorkerPool(1) as pool:
-        run(data, negate, device_memory(data), FakeLink(locked=pages), pool=pool)
+        link = FakeLink(locked=pages)
+        run(data, negate, device_memory(data), link, pool=pool)
         assert pages
-        list(tdmap.map_iter(data, negate, chunksize=4, pool=pool))
-        list(tdmap.map_iter(data, negate, chunksize=4, pool=pool))
-        assert not pages
+        before = link.locks
+        for part in tdmap.map_iter(data, negate, chunksize=4, pool=pool):
+            assert not pages  # from its first result on
+        assert len(part) == 4 and link.locks == before
 
 
 def test_results_that_grow_do_not_leave_locked_slots_behind(data):
