@@ -376,7 +376,8 @@ class Driver:
             nbytes = self._sizes[chunk]
             if nbytes is not None:
                 each = self.row_bytes + nbytes // max(plan.count(chunk, chunk + 1), 1)
-                size = min(default_chunk_size(plan.length, each, self.job.chunk_bytes), plan.most)
+                wanted = default_chunk_size(plan.length, each, self.job.chunk_bytes, self.job.min_chunks)
+                size = min(wanted, plan.most)
                 break
         else:
             each = self.row_bytes
