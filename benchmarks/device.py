@@ -24,9 +24,9 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Source
 from tdmap.runtime import device as device_module
 from tdmap.runtime.device import DeviceLink, open_link
-from tdmap.runtime.fakelink import FakeLink
 from tdmap.sinks.device import DeviceBuffer
 from tensordict_lite import TensorDict
+from tests.device.fakelink import FakeLink
 
 FAKE = "mtia:0"
 """A device type that torch can spell, and that nobody has here."""

@@ -6,7 +6,7 @@ import pytest
 
 import tdmap
 from tdmap.runtime import device as device_module
-from tdmap.runtime.fakelink import FakeLink
+from tests.device.fakelink import FakeLink
 
 FAKE = "mtia"
 

@@ -10,10 +10,10 @@ from tdmap._data import narrow
 from tdmap.api import plan_for
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
-from tdmap.runtime.fakelink import POISON, FakeLink
 from tdmap.runtime.pool import WorkerPool
 from tdmap.sinks.device import DeviceBuffer, check_device_out
 from tensordict_lite import LazyStackedTensorDict, TensorDict, tensorclass
+from tests.device.fakelink import POISON, FakeLink
 
 ROWS, WIDTH = 96, 3000
 

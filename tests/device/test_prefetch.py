@@ -13,8 +13,8 @@ import torch
 
 from tdmap.prefetch import prefetch_over, prefetch_to_device
 from tdmap.runtime import device as device_module
-from tdmap.runtime.fakelink import FakeLink
 from tensordict_lite import TensorDict, lazy_stack, tensorclass
+from tests.device.fakelink import FakeLink
 
 
 def numbered(count: int, size: int = 50):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tdmap.runtime import device as links
-from tdmap.runtime.fakelink import FakeLink
+from tests.device.fakelink import FakeLink
 
 
 def batches_of(pipeline, **options):
