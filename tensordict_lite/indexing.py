@@ -16,7 +16,6 @@ from torch import Tensor
 __all__ = ["index_batch_size", "index_names", "normalise_index", "rows_mismatch"]
 
 _FULL = slice(None)
-_BASIC = (int, slice, type(None))
 
 
 def _as_index_part(part: Any) -> Any:

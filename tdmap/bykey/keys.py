@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap._data import Data, is_data, narrow
+from tdmap._data import Data, is_data
 from tdmap.bykey.codec import KeyCodec, KeyColumn
 from tdmap.bykey.order import Words
 from tdmap.reducers.base import Key
@@ -224,8 +224,3 @@ def sample_rows(length: int, runs: int, run: int) -> Tensor:
         return torch.arange(length)
     starts = torch.arange(runs) * (length - run) // (runs - 1)
     return (starts[:, None] + torch.arange(run)).reshape(-1)
-
-
-def first_rows(data: Data, count: int) -> Data:
-    """The first rows of a dataset."""
-    return narrow(data, 0, 0, min(count, len(data)))

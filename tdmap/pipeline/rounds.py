@@ -15,7 +15,7 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.pipeline.planning import ENDLESS, Both, Head, Local, Plan, leaf_row_bytes
 from tdmap.pipeline.rows import Joined, Picks, Table, View, Zipped, epoch_seed
-from tdmap.pipeline.stages import Batch, Filter
+from tdmap.pipeline.stages import Batch
 from tdmap.pipeline.work import Work
 from tdmap.plan import LEAD_ROWS, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
 from tdmap.runtime.device import DeviceLink
@@ -301,8 +301,3 @@ def seeded(seed: int | None, number: int) -> Iterator[None]:
     with preserved_generators():
         seed_everything(derive(seed, number))
         yield
-
-
-def drops_batches(head: Head) -> bool:
-    """Whether a batch may be filtered out."""
-    return any(isinstance(stage, Filter) for stage in head.tail)

@@ -448,7 +448,6 @@ class BufferStream(_Over):
         self._size = stage.buffer
         self._seed = seed
         self._drawn = 0
-        self._filling: list[Data] = []
         self._buffer: Data | None = None
         self._cutter = Cutter(below)
         self._over = False
