@@ -200,7 +200,9 @@ def test_after_an_error_nothing_is_under_way_and_the_pool_goes_on(data):
             run(data, fail, out, link, pool=pool)
         assert link.mark().is_done()
         rows = out["x"].reshape(-1, 4, WIDTH)
-        whole = [bool((part == -1).all()) or torch.equal(part, want) for part, want in zip(rows, expected(data))]
+        whole = [
+            bool((part == -1).all()) or torch.equal(part, want) for part, want in zip(rows, expected(data), strict=True)
+        ]
         assert all(whole)
         assert pages
         tdmap.map(data, lambda td: td["x"][:, 0], pool=pool)  # nobody knows any more which slots are in use

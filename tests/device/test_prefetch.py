@@ -138,7 +138,7 @@ def test_dtypes_layouts_and_gradients(fake):
     leaf = torch.ones(2, requires_grad=True)
     values = [torch.tensor([True, False]), strided, torch.ones(1).expand(5), sparse, leaf, torch.ones(2).bfloat16()]
     got = next(prefetch_to_device([values], fake))
-    for old, new in zip(values, got):
+    for old, new in zip(values, got, strict=True):
         assert new.dtype == old.dtype and new.layout == old.layout and new.requires_grad == old.requires_grad
         assert torch.equal(new.to_dense(), old.detach().to_dense())
 
