@@ -30,6 +30,7 @@ __all__ = [
     "bytes_of",
     "data_length",
     "data_row_bytes",
+    "flat_bytes",
     "gatherable",
     "is_data",
     "join",
@@ -86,9 +87,22 @@ def tensors_of(data: Data) -> list[Tensor]:
     return list(data._leaves())
 
 
+def flat_bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor of any dtype and shape, as a view: uint8, one dimension.
+
+    Not by `reshape(-1)`: a tensor of one row is contiguous whatever its stride, which it keeps, and torch does not
+    view elements as bytes where the stride is not 1.
+
+    Example:
+        >>> flat_bytes(torch.arange(20)[::2][:1]).tolist()
+        [0, 0, 0, 0, 0, 0, 0, 0]
+    """
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
 def bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor, whatever its dtype."""
-    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    array: Any = flat_bytes(tensor).numpy()
     return memoryview(array)
 
 

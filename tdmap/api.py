@@ -35,6 +35,7 @@ from tdmap.runtime.device import Device, DeviceLink, open_link, resolve_device
 from tdmap.runtime.skipping import DROP, PAD
 from tdmap.seeding import base_seed, permutation
 from tdmap.sinks import Gather, InPlace, Preallocated, Sink, Stream
+from tdmap.store import destination
 
 OUTPUT_FACTOR = 4
 """Without `out`, a row's result is taken to be so many times its bytes (uint8 to float32)."""
@@ -52,6 +53,7 @@ def map(
     in_keys: Keys | None = None,
     out_keys: Keys | None = None,
     resume: Resume = False,
+    overwrite: bool = False,
     chunksize: int | None = None,
     num_chunks: int | None = None,
     pool: Any = None,
@@ -102,6 +104,7 @@ def map(
             rows reached the disk, and True is refused. `"trust"` takes the files as they are: right after a shutdown in
             order. `"redo"` runs every chunk again that is not known to have reached the disk: right for functions that
             do no harm to rows that they have changed already.
+        overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
         chunksize: rows in a chunk; 0 passes rows one by one without `dim`, and stacks the results.
             Default: from the bytes of a row, so that a chunk and its result stay in the processor's cache.
         num_chunks: how many chunks, instead of their size.
@@ -126,13 +129,15 @@ def map(
             interrupted, so that a chunk is done once or not at all. False saves a copy of each chunk; a worker
             that dies then ends the job.
         on_error: `"raise"` ends the job with the first exception of `fn`. `"skip"` finds the rows that raise, by
-            halving their chunk, and processes all others (`fn` is then called with parts of a chunk); a
-            `tdmap.SkippedRows` warning lists them. A function of `(error, (row, row + 1))`, such as a
-            `tdmap.RowErrors()`, is called here with each of them instead; it may raise. Skipped rows are zeros in
-            the result, or keep what they had in `out` and in place; a bool entry `"__valid__"` of `out` becomes
-            False for them and True for the others. Results with other row counts than their chunk lack them. When
-            every row fails, the first exception is raised. A result that does not fit `out` is an error of its rows.
-            With `resume`, rows that an earlier call skipped are done; they are reported again.
+            calling `fn` with parts of their chunk, then row by row, and processes all others; a `tdmap.SkippedRows`
+            warning lists them. Skipped rows are zeros in the result (None, where objects are), or keep what they had
+            in `out` and in place; a bool entry `"__valid__"` of `out` becomes False for them and True for the others.
+            `"mark"` adds that entry to a new result. `"drop"` leaves the rows out of it. A function of
+            `(error, (row, row + 1))`, such as `tdmap.RowErrors(mode="drop")`, is called here with each of them instead
+            of the warning; it may raise. Results with other row counts than their chunk lack them. When every row
+            fails, the first exception is raised. A result that does not fit the others, or `out`, is an error of its
+            rows, unless it happens to most rows. With `resume`, rows that an earlier call skipped are done; they are
+            reported again.
         callbacks: `tdmap.Callback` objects that receive the job's events.
 
     Returns:
@@ -162,6 +167,7 @@ def map(
         tensor([ 0,  1,  4,  9, 16, 25])
     """
     path = out if isinstance(out, (str, os.PathLike)) else None
+    target = destination(out, overwrite)
     buffer = out if path is None and is_data(out) else None
     where = Placement.of(device, buffer)
     existing = out if path is None else None
@@ -195,9 +201,9 @@ def map(
         chunk_bytes=CACHE_BYTES * where.chunk_factor,
     )
     if path is not None and policy.skip == DROP:
-        return map_dropping(job, path, bool(resume), execution)
+        return map_dropping(job, target, bool(resume), execution)
     if path is not None:
-        return map_to_folder(job, path, resume, execution.run)
+        return map_to_folder(job, target, resume, execution.run)
     if policy.skip == DROP and out is not None:
         raise ValueError(
             "on_error='drop' leaves rows out, and out has a place for every row: use on_error='skip', which sets a "
@@ -327,6 +333,9 @@ def _close_streams() -> None:
     for stream in list(_open_streams):
         with contextlib.suppress(ValueError):  # it is running: somebody exits from inside the loop
             stream.close()
+
+
+os.register_at_fork(after_in_child=_open_streams.clear)  # those of the parent are not ours to close
 
 
 class _Yielded:

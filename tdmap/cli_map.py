@@ -138,17 +138,12 @@ def _map_in_place(data: Any, fn: Callable[[Any], Any], source: Path, options: An
 def _map_into(data: Any, fn: Callable[[Any], Any], out: Path, overwrite: bool, options: Any) -> RowErrors | None:
     """Write a new dataset, which takes the place of an old one when it is whole."""
     from tdmap.errors import FolderInUse, OutputMismatch, UntrustedFile
-    from tdmap.job import function_name
-    from tdmap.store import replacing
 
     options, skipped = _collecting(options)
 
     def run() -> Any:
         try:
-            if not overwrite or not (out / "meta.json").exists():
-                return data.map(fn, out=out, **options)
-            with replacing(out, f"tdmap map {function_name(fn)} --overwrite") as new:
-                return data.map(fn, out=new, **options)
+            return data.map(fn, out=out, overwrite=overwrite, **options)
         except OutputMismatch as error:
             if "returned None" in str(error):
                 refuse("the function returned None, so it changes its chunk: use --in-place instead of OUT")

@@ -13,13 +13,16 @@ from tdmap.data.sizes import row_bytes_of
 from tdmap.diagnostics.progress import ProgressBar
 from tdmap.events import Callback, CallbackList
 from tdmap.job import Job
+from tdmap.runtime import launch
 from tdmap.runtime import worker as worker_module
+from tdmap.runtime.cuts import Cuts
 from tdmap.runtime.driver import CommitLog, Crew, Driver
 from tdmap.runtime.executors.foreign import ForeignCrew
 from tdmap.runtime.executors.processes import ProcessCrew
 from tdmap.runtime.executors.serial import SerialCrew
 from tdmap.runtime.executors.threads import ThreadCrew
 from tdmap.runtime.launch import START_METHODS
+from tdmap.runtime.owner import Owner
 from tdmap.runtime.pool import WorkerPool, borrow_pool, give_back
 from tdmap.runtime.resources import usable_cores
 from tdmap.sinks import Sink
@@ -132,19 +135,27 @@ class Execution:
 
     def run(self, job: Job, sink: Sink, log: CommitLog | None = None) -> Any:
         """Run a job to its end, and return the sink's result."""
-        for _ in self.stream(job, sink, log):
-            pass
-        return sink.result()
+        cuts = Cuts()
+        try:
+            for _ in self.stream(job, sink, log):
+                pass
+            result = sink.result()
+            cuts.check()  # results that lie in a file of the source are read here
+            return result
+        finally:
+            cuts.close()
 
     def stream(self, job: Job, sink: Sink, log: CommitLog | None = None) -> Iterator[tuple[int, Any]]:
         """Run a job; yields each chunk and its result, in order, when the sink streams."""
         watchers = list(self.callbacks)
         crew, finish = self._crew(job)
+        owner = Owner()
         try:
             row_bytes = row_bytes_of(job.source.data, job.plan.length)
             yield from Driver(job, sink, crew, CallbackList(watchers), row_bytes, log).run()
         finally:
-            finish()
+            if owner.is_here:  # a fork's copy of this generator, which it collects, has no pool to give back
+                finish()
 
     def _crew(self, job: Job) -> tuple[Crew, Callable[[], None]]:
         """Those who run the job, and what to call when they have."""
@@ -197,7 +208,7 @@ def _is_foreign_pool(pool: object) -> bool:
 
 def _nested() -> bool:
     """Whether this is a worker already: of this library, or a daemon of another pool, which may not have children."""
-    if worker_module.in_worker:
+    if worker_module.in_worker or launch.is_unborn_worker():
         nested = True
     else:
         libraries = [multiprocessing, sys.modules.get("multiprocess")]

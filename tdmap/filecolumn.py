@@ -18,6 +18,8 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from tdmap._data import bytes_of, region_of
+from tdmap.runtime.mapped import inodes_of_mappings
+from tdmap.runtime.owner import Owner
 
 SMALLEST = 16 << 10
 """Bytes of a block from which `pwrite` pays for its call; measured on ext4 and on shared memory."""
@@ -49,9 +51,11 @@ class FileColumn:
         self._count = 0
         self._seconds = [0.0, 0.0]
         self._use_file = True
+        self._owner = Owner()
 
     def __del__(self) -> None:
-        os.close(self._fd)
+        if self._owner.is_here:  # a fork may have closed everything, and use the number for something else
+            os.close(self._fd)
 
     def write(self, rows: Tensor, values: Tensor) -> None:
         """Copy `values` into `rows`, a part of the tensor with the same shape and dtype; both are contiguous.
@@ -96,13 +100,13 @@ def columns_behind(leaves: Iterable[Tensor], block_rows: int) -> dict[int, FileC
     mapped: dict[int, int] | None = None
     for leaf in leaves:
         block = block_rows * (leaf.numel() // max(len(leaf), 1)) * leaf.element_size() if leaf.dim() else 0
-        if block < SMALLEST or not leaf.is_contiguous() or len(found) >= MOST_FILES:
+        if block < SMALLEST or not leaf.is_contiguous() or leaf.is_conj() or leaf.is_neg() or len(found) >= MOST_FILES:
             continue
         region = region_of(leaf)
         if region is None or not region.writable:
             continue
         if mapped is None:
-            mapped = _inodes_of_mappings()
+            mapped = inodes_of_mappings()
         storage = leaf.untyped_storage()
         fd = _open(region.handle.path, mapped.get(storage.data_ptr()))
         if fd is not None:
@@ -122,17 +126,3 @@ def _open(path: str, inode: int | None) -> int | None:
         return fd
     os.close(fd)
     return None
-
-
-def _inodes_of_mappings() -> dict[int, int]:
-    """The inode of the file at the start of each shared mapping of this process, by address."""
-    found = {}
-    try:
-        with open("/proc/self/maps") as lines:
-            for line in lines:
-                addresses, permissions, offset, _, inode, *_ = line.split(None, 5)
-                if permissions.endswith("s") and int(offset, 16) == 0:
-                    found[int(addresses.partition("-")[0], 16)] = int(inode)
-    except OSError:  # no such file: not Linux
-        pass
-    return found

@@ -35,6 +35,7 @@ from tdmap.runtime.spill import Spill
 from tdmap.scatter import new_file, open_file
 from tdmap.schema import Schema, take_apart
 from tdmap.sinks import Collect, Preallocated
+from tdmap.store import destination
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -46,6 +47,7 @@ def filter(
     predicate: Callable[[Any], Any],
     out: Data | str | os.PathLike[str] | None = None,
     *,
+    overwrite: bool = False,
     resume: bool = False,
     chunksize: int | None = None,
     num_chunks: int | None = None,
@@ -65,6 +67,7 @@ def filter(
             `[rows]`, or a list. With `chunksize=0` it is called with single rows, and returns one bool.
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows,
             which must not share memory with the data.
+        overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
         resume: keep the answers of the predicate in a hidden folder of `out`, a path, so that the same call goes on
             after any interruption, `kill -9` of every process included.
         chunksize, num_chunks, seed, generator, retries, timeout: as `tdmap.map`.
@@ -92,7 +95,7 @@ def filter(
     plan = plan_for(data, predicate, 0, chunksize, num_chunks, None)
     policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
     execution = Execution.of(**options)
-    output = Output(out, data)
+    output = Output(destination(out, overwrite), data)
     job = Job(Source(data), plan, Mask(predicate, plan.unbind), policy, on_row_error=handler_of(on_error))
     if resume:
         return _filter_resumable(job, output, execution)
@@ -243,6 +246,7 @@ def flat_map(
     fn: Callable[[Any], Any],
     out: Data | str | os.PathLike[str] | None = None,
     *,
+    overwrite: bool = False,
     resume: bool = False,
     chunksize: int | None = None,
     num_chunks: int | None = None,
@@ -262,6 +266,7 @@ def flat_map(
             for none, or an iterable of those: a generator's rows are written as they come. With `chunksize=0` it is
             called with single rows, without their dimension, and still returns rows.
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
+        overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
         resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
             interruption, `kill -9` of every process included, and the result has the same bits.
         chunksize, num_chunks, seed, generator, retries, timeout: as `tdmap.map`.
@@ -292,7 +297,7 @@ def flat_map(
     return append_rows(
         data,
         fn,
-        out,
+        destination(out, overwrite),
         Execution.of(**options),
         plan,
         policy,

@@ -15,6 +15,19 @@ Begin = Callable[[int, "int | None", "int | None", ChunkPlan, Callable[[ChunkPla
 call when that is settled."""
 
 
+class _Rows:
+    """How the rows of an iteration are cut, as far as it is known.
+
+    Workers may hold what tells it: not the iterator, which ends them when nobody else holds it.
+    """
+
+    def __init__(self, plan: ChunkPlan) -> None:
+        self.plan = plan
+
+    def settle(self, plan: ChunkPlan) -> None:
+        self.plan = plan
+
+
 class MapIterator(Iterator[Any]):
     """Yields the results of `map_iter` in order.
 
@@ -36,14 +49,11 @@ class MapIterator(Iterator[Any]):
 
     def __init__(self, begin: Begin, plan: ChunkPlan, seed: int | None, order_seed: int | None) -> None:
         self._begin = begin
-        self._given = self._plan = plan
+        self._given, self._rows = plan, _Rows(plan)
         self._position = 0
         self._seed = seed
         self._order_seed = order_seed
-        self._stream = begin(0, seed, order_seed, plan, self._settle)
-
-    def _settle(self, plan: ChunkPlan) -> None:
-        self._plan = plan
+        self._stream = begin(0, seed, order_seed, plan, self._rows.settle)
 
     def __iter__(self) -> MapIterator:
         return self
@@ -65,15 +75,16 @@ class MapIterator(Iterator[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iterator is: plain numbers, which JSON and `torch.save` can keep."""
+        plan = self._rows.plan
         return {
             "version": VERSION,
             "position": self._position,
             "seed": self._seed,
             "order_seed": self._order_seed,
-            "rows": self._plan.length,
-            "chunk_rows": None if self._plan.is_open else self._plan.size,
-            "first_chunk_rows": self._plan.lead,
-            "dim": self._plan.dim,
+            "rows": plan.length,
+            "chunk_rows": None if plan.is_open else plan.size,
+            "first_chunk_rows": plan.lead,
+            "dim": plan.dim,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -105,6 +116,6 @@ class MapIterator(Iterator[Any]):
         if wrong:
             raise ValueError(f"the state is of another iteration: {'; '.join(wrong)}.")
         self.close()
-        self._plan = plan
+        self._rows = _Rows(plan)
         self._position, self._seed, self._order_seed = state["position"], state["seed"], state["order_seed"]
-        self._stream = self._begin(self._position, self._seed, self._order_seed, plan, self._settle)
+        self._stream = self._begin(self._position, self._seed, self._order_seed, plan, self._rows.settle)

@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 from tdmap.hidden import LARGE, SMALL, naming, open_file, parse_json, printable, replace_file
 from tdmap.runtime import launch, syncer
 from tdmap.runtime.identity import boot_number as boot_number
+from tdmap.runtime.owner import Owner
 
 MAGIC = b"TDMAPJ01"
 VERSION = 1
@@ -271,7 +272,7 @@ class Journal:
         self.session = max(sessions, default=0) + 1
         self._began = self._last = time.monotonic()
         self._open: dict[int, int] = {}
-        self._pid = os.getpid()
+        self._owner = Owner()
         self._helper = Helper(path, SYNC_SECONDS if sync_seconds is None else sync_seconds)
         self._helper.files = list(files)
         self._write([Record(Type.SESSION, int(time.time()), boot_number())])
@@ -279,7 +280,7 @@ class Journal:
     @property
     def is_mine(self) -> bool:
         """Whether this process opened it, and not the one that it was forked from."""
-        return self._pid == os.getpid()
+        return self._owner.is_here
 
     @property
     def files(self) -> list[str]:
@@ -340,6 +341,8 @@ class Journal:
             self._helper.join()
 
     def _write(self, records: list[Record]) -> None:
+        if not self.is_mine:  # a fork that unwinds the run of its parent
+            return
         milliseconds = int((time.monotonic() - self._began) * 1000)
         data = b"".join(r._replace(session=self.session, milliseconds=milliseconds).pack() for r in records)
         with naming(self.path):

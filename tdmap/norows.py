@@ -7,6 +7,7 @@ from typing import Any
 
 from tdmap._data import Data, join, narrow
 from tdmap.plan import ChunkPlan
+from tdmap.runtime.interrupts import let_through
 
 
 def result_of_no_rows(fn: Callable[[Any], Any], data: Data, plan: ChunkPlan) -> Data | None:
@@ -25,6 +26,7 @@ def result_of_no_rows(fn: Callable[[Any], Any], data: Data, plan: ChunkPlan) -> 
     try:
         result = fn(narrow(data, plan.dim, 0, 0))
     except Exception as error:
+        let_through(error)
         raise ValueError(
             f"the data has no rows, and the function does not work on zero rows, so nothing tells what the result "
             f"looks like ({type(error).__name__}: {error}). {advice}"

@@ -29,6 +29,7 @@ from tdmap.execution import Execution
 from tdmap.objectlog import check_storable
 from tdmap.plan import ChunkPlan
 from tdmap.resume import folder_of
+from tdmap.runtime.mapped import check_files
 from tdmap.runtime.packing import Arena
 from tdmap.runtime.residency import Residency
 from tdmap.runtime.shm import shared_region
@@ -104,14 +105,17 @@ class Places:
 
     @staticmethod
     def of(tensors: Sequence[Tensor | None]) -> Places | None:
-        """The places of contiguous tensors in files or shared memory; None when one of them is something else."""
+        """The places of contiguous tensors in files or shared memory; None when one of them is something else.
+
+        Something else is a lazy conjugate, too: bytes that are written there come out as other values.
+        """
         places: list[Place | None] = []
         for tensor in tensors:
             if tensor is None or not tensor.numel():
                 places.append(None)
                 continue
             region = shared_region(tensor)
-            if region is None or not tensor.is_contiguous():
+            if region is None or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
                 return None
             if not region.writable:
                 raise PermissionError(f"out lies in {region.handle.path}, which may only be read. Open it for writing.")
@@ -392,10 +396,12 @@ class SourceRows:
             interface (lazy stacks, lazily conjugated tensors).
 
     Raises:
+        DatasetError: one of its files has been cut.
         OutputMismatch: its rows cannot be written one by one.
     """
 
     def __init__(self, data: Data) -> None:
+        check_files(data)
         dense = (isinstance(data, Tensor) or is_dense(data)) and _is_plain(data)
         # Not all rows: what is no tensor in a file is made dense to be taken apart.
         parts = take_apart(data if dense else narrow(data, 0, 0, min(int(data.shape[0]), 1)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,16 +40,20 @@ def map_to_folder(job: Job, out: str | os.PathLike[str] | OutputFolder, resume: 
     store = OutputFolder.of(out)
     with store.claimed(f"map({job.name})", folder_of(job.source.data), bool(resume)):
         if job.plan.length == 0:
-            rows = result_of_no_rows(job.fn, job.source.data, job.plan)
-            if rows is None:
-                raise returned_none("the data has no rows")
-            check_for_folder(rows, 0, job.plan, "the data has no rows")
-            require_room_for_hidden(rows)
-            return rows.memmap(store.path)
+            execute = functools.partial(_execute_nothing, store)
         if resume:
             return _resume_to_folder(job, store, execute, resume)
         execute(job, Folder(store, _ignore), None)
         return store.publish()
+
+
+def _execute_nothing(store: OutputFolder, job: Job, sink: Sink, log: CommitLog | None) -> None:
+    """Put what the function makes of zero rows where the results of chunks would be."""
+    rows = result_of_no_rows(job.fn, job.source.data, job.plan)
+    if rows is None:
+        raise returned_none("the data has no rows")
+    check_for_folder(rows, 0, job.plan, "the data has no rows")
+    store.put(rows)
 
 
 def _resume_to_folder(job: Job, store: OutputFolder, execute: Execute, resume: Resume) -> Data:

@@ -35,7 +35,7 @@ from tdmap._data import Data, region_of, tensors_of
 from tdmap._warn import warn_user
 from tdmap.errors import AlreadyComplete, ResumeMismatch, UntrustedFile
 from tdmap.events import Callback
-from tdmap.fingerprint import function_parts, source_parts
+from tdmap.fingerprint import PACKAGE, function_parts, source_parts
 from tdmap.folderlock import without_strays
 from tdmap.hidden import append_line, lines, printable
 from tdmap.job import Job
@@ -135,6 +135,8 @@ def _changed(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 def _digest(identity: dict[str, Any]) -> str:
     kept = {key: identity[key] for key in ("kind", "function", "source", "plan", "seed")}
+    # What was done to rows stays done when a package is replaced by a newer one.
+    kept["function"] = {key: part for key, part in kept["function"].items() if not key.startswith(PACKAGE)}
     return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from tdmap._data import Data, allocate_like, is_data, is_dense
 from tdmap.errors import OutputMismatch
 from tdmap.plan import ChunkPlan
+from tdmap.runtime.interrupts import let_through
 
 KeyPath: TypeAlias = "tuple[str, ...]"
 """Where an entry is in a collection; empty for a dataset that is a tensor."""
@@ -179,6 +180,7 @@ def _skeleton(node: Data, path: KeyPath, tensors: dict[KeyPath, Tensor], objects
         try:
             node = node.contiguous()
         except Exception as error:
+            let_through(error)
             raise OutputMismatch(
                 f"{key_name(path)}: a {type(node).__name__} whose members differ has no place in one dataset ({error})."
             ) from error

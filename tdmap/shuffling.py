@@ -14,6 +14,7 @@ from tdmap.permute import permute
 from tdmap.placing import Output, travels
 from tdmap.runtime.packing import Arena
 from tdmap.seeding import permutation
+from tdmap.store import destination
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -28,6 +29,7 @@ def shuffle(
     seed: int | None = None,
     out: Data | str | os.PathLike[str] | None = None,
     *,
+    overwrite: bool = False,
     method: str | None = None,
     spill_dir: str | os.PathLike[str] | None = None,
     **options: Unpack[WorkerOptions],
@@ -43,6 +45,7 @@ def shuffle(
         seed: decides the order. None draws one from torch's global random stream, as `torch.randperm` does.
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows,
             which must not share memory with the data.
+        overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
         method, spill_dir: as `tdmap.permute.permute`: how rows that do not fit into memory are brought to their places.
         **options: about workers, as `tdmap.map`.
 
@@ -74,7 +77,7 @@ def shuffle(
     execution, rows = Execution.of(**options), int(data.shape[0])
     # Drawn where workers can read it: a second copy of 8 bytes a row would be a lot.
     place = Arena().empty(torch.int64, torch.Size([rows])) if travels(execution) and rows > INLINE_ROWS else None
-    output = Output(out, data)
+    output = Output(destination(out, overwrite), data)
     output.refuse_hidden_key(data)
     with output.claimed("shuffle"):
         return permute(data, permutation(rows, seed, place), output, execution, method=method, spill_dir=spill_dir)

@@ -39,17 +39,23 @@ class OutputFolder:
 
     Args:
         path: the folder; it need not exist.
+        overwrite: a dataset may be there, whose place the new one takes when it is whole.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(os.path.abspath(os.fspath(path)))
+    def __init__(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
+        self._lie_in(Path(os.path.abspath(os.fspath(path))))
+        self._overwrite = overwrite
+        self._replaced: Path | None = None
+        self._lock: FolderLock | None = None
+        self._keeps = False
+
+    def _lie_in(self, path: Path) -> None:
+        self.path = path
         self.hidden = self.path / HIDDEN
         self._meta = f"{self.path}/{META}"
         self._journal = f"{self.hidden}/journal"
         self._data = f"{self.hidden}/data"
         self._moving = f"{self.hidden}/moving"
-        self._lock: FolderLock | None = None
-        self._keeps = False
 
     @staticmethod
     def of(out: str | os.PathLike[str] | OutputFolder) -> OutputFolder:
@@ -74,6 +80,14 @@ class OutputFolder:
         if self._lock is not None:
             yield
             return
+        if resume and self._overwrite:
+            raise ValueError(
+                "resume=True goes on with what is in the folder, and overwrite=True replaces it: pass one."
+            )
+        if self._overwrite and self.is_whole and source != self.path:
+            with self._replacing(call):
+                yield
+            return
         with self._refusing_writers():  # before anything is made
             self._require_free(source, resume)
         with locked(self.path, call) as lock:
@@ -88,6 +102,27 @@ class OutputFolder:
                     raise
             finally:
                 self._lock = None
+
+    @contextlib.contextmanager
+    def _replacing(self, call: str) -> Iterator[None]:
+        """Write beside the dataset that is here; `publish` exchanges them.
+
+        Whoever is killed meanwhile leaves the old dataset or the new one, whole.
+        """
+        old = Path(os.path.realpath(self.path))
+        new = old.with_name(f".{old.name}.tdmap-new")
+        with locked(old, call) as lock:
+            hidden.remove_tree(new)  # of somebody who was killed while he held this lock
+            self._lock, self._replaced = lock, self.path
+            self._lie_in(new)
+            try:
+                os.makedirs(self.hidden)
+                yield
+            finally:
+                self._lie_in(self._replaced)
+                self._lock = self._replaced = None
+                if lock.is_mine:  # and not in a fork of the program
+                    hidden.remove_tree(new)
 
     def _take_over(self, source: Path | None, resume: bool) -> None:
         """Refuse what is in the way, and remove what a killed run has left."""
@@ -150,8 +185,8 @@ class OutputFolder:
             return
         if META in names:
             raise FileExistsError(
-                f"{self.path} holds a dataset already: choose another folder, or remove that one. "
-                "An output that is to be overwritten is loaded and passed as out=."
+                f"{self.path} holds a dataset already: choose another folder, or pass overwrite=True, which replaces "
+                "it when the new one is whole. To write into its rows, load it and pass it as out=."
             )
         if HIDDEN in names and self.has_journal:
             raise FileExistsError(
@@ -187,10 +222,18 @@ class OutputFolder:
         Raises:
             OutputMismatch: it has an entry whose folder would be the hidden one.
         """
-        require_room_for_hidden(example)
+        self._make_room(example)
+        return example.memmap_like(self._data)
+
+    def put(self, data: Data) -> Data:
+        """A dataset that is made at once. Errors as `create`."""
+        self._make_room(data)
+        return data.memmap(self._data)
+
+    def _make_room(self, data: Data) -> None:
+        require_room_for_hidden(data)
         hidden.remove(self._moving)  # what was on its way is made anew
         hidden.remove_tree(self._data)
-        return example.memmap_like(self._data)
 
     def complete(self, data: Data, columns: dict[KeyPath, Any]) -> Data:
         """Add the entries that are no tensors to a dataset that `create` has made; its metadata is replaced at once."""
@@ -204,7 +247,14 @@ class OutputFolder:
             FileExistsError: somebody has put something else there meanwhile; the result stays where it was made.
         """
         self._move()
-        return TensorDict.load_memmap(self.path)
+        if self._replaced is None:
+            return TensorDict.load_memmap(self.path)
+        assert self._lock is not None
+        if self._lock.is_mine:
+            with contextlib.suppress(FileNotFoundError):
+                os.rmdir(self.hidden)
+            exchange(str(self.path), os.path.realpath(self._replaced))
+        return TensorDict.load_memmap(self._replaced)
 
     def _move(self) -> None:
         if os.path.exists(f"{self._data}/{META}"):
@@ -243,30 +293,18 @@ class OutputFolder:
                     hidden.remove_tree(self.hidden / name)
 
 
-@contextlib.contextmanager
-def replacing(path: str | os.PathLike[str], call: str) -> Iterator[Path]:
-    """A folder beside a dataset, for a new one, which takes its place when the block succeeds.
-
-    Whoever is killed meanwhile leaves the old dataset or the new one there, whole.
-
-    Args:
-        path: the folder of the dataset.
-        call: what others are told.
+def destination(out: Any, overwrite: bool) -> Any:
+    """`out` of an operation, as `OutputFolder.of` and `Output` take it.
 
     Raises:
-        FolderInUse: somebody writes the dataset, or is about to replace it.
+        ValueError: `overwrite`, and it is not a folder.
     """
-    old = Path(os.path.realpath(path))
-    new = old.with_name(f".{old.name}.tdmap-new")
-    with locked(old, call) as lock:
-        hidden.remove_tree(new)  # of somebody who was killed while he held this lock
-        try:
-            yield new
-            if lock.is_mine:  # and not in a fork of the program
-                exchange(str(new), str(old))
-        finally:
-            if lock.is_mine:
-                hidden.remove_tree(new)
+    if not overwrite:
+        return out
+    if not isinstance(out, (str, os.PathLike)):
+        what = "it is None" if out is None else f"got a {type(out).__name__}, whose rows are written over as it is"
+        raise ValueError(f"overwrite=True replaces the dataset in a folder, so out must be its path: {what}.")
+    return OutputFolder(out, overwrite=True)
 
 
 def require_room_for_hidden(data: Data) -> None:

@@ -18,6 +18,22 @@ __all__ = ["index_batch_size", "index_names", "normalise_index", "rows_mismatch"
 _FULL = slice(None)
 
 
+def _rows_of(part: Any) -> Tensor:
+    """A sequence of row numbers, or a mask."""
+    if not len(part):
+        return torch.empty(0, dtype=torch.long)
+    try:
+        return torch.as_tensor(part if isinstance(part, tuple) else list(part))
+    except (TypeError, ValueError) as error:
+        if any(isinstance(key, str) for key in part):
+            keys = ", ".join(map(repr, part))
+            raise TypeError(
+                f"a list indexes rows, and [{keys}] holds names: td.select({keys}) has these entries, and a tuple of "
+                "strings is the key of a nested one"
+            ) from error
+        raise
+
+
 def _as_index_part(part: Any) -> Any:
     """One element of an index in the form that torch indexes fastest with."""
     cls = type(part)
@@ -26,11 +42,11 @@ def _as_index_part(part: Any) -> Any:
     if isinstance(part, Tensor):
         return part
     if cls is list or cls is range:
-        return torch.as_tensor(list(part)) if len(part) else torch.empty(0, dtype=torch.long)
+        return _rows_of(part)
     if isinstance(part, np.ndarray):
         return torch.as_tensor(part)
     if isinstance(part, tuple):
-        return torch.as_tensor(part) if part else torch.empty(0, dtype=torch.long)
+        return _rows_of(part)
     if isinstance(part, np.bool_):
         return bool(part)
     if hasattr(part, "__index__"):

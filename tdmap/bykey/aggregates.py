@@ -19,10 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap._data import Data, is_data
+from tdmap._data import Data, is_data, signed_view
 from tdmap.bykey.rows import columns_of, split_rows
-from tdmap.reducers import Checksum, Count, Max, Mean, Min, MinMax, Reducer, Std, Sum, Var
+from tdmap.reducers import Checksum, Count, Max, Mean, Min, MinMax, Reducer, Std, Sum, Var, exact
 from tdmap.reducers.base import Key, reduced_dims, values_of
+from tdmap.reducers.moments import Moments
+from tdmap.reducers.ranks import larger, ranked, smaller, unranked
 from tensordict_lite import TensorDict
 
 States: TypeAlias = tuple[Any, ...]
@@ -83,7 +85,7 @@ class Grouped(ABC):
             merged = self.merge(pick(states, left[pairs]), pick(states, left[pairs] + 1))
             states = pick(states, left)
             for column, new in zip(states, merged):
-                column[pairs] = new
+                signed_view(column)[pairs] = signed_view(new)
             rows, starts = len(left), np.concatenate([[0], np.cumsum((lengths + 1) // 2)[:-1]])
         return states
 
@@ -144,29 +146,27 @@ class _OfEntry(Grouped):
 
 
 class GroupedSum(_OfEntry):
-    """`Sum`."""
+    """`Sum`: of integers in one or two columns (see `tdmap.reducers.exact`), of floats in one."""
 
     def update(self, rows: Data, starts: Starts) -> States:
         values, inner, _ = self.entry(rows)
-        return (reduce_runs(np.add, _summed(values, inner), starts),)
+        if exact.is_integer(values.dtype):
+            return exact.grouped_sum(values, inner, starts)
+        wide = _wide(values)
+        return (reduce_runs(np.add, wide.sum(inner) if inner else wide, starts),)
 
     def merge(self, a: States, b: States) -> States:
-        return (a[0] + b[0],)
+        return exact.add((a[0], a[1]), (b[0], b[1])) if len(a) == 2 else (a[0] + b[0],)
 
     def fold(self, states: States, starts: Starts) -> States:
-        return (reduce_runs(np.add, states[0], starts),)
+        return exact.fold_runs(states, starts)
 
     def finish(self, states: States) -> Tensor:
-        return torch.as_tensor(states[0])
-
-
-def _summed(values: Tensor, inner: tuple[int, ...]) -> Tensor:
-    """One sum a row, in the wide dtype of its kind."""
-    if values.dtype.is_complex:
-        wide = torch.complex128
-    else:
-        wide = torch.float64 if values.dtype.is_floating_point else torch.int64
-    return values.sum(inner, dtype=wide) if inner else values.to(wide)
+        return (
+            exact.total((states[0], states[1]), f"the sum of a group, Sum({self.key!r}),")
+            if len(states) == 2
+            else states[0]
+        )
 
 
 def _wide(values: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ def _beside(counts: Tensor, values: Tensor) -> Tensor:
 
 
 class GroupedVar(_OfEntry):
-    """`Var` and `Std`: count, mean and the sum of squared distances from it (Chan, Golub and LeVeque, 1979)."""
+    """`Var` and `Std`: the columns of `Moments`, of each group."""
 
     def __init__(self, key: Key | None, dim: int | tuple[int, ...] | None, correction: int, root: bool) -> None:
         super().__init__(key, dim)
@@ -216,21 +216,20 @@ class GroupedVar(_OfEntry):
         # What is summed again below is kept: one mean an element of the rows' own shape.
         total = reduce_runs(np.add, wide.sum(inner, keepdim=True) if inner else wide, starts)
         mean = total / _beside(counts, total)
+        mean = torch.where(mean.isfinite(), mean, 0.0)  # infinite numbers have no distance from an infinite mean
         centred = wide - mean.repeat_interleave(torch.from_numpy(lengths), 0)
         squares = _squared(centred)
         m2 = reduce_runs(np.add, squares.sum(inner) if inner else squares, starts)
-        return counts, mean.reshape(m2.shape), m2
+        sums = reduce_runs(np.add, centred.sum(inner) if inner else centred, starts)
+        m2 = (m2 - _squared(sums) / _beside(counts, sums)).clamp_(min=0)
+        return counts, mean.reshape(sums.shape), sums, m2
 
     def merge(self, a: States, b: States) -> States:
-        n, mean, m2 = a
-        other_n, other_mean, other_m2 = b
-        total = n + other_n
-        delta = other_mean - mean
-        share = _beside(other_n.double() / total, mean)
-        return total, mean + delta * share, m2 + other_m2 + _squared(delta) * (share * _beside(n, mean))
+        one, other = (Moments(_beside(s[0], s[1]).double(), *s[1:]) for s in (a, b))
+        return a[0] + b[0], *one.join(other)[1:]
 
     def finish(self, states: States) -> Tensor:
-        counts, _, m2 = states
+        counts, m2 = states[0], states[-1]
         free = _beside(counts - self.correction, m2)
         out = torch.where(free > 0, m2 / free, torch.nan)
         return out.sqrt() if self.root else out
@@ -250,19 +249,20 @@ class GroupedExtrema(_OfEntry):
 
     def update(self, rows: Data, starts: Starts) -> States:
         values, inner, _ = self.entry(rows)
+        ranks = ranked(values, f"the smallest or largest value of {self.key!r}")
         out = []
         if self.which != "max":
-            out.append(_extreme(np.minimum, values.amin(inner) if inner else values, starts))
+            out.append(_extreme(np.minimum, ranks.amin(inner) if inner else ranks, starts))
         if self.which != "min":
-            out.append(_extreme(np.maximum, values.amax(inner) if inner else values, starts))
-        return tuple(out)
+            out.append(_extreme(np.maximum, ranks.amax(inner) if inner else ranks, starts))
+        return tuple(unranked(column, values.dtype) for column in out)
 
     def merge(self, a: States, b: States) -> States:
         merged = []
         if self.which != "max":
-            merged.append(torch.minimum(a[0], b[0]))
+            merged.append(smaller(a[0], b[0]))
         if self.which != "min":
-            merged.append(torch.maximum(a[-1], b[-1]))
+            merged.append(larger(a[-1], b[-1]))
         return tuple(merged)
 
     def finish(self, states: States) -> Any:

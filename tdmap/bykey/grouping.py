@@ -22,9 +22,9 @@ from torch import Tensor
 from tdmap._data import Data, data_row_bytes, is_data, narrow
 from tdmap.api import policy_for
 from tdmap.append import Pieces, SpillRows, place_pieces
+from tdmap.bykey import mapping
 from tdmap.bykey.aggregates import Grouped, grouped_form
 from tdmap.bykey.keys import KeyLike, KeySpec
-from tdmap.bykey.mapping import MapPartition
 from tdmap.bykey.prepare import KeyedData, count_partitions, light, plan_rows, prepare
 from tdmap.bykey.reducing import CutChunk, ReducePartition, empty_answer, one_row, select, try_forms
 from tdmap.bykey.rows import Shape, columns_of, is_columnar, schema_of
@@ -43,6 +43,7 @@ from tdmap.reducers.base import Key
 from tdmap.runtime.spill import Spill
 from tdmap.schema import Schema, take_apart
 from tdmap.sinks import Collect
+from tdmap.store import destination
 from tensordict_lite import is_non_tensor
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class GroupBy:
         reducers: Mapping[str, Reducer[Any]] | Reducer[Any],
         *,
         out: Data | str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
         chunksize: int | None = None,
         retries: int = 2,
         timeout: float | None = None,
@@ -134,6 +136,7 @@ class GroupBy:
             reducers: names of the result's entries, and what they are; a single reducer makes an entry `"result"`.
             out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for as
                 many rows as there are keys.
+            overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
             chunksize: rows that are read at a time. Default: some hundred thousand, bounded by their bytes.
             retries, timeout, options: as `tdmap.map`.
 
@@ -154,7 +157,7 @@ class GroupBy:
         execution = Execution.of(**options)
         policy = policy_for(None, None, retries, timeout, undo=False)
         forms = {name: grouped_form(part, name) for name, part in parts.items()}
-        target = Output(out, self._data)
+        target = Output(destination(out, overwrite), self._data)
         with target.claimed("group_by.reduce"):
             keyed = prepare(self._data, self._spec, "group_by", execution, dropna=self._dropna)
             payload = _payload(keyed, forms)
@@ -167,6 +170,7 @@ class GroupBy:
         fn: Callable[[Any], Any],
         *,
         out: Data | str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
         chunksize: int | None = None,
         retries: int = 2,
         timeout: float | None = None,
@@ -182,7 +186,7 @@ class GroupBy:
                 function's own. It returns rows (any number, the same entries in each call), one row (a
                 collection of batch size `[]`), or None.
             out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room.
-            chunksize, retries, timeout, options: as `reduce`.
+            overwrite, chunksize, retries, timeout, options: as `reduce`.
 
         Returns:
             The rows that the function returned, sorted by key.
@@ -203,7 +207,7 @@ class GroupBy:
             raise TypeError(f"map_groups needs a function, got {fn!r}.")
         execution = Execution.of(**options)
         policy = policy_for(None, None, retries, timeout, undo=False)
-        target = Output(out, self._data)
+        target = Output(destination(out, overwrite), self._data)
         with target.claimed(f"map_groups({function_name(fn)})"):
             keyed = prepare(self._data, self._spec, "group_by", execution, dropna=self._dropna)
 
@@ -393,7 +397,9 @@ def _map_groups(
     whole = is_columnar(data)
     row_bytes = data_row_bytes(data, length)
     plan = plan_rows(length, row_bytes, chunksize)
-    splits = keyed.splits(count_partitions(length * row_bytes, at_least=64))
+    nbytes = length * row_bytes
+    # A key of many rows has a range of its own, so that no range of several keys is much larger than it should be.
+    splits = keyed.splits(count_partitions(nbytes, at_least=64), alone=min(mapping.HEAP_BYTES / max(nbytes, 1), 1.0))
     # The rows themselves are the user's, without the numbers of strings.
     payload = None if keyed.data is data else tuple(data.keys())
     cut = CutChunk(keyed.reader, spill, splits, payload, None, by_number=not whole)
@@ -401,5 +407,5 @@ def _map_groups(
     example = schema_of(data) if whole else None
     shapes = [Shape.of(column) for column in columns_of(example)] if whole else [Shape(torch.int64, ())]
     partitions = Partitions(spill, runs, keyed.codec.num_words, shapes)
-    work = MapPartition(fn, keyed.codec, keyed.labels, partitions, example if whole else data, whole)
+    work = mapping.MapPartition(fn, keyed.codec, keyed.labels, partitions, example if whole else data, whole)
     return _each_partition(splits, work, spill, execution, policy, output), None

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tdmap.bykey.keys import KeySpec
-from tdmap.bykey.order import Words, group_starts, stable_order, take
+from tdmap.bykey.order import Words, group_starts, is_sorted, stable_order
 from tdmap.bykey.prepare import KeyedData, count_partitions, light, plan_rows
 from tdmap.bykey.reducing import CutChunk, select
 from tdmap.bykey.rows import Shape
@@ -32,8 +32,8 @@ from tensordict_lite.memmap.mapping import map_file
 HEAP_BYTES = 64 << 20
 """An index of more bytes lies in a file."""
 
-WHOLE_BYTES = 256 << 20
-"""A key that has so many bytes of rows, in the index, is not sorted with others."""
+WHOLE_BYTES = 32 << 20
+"""A key that has so many bytes of rows, in the index, is not sorted with others, but copied piece by piece."""
 
 
 class Index(NamedTuple):
@@ -63,31 +63,25 @@ class SortPartition:
         self.whole_bytes = WHOLE_BYTES
         self.__qualname__ = name
 
-    def __call__(self, numbers: Tensor) -> int:
-        partition = int(numbers[0])
+    def __call__(self, chunk: Tensor) -> int:
+        partition = int(chunk[0])
         first, count = self.firsts[partition], int(self.partitions.rows[partition])
         if not count:
             return 0
-        if count * self.partitions.row_bytes > self.whole_bytes and self._is_one_key(partition):
+        large = count * self.partitions.row_bytes > self.whole_bytes
+        if large and self.partitions.only_key(partition, self.whole_bytes) is not None:
             for begin, end in self.partitions.batches(partition, self.whole_bytes):
                 words, (rows,) = self.partitions.read(partition, begin, end)
                 self._write(first, rows.numpy(), words)
                 first += len(rows)
             return 1
         words, (rows,) = self.partitions.read(partition)
-        order, words = stable_order(words)
-        self._write(first, rows.numpy()[order], words)
+        numbers = rows.numpy()
+        if not is_sorted(words):
+            order, words = stable_order(words)
+            numbers = numbers[order]
+        self._write(first, numbers, words)
         return len(group_starts(words))
-
-    def _is_one_key(self, partition: int) -> bool:
-        """Whether all rows have the same key, so that there is nothing to sort."""
-        one: Words | None = None
-        for begin, end in self.partitions.batches(partition, self.whole_bytes):
-            words, _ = self.partitions.read(partition, begin, end)
-            one = take(words, slice(0, 1)) if one is None else one
-            if not all(bool((word == first).all()) for word, first in zip(words, one)):
-                return False
-        return True
 
     def _write(self, first: int, rows: NDArray[np.int64], words: Words) -> None:
         blocks = [torch.from_numpy(rows), *(torch.from_numpy(word.view(np.int64)) for word in words)]

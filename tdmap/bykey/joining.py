@@ -35,6 +35,7 @@ from tdmap.placing import Output, SharedTensors, spill_folder, travels
 from tdmap.reducers.base import Key
 from tdmap.runtime.spill import Spill
 from tdmap.schema import Schema, take_apart
+from tdmap.store import destination
 from tensordict_lite import TensorDict, is_non_tensor, is_tensorclass
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def join(
     how: str = "inner",
     out: Data | str | os.PathLike[str] | None = None,
     *,
+    overwrite: bool = False,
     suffix: str = "_right",
     indicator: str = "__matched__",
     chunksize: int | None = None,
@@ -76,6 +78,7 @@ def join(
         how: `"inner"` leaves out rows of `a` without a partner; `"left"` keeps them, with zeros in the entries of `b`,
             and None where these are Python objects.
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
+        overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
         suffix: added to the names of entries of `b` that `a` has too.
         indicator: with `how="left"`, what the bool entry is called that is False in rows without a partner.
         chunksize: rows of `a` that are looked up at a time. Default: some hundred thousand, bounded by their bytes.
@@ -106,7 +109,7 @@ def join(
     execution = Execution.of(**options)
     policy = policy_for(None, None, retries, timeout, undo=False)
     ours, theirs = _keys(on)
-    output = Output(out, a)
+    output = Output(destination(out, overwrite), a)
     output.refuse_hidden_key(a)
     with output.claimed("join"):
         left, right = _comparable(

@@ -18,11 +18,13 @@ from tdmap.bykey.rows import Shape, reordered, split_rows
 from tdmap.bykey.spilling import Partitions
 from tdmap.errors import OutputMismatch, add_note
 from tdmap.job import function_name
+from tdmap.runtime.residency import Residency
 from tdmap.schema import Schema, take_apart
 from tensordict_lite.memmap.mapping import map_file
 
-HEAP_BYTES = 256 << 20
-"""A partition of more bytes is put in order in a file, and mapped."""
+HEAP_BYTES = 64 << 20
+"""A partition of more bytes is put in order in a file, and mapped. A key that has so many bytes of rows has one of its
+own."""
 
 BLOCK_BYTES = 8 << 20
 """Results are handed on when they are so many bytes."""
@@ -64,13 +66,15 @@ class MapPartition:
         if not rows:
             return
         if self.whole and rows * self.partitions.row_bytes > self.heap_bytes:
-            words, columns = self._mapped(partition)
+            keys, starts, columns = self._mapped(partition)
         else:
             words, columns = self.partitions.read(partition)
             order, words = stable_order(words)
             columns = [reordered(column, order) for column in columns]
-        starts = group_starts(words)
-        yield from self._results(columns, starts.tolist(), [*starts[1:].tolist(), rows], take(words, starts))
+            starts = group_starts(words)
+            keys = take(words, starts)
+            del words, order
+        yield from self._results(columns, starts.tolist(), [*starts[1:].tolist(), rows], keys)
 
     def _results(self, columns: list[Tensor], starts: list[int], stops: list[int], keys: Words) -> Iterator[Data]:
         """Results of consecutive groups, several at a time."""
@@ -116,28 +120,41 @@ class MapPartition:
             values.append(repr(value if labels is None else labels[value]))
         return ", ".join(values)
 
-    def _mapped(self, partition: int) -> tuple[Words, list[Tensor]]:
-        """A partition in order, in files that are gone as soon as nobody maps them; only words are in memory."""
-        words = self.partitions.read_words(partition)
-        count = len(words[0])
+    def _mapped(self, partition: int) -> tuple[Words, NDArray[np.int64], list[Tensor]]:
+        """Keys, first rows of groups, and columns of a partition in order, in files that nobody else can see.
+
+        Words and places of rows are in memory, unless all rows have one key: then nothing is that grows with them.
+        """
+        batch_bytes = max(self.heap_bytes // 4, 1)
+        count = int(self.partitions.rows[partition])
         place: NDArray[np.int64] | None = None
-        if not is_sorted(words):  # most often it is: all rows have one key
-            order, words = stable_order(words)
-            place = np.empty(count, dtype=np.int64)
-            place[order] = np.arange(count)
-            del order
+        keys = self.partitions.only_key(partition, batch_bytes)
+        starts = np.zeros(1, dtype=np.int64)
+        if keys is None:
+            words = self.partitions.read_words(partition)
+            if not is_sorted(words):
+                order, words = stable_order(words)
+                place = np.empty(count, dtype=np.int64)
+                place[order] = np.arange(count)
+                del order
+            starts = group_starts(words)
+            keys = take(words, starts)
+            del words
         shapes = self.partitions.shapes[self.partitions.num_words :]
         folder = str(self.partitions.spill.folder)
         columns = [_file_column(folder, f"{os.getpid()}-{partition}-{n}", s, count) for n, s in enumerate(shapes)]
+        residency = Residency()
+        residency.watch(columns)
         at = 0
-        for first, last in self.partitions.batches(partition, self.heap_bytes // 8):
+        for first, last in self.partitions.batches(partition, batch_bytes):
             part_words, parts = self.partitions.read(partition, first, last)
             end = at + len(part_words[0])
             rows: Any = slice(at, end) if place is None else torch.from_numpy(place[at:end])
             for column, part in zip(columns, parts):
                 signed_view(column)[rows] = signed_view(part)
+            residency.trim()
             at = end
-        return words, columns
+        return keys, starts, columns
 
 
 def _file_column(folder: str, name: str, shape: Shape, rows: int) -> Tensor:

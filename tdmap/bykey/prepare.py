@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, data_row_bytes, is_data, narrow
+from tdmap._data import Data, data_row_bytes, is_data, is_dense, narrow
 from tdmap.bykey.codec import KeyCodec
 from tdmap.bykey.keys import KeyReader, KeySpec, sample_rows
 from tdmap.bykey.order import Words, group_starts, stable_order
@@ -18,9 +18,10 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Key
+from tdmap.runtime.mapped import check_files
 from tdmap.runtime.shm import anonymous_tensor
 from tdmap.sinks import Collect
-from tensordict_lite import TensorDict, is_tensorclass
+from tensordict_lite import TensorDict
 
 CHUNK_ROWS = 1 << 18
 """Rows of a chunk: sorting so many stays in the second-level cache."""
@@ -155,6 +156,7 @@ def prepare(
     """
     require_rows(data, what)
     spec.require(data, what)
+    check_files(data)  # a sample of them is read here
     names = spec.names
     length = int(data.shape[0])
     first = spec.values(narrow(data, 0, 0, min(length, 1)))
@@ -223,7 +225,8 @@ def _number_strings(
     length = int(data.shape[0])
     plan = plan_rows(length, data_row_bytes(data, length))
     source = data if spec.fn is not None else _entries(data, spec.names)
-    crew = light(execution, 0) if plan.num_chunks == 1 else execution
+    # Strings of an entry are objects of this process: to send them all to others costs far more than to number them.
+    crew = light(execution, 0) if plan.num_chunks == 1 or spec.fn is None else execution
     job = Job(Source(source), plan, NumberChunk(spec), Policy(undo=False))
     chunks = crew.run(job, Collect()) if length else [NumberChunk(spec)(source)]
     added: dict[str, Tensor] = {}
@@ -250,7 +253,9 @@ def _number_strings(
         labels.append(known)
     if isinstance(data, Tensor):
         raise TypeError("a plain tensor cannot be grouped by strings: make it an entry of a TensorDict.")
-    if is_tensorclass(data) or len(data.shape) > 1:  # a key is one number a row
+    if is_dense(data) or len(data.shape) > 1:
+        # The same entries, where they can be had: a copy has an object of its own for each string. And a key is one
+        # number a row, whatever the batch size.
         wider = entries_of(data)
     else:
         wider = data.clone(False) if data.is_locked else data.copy()

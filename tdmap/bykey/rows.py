@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tdmap._data import Data, is_dense, narrow, signed_view, tensors_of
 from tdmap.bykey.order import Order
+from tdmap.schema import plain
 
 
 def is_columnar(data: Data) -> bool:
@@ -24,8 +25,8 @@ def is_columnar(data: Data) -> bool:
 
 
 def columns_of(data: Data) -> list[Tensor]:
-    """The columns of a columnar collection."""
-    return [column.detach() for column in tensors_of(data)]
+    """The columns of a columnar collection; what is conjugated lazily, is now, because its memory is written."""
+    return [plain(column) for column in tensors_of(data)]
 
 
 def with_columns(example: Data, columns: Iterable[Tensor], rows: int) -> Data:

@@ -16,6 +16,7 @@ from tdmap.operation import operation
 from tdmap.permute import permute
 from tdmap.placing import Output, spill_folder
 from tdmap.runtime.spill import Spill
+from tdmap.store import destination
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -29,6 +30,7 @@ def sort(
     key: KeyLike,
     out: Data | str | os.PathLike[str] | None = None,
     *,
+    overwrite: bool = False,
     descending: bool | Sequence[bool] = False,
     chunksize: int | None = None,
     spill_dir: str | os.PathLike[str] | None = None,
@@ -47,6 +49,7 @@ def sort(
             function of a chunk that returns one value a row; of the kinds that `tdmap.group_by` takes. NaN is larger
             than every number, as for `torch.sort`.
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
+        overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
         descending: from large to small; for several keys also one bool each. Rows with equal keys keep their order
             then, too.
         chunksize: rows whose keys are read at a time. Default: some hundred thousand.
@@ -74,7 +77,7 @@ def sort(
     execution = Execution.of(**options)
     policy = policy_for(None, None, retries, timeout, undo=False)
     require_rows(data, "sort")
-    output, directions = Output(out, data), _directions(descending, spec)
+    output, directions = Output(destination(out, overwrite), data), _directions(descending, spec)
     output.refuse_hidden_key(data)
     with output.claimed("sort"):
         keyed = prepare(data, spec, "sort", execution, dropna=False, descending=directions)

@@ -104,12 +104,23 @@ class Partitions:
         self.spill.read_many(self._pieces(partition, first, last, columns))
         return self._apart(columns)
 
-    def read_words(self, partition: int) -> Words:
+    def read_words(self, partition: int, first: int = 0, last: int | None = None) -> Words:
         """The words of a partition alone."""
-        rows = int(self.rows[partition])
+        last = len(self.extents) if last is None else last
+        rows = int(self._counts[first:last, partition].sum())
         columns = [shape.empty(rows) for shape in self.shapes[: self.num_words]]
-        self.spill.read_many(self._pieces(partition, 0, len(self.extents), columns))
+        self.spill.read_many(self._pieces(partition, first, last, columns))
         return self._apart(columns)[0]
+
+    def only_key(self, partition: int, max_bytes: int) -> Words | None:
+        """The words that all rows of a partition have; None when they differ. Reads about so many bytes at a time."""
+        one: Words | None = None
+        for first, last in self.batches(partition, max_bytes):
+            words = self.read_words(partition, first, last)
+            one = [word[:1].copy() for word in words] if one is None else one
+            if not all(bool((word == key).all()) for word, key in zip(words, one)):
+                return None
+        return one
 
     def _apart(self, columns: list[Tensor]) -> tuple[Words, list[Tensor]]:
         words = [column.numpy().view(np.uint64) for column in columns[: self.num_words]]

@@ -173,7 +173,7 @@ class RowWriter:
         file = self._files.get(dst.untyped_storage().data_ptr())
         if file is None or src.dtype is not dst.dtype or not (src.is_contiguous() and dst.is_contiguous()):
             dst.copy_(src)
-        elif src.is_conj() or src.is_neg():  # its memory is not its values
+        elif src.is_conj() or src.is_neg() or dst.is_conj() or dst.is_neg():  # its memory is not its values
             dst.copy_(src)
         else:
             file.write(dst, src)

@@ -47,10 +47,15 @@ class MemoryWatch:
         self.interval = interval
         self.peak = PeakMemory()
         self._watcher: subprocess.Popen[str] | None = None
+        self._pid = 0
 
     def __enter__(self) -> MemoryWatch:
+        from tdmap.runtime.launch import register_end  # the watcher, which runs this file, has no need of it
+
+        self._pid = os.getpid()
         command = [sys.executable, "-I", __file__, str(os.getpid()), str(self.interval)]
         self._watcher = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        register_end(self._watcher.stdin)  # it looks until the last copy of this is closed
         assert self._watcher.stdout is not None
         self._watcher.stdout.readline()  # the first look is over
         return self
@@ -58,8 +63,14 @@ class MemoryWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        from tdmap.runtime.launch import close_end
+
         assert self._watcher is not None
+        if os.getpid() != self._pid:  # a fork that leaves the block: its parent is still being watched
+            self._watcher.returncode = 0
+            return
         answer, _ = self._watcher.communicate()
+        close_end(self._watcher.stdin)
         if answer:
             self.peak = PeakMemory(**json.loads(answer))
 

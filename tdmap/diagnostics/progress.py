@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from typing import Any
 
 from tdmap.events import Callback, JobEnded, JobStarted, LeaseDone
 from tdmap.operation import running_operation
+
+_shown: weakref.WeakSet[ProgressBar] = weakref.WeakSet()
 
 
 class ProgressBar(Callback):
@@ -49,6 +53,7 @@ class ProgressBar(Callback):
             if "file" not in self.options:
                 settings["disable"] = None  # where the output is no terminal
             self._bar = tqdm(**{**settings, **self.options})
+            _shown.add(self)
         finally:
             tqdm.monitor_interval = monitor
 
@@ -76,3 +81,15 @@ class ProgressBar(Callback):
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def _hide_in_child() -> None:
+    """A fork collects its copies of bars, and a bar that is collected shows itself once more."""
+    for progress in list(_shown):
+        if progress._bar is not None:
+            progress._bar.disable = True
+            progress._bar = None
+    _shown.clear()
+
+
+os.register_at_fork(after_in_child=_hide_in_child)

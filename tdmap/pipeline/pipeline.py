@@ -48,7 +48,7 @@ from tdmap.pipeline.stages import (
 from tdmap.pipeline.torchloader import for_loader, loader_share, worker_place
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.runtime.device import Device, resolve_device
-from tdmap.store import OutputFolder
+from tdmap.store import OutputFolder, destination
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -319,6 +319,7 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         out: Data | str | os.PathLike[str],
         *,
         resume: bool = False,
+        overwrite: bool = False,
         chunksize: int | None = None,
         retries: int = 2,
         timeout: float | None = None,
@@ -329,6 +330,7 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         Args:
             out: a folder for a new memory-mapped dataset, which appears there when it is whole; or a dataset with room
                 for the rows, which is written into.
+            overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
             resume: the same call goes on after any interruption; see `tdmap.map`.
             chunksize: rows that a worker reads at once. Default: from the bytes of a row.
             retries, timeout, **options: as `iter`.
@@ -340,9 +342,12 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
             OutputMismatch: `out` has too few rows, or others than the pipeline's.
         """
         context = self._context(dict(options), 0, None, chunksize, retries, timeout)
-        if not isinstance(out, (str, os.PathLike)):
+        out = destination(out, overwrite)
+        if not isinstance(out, (str, os.PathLike, OutputFolder)):
             return running.write(self._opened(context), context, out, resume)
-        store = OutputFolder(out)
+        store = OutputFolder.of(out)
+        if any(str(store.path) in head.view.folders for head in heads_of(self._plan(Pipeline._pending))):
+            raise FileExistsError(f"{store.path} is the folder of the data: choose another one for the result.")
         with store.claimed("Pipeline.write", resume=resume):  # before the caches are written
             return running.write(self._opened(context), context, store, resume)
 

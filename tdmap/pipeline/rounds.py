@@ -18,6 +18,7 @@ from tdmap.pipeline.rows import Joined, Picks, Table, View, Zipped, epoch_seed
 from tdmap.pipeline.stages import Batch
 from tdmap.pipeline.work import Work
 from tdmap.plan import LEAD_ROWS, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
+from tdmap.runtime.cuts import Cuts
 from tdmap.runtime.device import DeviceLink
 from tdmap.runtime.packing import Arena
 from tdmap.runtime.shm import shared_region
@@ -284,12 +285,17 @@ def head_job(
 def run_here(job: Job, chunks: Iterator[int]) -> Iterator[Any]:
     """Run chunks in this thread, one whenever the consumer asks: what a worker of torch's DataLoader does."""
     reader = Reader(job.source.data, job.plan, job.source.order)
-    for chunk in chunks:
-        (rows,) = reader.read(chunk, chunk + 1)
-        first = job.plan.first_row(chunk)
-        with seeded(job.policy.seed, first):
-            value = job.fn(rows, first)  # type: ignore[call-arg]
-        yield value
+    cuts = Cuts()
+    try:
+        for chunk in chunks:
+            (rows,) = reader.read(chunk, chunk + 1)
+            first = job.plan.first_row(chunk)
+            with seeded(job.policy.seed, first):
+                value = job.fn(rows, first)  # type: ignore[call-arg]
+            cuts.check()
+            yield value
+    finally:
+        cuts.close()
 
 
 @contextlib.contextmanager

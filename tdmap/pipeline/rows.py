@@ -10,6 +10,7 @@ the leaf. Everything about order, resuming and sharing out work then is arithmet
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -20,6 +21,7 @@ from torch import Tensor
 from tdmap._data import Data, data_length, is_data, is_tensor_collection, narrow, tensors_of
 from tdmap.errors import OutputMismatch
 from tdmap.pipeline.stages import CALLING, Shard, Shuffle, Skip, Stage, Take
+from tdmap.resume import folder_of
 from tdmap.schema import Schema
 from tdmap.seeding import derive, preserved_generators, seed_everything
 
@@ -60,6 +62,15 @@ class View:
     leaf: Leaf
     picks: tuple[Stage, ...] = ()
     stages: tuple[Stage, ...] = ()
+
+    @property
+    def folders(self) -> set[str]:
+        """Where the datasets lie that are read."""
+        leaf = self.leaf
+        if isinstance(leaf, (Joined, Zipped)):
+            return set().union(*(part.folders for part in leaf.parts))
+        folder = leaf.path if isinstance(leaf, Pending) else folder_of(leaf)
+        return set() if folder is None else {os.path.abspath(folder)}
 
     @property
     def leaf_rows(self) -> int | None:

@@ -61,17 +61,23 @@ def wide_sum(values: Tensor, dims: tuple[int, ...]) -> Tensor:
     return out
 
 
-def moments(values: Tensor, dims: tuple[int, ...], count: int) -> tuple[Tensor, Tensor]:
-    """Sum over ``dims`` and sum of squared distances from the mean, of ``count`` real values each, in float64."""
+def moments(values: Tensor, dims: tuple[int, ...], count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Moments of ``count`` real values each, over ``dims``, in float64: ``(centre, sums, m2)``.
+
+    Their sum is ``count * centre + sums``, where the centre is zero, or near the mean where that is far from zero: then
+    the sum itself has not the digits that tell two means apart. ``m2`` is the sum of squared distances from the mean.
+    """
     sums, squares = _power_sums(values, dims, None)
     mean = sums / count
     m2 = torch.addcmul(squares, sums, mean, value=-1)
+    centre = torch.zeros_like(mean)
     if _has_cancelled(m2, squares, sums):
         # About a centre c near the mean: sum (x - c)^2 - n * (mean - c)^2, where next to nothing cancels.
-        offsets, squares = _power_sums(values, dims, mean)
-        m2 = squares - offsets * (offsets / count)
+        centre = torch.where(mean.isfinite(), mean, 0.0)
+        sums, squares = _power_sums(values, dims, centre)
+        m2 = squares - sums * (sums / count)
     kept = [size for dim, size in enumerate(values.shape) if dim not in dims]
-    return sums.view(kept), m2.clamp_(min=0).view(kept)
+    return centre.view(kept), sums.view(kept), m2.clamp_(min=0).view(kept)
 
 
 def _has_cancelled(m2: Tensor, squares: Tensor, sums: Tensor) -> bool:

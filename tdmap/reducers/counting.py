@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdmap._data import flat_bytes
 from tdmap.reducers.base import Key, Reducer, values_of
 from tdmap.reducers.blocks import BLOCK, blocks, byte_counts, byte_values
 from tdmap.reducers.moments import _Keyed
 from tdmap.reducers.objects import best, counted, in_order, objects_of
+from tdmap.reducers.ranks import ranked, unranked
 from tensordict_lite import NonTensorStack
 
 __all__ = ["Checksum", "Histogram", "Quantile", "TopK", "Unique", "ValueCounts"]
@@ -160,7 +162,8 @@ def _add_counts(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Ten
 def _counted(values: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """A table out of values that may repeat, each with its count; those that count nothing are left out."""
     values, counts = values[counts > 0], counts[counts > 0]
-    distinct, inverse = torch.unique(values, return_inverse=True)
+    distinct, inverse = torch.unique(ranked(values), return_inverse=True)
+    distinct = unranked(distinct, values.dtype)
     return distinct, torch.zeros(len(distinct), dtype=torch.int64).index_add_(0, inverse, counts)
 
 
@@ -197,7 +200,7 @@ class ValueCounts(_Keyed):
         >>> words = TensorDict({"word": ["b", "a", "b"]}, [3])
         >>> counts = ValueCounts("word")
         >>> answer = counts.finish(counts.update(counts.init(), words))
-        >>> answer["value"], answer["count"]
+        >>> list(answer["value"]), answer["count"]
         (['a', 'b'], tensor([1, 2]))
     """
 
@@ -215,8 +218,9 @@ class ValueCounts(_Keyed):
         table = byte_counts(values, dims)
         if table is not None:
             return _counted(byte_values(values.dtype), table)
-        distinct, counts = torch.unique_consecutive(_sorted(values.reshape(-1)), return_counts=True)
-        return distinct, counts
+        ranks = ranked(values, repr(self))
+        distinct, counts = torch.unique_consecutive(_sorted(ranks.reshape(-1)), return_counts=True)
+        return unranked(distinct, values.dtype), counts
 
     def join(self, a: Any, b: Any) -> Any:
         out = a + b if isinstance(a, Counter) else _add_counts(a, b)
@@ -267,6 +271,9 @@ class TopK(Reducer[Any]):
         self.k = k
         self.largest = largest
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.key!r}, k={self.k}, largest={self.largest})"
+
     def init(self) -> Any:
         return None
 
@@ -292,6 +299,7 @@ class TopK(Reducer[Any]):
         return torch.cat([torch.where(better)[0], torch.where(rank == last)[0][: self.k]])
 
     def _ranked(self, values: Tensor) -> Tensor:
+        values = ranked(values, repr(self))
         if not values.dtype.is_floating_point:
             return values.to(torch.uint8) if values.dtype is torch.bool else values
         return torch.where(values.isnan(), -math.inf if self.largest else math.inf, values)
@@ -346,7 +354,7 @@ class Checksum(Reducer[int]):
         return state
 
     def _add(self, state: int, values: Tensor, start: int, key: str) -> int:
-        data = values.contiguous().reshape(values.shape[0], -1).view(torch.uint8).reshape(-1)
+        data = flat_bytes(values.resolve_conj().resolve_neg().contiguous())
         row_bytes = data.numel() // max(values.shape[0], 1)
         salt = int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=7).digest(), "little")
         steps = torch.arange(min(BLOCK, data.numel())) * self._STEP

@@ -6,13 +6,15 @@ algorithm for computing sample variances", 1979), which stay accurate where the 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tdmap.reducers import exact
 from tdmap.reducers.base import Key, Reducer, reduced_dims, values_of
 from tdmap.reducers.blocks import moments, wide_sum
+from tdmap.reducers.ranks import larger, ranked, smaller, unranked
 
 __all__ = ["Count", "CovarianceMatrix", "Max", "Mean", "Min", "MinMax", "Std", "Sum", "Var"]
 
@@ -88,50 +90,69 @@ class _Keyed(Reducer[Any]):
 
 
 class Sum(_Keyed):
-    """Sum over ``dim`` (rows, by default): int64 for integers and bools, exactly; float64 otherwise. Zero for no rows.
+    """Sum over ``dim`` (rows, by default): int64 for integers and bools, float64 or complex128 otherwise.
+
+    Sums of integers are exact, whatever they add up to on the way; one that an int64 does not hold is an
+    OverflowError. Floats are added in float64, a chunk at a time: of a hundred million float32 numbers of one sign,
+    the first 12 digits of the sum are right. Zero for no rows.
 
     Args:
         key: entry to reduce; ``None`` when rows are plain tensors.
         dim: dimensions of the whole entry, rows being 0; ``None`` for all.
     """
 
-    def of(self, values: Tensor, dims: tuple[int, ...]) -> Tensor:
-        if values.dtype in (torch.uint8, torch.int8, torch.int16, torch.bool):
-            return wide_sum(values, dims).long()  # exact, and several times as fast
-        return values.sum(dims, dtype=_wide(values.dtype))
+    def of(self, values: Tensor, dims: tuple[int, ...]) -> Any:
+        if exact.is_integer(values.dtype):
+            return exact.exact_sum(values, dims)
+        return values.sum(dims, dtype=torch.complex128 if values.dtype.is_complex else torch.float64)
 
-    def join(self, a: Tensor, b: Tensor) -> Tensor:
-        return a + b
+    def join(self, a: Any, b: Any) -> Any:
+        return exact.add(a, b) if isinstance(a, tuple) else a + b
 
-    def finish(self, state: Tensor | None) -> Tensor:
+    def finish(self, state: Any) -> Tensor:
+        if isinstance(state, tuple):
+            return exact.total(state, repr(self))
         return torch.tensor(0) if state is None else state
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    if dtype.is_complex:
-        return torch.complex128
-    return torch.float64 if dtype.is_floating_point else torch.int64
+class Moments(NamedTuple):
+    """Of some numbers, in float64 or complex128."""
+
+    count: Any
+    """How many they are."""
+    centre: Tensor
+    """Somewhere near their mean, or zero."""
+    sums: Tensor
+    """The sum of their distances from it, which tells their mean to more digits than one number has."""
+    m2: Tensor
+    """The sum of their squared distances from the mean."""
+
+    @property
+    def mean(self) -> Tensor:
+        mean: Tensor = self.centre + self.sums / self.count
+        return mean
+
+    def join(self, other: Moments) -> Moments:
+        """Of both together (Chan, Golub and LeVeque)."""
+        n, m = self.count, other.count
+        apart = other.centre - self.centre
+        delta = apart + (other.sums / m - self.sums / n)
+        between = (delta * delta.conj()).real * (n * (m / (n + m)))
+        return Moments(n + m, self.centre, self.sums + (other.sums + m * apart), self.m2 + other.m2 + between)
 
 
 class _Moments(_Keyed):
-    """State ``(n, sum, m2)`` in float64: the count, the sum, the sum of squared distances from the mean.
+    """Keeps `Moments`, as a plain tuple: states are saved as data, which names no classes."""
 
-    Sums rather than means: they merge by one addition, and an infinite one stays infinite.
-    """
-
-    def of(self, values: Tensor, dims: tuple[int, ...]) -> tuple[int, Tensor, Tensor]:
+    def of(self, values: Tensor, dims: tuple[int, ...]) -> Any:
         count = _count(values, dims)
         if values.is_complex():  # E|z - mean|^2: the variances of both parts, added
-            sums, m2 = moments(torch.view_as_real(values.resolve_conj()), dims, count)
-            return count, torch.view_as_complex(sums), m2.sum(-1)
+            centre, sums, m2 = moments(torch.view_as_real(values.resolve_conj()), dims, count)
+            return count, torch.view_as_complex(centre), torch.view_as_complex(sums), m2.sum(-1)
         return count, *moments(values, dims, count)
 
-    def join(self, a: tuple[int, Tensor, Tensor], b: tuple[int, Tensor, Tensor]) -> tuple[int, Tensor, Tensor]:
-        n, sums, m2 = a
-        other_n, other_sums, other_m2 = b
-        delta = other_sums / other_n - sums / n
-        distance = (delta * delta.conj()).real * (n * other_n / (n + other_n))
-        return n + other_n, sums + other_sums, m2 + other_m2 + distance
+    def join(self, a: Any, b: Any) -> Any:
+        return tuple(Moments(*a).join(Moments(*b)))
 
     def serves(self, other: Reducer[Any]) -> bool:
         return isinstance(other, _Moments) and other.key == self.key and other.dim == self.dim
@@ -159,8 +180,8 @@ class Mean(_Moments):
         return isinstance(other, Mean) and super().serves(other)
 
     def finish(self, state: Any) -> Tensor:
-        count, sums = self.need(state)[:2]
-        mean: Tensor = sums / count
+        state = self.need(state)
+        mean: Tensor = Moments(*state).mean if len(state) > 2 else state[1] / state[0]  # of a variance beside it
         return mean
 
 
@@ -178,7 +199,7 @@ class Var(_Moments):
         self.correction = correction
 
     def finish(self, state: Any) -> Tensor:
-        count, _, m2 = self.need(state)
+        count, *_, m2 = self.need(state)
         out: Tensor = m2 / (count - self.correction) if count > self.correction else torch.full_like(m2, torch.nan)
         return out
 
@@ -191,13 +212,17 @@ class Std(Var):
 
 
 class MinMax(_Keyed):
-    """Smallest and largest value over ``dim``, in the entry's dtype, as a TensorDict with ``min`` and ``max``."""
+    """Smallest and largest value over ``dim``, in the entry's dtype, as a TensorDict with ``min`` and ``max``.
+
+    NaN, where there is one, is both. Complex numbers have no order: a TypeError.
+    """
 
     def of(self, values: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        return values.amin(dims), values.amax(dims)
+        ranks = ranked(values, repr(self))
+        return unranked(ranks.amin(dims), values.dtype), unranked(ranks.amax(dims), values.dtype)
 
     def join(self, a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        return torch.minimum(a[0], b[0]), torch.maximum(a[1], b[1])
+        return smaller(a[0], b[0]), larger(a[1], b[1])
 
     def finish(self, state: Any) -> Any:
         from tensordict_lite import TensorDict
@@ -232,22 +257,22 @@ class CovarianceMatrix(_Keyed):
         super().__init__(key, 0)
         self.correction = correction
 
-    def of(self, values: Tensor, dims: tuple[int, ...]) -> tuple[int, Tensor, Tensor]:
-        rows = values.reshape(values.shape[0], -1)
+    def of(self, values: Tensor, dims: tuple[int, ...]) -> tuple[Any, ...]:
+        rows = values.reshape(values.shape[0], values.shape[1:].numel())
         rows = rows.to(torch.complex128) if rows.is_complex() else rows.double()
-        mean = rows.mean(0)
-        centred = rows - mean
-        return rows.shape[0], mean, centred.T @ centred.conj()
+        centre = rows.mean(0)
+        centred = rows - centre
+        sums = centred.sum(0)
+        return len(rows), centre, sums, centred.T @ centred.conj() - torch.outer(sums, sums.conj()) / len(rows)
 
-    def join(self, a: tuple[int, Tensor, Tensor], b: tuple[int, Tensor, Tensor]) -> tuple[int, Tensor, Tensor]:
-        n, mean, m2 = a
-        other_n, other_mean, other_m2 = b
-        total = n + other_n
-        delta = other_mean - mean
-        outer = torch.outer(delta, delta.conj()) * (n * other_n / total)
-        return total, mean + delta * (other_n / total), m2 + other_m2 + outer
+    def join(self, a: Any, b: Any) -> Any:
+        a, b = Moments(*a), Moments(*b)
+        both = a.join(b)
+        delta = b.centre - a.centre + (b.sums / b.count - a.sums / a.count)
+        outer = torch.outer(delta, delta.conj()) * (a.count * (b.count / both.count))
+        return tuple(both._replace(m2=a.m2 + b.m2 + outer))
 
     def finish(self, state: Any) -> Tensor:
-        count, _, m2 = self.need(state)
+        count, *_, m2 = self.need(state)
         out: Tensor = m2 / (count - self.correction) if count > self.correction else torch.full_like(m2, torch.nan)
         return out

@@ -8,8 +8,10 @@ block.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from itertools import repeat
 from operator import itemgetter
@@ -25,11 +27,15 @@ from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import MergeTree
 from tdmap.runtime import control as at
 from tdmap.runtime.control import Control
+from tdmap.runtime.cuts import Cuts
+from tdmap.runtime.interrupts import installed_handlers, interrupting
+from tdmap.runtime.mapped import check_files
 from tdmap.runtime.ondevice import OnDevice
 from tdmap.runtime.skipping import Settled, Skipper
 from tdmap.runtime.types import Done, GaveBack, Kind, Segment
 from tdmap.runtime.undo import Undo
 from tdmap.seeding import derive, seed_everything
+from tensordict_lite.errors import DatasetError
 
 FLUSH_SECONDS = 0.005
 """Results that travel wait at most so long for others to share a message."""
@@ -50,19 +56,21 @@ class ChunkError(Exception):
 _generation = 0
 
 
-def expect_strays() -> None:
-    """From now on, a fork of this process must not go on with the chunks of a lease that had begun before."""
-    os.register_at_fork(after_in_child=_next_generation)
-
-
 def _next_generation() -> None:
     global _generation
     _generation += 1
 
 
-def _leave() -> None:
+os.register_at_fork(after_in_child=_next_generation)
+
+
+def _leave(error: BaseException | None) -> None:
+    """End the child of a function that has forked, which has come back from it or has raised."""
+    if isinstance(error, SystemExit):  # what it meant
+        os._exit(error.code if isinstance(error.code, int) else int(error.code is not None))
+    text = "tdmap: the function has forked, and its child has returned from it too: the child ends here\n"
     with contextlib.suppress(Exception):
-        os.write(2, b"tdmap: the function has forked, and its child has returned from it too: the child ends here\n")
+        os.write(2, (text if error is None else "".join(traceback.format_exception(error))).encode())
     os._exit(1)
 
 
@@ -79,6 +87,7 @@ class ChunkLoop:
         emit: sends a message to the driver.
         in_caller: chunks run in the thread that called `map`, which Ctrl-C is meant for.
         own_fn: `fn` belongs to this loop alone.
+        cuts: tells of files that have been cut, where the loop shares its process with the caller.
     """
 
     def __init__(
@@ -92,6 +101,7 @@ class ChunkLoop:
         emit: Callable[[Any], None],
         own_fn: bool = False,
         in_caller: bool = False,
+        cuts: Cuts | None = None,
     ) -> None:
         self.settle: Callable[[], None] | None = None
         if isinstance(fn, OnDevice):
@@ -105,9 +115,12 @@ class ChunkLoop:
         self.pack = pack
         self.emit = emit
         self.in_caller = in_caller
+        self.cuts = cuts
         self.writer: RowWriter | None = None
         self.undo: Undo | None = None
         self._guard = True
+        self._generation = _generation
+        self._handlers = installed_handlers() if in_caller and policy.skip else frozenset()
         self._expect_changes = policy.in_place and reader.order is None and self.settle is None
         self._skipper = Skipper(self, policy.skip) if policy.skip else None
         # Tensors of torch's inference mode count no versions.
@@ -142,7 +155,7 @@ class ChunkLoop:
         Raises:
             ChunkError: the function raised. The chunks before are safe.
         """
-        control, began, generation = self.control, time.perf_counter(), _generation
+        control, began, self._generation = self.control, time.perf_counter(), _generation
         control[at.COMMITTED] = 0  # never the new lease's number beside the old lease's progress
         control[at.LEASE] = lease
         control[at.COMMITTED] = start
@@ -153,8 +166,8 @@ class ChunkLoop:
         chunk = start
         try:
             for chunk, result, rows in self._results(lease, start, stop, segments):
-                if _generation != generation:
-                    _leave()
+                if _generation != self._generation:
+                    self._leave()
                 if result is None:
                     kind = Kind.NONE
                 elif result.__class__ is Settled:
@@ -164,6 +177,8 @@ class ChunkLoop:
                     kind = Kind.WRITTEN if result is None else Kind.OBJECTS
                 else:
                     kind = Kind.PARCEL
+                if self.cuts is not None:  # before the chunk counts as done
+                    self.cuts.check()
                 if guarded and self._guard and self._skipper is None:
                     self._guard = kind is Kind.NONE or aliased or self._version() != self._versions
                 if kind is Kind.OBJECTS and self.undo is not None and self.undo.objects is not None:
@@ -182,18 +197,52 @@ class ChunkLoop:
                     segments.flush()  # its rows are changed, and only those of one chunk can be put back
             last = segments.take()
         except BaseException as error:
+            if self.is_stray:
+                self._leave(error)
+                raise
             failed = min(segments.stop, stop - 1)
             self._put_back(failed)
             if self.in_caller and not isinstance(error, (Exception, SystemExit)):  # Ctrl-C, most often
                 raise
             segments.flush()
-            raise ChunkError(failed) from _as_exception(error)
+            raise ChunkError(failed) from _as_exception(self._cut_behind(error) or error)
         finally:
             control[at.RUNNING] = -1
         upto = segments.stop
         mutated = self.mutated
         self._guard |= mutated
         return Done(self.job, lease, upto, time.perf_counter() - began, mutated, last, 0)
+
+    @property
+    def is_stray(self) -> bool:
+        """Whether this is a fork that the function has made: the chunk and its rows are its parent's business."""
+        return self._generation != _generation
+
+    def is_none_of_rows(self, error: BaseException) -> bool:
+        """Whether an exception out of the function says nothing about its rows: a fork's, or the caller's own alarm."""
+        if self.is_stray or self._cut_behind(error) is not None:
+            return True
+        return bool(self._handlers) and interrupting(error, self._handlers) is not None
+
+    def _cut_behind(self, error: BaseException) -> DatasetError | None:
+        """The error of a file that has been cut, where another error comes of it."""
+        if self.cuts is not None and (cut := self.cuts.error) is not None:
+            return cut
+        if isinstance(error, OSError) and error.errno == errno.EFAULT:  # the kernel has met its end, in a system call
+            try:
+                check_files(self.reader.data)
+            except DatasetError as cut:
+                return cut
+        return None
+
+    def _leave(self, error: BaseException | None = None) -> None:
+        if not self.in_caller:
+            _leave(error)
+        if error is None:  # the caller's own stack is above us
+            raise RuntimeError(
+                "the function has forked, and its child has returned from it too: the chunks belong to the parent. End "
+                "the child within the function, by os._exit()."
+            )
 
     def _save(self, undo: Undo, chunk: int, rows: Data) -> None:
         self.control[at.UNDO] = 0

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tdmap.job import function_name
+from tdmap.runtime.interrupts import let_through
 from tdmap.runtime.packing import Packer
 
 MAX_DEPTH = 4
@@ -39,7 +40,8 @@ def find_unpicklable(value: Any, path: str = "", depth: int = 0) -> tuple[str, A
 def _packs(value: Any) -> bool:
     try:
         Packer(private=True).dumps(value, by_value=True)
-    except Exception:
+    except Exception as error:
+        let_through(error)
         return False
     return True
 

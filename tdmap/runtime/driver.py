@@ -7,6 +7,9 @@
                            └──► callbacks  (events)
 
 The driver knows no process and no pipe; a crew knows no plan and no sink.
+
+A job belongs to the process that began it. When that process forks, its child has a copy of the driver, which it may
+close, collect or ask for more: the copy tells nobody, stops nobody and writes nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone
 from tdmap.job import Job
 from tdmap.plan import ChunkPlan, default_chunk_size
 from tdmap.runtime.chunkloop import note_rows
+from tdmap.runtime.owner import Owner
 from tdmap.runtime.scheduler import NO_LIMIT, Lease, Scheduler, SchedulerPolicy
 from tdmap.runtime.skipfile import SkipFile
 from tdmap.runtime.skiplog import SkipLog
@@ -44,6 +48,8 @@ class Crew(Protocol):
 
     kind: str
     size: int
+    forks: bool
+    """Whether a fork of the process has all of it, and may go on by itself."""
 
     def open(self, job: Job, sink: Sink) -> None:
         """Give the job to the workers; they join one by one."""
@@ -91,6 +97,10 @@ class Crew(Protocol):
 
     def pid(self, worker: int) -> int:
         """Its process id, or its own number within this process."""
+        ...
+
+    def require_open(self) -> None:
+        """Raise RuntimeError when somebody else has ended the workers for good."""
         ...
 
     def close(self, ok: bool, changed: bool) -> None:
@@ -163,6 +173,7 @@ class Driver:
         # Rows that do not fit can be skipped where they are made, so the first result must be known there.
         self._one_first = bool(job.policy.skip) and getattr(sink, "sets_schema", False)
         self._lost: dict[int, Lost] = {}
+        self._owner = Owner()
 
     def _policy(self, chunk_bytes: int) -> SchedulerPolicy:
         policy = self.job.policy
@@ -190,9 +201,10 @@ class Driver:
         Raises:
             WorkerLost: a chunk's worker died once too often.
             ChunkTimeout: a chunk ran too long once too often.
+            RuntimeError: this is a fork of the process that began the job.
             Exception: whatever the function raised, with a note.
         """
-        plan, began = self.job.plan, time.monotonic()
+        plan, began, self._owner = self.job.plan, time.monotonic(), Owner()
         self.callbacks.on_job_started(
             JobStarted(
                 self.job.number,
@@ -215,18 +227,26 @@ class Driver:
             self.skips.finish()
         except BaseException as caught:
             error = caught
+            if isinstance(caught, (OSError, LookupError, ValueError)):
+                # What a fork, or a job whose workers somebody has ended, finds: closed pipes, and nobody there.
+                self._require_here()
+                self.crew.require_open()
             raise
         finally:
+            if self._owner.is_here:
+                self._close(error, began)
+
+    def _close(self, error: BaseException | None, began: float) -> None:
+        try:
             self.scheduler.cancel()
-            try:
-                self.crew.close(error is None, self.changed)
-                if error is not None:
-                    self.sink.abandon()
-            finally:
-                seconds, skipped = time.monotonic() - began, tuple(self.skips.errors)
-                self.callbacks.on_job_ended(
-                    JobEnded(self.job.number, error is None, self.done_rows, seconds, error, skipped)
-                )
+            self.crew.close(error is None, self.changed)
+            if error is not None:
+                self.sink.abandon()
+        finally:
+            seconds, skipped = time.monotonic() - began, tuple(self.skips.errors)
+            self.callbacks.on_job_ended(
+                JobEnded(self.job.number, error is None, self.done_rows, seconds, error, skipped)
+            )
 
     def _loop(self) -> Iterator[tuple[int, Any]]:
         scheduler = self.scheduler
@@ -234,18 +254,31 @@ class Driver:
         if isinstance(self.sink, Stream):
             scheduler.consumed(scheduler.release()[1])  # what an earlier run has yielded
         while not scheduler.finished or self.job.plan.is_open:
-            for worker, message in self.crew.wait(tick):
+            self._require_here()  # a callback may have forked
+            events = self.crew.wait(tick)
+            self._require_here()  # and so may a signal handler
+            for worker, message in events:
                 self._handle(worker, message)
             if self.log is not None:
                 self.log.tick(time.monotonic())
             if isinstance(self.sink, Stream):
                 for chunk in range(*scheduler.release()):
                     yield chunk, self.sink.take(chunk)
+                    self._still_ours()
                     # Back at work: the consumer has had its time, and asks for the next one.
                     scheduler.consumed(chunk + 1)
             self._fill_all()
             if self.job.policy.timeout is not None:
                 self._check_clock()
+
+    def _still_ours(self) -> None:
+        """Raise RuntimeError when the consumer has forked, and this is the child; unless nobody else is at work."""
+        if self.crew.forks and not self._owner.is_here:
+            self._owner = Owner()
+        self._require_here()
+
+    def _require_here(self) -> None:
+        self._owner.require(f"the job {self.job.name}")
 
     # -- giving out --------------------------------------------------------------------------------
 

@@ -12,14 +12,22 @@
 
 The template is single-threaded: it answers `fork` and `wait` requests and ends when the driver's end of its socket
 closes. Forked workers ask the kernel to kill them with their parent; spawned ones watch a pipe.
+
+A worker may be wanted at any instruction of this process: a signal handler calls `map` while another call waits for
+the template, the collector ends a worker in the middle of that, a hook of `os.register_at_fork` maps something. So
+nothing here waits for a lock that its own thread may hold.
 """
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401 - its hook for forks takes a lock: registered first, it runs after ours
 import contextlib
+import functools
+import itertools
 import json
 import os
 import pickle
+import select
 import signal
 import socket
 import stat
@@ -28,15 +36,23 @@ import sys
 import threading
 import time
 import warnings
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from tdmap.errors import WorkerStartError
 from tdmap.folderlock import shared_with_worker
+from tdmap.runtime.owner import Owner
 from tdmap.runtime.shm import high_fd
 
 START_METHODS = ("fork", "forkserver", "spawn")
+
+_MESSAGE_BYTES = 1 << 16
+
+_LISTEN_MILLISECONDS = 20
+"""Where two wait for the template, one may be given the other's answer, and look for it only after so long."""
 
 # The driver's ends of every pipe. A fork, ours or the user's, must not hold them: a worker sees that its driver has
 # gone only when the last copy of the other end is closed. Objects, not numbers: closing an object twice is
@@ -56,15 +72,58 @@ def close_end(end: Any) -> None:
         end.close()
 
 
+_popens: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
+
+
 def _close_ends_in_child() -> None:
     global _template, _template_lock
     for end in list(_driver_ends.values()):
         close_end(end)
+    for popen in list(_popens):
+        popen.returncode = 0  # not our child: nothing is to be waited for, and nobody is to be warned of it
+    _popens.clear()
     _template = None
-    _template_lock = threading.Lock()
+    _template_lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_close_ends_in_child)
+# -- forks that are under way ------------------------------------------------------------------------
+
+_forking: list[int] = []
+"""Threads that are within `os.fork`, whoever called it."""
+
+_starting: dict[int, int] = {}
+"""Threads that fork a worker, and the process that they do it in. The fork itself keeps it."""
+
+
+def _begin_fork() -> None:
+    _forking.append(threading.get_ident())
+
+
+def _end_fork() -> None:
+    _forking.remove(threading.get_ident())
+
+
+def _end_fork_in_child() -> None:
+    _forking.clear()
+    _close_ends_in_child()
+
+
+os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_child=_end_fork_in_child)
+
+
+def is_starting_worker() -> bool:
+    """Whether the fork that this thread makes is for a worker, and nobody else's."""
+    return threading.get_ident() in _starting
+
+
+def is_unborn_worker() -> bool:
+    """Whether this process will be a worker as soon as the hooks of its fork have run."""
+    return _starting.get(threading.get_ident(), os.getpid()) != os.getpid()
+
+
+def _is_forking() -> bool:
+    me = threading.get_ident()
+    return me in _forking or me in _starting
 
 
 class Process(Protocol):
@@ -88,8 +147,8 @@ def socket_pair() -> tuple[Connection, Connection]:
 
 
 def safe_to_fork(worker_threads: int) -> bool:
-    """Whether a fork of this process can run torch."""
-    if threading.active_count() > 1 or worker_threads != 1:
+    """Whether a fork of this process can run torch, and can be made."""
+    if _is_forking() or threading.active_count() > 1 or worker_threads != 1:
         return False
     torch = sys.modules.get("torch")
     return torch is None or not torch.cuda.is_initialized()
@@ -164,7 +223,13 @@ class ForkedProcess:
 def _fork(connection: Connection, control: str, threads: int, idle_seconds: float) -> ForkedProcess:
     from tdmap.runtime.worker import die_with_parent, run_worker
 
-    parent = os.getpid()
+    parent, me = os.getpid(), threading.get_ident()
+    if _is_forking():
+        # Hooks of `os.register_at_fork` take locks before a fork, and would wait for themselves in a second one.
+        raise WorkerStartError(
+            "a worker cannot be forked here: this is a signal handler, or a hook of os.register_at_fork, that runs "
+            'while the process forks already. Leave mp_start_method out, or pass "forkserver".'
+        )
     for stream in (sys.stdout, sys.stderr):  # what is buffered here must not be printed by the child as well
         with contextlib.suppress(Exception):
             stream.flush()
@@ -172,9 +237,14 @@ def _fork(connection: Connection, control: str, threads: int, idle_seconds: floa
     with warnings.catch_warnings(), _no_interrupts(), shared_with_worker():
         # Python 3.12 counts torch's own idle threads too; whether forking is safe was decided before.
         warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-        if pid == 0:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            _starting[me] = parent
+            pid = os.fork()
+            if pid == 0:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+        finally:
+            if os.getpid() == parent:
+                del _starting[me]
     if pid:
         return ForkedProcess(pid)
     try:
@@ -223,12 +293,14 @@ def _popen(entry: str, fds: tuple[int, ...], arguments: dict[str, Any]) -> subpr
     env = {**os.environ, "OMP_NUM_THREADS": str(arguments.get("threads", 1))}
     try:
         with _no_interrupts():
-            return subprocess.Popen(
+            popen = subprocess.Popen(
                 [sys.executable, "-c", _BOOT.format(entry=entry), json.dumps(arguments)],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 env=env,
             )
+        _popens.add(popen)
+        return popen
     except OSError as error:
         raise WorkerStartError(f"cannot start {sys.executable} as a worker: {error}") from error
 
@@ -290,12 +362,19 @@ def spawn_main(arguments: dict[str, Any]) -> None:
 
 
 class Template:
-    """The driver's side of the template process."""
+    """The driver's side of the template process.
+
+    Requests carry numbers, and whoever asks takes the answers of others in as well: threads and signal handlers may
+    ask while another request waits.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # a message comes whole, or not
         self._socket = socket.socket(fileno=high_fd(ours.detach()))
+        self._socket.settimeout(None)  # whatever the program's default is
+        self._numbers = itertools.count()
+        self._answers: deque[bytes] = deque()
+        self._owner = Owner()
         child = high_fd(theirs.detach())
         register_end(self._socket)
         try:
@@ -305,19 +384,39 @@ class Template:
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self._owner.is_here and self._process.poll() is None
 
     def _ask(self, request: Any, fds: tuple[int, ...] = ()) -> Any:
-        with self._lock:
-            try:
-                _send(self._socket, request, fds)
-                answer, _ = _receive(self._socket)
-            except (OSError, EOFError) as error:
-                raise WorkerStartError(
-                    f"the process that workers are forked from has ended (exit status {self._process.poll()}). "
-                    "Its messages, if any, are on standard error"
-                ) from error
-        return answer
+        number = next(self._numbers).to_bytes(8, "little")
+        try:
+            socket.send_fds(self._socket, [number + pickle.dumps(request)], list(fds))
+            while (answer := self._answer(number)) is None:
+                self._listen()
+        except (OSError, EOFError, ValueError) as error:
+            raise WorkerStartError(
+                f"the process that workers are forked from has ended (exit status {self._process.poll()}). "
+                "Its messages, if any, are on standard error"
+            ) from error
+        return pickle.loads(answer)
+
+    def _answer(self, number: bytes) -> bytes | None:
+        for answer in list(self._answers):
+            if answer.startswith(number):
+                self._answers.remove(answer)
+                return answer[len(number) :]
+        return None
+
+    def _listen(self) -> None:
+        """Take in what has come, for whoever asked; waits for something, or for somebody else to take it."""
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        poller.poll(_LISTEN_MILLISECONDS)
+        receive = functools.partial(self._socket.recv, _MESSAGE_BYTES, socket.MSG_DONTWAIT)
+        with contextlib.suppress(BlockingIOError):
+            # Received and kept in one instruction of the interpreter: an exception out of a signal handler between the
+            # two would lose the answer of another thread.
+            self._answers.extend(iter(receive, b""))
+            raise EOFError
 
     def fork(self, connection: Connection, control: str, threads: int, idle_seconds: float) -> Process:
         """Fork a worker that serves `connection`."""
@@ -362,7 +461,7 @@ class TemplateChild:
 
 
 _template: Template | None = None
-_template_lock = threading.Lock()
+_template_lock = threading.RLock()
 
 
 def template() -> Template:
@@ -370,7 +469,11 @@ def template() -> Template:
     global _template
     with _template_lock:
         if _template is None or not _template.alive:
-            _template = Template()
+            made = Template()
+            if _template is not None and _template.alive:  # a signal handler was faster
+                made.close()
+            else:
+                _template = made
         return _template
 
 
@@ -383,23 +486,6 @@ def close_template() -> None:
             _template = None
 
 
-def _send(sock: socket.socket, value: Any, fds: tuple[int, ...] = ()) -> None:
-    data = pickle.dumps(value)
-    socket.send_fds(sock, [len(data).to_bytes(4, "little") + data], list(fds))
-
-
-def _receive(sock: socket.socket) -> tuple[Any, list[int]]:
-    data, fds, _, _ = socket.recv_fds(sock, 1 << 16, 4)
-    if not data:
-        raise EOFError
-    while len(data) < 4 + int.from_bytes(data[:4], "little"):
-        more = sock.recv(1 << 16)
-        if not more:
-            raise EOFError
-        data += more
-    return pickle.loads(data[4:]), list(fds)
-
-
 def template_main(arguments: dict[str, Any]) -> None:
     """Entry of the template process: import everything, run nothing, fork on request."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -409,17 +495,20 @@ def template_main(arguments: dict[str, Any]) -> None:
     parent = os.getpid()
     while True:
         try:
-            request, fds = _receive(sock)
-        except (EOFError, OSError):
+            data, fds, _, _ = socket.recv_fds(sock, _MESSAGE_BYTES, 4)
+        except OSError:
+            data = b""
+        if not data:
             os._exit(0)
+        number, request = data[:8], pickle.loads(data[8:])
         if request[0] == "wait":
-            _send(sock, _reap(request[1]))
+            sock.send(number + pickle.dumps(_reap(request[1])))
             continue
         pid = os.fork()
         if pid == 0:
             _serve_fork(worker.run_worker, worker.die_with_parent, sock, fds[0], request, parent)
         os.close(fds[0])
-        _send(sock, pid)
+        sock.send(number + pickle.dumps(pid))
 
 
 def _serve_fork(

@@ -24,8 +24,9 @@ import torch
 import torch.multiprocessing  # teaches ForkingPickler about tensors
 from torch import Tensor
 
-from tdmap._data import Region, SharedHandle
+from tdmap._data import Region, SharedHandle, bytes_of
 from tdmap.runtime.byvalue import Namespaces
+from tdmap.runtime.interrupts import let_through
 from tdmap.runtime.shm import align, anonymous_tensor, shared_region
 
 INLINE_BYTES = 4096
@@ -64,6 +65,13 @@ def rebuild_bytes(dtype: torch.dtype, shape: tuple[int, ...], data: bytes) -> Te
     if not data:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+
+
+def open_lazily(build: Any, fields: tuple[Any, ...], conj: bool, neg: bool) -> Tensor:
+    """A tensor that is the conjugate, or the negative, of what `build(*fields)` gives."""
+    tensor: Tensor = build(*fields)
+    tensor = torch._neg_view(tensor) if neg else tensor
+    return tensor.conj() if conj else tensor
 
 
 def open_parameter(build: Any, fields: tuple[Any, ...], requires_grad: bool) -> Tensor:
@@ -153,8 +161,8 @@ class Packer:
         if not by_value:
             try:
                 return self._dump(_FastPickler, value)
-            except Exception:  # whatever an object's own reduction raises: dill may know better, or explain it
-                pass
+            except Exception as error:  # whatever an object's own reduction raises: dill may know better, or explain it
+                let_through(error)
         try:
             return self._dump(_DillPickler, value)
         except RecursionError:  # functions that refer to each other in a circle
@@ -195,6 +203,9 @@ class Packer:
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
             return NotImplemented
         tensor = tensor.detach()
+        if tensor.is_conj() or tensor.is_neg():  # no region says that its memory is not its values
+            memory, conj, neg = _memory_of(tensor)
+            return open_lazily, (*self._reduce_tensor(memory, private), conj, neg)
         region = shared_region(tensor)
         if region is None:
             nbytes = tensor.numel() * tensor.element_size()
@@ -209,7 +220,6 @@ class Packer:
         return build, (tuple(region.handle), *region[1:])
 
     def _stage(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.resolve_conj().resolve_neg()
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         copy = self._copies.get(key)
         if copy is None:
@@ -235,9 +245,15 @@ def _base(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def _memory_of(tensor: Tensor) -> tuple[Tensor, bool, bool]:
+    """The values that lie in the memory of a tensor, and whether it is their conjugate and their negative."""
+    conj, neg = tensor.is_conj(), tensor.is_neg()
+    memory = tensor.conj() if conj else tensor
+    return torch._neg_view(memory) if neg else memory, conj, neg
+
+
 def _raw(tensor: Tensor) -> bytes:
-    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
-    return flat.numpy().tobytes()
+    return bytes_of(tensor.contiguous()).tobytes()
 
 
 class _FastPickler(pickle.Pickler):

@@ -3,7 +3,9 @@
 A small result travels as bytes. The tensors of a large one are copied into a *slot*: shared memory of the worker,
 which the driver maps once. What the driver yields are tensors over the slot itself; when the last of them has
 gone, the number of the slot goes back to the worker with the next lease, and the slot is used again. A consumer
-that keeps results instead of using them up gets copies, so that the number of slots stays bounded.
+that keeps results instead of using them up gets copies, so that the number of slots stays bounded. A consumer that
+forks gives its child the results that it holds: their slots are given up for good, and last as long as anybody reads
+them.
 
 When results go on to a device, the driver page-locks each slot where it maps it, and a member of a pool keeps its slots
 from one such job to the next, because locking takes far longer than copying.
@@ -24,6 +26,7 @@ import torch
 from torch import Tensor
 
 from tdmap.errors import SerializationError
+from tdmap.runtime import launch
 from tdmap.runtime.packing import _is_plain
 from tdmap.runtime.shm import align, anonymous_file, map_path, release_file
 
@@ -165,8 +168,12 @@ class ParcelWriter:
         return slot
 
     def freed(self, numbers: tuple[int, ...]) -> None:
-        """The driver has finished with these slots."""
-        self._free.update(n for n in numbers if n in self._slots)
+        """The driver has finished with these slots; with those of a number `~n`, which others may read, for good."""
+        for number in numbers:
+            if number in self._slots:
+                self._free.add(number)
+            elif number < 0 and ~number in self._slots:
+                self._slots.pop(~number).close()
 
     def close(self) -> None:
         """Give up every slot; what the driver has mapped stays."""
@@ -204,7 +211,9 @@ class ParcelReader:
         self._maps: dict[int, mmap.mmap] = {}
         self._locked: dict[int, int] = {}
         self._freed: deque[int] = deque()
-        self._held = 0
+        self._held: set[int] = set()
+        self._shared: set[int] = set()
+        _readers.add(self)
 
     def unpack(self, parcel: Parcel) -> Any:
         """The result.
@@ -223,11 +232,11 @@ class ParcelReader:
             mapped = self._map(parcel)
         view = memoryview(mapped)
         tensors = [_over(view, *entry) for entry in parcel.layout]
-        if self._held >= (MAX_SLOTS if self.locker is None else MAX_LOCKED_SLOTS):
+        if len(self._held) >= (MAX_SLOTS if self.locker is None else MAX_LOCKED_SLOTS):
             tensors = [tensor.clone() for tensor in tensors]
             self._freed.append(parcel.slot)
             return tensors
-        self._held += 1
+        self._held.add(parcel.slot)
         weakref.finalize(view, self._release, parcel.slot).atexit = False
         return tensors
 
@@ -255,8 +264,17 @@ class ParcelReader:
         self._maps.clear()
 
     def _release(self, slot: int) -> None:
-        self._held -= 1
+        self._held.discard(slot)
+        if slot in self._shared:
+            self._shared.discard(slot)
+            self._unlock(slot)
+            self._maps.pop(slot, None)
+            slot = ~slot
         self._freed.append(slot)
+
+    def share(self) -> None:
+        """The results that are held now will be held by a fork as well."""
+        self._shared |= self._held
 
     def take_freed(self) -> tuple[int, ...]:
         """Slots that nobody reads any more, since the last call."""
@@ -264,6 +282,18 @@ class ParcelReader:
         while self._freed:
             freed.append(self._freed.popleft())
         return tuple(freed)
+
+
+_readers: weakref.WeakSet[ParcelReader] = weakref.WeakSet()
+
+
+def _share_with_fork() -> None:
+    if not launch.is_starting_worker():  # nobody uses them there
+        for reader in list(_readers):
+            reader.share()
+
+
+os.register_at_fork(before=_share_with_fork)
 
 
 class _Unpickler(dill.Unpickler):  # type: ignore[misc]

@@ -28,7 +28,9 @@ from typing import Any, NoReturn
 from tdmap.errors import WorkerStartError
 from tdmap.runtime import control as at
 from tdmap.runtime import launch
+from tdmap.runtime.owner import Owner
 from tdmap.runtime.parcels import PageLocker, ParcelReader
+from tdmap.runtime.reservation import Reservation, TakenHere
 from tdmap.runtime.resources import usable_cores
 from tdmap.runtime.types import Hello
 
@@ -67,6 +69,7 @@ class Member:
         self.rows = 0
         """Rows that it has done since it started."""
         self.closed = False
+        self._owner = Owner()
         self.started = self.heard = time.monotonic()
         """`heard`: when it last sent something, or got work while it had none."""
         try:
@@ -123,7 +126,9 @@ class Member:
         return bool(poller.poll(0))
 
     def close(self, kill: bool = True) -> int | None:
-        """End the process and give its resources back; its exit status."""
+        """End the process and give its resources back; its exit status. Nothing in a fork of the one it serves."""
+        if not self._owner.is_here:
+            return None
         if self.closed:
             return self.process.poll()
         self.closed = True
@@ -193,9 +198,8 @@ class WorkerPool:
         self.max_tasks_per_child = max_tasks_per_child
         self.max_memory = max_memory
         self.members: dict[int, Member] = {}
-        self._owner = os.getpid()
-        self._reserved = threading.Lock()
-        self._holder: int | None = None
+        self._owner = Owner()
+        self._reservation = Reservation()
         self._closed = False
         self._started = 0
         self._lost = 0
@@ -207,24 +211,31 @@ class WorkerPool:
 
     def reserve(self, blocking: bool = True) -> bool:
         """Take the pool for a job; False when it is in use and `blocking` is False."""
-        if self._closed or os.getpid() != self._owner:
+        self._require_usable()
+        try:
+            taken = self._reservation.take(blocking)
+        except TakenHere:
             raise RuntimeError(
-                "this WorkerPool is closed" if self._closed else "this WorkerPool belongs to the parent process"
-            )
-        if blocking and self._holder == threading.get_ident():
-            raise RuntimeError(
-                "this WorkerPool is at work for a map_iter that this thread has not finished: close that iterator "
-                "first, or give the inner call another pool (without pool= it gets one by itself)"
-            )
-        taken = self._reserved.acquire(blocking)
+                "this WorkerPool is at work for a map that this thread has not finished: close that iterator first, or "
+                "give the inner call, in a loop or in a signal handler, another pool (without pool= it gets one by "
+                "itself)"
+            ) from None
         if taken:
-            self._holder = threading.get_ident()
+            try:
+                self._require_usable()  # it may have been closed while we waited
+            except RuntimeError:
+                self._reservation.give_up()
+                raise
         return taken
+
+    def _require_usable(self) -> None:
+        if self._closed:
+            raise RuntimeError("this WorkerPool is closed")
+        self._owner.require("this WorkerPool")
 
     def release(self) -> None:
         """The job is over."""
-        self._holder = None
-        self._reserved.release()
+        self._reservation.give_up()
 
     def refresh(self, wanted: int) -> None:
         """Forget workers that have left or are worn out, and start others until there are `wanted`."""
@@ -235,13 +246,24 @@ class WorkerPool:
                 self.recycle(member)
         self.fill(wanted)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended its workers for good."""
+        return self._closed
+
     def fill(self, wanted: int) -> None:
         """Start workers until there are `wanted`. Those that have ended stay, for whoever must know what they ran."""
         while len(self.members) < wanted:
             self.start()
 
     def start(self) -> Member:
-        """Start one more worker."""
+        """Start one more worker.
+
+        Raises:
+            RuntimeError: the pool was closed meanwhile.
+            WorkerStartError: it does not start.
+        """
+        self.check_open()
         method = self.start_method
         if method is None:
             method = "fork" if launch.safe_to_fork(self.worker_threads) else "forkserver"
@@ -275,19 +297,20 @@ class WorkerPool:
         Raises:
             RuntimeError: the pool was closed, so that nobody is left to wait for.
         """
-        self._check_open()
+        self.check_open()
         poller = select.poll()
         by_fd: dict[int, Member] = {}
-        for member in self.members.values():
+        for member in list(self.members.values()):
             for fd in (member.connection.fileno(), member.pidfd):
                 if fd >= 0:
                     by_fd[fd] = member
                     poller.register(fd, select.POLLIN)
         events = poller.poll(None if timeout is None else max(timeout * 1000, 0))
-        self._check_open()  # by another thread, meanwhile
+        self.check_open()  # by another thread, meanwhile
         return list({by_fd[fd].number: by_fd[fd] for fd, _ in events}.values())
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise RuntimeError when the pool was closed, by a signal handler or another thread, under a job."""
         if self._closed:
             raise RuntimeError(
                 "the WorkerPool was closed while a job ran on it: finish the job, or close its map_iter, before the "
@@ -305,7 +328,7 @@ class WorkerPool:
         self.reserve()
         try:
             self.refresh(self.num_workers)
-            while any(not member.ready for member in self.members.values()):
+            while any(not member.ready for member in list(self.members.values())):
                 for member in self.wait(None):
                     try:
                         for _ in member.receive():
@@ -336,7 +359,7 @@ class WorkerPool:
             >>> stats["total_rows"], list(stats["chunks"].values()), stats["restarts"]
             (10, [2], 0)
         """
-        alive = [m for m in self.members.values() if not m.has_ended()]
+        alive = [m for m in list(self.members.values()) if not m.has_ended()]
         return {
             "num_workers": self.num_workers,
             "pids": [m.pid for m in alive],
@@ -345,7 +368,7 @@ class WorkerPool:
             "lost": self._lost,
             "recycled": self._recycled,
             "restarts": self._lost + self._recycled,
-            "total_rows": self._gone_rows + sum(m.rows for m in self.members.values()),
+            "total_rows": self._gone_rows + sum(m.rows for m in list(self.members.values())),
             "chunks": {m.pid: m.chunks for m in alive},
             "rows": {m.pid: m.rows for m in alive},
             "memory": {m.pid: int(m.control[at.OWN_MEMORY]) for m in alive},
@@ -354,7 +377,7 @@ class WorkerPool:
 
     def close(self) -> None:
         """End every worker. The pool cannot be used afterwards."""
-        if os.getpid() != self._owner or self._closed:
+        if not self._owner.is_here or self._closed:
             return
         self._closed = True
         for member in list(self.members.values()):
@@ -398,7 +421,7 @@ def borrow_pool(num_workers: int, start_method: str | None, worker_threads: int)
     key = (num_workers, start_method, worker_threads)
     with _warm_lock:
         # The collector ends a stream and the pool that it has given back in any order: some may be closed.
-        _warm[:] = [entry for entry in _warm if not entry[1]._closed]
+        _warm[:] = [entry for entry in _warm if not entry[1]._closed and entry[1]._owner.is_here]
         # The one used last: its workers are warm, and a second one of the same kind may fall idle and leave.
         entry = next((entry for entry in reversed(_warm) if entry[0] == key), None)
         if entry in _warm:

@@ -12,6 +12,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Iterable
+from typing import Any
 
 from torch import Tensor
 
@@ -29,11 +30,11 @@ class Residency:
     def __init__(self) -> None:
         self._ranges: dict[int, int] = {}
         self._base: int | None = None
+        self._madvise: Any
         try:
-            self._statm: int | None = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
             self._madvise = ctypes.CDLL(None, use_errno=True).madvise
-        except (OSError, AttributeError):  # no /proc, or another system: nothing is trimmed
-            self._statm = None
+        except (OSError, AttributeError):  # another system: nothing is trimmed
+            self._madvise = None
 
     def watch(self, tensors: Iterable[Tensor]) -> None:
         """Add the mappings that these tensors lie in. Ordinary memory, which would be lost, is left alone."""
@@ -48,10 +49,17 @@ class Residency:
         self._base = self._mapped()
 
     def _mapped(self) -> int:
-        """Bytes of file and shared pages in the page table of this process."""
-        if self._statm is None:
+        """Bytes of file and shared pages in the page table of this process; 0 where nobody knows, or can change it."""
+        if self._madvise is None:
             return 0
-        return int(os.pread(self._statm, 128, 0).split()[2]) * mmap.PAGESIZE
+        try:
+            fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # no /proc
+            return 0
+        try:
+            return int(os.pread(fd, 128, 0).split()[2]) * mmap.PAGESIZE
+        finally:
+            os.close(fd)
 
     def trim(self) -> None:
         """Let go of all pages when there are many. Called between leases: the cost is some microseconds."""

@@ -25,6 +25,7 @@ import torch
 
 from tdmap._data import Region, SharedHandle, map_file, region_of
 from tdmap._warn import warn_user
+from tdmap.runtime.mapped import MappedFiles
 
 ALIGNMENT = 64
 """Tensors in a block start at multiples of this, the length of a cache line."""
@@ -141,12 +142,19 @@ def check_memory(nbytes: int) -> None:
 
 
 def shared_region(tensor: torch.Tensor) -> Region | None:
-    """Where a CPU tensor lies in memory or files that other processes can open now; None when it does not."""
+    """Where a CPU tensor lies in memory or files that other processes can open now; None when it does not.
+
+    Raises:
+        DatasetError: its file has been cut.
+    """
     if type(tensor).__torch_function__ is not torch.Tensor.__torch_function__:
         tensor = tensor.as_subclass(torch.Tensor)
     region = region_of(tensor)
+    if region is not None and _reachable(region.handle):
+        return region
     if region is not None:
-        return region if _reachable(region.handle) else None
+        MappedFiles([tensor]).check()  # a copy of what is left of the file would end this process
+        return None
     storage = tensor.untyped_storage()
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not storage.is_shared():
         return None

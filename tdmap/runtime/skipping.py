@@ -89,6 +89,8 @@ class Skipper:
         try:
             result = self._invoke(rows, start)
         except Exception as error:
+            if self.loop.is_none_of_rows(error):
+                raise
             failure = error  # and out of this block: what is raised below is no consequence of it
         else:
             misfit = self.misfit(target, result)
@@ -250,6 +252,8 @@ class _Search:
         try:
             value = self._call(self._rows(start, stop), start)
         except Exception as error:
+            if self.loop.is_none_of_rows(error):
+                raise
             failure = error
         else:
             target = None if self.target is None else self._target(start, stop)

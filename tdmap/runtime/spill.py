@@ -24,6 +24,7 @@ from torch import Tensor
 from tdmap._data import bytes_of
 from tdmap.errors import UntrustedFile
 from tdmap.hidden import open_file
+from tdmap.runtime.owner import Owner
 
 ALIGNMENT = 64
 """Extents begin at multiples of it, so that they can be mapped as tensors of any dtype."""
@@ -56,7 +57,7 @@ class Spill:
         self.folder = Path(os.path.abspath(folder))
         self.folder.mkdir(0o700, parents=True, exist_ok=True)
         self.prefix = prefix
-        self._maker = os.getpid()
+        self._owner = Owner()
 
     def append(self, tensors: Sequence[Tensor]) -> list[Extent]:
         """Append the bytes of contiguous CPU tensors to this worker's file; one extent each.
@@ -128,8 +129,8 @@ class Spill:
             at += got
 
     def remove(self) -> None:
-        """Delete everything; nothing in a fork of the maker, or in a worker."""
-        if self._maker != os.getpid():
+        """Delete everything; nothing in a fork of the process that made it, nor in a worker."""
+        if not self._owner.is_here:
             return
         if not self.prefix:
             shutil.rmtree(self.folder, ignore_errors=True)

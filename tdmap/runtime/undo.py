@@ -109,6 +109,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors of the same shape and dtype hold the same bits, NaN and signed zeros included."""
+    a, b = (x.resolve_conj().resolve_neg() for x in (a, b))
     if a.is_complex():
         a, b = torch.view_as_real(a), torch.view_as_real(b)
     bits = _BITS[a.element_size()]

@@ -29,7 +29,7 @@ from tdmap.frames import without_engine
 from tdmap.job import Policy
 from tdmap.plan import ChunkPlan
 from tdmap.runtime import control as at
-from tdmap.runtime.chunkloop import ChunkError, ChunkLoop, expect_strays
+from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.ledger import lock_shared
 from tdmap.runtime.packing import unpack
 from tdmap.runtime.parcels import ParcelWriter
@@ -68,7 +68,6 @@ def _settle(threads: int) -> None:
     """Signals, standard input, threads and random streams of a fresh worker."""
     global in_worker
     in_worker = True
-    expect_strays()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
@@ -210,7 +209,9 @@ class _Worker:
         self.residency.trim()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self.control[at.PEAK] = peak
-        self.control[at.OWN_MEMORY] = max(anonymous_memory() - self.first_memory, 0)
+        memory = anonymous_memory()
+        self.first_memory = min(self.first_memory, memory)  # a fork frees some of what it was born with
+        self.control[at.OWN_MEMORY] = memory - self.first_memory
         self.send(done._replace(peak_memory=peak))
 
     @property

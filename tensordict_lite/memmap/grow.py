@@ -16,6 +16,7 @@ from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.files import locked_folder, new_file, refuse_link, write_all
 from tensordict_lite.memmap.format import META, RESERVED, SUFFIX, encode_key, leaf_meta, node_meta, read_json
 from tensordict_lite.memmap.mapping import file_of
+from tensordict_lite.memmap.plan import mapped_root
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
 __all__ = ["make", "make_from_storage", "make_from_tensor"]
@@ -120,7 +121,12 @@ def _folder(node: Any) -> str:
     """Folder that holds the entries of a mapped collection, ``""`` for one in anonymous memory."""
     folder = getattr(node, "_memmap_path", None)
     if folder is None:
-        raise RuntimeError("an entry can only be made within a memory-mapped collection: call memmap_() first")
+        folder = mapped_root(node)  # a dataset that was loaded
+        if folder is None or not os.path.exists(os.path.join(folder, META)):
+            raise RuntimeError(
+                "an entry can only be made within a memory-mapped collection that is a whole dataset: call memmap_() "
+                "first"
+            )
     inner = os.path.join(folder, "_tensordict")
     return (
         inner

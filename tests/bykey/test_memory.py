@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+import tdmap
+from tensordict_lite import TensorDict
 
 SCRIPT = """
 import json, sys, threading, time
@@ -66,3 +70,72 @@ def test_ten_million_rows_and_a_million_keys_under_a_gigabyte(tmp_path):
     figures = json.loads(done.stdout)
     assert figures["keys"] > 990_000
     assert 100 << 20 < figures["most"] < 1 << 30
+
+
+LIMITED = """
+import gc, resource, sys
+import numpy as np, torch, tdmap
+from tdmap.reducers import Sum, Var
+from tensordict_lite import TensorDict
+
+torch.set_num_threads(1)
+ROWS, folder = 8_000_000, sys.argv[1]
+made = TensorDict({"k": torch.zeros(ROWS, dtype=torch.int64), "v": torch.zeros(ROWS, 4)}, [ROWS])
+made["v"][:, 0] = torch.arange(ROWS)
+made.memmap(folder + "/in")
+del made
+data = TensorDict.load_memmap(folder + "/in")
+tdmap.sort(data[:1000], "k", num_workers=0)  # whatever is made once, is made
+tdmap.group_by(data[:1000], "k").reduce({"v": Var("v")}, num_workers=0)
+
+def private():
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
+
+def limited(megabytes):
+    gc.collect()
+    resource.setrlimit(resource.RLIMIT_DATA, (private() + (megabytes << 20), resource.RLIM_INFINITY))
+
+# 31 bytes a row, before: 236 MiB.
+limited(160)
+assert torch.equal(tdmap.sort(data, "k", folder + "/sorted", num_workers=0)["v"][:, 0], data["v"][:, 0])
+# 8 to 24 bytes a row, before, and 256 MiB for groups that were not mapped yet.
+limited(160)
+seen = []
+def last(rows):
+    seen.append(len(rows))
+    return rows[-1:]
+assert tdmap.group_by(data, "k").map_groups(last, num_workers=0)["v"][0, 0] == ROWS - 1 and seen == [ROWS]
+limited(240)
+answer = tdmap.group_by(data, "k").reduce({"s": Sum("v")}, num_workers=0)
+assert int(answer["s"][0, 0]) == ROWS * (ROWS - 1) // 2 // 1
+print("ok")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
+def test_one_key_for_all_rows_takes_no_memory_that_grows_with_them(tmp_path):
+    # A limit on private memory, at which one allocation too many is an error: nothing is sampled.
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+def test_strings_of_an_entry_are_numbered_where_they_are():
+    strings = TensorDict({"s": [f"name {n % 7}" for n in range(3000)], "x": torch.arange(3000)}, [3000])
+    seen = []
+
+    class Watch(tdmap.Callback):
+        def on_job_started(self, event):
+            seen.append((event.name, event.executor))
+
+    options = {"num_workers": 2, "callbacks": [Watch()]}
+    result = tdmap.sort(strings, "s", chunksize=500, **options)
+    wanted = sorted(range(3000), key=lambda n: n % 7)
+    assert result["x"].tolist() == wanted
+    assert seen[0] == ("NumberChunk", "serial")

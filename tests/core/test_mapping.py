@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -411,3 +413,10 @@ def test_auto_and_clear_device():
     assert td.clear_device_()["n"].device is None
     td["m"] = torch.zeros(2, device="meta")
     assert td.auto_device_().device is None
+
+
+@pytest.mark.parametrize("index", [["a", "b"], ["a"], (0, ["a", "b"])])
+def test_a_list_of_names_says_how_entries_are_selected(index: Any) -> None:
+    td = TensorDict({"a": torch.zeros(3, 2), "b": torch.zeros(3, 2)}, [3, 2])
+    with pytest.raises(TypeError, match=r"td\.select\('a'"):
+        td[index]

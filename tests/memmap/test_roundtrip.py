@@ -420,6 +420,13 @@ def test_new_entries_in_a_mapped_collection(tmp_path: Path) -> None:
         td.make_memmap_from_storage("v", torch.ones(3).untyped_storage(), (3,))
     with pytest.raises(RuntimeError, match="memory-mapped collection"):
         sample().make_memmap("x", (3,))
+    with pytest.raises(RuntimeError, match="whole dataset"):
+        loaded[:2].make_memmap("v", (2,))
+    loaded.make_memmap("late", (3,)).fill_(7)
+    loaded.make_memmap(("deep", "late"), (3,)).fill_(8)
+    again = TensorDict.load_memmap(tmp_path)
+    assert_same(again, loaded)
+    assert again["late"].eq(7).all() and again["deep", "late"].eq(8).all() and again["x"].eq(4).all()
     anonymous = sample().memmap()
     assert anonymous.make_memmap(("n", "x"), (3,)).sum() == 0 and anonymous["n"].is_memmap()
 

@@ -106,7 +106,7 @@ def _entries(node: Any, prefix: str) -> Any:
             yield from _entries(value, f"{prefix}{key}.")
         elif isinstance(value, torch.Tensor):
             yield prefix + key, value_of(value)
-        elif value is not None:  # a field of a tensorclass, which gives the object itself
+        else:  # a field of a tensorclass, which gives the object itself
             yield prefix + key, ("object", repr(value))
 
 

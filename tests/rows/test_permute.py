@@ -213,7 +213,7 @@ def test_what_cannot_be_shuffled_is_named(tmp_path):
         tdmap.shuffle(data, 1.5)
     with pytest.raises(TypeError, match="rows in dimension 0"):
         tdmap.shuffle(torch.tensor(3.0), 1)
-    with pytest.raises(TypeError, match="unknown option 'workers'"):
+    with pytest.raises(TypeError, match="no option 'workers'. Did you mean 'num_workers'"):
         tdmap.shuffle(data, 1, workers=2)
     assert tdmap.shuffle(data[:0], 1).batch_size == (0,)
     assert tdmap.shuffle(data[:0], 1, tmp_path / "none")["half"].shape == (0, 3)

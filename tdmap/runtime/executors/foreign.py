@@ -119,6 +119,7 @@ class ForeignCrew:
     """
 
     kind = "pool"
+    forks = False
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
@@ -238,6 +239,9 @@ class ForeignCrew:
 
     def pid(self, worker: int) -> int:
         return worker
+
+    def require_open(self) -> None:
+        pass
 
     def close(self, ok: bool, changed: bool) -> None:
         deadline = time.monotonic() + 5.0

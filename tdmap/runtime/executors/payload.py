@@ -11,6 +11,7 @@ from tdmap.data.writer import RowWriter
 from tdmap.errors import SerializationError
 from tdmap.job import Job
 from tdmap.runtime.culprit import explain_unpicklable
+from tdmap.runtime.interrupts import let_through
 from tdmap.runtime.ledger import Room
 from tdmap.runtime.ondevice import is_on_device
 from tdmap.runtime.packing import Arena, Packer, unpack
@@ -18,6 +19,7 @@ from tdmap.runtime.surroundings import Surroundings
 from tdmap.runtime.undo import MAX_BYTES, Undo
 from tdmap.runtime.worker import Payload
 from tdmap.sinks import Sink
+from tensordict_lite.errors import DatasetError
 
 
 class JobPacker:
@@ -37,12 +39,16 @@ class JobPacker:
 
         Raises:
             SerializationError: the function or the data cannot be sent; names the part that cannot.
+            DatasetError: a file of the data has been cut.
             PermissionError: the output may only be read.
         """
         self._name = job.name
         try:
             fn = self._fn_packer.dumps(job.fn, by_value=True)
+        except DatasetError:  # of rows that it refers to
+            raise
         except Exception as error:
+            let_through(error)
             raise SerializationError(explain_unpicklable(job.fn, error)) from error
         try:
             source = self._source = self._packer.dumps((job.source.data, job.source.order))
@@ -50,9 +56,10 @@ class JobPacker:
             self._read_only_source, self._packer.read_only = self._packer.read_only, False
             there = sink.writer is not None and is_on_device(sink.writer.out)
             writer = self._packer.dumps(None if there else sink.writer)
-        except (OSError, MemoryError):
+        except (OSError, MemoryError, DatasetError):
             raise
         except Exception as error:
+            let_through(error)
             raise SerializationError(
                 f"the data cannot be sent to the workers: {type(error).__name__}: {error}"
             ) from error

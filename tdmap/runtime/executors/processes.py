@@ -56,6 +56,7 @@ class ProcessCrew:
     """
 
     kind = "process"
+    forks = False
 
     def __init__(self, pool: WorkerPool, wanted: int) -> None:
         self.pool = pool
@@ -149,7 +150,7 @@ class ProcessCrew:
 
     def running(self) -> dict[int, tuple[int, float]]:
         found = {}
-        for number, member in self.pool.members.items():
+        for number, member in list(self.pool.members.items()):
             since, chunk = member.control[at.SINCE], member.control[at.RUNNING]
             if not member.outstanding:
                 continue
@@ -266,6 +267,9 @@ class ProcessCrew:
 
     # -- the end -------------------------------------------------------------------------------------
 
+    def require_open(self) -> None:
+        self.pool.check_open()
+
     def close(self, ok: bool, changed: bool) -> None:
         try:
             if not ok:
@@ -282,7 +286,9 @@ class ProcessCrew:
 
     def _stop(self) -> None:
         """Let workers end their chunk, for a moment; then end them."""
-        busy = [m for m in self.pool.members.values() if m.outstanding]
+        if self.pool.is_closed:  # the collector ends a pool and a job on it in any order: nobody is left to stop
+            return
+        busy = [m for m in list(self.pool.members.values()) if m.outstanding]
         for member in busy:
             member.control[at.CANCEL] = 1
         deadline = time.monotonic() + GRACE_SECONDS

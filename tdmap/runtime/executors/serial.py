@@ -15,6 +15,7 @@ from tdmap.job import Job
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.control import local_control
+from tdmap.runtime.cuts import Cuts
 from tdmap.runtime.driver import Joined
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.types import Failed, Message
@@ -43,11 +44,13 @@ class SerialCrew:
     """Runs leases in the caller, one whenever the driver waits. The caller's random streams are put back."""
 
     kind = "serial"
+    forks = True
     size = 1
 
     def __init__(self) -> None:
         self._inbox: deque[tuple[int, Message | Joined]] = deque([(0, Joined())])
         self._leases: deque[Lease] = deque()
+        self._cuts = Cuts()
 
     def allocate(self) -> Allocate:
         return empty
@@ -63,6 +66,7 @@ class SerialCrew:
             lambda result: result,
             self._emit,
             in_caller=True,
+            cuts=self._cuts,
         )
         self._loop.undo = local_undo(job)
         if sink.writer is not None:
@@ -115,5 +119,9 @@ class SerialCrew:
     def pid(self, worker: int) -> int:
         return worker
 
+    def require_open(self) -> None:
+        pass
+
     def close(self, ok: bool, changed: bool) -> None:
         self._leases.clear()
+        self._cuts.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from dataclasses import replace
+import time
 from typing import Any
 
 import torch
@@ -16,12 +16,37 @@ from tdmap.job import Job
 from tdmap.plan import ChunkPlan
 from tdmap.runtime import control as at
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
+from tdmap.runtime.cuts import Cuts
 from tdmap.runtime.driver import Joined
 from tdmap.runtime.executors.serial import empty, local_undo
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.types import Failed, Message
 from tdmap.seeding import preserved_generators
 from tdmap.sinks import Allocate, Sink
+
+LEAVE_SECONDS = 5.0
+"""Who leaves an iteration waits so long for the chunks that run. They go on to their end then, unheard."""
+
+
+def _serve(
+    number: int,
+    loop: ChunkLoop,
+    leases: queue.SimpleQueue[Lease | None],
+    inbox: queue.SimpleQueue[tuple[int, Message | Joined]],
+    torch_threads: int,
+    grad: bool,
+) -> None:
+    """What each thread does; it does not know its crew, which ends it when nobody holds it any more."""
+    torch.set_num_threads(torch_threads)
+    torch.set_grad_enabled(grad)
+    inbox.put((number, Joined()))
+    while (lease := leases.get()) is not None:
+        try:
+            inbox.put((number, loop.run(lease.id, lease.start, lease.stop)))
+        except ChunkError as failure:
+            cause: Any = failure.__cause__
+            inbox.put((number, Failed(loop.job, lease.id, failure.chunk, cause, False)))
+            return
 
 
 class ThreadCrew:
@@ -35,24 +60,29 @@ class ThreadCrew:
     """
 
     kind = "thread"
+    forks = False
 
     def __init__(self, num_workers: int, worker_threads: int, seeded: bool = False) -> None:
         self.size = 1 if seeded else num_workers
         self._worker_threads = worker_threads
         self._torch_threads = torch.get_num_threads()
-        self._grad = torch.is_grad_enabled()
         self._streams = preserved_generators() if seeded else contextlib.nullcontext()
         self._inbox: queue.SimpleQueue[tuple[int, Message | Joined]] = queue.SimpleQueue()
         self._leases: list[queue.SimpleQueue[Lease | None]] = []
         self._loops: list[ChunkLoop] = []
         self._threads: list[threading.Thread] = []
+        self._streaming = False
+        self._opened_by = 0
+        self._cuts = Cuts()
 
     def allocate(self) -> Allocate:
         return empty
 
     def open(self, job: Job, sink: Sink) -> None:
-        self._job = job
+        self._streaming = sink.streams
+        self._opened_by = threading.get_ident()
         self._streams.__enter__()
+        inbox = self._inbox
         for number in range(self.size):
             control = at.local_control()
             control[at.RANK] = number
@@ -63,13 +93,14 @@ class ThreadCrew:
                 job.policy,
                 control,
                 lambda result: result,
-                lambda message, number=number: self._inbox.put((number, message)),  # type: ignore[misc]
+                lambda message, number=number: inbox.put((number, message)),  # type: ignore[misc]
+                cuts=self._cuts,
             )
             loop.undo = local_undo(job)
             self._loops.append(loop)
             self._leases.append(queue.SimpleQueue())
-            thread = threading.Thread(target=self._serve, args=(number,), name=f"tdmap-{number}", daemon=True)
-            self._threads.append(thread)
+            work = number, loop, self._leases[number], inbox, self._worker_threads, torch.is_grad_enabled()
+            self._threads.append(threading.Thread(target=_serve, args=work, name=f"tdmap-{number}", daemon=True))
         if sink.writer is not None:
             self.output(sink.writer)
         for thread in self._threads:
@@ -81,22 +112,8 @@ class ThreadCrew:
             loop.writer.prepare()
 
     def replan(self, plan: ChunkPlan) -> None:
-        self._job = replace(self._job, plan=plan)
         for loop in self._loops:  # one of the first chunks may be running: its rows are the same
             loop.replan(plan)
-
-    def _serve(self, number: int) -> None:
-        torch.set_num_threads(self._worker_threads)
-        torch.set_grad_enabled(self._grad)
-        self._inbox.put((number, Joined()))
-        loop = self._loops[number]
-        while (lease := self._leases[number].get()) is not None:
-            try:
-                self._inbox.put((number, loop.run(lease.id, lease.start, lease.stop)))
-            except ChunkError as failure:
-                cause: Any = failure.__cause__
-                self._inbox.put((number, Failed(self._job.number, lease.id, failure.chunk, cause, False)))
-                return
 
     def limit(self, worker: int) -> int | None:
         return None
@@ -128,15 +145,37 @@ class ThreadCrew:
     def pid(self, worker: int) -> int:
         return worker
 
-    def close(self, ok: bool, changed: bool) -> None:
+    def require_open(self) -> None:
+        pass
+
+    def _stop(self) -> None:
         for loop in self._loops:
             loop.control[at.CANCEL] = 1
         for leases in self._leases:
             leases.put(None)
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join()
+
+    def __del__(self) -> None:  # an exception from a signal handler has come before the crew was closed
+        self._stop()
+
+    def close(self, ok: bool, changed: bool) -> None:
+        self._stop()
+        self._join()
+        if not any(thread.is_alive() for thread in self._threads):
+            self._cuts.close()
         if self._threads:
             self._streams.__exit__(None, None, None)
-            # A thread's own setting is also what threads that start later begin with.
-            torch.set_num_threads(self._torch_threads)
+            if threading.get_ident() == self._opened_by:
+                # A thread's own setting is also what threads that start later begin with.
+                torch.set_num_threads(self._torch_threads)
+
+    def _join(self) -> None:
+        """Wait until every thread has ended its chunk.
+
+        Not for ever when a consumer has left. Perhaps it was the collector, in whatever thread ran it: in one of ours,
+        or in one that holds a lock which a function of ours waits for.
+        """
+        deadline = time.monotonic() + LEAVE_SECONDS
+        for thread in self._threads:
+            if thread.ident is None or thread is threading.current_thread():
+                continue
+            thread.join(max(deadline - time.monotonic(), 0) if self._streaming else None)

@@ -1,0 +1,51 @@
+"""Values in a dtype that torch can compare, in the same order, and back: it has no order for some of its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_WIDER = {
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+    torch.float8_e4m3fn: torch.float32,
+    torch.float8_e4m3fnuz: torch.float32,
+    torch.float8_e5m2: torch.float32,
+    torch.float8_e5m2fnuz: torch.float32,
+}
+
+_TOP = -(1 << 63)
+"""The bit by which the order of 64-bit numbers with a sign differs from that of numbers without one."""
+
+
+def ranked(values: Tensor, what: str = "the order") -> Tensor:
+    """Numbers with the order of `values`.
+
+    Raises:
+        TypeError: they have no order.
+
+    Example:
+        >>> ranked(torch.tensor([2**63, 5], dtype=torch.uint64)).argmax()
+        tensor(0)
+    """
+    if values.is_complex():
+        raise TypeError(f"{what} needs numbers that have an order, which complex ones have not: take abs() or real.")
+    if values.dtype is torch.uint64:
+        return values.view(torch.int64) ^ _TOP
+    wider = _WIDER.get(values.dtype)
+    return values if wider is None else values.to(wider)
+
+
+def unranked(ranks: Tensor, dtype: torch.dtype) -> Tensor:
+    """The values of a dtype that were `ranked` so."""
+    return (ranks ^ _TOP).view(dtype) if dtype is torch.uint64 else ranks.to(dtype)
+
+
+def smaller(a: Tensor, b: Tensor) -> Tensor:
+    """The smaller one of each two; NaN where one is."""
+    return unranked(torch.minimum(ranked(a), ranked(b)), a.dtype)
+
+
+def larger(a: Tensor, b: Tensor) -> Tensor:
+    """The larger one of each two; NaN where one is."""
+    return unranked(torch.maximum(ranked(a), ranked(b)), a.dtype)

@@ -1,0 +1,54 @@
+"""Something happens at the n-th step that the engine makes in this thread: a collection, a signal, an exception."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import tdmap
+
+ENGINE = os.path.dirname(tdmap.__file__) + os.sep
+
+
+class Steps:
+    """Counts what the engine's functions call and return, and acts at one of these steps.
+
+    Args:
+        at: the number of the step; None only counts.
+        action: what happens there.
+        files: names of files of the engine that count; all of them by default.
+    """
+
+    def __init__(
+        self, at: int | None = None, action: Callable[[], Any] | None = None, files: tuple[str, ...] = (".py",)
+    ) -> None:
+        self.count = 0
+        self.acted = False
+        self._at, self._action, self._files = at, action, files
+
+    def __enter__(self) -> Steps:
+        self._thread = threading.get_ident()
+        sys.setprofile(self._step)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.setprofile(None)
+
+    def _step(self, frame: Any, event: str, argument: Any) -> None:
+        name = frame.f_code.co_filename
+        if not (name.startswith(ENGINE) and name.endswith(self._files)) or threading.get_ident() != self._thread:
+            return
+        self.count += 1
+        if self.count == self._at:
+            sys.setprofile(None)
+            self.acted = True
+            assert self._action is not None
+            self._action()
+
+
+def spread(count: int, samples: int) -> list[int]:
+    """So many numbers from 1 to `count`, evenly spread; the first and the last are among them."""
+    return sorted({1 + round(n * (count - 1) / (samples - 1)) for n in range(samples)})

@@ -1,0 +1,220 @@
+"""An iterator that nobody will finish is collected: anywhere, in any thread and process. No other job notices."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+
+import pytest
+import torch
+
+import tdmap
+from tdmap.runtime.executors import threads
+from tensordict_lite import TensorDict
+from tests.engine._steps import Steps, spread
+
+X = torch.arange(400)
+KINDS = {
+    "fork": {"num_workers": 2, "mp_start_method": "fork"},
+    "forkserver": {"num_workers": 2, "mp_start_method": "forkserver"},
+    "thread": {"num_workers": 2, "executor": "thread"},
+    "seeded thread": {"num_workers": 2, "executor": "thread", "seed": 1},
+    "serial": {"num_workers": 0},
+}
+
+
+@pytest.fixture(autouse=True)
+def _only_our_collections():
+    """The collector runs when a test says so, and what goes wrong in it is an error."""
+    gc.collect()
+    gc.freeze()  # what pytest holds need not be looked through each time
+    gc.disable()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pytest.PytestUnraisableExceptionWarning)
+        yield
+        gc.collect()
+    gc.enable()
+    gc.unfreeze()
+
+
+def double(part):
+    return part * 2
+
+
+def slow(part):
+    """So slow that the driver has not heard of every lease when an iterator is left."""
+    threading.Event().wait(0.002)
+    return part * 2
+
+
+def leave(kind, pool=None):
+    """An iterator that is at work, and that only the collector can end."""
+
+    class Cycle:
+        pass
+
+    cycle = Cycle()
+    cycle.itself = cycle
+    if kind == "pipeline":
+        rows = TensorDict({"x": X}, [400]).pipeline().map(lambda td: slow(td["x"])).batch(5)
+        cycle.rows = iter(rows.iter(num_workers=2, chunksize=5))
+    elif pool is not None:
+        cycle.rows = tdmap.map_iter(X, slow, pool=pool, chunksize=5)
+    else:
+        cycle.rows = tdmap.map_iter(X, slow, chunksize=5, **KINDS[kind])
+    for _ in range(3):  # from the second on, workers have leases that have not been answered
+        next(cycle.rows)
+
+
+def collecting(part):
+    gc.collect()
+    return part * 2
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_in_a_worker_while_the_pool_of_the_iterator_is_at_work_again(method):
+    with tdmap.WorkerPool(2, method) as pool, tdmap.WorkerPool(2, "fork") as other:
+        leave("", pool)
+        other.warm_up()  # forked now, so that these workers have copies of the iterator
+        gc.collect()
+        rows = tdmap.map_iter(X, slow, chunksize=5, pool=pool)
+        got = [next(rows) for _ in range(3)]
+        assert torch.equal(tdmap.map(X, collecting, pool=other, chunksize=20), 2 * X)
+        assert torch.equal(torch.cat([*got, *rows]), 2 * X)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "pipeline"])
+def test_in_a_worker_of_another_job(kind):
+    leave(kind)
+    with tdmap.WorkerPool(2, "fork") as pool:
+        assert torch.equal(tdmap.map(X, collecting, pool=pool, chunksize=20), 2 * X)
+    gc.collect()
+    assert torch.equal(tdmap.map(X, double, chunksize=20, **KINDS.get(kind, KINDS["fork"])), 2 * X)
+
+
+@pytest.mark.parametrize("inner", ["fork", "thread", "seeded thread", "serial"])
+@pytest.mark.parametrize("kind", [*KINDS, "pipeline"])
+def test_in_a_function_or_a_callback_of_another_job(kind, inner):
+    class Collect(tdmap.Callback):
+        def on_lease_done(self, event):
+            gc.collect()
+
+    for options in ({"callbacks": [Collect()]}, {}):
+        leave(kind)
+        fn = double if options or inner == "fork" else collecting
+        assert torch.equal(tdmap.map(X, fn, chunksize=20, **KINDS[inner], **options), 2 * X)
+        gc.collect()
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "pipeline"])
+def test_in_another_thread(kind):
+    ended = []
+
+    def collect():
+        gc.collect()
+        ended.append(True)
+
+    leave(kind)
+    rows = tdmap.map_iter(X, double, num_workers=2, chunksize=10)
+    got = [next(rows)]
+    thread = threading.Thread(target=collect)
+    thread.start()
+    got += list(rows)
+    thread.join(60)
+    assert ended and torch.equal(torch.cat(got), 2 * X)
+
+
+def test_in_a_thread_of_its_own_crew():
+    started, collected = threading.Event(), threading.Event()
+
+    def slow(part):
+        if int(part[0]) == 0:
+            started.wait(30)
+        elif int(part[0]) == 5:
+            started.set()
+            collected.wait(30)
+            gc.collect()
+        return part
+
+    class Cycle:
+        pass
+
+    cycle = Cycle()
+    cycle.itself, cycle.rows = cycle, tdmap.map_iter(X, slow, num_workers=2, chunksize=5, executor="thread")
+    next(cycle.rows)
+    before = threading.active_count()
+    del cycle
+    collected.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("tdmap-"):
+            thread.join(30)
+    assert threading.active_count() < before
+    assert torch.equal(tdmap.map(X, double, num_workers=2, executor="thread"), 2 * X)
+
+
+def test_by_a_thread_that_holds_what_the_function_waits_for(monkeypatch):
+    monkeypatch.setattr(threads, "LEAVE_SECONDS", 0.2)
+    started, lock, ended = threading.Event(), threading.Lock(), threading.Event()
+
+    def locked(part):
+        if int(part[0]) == 0:
+            started.wait(30)
+        elif int(part[0]) == 5:
+            started.set()
+            with lock:
+                ended.set()
+        return part
+
+    class Cycle:
+        pass
+
+    cycle = Cycle()
+    with lock:
+        cycle.itself = cycle
+        cycle.rows = tdmap.map_iter(X, locked, num_workers=2, chunksize=5, executor="thread")
+        next(cycle.rows)
+        del cycle
+        gc.collect()  # must not wait for the lock for ever
+        assert not ended.is_set()
+    assert ended.wait(30)
+    assert torch.equal(tdmap.map(X, double, num_workers=2), 2 * X)
+
+
+def test_with_the_pool_that_it_works_on():
+    for _ in range(3):
+        leave("", tdmap.WorkerPool(2))
+        gc.collect()
+    assert torch.equal(tdmap.map(X, double, num_workers=2), 2 * X)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_at_any_step_of_another_job(method):
+    def run():
+        with tdmap.WorkerPool(2, method) as pool:  # so that workers start, too
+            return tdmap.map(X, double, pool=pool, chunksize=20)
+
+    leave(method)
+    with Steps(files=("launch.py", "pool.py", "processes.py", "driver.py")) as steps:
+        run()
+    gc.collect()
+    for at in spread(steps.count, 25):
+        leave(method)
+        with Steps(at, gc.collect, files=("launch.py", "pool.py", "processes.py", "driver.py")):
+            assert torch.equal(run(), 2 * X)
+        gc.collect()
+
+
+def test_random_streams_are_put_back_after_the_last_seeded_job(monkeypatch):
+    def draw(part):
+        gc.collect()
+        return torch.rand(len(part))
+
+    wanted = tdmap.map(X, draw, seed=3, num_workers=0, chunksize=50)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    leave("seeded thread")
+    # Were its streams put back within a chunk of the other job, that one would draw other numbers.
+    assert torch.equal(tdmap.map(X, draw, seed=3, num_workers=0, chunksize=50), wanted)
+    gc.collect()
+    assert torch.equal(torch.get_rng_state(), before)

@@ -1,0 +1,143 @@
+"""`overwrite=True`: the dataset of a folder is replaced, by every operation, when the new one is whole."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import tdmap
+from tdmap import reducers
+from tdmap.errors import AlreadyComplete
+from tensordict_lite import TensorDict
+
+
+def table() -> TensorDict:
+    x = torch.arange(20)
+    return TensorDict({"x": x, "g": x % 3, "s": [f"n{int(i)}" for i in x]}, [20])
+
+
+OPERATIONS = {
+    "map": lambda data, out, **options: tdmap.map(data, lambda c: c, out=out, **options),
+    "map, drop": lambda data, out, **options: tdmap.map(data, lambda c: c, out=out, on_error="drop", **options),
+    "data.map": lambda data, out, **options: data.map(lambda c: c, out=out, **options),
+    "filter": lambda data, out, **options: tdmap.filter(data, lambda c: c["x"] % 2 == 0, out, **options),
+    "flat_map": lambda data, out, **options: tdmap.flat_map(data, lambda c: c[:1], out, chunksize=3, **options),
+    "sort": lambda data, out, **options: tdmap.sort(data, "s", out, **options),
+    "shuffle": lambda data, out, **options: tdmap.shuffle(data, 1, out, **options),
+    "join": lambda data, out, **options: tdmap.join(data, table(), "x", out=out, **options),
+    "reduce": lambda data, out, **options: tdmap.group_by(data, "g").reduce(
+        {"n": reducers.Count()}, out=out, **options
+    ),
+    "map_groups": lambda data, out, **options: tdmap.group_by(data, "g").map_groups(
+        lambda c: c[:1], out=out, **options
+    ),
+    "write": lambda data, out, **options: data.pipeline().write(out, **options),
+    "write, growing": lambda data, out, **options: data.pipeline().filter(lambda c: c["x"] > 3).write(out, **options),
+}
+
+
+def tree(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def rows(data: TensorDict) -> str:
+    values = {
+        key: value.tolist() if isinstance(value, torch.Tensor) else value for key, value in data.to_dict().items()
+    }
+    return str((values, data.batch_size))
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_new_dataset_takes_the_place_of_the_old_one(name: str, tmp_path: Path) -> None:
+    run, options = OPERATIONS[name], {"num_workers": 2}
+    fresh = run(table(), tmp_path / "fresh", **options)
+    TensorDict({"old": torch.zeros(5), "deep": {"s": ["a"] * 5}}, [5]).memmap(tmp_path / "out")
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        run(table(), tmp_path / "out", **options)
+    for out in (tmp_path / "out", str(tmp_path / "out"), tmp_path / "new"):
+        result = run(table(), out, overwrite=True, **options)
+        assert rows(result) == rows(fresh) == rows(TensorDict.load_memmap(out))
+        assert tree(Path(out)) == tree(tmp_path / "fresh")
+    assert sorted(os.listdir(tmp_path)) == ["fresh", "new", "out"]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_folder_that_is_read_is_not_replaced(name: str, tmp_path: Path) -> None:
+    data = table().memmap(tmp_path / "data")
+    with pytest.raises(FileExistsError, match="is the folder of the data"):
+        OPERATIONS[name](data, tmp_path / "data", overwrite=True, num_workers=0)
+    assert rows(TensorDict.load_memmap(tmp_path / "data")) == rows(table())
+
+
+def test_a_pipeline_does_not_replace_a_part_or_a_cache_of_its_own(tmp_path: Path) -> None:
+    data, other = table().memmap(tmp_path / "data"), table()
+    joined = other.pipeline().concat(data.pipeline())
+    with pytest.raises(FileExistsError, match="is the folder of the data"):
+        joined.write(tmp_path / "data", overwrite=True)
+    cached = other.pipeline().cache(tmp_path / "cache").map(lambda c: c)
+    for _ in range(2):
+        with pytest.raises(FileExistsError, match="is the folder of the data"):
+            cached.write(tmp_path / "cache", overwrite=True)
+        cached.collect()
+
+
+def test_an_old_dataset_stays_whole_until_the_new_one_is(tmp_path: Path) -> None:
+    old = table().memmap(tmp_path / "out")
+
+    def fail(chunk: TensorDict) -> TensorDict:
+        if chunk["x"][-1] > 15:
+            raise ValueError("no")
+        return chunk
+
+    with pytest.raises(ValueError, match="no"):
+        tdmap.map(table(), fail, out=tmp_path / "out", overwrite=True, num_workers=2, chunksize=2)
+    assert os.listdir(tmp_path) == ["out"]
+    assert rows(TensorDict.load_memmap(tmp_path / "out")) == rows(table())
+
+    code = """
+import os, signal, sys, torch, tdmap
+from tensordict_lite import TensorDict
+def die(chunk):
+    if chunk["x"][-1] > 15:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return chunk + 1
+data = TensorDict({"x": torch.arange(20)}, [20])
+tdmap.map(data, die, out=sys.argv[1], overwrite=True, num_workers=0, chunksize=2)
+"""
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")]).returncode == -9
+    assert rows(TensorDict.load_memmap(tmp_path / "out")) == rows(table())
+    assert len(os.listdir(tmp_path)) == 2  # what the killed one has begun, which the next one removes
+    tdmap.map(TensorDict({"x": torch.arange(3)}, [3]), lambda c: c, out=tmp_path / "out", overwrite=True, num_workers=2)
+    assert os.listdir(tmp_path) == ["out"]
+    assert TensorDict.load_memmap(tmp_path / "out")["x"].tolist() == [0, 1, 2]
+    assert rows(old) == rows(table())  # it is read from files without a name
+
+
+def test_what_cannot_be_overwritten_is_named(tmp_path: Path) -> None:
+    data = TensorDict({"x": torch.arange(4)}, [4])
+    with pytest.raises(ValueError, match="resume=True goes on .* overwrite=True replaces"):
+        tdmap.map(data, lambda c: c, out=tmp_path / "a", overwrite=True, resume=True)
+    with pytest.raises(ValueError, match="so out must be its path: it is None"):
+        tdmap.map(data, lambda c: c, overwrite=True)
+    with pytest.raises(ValueError, match="got a TensorDict, whose rows are written over"):
+        tdmap.shuffle(data, 0, data.clone(), overwrite=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="thesis.txt"):
+        tdmap.map(data, lambda c: c, out=tmp_path / "other", overwrite=True)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_map_of_zero_rows_into_a_folder(resume: bool, tmp_path: Path) -> None:
+    data = TensorDict({"x": torch.zeros(0, 3), "s": []}, [0])
+    first = tdmap.map(data, lambda c: c, out=tmp_path / "out", resume=resume)
+    assert first.shape == (0,) and first["x"].shape == (0, 3)
+    if resume:
+        with pytest.warns(AlreadyComplete):
+            again = tdmap.map(data, lambda c: c, out=tmp_path / "out", resume=True)
+        assert again.shape == (0,) and set(again.keys()) == {"x", "s"}
