@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from tdmap.errors import OutputMismatch, describe_rows
+from tdmap.memory.regions import Region, SharedHandle, bytes_of, flat_bytes, map_file, region_of
 from tdmap.plan import ChunkPlan
 from tensordict_lite import NonTensorData, TensorDict, is_non_tensor, is_tensor_collection
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense import DenseCollection
-from tensordict_lite.memmap.mapping import Region, SharedHandle, map_file, region_of
 
 __all__ = [
     "Data",
@@ -85,25 +85,6 @@ def tensors_of(data: Data) -> list[Tensor]:
     if isinstance(data, Tensor):
         return [data]
     return list(data._leaves())
-
-
-def flat_bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a contiguous tensor of any dtype and shape, as a view: uint8, one dimension.
-
-    Not by `reshape(-1)`: a tensor of one row is contiguous whatever its stride, which it keeps, and torch does not
-    view elements as bytes where the stride is not 1.
-
-    Example:
-        >>> flat_bytes(torch.arange(20)[::2][:1]).tolist()
-        [0, 0, 0, 0, 0, 0, 0, 0]
-    """
-    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor, whatever its dtype."""
-    array: Any = flat_bytes(tensor).numpy()
-    return memoryview(array)
 
 
 def leaves_hold_rows(data: Data) -> bool:

@@ -23,8 +23,8 @@ import weakref
 
 import torch
 
-from tdmap._data import Region, SharedHandle, map_file, region_of
 from tdmap._warn import warn_user
+from tdmap.memory.regions import Region, SharedHandle, map_file, region_of
 from tdmap.runtime.mapped import MappedFiles
 
 ALIGNMENT = 64
