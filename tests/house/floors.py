@@ -79,16 +79,21 @@ def imported_by(node: ast.AST, modules: set[str] | None = None) -> list[str]:
     return sorted({full if (full := f"{base}.{alias.name}") in (modules or ()) else base for alias in node.names})
 
 
-def modules_without_a_floor() -> Iterator[str]:
-    """A module that the contract in pyproject.toml does not place."""
+def placed() -> set[str]:
+    """The modules that the contract in pyproject.toml gives a floor."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     layers = next(contract["layers"] for contract in settings["contracts"] if contract["name"] == "Floors")
-    placed = {name for layer in layers for name in re.split(r"[\s:|]+", layer) if name}
+    return {name for layer in layers for name in re.split(r"[\s:|]+", layer) if name}
+
+
+def modules_without_a_floor() -> Iterator[str]:
+    """A module that the contract in pyproject.toml does not place."""
+    with_a_floor = placed()
     for path in sources():
         name = module_of(path)
         parents = {name.rsplit(".", depth)[0] for depth in range(name.count(".") + 1)}
-        holds_placed = path.endswith("__init__.py") and any(other.startswith(f"{name}.") for other in placed)
-        if not placed & parents and not holds_placed:
+        holds_placed = path.endswith("__init__.py") and any(other.startswith(f"{name}.") for other in with_a_floor)
+        if not with_a_floor & parents and not holds_placed:
             yield name
 
 
