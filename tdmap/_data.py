@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tdmap.errors import OutputMismatch, describe_rows
-from tdmap.memory.regions import Region, SharedHandle, bytes_of, flat_bytes, map_file, region_of
+from tdmap.memory.regions import Region, SharedHandle, bytes_of, flat_bytes, region_of
 from tdmap.plan import ChunkPlan
 from tensordict_lite import NonTensorData, TensorDict, is_non_tensor, is_tensor_collection
 from tensordict_lite.base import TensorCollection
@@ -36,7 +36,6 @@ __all__ = [
     "join",
     "joinable",
     "leaves_hold_rows",
-    "map_file",
     "region_of",
     "signed_view",
     "tensors_of",
