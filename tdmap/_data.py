@@ -7,7 +7,7 @@ go through their public interface.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any, TypeAlias
 
@@ -30,6 +30,7 @@ __all__ = [
     "bytes_of",
     "data_length",
     "data_row_bytes",
+    "entries_of",
     "flat_bytes",
     "gatherable",
     "is_data",
@@ -39,6 +40,7 @@ __all__ = [
     "region_of",
     "signed_view",
     "tensors_of",
+    "with_tensors",
 ]
 
 Data: TypeAlias = Any
@@ -84,6 +86,17 @@ def tensors_of(data: Data) -> list[Tensor]:
     if isinstance(data, Tensor):
         return [data]
     return list(data._leaves())
+
+
+def with_tensors(data: Data, tensors: Sequence[Tensor]) -> Data:
+    """The same tree around other tensors of the same batch size, in the order of `tensors_of`."""
+    return tensors[0] if isinstance(data, Tensor) else data._with_leaves(iter(tensors))
+
+
+def entries_of(data: Data) -> Mapping[str, Any]:
+    """The entries of a dense collection as they are: what `items()` would unwrap is not."""
+    entries: Mapping[str, Any] = data._source
+    return entries
 
 
 def leaves_hold_rows(data: Data) -> bool:

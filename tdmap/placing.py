@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, SharedHandle, bytes_of, is_data, is_dense, narrow
+from tdmap._data import Data, SharedHandle, bytes_of, entries_of, is_data, is_dense, narrow
 from tdmap.data.alike import check_dtype, not_a_collection, wrong_shape
 from tdmap.data.objects import assign_objects, entry_at, piece_of
 from tdmap.data.writer import RowWriter
@@ -418,4 +418,4 @@ def _is_plain(data: Data) -> bool:
         return data.device.type == "cpu" and not data.is_conj() and not data.is_neg()
     if not is_dense(data):
         return bool(getattr(data, "_is_non_tensor", False))
-    return all(_is_plain(value) for value in data._source.values())
+    return all(_is_plain(value) for value in entries_of(data).values())

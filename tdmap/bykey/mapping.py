@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap._data import Data, is_data, is_dense, signed_view
+from tdmap._data import Data, entries_of, is_data, is_dense, signed_view
 from tdmap.bykey.codec import KeyCodec
 from tdmap.bykey.order import Words, group_starts, is_sorted, stable_order, take
 from tdmap.bykey.rows import Shape, reordered, split_rows
@@ -171,7 +171,7 @@ def _look_of(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.dtype, value.shape[1:]
     if is_dense(value):
-        return [(key, _look_of(entry)) for key, entry in value._source.items()]
+        return [(key, _look_of(entry)) for key, entry in entries_of(value).items()]
     return type(value)
 
 

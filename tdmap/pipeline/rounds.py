@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tdmap._data import Data, Reader, data_length, is_dense, is_tensor_collection, narrow, tensors_of
+from tdmap._data import Data, Reader, data_length, is_dense, is_tensor_collection, narrow, tensors_of, with_tensors
 from tdmap.data.sizes import result_bytes
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
@@ -245,7 +245,7 @@ def shared_copy(data: Data) -> Data:
     copies = [x if not x.numel() or shared_region(x) is not None else arena.like(x).copy_(x) for x in leaves]
     if all(copy is leaf for copy, leaf in zip(copies, leaves)):
         return data
-    return copies[0] if isinstance(data, torch.Tensor) else data._with_leaves(iter(copies))
+    return with_tensors(data, copies)
 
 
 def _source(table: Data, index: Picks) -> Source:
