@@ -127,24 +127,22 @@ def mapped(row: Row, name: str, inner: tuple[int, ...]) -> Row:
     return dict(row)
 
 
-def blank(row: Row) -> Row:
-    """A row that was skipped: zeros, and None for objects."""
+def blank(row: Row, dims: int) -> Row:
+    """A row that was skipped: zeros, and None for objects, in lists as deep as the row has dimensions."""
 
     def nothing(value: Any) -> Any:
         if value[0] == "object":
-            return ("object", _none_like(value[1]))
+            return ("object", _none_like(value[1], dims))
         return (value[0], value[1], bytes(len(value[2])))
 
     return {key: nothing(value) for key, value in row.items()}
 
 
-def _none_like(text: str) -> str:
-    value = eval(text)
+def _none_like(text: str, dims: int) -> str:
+    def none(item: Any, dims: int) -> Any:
+        return [none(one, dims - 1) for one in item] if dims else None
 
-    def none(item: Any) -> Any:
-        return [none(one) for one in item] if isinstance(item, list) else None
-
-    return repr(none(value))
+    return repr(none(eval(text), dims))
 
 
 # -- how it is run -----------------------------------------------------------------------------------------------------
@@ -198,7 +196,7 @@ def expect_map(rows: list[Row], step: dict[str, Any], inner: tuple[int, ...]) ->
         return [row for row, good in zip(done, valid, strict=True) if good]
     if step["mode"] == "mark":
         done = [{**row, "__valid__": value_of(torch.ones(inner, dtype=torch.bool))} for row in done]
-    return [row if good else blank(row) for row, good in zip(done, valid, strict=True)]
+    return [row if good else blank(row, len(inner)) for row, good in zip(done, valid, strict=True)]
 
 
 def run_filter(data: Any, step: dict[str, Any], folder: Path) -> Any:
