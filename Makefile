@@ -1,7 +1,7 @@
 # Needs Python (3.10 or later, with venv) and make; everything else goes into .venv.
 #   make demo    the main job on real photographs
 #   make test    the test suite (installs what it needs first)
-#   make check   linter, formatter, strict types
+#   make check   linter, formatter, floors (who may import whom), strict types
 #   make bench   the benchmarks and their charts, into benchmarks/results
 #   make gpu     a checklist, tests and figures that need a CUDA device; fails where there is none (see docs/devices.md)
 #   make soak    the long chaos and stress runs
@@ -25,6 +25,7 @@ test: $(VENV)/.installed-dev
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy --strict tdmap/
 
 format: $(VENV)/.installed-dev

@@ -33,10 +33,10 @@ from tdmap.functions import OnKeys
 from tdmap.job import Job, Source
 from tdmap.runtime import device as device_module
 from tdmap.runtime.device import DeviceLink, open_link
-from tdmap.runtime.fakelink import FakeLink
 from tdmap.runtime.shm import anonymous_file, map_path, release_file
 from tdmap.sinks.device import DeviceBuffer
 from tensordict_lite import TensorDict
+from tests.device.fakelink import FakeLink
 
 FAKE = "mtia:0"
 """A device type that torch can spell, and that nobody has here."""

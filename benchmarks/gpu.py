@@ -48,7 +48,7 @@ class Place:
         """Where tensors of the device lie."""
         if fake:
             from tdmap.runtime import device
-            from tdmap.runtime.fakelink import FakeLink
+            from tests.device.fakelink import FakeLink
 
             device.LINKS["mtia"] = FakeLink
             device.NO_FORKS.add("mtia")
@@ -260,7 +260,7 @@ def breaking(row: int, fake: bool) -> Callable[[Any], Any]:
     def fn(td: Any) -> Any:
         rows = td["row"]
         if fake:
-            from tdmap.runtime.fakelink import launch
+            from tests.device.fakelink import launch
 
             def kernel() -> None:
                 if bool((rows == row).any()):
@@ -366,7 +366,7 @@ def too_large(place: Place) -> str:
 
     row = torch.zeros(1).expand(1 << 38) if not place.fake else torch.zeros(1 << 12)
     if place.fake:
-        from tdmap.runtime.fakelink import FakeLink
+        from tests.device.fakelink import FakeLink
 
         links.LINKS["mtia"] = lambda device: FakeLink(device, memory=1000)
     calls: list[int] = []

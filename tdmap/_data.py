@@ -7,7 +7,7 @@ go through their public interface.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any, TypeAlias
 
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from tdmap.errors import OutputMismatch, describe_rows
+from tdmap.memory.regions import Region, SharedHandle, bytes_of, flat_bytes, region_of
 from tdmap.plan import ChunkPlan
 from tensordict_lite import NonTensorData, TensorDict, is_non_tensor, is_tensor_collection
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense import DenseCollection
-from tensordict_lite.memmap.mapping import Region, SharedHandle, map_file, region_of
 
 __all__ = [
     "Data",
@@ -30,16 +30,17 @@ __all__ = [
     "bytes_of",
     "data_length",
     "data_row_bytes",
+    "entries_of",
     "flat_bytes",
     "gatherable",
     "is_data",
     "join",
     "joinable",
     "leaves_hold_rows",
-    "map_file",
     "region_of",
     "signed_view",
     "tensors_of",
+    "with_tensors",
 ]
 
 Data: TypeAlias = Any
@@ -87,23 +88,15 @@ def tensors_of(data: Data) -> list[Tensor]:
     return list(data._leaves())
 
 
-def flat_bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a contiguous tensor of any dtype and shape, as a view: uint8, one dimension.
-
-    Not by `reshape(-1)`: a tensor of one row is contiguous whatever its stride, which it keeps, and torch does not
-    view elements as bytes where the stride is not 1.
-
-    Example:
-        >>> flat_bytes(torch.arange(20)[::2][:1]).tolist()
-        [0, 0, 0, 0, 0, 0, 0, 0]
-    """
-    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+def with_tensors(data: Data, tensors: Sequence[Tensor]) -> Data:
+    """The same tree around other tensors of the same batch size, in the order of `tensors_of`."""
+    return tensors[0] if isinstance(data, Tensor) else data._with_leaves(iter(tensors))
 
 
-def bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor, whatever its dtype."""
-    array: Any = flat_bytes(tensor).numpy()
-    return memoryview(array)
+def entries_of(data: Data) -> Mapping[str, Any]:
+    """The entries of a dense collection as they are: what `items()` would unwrap is not."""
+    entries: Mapping[str, Any] = data._source
+    return entries
 
 
 def leaves_hold_rows(data: Data) -> bool:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from tdmap._data import Data, is_data
+from tdmap.data.alike import not_alike
 from tdmap.data.sizes import result_bytes
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.execution import Execution
@@ -179,10 +180,10 @@ class Pieces(Collect):
                     self._output.check(self.schemas[piece.digest], 0)
             if piece.digest != self._first[1]:
                 other, digest = self._first
-                raise OutputMismatch(
-                    f"{describe_rows(*self._plan.rows(chunk))}: results must look alike to go into one dataset, and "
-                    f"{self.schemas[digest].difference(self.schemas[piece.digest])} "
-                    f"(for {describe_rows(*self._plan.rows(other))})."
+                difference = self.schemas[digest].difference(self.schemas[piece.digest])
+                raise not_alike(
+                    f"{difference} (for {describe_rows(*self._plan.rows(other))})",
+                    where=describe_rows(*self._plan.rows(chunk)),
                 )
             if self._output is not None and piece.objects:
                 self._output.check_objects(piece.objects, describe_rows(*self._plan.rows(chunk)))

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from tdmap._data import bytes_of, region_of
+from tdmap.memory.regions import bytes_of, region_of
 from tdmap.runtime.mapped import inodes_of_mappings
 from tdmap.runtime.owner import Owner
 

@@ -23,6 +23,7 @@ from tdmap.append import append_rows, each_result
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution, WorkerOptions
 from tdmap.job import Job, Policy, Source, function_name
+from tdmap.memory.files import known_file, mapped_file
 from tdmap.norows import result_of_no_rows
 from tdmap.operation import operation
 from tdmap.permute import block_rows, place_rows, row_words
@@ -32,7 +33,6 @@ from tdmap.rowerrors import OnError
 from tdmap.rowlog import FILTER, MASK, finish_run, flush_journal, forget, open_output_run
 from tdmap.runtime.skipping import DROP
 from tdmap.runtime.spill import Spill
-from tdmap.scatter import new_file, open_file
 from tdmap.schema import Schema, take_apart
 from tdmap.sinks import Collect, Preallocated
 from tdmap.store import destination
@@ -103,7 +103,7 @@ def filter(
     source.check(output)
     with output.claimed(f"filter({job.name})"):
         with Spill(spill_folder(output, spill_dir)) as spill:
-            mask = new_file(spill.folder / MASK, plan.length).view(torch.bool)
+            mask = mapped_file(spill.folder / MASK, plan.length).view(torch.bool)
             if plan.length:
                 execution.run(job, Preallocated(mask))
             copy_selected(data, source, mask, output, execution)
@@ -112,12 +112,12 @@ def filter(
 
 def _filter_resumable(job: Job, output: Output, execution: Execution) -> Data:
     length = job.plan.length
-    with open_output_run(output, job, FILTER, MASK, lambda path: new_file(path, length)) as run:
+    with open_output_run(output, job, FILTER, MASK, lambda path: mapped_file(path, length)) as run:
         assert output.store is not None
         if run.is_complete:
             forget(run)
             return output.store.publish()
-        mask = open_file(run.folder / MASK, length).view(torch.bool)
+        mask = known_file(run.folder / MASK, length).view(torch.bool)
         if length:
             execution.run(job, Preallocated(mask), run)
             flush_journal(run)

@@ -7,13 +7,15 @@ import itertools
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, strided
 
 from tdmap._data import Data, tensors_of
 from tdmap.plan import CACHE_BYTES, MIN_CHUNKS, ChunkPlan
-from tdmap.runtime.ledger import Ledger
+
+if TYPE_CHECKING:
+    from tdmap.runtime.ledger import Ledger
 
 _numbers = itertools.count(1)
 

@@ -114,7 +114,7 @@ def _noted(piece: Piece) -> Any:
     if isinstance(piece, Each):
         gaps = [number for number, value in enumerate(piece.values) if value is MISSING]
         return ["each", [None if value is MISSING else value for value in piece.values], gaps]
-    return ["rows", [None if e is MISSING else [len(e._batch_size), e.tolist()] for e in piece.entries]]
+    return ["rows", [None if e is MISSING else [e.batch_dims, e.tolist()] for e in piece.entries]]
 
 
 def _read(noted: Any) -> Piece:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tdmap._data import Data, flat_bytes, is_data, region_of, signed_view
-from tdmap.errors import OutputMismatch
+from tdmap.data.alike import not_alike
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.operation import operation
@@ -205,7 +205,7 @@ def place_rows(rows: Data, start: int, places: Places, schema: Schema) -> int:
     parts = take_apart(rows)
     difference = schema.difference(parts.schema)
     if difference:
-        raise OutputMismatch(f"rows must look alike to go into one dataset, and {difference} in the first row.")
+        raise not_alike(f"{difference} in the first row", what="rows")
     with places.opened() as files:
         for number, (tensor, file) in enumerate(zip(parts.tensors, files)):
             places.write(number, file, start, tensor.contiguous())

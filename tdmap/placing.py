@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, SharedHandle, bytes_of, is_data, is_dense, narrow
-from tdmap.data.alike import not_a_collection
+from tdmap._data import Data, SharedHandle, bytes_of, entries_of, is_data, is_dense, narrow
+from tdmap.data.alike import check_dtype, not_a_collection, wrong_shape
 from tdmap.data.objects import assign_objects, entry_at, piece_of
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch
@@ -344,15 +344,8 @@ def _check_entry(target: Any, field: Field) -> None:
             raise OutputMismatch(f"{key}: out holds {kinds[0]}, and the result {kinds[1]}.")
         return
     if tuple(target.shape[1:]) != field.shape:
-        raise OutputMismatch(
-            f"{key}: rows of out have shape {tuple(target.shape[1:])}, and those of the result {field.shape}. Allocate "
-            "out with that shape, or leave out=None."
-        )
-    if not torch.can_cast(field.dtype, target.dtype):
-        raise OutputMismatch(
-            f"{key}: out wants dtype {target.dtype} and the result has {field.dtype}, which does not cast to it "
-            "safely. Allocate out with that dtype, or leave out=None."
-        )
+        raise wrong_shape(key, target.shape[1:], field.shape, "a row and the result has")
+    check_dtype(key, target.dtype, field.dtype, "the result has")
 
 
 def require_apart(source: Data, out: Data) -> None:
@@ -425,4 +418,4 @@ def _is_plain(data: Data) -> bool:
         return data.device.type == "cpu" and not data.is_conj() and not data.is_neg()
     if not is_dense(data):
         return bool(getattr(data, "_is_non_tensor", False))
-    return all(_is_plain(value) for value in data._source.values())
+    return all(_is_plain(value) for value in entries_of(data).values())

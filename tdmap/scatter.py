@@ -13,24 +13,19 @@ Every write has one place that follows from the order. So a chunk or bucket that
 from __future__ import annotations
 
 import math
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap import hidden
-from tdmap._data import map_file
-from tdmap.errors import UntrustedFile
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
+from tdmap.memory.files import mapped_file
 from tdmap.placing import Places, SharedTensors, Step, travels
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.spill import Spill
 from tdmap.sinks import Collect
-from tensordict_lite.memmap.mapping import reserve
 
 SMALLEST, LARGEST = 32 << 20, 512 << 20
 """Bytes of a chunk and of a bucket: what a worker holds."""
@@ -71,11 +66,13 @@ def scatter_rows(
         return result
 
     counts = np.stack(run(order, buckets, _Count(chunk_rows, chunks)))
-    listed = new_file(spill.folder / "rows", len(order) * 8).view(torch.int64)
+    listed = mapped_file(spill.folder / "rows", len(order) * 8).view(torch.int64)
     # Where the rows of a chunk begin in the list, and those of a bucket within them.
     starts = (counts.sum(0).cumsum() - counts.sum(0))[None, :] + counts.cumsum(0) - counts
     run(order, buckets, _List(chunk_rows, bucket_rows, starts, SharedTensors([listed], False)))
-    waiting = [new_file(spill.folder / f"rows-{number}", len(order) * width) for number, width in enumerate(row_bytes)]
+    waiting = [
+        mapped_file(spill.folder / f"rows-{number}", len(order) * width) for number, width in enumerate(row_bytes)
+    ]
     segments = np.arange(len(counts))[:, None] * bucket_rows + counts.cumsum(1) - counts
     first = _Spread(
         chunk_rows, counts, segments, SharedTensors([listed], False), source, _places_of(waiting, row_bytes)
@@ -83,35 +80,6 @@ def scatter_rows(
     run(torch.arange(chunks), ChunkPlan(chunks, 1), first)
     shared = SharedTensors([tensor.view(len(order), -1) for tensor in waiting], False)
     run(order, buckets, _Settle(chunk_rows, chunks, shared, places))
-
-
-def new_file(path: Path, nbytes: int) -> Tensor:
-    """A file of so many zeros, mapped; its room is reserved, so that a full disk is an error now and not later."""
-    fd = hidden.open_file(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        os.ftruncate(fd, 0)
-        reserve(fd, nbytes, str(path))
-    finally:
-        os.close(fd)
-    return open_file(path, nbytes)
-
-
-def open_file(path: Path, nbytes: int) -> Tensor:
-    """The bytes of a file that `new_file` has made.
-
-    Raises:
-        UntrustedFile: it is another one.
-    """
-    fd = hidden.open_file(path, os.O_RDWR)
-    try:
-        found = os.fstat(fd).st_size
-    finally:
-        os.close(fd)
-    if found != nbytes:
-        raise UntrustedFile(path, f"has {found:,} bytes, where {nbytes:,} were written")
-    if not nbytes:
-        return torch.empty(0, dtype=torch.uint8)
-    return torch.empty(0, dtype=torch.uint8).set_(map_file(str(path), nbytes), 0, (nbytes,), (1,))
 
 
 def _places_of(tensors: list[Tensor], row_bytes: list[int]) -> Places:

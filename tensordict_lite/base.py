@@ -240,9 +240,6 @@ class TensorCollection(Families):
                 rest = own[len(names) :] if own is not None else [None] * (sub.batch_dims - len(names))
                 sub._set_names([*names, *rest])
 
-    def _has_names(self) -> bool:
-        return self._names is not None
-
     def __len__(self) -> int:
         size = self._batch_size
         return size[0] if size else 0

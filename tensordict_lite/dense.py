@@ -18,7 +18,7 @@ from tensordict_lite.fitting import Fitting
 from tensordict_lite.indexing import index_batch_size, index_names, normalise_index, rows_mismatch
 from tensordict_lite.keys import missing_key_error, path_of, require_path
 from tensordict_lite.ops.put import NUMBERS, as_rows, put_rows
-from tensordict_lite.settings import settings
+from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.views import public
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DenseCollection"]
 
-_MISSING = object()
 _FULL = slice(None)
 _new_object = object.__new__
 
@@ -166,7 +165,7 @@ class DenseCollection(Fitting, TensorCollection):
     def get(
         self,
         key: Any,
-        default: Any = _MISSING,
+        default: Any = MISSING,
         *,
         as_list: bool = False,
         as_nested_tensor: bool = False,
@@ -190,10 +189,10 @@ class DenseCollection(Fitting, TensorCollection):
             (torch.Size([3]), 0)
         """
         if type(key) is str:
-            value = self._source.get(key, _MISSING)
-            if value is not _MISSING:
+            value = self._source.get(key, MISSING)
+            if value is not MISSING:
                 return public(value) if settings.unbatched else value
-            if default is not _MISSING:  # no error is built that nobody would see
+            if default is not MISSING:  # no error is built that nobody would see
                 return default
             if settings.get_defaults_to_none:
                 return None
@@ -207,7 +206,7 @@ class DenseCollection(Fitting, TensorCollection):
                 return public(node) if settings.unbatched else node
             except KeyError:
                 # `_source` of every level so far was a dict: the entry is absent, whatever its spelling
-                if default is not _MISSING:
+                if default is not MISSING:
                     return default
                 if settings.get_defaults_to_none:
                     return None
@@ -225,7 +224,7 @@ class DenseCollection(Fitting, TensorCollection):
                         return node.get(path[depth + 1 :], default, **stacked_as)
             return public(self._get_path_slowly(path))
         except KeyError:
-            if default is not _MISSING:
+            if default is not MISSING:
                 return default
             if settings.get_defaults_to_none:
                 return None
@@ -284,9 +283,9 @@ class DenseCollection(Fitting, TensorCollection):
             index_batch_size(self._batch_size, rows)  # no entry has checked the range
         return self._rebuild(out, size, self._names)
 
-    def get_at(self, key: Any, index: Any, default: Any = _MISSING) -> Any:
+    def get_at(self, key: Any, index: Any, default: Any = MISSING) -> Any:
         """``td.get(key)[index]``, the default when the key is missing."""
-        value = self.get(key) if default is _MISSING else self.get(key, default)
+        value = self.get(key) if default is MISSING else self.get(key, default)
         return value if value is default or value is None else value[index]
 
     # -- writing -------------------------------------------------------------------------------------------
@@ -333,8 +332,8 @@ class DenseCollection(Fitting, TensorCollection):
         source = self._source
         for key in value._key_list():
             item = value._get_str(key)
-            entry = source.get(key, _MISSING)
-            if entry is _MISSING:
+            entry = source.get(key, MISSING)
+            if entry is MISSING:
                 if self._lock is not None:
                     raise self._locked_error()
                 entry = source[key] = self._allocate_like(item, len(size))

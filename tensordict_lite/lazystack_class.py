@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection, TensorDictBase, as_size
-from tensordict_lite.dense import _MISSING, DenseCollection
+from tensordict_lite.dense import DenseCollection
 from tensordict_lite.indexing import normalise_index
 from tensordict_lite.keys import missing_key_error, path_of, require_path
 from tensordict_lite.lazystack_index import LazyIndexOps
@@ -30,7 +30,7 @@ from tensordict_lite.lazystack_members import (
 from tensordict_lite.lazystack_shape import LazyShapeOps
 from tensordict_lite.lazystack_values import LazyValueOps
 from tensordict_lite.lazystack_write import LazyWriteOps
-from tensordict_lite.settings import settings
+from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.views import public
 
 if TYPE_CHECKING:
@@ -354,7 +354,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
     def get(
         self,
         key: Any,
-        default: Any = _MISSING,
+        default: Any = MISSING,
         *,
         as_list: bool = False,
         as_nested_tensor: bool = False,
@@ -401,13 +401,13 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
                 return padded(values, padding_side, padding_value, key)
             return public(self._get_path_slowly(path))
         except KeyError:
-            if default is not _MISSING:
+            if default is not MISSING:
                 return default
             if settings.get_defaults_to_none:
                 return None
             raise missing_key_error(path, self._key_list(), type(self).__name__) from None
 
-    def get_nestedtensor(self, key: Any, default: Any = _MISSING, *, layout: torch.layout | None = None) -> Any:
+    def get_nestedtensor(self, key: Any, default: Any = MISSING, *, layout: torch.layout | None = None) -> Any:
         """Deprecated: the entries of the members as a nested tensor, as ``get(key, as_nested_tensor=True)``.
 
         Raises:
@@ -426,7 +426,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
             )
         path = require_path(key)
         if path not in self:
-            if default is not _MISSING:
+            if default is not MISSING:
                 return default
             raise missing_key_error(path, self._key_list(), type(self).__name__)
         return self.get(key, as_nested_tensor=True, layout=layout or torch.strided)

@@ -13,6 +13,7 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.keys import require_path
 from tensordict_lite.lazystack_class import LazyStackedTensorDict, _blank
+from tensordict_lite.settings import MISSING
 from tensordict_lite.tensorclass_build import TensorClassMeta
 from tensordict_lite.tensorclass_fields import unknown_field_error
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TypedLazyStack", "typed_stack_class"]
 
-_MISSING = object()
 _METADATA = frozenset(("batch_size", "shape", "device", "names"))
 _new_object = object.__new__
 
@@ -40,11 +40,11 @@ class TypedLazyStack(LazyStackedTensorDict):
         kind = cls._member_class
         return cls if all(getattr(m, "_member_class", type(m)) is kind for m in members) else LazyStackedTensorDict
 
-    def get(self, key: Any, default: Any = _MISSING, **kwargs: Any) -> Any:
+    def get(self, key: Any, default: Any = MISSING, **kwargs: Any) -> Any:
         """The field as the attribute gives it; keywords are those of :meth:`LazyStackedTensorDict.get`."""
         if type(key) is str and key in _METADATA and key not in self._field_specs:
             return getattr(self, key)
-        absent = None if default is _MISSING or key in self._field_specs else default
+        absent = None if default is MISSING or key in self._field_specs else default
         value = super().get(key, absent, **kwargs)
         if isinstance(value, TensorCollection) and value._is_non_tensor:
             return value._as_value()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -196,8 +197,6 @@ class LazyValueOps(LazyUpdateOps):
         return self._undoable_as(out, lambda td: td.flatten_keys(separator))
 
     def _undoable_as(self, out: Any, inverse: Callable[[Any], Any]) -> Any:
-        import weakref
-
         out._last_op = (weakref.ref(self), inverse)
         return out
 

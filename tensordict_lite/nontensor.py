@@ -20,15 +20,13 @@ from tensordict_lite.base import TensorCollection, as_size, check_names
 from tensordict_lite.dense import DenseCollection
 from tensordict_lite.errors import EntryKindError
 from tensordict_lite.ops.rows import check_pad
-from tensordict_lite.settings import settings
+from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.tensordict import normalise_device
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["NonTensorData", "NonTensorDataBase", "filled", "from_sequence", "is_non_tensor", "same_payload", "spread"]
-
-_MISSING = object()
 
 
 class NonTensorDataBase(DenseCollection):
@@ -122,11 +120,11 @@ class NonTensorDataBase(DenseCollection):
         """False: the object counts as content."""
         return False
 
-    def get(self, key: Any, default: Any = _MISSING) -> Any:
+    def get(self, key: Any, default: Any = MISSING) -> Any:
         """The object for ``"data"``, else the default (``None``)."""
         if key == "data":
             return self._payload
-        return super().get(key) if default is _MISSING else super().get(key, default)
+        return super().get(key) if default is MISSING else super().get(key, default)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, str):

@@ -21,6 +21,9 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+MISSING: Any = object()
+"""The default of arguments for which None is a value. There is one, because methods hand theirs to each other."""
+
 
 class Settings:
     """The current values; read as plain attributes on the hot paths."""

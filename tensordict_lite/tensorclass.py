@@ -29,7 +29,7 @@ from tensordict_lite.keys import require_path
 from tensordict_lite.metadata import MetaData
 from tensordict_lite.nontensor import NonTensorData, NonTensorDataBase, is_non_tensor
 from tensordict_lite.nontensor_stack import NonTensorStack
-from tensordict_lite.settings import settings
+from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.tensorclass_build import TensorClassMeta, build, registered_class
 from tensordict_lite.tensorclass_convert import TensorClassConversions, from_dataclass
 from tensordict_lite.tensorclass_fields import FLAGS, FieldSpec, Flags, unknown_field_error
@@ -57,7 +57,6 @@ __all__ = ["TensorClass", "from_dataclass", "is_tensorclass", "registered_class"
 __all__ += ["MetaData", "NonTensorData", "NonTensorDataBase", "NonTensorStack", "is_non_tensor"]
 
 T = TypeVar("T")
-_MISSING = object()
 _SLOTS = frozenset(TensorCollection.__slots__)
 _METADATA = frozenset(("batch_size", "shape", "device", "names"))
 
@@ -203,7 +202,7 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
         if self._source.pop(name, None) is None:
             raise AttributeError(f"the field {name!r} of {type(self).__name__} is not set, so it cannot be deleted")
 
-    def get(self, key: Any, default: Any = _MISSING) -> Any:
+    def get(self, key: Any, default: Any = MISSING) -> Any:
         """Value of a field, or of an entry below one: what the attribute gives, ``None`` when it is not set.
 
         Args:
@@ -212,13 +211,13 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
             default: returned when the class has no such field or nothing is at the path.
         """
         if type(key) is str:
-            value = self._source.get(key, _MISSING)
-            if value is _MISSING:
+            value = self._source.get(key, MISSING)
+            if value is MISSING:
                 if key in _METADATA and key not in self._field_specs:
                     return getattr(self, key)
-                return None if default is _MISSING or key in self._field_specs else default
+                return None if default is MISSING or key in self._field_specs else default
         else:
-            default = None if default is _MISSING else default
+            default = None if default is MISSING else default
             try:
                 value = super().get(key, default)
             except (KeyError, ValueError):  # the path goes on below a tensor

@@ -19,6 +19,7 @@ import torch
 from typing_extensions import dataclass_transform
 
 from tensordict_lite.base import TensorCollection, as_size, check_names
+from tensordict_lite.settings import MISSING
 from tensordict_lite.tensorclass_fields import (
     FLAGS,
     FieldSpec,
@@ -34,7 +35,6 @@ from tensordict_lite.tensordict import normalise_device
 
 __all__ = ["TensorClassMeta", "build", "fill_slots", "registered_class"]
 
-_MISSING = object()
 _STORAGE = frozenset((*TensorCollection.__slots__, "_stack_dim"))
 # Not __module__: pickles by value find the globals of a function through the module that it names.
 _WRAPPED = ("__name__", "__qualname__", "__doc__", "__annotations__")
@@ -112,15 +112,15 @@ def _restore_defaults(cls: Any, own: Mapping[str, Any]) -> None:
     """Puts defaults where ``dataclasses`` looks for them, and not the properties of a parent's field."""
     raw = cls.__dict__.get("_raw_defaults", {})
     for field in own:
-        current = cls.__dict__.get(field, _MISSING)
-        if current is _MISSING or (isinstance(current, property) and field in raw):
-            value = raw.get(field, _MISSING)
-            if value is _MISSING:
+        current = cls.__dict__.get(field, MISSING)
+        if current is MISSING or (isinstance(current, property) and field in raw):
+            value = raw.get(field, MISSING)
+            if value is MISSING:
                 inherited = _inherited_field(cls, field)
                 value = inherited.default if inherited is not None else dataclasses.MISSING
             if value is not dataclasses.MISSING:
                 setattr(cls, field, value)
-            elif current is not _MISSING or hasattr(cls, field):
+            elif current is not MISSING or hasattr(cls, field):
                 setattr(cls, field, dataclasses.field())
     cls._raw_defaults = {field: cls.__dict__.get(field, dataclasses.MISSING) for field in own}
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -17,6 +20,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _end_workers_at_the_end() -> Iterator[None]:
+    """No process is left behind: pools stay warm between tests, and end with the session."""
+    yield
+    if "tdmap" in sys.modules:  # many areas never import the engine
+        sys.modules["tdmap"].close_pools()
 
 
 @pytest.fixture(autouse=True)

@@ -24,12 +24,13 @@ from tdmap.api import policy_for
 from tdmap.append import Pieces, SpillRows, place_pieces
 from tdmap.bykey import mapping
 from tdmap.bykey.aggregates import Grouped, grouped_form
-from tdmap.bykey.keys import KeyLike, KeySpec, require_entry
+from tdmap.bykey.keys import KeyLike, KeySpec
 from tdmap.bykey.prepare import KeyedData, count_partitions, light, plan_rows, prepare
 from tdmap.bykey.reducing import CutChunk, ReducePartition, empty_answer, one_row, select, try_forms
 from tdmap.bykey.rows import Shape, columns_of, is_columnar, schema_of
 from tdmap.bykey.spilling import Partitions
 from tdmap.bykey.splits import Splits
+from tdmap.data.entries import require_entry
 from tdmap.data.objects import entry_at
 from tdmap.errors import add_note
 from tdmap.execution import Execution

@@ -6,7 +6,6 @@ job 2   range of keys ──► sorted ──► its place in the index, which f
 
 from __future__ import annotations
 
-import os
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tdmap._data import data_row_bytes
 from tdmap.bykey.keys import KeySpec
 from tdmap.bykey.order import Words, group_starts, is_sorted, stable_order
 from tdmap.bykey.prepare import KeyedData, count_partitions, light, plan_rows
@@ -22,12 +22,12 @@ from tdmap.bykey.rows import Shape
 from tdmap.bykey.spilling import Partitions
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
+from tdmap.memory.files import mapped_file
 from tdmap.placing import Places
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.packing import Arena
 from tdmap.runtime.spill import Spill
 from tdmap.sinks import Collect
-from tensordict_lite.memmap.mapping import map_file
 
 HEAP_BYTES = 64 << 20
 """An index of more bytes lies in a file."""
@@ -123,8 +123,6 @@ def sorted_rows(
 
 
 def _chunk_bytes(source: Any, spec: KeySpec) -> int:
-    from tdmap._data import data_row_bytes
-
     return data_row_bytes(source, int(source.shape[0]))
 
 
@@ -133,10 +131,4 @@ def _room(rows: int, count: int, spill: Spill) -> list[Tensor]:
     if rows * 8 * count <= HEAP_BYTES:
         arena = Arena()
         return [arena.empty(torch.int64, torch.Size([rows])) for _ in range(count)]
-    columns = []
-    for number in range(count):
-        path = str(spill.folder / f"index-{number}")
-        with open(path, "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, rows * 8)
-        columns.append(torch.empty(0, dtype=torch.int64).set_(map_file(path, rows * 8), 0, torch.Size([rows]), (1,)))
-    return columns
+    return [mapped_file(spill.folder / f"index-{number}", rows * 8).view(torch.int64) for number in range(count)]

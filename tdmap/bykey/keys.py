@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -13,12 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap._data import Data, is_data, narrow
+from tdmap._data import Data, is_data
 from tdmap.bykey.codec import KeyCodec, KeyColumn
 from tdmap.bykey.order import Words
+from tdmap.data.entries import require_entry
 from tdmap.reducers.base import Key
-from tensordict_lite.errors import KeyThroughLeafError
-from tensordict_lite.views import is_leaf_nontensor
 
 KeyLike: TypeAlias = "Key | list[Key] | Callable[[Any], Any]"
 """A key, a nested key (a tuple of strings), a list of several, or a function of a chunk."""
@@ -106,20 +103,6 @@ class KeySpec:
 def _plain(key: Any) -> Key:
     plain: Key = key[0] if isinstance(key, tuple) and len(key) == 1 else key
     return plain
-
-
-def require_entry(data: Data, name: Key, what: str) -> None:
-    """Raise KeyError that names the entries there are, unless `name` is one."""
-    with contextlib.suppress(KeyThroughLeafError):
-        if data.get(name, None) is not None:
-            return
-    keys = [key for key, value in data.items(True, True, is_leaf=is_leaf_nontensor)]
-    there = ", ".join(repr(key) for key in sorted(keys, key=str)) or "none"
-    close = difflib.get_close_matches(str(name), [str(key) for key in keys], 1)
-    hint = f" Did you mean {next(key for key in keys if str(key) == close[0])!r}?" if close else ""
-    if isinstance(name, tuple) and all(data.get(part, None) is not None for part in name):
-        hint = f" A tuple is one nested entry; for several keys pass the list {list(name)!r}."
-    raise KeyError(f"{what} is {name!r}, and there is no such entry: there are {there}.{hint}")
 
 
 def _column(chunk: Data, name: Key) -> Any:
@@ -224,8 +207,3 @@ def sample_rows(length: int, runs: int, run: int) -> Tensor:
         return torch.arange(length)
     starts = torch.arange(runs) * (length - run) // (runs - 1)
     return (starts[:, None] + torch.arange(run)).reshape(-1)
-
-
-def first_rows(data: Data, count: int) -> Data:
-    """The first rows of a dataset."""
-    return narrow(data, 0, 0, min(count, len(data)))

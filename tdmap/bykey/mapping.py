@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap._data import Data, is_data, is_dense, signed_view
+from tdmap._data import Data, entries_of, is_data, is_dense, signed_view
 from tdmap.bykey.codec import KeyCodec
 from tdmap.bykey.order import Words, group_starts, is_sorted, stable_order, take
 from tdmap.bykey.rows import Shape, reordered, split_rows
 from tdmap.bykey.spilling import Partitions
-from tdmap.errors import OutputMismatch, add_note
+from tdmap.data.alike import not_alike
+from tdmap.errors import add_note
 from tdmap.job import function_name
+from tdmap.memory.files import mapped_file
 from tdmap.runtime.residency import Residency
 from tdmap.schema import Schema, take_apart
-from tensordict_lite.memmap.mapping import map_file
 
 HEAP_BYTES = 64 << 20
 """A partition of more bytes is put in order in a file, and mapped. A key that has so many bytes of rows has one of its
@@ -141,8 +143,8 @@ class MapPartition:
             keys = take(words, starts)
             del words
         shapes = self.partitions.shapes[self.partitions.num_words :]
-        folder = str(self.partitions.spill.folder)
-        columns = [_file_column(folder, f"{os.getpid()}-{partition}-{n}", s, count) for n, s in enumerate(shapes)]
+        name = str(self.partitions.spill.folder / f"{os.getpid()}-{partition}")
+        columns = [_file_column(Path(f"{name}-{n}.group"), shape, count) for n, shape in enumerate(shapes)]
         residency = Residency()
         residency.watch(columns)
         at = 0
@@ -157,16 +159,11 @@ class MapPartition:
         return keys, starts, columns
 
 
-def _file_column(folder: str, name: str, shape: Shape, rows: int) -> Tensor:
-    path = os.path.join(folder, name + ".group")
-    nbytes = rows * shape.nbytes
-    with open(path, "wb") as file:
-        os.posix_fallocate(file.fileno(), 0, max(nbytes, 1))
-    storage = map_file(path, max(nbytes, 1))
+def _file_column(path: Path, shape: Shape, rows: int) -> Tensor:
+    """A column in a file that has no name any more, so that it goes with its last user."""
+    memory = mapped_file(path, rows * shape.nbytes)
     os.unlink(path)
-    size = torch.Size((rows, *shape.row))
-    stride = torch.empty(size, device="meta").stride()
-    return torch.empty(0, dtype=shape.dtype).set_(storage, 0, size, stride)
+    return memory.view(shape.dtype).view(rows, *shape.row)
 
 
 def _look_of(value: Any) -> Any:
@@ -174,7 +171,7 @@ def _look_of(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.dtype, value.shape[1:]
     if is_dense(value):
-        return [(key, _look_of(entry)) for key, entry in value._source.items()]
+        return [(key, _look_of(entry)) for key, entry in entries_of(value).items()]
     return type(value)
 
 
@@ -186,7 +183,7 @@ def _same_schema(schema: Schema | None, result: Data) -> Schema:
     """
     found = take_apart(result).schema
     if schema is not None and found.fields != schema.fields:
-        raise OutputMismatch(f"results must look alike to go into one dataset, and {schema.difference(found)}.")
+        raise not_alike(schema.difference(found))
     return found
 
 

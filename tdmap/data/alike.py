@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -98,11 +98,45 @@ def _key(path: KeyPath) -> str:
     return repr(path[0] if len(path) == 1 else path) if path else "the result"
 
 
+def not_alike(
+    difference: str, where: str = "", what: str = "results", purpose: str = "to go into one dataset", advice: str = ""
+) -> OutputMismatch:
+    """The error for rows that do not look like others with which they belong together.
+
+    Args:
+        difference: in words, from `describe_difference` or `Schema.difference`.
+        where: which rows.
+        what: how they are called.
+        purpose: why they must be alike.
+        advice: what to do.
+    """
+    where = f"{where}: " if where else ""
+    return OutputMismatch(f"{where}{what} must look alike {purpose}, and {difference}.{' ' if advice else ''}{advice}")
+
+
 def unlike_the_others(rows: Data, result: Data, objects: Iterable[KeyPath] = ()) -> OutputMismatch:
     """The error for a result that has not the schema of those that came before."""
+    return not_alike(describe_difference(rows, result, objects=objects))
+
+
+def wrong_shape(key: str, wanted: Sequence[int], found: Sequence[int], whose: str) -> OutputMismatch:
+    """The error for rows of another shape than those of the output."""
     return OutputMismatch(
-        f"results must look alike to go into one dataset, and {describe_difference(rows, result, objects=objects)}."
+        f"{key}: out wants shape {tuple(wanted)} for {whose} {tuple(found)}. Allocate out with that shape, or leave "
+        "out=None."
     )
+
+
+def check_dtype(key: str, wanted: torch.dtype, found: torch.dtype, whose: str) -> None:
+    """Raise OutputMismatch unless rows of one dtype may go into an output of another.
+
+    That a cast is safe for their values too is seen when they are there, by `cast`.
+    """
+    if not torch.can_cast(found, wanted):
+        raise OutputMismatch(
+            f"{key}: out wants dtype {wanted} and {whose} {found}, which does not cast to it safely. Convert it, or "
+            "allocate out with that dtype."
+        )
 
 
 def fits(rows: Data, result: Data) -> bool:
@@ -146,15 +180,8 @@ def check_leaf(dst: Tensor, src: Data, path: KeyPath) -> None:
     if not isinstance(src, Tensor):
         raise OutputMismatch(f"{key}: out holds a tensor and the function returned {_kind(src)}.")
     if src.shape != dst.shape:
-        raise OutputMismatch(
-            f"{key}: out wants shape {tuple(dst.shape)} for these rows and the function returned "
-            f"{tuple(src.shape)}. Allocate out with the function's shape, or leave out=None."
-        )
-    if not torch.can_cast(src.dtype, dst.dtype):
-        raise OutputMismatch(
-            f"{key}: out wants dtype {dst.dtype} and the function returned {src.dtype}, which does not cast to "
-            "it safely. Convert in the function, or allocate out with that dtype."
-        )
+        raise wrong_shape(key, dst.shape, src.shape, "these rows and the function returned")
+    check_dtype(key, dst.dtype, src.dtype, "the function returned")
 
 
 def cast(src: Tensor, dtype: torch.dtype, path: KeyPath) -> Tensor:

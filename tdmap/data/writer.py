@@ -21,6 +21,7 @@ from tdmap.data.alike import (
 )
 from tdmap.data.objects import KeyPath, Pieces, entry_at, object_paths, piece_of, unchanged, without_objects
 from tdmap.errors import OutputMismatch
+from tdmap.filecolumn import columns_behind
 from tdmap.plan import ChunkPlan
 
 Put: TypeAlias = Callable[[Tensor, Tensor], Any]
@@ -83,8 +84,6 @@ class RowWriter:
 
     def prepare(self) -> None:
         """Drop what slows slicing, and open the files; called once by each worker."""
-        from tdmap.filecolumn import columns_behind
-
         self.out = out = plain_tensors(self.out)
         if not self.aliased and self.plan.dim == 0:
             self._files = columns_behind(tensors_of(out), self.plan.size)

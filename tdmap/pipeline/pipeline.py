@@ -12,7 +12,7 @@ import torch
 
 from tdmap._data import Data, data_length, is_data, is_tensor_collection
 from tdmap._warn import warn_user
-from tdmap.bykey.keys import require_entry
+from tdmap.data.entries import require_entry
 from tdmap.devices import check_start_method
 from tdmap.functions import Keys, as_function
 from tdmap.operation import operation

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from tdmap._data import Data, Reader, data_length, is_dense, is_tensor_collection, narrow, tensors_of
+from tdmap._data import Data, Reader, data_length, is_dense, is_tensor_collection, narrow, tensors_of, with_tensors
 from tdmap.data.sizes import result_bytes
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.pipeline.planning import ENDLESS, Both, Head, Local, Plan, leaf_row_bytes
 from tdmap.pipeline.rows import Joined, Picks, Table, View, Zipped, epoch_seed
-from tdmap.pipeline.stages import Batch, Filter
+from tdmap.pipeline.stages import Batch
 from tdmap.pipeline.work import Work
 from tdmap.plan import LEAD_ROWS, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
 from tdmap.runtime.cuts import Cuts
@@ -245,7 +245,7 @@ def shared_copy(data: Data) -> Data:
     copies = [x if not x.numel() or shared_region(x) is not None else arena.like(x).copy_(x) for x in leaves]
     if all(copy is leaf for copy, leaf in zip(copies, leaves)):
         return data
-    return copies[0] if isinstance(data, torch.Tensor) else data._with_leaves(iter(copies))
+    return with_tensors(data, copies)
 
 
 def _source(table: Data, index: Picks) -> Source:
@@ -307,8 +307,3 @@ def seeded(seed: int | None, number: int) -> Iterator[None]:
     with preserved_generators():
         seed_everything(derive(seed, number))
         yield
-
-
-def drops_batches(head: Head) -> bool:
-    """Whether a batch may be filtered out."""
-    return any(isinstance(stage, Filter) for stage in head.tail)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tdmap._data import Data, data_length, is_data, is_tensor_collection, narrow, tensors_of
-from tdmap.errors import OutputMismatch
+from tdmap.data.alike import not_alike
 from tdmap.pipeline.stages import CALLING, Shard, Shuffle, Skip, Stage, Take
 from tdmap.resume import folder_of
 from tdmap.schema import Schema
@@ -330,9 +330,11 @@ def check_alike(first: Data, other: Data) -> None:
     """Raise OutputMismatch unless two chunks can be rows of one dataset."""
     schemas = [Schema(piece[:0]) for piece in (first, other)]
     if schemas[0].digest != schemas[1].digest:
-        raise OutputMismatch(
-            "rows that come after one another must look alike, and "
-            f"{schemas[0].difference(schemas[1])}. Use .select(...) or .map(...) on one of the two."
+        raise not_alike(
+            schemas[0].difference(schemas[1]),
+            what="rows",
+            purpose="to come after one another",
+            advice="Use .select(...) or .map(...) on one of the two.",
         )
 
 

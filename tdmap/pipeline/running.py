@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tdmap._data import Data, check_rows, data_length, is_data, narrow
+from tdmap.api import policy_for
 from tdmap.append import each_result
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch
@@ -306,8 +307,6 @@ def make_context(
     timeout: float | None = None,
 ) -> Context:
     """The context of a terminal, checked."""
-    from tdmap.api import policy_for
-
     if chunksize is not None and (isinstance(chunksize, bool) or not isinstance(chunksize, int) or chunksize < 1):
         raise ValueError(f"chunksize must be a number of rows, at least 1: got {chunksize!r}.")
     if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tdmap._data import Data
+from tdmap.api import stream_values
 from tdmap.pipeline.planning import Again, Both, Head, Local, Plan
 from tdmap.pipeline.rounds import Context, Rounds, chunk_rows, default_ahead, head_job, run_here, seeded
 from tdmap.pipeline.rows import epoch_seed, join_pieces, merge, permutation
@@ -113,8 +114,6 @@ class HeadStream(Stream):
 
     def _run(self) -> Iterator[Any]:
         """The rest of the round that the next chunk is in."""
-        from tdmap.api import stream_values
-
         rounds, context = self._rounds, self._context
         epoch = rounds.epoch_of(self._chunk)
         job = head_job(rounds, epoch, context)
@@ -448,7 +447,6 @@ class BufferStream(_Over):
         self._size = stage.buffer
         self._seed = seed
         self._drawn = 0
-        self._filling: list[Data] = []
         self._buffer: Data | None = None
         self._cutter = Cutter(below)
         self._over = False

@@ -22,7 +22,9 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
+from tdmap._data import is_data
 from tdmap.errors import add_note
+from tdmap.runtime.trees import tensors_in
 from tensordict_lite import is_tensorclass
 
 S = TypeVar("S")
@@ -89,7 +91,7 @@ class Associative(Reducer[Any]):
         if state is not None:
             return self.fn(state, value)
         # A state is nobody's rows: a function that changes it must not reach the dataset.
-        return value.clone() if isinstance(value, Tensor) or hasattr(value, "_leaves") else value
+        return value.clone() if is_data(value) else value
 
     def merge(self, a: Any, b: Any) -> Any:
         if a is None or b is None:
@@ -190,7 +192,7 @@ def merged(reducer: Reducer[Any], a: Any, b: Any) -> Any:
     """
     if type(reducer).__module__.startswith(__package__) and not isinstance(reducer, Associative):
         return reducer.merge(a, b)
-    tensors = [tensor for tensor in _tensors_in((a, b)) if not tensor.is_inference()]
+    tensors = [tensor for tensor in tensors_in((a, b)) if not tensor.is_inference()]
     before = [tensor._version for tensor in tensors]
     state = reducer.merge(a, b)
     if any(tensor._version != version for tensor, version in zip(tensors, before)):
@@ -200,16 +202,6 @@ def merged(reducer: Reducer[Any], a: Any, b: Any) -> Any:
             "state is merged again when a run goes on: return a new value, as in `a + b` instead of `a.add_(b)`."
         )
     return state
-
-
-def _tensors_in(state: Any) -> list[Tensor]:
-    """The tensors in a state, as far as plain containers and collections hold them."""
-    if isinstance(state, Tensor):
-        return [state]
-    if hasattr(state, "_leaves"):
-        return list(state._leaves())
-    parts = state.values() if isinstance(state, Mapping) else state if isinstance(state, (tuple, list)) else ()
-    return [tensor for part in parts for tensor in _tensors_in(part)]
 
 
 class MergeTree:

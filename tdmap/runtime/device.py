@@ -6,7 +6,7 @@
 
 A `DeviceLink` is one stream of copies to one device. Copies are only begun when they are asked for: source and
 destination must stay as they are, and alive, until a mark that was made later is done. `CudaLink` is the real one;
-`tdmap.runtime.fakelink` has one for tests, which delays copies as far as CUDA may.
+the tests have one of their own (`tests/device/fakelink.py`), which delays copies as far as CUDA may.
 """
 
 from __future__ import annotations

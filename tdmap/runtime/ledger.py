@@ -24,13 +24,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, map_file, tensors_of
+from tdmap._data import Data, tensors_of
 from tdmap.hidden import NO_LOCKS, open_file, remove, remove_tree
+from tdmap.memory.files import mapped_file
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.shm import ALIGNMENT, align
 from tdmap.runtime.skipfile import NAME as SKIPPED
 from tdmap.runtime.skipfile import OBJECTS
-from tensordict_lite.memmap.mapping import reserve
 
 
 class Room(NamedTuple):
@@ -63,7 +63,7 @@ class Ledger:
         self.folder = folder
         self.data = data
         self.plan = plan
-        self.done = _mapped(folder / "done", max(plan.num_chunks, 1))[: plan.num_chunks]
+        self.done = _kept(folder / "done", max(plan.num_chunks, 1))[: plan.num_chunks]
         self._numbers = iter(range(1 << 30))
 
     @property
@@ -78,7 +78,7 @@ class Ledger:
 
     def _room(self, path: Path) -> Room:
         shapes, total = self._layout()
-        storage = _mapped(path, total)
+        storage = _kept(path, total)
         buffers = [
             storage[offset : offset + shape.numel() * dtype.itemsize].view(dtype).view(shape)
             for offset, dtype, shape in shapes
@@ -148,14 +148,6 @@ def lock_shared(path: str) -> int:
     return descriptor
 
 
-def _mapped(path: Path, nbytes: int) -> Tensor:
-    """The bytes of a file, made if it is not there, reserved, and mapped."""
-    descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
-    try:
-        if os.fstat(descriptor).st_size != nbytes:
-            os.ftruncate(descriptor, 0)
-            reserve(descriptor, nbytes, str(path))
-    finally:
-        os.close(descriptor)
-    storage = map_file(str(path), nbytes)
-    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,), (1,))
+def _kept(path: Path, nbytes: int) -> Tensor:
+    """The bytes of a file; those of an earlier session, if it has made it."""
+    return mapped_file(path, nbytes, keep=True, mode=0o666)

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from tdmap._data import Data, region_of, tensors_of
+from tdmap._data import Data, tensors_of
+from tdmap.memory.regions import region_of
 from tensordict_lite.errors import DatasetError
 
 

@@ -21,9 +21,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tdmap._data import bytes_of
 from tdmap.errors import UntrustedFile
 from tdmap.hidden import open_file
+from tdmap.memory.regions import bytes_of
 from tdmap.runtime.owner import Owner
 
 ALIGNMENT = 64

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tdmap._data import is_data
+from tdmap._data import is_data, tensors_of, with_tensors
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -28,7 +28,7 @@ def _collect(value: Any, into: list[Tensor]) -> None:
     if isinstance(value, Tensor):
         into.append(value)
     elif is_data(value):
-        into.extend(value._leaves())
+        into.extend(tensors_of(value))
     elif isinstance(value, (tuple, list)):
         for item in value:
             _collect(item, into)
@@ -57,8 +57,8 @@ def rebuild(value: Any, tensors: Iterator[Tensor]) -> Any:
 
 
 def _rebuild_collection(value: Any, tensors: Iterator[Tensor]) -> Any:
-    own = [next(tensors) for _ in value._leaves()]
-    new = value._with_leaves(iter(own))
+    own = [next(tensors) for _ in tensors_of(value)]
+    new = with_tensors(value, own)
     if own:
         new._set_device(own[0].device)
     if value.is_locked:

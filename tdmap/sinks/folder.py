@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tdmap._data import Data, allocate_like, gatherable, is_dense
+from tdmap._data import Data, allocate_like, entries_of, gatherable, is_dense
 from tdmap.data.alike import unlike_the_others
 from tdmap.data.objects import KeyPath, ObjectColumns, Pieces, object_paths, without_objects
 from tdmap.data.writer import RowWriter
@@ -63,7 +63,7 @@ def _obstacle(value: Data, rows: int, plan: ChunkPlan, path: tuple[str, ...] = (
     if len(value.shape) <= plan.dim or (not plan.unbind and value.shape[plan.dim] != rows):
         return f"with as many rows as its chunk ({rows}), and {name} has the shape {tuple(value.shape)}."
     if not isinstance(value, torch.Tensor) and is_dense(value):
-        for key, entry in value._source.items():
+        for key, entry in entries_of(value).items():
             if not gatherable(entry, rows, plan):
                 return _obstacle(entry, rows, plan, (*path, key))
     if isinstance(value, torch.Tensor):

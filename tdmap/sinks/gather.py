@@ -8,7 +8,7 @@ import torch
 
 from tdmap._data import Data, allocate_like, gatherable, is_data, join, joinable, narrow, tensors_of
 from tdmap._warn import warn_user
-from tdmap.data.alike import describe_difference
+from tdmap.data.alike import describe_difference, not_alike
 from tdmap.data.objects import ObjectColumns, blank_like, object_paths, with_objects, without_objects
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
@@ -144,10 +144,12 @@ class Gather(PlainSink):
         for chunk in chunks:
             value = self._row_of(self._loose[chunk])
             if not joinable([before, value], self._plan):
-                return OutputMismatch(
-                    f"{describe_rows(*self._plan.rows(chunk))}: results must look alike to be joined, and "
-                    f"{describe_difference(before, value)} (the others: {name}). Return the same keys, dtypes and row "
-                    "shapes for every chunk, or use map_iter, which yields each result by itself."
+                return not_alike(
+                    f"{describe_difference(before, value)} (the others: {name})",
+                    where=describe_rows(*self._plan.rows(chunk)),
+                    purpose="to be joined",
+                    advice="Return the same keys, dtypes and row shapes for every chunk, or use map_iter, which yields "
+                    "each result by itself.",
                 )
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -112,8 +113,6 @@ def _child(node: Any, key: str, robust_key: bool | None) -> Any:
 
 
 def _lock_under(node: Any, child: Any) -> None:
-    import weakref
-
     child._propagate_lock(weakref.ref(node))
 
 

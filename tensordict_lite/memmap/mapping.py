@@ -230,14 +230,26 @@ def anonymous_storage(nbytes: int) -> UntypedStorage:
     path = f"{_PROC}{os.getpid()}/fd/{fd}"
     try:
         reserve(fd, nbytes, path)
-        storage = map_file(path, nbytes)
-        info = os.fstat(fd)
+        storage = map_anonymous(fd, path, nbytes)
     except BaseException:
         os.close(fd)
         raise
-    storage._memfd = (info.st_dev, info.st_ino)
-    _remember((info.st_dev, info.st_ino, nbytes, True), storage)
+    _remember((*storage._memfd, nbytes, True), storage)
     weakref.finalize(storage, _close_in, os.getpid(), fd).atexit = False
+    return storage
+
+
+def map_anonymous(fd: int, path: str, nbytes: int) -> UntypedStorage:
+    """Maps a file that lives in memory, so that :func:`region_of` knows its tensors for shared ones.
+
+    Args:
+        fd: the file; whoever opened it closes it when the storage is gone.
+        path: by which other processes open it.
+        nbytes: at least one.
+    """
+    storage = map_file(path, nbytes)
+    info = os.fstat(fd)
+    storage._memfd = (info.st_dev, info.st_ino)
     return storage
 
 

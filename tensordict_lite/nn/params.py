@@ -12,12 +12,12 @@ from torch.nn.parameter import UninitializedTensorMixin
 from tensordict_lite.base import TensorCollection, TensorDictBase
 from tensordict_lite.dense import DenseCollection
 from tensordict_lite.keys import require_path
+from tensordict_lite.settings import MISSING
 from tensordict_lite.tensordict import TensorDict
 
 __all__ = ["TensorDictParams"]
 
 _set = object.__setattr__
-_MISSING = object()
 _TRAINED = (torch.float16, torch.float32, torch.float64)
 Hook = Callable[[Any, Tensor], Any]
 
@@ -203,9 +203,9 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
         value = super().__getitem__(index)
         return self._hooked(value) if self._hooks and value is not self else value
 
-    def get(self, key: Any, default: Any = _MISSING, **kwargs: Any) -> Any:
+    def get(self, key: Any, default: Any = MISSING, **kwargs: Any) -> Any:
         """Entry at a nested key, see :meth:`TensorDict.get`."""
-        value = super().get(key, **kwargs) if default is _MISSING else super().get(key, default, **kwargs)
+        value = super().get(key, **kwargs) if default is MISSING else super().get(key, default, **kwargs)
         return self._hooked(value) if self._hooks and value is not default else value
 
     def items(self, *args: Any, **kwargs: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from typing import Any, Generic, TypeVar, get_args, get_origin
+from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 from torch import nn
 
@@ -121,8 +121,6 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
 
 def _field_keys(cls: Any) -> list[Any]:
     """The fields of a tensorclass, those of nested ones as nested keys."""
-    from typing import get_type_hints
-
     try:
         hints = get_type_hints(cls)
     except (NameError, TypeError):  # an annotation that cannot be read here: the field counts as one entry

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.keys import missing_key_error
-from tensordict_lite.settings import settings
+from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.views import as_read, entry_of, public
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["ApplyOps"]
 
 KEEP = object()
-_MISSING = object()
 
 
 @dataclass(slots=True)
@@ -35,7 +34,7 @@ class _Call:
     batch_size: torch.Size | None = None
     device: Any = KEEP
     inplace: bool = False
-    default: Any = _MISSING
+    default: Any = MISSING
     filter_empty: bool | None = None
     call_on_nested: bool = False
     is_leaf: Callable[[type], bool] | None = None
@@ -74,7 +73,7 @@ class ApplyOps:
         device: Any = KEEP,
         names: Sequence[str | None] | None | object = KEEP,
         inplace: bool = False,
-        default: Any = _MISSING,
+        default: Any = MISSING,
         filter_empty: bool | None = None,
         propagate_lock: bool = False,
         call_on_nested: bool = False,
@@ -125,7 +124,7 @@ class ApplyOps:
             and out is None
             and device is KEEP
             and names is KEEP
-            and default is _MISSING
+            and default is MISSING
             and filter_empty is None
             and is_leaf is None
             and not (propagate_lock or call_on_nested or constructor_kwargs)
@@ -151,7 +150,7 @@ class ApplyOps:
         result = self._rebuild({}, size, names)
         entries = result._source
         for key, value in self._source.items():
-            rest = _arguments(others, key, _MISSING) if others else ()
+            rest = _arguments(others, key, MISSING) if others else ()
             if isinstance(value, Tensor):
                 new = fn(value, *rest)
                 if not (plain and type(new) is Tensor and (not dims or new.shape[:dims] == size)):
@@ -180,7 +179,7 @@ class ApplyOps:
         device: Any = KEEP,
         names: Sequence[str | None] | None | object = KEEP,
         inplace: bool = False,
-        default: Any = _MISSING,
+        default: Any = MISSING,
         filter_empty: bool | None = None,
         propagate_lock: bool = False,
         call_on_nested: bool = False,
@@ -316,19 +315,19 @@ class ApplyOps:
 
 def _arguments(others: Sequence[Any], key: str, default: Any) -> list[Any]:
     """The entries of the other trees under a key; a default stands for all that would lie below it."""
-    if default is _MISSING:
+    if default is MISSING:
         try:
             return [other._source[key] for other in others]
         except (KeyError, TypeError, AttributeError):  # a lazy stack, or an error to explain
             pass
     found = []
     for other in others:
-        if default is not _MISSING and other is default:
+        if default is not MISSING and other is default:
             found.append(default)
             continue
         value = entry_of(other, (key,))
         if value is None:
-            if default is _MISSING:
+            if default is MISSING:
                 raise missing_key_error(key, other._key_list(), type(other).__name__)
             value = default
         found.append(value)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from tensordict_lite.keys import missing_key_error, path_of, require_path
+from tensordict_lite.settings import MISSING
 from tensordict_lite.views import entry_of, leaf_items
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["KeyedOps"]
 
-_MISSING = object()
 KeySet = Sequence[Any] | Mapping[Any, Any] | Callable[[tuple[str, ...], Tensor], bool]
 
 
@@ -99,8 +99,8 @@ class KeyedOps:
         groups = _group(keys, True)
         kept = {}
         for key, value in self._entries():
-            below = groups.get(key, _MISSING)
-            if below is _MISSING:
+            below = groups.get(key, MISSING)
+            if below is MISSING:
                 kept[key] = value
             elif below is not None:
                 level = not isinstance(value, Tensor) and not value._is_non_tensor
@@ -201,7 +201,7 @@ class KeyedOps:
         self,
         *key_sets: KeySet,
         inplace: bool = False,
-        default: Any = _MISSING,
+        default: Any = MISSING,
         strict: bool = True,
         reproduce_struct: bool = False,
     ) -> tuple[Self, ...]:
@@ -239,7 +239,7 @@ class KeyedOps:
                     part.set(new, rest.pop(old))
                 elif strict:
                     raise missing_key_error(old, list(rest.keys(True)), type(self).__name__)
-                elif default is not _MISSING and default is not None:
+                elif default is not MISSING and default is not None:
                     part.set(new, default)
             parts.append(part)
         if not reproduce_struct:
@@ -254,7 +254,7 @@ class KeyedOps:
                 new._set_str(key, value._levels())
         return new
 
-    def separates(self, *keys: Any, default: Any = _MISSING, strict: bool = True, filter_empty: bool = True) -> Self:
+    def separates(self, *keys: Any, default: Any = MISSING, strict: bool = True, filter_empty: bool = True) -> Self:
         """Takes entries out of this collection and returns them in a new one.
 
         Args:
@@ -270,7 +270,7 @@ class KeyedOps:
         if self._lock is not None:
             raise self._locked_error()
         paths = [require_path(key) for key in keys]
-        if strict and default is _MISSING:
+        if strict and default is MISSING:
             for path in paths:
                 if entry_of(self, path) is None:
                     self._raise_missing(path)
@@ -279,7 +279,7 @@ class KeyedOps:
             if entry_of(self, path) is not None:
                 part.set(path, self.pop(path))
             else:
-                part.set(path, None if default is _MISSING else default)
+                part.set(path, None if default is MISSING else default)
         if filter_empty:
             self.filter_empty_()
         return part

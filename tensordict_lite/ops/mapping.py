@@ -13,7 +13,7 @@ from tensordict_lite.ops.join import JoinOps
 from tensordict_lite.ops.keyed import KeyedOps
 from tensordict_lite.ops.restructure import RestructureOps
 from tensordict_lite.ops.update import UpdateOps
-from tensordict_lite.settings import settings
+from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.views import (
     LeafKeysView,
     NestedKeysView,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MappingOps"]
 
-_MISSING = object()
 _new_object = object.__new__
 
 
@@ -185,7 +184,7 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
             value = entry_of(self, path)
         return public(value)
 
-    def pop(self, key: Any, default: Any = _MISSING) -> Any:
+    def pop(self, key: Any, default: Any = MISSING) -> Any:
         """Removes an entry and returns it, raw.
 
         Args:
@@ -200,7 +199,7 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
         path = require_path(key)
         value = entry_of(self, path)
         if value is None:
-            if default is _MISSING:
+            if default is MISSING:
                 self._raise_missing(path)
             return default
         parent = self if len(path) == 1 else entry_of(self, path[:-1])
@@ -284,7 +283,7 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
         parent = self if len(path) == 1 else self._parent_for(path)
         return self if parent.set(path[-1], parent._wrap(value)) is not None else self
 
-    def get_non_tensor(self, key: Any, default: Any = _MISSING) -> Any:
+    def get_non_tensor(self, key: Any, default: Any = MISSING) -> Any:
         """The object that a non-tensor entry wraps; other entries as they are.
 
         Raises:
@@ -293,7 +292,7 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
         path = require_path(key)
         value = entry_of(self, path)
         if value is None:
-            if default is _MISSING:
+            if default is MISSING:
                 self._raise_missing(path)
             return default
         return value if isinstance(value, Tensor) else value._as_value()

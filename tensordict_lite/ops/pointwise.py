@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tensordict_lite.keys import require_path
 from tensordict_lite.ops.generated import GeneratedOps, inplace
 from tensordict_lite.ops.operands import NUMBERS, fused, is_collection, pair_leaves, resolve
 from tensordict_lite.ops.shape import positive_dim
@@ -335,6 +336,5 @@ def _with_value(fn: Callable[..., Any], value: Any) -> Callable[..., Any]:
 
 def unravel(key: Any) -> tuple[str, ...]:
     """Path of a nested key."""
-    from tensordict_lite.keys import require_path
 
     return require_path(key)

@@ -47,5 +47,5 @@ def test_the_floor_of_groups_survives_keys_whose_hashes_begin_alike() -> None:
     inverse = pow(int(_groups.GOLDEN), -1, 1 << 64)
     keys = np.array([(h * inverse) % (1 << 64) for h in (5 << 40, (5 << 40) + 1)], dtype=np.uint64).view(np.int64)
     key, value = np.tile(keys, 50), np.arange(100.0)
-    for got, wanted in zip(_groups._group_partition(key, value), _groups.group_plainly(key, value)):
+    for got, wanted in zip(_groups._group_partition(key, value), _groups.group_plainly(key, value), strict=True):
         np.testing.assert_array_equal(got, wanted)

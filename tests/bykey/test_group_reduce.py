@@ -133,7 +133,7 @@ def test_a_reducer_of_the_users(small_pieces):
     data = dataset(500, 9)
     result = tdmap.group_by(data, "k").reduce({"longest": Longest(), "n": Count()}, num_workers=2)
     product = data["v"] * data["half"].float()
-    for key, longest, count in zip(result["k"], result["longest"], result["n"]):
+    for key, longest, count in zip(result["k"], result["longest"], result["n"], strict=True):
         rows = product[data["k"] == key]
         assert longest == max(-1.0, float(rows.max())) and count == len(rows)
 
@@ -171,7 +171,7 @@ class GroupedProduct(Grouped):
 def test_a_form_for_groups_of_the_users(keys, small_pieces):
     data = TensorDict({"k": torch.randint(0, keys, (1000,)), "odd": torch.randint(0, 9, (1000,)) * 2 + 1}, [1000])
     result = tdmap.group_by(data, "k").reduce({"p": Product()}, num_workers=2, chunksize=50)
-    for key, product in zip(result["k"], result["p"]):
+    for key, product in zip(result["k"], result["p"], strict=True):
         assert product == data["odd"][data["k"] == key].prod()
 
 
@@ -220,8 +220,8 @@ def test_any_keys(small_pieces, kinds, rows, spread, seed):
     columns = {f"k{n}": draw_keys(kind, rows, spread, random) for n, kind in enumerate(kinds)}
     data = TensorDict({**columns, "v": torch.arange(rows)}, [rows])
     result = tdmap.group_by(data, list(columns)).reduce({"n": Count(), "sum": Sum("v")}, chunksize=37, num_workers=0)
-    groups = rows_by_key(list(zip(*map(hashable, columns.values()))))
-    assert list(zip(*(hashable(result[name]) for name in columns))) == list(groups)
+    groups = rows_by_key(list(zip(*map(hashable, columns.values()), strict=True)))
+    assert list(zip(*(hashable(result[name]) for name in columns), strict=True)) == list(groups)
     assert result["n"].tolist() == [len(rows) for rows in groups.values()]
     assert result["sum"].tolist() == [sum(rows) for rows in groups.values()]
     assert all(result[name].dtype is column.dtype for name, column in columns.items())
@@ -329,7 +329,7 @@ def test_a_middle_that_is_unlike_the_rest(small_pieces):
 def test_checksums_have_64_bits():
     data = dataset(300, 5)
     result = tdmap.group_by(data, "k").reduce({"sum": Checksum("v")}, num_workers=2)
-    for key, checksum in zip(result["k"], result["sum"].tolist()):
+    for key, checksum in zip(result["k"], result["sum"].tolist(), strict=True):
         assert checksum == tdmap.reduce(data[data["k"] == key], Checksum("v"), num_workers=0)
 
 

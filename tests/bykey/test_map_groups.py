@@ -71,7 +71,7 @@ def test_results_with_other_entries_in_a_folder(tmp_path, small_pieces):
 
     result = tdmap.group_by(data, "k").map_groups(summary, out=tmp_path / "out", num_workers=2)
     assert result["k"].tolist() == data["k"].unique().tolist()
-    for key, mean, n in zip(result["k"], result["mean"], result["n"]):
+    for key, mean, n in zip(result["k"], result["mean"], result["n"], strict=True):
         rows = data[data["k"] == key]
         assert torch.equal(mean, rows["m", "x"].mean(0)) and n == len(rows)
     assert (TensorDict.load_memmap(tmp_path / "out") == result).all()

@@ -90,11 +90,11 @@ def test_composite_keys_compare_column_by_column(descending):
 
     def key(row):
         values = [int(columns[0][row]), float(columns[1][row]), int.from_bytes(bytes(columns[2][row].tolist()), "big")]
-        return [-value if down else value for value, down in zip(values, descending)]
+        return [-value if down else value for value, down in zip(values, descending, strict=True)]
 
     order, _ = stable_order(words)
     assert order.tolist() == sorted(range(300), key=key)
-    for column, back in zip(columns, codec.decode(words)):
+    for column, back in zip(columns, codec.decode(words), strict=True):
         assert torch.equal(back, column + 0 if column.is_floating_point() else column)
 
 
@@ -111,10 +111,10 @@ def test_the_order_is_stable_for_any_words(first, count, random):
     words = [np.array(first, dtype=np.uint64)]
     words += [np.array([random.choice(first) for _ in first], dtype=np.uint64) for _ in range(count - 1)]
     order, ordered = stable_order(words)
-    keys = list(zip(*(word.tolist() for word in words)))
+    keys = list(zip(*(word.tolist() for word in words), strict=True))
     assert order.tolist() == sorted(range(len(keys)), key=keys.__getitem__)
     assert is_sorted(ordered)
-    assert list(zip(*(word.tolist() for word in ordered))) == sorted(keys)
+    assert list(zip(*(word.tolist() for word in ordered), strict=True)) == sorted(keys)
     assert len(group_starts(ordered)) == len(set(keys))
 
 
@@ -139,7 +139,7 @@ def test_partitions_are_ranges_of_keys(sample, keys, parts, count):
     ids = splits.ids(words)
     assert ids.max() < splits.count
     assert (np.diff(ids.astype(np.int64)) >= 0).all()  # sorted keys give sorted partitions
-    for key, number in zip(keys, splits.ids([np.array(keys, dtype=np.uint64)] * count).tolist()):
+    for key, number in zip(keys, splits.ids([np.array(keys, dtype=np.uint64)] * count).tolist(), strict=True):
         assert number == ids[words[0].tolist().index(key)]
 
 
@@ -155,7 +155,7 @@ def test_a_heavy_key_has_a_partition_of_its_own(keys, parts, alone, count):
     for key in set(keys):
         if keys.count(key) > alone * len(keys):
             number = ids[keys.index(key)]
-            assert {other for other, its in zip(keys, ids) if its == number} == {key}
+            assert {other for other, its in zip(keys, ids, strict=True) if its == number} == {key}
             beside = [np.array([max(key - 1, 0), min(key + 1, 2**64 - 1)], dtype=np.uint64)] * count
             if 0 < key < 2**64 - 1:
                 assert number not in splits.ids(beside)

@@ -5,16 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-import tdmap
 from tensordict_lite import TensorDict
 
 ROWS = 13
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _end_workers_at_the_end():
-    yield
-    tdmap.close_pools()
 
 
 def table(rows: int = ROWS) -> TensorDict:

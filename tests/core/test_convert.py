@@ -252,7 +252,9 @@ def test_state_dict_refuses_ambiguous_keys():
     td = TensorDict({"a.b": torch.zeros(1), "a": {"b": torch.zeros(1)}})
     with pytest.raises(KeyError, match="flatten=False"):
         td.state_dict()
-    assert td.clone().load_state_dict(td.state_dict(flatten=False)) is not None
+    again = td.apply(torch.ones_like)
+    again.load_state_dict(td.state_dict(flatten=False))
+    assert (again == td).all() and again["a", "b"].item() == 0
 
 
 # -- comparison, merging, batches ------------------------------------------------------------------------------------

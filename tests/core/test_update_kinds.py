@@ -157,7 +157,8 @@ def test_update_batch_size_below_a_root_that_keeps_its_own() -> None:
         td.update(tree(5))
     td.update(tree(5), update_batch_size=True)
     compare(td, 5)
-    assert td["a"] is kept[0] and td["l"] is kept[1] and all(a is b for a, b in zip(td["l"].tensordicts, kept[2]))
+    assert td["a"] is kept[0] and td["l"] is kept[1]
+    assert all(a is b for a, b in zip(td["l"].tensordicts, kept[2], strict=True))
     td.update(tree(4), update_batch_size=True, keys_to_update=["a"])
     assert td["a"].batch_size == (2, 4) and td["l"].tensordicts[0].batch_size == (5,)
 
@@ -169,7 +170,7 @@ def test_update_batch_size_of_a_lazy_stack() -> None:
     td = stack(3, 3)
     members = td.tensordicts
     td.update(stack(2, 4), update_batch_size=True)
-    assert td.batch_size == (2, -1) and all(a is b for a, b in zip(td.tensordicts, members))
+    assert td.batch_size == (2, -1) and all(a is b for a, b in zip(td.tensordicts, members, strict=True))
     td.update(stack(5, 5, 5), update_batch_size=True)
     assert td.batch_size == (3, 5)
     td.update(TensorDict({"x": torch.ones(2, 7)}, [2, 7]), update_batch_size=True)

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-import tdmap
 from tdmap.runtime import device as device_module
-from tdmap.runtime.fakelink import FakeLink
+from tests.device.fakelink import FakeLink
 
 FAKE = "mtia"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _end_workers_at_the_end():
-    yield
-    tdmap.close_pools()
 
 
 @pytest.fixture(params=range(4))

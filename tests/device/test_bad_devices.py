@@ -13,8 +13,8 @@ from tdmap.devices import Placement, check_start_method, devices_of
 from tdmap.execution import Execution
 from tdmap.runtime import device as device_module
 from tdmap.runtime.device import resolve_device
-from tdmap.runtime.fakelink import FakeLink
 from tensordict_lite import TensorDict
+from tests.device.fakelink import FakeLink
 
 CUDA = torch.device("cuda:0")
 

@@ -13,10 +13,10 @@ from tdmap._data import narrow
 from tdmap.api import plan_for
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
-from tdmap.runtime.fakelink import POISON, FakeLink
 from tdmap.runtime.pool import WorkerPool
 from tdmap.sinks.device import DeviceBuffer, check_device_out
 from tensordict_lite import LazyStackedTensorDict, TensorDict, tensorclass
+from tests.device.fakelink import POISON, FakeLink
 
 ROWS, WIDTH = 96, 3000
 
@@ -84,8 +84,8 @@ def test_an_ordinary_job_gives_the_locked_slots_back(data):
         assert pages
         before = link.locks
         for part in tdmap.map_iter(data, negate, chunksize=4, pool=pool):
-            assert not pages  # from its first result on
-        assert len(part) == 4 and link.locks == before
+            assert not pages and len(part) == 4  # from its first result on
+        assert link.locks == before
 
 
 def test_results_that_grow_do_not_leave_locked_slots_behind(data):
@@ -301,7 +301,9 @@ def test_after_an_error_nothing_is_under_way_and_the_pool_goes_on(data):
             run(data, fail, out, link, pool=pool)
         assert link.mark().is_done()
         rows = out["x"].reshape(-1, 4, WIDTH)
-        whole = [bool((part == -1).all()) or torch.equal(part, want) for part, want in zip(rows, expected(data))]
+        whole = [
+            bool((part == -1).all()) or torch.equal(part, want) for part, want in zip(rows, expected(data), strict=True)
+        ]
         assert all(whole)
         assert pages
         tdmap.map(data, lambda td: td["x"][:, 0], pool=pool)  # nobody knows any more which slots are in use

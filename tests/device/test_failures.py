@@ -13,8 +13,8 @@ from tdmap._data import Reader
 from tdmap.plan import ChunkPlan
 from tdmap.runtime import device as device_module
 from tdmap.runtime import ondevice, undo
-from tdmap.runtime.fakelink import FakeLink, launch
 from tensordict_lite import TensorDict
+from tests.device.fakelink import FakeLink, launch
 
 FAKE = "mtia"
 ROWS = 60

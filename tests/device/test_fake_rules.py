@@ -12,7 +12,7 @@ from tdmap._data import Reader
 from tdmap.plan import ChunkPlan
 from tdmap.prefetch import prefetch_over, send
 from tdmap.runtime import ondevice
-from tdmap.runtime.fakelink import POISON, FakeLink, launch
+from tests.device.fakelink import POISON, FakeLink, launch
 
 PAGE = mmap.PAGESIZE
 

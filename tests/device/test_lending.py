@@ -19,8 +19,8 @@ from tdmap.plan import ChunkPlan
 from tdmap.runtime import device as device_module
 from tdmap.runtime import lending, packing
 from tdmap.runtime.executors import payload, processes
-from tdmap.runtime.fakelink import FakeLink
 from tdmap.sinks import Preallocated
+from tests.device.fakelink import FakeLink
 
 FAKE = torch.device("mtia:0")
 ROWS = 40

@@ -15,8 +15,8 @@ from tdmap._data import Reader
 from tdmap.plan import ChunkPlan
 from tdmap.runtime import device as device_module
 from tdmap.runtime import ondevice
-from tdmap.runtime.fakelink import FakeLink
 from tensordict_lite import TensorDict
+from tests.device.fakelink import FakeLink
 
 FAKE = "mtia"
 EXECUTORS = ["serial", "thread", "process"]

@@ -13,8 +13,8 @@ import torch
 
 from tdmap.prefetch import prefetch_over, prefetch_to_device
 from tdmap.runtime import device as device_module
-from tdmap.runtime.fakelink import FakeLink
 from tensordict_lite import TensorDict, lazy_stack, tensorclass
+from tests.device.fakelink import FakeLink
 
 
 def numbered(count: int, size: int = 50):
@@ -138,7 +138,7 @@ def test_dtypes_layouts_and_gradients(fake):
     leaf = torch.ones(2, requires_grad=True)
     values = [torch.tensor([True, False]), strided, torch.ones(1).expand(5), sparse, leaf, torch.ones(2).bfloat16()]
     got = next(prefetch_to_device([values], fake))
-    for old, new in zip(values, got):
+    for old, new in zip(values, got, strict=True):
         assert new.dtype == old.dtype and new.layout == old.layout and new.requires_grad == old.requires_grad
         assert torch.equal(new.to_dense(), old.detach().to_dense())
 

@@ -12,8 +12,8 @@ from tdmap.devices import FN_WORKERS, Placement
 from tdmap.execution import Execution
 from tdmap.runtime import device as device_module
 from tdmap.runtime import ondevice
-from tdmap.runtime.fakelink import FakeLink
 from tdmap.runtime.torchsettings import ProcessSettings, ThreadSettings
+from tests.device.fakelink import FakeLink
 
 FAKE = "mtia"
 

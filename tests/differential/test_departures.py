@@ -9,6 +9,11 @@ from tests.differential.harness import Case, Outcome, difference, evaluate
 from tests.differential.harness.namespace import PROJECT, REFERENCE
 
 
+def test_every_departure_is_listed_once() -> None:
+    sources = [source for source, _, _ in DEPARTURES]
+    assert sorted(sources) == sorted(set(sources))
+
+
 @pytest.mark.parametrize(("source", "same_as", "reason"), DEPARTURES, ids=[row[0] for row in DEPARTURES])
 def test_departs_on_purpose(source: str, same_as: str, reason: str) -> None:
     ours, wanted = _value(source, PROJECT), _value(same_as, PROJECT)

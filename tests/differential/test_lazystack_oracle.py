@@ -152,7 +152,7 @@ def test_shape_operations_are_those_of_the_stacked_tensor(name: str) -> None:
             assert isinstance(found, Exception), text
         elif isinstance(expected, tuple):
             assert len(found) == len(expected)
-            for part, rows in zip(found, expected):
+            for part, rows in zip(found, expected, strict=True):
                 _same(part, rows)
         else:
             assert not isinstance(found, Exception), (text, whole.shape, stack.stack_dim, found)

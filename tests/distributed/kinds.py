@@ -90,7 +90,7 @@ def same(a: Any, b: Any) -> None:
     assert a.batch_size == b.batch_size and a.names == b.names and a.is_locked == b.is_locked
     if hasattr(a, "tensordicts"):
         assert a.stack_dim == b.stack_dim and len(a.tensordicts) == len(b.tensordicts)
-        for mine, theirs in zip(a.tensordicts, b.tensordicts):
+        for mine, theirs in zip(a.tensordicts, b.tensordicts, strict=True):
             same(mine, theirs)
         return
     assert set(a.keys()) == set(b.keys())

@@ -29,7 +29,7 @@ def test_values_of_every_kind_arrive_in_place(ranks: Ranks) -> None:
                 mine.recv(0, **options)
                 same(mine, wanted)
                 now = mine.values(True, True) if leaves else ()
-                assert all(a is b for a, b in zip(leaves, now) if isinstance(a, torch.Tensor))
+                assert all(a is b for a, b in zip(leaves, now, strict=True) if isinstance(a, torch.Tensor))
             else:
                 same(mine, make(kind, 2))
 
@@ -285,7 +285,7 @@ def test_bad_arguments_say_so(ranks: Ranks) -> None:
         "group_dst=9 is no rank of a group of 3", "the entry ('a',) is expanded",
     ]  # fmt: skip
     assert len(found) == len(wanted)
-    for text, part in zip(found, wanted):
+    for text, part in zip(found, wanted, strict=True):
         assert part in text
 
 

@@ -1,18 +1,11 @@
-"""Fixtures of the engine's tests: no process may be left behind."""
+"""Fixtures of the engine's tests."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-import tdmap
 from tensordict_lite import TensorDict
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _end_workers_at_the_end():
-    yield
-    tdmap.close_pools()
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def test_random_streams_go_on_too(options, data):
     later = tdmap.map_iter(data, noisy, shuffle=True, seed=999, **{**options, "num_workers": 3})
     later.load_state_dict(epoch.state_dict())
     rest = list(later)
-    assert len(rest) == 8 and all(torch.equal(a, b) for a, b in zip(rest, whole[6:]))
+    assert len(rest) == 8 and all(torch.equal(a, b) for a, b in zip(rest, whole[6:], strict=True))
 
 
 def test_an_order_without_a_seed_is_saved(options, data):

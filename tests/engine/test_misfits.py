@@ -102,3 +102,17 @@ def test_without_on_error_the_job_ends(options, data):
     out = TensorDict({"a": torch.zeros(40), "y": torch.zeros(40, 3)}, [40])
     with pytest.raises(OutputMismatch):
         tdmap.map(data, wide, out=out, **options)
+
+
+@pytest.mark.parametrize("out", ["in place", "another"])
+@pytest.mark.parametrize("by_row", [False, True], ids=["chunks", "rows"])
+def test_a_nested_entry_that_does_not_fit_is_named_with_its_path(options, out, by_row):
+    data = TensorDict({"a": {"b": {"c": torch.zeros(8, 2)}}}, [8])
+
+    def fn(td):
+        return TensorDict({"a": {"b": {"c": torch.zeros(*td.batch_size, 3)}}}, td.batch_size)
+
+    chunks = {"chunksize": 0} if by_row else {}
+    with pytest.raises(OutputMismatch, match=r"^\('a', 'b', 'c'\): "):
+        tdmap.map(data, fn, out=data if out == "in place" else data.clone(), **{**options, **chunks})
+    assert (data["a", "b", "c"] == 0).all()

@@ -34,17 +34,13 @@ def gone(pids, seconds=10.0):
 
 
 @pytest.mark.parametrize("method", [None, "spawn"])
-def test_a_second_call_uses_the_same_workers_and_starts_in_milliseconds(method):
+def test_later_calls_use_the_same_workers(method):
     x = torch.zeros(1000)
     options = {"num_workers": 2, "chunksize": 100, "mp_start_method": method}
-    first = set(tdmap.map(x, pid_of, **options).tolist())
-    times = []
-    for _ in range(20):
-        began = time.perf_counter()
-        again = set(tdmap.map(x, pid_of, **options).tolist())
-        times.append(time.perf_counter() - began)
-        assert len(first | again) <= 2
-    assert min(times) < 0.05  # 5 ms on a quiet machine; workers that had to start would take far longer
+    seen = set()
+    for _ in range(20):  # how many milliseconds such a call takes is a matter of benchmarks/overhead.py
+        seen |= set(tdmap.map(x, pid_of, **options).tolist())
+        assert os.getpid() not in seen and len(seen) <= 2
 
 
 def test_a_pool_of_ones_own():

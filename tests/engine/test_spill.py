@@ -25,14 +25,14 @@ def test_extents_hold_what_was_appended(tmp_path):
     values = [torch.arange(5), torch.rand(3, 4), torch.zeros(0), torch.tensor([True, False]), torch.tensor(7.0)]
     extents = [*spill.append(values[:2]), *spill.append(values[2:])]
     assert all(extent.offset % ALIGNMENT == 0 for extent in extents)
-    for value, extent in zip(values, extents):
+    for value, extent in zip(values, extents, strict=True):
         assert torch.equal(spill.read(extent, value.dtype, value.shape), value)
 
 
 def test_more_pieces_than_one_system_call_takes(tmp_path):
     values = [torch.full((number % 7,), number) for number in range(3000)]
     spill = Spill(tmp_path)
-    for value, extent in zip(values, spill.append(values)):
+    for value, extent in zip(values, spill.append(values), strict=True):
         assert torch.equal(spill.read(extent, value.dtype, value.shape), value)
 
 

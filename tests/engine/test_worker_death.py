@@ -121,13 +121,11 @@ def test_poison_rows_are_named_after_the_retries():
             os.kill(os.getpid(), signal.SIGSEGV)
         return x
 
-    began = time.monotonic()
     with pytest.raises(tdmap.WorkerLost, match=r"rows 48:52.*3 workers died.*SIGSEGV") as caught:
         tdmap.map(torch.arange(100), poison, num_workers=2, chunksize=4)
     assert caught.value.rows == (48, 52)
     assert (caught.value.signal, caught.value.exit_code) == (signal.SIGSEGV, None)
     assert isinstance(caught.value, RuntimeError)
-    assert time.monotonic() - began < 20
 
 
 def test_no_retries_if_none_are_wanted(tmp_path):
@@ -184,13 +182,12 @@ def test_a_stuck_chunk_is_stopped_and_named():
             time.sleep(600)
         return x
 
-    log, began = Log(), time.monotonic()
+    log = Log()
     with pytest.raises(tdmap.ChunkTimeout, match=r"rows 48:52") as caught:
         tdmap.map(torch.arange(100), stuck, num_workers=2, chunksize=4, timeout=0.3, retries=1, callbacks=[log])
     assert caught.value.rows == (48, 52)
     assert isinstance(caught.value, TimeoutError)
     assert len(log.retried) == 1
-    assert time.monotonic() - began < 20
 
 
 def test_a_stuck_chunk_may_succeed_the_second_time(tmp_path):
@@ -199,30 +196,29 @@ def test_a_stuck_chunk_may_succeed_the_second_time(tmp_path):
     assert torch.equal(result, torch.arange(100) * 2)
 
 
-def test_other_workers_stop_soon_after_an_exception():
+def test_an_exception_does_not_wait_for_what_other_workers_do():
     def fail(x):
         if 0 in x:
             raise ValueError("first rows")
-        time.sleep(60)
+        time.sleep(600)  # far longer than a test may take
         return x
 
-    began = time.monotonic()
     with pytest.raises(ValueError, match="first rows"):
         tdmap.map(torch.arange(4), fn=fail, num_workers=2, chunksize=1)
-    assert time.monotonic() - began < 15
 
 
-def test_a_straggler_shares_its_chunks():
-    # Chunks become slow after the estimate was made; without sharing, one worker would hold them all.
+def test_a_straggler_shares_its_chunks(tmp_path):
+    # Chunks become slow after the estimate was made, and stay so until both workers have met one: without sharing,
+    # one worker holds them all, and they end without the other.
     def uneven(x):
-        time.sleep(0.05 if int(x[0]) >= 1500 else 0.00001)
-        return x + os.getpid() * 0
+        if int(x[0]) >= 1500 and len(os.listdir(tmp_path)) < 2:
+            (tmp_path / str(os.getpid())).touch()
+            time.sleep(0.05)
+        return x
 
-    log = Log()
-    x = torch.arange(1540)
-    assert torch.equal(tdmap.map(x, uneven, num_workers=2, chunksize=1, callbacks=[log]), x)
-    slow = {event.worker for event in log.leases if event.stop > 1500}
-    assert len(slow) == 2
+    x = torch.arange(1900)
+    assert torch.equal(tdmap.map(x, uneven, num_workers=2, chunksize=1), x)
+    assert len(os.listdir(tmp_path)) == 2
 
 
 def test_max_tasks_per_child_replaces_workers(tmp_path):

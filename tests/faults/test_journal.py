@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -97,7 +98,7 @@ def test_merged_ranges_cover_the_same_numbers(pairs):
     ranges = [(start, start + length) for start, length in pairs]
     merged = merge_ranges(ranges)
     assert {n for a, b in merged for n in range(a, b)} == {n for a, b in ranges for n in range(a, b)}
-    assert all(b < c for (_, b), (c, _) in zip(merged, merged[1:]))
+    assert all(b < c for (_, b), (c, _) in itertools.pairwise(merged))
 
 
 def test_after_a_power_loss_only_what_reached_the_disk_counts(tmp_path):

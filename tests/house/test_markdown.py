@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("**/*.md"))]
 BLOCK = re.compile(r"^```python[ \t]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -35,9 +35,18 @@ def test_readme_opens_with_demo_and_test() -> None:
     assert "make test" in first_block
 
 
-def test_local_links_of_the_readme_lead_somewhere() -> None:
-    text = (ROOT / "README.md").read_text()
-    links = re.findall(r"\]\((?!https?:|#)([^)]+)\)", text)
-    assert links
-    missing = [link for link in links if not (ROOT / link).exists()]
-    assert not missing
+def test_local_links_lead_somewhere() -> None:
+    links = [(page, link) for page in PAGES for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())]
+    assert {page.name for page, _ in links} >= {"README.md", "CONTRIBUTING.md", "design.md"}
+    assert [(page.name, link) for page, link in links if not (page.parent / link).exists()] == []
+
+
+NAMED = re.compile(r"`((?:tdmap|tensordict_lite|tests|benchmarks|examples|docs|harness)/[\w/.]*\w)`")
+"""A file or folder that prose names by its path."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    places = (ROOT, ROOT / "tests" / "differential")
+    named = set(NAMED.findall(page.read_text()))
+    assert sorted(name for name in named if not any((place / name).exists() for place in places)) == []

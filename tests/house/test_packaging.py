@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -10,12 +11,74 @@ from pathlib import Path
 
 import pytest
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pytest brings it there
+    import tomli as tomllib
+
 ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+IMPORTED_AS = {"pillow": "PIL", "scikit-learn": "sklearn", "scikit-image": "skimage"}
+FOR_WORK_ON_THE_PROJECT = {"bench", "test", "dev"}
+
+
+def requirements(lines: list[str]) -> set[str]:
+    """The distributions that these lines name, without extras, versions, and this project itself."""
+    names = {re.match(r"[A-Za-z0-9._-]+", line)[0].lower().replace("_", "-") for line in lines}
+    return names - {"tdmap"}
+
+
+def modules(lines: list[str]) -> set[str]:
+    """The modules that these requirements bring."""
+    return {IMPORTED_AS.get(name, name.replace("-", "_")) for name in requirements(lines)}
+
+
+def imports(folder: str) -> dict[str, set[str]]:
+    """The packages of others that a folder imports, and where."""
+    found: dict[str, set[str]] = {}
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            for name in names:
+                found.setdefault(name.partition(".")[0], set()).add(f"{path.relative_to(ROOT)}:{node.lineno}")
+    return {k: v for k, v in found.items() if k not in {*sys.stdlib_module_names, "tdmap", "tensordict_lite"}}
 
 
 @pytest.mark.parametrize("package", ["tdmap", "tensordict_lite"])
 def test_package_ships_its_types(package: str) -> None:
     assert (ROOT / package / "py.typed").exists()
+
+
+@pytest.mark.parametrize("package", ["tdmap", "tensordict_lite"])
+def test_every_package_that_is_imported_is_a_declared_requirement(package: str) -> None:
+    extras = [line for name, lines in PROJECT["optional-dependencies"].items() for line in lines]
+    declared = modules(PROJECT["dependencies"]) | modules(extras)
+    assert {name: where for name, where in imports(package).items() if name not in declared} == {}
+
+
+def test_every_extra_for_users_brings_what_the_code_uses() -> None:
+    texts = [
+        path.read_text()
+        for folder in ("tdmap", "tensordict_lite", "examples")
+        for path in ROOT.glob(f"{folder}/**/*.py")
+    ]
+    for extra, lines in PROJECT["optional-dependencies"].items():
+        if extra not in FOR_WORK_ON_THE_PROJECT:
+            for module in modules(lines):
+                assert any(re.search(rf"\b{module}\b", text) for text in texts), (
+                    f"extra {extra!r}: {module} is not used"
+                )
+
+
+def test_readme_lists_every_extra() -> None:
+    table = (ROOT / "README.md").read_text().partition("| extra | for |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", "\n".join(line.split("|")[1] for line in table.splitlines()[2:]))) == set(
+        PROJECT["optional-dependencies"]
+    )
 
 
 def test_importing_the_engine_imports_no_optional_package() -> None:
@@ -40,10 +103,7 @@ def test_constraints_pin_every_requirement_exactly() -> None:
     assert "torch==2.13.0" in lines
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[^;\s]+(; python_version >= '3\.11')?", line) for line in lines)
     pinned = {re.split("==", line)[0].lower().replace("_", "-") for line in lines}
-    text = (ROOT / "pyproject.toml").read_text()
-    listed = text[text.index("\ndependencies = [") : text.index("[project.scripts]")]
-    names = re.findall(r'"([A-Za-z][A-Za-z0-9_-]*)(?:\[[a-z]+\])?[^"]*"', listed)
-    wanted = {name.lower().replace("_", "-") for name in names} - {"tdmap"}
+    wanted = requirements([*PROJECT["dependencies"], *sum(PROJECT["optional-dependencies"].values(), [])])
     assert {"torch", "pytest", "ray"} <= wanted
     assert wanted - pinned == set()
 

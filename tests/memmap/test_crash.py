@@ -253,17 +253,29 @@ def test_full_disk_is_an_error_before_the_first_byte(tmp_path: Path) -> None:
     if mounted.returncode:
         pytest.skip("cannot mount here")
     try:
-        small = TensorDict({"a": torch.ones(1000)})
-        small.memmap(disk / "d")
-        big = TensorDict({"a": torch.ones(100_000), "b": torch.ones(4_000_000)})
-        for method in ("memmap", "memmap_like", "memmap_"):
-            with pytest.raises(OSError, match=r"16,[\d,]+ bytes are needed and [\d,]+ are available") as caught:
-                getattr(big, method)(disk / "d")
-            assert caught.value.errno == errno.ENOSPC
-        assert TensorDict.load_memmap(disk / "d")["a"].sum() == 1000
-        assert os.listdir(disk) == ["d"] and sorted(os.listdir(disk / "d")) == ["a.memmap", "meta.json"]
+        assert_too_large_a_save_is_refused(disk)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_too_little_room_is_an_error_before_the_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same without root: the file system says that it has 4 MB left."""
+    said = list(os.statvfs(tmp_path))
+    said[0:2] = [4096, 4096]  # bytes of a block, and of a fragment
+    said[2:5] = [1024, 1024, 1024]  # blocks, free ones, and free ones for users
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(said))
+    assert_too_large_a_save_is_refused(tmp_path)
+
+
+def assert_too_large_a_save_is_refused(disk: Path) -> None:
+    TensorDict({"a": torch.ones(1000)}).memmap(disk / "d")
+    big = TensorDict({"a": torch.ones(100_000), "b": torch.ones(4_000_000)})
+    for method in ("memmap", "memmap_like", "memmap_"):
+        with pytest.raises(OSError, match=r"16,[\d,]+ bytes are needed and [\d,]+ are available") as caught:
+            getattr(big, method)(disk / "d")
+        assert caught.value.errno == errno.ENOSPC
+    assert TensorDict.load_memmap(disk / "d")["a"].sum() == 1000
+    assert os.listdir(disk) == ["d"] and sorted(os.listdir(disk / "d")) == ["a.memmap", "meta.json"]
 
 
 @pytest.mark.parametrize("options", [{}, {"num_threads": 4}, {"atomic": True}], ids=str)

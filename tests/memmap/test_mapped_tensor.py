@@ -201,7 +201,7 @@ def test_nested_tensors(tmp_path: Path, layout: torch.layout) -> None:
     again = pickle.loads(pickle.dumps(x))
     for tensor in (x, again):
         assert isinstance(tensor, MemoryMappedTensor) and tensor.is_nested
-        for a, b in zip(tensor.unbind(), parts):
+        for a, b in zip(tensor.unbind(), parts, strict=True):
             assert torch.equal(a, b)
     x.unbind()[1].fill_(9)
     assert again.unbind()[1].eq(9).all()

@@ -183,7 +183,7 @@ def test_nested_tensors(tmp_path: Path, layout: torch.layout) -> None:
     mapped = td.memmap(tmp_path / "d")
     for out in (mapped, TensorDict.load_memmap(tmp_path / "d")):
         assert out["x"].layout == layout
-        assert all(torch.equal(a, b) for a, b in zip(out["x"].unbind(), parts))
+        assert all(torch.equal(a, b) for a, b in zip(out["x"].unbind(), parts, strict=True))
     theirs = reference.TensorDict.load_memmap(tmp_path / "d")["x"]
     assert torch.equal(
         torch.nested.to_padded_tensor(theirs.clone(), 0.0),
@@ -191,7 +191,7 @@ def test_nested_tensors(tmp_path: Path, layout: torch.layout) -> None:
     )
     reference.TensorDict({"x": torch.nested.nested_tensor(parts)}, []).memmap(tmp_path / "r")
     ours = TensorDict.load_memmap(tmp_path / "r")["x"]
-    assert all(torch.equal(a, b) for a, b in zip(ours.unbind(), parts))
+    assert all(torch.equal(a, b) for a, b in zip(ours.unbind(), parts, strict=True))
     assert TensorDict.load_memmap(tmp_path / "r", device="meta")["x"].device.type == "meta"
 
 

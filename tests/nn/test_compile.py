@@ -74,7 +74,7 @@ def same(a: Any, b: Any) -> None:
         torch.testing.assert_close(a, b)
     elif isinstance(a, (tuple, list)):
         assert len(a) == len(b)
-        for x, y in zip(a, b):
+        for x, y in zip(a, b, strict=True):
             same(x, y)
     else:
         assert a == b

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tdmap.runtime import device as links
-from tdmap.runtime.fakelink import FakeLink
+from tests.device.fakelink import FakeLink
 
 
 def batches_of(pipeline, **options):
@@ -19,7 +19,9 @@ def batches_of(pipeline, **options):
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_arrive_on_cuda(data, num_workers):
     pipeline = data.pipeline(seed=1).shuffle(1).batch(7).map(lambda td: td.clone(False).set("y", td["image"] * 2))
-    for got, wanted in zip(pipeline.iter(device="cuda", num_workers=num_workers), pipeline.iter(num_workers=0)):
+    for got, wanted in zip(
+        pipeline.iter(device="cuda", num_workers=num_workers), pipeline.iter(num_workers=0), strict=True
+    ):
         assert got["y"].device.type == "cuda"
         assert torch.equal(got["y"].cpu(), wanted["y"])
 

@@ -111,7 +111,7 @@ def test_an_augmented_epoch_goes_on_anywhere_with_the_same_bits(data):
         later.load_state_dict(saved)
         rest = list(later)
         assert len(rest) == len(whole) - position
-        assert all(torch.equal(a["noise"], b["noise"]) for a, b in zip(rest, whole[position:]))
+        assert all(torch.equal(a["noise"], b["noise"]) for a, b in zip(rest, whole[position:], strict=True))
 
 
 def test_a_shuffle_buffer_goes_on_anywhere(data):

@@ -66,7 +66,8 @@ def test_zip_puts_entries_side_by_side(data, workers):
     known = data.pipeline().shuffle(1).zip(other.pipeline().shuffle(1))
     assert torch.equal(known.collect(**workers)["z"], known.collect(**workers)["x"] * 2)
     filtered = data.pipeline().filter(odd).zip(other.pipeline().filter(lambda td: td["z"] % 4 == 2))
-    got = filtered.batch(3).iter(**workers)
+    got = list(filtered.batch(3).iter(**workers))
+    assert [len(batch) for batch in got] == [3] * 6 + [2]
     assert all(torch.equal(batch["z"], batch["x"] * 2) for batch in got)
     assert filtered.count(**workers) == 20
 

@@ -90,7 +90,7 @@ def _run_until_killed(data: Any, step: dict[str, Any], folder: Path) -> None:
 
 def compare(found: list[Row], expected: list[Row]) -> None:
     """Raise AssertionError that names the first row that differs."""
-    for number, (row, wanted) in enumerate(zip(found, expected)):
+    for number, (row, wanted) in enumerate(zip(found, expected, strict=True)):
         keys = sorted({*row, *wanted})
         differing = [key for key in keys if row.get(key) != wanted.get(key)]
         assert not differing, (

@@ -193,10 +193,10 @@ def expect_map(rows: list[Row], step: dict[str, Any], inner: tuple[int, ...]) ->
     bad = set(step["fault"]["rows"])
     valid = [number_of(row) not in bad for row in rows]
     if step["mode"] == "drop":
-        return [row for row, good in zip(done, valid) if good]
+        return [row for row, good in zip(done, valid, strict=True) if good]
     if step["mode"] == "mark":
         done = [{**row, "__valid__": value_of(torch.ones(inner, dtype=torch.bool))} for row in done]
-    return [row if good else blank(row, len(inner)) for row, good in zip(done, valid)]
+    return [row if good else blank(row, len(inner)) for row, good in zip(done, valid, strict=True)]
 
 
 def run_filter(data: Any, step: dict[str, Any], folder: Path) -> Any:
@@ -381,13 +381,13 @@ def check_reduce(data: Any, rows: list[Row], step: dict[str, Any], folder: Path)
     if numbers:
         assert (int(found["min"]), int(found["max"])) == (min(numbers), max(numbers))
         assert found["top", "value"].tolist() == sorted(numbers, reverse=True)[:3]
-        assert dict(zip(found["words", "value"], found["words", "count"].tolist())) == counts
+        assert dict(zip(found["words", "value"], found["words", "count"].tolist(), strict=True)) == counts
     modulus = step["modulus"]
     groups = tdmap.group_by(data, lambda part: first_id(part) % modulus)
     if numbers:
         table = groups.reduce({"n": reducers.Count()}, **options_of(step))
         expected = {n % modulus: sum(m % modulus == n % modulus for m in numbers) for n in numbers}
-        assert dict(zip(table["key"].tolist(), table["n"].tolist())) == expected
+        assert dict(zip(table["key"].tolist(), table["n"].tolist(), strict=True)) == expected
 
 
 RUN: dict[str, Callable[[Any, dict[str, Any], Path], Any]] = {

@@ -81,7 +81,7 @@ def test_sums_over_other_dimensions_and_of_many_groups(dtype: torch.dtype) -> No
         wanted = whole[:4].sum(axes)
         assert tdmap.reduce(data[:4], r.Sum("x", dim=dim), 0, chunksize=3).tolist() == wanted.tolist()
     groups = tdmap.group_by(data, "k").reduce(r.Sum("x", dim=(0,)), num_workers=2, chunksize=40)
-    for key, answer in zip(groups["k"].tolist(), groups["result"]):
+    for key, answer in zip(groups["k"].tolist(), groups["result"], strict=True):
         assert answer.tolist() == whole[keys.numpy() == key].sum(0).tolist()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -142,7 +143,7 @@ def test_the_merge_tree_has_one_shape_whatever_the_order(n: int, random: Any) ->
     random.shuffle(singles)
     assert run(singles) == wanted
     cut = sorted({0, n, *[random.randint(0, n) for _ in range(3)]})
-    runs = [node for a, b in zip(cut, cut[1:]) for node in r.nodes(a, b, n)]
+    runs = [node for a, b in itertools.pairwise(cut) for node in r.nodes(a, b, n)]
     random.shuffle(runs)
     assert run(runs) == wanted
 

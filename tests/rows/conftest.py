@@ -6,7 +6,6 @@ import os
 import signal
 from typing import Any
 
-import pytest
 import torch
 
 import tdmap
@@ -31,12 +30,6 @@ class Sample:
 
     x: torch.Tensor
     label: torch.Tensor
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _end_workers_at_the_end():
-    yield
-    tdmap.close_pools()
 
 
 def make(rows: int = ROWS) -> TensorDict:

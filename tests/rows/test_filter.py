@@ -141,7 +141,7 @@ def test_outputs_that_cannot_be_written_are_refused(tmp_path):
 
     with pytest.raises(OutputMismatch, match="has 66 rows and the result has 67"):
         tdmap.filter(data, third, TensorDict({"x": torch.zeros(66, dtype=torch.int64)}, [66]), num_workers=2)
-    with pytest.raises(OutputMismatch, match=r"'odd': rows of out have shape \(6,\)"):
+    with pytest.raises(OutputMismatch, match=r"'odd': out wants shape \(6,\) for a row"):
         tdmap.filter(data, third, TensorDict({"odd": torch.zeros(80, 6, dtype=torch.uint8)}, [80]), num_workers=2)
     with pytest.raises(OutputMismatch, match="dtype torch.int32"):
         tdmap.filter(data, third, TensorDict({"half": torch.zeros(80, 3, dtype=torch.int32)}, [80]), num_workers=2)

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import tensordict_lite
-
 CASES = Path(__file__).with_name("tensorclass_cases.py")
 ROOT = CASES.parents[2]
 EXPECTED = re.compile(r"  # (?P<kind>[ER]): (?P<text>.+)$")
@@ -43,8 +41,3 @@ def test_type_checker_says_what_the_cases_expect(tmp_path: Path) -> None:
     assert len(expected) > 30, "the file of cases lost its marks"
     assert not odd, "unexpected output:\n" + "\n".join(odd)
     assert sorted(found - expected) == [] and sorted(expected - found) == []
-
-
-def test_the_packages_ship_their_types() -> None:
-    package = Path(tensordict_lite.__file__).parent
-    assert (package / "py.typed").is_file() and (package.parent / "tdmap" / "py.typed").is_file()

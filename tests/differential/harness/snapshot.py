@@ -111,7 +111,7 @@ def differences(expected: Any, found: Any, path: str = "result", rtol: float = 0
     if isinstance(expected, (list, tuple)):
         if len(expected) != len(found):
             return [f"{path}: expected {len(expected)} items, found {len(found)}: {_brief(found)}"]
-        pairs = enumerate(zip(expected, found))
+        pairs = enumerate(zip(expected, found, strict=True))
         return [line for i, (a, b) in pairs for line in differences(a, b, f"{path}[{i}]", rtol)]
     if isinstance(expected, float) and expected != expected and found != found:
         return []

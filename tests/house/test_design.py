@@ -1,0 +1,42 @@
+"""The page about the architecture is held to the code: floors, glossary, the state of a process."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.house import floors
+
+PAGE = (Path(__file__).parents[2] / "docs" / "design.md").read_text()
+NOUNS = re.findall(r"^\| \*?`(\w+)`\*? \| `([\w.]+)` \| ", PAGE, re.MULTILINE)
+
+
+def test_the_glossary_is_there() -> None:
+    rows = PAGE[PAGE.index("## Glossary") :].count("\n| ") - 1  # its head
+    assert len(NOUNS) == rows > 80
+
+
+@pytest.mark.parametrize(("noun", "module"), NOUNS, ids=[f"{module}.{noun}" for noun, module in NOUNS])
+def test_every_noun_of_the_glossary_lives_where_it_says(noun: str, module: str) -> None:
+    assert hasattr(importlib.import_module(module), noun)
+
+
+def test_every_file_that_keeps_state_for_its_process_is_listed() -> None:
+    texts = {path: (floors.ROOT / path).read_text() for path in floors.sources() if path.startswith("tdmap/")}
+    hooked = {
+        path for path, text in texts.items() if re.search(r"^ *@?(os\.register_at_fork|atexit\.register)", text, re.M)
+    }
+    section = PAGE[PAGE.index("## State of the process") : PAGE.index("## Glossary")]
+    assert set(re.findall(r"^\| `(tdmap/[\w/]+\.py)` \|", section, re.MULTILINE)) == hooked
+
+
+def test_every_module_is_drawn_on_its_floor() -> None:
+    drawing = PAGE[PAGE.index("## The floors of tdmap") : PAGE.index("**The exceptions are listed**")]
+    named = set(re.findall(r"\w+", drawing))
+    on_floors = {name.rsplit(".", 1)[1] for name in floors.placed() if "." in name}
+    hidden = {name for name in on_floors - named if not name.startswith("cli")}
+    workers = {name.rsplit(".", 1)[1] for name in floors.placed() if name.startswith("tdmap.runtime.")}
+    assert hidden - workers == set(), "of the workers, the drawing names some; all others are there"
