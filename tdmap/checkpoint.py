@@ -92,6 +92,7 @@ class FoldLog:
         self._next = time.monotonic() + SECONDS
         self._next_disk = time.monotonic() + DISK_SECONDS
         self._new = False
+        self.elsewhere: list[tuple[int, int]] = []
         run.skips.load(self.committed)
 
     @property

@@ -77,7 +77,7 @@ def map_to_files(job: Job, out: Data, execute: Execute, resume: Resume = True) -
         ValueError: `out` does not lie in a folder of its own.
         ResumeMismatch: the folder holds another run.
     """
-    folder = _folder(out, "out")
+    folder = own_folder(out, "out")
     with locked(folder, f"map({job.name})"), open_run(folder / HIDDEN, job, MAP, files_of(out), resume) as run:
         if not run.is_complete:
             _expect_objects(run, out)
@@ -103,7 +103,7 @@ def map_in_place(job: Job, execute: Execute, resume: Resume = True) -> Data:
             f"{type(data).__name__} do not have the rows along one dimension. Run out of place (out='folder'), or in "
             "place without resume=True; or save a dense copy: data.contiguous().memmap(folder)."
         )
-    folder, call = _folder(data, "data"), f"map({job.name}) in place"
+    folder, call = own_folder(data, "data"), f"map({job.name}) in place"
     with locked(folder, call), open_run(folder / HIDDEN, job, IN_PLACE, files_of(data), resume) as run:
         if not run.is_complete:
             _expect_objects(run, data)
@@ -142,7 +142,8 @@ def fold_resumable(job: Job, folder: str | os.PathLike[str], reducer: Reducer[An
     return sink.result()
 
 
-def _folder(data: Data, name: str) -> Path:
+def own_folder(data: Data, name: str) -> Path:
+    """The folder of a dataset that is mapped whole; ValueError when it has none."""
     folder = folder_of(data)
     if folder is None:
         raise ValueError(

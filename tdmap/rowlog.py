@@ -137,6 +137,7 @@ class PieceLog:
         self.pieces = pieces
         self._path = run.folder / PIECES
         self._warned = False
+        self.elsewhere: list[tuple[int, int]] = []
         self._pending: list[tuple[int, int]] = []
         self._next = time.monotonic() + SECONDS
         self._modules = modules_of(fn)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap import hidden
+from tdmap import hidden, journal
 from tdmap._data import Data, TensorDict, is_dense
 from tdmap.data.objects import KeyPath, with_objects
 from tdmap.errors import OutputMismatch
@@ -75,7 +75,7 @@ class OutputFolder:
             yield
             return
         with self._refusing_writers():  # before anything is made
-            self._require_free(source, resume)
+            self.require_free(source, resume)
         with locked(self.path, call) as lock:
             self._lock = lock
             try:
@@ -93,7 +93,7 @@ class OutputFolder:
         """Refuse what is in the way, and remove what a killed run has left."""
         if self._can_be_finished and not self._goes_on(resume):
             self._move()  # it was killed in its last moment
-        self._require_free(source, resume)
+        self.require_free(source, resume)
         if not self._goes_on(resume):
             self._discard()
 
@@ -119,13 +119,16 @@ class OutputFolder:
         return not (set(os.listdir(self._data)) - {META}) & self._names()
 
     def begin_anew(self) -> None:
-        """Forget the run that is here: what it was about has been removed.
+        """Forget the run that is here: what it was about has been removed. One of ranks stays.
 
         Raises:
             FileExistsError: there is something else.
         """
+        contents = journal.read(self.hidden / "journal")
+        if contents is not None and contents.header.get("ranks"):
+            return
         hidden.remove(self.hidden / "journal")
-        self._require_free(None, False)
+        self.require_free(None, False)
         self._discard()
 
     @property
@@ -141,7 +144,7 @@ class OutputFolder:
     def _goes_on(self, resume: bool) -> bool:
         return resume and self.has_journal
 
-    def _require_free(self, source: Path | None, resume: bool) -> None:
+    def require_free(self, source: Path | None, resume: bool) -> None:
         """Raise FileExistsError unless a new dataset can be put here, or an unfinished run gone on with."""
         if source is not None and source == self.path:
             raise FileExistsError(f"{self.path} is the folder of the data: to change it in place, pass out=data.")

@@ -66,6 +66,7 @@ class EngineOps:
         in_keys: Keys | None = None,
         out_keys: Keys | None = None,
         resume: Resume = False,
+        shard: tuple[int, int] | str | None = None,
         chunksize: int | None = None,
         num_chunks: int | None = None,
         pool: Any = None,
