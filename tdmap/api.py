@@ -106,7 +106,7 @@ def map(
             order. `"redo"` runs every chunk again that is not known to have reached the disk: right for functions that
             do no harm to rows that they have changed already.
         shard: `(rank, world_size)`: run one of so many parts of the chunks, while other programs run the others; or
-            `"auto"`, the rank that torchrun or `torch.distributed` has given this program. All ranks make the same call,
+            `"auto"`, the rank that torchrun or `torch.distributed` gives this program. All ranks make the same call,
             at the same time or not. With a path as `out`, they fill one folder: each keeps a journal there, so `resume`
             is implied, and goes on after any interruption; it returns its own rows, and when the last rank is done
             the folder holds the dataset (see `tdmap.merge_shards`). With a dataset as `out`, its own rows are written,
@@ -146,9 +146,9 @@ def map(
         callbacks: `tdmap.Callback` objects that receive the job's events.
 
     Returns:
-        `out` when it is given (the rows of this rank, with `shard` and a path); else the results concatenated along `dim` (stacked with `chunksize=0`), without
+        `out` when it is given; else the results concatenated along `dim` (stacked with `chunksize=0`), without
         those that are None, of which a warning tells; None when all are. Without rows, what the function makes of
-        zero rows.
+        zero rows. With `shard` and a path, the rows of this rank as they lie in the files, or None where it has none.
 
     Raises:
         IndexError: `dim` is out of range.

@@ -22,7 +22,6 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from tdmap import hidden
 from tdmap import journal as journals
@@ -33,8 +32,9 @@ from tdmap.folderlock import Holder, holder_of, locked
 from tdmap.hidden import HIDDEN, NO_LOCKS
 from tdmap.job import Job
 from tdmap.journal import Contents, Journal
-from tdmap.ranks.shard import Rank, Ranges
+from tdmap.ranks.shard import Ranges, Rank
 from tdmap.resume import IN_PLACE, Resume, Run, contents_for, identify
+from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.format import META, NodeMeta
 from tensordict_lite.memmap.load import Loader
 
@@ -185,16 +185,37 @@ class RankFolder:
 
     @property
     def is_begun(self) -> bool:
-        """Whether the files of the new dataset are there."""
-        return os.path.exists(self._data / META)
+        """Whether the files of the new dataset have been made, and it is not in its place yet.
+
+        Raises:
+            DatasetError: somebody has removed them since.
+        """
+        if not hidden.exists(self._columns):
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            os.close(hidden.open_folder(self._data))  # no link
+            if os.path.exists(self._data / META):
+                return True
+        if os.path.exists(self.path / META):
+            return False
+        raise DatasetError(
+            str(self._data), "is gone, and with it the rows that ranks have done: remove the whole folder to begin anew"
+        )
 
     def create(self, example: Data, columns: Iterable[KeyPath]) -> None:
         """Make the files of a new dataset. Call it `alone`."""
         hidden.remove_tree(self._data)
-        text = json.dumps([list(path) for path in columns]).encode()
-        hidden.replace_file(self._columns, text, durable=False)
         example.memmap_like(self._data)
+        text = json.dumps([list(path) for path in columns]).encode()
+        hidden.replace_file(self._columns, text, durable=False)  # last: it says that they are there
         self.place()
+
+    def reopen(self) -> bool:
+        """Whether there are files to go on with; those of a dataset that was whole until the power failed, too."""
+        if not self.is_begun and hidden.exists(self._columns):
+            hidden.make_folder(self._data)
+            os.replace(self.path / META, self._data / META)
+        return self.is_begun
 
     def place(self) -> None:
         """Move tensors to their final names; whoever is killed meanwhile leaves the rest to the next rank."""
@@ -233,5 +254,3 @@ class _Unfinished(Loader):
         meta = super().meta(str(self._folder._data))
         meta.path = root
         return meta
-
-

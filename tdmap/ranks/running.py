@@ -9,7 +9,6 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from tdmap import journal as journals
@@ -22,7 +21,7 @@ from tdmap.job import Job, Source
 from tdmap.norows import result_of_no_rows
 from tdmap.ranks.folder import RankFolder
 from tdmap.ranks.merging import merge
-from tdmap.ranks.shard import Rank, Ranges
+from tdmap.ranks.shard import Ranges, Rank
 from tdmap.resumable import Execute, own_folder
 from tdmap.resume import IN_PLACE, MAP, TRUST, Resume, Run, files_of, folder_of, open_run
 from tdmap.runtime.skipfile import SkipFile
@@ -79,7 +78,8 @@ def _entered(
                 again = "call it without resume=True to change the rows once more"
                 hint = again if kind == IN_PLACE else "remove that folder to run them again"
                 text = f"{folder.path}: all ranks of {job.name} were done before, and nothing was done ({hint})."
-                warn_user(text, AlreadyComplete)
+                if rank.chunks(job.plan)[0] < rank.chunks(job.plan)[1]:  # a rank without rows may come last
+                    warn_user(text, AlreadyComplete)
                 yield None
                 return
             home = folder.enter(rank, kind)
@@ -171,7 +171,7 @@ class RankStore:
     def load(self) -> Data | None:
         """The dataset that a rank has begun, or None."""
         with self._folder.alone(self._run.identity["name"]):
-            if not self._folder.is_begun:
+            if not self._folder.reopen():
                 return None
             self._folder.place()
             columns = self._folder.columns()
@@ -223,13 +223,11 @@ class RankInto(Preallocated):
             rows = describe_rows(*self._writer.plan.span(start, stop))
             keys = ", ".join(".".join(path) for path in self._writer.objects)
             raise OutputMismatch(
-                f"{rows}: results have entries that are no tensors ({keys}), and ranks cannot write these into a dataset "
-                "that there is: leave them out of the results, or pass out='folder', which takes them."
+                f"{rows}: results have entries that are no tensors ({keys}), and ranks cannot write these into a "
+                "dataset that there is: leave them out of the results, or pass out='folder', which takes them."
             )
         super().accept(start, stop, kind, values)
 
 
 class RankInPlace(InPlace, RankInto):
     """The same, where the output is the source."""
-
-

@@ -229,11 +229,11 @@ class ChunkLoop:
             if undo is not None and self._guard:
                 self._save(undo, chunk, data)
             if seed is not None:
-                seed_everything(derive(seed, plan.origin + plan.first_row(chunk)))
+                seed_everything(derive(seed, plan.original_row(chunk)))
             if skipper is not None:
                 result = skipper.call(lease, chunk, data, target)
             else:
-                result = fn(data, plan.origin + plan.first_row(chunk)) if positional else fn(data)
+                result = fn(data, plan.original_row(chunk)) if positional else fn(data)
             if result is None and self._expect_changes:
                 self._expect_changes = False  # a function that forgets to return its chunk does so every time
                 lost = assigned(data, next(self.reader.read(chunk, chunk + 1)))

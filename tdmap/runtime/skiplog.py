@@ -81,7 +81,7 @@ class SkipLog:
         raise first
 
     def _publish(self, report: Skipped) -> None:
-        first = self.job.plan.original_rows(report.chunk)[0]
+        first = self.job.plan.original_row(report.chunk)
         found = []
         for offset, packed in report.errors:
             row, error = self._row(first + offset), unpack_error(packed)

@@ -269,7 +269,7 @@ class _Search:
 
     def _call(self, rows: Data, start: int) -> Any:
         loop = self.loop
-        first = loop.plan.original_rows(self.chunk)[0] + start
+        first = loop.plan.original_row(self.chunk) + start
         loop.control[at.SINCE] = time.monotonic_ns()
         if loop.policy.seed is not None:
             seed_everything(derive(loop.policy.seed, first))
