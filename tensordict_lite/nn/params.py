@@ -12,6 +12,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 from tensordict_lite.base import TensorCollection, TensorDictBase
 from tensordict_lite.dense import DenseCollection
 from tensordict_lite.keys import require_path
+from tensordict_lite.ops.module_swap import register_params
 from tensordict_lite.tensordict import TensorDict
 
 __all__ = ["TensorDictParams"]
@@ -422,3 +423,6 @@ def _apply_to(td: TensorCollection, fn: Any) -> None:
 
 def _is_nested(state: Any) -> bool:
     return any(isinstance(value, (dict, TensorCollection)) for value in state.values())
+
+
+register_params(TensorDictParams)
