@@ -176,13 +176,25 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
                 rows are in two shares. After `.batch`, or where counting has begun, the last few elements are dropped,
                 or given to several shares.
 
+        Raises:
+            ValueError: an argument is out of range; with `"auto"`, nothing tells the rank, or a shuffle has no `seed`.
+
         Shares are runs of consecutive rows of the source as long as these can be numbered (a filter may have come
         before: then each share filters its own rows). After `.batch`, or where counting has begun, a share is every
         `count`-th element.
         """
-        if count is None and (isinstance(index, str) or index is None):
-            index, count = rank_of(index) or (index, count)
+        if count is None and isinstance(index, str):
+            index, count = rank_of(index) or (0, 1)
+            self._require_common_order(count)
         return self._then(Shard(index, count, even))  # type: ignore[arg-type]
+
+    def _require_common_order(self, count: int) -> None:
+        """Raise ValueError where each of several ranks would put the rows into an order of its own."""
+        if count > 1 and any(isinstance(stage, Shuffle) and stage.drawn for stage in self._stages):
+            raise ValueError(
+                "each rank would draw another seed for .shuffle(), so that rows would be in several shares or in none: "
+                "write .shuffle(seed=...), the same on all ranks."
+            )
 
     def shuffle(self, seed: int | None = None, buffer: int | None = None) -> Pipeline:
         """Another order, and another one in each epoch.
@@ -197,7 +209,7 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
             buffer: shuffle rows as they come, with so many of them in memory; needed where rows cannot be numbered.
         """
         drawn = int(torch.empty((), dtype=torch.int64).random_()) if seed is None else seed
-        return self._then(Shuffle(drawn, buffer))
+        return self._then(Shuffle(drawn, buffer, drawn=seed is None))
 
     def repeat(self, n: int | None = None) -> Pipeline:
         """`n` epochs, or epochs without end. Each one has its own order and its own random streams."""
@@ -270,6 +282,8 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         if rank is None and even is not None:
             raise ValueError("even= is about shares: pass shard=(rank, world_size) or shard='auto' with it.")
         if rank is not None:
+            if isinstance(shard, str):
+                self._require_common_order(rank.world_size)
             return self.shard(*rank, even=even).iter(
                 device=device,
                 prefetch=prefetch,

@@ -156,7 +156,7 @@ class Swap:
                     else:
                         self._fill(module, slots, key, _as_parameter(value, value), old, path)
                     continue
-                if current.shape != value.shape and not _fits(current, value, slots, key):
+                if not _fits(current, value, slots, key):
                     raise _misfit(path, key, current, value)
                 if self._inplace:
                     old[key] = self._copy(current, value)

@@ -179,6 +179,21 @@ def test_the_rank_of_torchrun(rows, monkeypatch):
         batches.shard("auto")
 
 
+def test_ranks_must_not_draw_an_order_each(rows, monkeypatch):
+    drawn = rows.pipeline().shuffle().batch(4)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for share in (lambda: drawn.shard("auto"), lambda: drawn.iter(shard="auto")):
+        with pytest.raises(ValueError, match=r"each rank would draw another seed.*shuffle\(seed=\.\.\.\)"):
+            share()
+    both = [drawn.shard(rank, 2) for rank in range(2)]  # of one program, which has drawn once
+    assert sorted(x for one in both for batch in one.iter(num_workers=0) for x in batch["x"].tolist()) == list(
+        range(ROWS)
+    )
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert drawn.shard("auto").count() == 14
+
+
 def test_bad_shares_are_named(rows):
     batches = rows.pipeline().batch(4)
     with pytest.raises(ValueError, match="index must be below count"):
