@@ -88,14 +88,14 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
         >>> from tensordict_lite import TensorClass, TensorDict
         >>> class Point(TensorClass):
         ...     x: torch.Tensor
-        >>> class Norm(TensorClass):
-        ...     norm: torch.Tensor
-        >>> class Measure(TensorClassModuleBase[Point, Norm]):
+        >>> class Length(TensorClass):
+        ...     length: torch.Tensor
+        >>> class Measure(TensorClassModuleBase[Point, Length]):
         ...     def forward(self, point):
-        ...         return Norm(norm=point.x.norm(dim=-1), batch_size=point.batch_size)
+        ...         return Length(length=point.x.norm(dim=-1), batch_size=point.batch_size)
         >>> module = TensorClassModuleWrapper(Measure())
-        >>> module.in_keys, module.out_keys, module(TensorDict({"x": torch.tensor([[3.0, 4.0]])}, [1]))["norm"]
-        (['x'], ['norm'], tensor([5.]))
+        >>> module.in_keys, module.out_keys, module(TensorDict({"x": torch.tensor([[3.0, 4.0]])}, [1]))["length"]
+        (['x'], ['length'], tensor([5.]))
     """
 
     def __init__(self, module: TensorClassModuleBase[Any, Any]) -> None:
