@@ -156,6 +156,16 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
         node._source[path[-1]] = item
         return self
 
+    # New tensors become parameters, so they are not written as they are.
+    _writes_directly = False
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """Writes the entries of a mapping, see :meth:`TensorDict.update`; they become parameters or buffers."""
+        super().update(*args, **kwargs)
+        if type(self._source) is dict:
+            self._convert_tree(self)  # those of nested collections, too
+        return self
+
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(index, str) or (isinstance(index, tuple) and index and isinstance(index[0], str)):
             self.set(index, value)
