@@ -27,6 +27,8 @@ from tdmap.norows import result_of_no_rows
 from tdmap.operation import operation
 from tdmap.plan import CACHE_BYTES, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
 from tdmap.prefetch import check_prefetch, prefetch_over
+from tdmap.ranks import running as by_ranks
+from tdmap.ranks.shard import ShardLike, rank_of
 from tdmap.resumable import map_in_place, map_to_files, map_to_folder
 from tdmap.resume import Resume, check_resume
 from tdmap.rowerrors import MODES, OnError, mode_of
@@ -53,6 +55,7 @@ def map(
     out_keys: Keys | None = None,
     resume: Resume = False,
     overwrite: bool = False,
+    shard: ShardLike = None,
     chunksize: int | None = None,
     num_chunks: int | None = None,
     pool: Any = None,
@@ -104,6 +107,13 @@ def map(
             order. `"redo"` runs every chunk again that is not known to have reached the disk: right for functions that
             do no harm to rows that they have changed already.
         overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
+        shard: `(rank, world_size)`: run one of so many parts of the chunks, while other programs run the others; or
+            `"auto"`, the rank that torchrun or `torch.distributed` gives this program. All ranks make the same call,
+            at the same time or not. With a path as `out`, they fill one folder: each keeps a journal there, so `resume`
+            is implied, and goes on after any interruption; it returns its own rows, and when the last rank is done
+            the folder holds the dataset (see `tdmap.merge_shards`). With a dataset as `out`, its own rows are written,
+            and with `resume` journalled; without `out`, its own results are returned. A seed gives the bits that
+            one program alone gets with the same `chunksize`.
         chunksize: rows in a chunk; 0 passes rows one by one without `dim`, and stacks the results.
             Default: from the bytes of a row, so that a chunk and its result stay in the processor's cache.
         num_chunks: how many chunks, instead of their size.
@@ -142,7 +152,7 @@ def map(
     Returns:
         `out` when it is given; else the results concatenated along `dim` (stacked with `chunksize=0`), without
         those that are None, of which a warning tells; None when all are. Without rows, what the function makes of
-        zero rows.
+        zero rows. With `shard` and a path, the rows of this rank as they lie in the files, or None where it has none.
 
     Raises:
         IndexError: `dim` is out of range.
@@ -172,8 +182,10 @@ def map(
     buffer = out if path is None and is_data(out) else None
     where = Placement.of(device, buffer)
     existing = out if path is None else None
+    rank = rank_of(shard)
+    varies = rank is None  # ranks must cut alike, and do not know each other's results
     plan = plan_for(
-        data, fn, dim, chunksize, num_chunks, existing, where.chunk_factor, where.min_chunks, results_vary=True
+        data, fn, dim, chunksize, num_chunks, existing, where.chunk_factor, where.min_chunks, results_vary=varies
     )
     policy = policy_for(seed, generator, retries, timeout, undo, on_error, PAD)
     check_resume(resume)
@@ -205,7 +217,19 @@ def map(
         min_chunks=where.min_chunks,
     )
     if path is not None and policy.skip == DROP:
+        if rank is not None:
+            raise ValueError(
+                "on_error='drop' leaves rows out, and ranks must know where their rows are before they begin: use "
+                "on_error='mark', and tdmap.filter afterwards."
+            )
         return map_dropping(job, target, bool(resume), execution)
+    if path is not None and rank is not None:
+        if overwrite:
+            raise ValueError(
+                "overwrite=True replaces the folder when one call is done, and ranks fill it together: remove it "
+                "before they begin."
+            )
+        return by_ranks.map_to_folder(job, path, rank, resume or True, execution.run)
     if path is not None:
         return map_to_folder(job, target, resume, execution.run)
     if policy.skip == DROP and out is not None:
@@ -217,6 +241,9 @@ def map(
     if out is None:
         if resume:
             raise ValueError("resume=True keeps its journal beside the output: pass out=a folder, or out=data.")
+        if rank is not None:
+            job = by_ranks.part_of(job, rank)
+            data, plan = job.source.data, job.plan
         sink = Gather(job.name, policy.skip == DROP)
     else:
         check_rows(out, plan, data.shape)
@@ -224,14 +251,17 @@ def map(
     if plan.length == 0:
         return result_of_no_rows(fn, data, plan) if out is None else out
     if resume:
+        if rank is not None and not (out is data and execution.is_foreign):
+            return by_ranks.map_into(job, out, rank, resume, execution.run)
         if out is not data:
             return map_to_files(job, out, execution.run, resume)
         if execution.is_foreign:
             raise ValueError("resume=True with out=data needs workers of its own: use num_workers= or a WorkerPool.")
         return map_in_place(job, execution.run, resume)
+    log = None if rank is None or out is None else by_ranks.Part(rank.elsewhere(plan))
     if out is not None and out is not data:
-        return where.run(job, out, execution)
-    return execution.run(job, sink)
+        return where.run(job, out, execution, log)
+    return execution.run(job, sink, log)
 
 
 @operation
@@ -347,6 +377,7 @@ class _Yielded:
 
     def __init__(self, position: int) -> None:
         self.committed = [(0, position)]
+        self.elsewhere: list[tuple[int, int]] = []
         self.skips = None
 
     def add(self, start: int, stop: int) -> None:

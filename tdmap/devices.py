@@ -23,6 +23,7 @@ from tdmap.plan import MIN_CHUNKS
 from tdmap.rowerrors import OnError
 from tdmap.runtime import device as links
 from tdmap.runtime.device import Device, resolve_device
+from tdmap.runtime.driver import CommitLog
 from tdmap.runtime.lending import NotLent, can_lend, cannot_lend
 from tdmap.runtime.ondevice import OnDevice, is_on_device
 from tdmap.runtime.pool import WorkerPool
@@ -121,13 +122,13 @@ class Placement:
             return False
         return execution.executor != "process" or can_lend(self.out_device)
 
-    def run(self, job: Job, out: Data, execution: Execution) -> Any:
+    def run(self, job: Job, out: Data, execution: Execution, log: CommitLog | None = None) -> Any:
         """Run a job whose results go into an existing `out`.
 
         Where workers cannot open memory that they were lent, results come back to this process and go from here.
         """
         try:
-            return self._run(job, out, execution)
+            return self._run(job, out, execution, log)
         except NotLent as error:
             fn = job.fn
             if self.out_device is None or not isinstance(fn, OnDevice):
@@ -141,12 +142,12 @@ class Placement:
                 "results come back to this process and go there by its own copies, which is slower.",
                 RuntimeWarning,
             )
-        return self._run(job.again(fn.coming_back()), out, execution)
+        return self._run(job.again(fn.coming_back()), out, execution, log)
 
-    def _run(self, job: Job, out: Data, execution: Execution) -> Any:
+    def _run(self, job: Job, out: Data, execution: Execution, log: CommitLog | None) -> Any:
         sink, surroundings = self.sink(out, execution)
         with surroundings:
-            return execution.run(job, sink)
+            return execution.run(job, sink, log)
 
     def sink(self, out: Data, execution: Execution) -> tuple[Sink, AbstractContextManager[Any]]:
         """Where results for an existing `out` go, and what must be entered around the job."""

@@ -50,6 +50,10 @@ class ChunkPlan:
     """Each row is passed without its dimension, and results are stacked (`chunksize=0`)."""
     lead: int = 0
     """Rows in each of the first chunks; 0 where they are as large as the others."""
+    origin: int = 0
+    """The row of a larger dataset that row 0 is: random streams and reports of rows count from there."""
+    stride: int = 1
+    """Chunk *k* is chunk `stride * k` of the larger dataset, counted from that row."""
     most: int = 0
     """Where `size` is a guess, and only the first chunks count (see `settled`): what it will be at most. Else 0."""
 
@@ -94,6 +98,15 @@ class ChunkPlan:
     def rows(self, chunk: int) -> tuple[int, int]:
         """First and one-past-last row of `chunk`."""
         return self.span(chunk, chunk + 1)
+
+    def original_row(self, chunk: int) -> int:
+        """First row of `chunk`, as the larger dataset numbers it."""
+        return self.origin + self.first_row(chunk) * self.stride
+
+    def original_rows(self, chunk: int) -> tuple[int, int]:
+        """The rows of `chunk`, as the larger dataset numbers them."""
+        first = self.original_row(chunk)
+        return first, first + self.count(chunk, chunk + 1)
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """First and one-past-last row of the chunks `start..stop`."""

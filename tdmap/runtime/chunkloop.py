@@ -328,11 +328,11 @@ class ChunkLoop:
             control[at.RUNNING] = chunk
             if undo is not None and self._guard:
                 self._save(undo, chunk, data)
-            streams.start(plan.first_row(chunk))
+            streams.start(plan.original_row(chunk))
             if skipper is not None:
                 result = skipper.call(lease, chunk, data, target)
             else:
-                result = fn(data, plan.first_row(chunk)) if positional else fn(data)
+                result = fn(data, plan.original_row(chunk)) if positional else fn(data)
             if result is None and self._expect_changes:
                 self._expect_changes = False  # a function that forgets to return its chunk does so every time
                 lost = assigned(data, next(self.reader.read(chunk, chunk + 1)))
@@ -413,5 +413,5 @@ class _Segments:
 
 def note_rows(error: BaseException, plan: ChunkPlan, chunk: int, name: str, worker: str) -> None:
     """Tell the reader of a user's exception where it came from."""
-    start, stop = plan.rows(chunk)
+    start, stop = plan.original_rows(chunk)
     add_note(error, f"raised by {name} on {describe_rows(start, stop)} (chunk {chunk}), {worker}")

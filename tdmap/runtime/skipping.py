@@ -272,7 +272,7 @@ class _Search:
 
     def _call(self, rows: Data, start: int) -> Any:
         loop = self.loop
-        first = loop.plan.rows(self.chunk)[0] + start
+        first = loop.plan.original_row(self.chunk) + start
         loop.control[at.SINCE] = time.monotonic_ns()
         loop.streams.start(first)
         return self.skipper._invoke(rows, first)
