@@ -119,6 +119,19 @@ def test_rows_after_a_lost_device_are_not_skipped_for_it(on_device, data):
     assert "rows 30:32" in notes(caught.value) and "cannot be skipped" in notes(caught.value)
 
 
+def test_a_device_that_is_lost_while_rows_are_tried_alone(on_device, data):
+    lose = failing(31)
+
+    def fn(td):
+        if len(td) > 1 and (td["row"] == 31).any():
+            raise ValueError("one of these")
+        return lose(td)
+
+    with pytest.raises(torch.AcceleratorError) as caught:
+        on_device(data, fn, on_error="skip", num_workers=1)
+    assert "rows 30:32" in notes(caught.value) and "cannot be skipped" in notes(caught.value)
+
+
 def test_another_error_is_skipped_as_ever(on_device, data):
     def fn(td):
         if (td["row"] == 31).any():
@@ -245,8 +258,8 @@ def test_a_seed_gives_the_same_bits_from_the_devices_own_stream(device_stream, o
 
 def test_rows_that_are_tried_alone_have_their_own_streams_there(device_stream, on_device, data):
     def fn(td):
-        if (td["row"] == 31).any():
-            raise ValueError("thirty-one")
+        if (td["row"] == 30).any():
+            raise ValueError("thirty")
         return drawn_there(td)
 
     results = []
@@ -254,6 +267,8 @@ def test_rows_that_are_tried_alone_have_their_own_streams_there(device_stream, o
         with pytest.warns(tdmap.SkippedRows):
             results.append(on_device(data, fn, seed=3, num_workers=workers, on_error="skip"))
     assert torch.equal(*results)
+    alone = on_device(data, drawn_there, seed=3, chunksize=1)
+    assert torch.equal(results[0][31], alone[31]) and not torch.equal(results[0][32:34], alone[32:34])
 
 
 # -- bytes -------------------------------------------------------------------------------------------------
