@@ -30,6 +30,7 @@ __all__ = [
     "bytes_of",
     "data_length",
     "data_row_bytes",
+    "flat_bytes",
     "gatherable",
     "is_data",
     "join",
@@ -86,9 +87,17 @@ def tensors_of(data: Data) -> list[Tensor]:
     return list(data._leaves())
 
 
+def flat_bytes(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor as uint8 `[bytes]`, whatever its dtype."""
+    flat = tensor.reshape(-1)
+    if flat.stride(0) != 1:  # one element, of an expanded tensor: contiguous, with a stride that no view accepts
+        flat = flat.as_strided((flat.numel(),), (1,))
+    return flat.view(torch.uint8)
+
+
 def bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor, whatever its dtype."""
-    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    array: Any = flat_bytes(tensor).numpy()
     return memoryview(array)
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, region_of
+from tdmap._data import Data, bytes_of, region_of
 
 OWN_PACKAGES = ("tdmap", "tensordict_lite")
 """Count by name, as installed packages do, wherever they lie."""
@@ -245,7 +245,7 @@ class _Walk:
         flat = tensor.detach().as_subclass(Tensor).cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         for part in flat.split(1 << 24):
             if part.numel():
-                self.hash.update(memoryview(part.view(torch.uint8).numpy()))
+                self.hash.update(bytes_of(part))
 
     def add_array(self, array: np.ndarray[Any, Any]) -> None:
         self.tag("array", array.dtype.str, array.shape)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, is_data, region_of, signed_view
+from tdmap._data import Data, flat_bytes, is_data, region_of, signed_view
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
@@ -151,7 +151,7 @@ def row_words(tensor: Tensor) -> Tensor:
     tensor = tensor.contiguous()
     rows = tensor.shape[0]
     width = tensor.numel() // max(rows, 1) * tensor.element_size()
-    raw = tensor.reshape(-1).view(torch.uint8)
+    raw = flat_bytes(tensor)
     for dtype in (torch.int64, torch.int32, torch.int16):
         if width % dtype.itemsize == 0 and raw.data_ptr() % dtype.itemsize == 0:
             words = raw.view(dtype)

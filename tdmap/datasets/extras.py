@@ -20,9 +20,9 @@ def need(module: str, extra: str, purpose: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        if error.name is not None and error.name != module.partition(".")[0]:
-            raise  # it is there, and something else is wrong with it
         package = module.partition(".")[0]
+        if error.name not in (package, module):
+            raise  # it is there, and something that it needs is not
         raise ImportError(
             f"{purpose} needs the package {package}: install it with `pip install 'tdmap[{extra}]'`", name=package
         ) from None

@@ -99,7 +99,7 @@ class Jagged:
         """Of strings, of bytes, or of tensors, arrays and lists of numbers whose first dimension differs.
 
         Raises:
-            TypeError: rows are not of one kind, or differ in more than their first dimension; names the first that does.
+            TypeError: rows are not of one kind, or differ in more than their first dimension; names one.
             ValueError: there are no rows, so nothing tells their kind.
         """
         rows = list(rows)
@@ -119,7 +119,7 @@ class Jagged:
     def from_nested(cls, tensor: Tensor) -> Jagged:
         """Of a nested tensor whose elements differ in their first dimension; a jagged one shares its values."""
         if tensor.layout is torch.jagged and tensor._lengths is None:  # type: ignore[attr-defined]
-            return cls(tensor.values().detach(), tensor.offsets().to(torch.int64))
+            return cls(tensor.values().detach(), tensor.offsets().to(torch.int64))  # type: ignore[attr-defined]
         return cls.from_list(tensor.unbind())
 
     @staticmethod
@@ -180,12 +180,16 @@ class Jagged:
             return self._row(self.values[int(self.starts[number]) : int(self.ends[number])])
         if isinstance(index, slice):
             if (index.step or 1) < 0:
-                index = torch.arange(len(self))[::1][list(range(*index.indices(len(self))))]
+                index = list(range(*index.indices(len(self))))
             return self._part(self.starts[index], self.ends[index])
         if not isinstance(index, Tensor):
             index = torch.as_tensor(index) if len(index) else torch.zeros(0, dtype=torch.int64)
         if not index.dim() and index.dtype is not torch.bool:
             return self[int(index)]
+        return self.take(index)
+
+    def take(self, index: Tensor) -> Jagged:
+        """The rows of an int64 tensor of numbers, or a mask; they share the values."""
         return self._part(self.starts[index], self.ends[index])
 
     def _row(self, values: Tensor) -> Any:
@@ -262,7 +266,11 @@ class Jagged:
         return same and bool(torch.equal(self.lengths, other.lengths) and torch.equal(self.flat(), other.flat()))
 
     def __repr__(self) -> str:
-        what = self.kind if self.kind != "tensor" else f"{str(self.dtype)[6:]} [*{''.join(f', {n}' for n in self.row_shape)}]"
+        what = (
+            self.kind
+            if self.kind != "tensor"
+            else f"{str(self.dtype)[6:]} [*{''.join(f', {n}' for n in self.row_shape)}]"
+        )
         return f"Jagged({len(self):,} rows of {what}, {self.total:,} values)"
 
     def __reduce__(self) -> Any:
@@ -334,7 +342,7 @@ class Jagged:
             **options: about workers, as `tdmap.map`.
         """
         generator = None if seed is None else torch.Generator().manual_seed(seed)
-        rows = self[torch.randperm(len(self), generator=generator)]
+        rows = self.take(torch.randperm(len(self), generator=generator))
         return rows if out is None else rows.save(out, **options)
 
     def sort(
@@ -345,7 +353,7 @@ class Jagged:
         **options: Unpack[WorkerOptions],
     ) -> Jagged:
         """All rows by their length, equal ones in their order: a view, or with `out` a copy in a new folder."""
-        rows = self[torch.sort(self.lengths, stable=True, descending=descending).indices]
+        rows = self.take(torch.sort(self.lengths, stable=True, descending=descending).indices)
         return rows if out is None else rows.save(out, **options)
 
     def buckets(self, batch_size: int, *, seed: int | None = None, window: int = 100) -> Iterator[Tensor]:
@@ -372,7 +380,9 @@ class Jagged:
             yield from (batches[pick] for pick in picks)
             yield from batches[full:]
 
-    def pack(self, block: int, out: str | os.PathLike[str] | None = None, **options: Unpack[WorkerOptions]) -> TensorDict:
+    def pack(
+        self, block: int, out: str | os.PathLike[str] | None = None, **options: Unpack[WorkerOptions]
+    ) -> TensorDict:
         """All elements in blocks of one length, each with the row that it is of and its place there.
 
         Args:

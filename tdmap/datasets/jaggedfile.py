@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tdmap._data import bytes_of
 from tdmap.datasets.jagged import GATHERED, KINDS, Jagged, gather_rows, offsets_of
 from tdmap.execution import Execution
 from tdmap.folderlock import locked
@@ -167,6 +168,6 @@ def _write(path: Path, block: Tensor, at: int) -> None:
         return
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
-        write_all(fd, memoryview(block.view(torch.uint8).reshape(-1).numpy()), at, str(path))
+        write_all(fd, bytes_of(block), at, str(path))
     finally:
         os.close(fd)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tdmap._data import Data
 from tdmap.api import handler_of, policy_for
-from tdmap.append import Piece, PlacePieces, SpillRows, TASK_BYTES, tasks_of
+from tdmap.append import TASK_BYTES, Piece, PlacePieces, SpillRows, tasks_of
 from tdmap.append import Pieces as AppendPieces
 from tdmap.datasets.jagged import Jagged, offsets_of
 from tdmap.datasets.jaggedfile import example_of, open_jagged
@@ -67,7 +67,10 @@ class OnJagged:
 
     def identity_parts(self) -> dict[str, str]:
         """What a resumed run must find unchanged."""
-        return {**function_parts(self.fn), **{f"values {key}": text for key, text in source_parts(self._source).items()}}
+        return {
+            **function_parts(self.fn),
+            **{f"values {key}": text for key, text in source_parts(self._source).items()},
+        }
 
     def __call__(self, spans: Any) -> Any:
         values = self.shared.tensors[0].as_subclass(Tensor)
@@ -193,9 +196,7 @@ def _place(pieces: Pieces, spill: Spill, output: Output, execution: Execution) -
     assert output.store is not None
     made = output.store.create(example)
     lengths = Arena().empty(torch.int64, torch.Size([count]))
-    targets = [
-        lengths if field.path == (LENGTH,) else made.get(field.path, None) for field in row_schema.tensors
-    ]
+    targets = [lengths if field.path == (LENGTH,) else made.get(field.path, None) for field in row_schema.tensors]
     _copy(rows, row_schema, spill, targets, execution)
     _copy(values, value_schema, spill, [made["values"]], execution)
     made["offsets"].copy_(offsets_of(lengths))
@@ -294,6 +295,31 @@ def map_jagged(
     return open_jagged(out)
 
 
+def map_beside(
+    data: Data,
+    fn: Callable[[Any], tuple[TensorDict, Jagged]],
+    out: str | os.PathLike[str],
+    *,
+    chunksize: int,
+    resume: bool = False,
+    on_error: OnError = "raise",
+    **options: Unpack[WorkerOptions],
+) -> None:
+    """Apply a function that returns jagged rows, and columns beside them, to chunks of any dataset, into a folder.
+
+    Args:
+        data: the dataset.
+        fn: called with each chunk; returns a TensorDict and a `Jagged`, of the same rows.
+        out: the folder; holds `values`, `offsets` and `kind` (see `Jagged`), and the columns in `rows`.
+        chunksize: rows in a chunk.
+        resume, on_error, **options: as `map_jagged`.
+    """
+    policy = policy_for(None, None, 2, None, on_error=on_error, skip=DROP)
+    plan = make_plan(len(data), chunksize=chunksize)
+    job = Job(Source(data), plan, Apart(fn), policy, on_row_error=handler_of(on_error))
+    run_apart(job, Output(out, data), Execution.of(**options), resume)
+
+
 class Boxed:
     """Results that travel to the caller, whatever they are."""
 
@@ -352,7 +378,7 @@ def filter_jagged(
     policy = policy_for(None, None, 2, None, on_error=on_error, skip="pad")
     fn = Answers(OnJagged(predicate, rows, travels(execution)))
     job = Job(Source(spans_of(rows)), plan_of(rows, chunksize), fn, policy, on_row_error=handler_of(on_error))
-    kept = rows[cast(Tensor, execution.run(job, Gather(job.name)))]
+    kept = rows.take(cast(Tensor, execution.run(job, Gather(job.name))))
     return kept if out is None else kept.save(out, **options)
 
 

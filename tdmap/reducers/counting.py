@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdmap._data import flat_bytes
 from tdmap.reducers.base import Key, Reducer, values_of
 from tdmap.reducers.blocks import BLOCK, blocks, byte_counts, byte_values
 from tdmap.reducers.moments import _Keyed
@@ -346,7 +347,7 @@ class Checksum(Reducer[int]):
         return state
 
     def _add(self, state: int, values: Tensor, start: int, key: str) -> int:
-        data = values.contiguous().reshape(values.shape[0], -1).view(torch.uint8).reshape(-1)
+        data = flat_bytes(values.contiguous())
         row_bytes = data.numel() // max(values.shape[0], 1)
         salt = int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=7).digest(), "little")
         steps = torch.arange(min(BLOCK, data.numel())) * self._STEP

@@ -24,7 +24,7 @@ import torch
 import torch.multiprocessing  # teaches ForkingPickler about tensors
 from torch import Tensor
 
-from tdmap._data import Region, SharedHandle
+from tdmap._data import Region, SharedHandle, flat_bytes
 from tdmap.runtime.byvalue import Namespaces
 from tdmap.runtime.shm import align, anonymous_tensor, shared_region
 
@@ -236,7 +236,7 @@ def _base(tensor: Tensor) -> Tensor:
 
 
 def _raw(tensor: Tensor) -> bytes:
-    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+    flat = flat_bytes(tensor.contiguous())
     return flat.numpy().tobytes()
 
 

@@ -22,12 +22,13 @@ ROOT = Path(__file__).parents[2]
             ["--files", "5000", "--workers", "2"],
             "checked: every picture has its own name and class",
         ),
+        ("train_images.py", ["--files", "600", "--epochs", "2"], "checked: the run that was killed in mid-epoch"),
         ("tensorclass_images.py", ["--images", "50"], "MyData("),
         ("word_count.py", ["--megabytes", "0.3"], "checked: a plain Counter gives the same numbers"),
     ],
 )
 def test_example_runs_and_checks_itself(script: str, options: list[str], proof: str) -> None:
-    if script in ("dataset_statistics.py", "picture_folders.py", "pipeline.py"):
+    if script in ("dataset_statistics.py", "picture_folders.py", "pipeline.py", "train_images.py"):
         pytest.importorskip("skimage")
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "examples" / script), *options]
