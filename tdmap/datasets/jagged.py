@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite import TensorDict
+from tensordict_lite.errors import DatasetError
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -39,6 +40,7 @@ class Jagged:
         offsets: int64 `[n + 1]`, ascending: where each row begins, and where the last one ends.
         kind: what a row is given as: a `"tensor"` `[length, ...]`, a `"str"` or `"bytes"`. The values of both others
             are uint8 `[total]`.
+        check: look at every offset. What is out of place otherwise is an error of the row that is asked for.
 
     Raises:
         ValueError: offsets do not ascend, or reach beyond the values.
@@ -66,7 +68,7 @@ class Jagged:
     folder: Path | None
     """Where all of it is saved; None for parts, and in memory."""
 
-    def __init__(self, values: Tensor, offsets: Tensor, kind: str = "tensor") -> None:
+    def __init__(self, values: Tensor, offsets: Tensor, kind: str = "tensor", *, check: bool = True) -> None:
         if kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}: got {kind!r}.")
         if offsets.dtype is not torch.int64 or offsets.dim() != 1 or not len(offsets):
@@ -77,6 +79,9 @@ class Jagged:
         offsets = offsets.as_subclass(Tensor)
         if int(offsets[0]) < 0 or int(offsets[-1]) > len(values):
             raise ValueError(f"offsets reach from {int(offsets[0])} to {int(offsets[-1])}, of {len(values)} values.")
+        if check and bool((offsets[1:] < offsets[:-1]).any()):
+            row = int((offsets[1:] < offsets[:-1]).nonzero()[0])
+            raise ValueError(f"offsets ascend, and row {row} would end before it begins.")
         self._set(values, offsets[:-1], offsets[1:], kind)
 
     def _set(self, values: Tensor, starts: Tensor, ends: Tensor, kind: str) -> Self:
@@ -177,7 +182,10 @@ class Jagged:
             number = int(index)
             if not -len(self) <= number < len(self):
                 raise IndexError(f"row {number} of {len(self)} rows")
-            return self._row(self.values[int(self.starts[number]) : int(self.ends[number])])
+            start, end = int(self.starts[number]), int(self.ends[number])
+            if not 0 <= start <= end <= len(self.values):
+                raise DatasetError(str(self.folder or "these rows"), f"row {number} lies at {start} to {end}: damaged")
+            return self._row(self.values[start:end])
         if isinstance(index, slice):
             if (index.step or 1) < 0:
                 index = list(range(*index.indices(len(self))))
@@ -440,6 +448,8 @@ def gather_rows(values: Tensor, starts: Tensor, ends: Tensor, out: Tensor) -> No
         out: `[sum of lengths, ...]`.
     """
     lengths = ends - starts
+    if len(lengths) and (int(lengths.min()) < 0 or int(starts.min()) < 0 or int(ends.max()) > len(values)):
+        raise ValueError("the offsets of these rows do not fit their values: the file is damaged.")
     offsets = offsets_of(lengths)
     count = int(offsets[-1])
     if count >= len(lengths) * LONG_ROW:

@@ -57,7 +57,7 @@ def jagged_of(data: Any, path: Path) -> Jagged:
     if not isinstance(values, Tensor) or not isinstance(offsets, Tensor) or kind not in KINDS:
         raise DatasetError(str(path), "holds no jagged rows: they are the entries values, offsets and kind")
     try:
-        jagged = Jagged(values, offsets, kind)
+        jagged = Jagged(values, offsets, kind, check=False)  # which would read all offsets
     except (ValueError, TypeError) as error:
         raise DatasetError(str(path), str(error)) from None
     jagged.folder = path
@@ -131,6 +131,9 @@ def append_jagged(jagged: Jagged, rows: Jagged) -> Jagged:
         total, count, item = len(now.values), len(now), rows.values.element_size() * rows.row_shape.numel()
         behind = {"values": total + rows.total, "offsets": count + len(rows) + 1}
         present = {"values": total, "offsets": count + 1}
+        for key, bytes_each in (("values", item), ("offsets", 8)):  # what a killed call has left behind the end
+            if (folder / f"{key}.memmap").exists():
+                os.truncate(folder / f"{key}.memmap", present[key] * bytes_each)
         _set_sizes(folder, present, behind)
         for at in range(0, len(rows), GATHERED):
             part = rows[at : at + GATHERED]
