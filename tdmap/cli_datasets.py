@@ -112,3 +112,33 @@ def _print_skipped(skipped: list[tuple[str, str]], place: Path) -> None:
     console = Console(stderr=True, highlight=False)
     console.print(table)
     console.print(f"all of them: {place}", soft_wrap=True)
+
+
+# -------- tdmap convert
+
+
+@app.command("convert")
+def convert_command(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A dataset, a file, a pattern, or a folder of files.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="A file, or a folder for a dataset.")],
+    columns: Annotated[str | None, typer.Option(help="Only these, with commas between them.")] = None,
+    nulls: Annotated[str, typer.Option(help="raise, or mask: zeros, and a column of bools beside each.")] = "raise",
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes that read Parquet.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No summary.")] = False,
+) -> None:
+    """Turn files of another tool into a dataset, or a dataset into a file, by the endings of their names.
+
+    Endings are .parquet, .arrow, .feather, .csv, .tsv, .jsonl, .npz and .npy; a name without one is a dataset.
+    """
+    from tdmap.datasets import convert
+    from tdmap.errors import FolderInUse
+
+    refusals = (ImportError, ValueError, TypeError, FileNotFoundError, FileExistsError, FolderInUse)
+    wanted = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
+    guard(
+        lambda: convert(source, target, columns=wanted, nulls=nulls, num_workers=workers),
+        f"nothing was written to {target}",
+        refusals,
+    )
+    if not quiet:
+        typer.echo(f"{source} written to {target}")

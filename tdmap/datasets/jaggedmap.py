@@ -1,20 +1,10 @@
-"""Functions over chunks of jagged rows, on every core, into jagged rows again.
-
-    first job    chunk ──fn──► rows ──► spill file: lengths (and other columns), values      pieces of both
-    between      prefix sums over the pieces of either kind: each has its place
-    second job   piece ──copy_file_range──► its place
-
-It is the engine's way to results of any length (see `append`), with two things of unknown length instead of one. A
-run that is killed goes on where it was.
-"""
+"""Functions over chunks of jagged rows, on every core: into jagged rows again, or into answers."""
 
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -22,23 +12,18 @@ from torch import Tensor
 
 from tdmap._data import Data
 from tdmap.api import handler_of, policy_for
-from tdmap.append import TASK_BYTES, Piece, PlacePieces, SpillRows, tasks_of
-from tdmap.append import Pieces as AppendPieces
-from tdmap.datasets.jagged import Jagged, offsets_of
-from tdmap.datasets.jaggedfile import example_of, open_jagged
+from tdmap.datasets.columns import Apart, Columns, run_columns
+from tdmap.datasets.jagged import Jagged
+from tdmap.datasets.jaggedfile import open_jagged
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.fingerprint import function_parts, source_parts
 from tdmap.job import Job, Source, function_name
 from tdmap.operation import operation
-from tdmap.placing import Output, Places, SharedTensors, travels
+from tdmap.placing import Output, SharedTensors, travels
 from tdmap.plan import ChunkPlan, make_plan
 from tdmap.rowerrors import OnError
-from tdmap.rowlog import APPEND, PIECES, SPILL, PieceLog, finish_run, forget, open_output_run
-from tdmap.runtime.packing import Arena
 from tdmap.runtime.skipping import DROP
-from tdmap.runtime.spill import Spill
-from tdmap.schema import Schema
 from tdmap.sinks import Collect, Gather
 from tensordict_lite import TensorDict
 
@@ -47,7 +32,6 @@ if TYPE_CHECKING:
 
     from tdmap.execution import WorkerOptions
 
-LENGTH = "__length__"
 CHUNK_VALUES = 1 << 18
 """Elements of a chunk, where nothing else is said."""
 
@@ -79,33 +63,22 @@ class OnJagged:
         return result
 
 
-class Apart:
-    """Takes a result apart into what becomes two datasets: a row each with its length, and all values."""
+class AsColumns:
+    """A function of jagged rows, whose results are one jagged column, and other columns where it returns those too."""
 
-    takes_start = True
-
-    def __init__(self, fn: Callable[..., Any]) -> None:
+    def __init__(self, fn: OnJagged) -> None:
         self.fn = fn
-        self._positional = getattr(fn, "takes_start", False)
         self.__qualname__ = function_name(fn)
 
     def identity_parts(self) -> dict[str, str]:
         """Those of the function."""
-        return function_parts(self.fn)
+        return self.fn.identity_parts()
 
-    def __call__(self, chunk: Any, start: int = 0) -> list[TensorDict]:
-        return take_apart(self.fn(chunk, start) if self._positional else self.fn(chunk))
-
-
-def take_apart(result: Any) -> list[TensorDict]:
-    """What becomes two datasets, of a function's result."""
-    columns, jagged = result if isinstance(result, tuple) and len(result) == 2 else ({}, result)
-    rows = as_jagged(jagged)
-    entries = {"rows": TensorDict(columns, [len(rows)])} if len(list(columns.keys())) else {}
-    return [
-        TensorDict({**entries, LENGTH: rows.lengths, rows.kind: torch.zeros(len(rows), 0)}, [len(rows)]),
-        TensorDict({"values": rows.flat()}, [rows.total]),
-    ]
+    def __call__(self, spans: Any) -> Columns:
+        result = self.fn(spans)
+        columns, jagged = result if isinstance(result, tuple) and len(result) == 2 else (None, result)
+        rows = as_jagged(jagged)
+        return TensorDict(columns if columns is not None else {}, [len(rows)]), {"": rows}
 
 
 def as_jagged(result: Any) -> Jagged:
@@ -127,98 +100,6 @@ def as_jagged(result: Any) -> Jagged:
         "the function must return jagged rows: a Jagged, a nested tensor, or a list with a string, bytes or a tensor "
         f"for each row (or a tuple of a TensorDict and those): got a {type(result).__name__}."
     )
-
-
-class Pieces(AppendPieces):
-    """Pieces that alternate between two datasets, each of which must look alike within itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._firsts: dict[int, int] = {}
-
-    def learn(self, chunk: int, pieces: tuple[Piece, ...] | None) -> None:
-        for number, piece in enumerate(pieces or ()):
-            self._known(piece)
-            if not piece.rows:
-                continue
-            first = self._firsts.setdefault(number % 2, piece.digest)
-            if piece.digest != first:
-                raise OutputMismatch(
-                    "results must look alike to go into one dataset, and "
-                    f"{self.schemas[first].difference(self.schemas[piece.digest])}."
-                )
-
-    def of_group(self, group: int) -> list[Piece]:
-        """The pieces with rows of one of the two datasets, in their order."""
-        return [piece for pieces in self.result() for piece in (pieces or ())[group::2] if piece.rows]
-
-    def schema_of(self, group: int) -> Schema:
-        """Of the first rows; without any, of the first empty result."""
-        found = self.of_group(group) or [piece for pieces in self.result() for piece in (pieces or ())[group::2]]
-        return self.schemas[found[0].digest]
-
-
-def run_apart(job: Job, output: Output, execution: Execution, resume: bool) -> None:
-    """Run a job whose function returns jagged rows, and columns of the same rows beside them, into a folder."""
-    if resume:
-        with open_output_run(output, job, APPEND, PIECES, Path.touch) as run:
-            assert output.store is not None
-            if run.is_complete:
-                forget(run)
-                output.store.publish()
-                return
-            spill, pieces = Spill(run.folder, f"{SPILL}{secrets.token_hex(4)}-"), Pieces()
-            with PieceLog(run, pieces, job.fn) as log:
-                execution.run(replace(run.planned(job), fn=SpillRows(job.fn, spill)), pieces, log)
-            _place(pieces, spill, output, execution)
-            finish_run(run, output, job.plan.length)
-        return
-    from tdmap.placing import spill_folder
-
-    with output.claimed(f"map({job.name})"):
-        with Spill(spill_folder(output, None)) as spill:
-            pieces = Pieces()
-            execution.run(replace(job, fn=SpillRows(job.fn, spill)), pieces)
-            _place(pieces, spill, output, execution)
-        output.result()
-
-
-def _place(pieces: Pieces, spill: Spill, output: Output, execution: Execution) -> None:
-    """Allocate the folder and bring the pieces to their places."""
-    rows, values = pieces.of_group(0), pieces.of_group(1)
-    count, total = (sum(piece.rows for piece in found) for found in (rows, values))
-    row_schema, value_schema = pieces.schema_of(0), pieces.schema_of(1)
-    skeleton = value_schema.skeleton["values"]
-    example = example_of(_kind_of(row_schema), skeleton.dtype, skeleton.shape[1:], count, total)
-    columns = row_schema.skeleton.get("rows", None)
-    if columns is not None:
-        example["rows"] = columns.new_zeros(1).expand(count) if count else columns
-    assert output.store is not None
-    made = output.store.create(example)
-    lengths = Arena().empty(torch.int64, torch.Size([count]))
-    targets = [lengths if field.path == (LENGTH,) else made.get(field.path, None) for field in row_schema.tensors]
-    _copy(rows, row_schema, spill, targets, execution)
-    _copy(values, value_schema, spill, [made["values"]], execution)
-    made["offsets"].copy_(offsets_of(lengths))
-
-
-def _kind_of(schema: Schema) -> str:
-    return next(field.path[0] for field in schema.tensors if field.path in (("tensor",), ("str",), ("bytes",)))
-
-
-def _copy(
-    pieces: list[Piece], schema: Schema, spill: Spill, targets: list[Tensor | None], execution: Execution
-) -> None:
-    files: list[str] = []
-    row_bytes = schema.row_bytes
-    table = tasks_of(pieces, files, sum(row_bytes))
-    places = Places.of(targets)
-    if not len(table) or places is None:
-        return
-    total = sum(piece.rows for piece in pieces)
-    each = max(total * sum(row_bytes) // len(table), 1)
-    plan = ChunkPlan(len(table), max(min(TASK_BYTES // each, -(-len(table) // 4)), 1))
-    execution.run(Job(Source(table), plan, PlacePieces(spill, files, row_bytes, places)), Collect())
 
 
 def spans_of(rows: Jagged) -> TensorDict:
@@ -291,33 +172,8 @@ def map_jagged(
     output = Output(out, job.source.data)
     if rows.folder is not None and output.store is not None and rows.folder == output.store.path:
         raise FileExistsError(f"{rows.folder} is the folder of the data: choose another one for the result.")
-    run_apart(replace(job, fn=Apart(wrapped)), output, execution, resume)
+    run_columns(replace(job, fn=Apart(AsColumns(wrapped), [""])), [""], output, execution, resume)
     return open_jagged(out)
-
-
-def map_beside(
-    data: Data,
-    fn: Callable[[Any], tuple[TensorDict, Jagged]],
-    out: str | os.PathLike[str],
-    *,
-    chunksize: int,
-    resume: bool = False,
-    on_error: OnError = "raise",
-    **options: Unpack[WorkerOptions],
-) -> None:
-    """Apply a function that returns jagged rows, and columns beside them, to chunks of any dataset, into a folder.
-
-    Args:
-        data: the dataset.
-        fn: called with each chunk; returns a TensorDict and a `Jagged`, of the same rows.
-        out: the folder; holds `values`, `offsets` and `kind` (see `Jagged`), and the columns in `rows`.
-        chunksize: rows in a chunk.
-        resume, on_error, **options: as `map_jagged`.
-    """
-    policy = policy_for(None, None, 2, None, on_error=on_error, skip=DROP)
-    plan = make_plan(len(data), chunksize=chunksize)
-    job = Job(Source(data), plan, Apart(fn), policy, on_row_error=handler_of(on_error))
-    run_apart(job, Output(out, data), Execution.of(**options), resume)
 
 
 class Boxed:

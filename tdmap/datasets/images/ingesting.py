@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import tdmap
+from tdmap.datasets.columns import Columns, map_columns
 from tdmap.datasets.images.files import Files, list_files
 from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, open_picture, pillow
 from tdmap.datasets.jagged import Jagged, bytes_tensor, offsets_of
@@ -155,12 +156,10 @@ def _run(files: Files, path: Path, look: Look, keep: str, options: dict[str, Any
         chunk = max(min(CHUNK_BYTES // (channels * height * width), 64), 1)
         tdmap.map(index, DecodeFiles(files, look), out=path, chunksize=chunk, **options)
         return
-    from tdmap.datasets.jaggedmap import map_beside
-
     if keep == "encoded":
-        map_beside(index, ReadFiles(files, look), path, chunksize=64, **options)
+        map_columns(index, ReadFiles(files, look), [""], path, chunksize=64, **options)
     else:
-        map_beside(index, DecodeRagged(files, look), path, chunksize=8, **options)
+        map_columns(index, DecodeRagged(files, look), [""], path, chunksize=8, **options)
 
 
 class _OnFiles:
@@ -235,13 +234,14 @@ class DecodeFiles(_OnFiles):
 class DecodeRagged(_OnFiles):
     """Files become rows of pixels of different sizes: flat, and the shape of each beside."""
 
-    def __call__(self, chunk: TensorDict) -> tuple[TensorDict, Jagged]:
+    def __call__(self, chunk: TensorDict) -> Columns:
         pixels = [picture.permute(2, 0, 1) for picture in self.each(chunk["file"].tolist())]
         rows = chunk.copy()
         rows["shape"] = torch.tensor([picture.shape for picture in pixels]).reshape(-1, 3)
         flat = [picture.reshape(-1) for picture in pixels]
         values = torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8)
-        return rows, Jagged(values, offsets_of(torch.tensor([len(part) for part in flat], dtype=torch.int64)))
+        offsets = offsets_of(torch.tensor([len(part) for part in flat], dtype=torch.int64))
+        return rows, {"": Jagged(values, offsets)}
 
     def one(self, path: str) -> torch.Tensor:
         return _tensor(decode(path, self.look))
@@ -250,10 +250,10 @@ class DecodeRagged(_OnFiles):
 class ReadFiles(_OnFiles):
     """Files become rows of bytes, once their heads have been looked at."""
 
-    def __call__(self, chunk: TensorDict) -> tuple[TensorDict, Jagged]:
+    def __call__(self, chunk: TensorDict) -> Columns:
         contents = self.each(chunk["file"].tolist())
         lengths = torch.tensor([len(content) for content in contents], dtype=torch.int64)
-        return chunk, Jagged(bytes_tensor(b"".join(contents)), offsets_of(lengths), "bytes")
+        return chunk, {"": Jagged(bytes_tensor(b"".join(contents)), offsets_of(lengths), "bytes")}
 
     def one(self, path: str) -> bytes:
         with open(path, "rb") as file:
