@@ -18,10 +18,15 @@ from tdmap.datasets.bridges import (
 )
 from tdmap.datasets.formats import convert, read, write
 from tdmap.datasets.jagged import Jagged
+from tdmap.datasets.pairwise import PairwiseDataset, PromptData, RewardData
 from tdmap.datasets.table import Table
+from tdmap.datasets.text import tokenise
 
 __all__ = [
     "Jagged",
+    "PairwiseDataset",
+    "PromptData",
+    "RewardData",
     "Table",
     "convert",
     "from_arrow",
@@ -34,5 +39,6 @@ __all__ = [
     "to_huggingface",
     "to_pandas",
     "to_polars",
+    "tokenise",
     "write",
 ]

@@ -240,6 +240,18 @@ class ReadGroup:
         self.files = list(files)
         self.columns = None if columns is None else list(columns)
         self.nulls = nulls
+        self._opened: tuple[int, Any, Any] | None = None  # the file that was read last: its footer may be long
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    def _file(self, number: int) -> Any:
+        if self._opened is None or self._opened[0] != number:
+            parquet = need("pyarrow.parquet", "arrow", "reading Parquet")
+            stack = contextlib.ExitStack()
+            source = stack.enter_context(opened(self.files[number]))
+            self._opened = number, parquet.ParquetFile(source), stack
+        return self._opened[1]
 
     def identity_parts(self) -> dict[str, str]:
         """What a resumed run must find unchanged."""
@@ -248,13 +260,11 @@ class ReadGroup:
         return {"files": repr((self.files, stats)), "columns": repr(self.columns), "nulls": self.nulls}
 
     def __call__(self, groups: TensorDict) -> Columns:
-        parquet = need("pyarrow.parquet", "arrow", "reading Parquet")
         pa = pyarrow()
-        tables = []
-        for file, group in zip(groups["file"].tolist(), groups["group"].tolist()):
-            with opened(self.files[file]) as source:
-                table = parquet.ParquetFile(source).read_row_group(group, columns=self.columns, use_threads=False)
-            tables.append(table)
+        numbers = zip(groups["file"].tolist(), groups["group"].tolist())
+        tables = [
+            self._file(file).read_row_group(group, columns=self.columns, use_threads=False) for file, group in numbers
+        ]
         try:
             return columns_of(pa.concat_tables(tables), self.nulls)
         except ValueError as error:

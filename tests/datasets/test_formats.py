@@ -324,7 +324,7 @@ def test_tables_are_chosen_from_and_joined(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_read_of_parquet_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
-    pq.write_table(pa.concat_tables([table()] * 40), tmp_path / "x.parquet", row_group_size=50)
+    pq.write_table(pa.concat_tables([table()] * 40), tmp_path / "x.parquet", row_group_size=400)
     script = f"""
 import warnings
 warnings.simplefilter("ignore")
