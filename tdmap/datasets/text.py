@@ -92,7 +92,8 @@ class Tokenizer:
                 self.fast.no_truncation()
             else:
                 self.fast.enable_truncation(max_length)
-            return [encoding.ids for encoding in self.fast.encode_batch(texts)]
+            encode = getattr(self.fast, "encode_batch_fast", self.fast.encode_batch)  # which leaves offsets out
+            return [encoding.ids for encoding in encode(texts)]
         found = self.tokenizer(texts)
         found = list(found["input_ids"] if hasattr(found, "keys") else found)
         if len(found) != len(texts):
