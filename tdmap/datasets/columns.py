@@ -120,6 +120,11 @@ class Pieces(AppendPieces):
             group = number % self.groups
             first = self._firsts.setdefault(group, piece.digest)
             if piece.digest != first:
+                if not group and len({_kinds_of(self.schemas[digest]) for digest in (first, piece.digest)}) > 1:
+                    raise OutputMismatch(
+                        "jagged rows of one column are of one kind, and some chunks gave "
+                        f"{_kinds_of(self.schemas[first])} where others gave {_kinds_of(self.schemas[piece.digest])}."
+                    )
                 where = f" (in the column {self.names[group - 1]!r})" if group and self.names[group - 1] else ""
                 difference = self.schemas[first].difference(self.schemas[piece.digest])
                 raise OutputMismatch(f"results must look alike to go into one dataset, and {difference}{where}.")
@@ -261,6 +266,12 @@ def _place(pieces: Pieces, spill: Spill, output: Output, execution: Execution) -
         group = number + 1
         _copy(pieces.of_group(group), pieces.schema_of(group), spill, [part["values"]], execution)
         part["offsets"].copy_(offsets_of(lengths[number]))
+
+
+def _kinds_of(schema: Schema) -> str:
+    """The kinds of all jagged columns, in words."""
+    names = sorted(field.path[0] for field in schema.tensors if field.path[0].startswith(_KIND))
+    return ", ".join(name.removeprefix(_KIND).lstrip("0123456789") for name in names)
 
 
 def _kind_of(schema: Schema, number: int) -> str:

@@ -73,7 +73,8 @@ class Table:
             raise TypeError(f"a TensorDict with rows, a Table or a Jagged is needed, got a {type(data).__name__}.")
         tensors, jagged = {}, {}
         for key in data.keys(True, True, is_leaf_nontensor):
-            value = data[key]
+            value = data.get(key)
+            value = value.tolist() if hasattr(value, "_is_non_tensor") and value._is_non_tensor else value
             if isinstance(value, Tensor):
                 tensors[key] = value
                 continue
@@ -96,7 +97,9 @@ class Table:
             return cls.of(jagged_of(data, path))
         if JAGGED not in data.keys():
             raise DatasetError(str(path), "has no rows: it is neither a table nor a dataset with a batch dimension")
-        jagged = {name: jagged_of(data[JAGGED, name], path / JAGGED / name) for name in data[JAGGED].keys()}
+        jagged = {name: jagged_of(data[JAGGED, name], path) for name in data[JAGGED].keys()}
+        for column in jagged.values():
+            column.folder = None  # rows are not appended to one column alone
         count = len(next(iter(jagged.values())))
         return cls(data[ROWS] if ROWS in data.keys() else TensorDict({}, [count]), jagged)
 

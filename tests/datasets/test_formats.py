@@ -350,3 +350,11 @@ def test_json_lines_hold_lists(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = read(tmp_path / "x.jsonl")
     assert [{"l": row["l"].tolist(), "s": row["s"]} for row in (found[n] for n in range(50))] == lines
+
+
+def test_names_that_are_no_file_names_and_columns_of_a_table(tmp_path: Path) -> None:
+    found = Table.of({"a/b": torch.arange(2), "s/t": Jagged.from_list(["x", "y"]), "__length__0": torch.ones(2)})
+    saved = found.save(tmp_path / "t")
+    assert saved["s/t"].tolist() == ["x", "y"] and saved["a/b"].tolist() == [0, 1]
+    with pytest.raises(ValueError, match="append"):
+        saved["s/t"].append(["z"])  # the other columns would have fewer rows

@@ -335,3 +335,11 @@ def test_ten_million_rows_cost_no_python_object_each(tmp_path: Path) -> None:
     start = int(offsets[number])
     assert jagged[number].tolist() == torch.arange(start, start + number % 3).to(torch.int16).tolist()
     assert json.loads((tmp_path / "j" / "meta.json").read_text())["offsets"]["shape"] == [rows + 1]
+
+
+def test_chunks_of_different_kinds_are_told(tmp_path: Path) -> None:
+    def fn(chunk: Jagged) -> list[Any]:
+        return [torch.ones(2)] if chunk[0] == "a" else ["text"]
+
+    with pytest.raises(OutputMismatch, match="some chunks gave tensor where others gave str"):
+        Jagged.from_list(["a", "b"]).map(fn, tmp_path / "out", num_workers=0, chunksize=1)
