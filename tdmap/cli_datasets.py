@@ -128,7 +128,7 @@ def convert_command(
 ) -> None:
     """Turn files of another tool into a dataset, or a dataset into a file, by the endings of their names.
 
-    Endings are .parquet, .arrow, .feather, .csv, .tsv, .jsonl, .npz and .npy; a name without one is a dataset.
+    Endings are .parquet, .arrow, .feather, .csv, .tsv, .jsonl, .npz, .npy and .tar; a name without one is a dataset.
     """
     from tdmap.datasets import convert
     from tdmap.errors import FolderInUse

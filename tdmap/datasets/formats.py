@@ -1,4 +1,4 @@
-"""Files of other tools as datasets, and back: Parquet, Arrow, CSV, JSON Lines, NumPy.
+"""Files of other tools as datasets, and back: Parquet, Arrow, CSV, JSON Lines, NumPy, tar files of WebDataset's.
 
 Parquet is read by workers, a row group at a time; the others are a stream that one process reads. Memory holds some
 thousand rows, or a row group a worker. A path may be any URL that fsspec knows, where that is installed.
@@ -22,6 +22,7 @@ from tdmap.datasets.columns import Columns, map_columns, write_columns
 from tdmap.datasets.extras import need
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import BATCH_ROWS, Table
+from tdmap.datasets.tar import read_tar, write_tar
 from tdmap.operation import operation
 from tensordict_lite import TensorDict
 
@@ -58,7 +59,8 @@ def read(
         source: a file, several files with the same columns, a pattern such as `"data/*.parquet"`, a folder of them, or
             a URL that fsspec knows.
         out: folder for the dataset. None: into memory.
-        format: `"parquet"`, `"arrow"`, `"csv"`, `"tsv"`, `"jsonl"`, `"numpy"`. Default: by the ending of the name.
+        format: `"parquet"`, `"arrow"`, `"csv"`, `"tsv"`, `"jsonl"`, `"numpy"`, `"tar"`. Default: by the
+            ending of the name.
         columns: only these. Default: all.
         nulls: `"raise"`, or `"mask"`: nulls become zeros and empty rows, and each column `x` gets one of bools beside
             it, `x.valid`.
@@ -452,4 +454,9 @@ FORMATS: dict[str, Format] = {
     "tsv": Format((".tsv",), _csv_batches("\t"), _write_csv("\t")),
     "jsonl": Format((".jsonl", ".ndjson"), _json_batches, _write_json),
     "numpy": Format((".npz", ".npy"), _numpy_batches, _write_numpy),
+    "tar": Format(
+        (".tar", ".tar.gz", ".tgz"),
+        lambda path, columns: read_tar(path, columns, opened),
+        lambda path, parts: write_tar(path, parts, opened),
+    ),
 }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import io
 import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -358,3 +360,58 @@ def test_names_that_are_no_file_names_and_columns_of_a_table(tmp_path: Path) -> 
     assert saved["s/t"].tolist() == ["x", "y"] and saved["a/b"].tolist() == [0, 1]
     with pytest.raises(ValueError, match="append"):
         saved["s/t"].append(["z"])  # the other columns would have fewer rows
+
+
+def make_tar(path: Path, files: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def array(values: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+def test_tar_files_of_samples_are_read_and_written(tmp_path: Path) -> None:
+    files = {}
+    for n in range(50):
+        files |= {f"d/{n:03d}.jpg": bytes([n] * n), f"d/{n:03d}.cls": str(n % 3).encode(), f"d/{n:03d}.txt": b"t%d" % n,
+                  f"d/{n:03d}.box.npy": array(np.full((2, 2), n))}  # fmt: skip
+    make_tar(tmp_path / "x.tar", files)
+    found = read(tmp_path / "x.tar", tmp_path / "out")
+    assert found["__key__"].tolist() == [f"d/{n:03d}" for n in range(50)]
+    assert found["jpg"].tolist() == [bytes([n] * n) for n in range(50)]
+    assert found["cls"].tolist() == [n % 3 for n in range(50)]
+    assert found["txt"].tolist() == [f"t{n}" for n in range(50)]
+    assert found["box.npy"].tolist() == [[[n, n], [n, n]] for n in range(50)]
+    write(found, tmp_path / "y.tar", batch_rows=7)
+    with tarfile.open(tmp_path / "y.tar") as archive:
+        assert {m.name: archive.extractfile(m).read() for m in archive} == files  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"a.jpg": b"", "a.cls": b"1", "b.jpg": b""}, r"the sample 'b' has the files \['jpg'\]"),
+        ({"a.cls": b"one"}, r"a\.cls cannot be read"),
+        ({"a": b""}, "has no ending"),
+        ({"a.npy": array(np.ones(2)), "b.npy": array(np.ones(3))}, r"b\.npy cannot be read: its shape is \[3\]"),
+        ({"a.npy": array(np.array([{}], dtype=object))}, "allow_pickle"),
+    ],
+)
+def test_samples_that_do_not_fit_are_named(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
+    make_tar(tmp_path / "x.tar", files)
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / "x.tar", tmp_path / "out")
+    assert not (tmp_path / "out" / "meta.json").exists()
+
+
+def test_a_tar_file_that_is_cut_short_is_told(tmp_path: Path) -> None:
+    make_tar(tmp_path / "x.tar", {f"{n}.bin": bytes(2000) for n in range(20)})
+    (tmp_path / "x.tar").write_bytes((tmp_path / "x.tar").read_bytes()[:9000])
+    with pytest.raises(ValueError, match="not a whole tar file"):
+        read(tmp_path / "x.tar")
