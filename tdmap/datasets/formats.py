@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from tdmap.execution import WorkerOptions
 
 
+PART_BYTES = 64 << 20
+"""Bytes of a table that are written at a time."""
+
+
 class Format(NamedTuple):
     """How files of one kind are read and written."""
 
@@ -101,7 +105,7 @@ def _chain(first: Columns, rest: Iterator[Columns]) -> Iterator[Columns]:
 
 
 @operation
-def write(data: Any, path: str | os.PathLike[str], *, format: str | None = None, batch_rows: int = BATCH_ROWS) -> None:
+def write(data: Any, path: str | os.PathLike[str], *, format: str | None = None, batch_rows: int | None = None) -> None:
     """Write a dataset as a file of another tool.
 
     Args:
@@ -109,7 +113,7 @@ def write(data: Any, path: str | os.PathLike[str], *, format: str | None = None,
             columns. Dimensions behind the first are lists of a fixed size there.
         path: the file, or a URL that fsspec knows. One that is there is replaced when the new one is whole.
         format: as `read`. Default: by the ending of the name.
-        batch_rows: rows that are written at a time (a row group of Parquet's).
+        batch_rows: rows that are written at a time (a row group of Parquet's). Default: about 64 MB of them.
 
     Raises:
         ImportError: a package is missing; says what to install.
@@ -117,7 +121,15 @@ def write(data: Any, path: str | os.PathLike[str], *, format: str | None = None,
         ValueError: the format is unknown.
     """
     table = Table.of(data)
-    FORMATS[format_of(os.fspath(path), format)].write(os.fspath(path), table.batches(batch_rows))
+    rows = batch_rows if batch_rows is not None else _rows_at_a_time(table)
+    FORMATS[format_of(os.fspath(path), format)].write(os.fspath(path), table.batches(rows))
+
+
+def _rows_at_a_time(table: Table) -> int:
+    """Rows that have about `PART_BYTES`; no fewer than one, and no more than a million."""
+    size = int(sum(column.numel() * column.element_size() for column in table.rows.values(True, True)))
+    size += sum(column.total * column.values[:1].nbytes for column in table.jagged.values())
+    return max(min(PART_BYTES * len(table) // max(size, 1), 1 << 20), 1)
 
 
 @operation

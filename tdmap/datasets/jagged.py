@@ -458,15 +458,21 @@ def gather_rows(values: Tensor, starts: Tensor, ends: Tensor, out: Tensor) -> No
             out[at : at + end - start] = values[start:end]
             at += end - start
         return
-    shifts = starts - offsets[:-1]
-    first, rows = 0, len(lengths)
+    full = lengths > 0
+    starts, ends = starts[full], ends[full]
+    offsets = offsets_of(ends - starts)
+    # From one element to the next it is one step, and from row to row a jump; their running sum is where each lies.
+    jumps = starts.clone()
+    torch.sub(starts[1:], ends[:-1] - 1, out=jumps[1:])
+    first, rows = 0, len(starts)
     while first < rows:
         last = int(torch.searchsorted(offsets, int(offsets[first]) + GATHERED, right=True)) - 1
         last = min(max(last, first + 1), rows)
         low, high = int(offsets[first]), int(offsets[last])
-        positions = torch.repeat_interleave(shifts[first:last], lengths[first:last], output_size=high - low)
-        positions += torch.arange(low, high)
-        torch.index_select(values, 0, positions, out=out[low:high])
+        positions = torch.ones(high - low, dtype=torch.int64)
+        positions[offsets[first:last] - low] = jumps[first:last]
+        positions[0] = starts[first]
+        torch.index_select(values, 0, positions.cumsum_(0), out=out[low:high])
         first = last
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from tdmap.execution import WorkerOptions
 
-CHUNK_VALUES = 1 << 18
+CHUNK_VALUES = 1 << 20
 """Elements of a chunk, where nothing else is said."""
 
 
@@ -108,7 +108,7 @@ def spans_of(rows: Jagged) -> TensorDict:
 
 
 def plan_of(rows: Jagged, chunksize: int | None) -> ChunkPlan:
-    """Chunks of so many rows; by default, of as many as have a quarter of a million elements."""
+    """Chunks of so many rows; by default, of as many as have about a million elements."""
     if chunksize is None and len(rows):
         extent = int(rows.ends[-1]) - int(rows.starts[0]) if rows.folder is not None else rows.total
         mean = max(extent / len(rows), 1.0)
@@ -141,7 +141,7 @@ def map_jagged(
         out: folder for the result. None: what the function returns is joined in memory (jagged rows), or gathered as
             `tdmap.map` does (tensors and collections).
         resume: keep a journal in `out`: the same call goes on after any interruption, to the same bytes.
-        chunksize: rows in a chunk. Default: about a quarter of a million elements.
+        chunksize: rows in a chunk. Default: about a million elements.
         seed, generator, retries, timeout: as `tdmap.map`.
         on_error: `"raise"`, or `"skip"` or a function such as `tdmap.RowErrors()`: rows that raise are left out.
         **options: about workers, as `tdmap.map`.
