@@ -3,8 +3,8 @@
     python examples/picture_folders.py --files 5_000 --workers 2
 
 Writes JPEG and PNG files of cut-outs of photographs into class folders, spoils some of them in the ways that real
-folders are spoilt (cut short, empty, renamed text files, other numbers of channels, other sizes), and then does what a
-user would do: list the files, map a function over the list, and look at what could not be read.
+folders are spoilt (cut short, empty, renamed text files, zeros), and then does what a user would do: ingest the
+folder, and look at what could not be read.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+import warnings
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 from photos import load_photographs
 from PIL import Image
 
-import tdmap
-from tensordict_lite import TensorDict
+from tdmap.datasets import images
 
 EDGE = 48
 CLASSES = ("temple", "flower", "cat", "street", "moon")
@@ -67,51 +65,18 @@ def spoil(path: Path, picture: Image.Image, way: int) -> str:
     return "zeros"
 
 
-def load(row: TensorDict) -> TensorDict:
-    """One file: its pixels uint8 ``[3, 48, 48]``, its class and its name."""
-    with Image.open(row["path"]) as picture:
-        pixels = np.asarray(picture.convert("RGB").resize((EDGE, EDGE)))
-    return TensorDict(
-        {
-            "image": torch.from_numpy(pixels.transpose(2, 0, 1).copy()),
-            "label": row["label"],
-            "name": "/".join(Path(row["path"]).parts[-2:]),
-        },
-        [],
-    )
-
-
-def ingest(folder: Path, out: Path, **options: Any) -> tuple[TensorDict, tdmap.RowErrors, list[Path]]:
-    """The job: a list of files, a function of one of them, a folder for the result.
-
-    Returns:
-        The dataset, the rows that could not be read, and the files in the order of the list.
-    """
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    index = TensorDict(
-        {
-            "path": [str(path) for path in paths],
-            "label": torch.tensor([CLASSES.index(path.parent.name) for path in paths]),
-        },
-        batch_size=[len(paths)],
-    )
-    errors = tdmap.RowErrors("drop")
-    data = index.map(load, chunksize=0, out=out, on_error=errors, **options)
-    return data, errors, paths
-
-
-def check(folder: Path, data: TensorDict, errors: tdmap.RowErrors, paths: list[Path], spoilt: dict[str, str]) -> None:
+def check(folder: Path, out: Path, spoilt: dict[str, str]) -> None:
     """Compare every row with what Pillow makes of the file of its name."""
-    missing = {str(paths[bad.row].relative_to(folder)) for bad in errors}
-    assert missing == set(spoilt), missing ^ set(spoilt)
-    names = data["name"]
-    kept = [str(path.relative_to(folder)) for path in paths if str(path.relative_to(folder)) not in missing]
-    assert names == kept, "the names go with their pictures, in the order of the list"
+    pictures = images.Pictures.open(out)
+    assert {name for name, _ in pictures.skipped} == set(spoilt), "the files left out are those that were spoilt"
+    names = pictures.names()
+    kept = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    assert names == [name for name in kept if name not in spoilt], "the names go with their pictures, in their order"
     for row, name in enumerate(names):
         with Image.open(folder / name) as picture:
-            wanted = np.asarray(picture.convert("RGB").resize((EDGE, EDGE))).transpose(2, 0, 1)
-        assert np.array_equal(data["image"][row].numpy(), wanted), name
-        assert CLASSES[int(data["label"][row])] == name.split("/")[0]
+            wanted = np.asarray(picture.convert("RGB").resize((EDGE, EDGE), Image.Resampling.BILINEAR))
+        assert np.array_equal(pictures.data["image"][row].numpy(), wanted.transpose(2, 0, 1)), name
+        assert pictures.classes[int(pictures.data["label"][row])] == name.split("/")[0]
 
 
 def main() -> None:
@@ -124,14 +89,16 @@ def main() -> None:
         folder, out = Path(scratch) / "pictures", Path(scratch) / "dataset"
         spoilt = make_folders(folder, arguments.files, arguments.seed)
         began = time.perf_counter()
-        data, errors, paths = ingest(folder, out, num_workers=arguments.workers)
+        with warnings.catch_warnings(record=True):  # which tell of the files that are left out
+            pictures = images.ingest(
+                folder, out, size=EDGE, resize="exact", on_error="skip", num_workers=arguments.workers
+            )
         seconds = time.perf_counter() - began
-        print(f"{len(paths):,} files in {len(CLASSES)} folders, {len(data):,} pictures, {len(paths) / seconds:,.0f}/s")
-        for kind, count in Counter(type(bad.error).__name__ for bad in errors).most_common():
-            print(f"  {count:4d} files left out: {kind}")
-        for bad in errors[:3]:
-            print(f"       {paths[bad.row].relative_to(folder)}: {str(bad.error)[:70]}")
-        check(folder, TensorDict.load_memmap(out), errors, paths, spoilt)
+        files = len(pictures.files)
+        print(f"{files:,} files in {len(CLASSES)} folders, {len(pictures):,} pictures, {files / seconds:,.0f}/s")
+        for reason, count in Counter(reason for _, reason in pictures.skipped).most_common():
+            print(f"  {count:4d} files left out: {reason}")
+        check(folder, out, spoilt)
         print("checked: every picture has its own name and class, and no other file is missing")
 
 

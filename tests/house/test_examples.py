@@ -22,13 +22,18 @@ ROOT = Path(__file__).parents[2]
             ["--files", "5000", "--workers", "2"],
             "checked: every picture has its own name and class",
         ),
+        ("train_images.py", ["--files", "600", "--epochs", "2"], "checked: the run that was killed in mid-epoch"),
+        ("reward_pairs.py", ["--pairs", "800"], "checked: the preferred answer gets the higher score"),
         ("tensorclass_images.py", ["--images", "50"], "MyData("),
         ("word_count.py", ["--megabytes", "0.3"], "checked: a plain Counter gives the same numbers"),
     ],
 )
 def test_example_runs_and_checks_itself(script: str, options: list[str], proof: str) -> None:
-    if script in ("dataset_statistics.py", "picture_folders.py", "pipeline.py"):
+    if script in ("dataset_statistics.py", "picture_folders.py", "pipeline.py", "train_images.py"):
         pytest.importorskip("skimage")
+    if script == "reward_pairs.py":
+        pytest.importorskip("datasets")
+        pytest.importorskip("transformers")
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "examples" / script), *options]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=110)

@@ -202,3 +202,17 @@ def test_copies_without_help_of_the_kernel(monkeypatch):
     monkeypatch.setattr("tdmap.append._copies_in_kernel", False)
     data = make()
     assert bits(tdmap.flat_map(data, repeat, num_workers=0, chunksize=7)) == bits(wanted_rows(data, 7))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_rows_of_one_expanded_element_are_written(workers):
+    data = TensorDict({"x": torch.arange(3)}, [3])
+
+    def fn(chunk):
+        return TensorDict({"x": chunk["x"].reshape(()).expand(1)}, [1])  # contiguous, with stride 0
+
+    assert tdmap.flat_map(data, fn, chunksize=1, num_workers=workers)["x"].tolist() == [0, 1, 2]
+    one = TensorDict({"x": torch.tensor(7).expand(1)}, [1])
+    for result in (tdmap.shuffle(one, num_workers=workers), tdmap.sort(one, "x", num_workers=workers)):
+        assert result["x"].tolist() == [7]
+    assert tdmap.map(one, lambda chunk: chunk, num_workers=workers)["x"].tolist() == [7]

@@ -1,0 +1,255 @@
+"""Arrow's columns as tensors and jagged rows, and back; without a copy where the layout allows it.
+
+Arrow                                              here
+int, uint, float, half, bool                       tensor [n]
+fixed_size_list<...>, fixed_shape_tensor           tensor [n, ...]
+list<...>, large_list<...>                         jagged [n, *]
+string, large_string, string_view                  jagged str
+binary, large_binary                               jagged bytes
+dictionary<...>                                    as its values
+timestamp, date, time, duration                    tensor [n], int64 (int32 for 32-bit ones) in its own unit
+struct<a, b>                                       columns "x.a" and "x.b"
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.dlpack
+from torch import Tensor
+
+from tdmap.datasets.columns import Columns
+from tdmap.datasets.extras import need
+from tdmap.datasets.jagged import Jagged
+from tdmap.datasets.table import Table
+from tensordict_lite import TensorDict
+
+NULLS = ("raise", "mask")
+VALID = ".valid"
+"""Ends the name of a column of bools that is False where another column has nulls."""
+
+
+def pyarrow() -> Any:
+    """The module.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    return need("pyarrow", "arrow", "reading and writing Arrow's formats")
+
+
+def jagged_names(schema: Any, masked: bool = False) -> list[str]:
+    """Names of the columns of a schema that become jagged ones, sorted."""
+    pa = pyarrow()
+    empty = pa.Table.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+    return sorted(columns_of(empty, "mask" if masked else "raise")[1])
+
+
+def columns_of(batch: Any, nulls: str = "raise", start: int = 0) -> Columns:
+    """Columns of tensors and jagged ones of a table or a record batch of Arrow's.
+
+    Args:
+        batch: the table.
+        nulls: `"raise"`, or `"mask"`: nulls are zeros and empty rows, and every column gets one of bools beside it,
+            named `"x.valid"`.
+        start: number of its first row, for messages.
+
+    Raises:
+        TypeError: a column is of a type that has no place here; names it, and what to do.
+        ValueError: a column has nulls; names it and the first row.
+    """
+    if nulls not in NULLS:
+        raise ValueError(f"nulls must be 'raise' or 'mask': got {nulls!r}.")
+    pa = pyarrow()
+    table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
+    while any(pa.types.is_struct(field.type) for field in table.schema):
+        table = table.flatten()
+    tensors: dict[Any, Tensor] = {}
+    jagged: dict[str, Jagged] = {}
+    for field, chunks in zip(table.schema, table.columns):
+        array = _one(pa, chunks)
+        if array.null_count and nulls == "raise":
+            row = start + int(np.flatnonzero(np.asarray(array.is_null()))[0])
+            raise ValueError(
+                f"the column {field.name!r} has {array.null_count:,} nulls, the first in row {row}: pass nulls='mask' "
+                "for zeros and a column of bools beside it, or fill them before."
+            )
+        if nulls == "mask":
+            tensors[f"{field.name}{VALID}"] = torch.from_numpy(np.asarray(array.is_valid()).copy())
+        try:
+            value = value_of(pa, array)
+        except TypeError as error:
+            raise TypeError(f"the column {field.name!r} {error}") from None
+        if isinstance(value, Jagged):
+            jagged[field.name] = value
+        else:
+            tensors[field.name] = value
+    return TensorDict(tensors, [table.num_rows]), dict(sorted(jagged.items()))
+
+
+def _one(pa: Any, chunks: Any) -> Any:
+    """The chunks of a column as one array."""
+    if isinstance(chunks, pa.ChunkedArray):
+        return chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
+    return chunks
+
+
+def value_of(pa: Any, array: Any) -> Tensor | Jagged:
+    """One array of Arrow's.
+
+    Raises:
+        TypeError: there is nothing here for its type; the message begins after the name of the column.
+    """
+    if isinstance(array, pa.ChunkedArray):
+        array = _one(pa, array)
+    kind, types = array.type, pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        shape = getattr(kind, "shape", None)
+        value = value_of(pa, array.storage)
+        return value.reshape(len(array), *shape) if isinstance(value, Tensor) and shape is not None else value
+    if types.is_dictionary(kind):
+        return value_of(pa, array.dictionary_decode())
+    if types.is_boolean(kind):
+        filled = array.fill_null(False) if array.null_count else array
+        return torch.from_numpy(np.array(filled.to_numpy(zero_copy_only=False), dtype=np.bool_))
+    if types.is_integer(kind) or types.is_floating(kind):
+        return _numbers(array.fill_null(0) if array.null_count else array)
+    if types.is_temporal(kind) and not types.is_interval(kind):
+        width = pa.int32() if kind.bit_width == 32 else pa.int64()
+        whole = array.view(width)
+        return _numbers(whole.fill_null(0) if whole.null_count else whole)
+    if types.is_fixed_size_list(kind):
+        return _fixed(pa, array)
+    if types.is_list(kind) or types.is_large_list(kind):
+        return _lists(pa, array)
+    for is_kind, name in ((_is_text, "str"), (_is_binary, "bytes")):
+        if is_kind(types, kind):
+            return _bytes(pa, array, name)
+    raise TypeError(f"is of the type {kind}, which is no tensor: cast it, or leave it out with columns=[...].")
+
+
+def _is_text(types: Any, kind: Any) -> bool:
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _is_binary(types: Any, kind: Any) -> bool:
+    return bool(
+        types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
+        or types.is_fixed_size_binary(kind)
+    )  # fmt: skip
+
+
+def _numbers(array: Any) -> Tensor:
+    """The memory of an array of numbers without nulls."""
+    if not len(array):
+        return torch.from_numpy(np.empty(0, array.type.to_pandas_dtype()))
+    return torch.utils.dlpack.from_dlpack(array)
+
+
+def _fixed(pa: Any, array: Any) -> Tensor:
+    width = array.type.list_size
+    if array.null_count:  # a null has values of its own, which are anything
+        valid = torch.from_numpy(np.asarray(array.is_valid()).copy())
+        inner = array.values.slice(array.offset * width, len(array) * width)
+    else:
+        valid, inner = None, array.flatten()
+    if inner.null_count and valid is None:
+        raise TypeError("has nulls within its lists, which have no place in a tensor: fill them before.")
+    value = value_of(pa, inner)
+    if not isinstance(value, Tensor):
+        raise TypeError(f"is of the type {array.type}: only lists of numbers have a place in a tensor.")
+    value = value.reshape(len(array), width, *value.shape[1:])
+    if valid is not None:
+        value = value.clone()
+        value[~valid] = 0
+    return value
+
+
+def _lists(pa: Any, array: Any) -> Jagged:
+    if array.null_count:
+        array = array.fill_null([])
+    inner = array.values
+    if inner.null_count:
+        raise TypeError("has nulls within its lists, which have no place in a tensor: fill them before.")
+    value = value_of(pa, inner)
+    if not isinstance(value, Tensor):
+        raise TypeError(f"is of the type {array.type}: lists of lists, or of text, have no place here.")
+    offsets = _numbers(array.offsets).to(torch.int64)
+    return Jagged(value, offsets, check=False)
+
+
+def _bytes(pa: Any, array: Any, kind: str) -> Jagged:
+    if array.null_count:
+        array = array.fill_null("" if kind == "str" else b"")
+    wanted = pa.large_string() if kind == "str" else pa.large_binary()
+    if array.type != wanted and not (pa.types.is_string(array.type) or pa.types.is_binary(array.type)):
+        array = array.cast(wanted)
+    wide = array.type == wanted
+    _, offsets, values = array.buffers()
+    width = np.int64 if wide else np.int32
+    if len(array):
+        found = np.frombuffer(offsets, width)[array.offset : array.offset + len(array) + 1]
+    else:
+        found = np.zeros(1, width)
+    content = torch.empty(0, dtype=torch.uint8)
+    if values is not None and values.size:
+        content = torch.utils.dlpack.from_dlpack(pa.UInt8Array.from_buffers(pa.uint8(), values.size, [None, values]))
+    return Jagged(content, torch.from_numpy(found.astype(np.int64)), kind, check=False)
+
+
+# -- back --------------------------------------------------------------------------------------------------------------
+
+
+def to_arrow(data: Any) -> Any:
+    """A table of Arrow's, sharing memory where it can.
+
+    Args:
+        data: what `Table.of` takes.
+
+    Raises:
+        TypeError: a column has no type there; names it.
+    """
+    pa = pyarrow()
+    table = Table.of(data)
+    arrays, names = [], []
+    for key in table.rows.keys(True, True):
+        name = key if isinstance(key, str) else ".".join(key)
+        try:
+            arrays.append(array_of(pa, table.rows[key]))
+        except TypeError as error:
+            raise TypeError(f"the column {name!r} {error}") from None
+        names.append(name)
+    for name, column in table.jagged.items():
+        arrays.append(jagged_array(pa, column))
+        names.append(name)
+    return pa.Table.from_arrays(arrays, names=names)
+
+
+def array_of(pa: Any, tensor: Tensor) -> Any:
+    """A tensor `[n, ...]` as an array: dimensions behind the first one are lists of a fixed size.
+
+    Raises:
+        TypeError: Arrow has no such numbers; the message begins after the name of the column.
+    """
+    tensor = tensor.detach().cpu().as_subclass(Tensor)
+    try:
+        values = tensor.contiguous().numpy()
+        array = pa.array(values.reshape(-1))
+    except (TypeError, RuntimeError, pa.ArrowException) as error:
+        raise TypeError(f"is {tensor.dtype}, which Arrow does not have ({error}): convert it before.") from None
+    for size in reversed(tensor.shape[1:]):
+        array = pa.FixedSizeListArray.from_arrays(array, size)
+    return array
+
+
+def jagged_array(pa: Any, column: Jagged) -> Any:
+    """Jagged rows as an array of large lists, strings or bytes."""
+    offsets = column.offsets.numpy()
+    flat = column.flat().contiguous()
+    if column.kind == "tensor":
+        return pa.LargeListArray.from_arrays(pa.array(offsets), array_of(pa, flat))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(flat.numpy())]
+    kind = pa.large_string() if column.kind == "str" else pa.large_binary()
+    return pa.Array.from_buffers(kind, len(column), buffers)

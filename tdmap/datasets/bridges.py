@@ -1,0 +1,251 @@
+"""Data of other libraries as datasets, and back: pandas, polars, Arrow, Hugging Face, datasets of torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdmap.datasets.arrow import columns_of, jagged_names, pyarrow, to_arrow
+from tdmap.datasets.columns import Columns, map_columns, write_columns
+from tdmap.datasets.extras import need
+from tdmap.datasets.jagged import Jagged
+from tdmap.datasets.table import Table
+from tdmap.operation import operation
+from tensordict_lite import TensorDict
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tdmap.execution import WorkerOptions
+    from tdmap.rowerrors import OnError
+
+CHUNK_ROWS = 1024
+"""Rows of a Hugging Face dataset that a worker takes at a time."""
+
+
+def from_arrow(table: Any, out: str | os.PathLike[str] | None = None, *, nulls: str = "raise") -> Table:
+    """A table of a table or a record batch of Arrow's; numbers and text share its memory.
+
+    Args:
+        table: the table.
+        out: folder for a memory-mapped copy.
+        nulls: `"raise"` or `"mask"`, as `tdmap.datasets.read`.
+    """
+    columns = columns_of(table, nulls)
+    if out is None:
+        return Table(*columns)
+    write_columns([columns], sorted(columns[1]), out)
+    return Table.open(out)
+
+
+def from_pandas(frame: Any, out: str | os.PathLike[str] | None = None, *, nulls: str = "raise") -> Table:
+    """A table of a data frame of pandas'; its index is left out. Arguments as `from_arrow`."""
+    return from_arrow(pyarrow().Table.from_pandas(frame, preserve_index=False), out, nulls=nulls)
+
+
+def from_polars(frame: Any, out: str | os.PathLike[str] | None = None, *, nulls: str = "raise") -> Table:
+    """A table of a data frame of polars'. Arguments as `from_arrow`."""
+    return from_arrow(frame.to_arrow(), out, nulls=nulls)
+
+
+def to_pandas(data: Any) -> Any:
+    """A data frame of pandas' of what `Table.of` takes; dimensions behind the first become lists."""
+    need("pandas", "arrow", "making data frames")
+    return to_arrow(data).to_pandas()
+
+
+def to_polars(data: Any) -> Any:
+    """A data frame of polars' of what `Table.of` takes."""
+    return need("polars", "polars", "making data frames").from_arrow(to_arrow(data))
+
+
+# -- Hugging Face ------------------------------------------------------------------------------------------------------
+
+
+def to_huggingface(data: Any) -> Any:
+    """A `datasets.Dataset` of what `Table.of` takes; it shares memory with the data, mapped files included."""
+    return need("datasets", "rlhf", "making Hugging Face datasets").Dataset(to_arrow(data))
+
+
+@operation
+def from_huggingface(
+    dataset: Any,
+    out: str | os.PathLike[str] | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    nulls: str = "raise",
+    resume: bool = False,
+    **options: Unpack[WorkerOptions],
+) -> Table:
+    """A table of a Hugging Face dataset, whose shuffles, filters and selections count.
+
+    Args:
+        dataset: a `datasets.Dataset`; of a `DatasetDict`, choose a split. Pictures become columns of their bytes and
+            paths.
+        out: folder for the result. None: into memory.
+        columns: only these.
+        nulls: `"raise"` or `"mask"`, as `tdmap.datasets.read`.
+        resume: with `out`: an interrupted call goes on when it is made again.
+        **options: about workers, as `tdmap.map`.
+
+    Raises:
+        TypeError: it is no such dataset, or a column has no place here; says which.
+    """
+    if hasattr(dataset, "keys") and hasattr(dataset, "values"):
+        raise TypeError(f"this is a dictionary of datasets: choose one of {', '.join(map(repr, dataset))}.")
+    if not hasattr(dataset, "with_format") or not hasattr(dataset, "__len__"):
+        raise TypeError(f"a datasets.Dataset is needed, got a {type(dataset).__name__}.")
+    if columns is not None:
+        dataset = dataset.select_columns(list(columns))
+    arrow = dataset.with_format("arrow")
+    if not len(arrow):
+        raise ValueError("the dataset has no rows.")
+    if out is None:
+        return Table.cat([columns_of(arrow[start : start + CHUNK_ROWS], nulls, start)
+                          for start in range(0, len(arrow), CHUNK_ROWS)])  # fmt: skip
+    names = jagged_names(arrow[:1].schema)
+    index = TensorDict({"row": torch.arange(len(arrow))}, [len(arrow)])
+    fn = ReadArrow(arrow, nulls)
+    map_columns(index, fn, names, out, chunksize=CHUNK_ROWS, resume=resume, **options)
+    return Table.open(out)
+
+
+class ReadArrow:
+    """Reads rows of a Hugging Face dataset in workers, which open its files by name."""
+
+    def __init__(self, dataset: Any, nulls: str) -> None:
+        self.dataset = dataset
+        self.nulls = nulls
+
+    def identity_parts(self) -> dict[str, str]:
+        """What a resumed run must find unchanged."""
+        return {"dataset": str(self.dataset._fingerprint), "nulls": self.nulls}
+
+    def __call__(self, rows: TensorDict) -> Columns:
+        first, count = int(rows["row"][0]), len(rows["row"])
+        return columns_of(self.dataset[first : first + count], self.nulls, first)
+
+
+# -- torch.utils.data.Dataset ----------------------------------------------------------------------------------------
+
+
+@operation
+def from_dataset(
+    dataset: Any,
+    out: str | os.PathLike[str],
+    *,
+    names: Sequence[str] | None = None,
+    ragged: Sequence[str] = (),
+    chunksize: int = 16,
+    resume: bool = False,
+    on_error: OnError = "raise",
+    **options: Unpack[WorkerOptions],
+) -> Table:
+    """Write what a map-style dataset of torch's gives, row by row, into a folder.
+
+    Args:
+        dataset: has `len()`, and gives a row for each number below: a tensor, an array, a number, a string, bytes, a
+            picture of Pillow's; or a tuple or a dict of those.
+        out: folder for the result.
+        names: of the columns, where rows are no dicts. Default: `"0"`, `"1"`...
+        ragged: columns whose tensors differ in their first dimension.
+        chunksize: rows that a worker takes at a time.
+        resume: an interrupted call goes on when it is made again.
+        on_error: as `tdmap.map`; `"skip"` leaves rows out that raise.
+        **options: about workers, as `tdmap.map`.
+
+    Raises:
+        TypeError: a column is of none of these kinds, or differs in shape or dtype; names it and the row.
+        ValueError: the dataset has no rows.
+    """
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise TypeError(f"a map-style dataset with len() and [i] is needed, got a {type(dataset).__name__}.")
+    if not len(dataset):
+        raise ValueError("the dataset has no rows, so nothing tells what they look like.")
+    fn = ReadRows(dataset, None if names is None else list(names), list(ragged))
+    first = fn.row(0)
+    unknown = sorted(set(ragged) - set(first))
+    if unknown:
+        raise ValueError(f"ragged names {unknown[0]!r}, and rows have {', '.join(first)}.")
+    jagged = sorted(name for name, value in first.items() if isinstance(value, (str, bytes)) or name in ragged)
+    index = TensorDict({"row": torch.arange(len(dataset))}, [len(dataset)])
+    map_columns(index, fn, jagged, out, chunksize=chunksize, resume=resume, on_error=on_error, **options)
+    return Table.open(out)
+
+
+class ReadRows:
+    """Asks a map-style dataset for rows, in workers."""
+
+    def __init__(self, dataset: Any, names: list[str] | None, ragged: list[str]) -> None:
+        self.dataset = dataset
+        self.names = names
+        self.ragged = ragged
+
+    def __call__(self, rows: TensorDict) -> Columns:
+        numbers = rows["row"].tolist()
+        found = [self.row(number) for number in numbers]
+        tensors: dict[str, Tensor] = {}
+        jagged: dict[str, Jagged] = {}
+        for name, first in found[0].items():
+            values = self._values(name, found, numbers)
+            if isinstance(first, (str, bytes)) or name in self.ragged:
+                jagged[name] = Jagged.from_list(values)
+            else:
+                tensors[name] = self._stacked(name, values, numbers)
+        return TensorDict(tensors, [len(numbers)]), jagged
+
+    @staticmethod
+    def _values(name: str, found: list[dict[str, Any]], numbers: list[int]) -> list[Any]:
+        for number, row in zip(numbers, found):
+            if row.keys() != found[0].keys():
+                raise TypeError(f"row {number} has the columns {list(row)}, and row {numbers[0]} {list(found[0])}.")
+        return [row[name] for row in found]
+
+    @staticmethod
+    def _stacked(name: str, values: list[Any], numbers: list[int]) -> Tensor:
+        first = values[0]
+        for number, value in zip(numbers, values):
+            if not isinstance(value, Tensor) or value.shape != first.shape or value.dtype is not first.dtype:
+                what = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise TypeError(
+                    f"the column {name!r} of row {number} is {what}, and {first.dtype} {list(first.shape)} in row "
+                    f"{numbers[0]}: rows of different lengths are allowed with ragged=[{name!r}]."
+                )
+        return torch.stack(values)
+
+    def row(self, number: int) -> dict[str, Any]:
+        """One row, its columns tensors, strings or bytes."""
+        row = self.dataset[number]
+        if isinstance(row, TensorDict):
+            row = row.to_dict()
+        if isinstance(row, dict):
+            named = row
+        else:
+            values = list(row) if isinstance(row, (tuple, list)) else [row]
+            names = self.names if self.names is not None else [str(position) for position in range(len(values))]
+            if len(names) != len(values):
+                raise TypeError(f"row {number} has {len(values)} values, and there are {len(names)} names.")
+            named = dict(zip(names, values))
+        return {str(name): self._value(str(name), value, number) for name, value in named.items()}
+
+    @staticmethod
+    def _value(name: str, value: Any, number: int) -> Any:
+        if isinstance(value, (str, bytes)):
+            return value
+        if isinstance(value, Tensor):
+            return value.detach().cpu()
+        try:
+            if hasattr(value, "mode") and hasattr(value, "getbands"):  # a picture: channels first, as everywhere
+                array = np.asarray(value)
+                return torch.from_numpy(array.copy()).reshape(*array.shape[:2], -1).permute(2, 0, 1)
+            return torch.as_tensor(np.array(value) if isinstance(value, np.ndarray) else value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(
+                f"the column {name!r} of row {number} is a {type(value).__name__}, which is no tensor, number, string "
+                f"or bytes ({error})."
+            ) from None

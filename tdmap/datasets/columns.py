@@ -1,0 +1,295 @@
+"""Results with columns of tensors and of jagged rows, from workers or from a stream, into one folder.
+
+    first job    chunk ──fn──► columns ──► spill file: rows (with the lengths of jagged ones), values of each of those
+    between      prefix sums over the pieces of every kind: each has its place
+    second job   piece ──copy_file_range──► its place
+
+It is the engine's way to results of any length (see `append`), with several things of unknown length instead of one. A
+run that is killed goes on where it was.
+
+    out/rows/          the columns of tensors, batch size [n]
+    out/jagged/text/   values, offsets and kind of each jagged column
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tdmap._data import Data
+from tdmap.api import handler_of, policy_for
+from tdmap.append import TASK_BYTES, Piece, PlacePieces, SpillRows, tasks_of
+from tdmap.append import Pieces as AppendPieces
+from tdmap.datasets.jagged import Jagged, offsets_of
+from tdmap.datasets.jaggedfile import example_of
+from tdmap.errors import OutputMismatch
+from tdmap.execution import Execution
+from tdmap.fingerprint import function_parts
+from tdmap.job import Job, Source, function_name
+from tdmap.placing import Output, Places, spill_folder
+from tdmap.plan import ChunkPlan, make_plan
+from tdmap.rowerrors import OnError
+from tdmap.rowlog import APPEND, PIECES, SPILL, PieceLog, finish_run, forget, open_output_run
+from tdmap.runtime.packing import Arena
+from tdmap.runtime.skipping import DROP
+from tdmap.runtime.spill import Spill
+from tdmap.schema import Schema
+from tdmap.sinks import Collect
+from tensordict_lite import TensorDict
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tdmap.execution import WorkerOptions
+
+ROWS, JAGGED = "rows", "jagged"
+_LENGTH, _KIND = "__length__", "__kind__"
+
+Columns = tuple[TensorDict, Mapping[str, Jagged]]
+"""Some rows: columns of tensors, and jagged ones by their names."""
+
+
+class Apart:
+    """Takes the columns that a function returns apart into one dataset for all rows, and one for the values of each
+    jagged column."""
+
+    takes_start = True
+
+    def __init__(self, fn: Callable[..., Columns], names: Sequence[str]) -> None:
+        self.fn = fn
+        self.names = list(names)
+        self._positional = getattr(fn, "takes_start", False)
+        self.__qualname__ = function_name(fn)
+
+    def identity_parts(self) -> dict[str, str]:
+        """Those of the function."""
+        return function_parts(self.fn)
+
+    def __call__(self, chunk: Any, start: int = 0) -> list[TensorDict]:
+        return take_apart(self.fn(chunk, start) if self._positional else self.fn(chunk), self.names)
+
+
+def take_apart(columns: Columns, names: Sequence[str]) -> list[TensorDict]:
+    """The datasets of some rows: all of them with their lengths, and the values of each jagged column.
+
+    Raises:
+        OutputMismatch: the columns do not have the same rows, or are others than the jagged ones named.
+    """
+    rows, jagged = columns
+    if set(jagged) != set(names):
+        raise OutputMismatch(f"results have the jagged columns {sorted(jagged)}, where {sorted(names)} were expected.")
+    count = len(jagged[names[0]]) if names else len(rows)
+    entries: dict[str, Any] = {}
+    if len(list(rows.keys())):
+        entries[ROWS] = rows
+    for number, name in enumerate(names):
+        column = jagged[name]
+        if len(column) != count or (ROWS in entries and len(rows) != count):
+            raise OutputMismatch(f"{name or 'the jagged column'} has {len(column)} rows, and others have {count}.")
+        entries[f"{_LENGTH}{number}"] = column.lengths
+        entries[f"{_KIND}{number}{column.kind}"] = torch.zeros(count, 0)
+    values = [TensorDict({"values": jagged[name].flat()}, [jagged[name].total]) for name in names]
+    return [TensorDict(entries, [count]), *values]
+
+
+class Pieces(AppendPieces):
+    """Pieces of several datasets in turns, each of which must look alike within itself.
+
+    Args:
+        names: of the jagged columns.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self.names = list(names)
+        self.groups = len(self.names) + 1
+        self._firsts: dict[int, int] = {}
+
+    def learn(self, chunk: int, pieces: tuple[Piece, ...] | None) -> None:
+        for number, piece in enumerate(pieces or ()):
+            self._known(piece)
+            if not piece.rows:
+                continue
+            group = number % self.groups
+            first = self._firsts.setdefault(group, piece.digest)
+            if piece.digest != first:
+                if not group and len({_kinds_of(self.schemas[digest]) for digest in (first, piece.digest)}) > 1:
+                    raise OutputMismatch(
+                        "jagged rows of one column are of one kind, and some chunks gave "
+                        f"{_kinds_of(self.schemas[first])} where others gave {_kinds_of(self.schemas[piece.digest])}."
+                    )
+                where = f" (in the column {self.names[group - 1]!r})" if group and self.names[group - 1] else ""
+                difference = self.schemas[first].difference(self.schemas[piece.digest])
+                raise OutputMismatch(f"results must look alike to go into one dataset, and {difference}{where}.")
+
+    def of_group(self, group: int) -> list[Piece]:
+        """The pieces with rows of one of the datasets, in their order."""
+        return [piece for pieces in self.result() for piece in (pieces or ())[group :: self.groups] if piece.rows]
+
+    def schema_of(self, group: int) -> Schema:
+        """Of the first rows; without any, of the first empty result."""
+        found = self.of_group(group)
+        found = found or [piece for pieces in self.result() for piece in (pieces or ())[group :: self.groups]]
+        return self.schemas[found[0].digest]
+
+
+def run_columns(job: Job, names: Sequence[str], output: Output, execution: Execution, resume: bool) -> None:
+    """Run a job whose function returns columns into a folder.
+
+    Args:
+        job: its function is an `Apart`.
+        names: of the jagged columns. The only one may be `""`: it lies in the folder itself then, and other columns in
+            `rows`.
+        output: the folder.
+        execution: who does it.
+        resume: keep a journal.
+    """
+    if resume:
+        with open_output_run(output, job, APPEND, PIECES, Path.touch) as run:
+            assert output.store is not None
+            if run.is_complete:
+                forget(run)
+                output.store.publish()
+                return
+            spill, pieces = Spill(run.folder, f"{SPILL}{secrets.token_hex(4)}-"), Pieces(names)
+            with PieceLog(run, pieces, job.fn) as log:
+                execution.run(replace(run.planned(job), fn=SpillRows(job.fn, spill)), pieces, log)
+            _place(pieces, spill, output, execution)
+            finish_run(run, output, job.plan.length)
+        return
+    with output.claimed(f"map({job.name})"):
+        with Spill(spill_folder(output, None)) as spill:
+            pieces = Pieces(names)
+            execution.run(replace(job, fn=SpillRows(job.fn, spill)), pieces)
+            _place(pieces, spill, output, execution)
+        output.result()
+
+
+def map_columns(
+    data: Data,
+    fn: Callable[[Any], Columns],
+    names: Sequence[str],
+    out: str | os.PathLike[str],
+    *,
+    chunksize: int,
+    resume: bool = False,
+    on_error: OnError = "raise",
+    **options: Unpack[WorkerOptions],
+) -> None:
+    """Apply a function that returns columns to chunks of any dataset, into a folder.
+
+    Args:
+        data: the dataset.
+        fn: called with each chunk; returns a TensorDict and the jagged columns by their names, of the same rows.
+        names: of the jagged columns, as `run_columns`.
+        out: the folder.
+        chunksize: rows in a chunk.
+        resume, on_error, **options: as `tdmap.map`; rows that raise are left out.
+    """
+    policy = policy_for(None, None, 2, None, on_error=on_error, skip=DROP)
+    plan = make_plan(len(data), chunksize=chunksize)
+    job = Job(Source(data), plan, Apart(fn, names), policy, on_row_error=handler_of(on_error))
+    run_columns(job, names, Output(out, data), Execution.of(**options), resume)
+
+
+def write_columns(batches: Iterable[Columns], names: Sequence[str], out: str | os.PathLike[str]) -> None:
+    """Write a stream of columns, which only one process can read, into a folder.
+
+    Args:
+        batches: rows, a part at a time; memory holds one.
+        names: of the jagged columns.
+        out: the folder.
+
+    Raises:
+        ValueError: there are no batches, so nothing tells what rows look like.
+    """
+    output = Output(out, torch.empty(0))
+    with output.claimed("write_columns"):
+        with Spill(spill_folder(output, None)) as spill:
+            pieces, keep = Pieces(names), SpillRows(Apart(lambda batch: batch, names), spill)
+            found = [keep(batch) for batch in batches]
+            if not found:
+                raise ValueError("there are no rows, so nothing tells what the dataset looks like.")
+            plan = ChunkPlan(len(found), 1)
+            pieces.open(plan, None)
+            for number, value in enumerate(found):
+                pieces._values[number] = value
+                pieces.learn(number, value)
+            _place(pieces, spill, output, Execution(0))
+        output.result()
+
+
+def _place(pieces: Pieces, spill: Spill, output: Output, execution: Execution) -> None:
+    """Allocate the folder and bring the pieces to their places."""
+    names = pieces.names
+    schema = pieces.schema_of(0)
+    count = sum(piece.rows for piece in pieces.of_group(0))
+    columns = schema.skeleton.get(ROWS, None)
+    # One element stands for all of them: nothing is allocated for an example.
+    rows = None if columns is None else columns.new_zeros(1)[0].expand(count)
+    values = []
+    for number in range(1, pieces.groups):
+        skeleton = pieces.schema_of(number).skeleton["values"]
+        total = sum(piece.rows for piece in pieces.of_group(number))
+        values.append(example_of(_kind_of(schema, number - 1), skeleton.dtype, skeleton.shape[1:], count, total))
+    if names == [""]:
+        example = values[0]
+        if rows is not None:
+            example[ROWS] = rows
+    elif names:
+        entries: dict[str, Any] = {JAGGED: TensorDict(dict(zip(names, values)), [])}
+        example = TensorDict({**entries, ROWS: rows} if rows is not None else entries, [])
+    else:
+        assert rows is not None
+        example = rows
+    assert output.store is not None
+    made = output.store.create(example)
+    made_rows = made if not names else made.get(ROWS, None)
+    parts = [made] if names == [""] else [made[JAGGED, name] for name in names]
+    lengths = [Arena().empty(torch.int64, torch.Size([count])) for _ in names]
+    targets: list[Tensor | None] = []
+    for field in schema.tensors:
+        if field.path[0] == ROWS:
+            targets.append(made_rows.get(field.path[1:]))
+        else:
+            column = field.path[0].removeprefix(_LENGTH)
+            targets.append(lengths[int(column)] if column != field.path[0] else None)
+    _copy(pieces.of_group(0), schema, spill, targets, execution)
+    for number, part in enumerate(parts):
+        group = number + 1
+        _copy(pieces.of_group(group), pieces.schema_of(group), spill, [part["values"]], execution)
+        part["offsets"].copy_(offsets_of(lengths[number]))
+
+
+def _kinds_of(schema: Schema) -> str:
+    """The kinds of all jagged columns, in words."""
+    names = sorted(field.path[0] for field in schema.tensors if field.path[0].startswith(_KIND))
+    return ", ".join(name.removeprefix(_KIND).lstrip("0123456789") for name in names)
+
+
+def _kind_of(schema: Schema, number: int) -> str:
+    head = f"{_KIND}{number}"
+    names = [field.path[0] for field in schema.tensors if len(field.path) == 1]
+    return next(name[len(head) :] for name in names if name.startswith(head) and not name[len(head)].isdigit())
+
+
+def _copy(
+    pieces: list[Piece], schema: Schema, spill: Spill, targets: list[Tensor | None], execution: Execution
+) -> None:
+    files: list[str] = []
+    row_bytes = schema.row_bytes
+    table = tasks_of(pieces, files, sum(row_bytes))
+    places = Places.of(targets)
+    if not len(table) or places is None:
+        return
+    total = sum(piece.rows for piece in pieces)
+    each = max(total * sum(row_bytes) // len(table), 1)
+    plan = ChunkPlan(len(table), max(min(TASK_BYTES // each, -(-len(table) // 4)), 1))
+    execution.run(Job(Source(table), plan, PlacePieces(spill, files, row_bytes, places)), Collect())

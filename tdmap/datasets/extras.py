@@ -1,0 +1,28 @@
+"""Packages that only some formats need: imported when they are asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def need(module: str, extra: str, purpose: str) -> Any:
+    """Import a package of an extra.
+
+    Args:
+        module: what to import.
+        extra: of tdmap, that brings it.
+        purpose: what it is needed for, as the beginning of a sentence.
+
+    Raises:
+        ImportError: it is not installed; says how to install it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        if error.name not in (package, module):
+            raise  # it is there, and something that it needs is not
+        raise ImportError(
+            f"{purpose} needs the package {package}: install it with `pip install 'tdmap[{extra}]'`", name=package
+        ) from None

@@ -1,0 +1,474 @@
+"""Files of other tools as datasets, and back: Parquet, Arrow, CSV, JSON Lines, NumPy, tar files of WebDataset's.
+
+Parquet is read by workers, a row group at a time; the others are a stream that one process reads. Memory holds some
+thousand rows, or a row group a worker. A path may be any URL that fsspec knows, where that is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from tdmap.datasets.arrow import columns_of, jagged_names, pyarrow, to_arrow
+from tdmap.datasets.columns import Columns, map_columns, write_columns
+from tdmap.datasets.extras import need
+from tdmap.datasets.jagged import Jagged
+from tdmap.datasets.table import BATCH_ROWS, Table
+from tdmap.datasets.tar import read_tar, write_tar
+from tdmap.operation import operation
+from tensordict_lite import TensorDict
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tdmap.execution import WorkerOptions
+
+
+PART_BYTES = 64 << 20
+"""Bytes of a table that are written at a time."""
+
+
+class Format(NamedTuple):
+    """How files of one kind are read and written."""
+
+    suffixes: tuple[str, ...]
+    read: Callable[[str, Sequence[str] | None], Iterator[Any]]
+    """Yields tables of Arrow's, of the file and the columns that are wanted."""
+    write: Callable[[str, Iterator[Table]], None]
+    """Writes parts of one table."""
+
+
+@operation
+def read(
+    source: str | os.PathLike[str] | Sequence[str],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    format: str | None = None,
+    columns: Sequence[str] | None = None,
+    nulls: str = "raise",
+    resume: bool = False,
+    **options: Unpack[WorkerOptions],
+) -> Table:
+    """Read files of another tool into a memory-mapped dataset.
+
+    Args:
+        source: a file, several files with the same columns, a pattern such as `"data/*.parquet"`, a folder of them, or
+            a URL that fsspec knows.
+        out: folder for the dataset. None: into memory.
+        format: `"parquet"`, `"arrow"`, `"csv"`, `"tsv"`, `"jsonl"`, `"numpy"`, `"tar"`. Default: by the
+            ending of the name.
+        columns: only these. Default: all.
+        nulls: `"raise"`, or `"mask"`: nulls become zeros and empty rows, and each column `x` gets one of bools beside
+            it, `x.valid`.
+        resume: Parquet into a folder: keep a journal there, so that an interrupted call goes on when it is made again.
+        **options: about workers, as `tdmap.map`; only Parquet is read by several.
+
+    Returns:
+        The table. Without columns of text or lists, `TensorDict.load_memmap(out)` opens it as well.
+
+    Raises:
+        ImportError: a package is missing; says what to install.
+        FileNotFoundError: there is no such file.
+        TypeError: a column is no tensor and no list of numbers; names it.
+        ValueError: the format is unknown, a column has nulls, or there are no rows.
+    """
+    files = find_files(source)
+    name = format_of(files[0], format)
+    if name == "parquet" and out is not None:
+        return _read_parquet(files, Path(out), columns, nulls, resume, options)
+    if resume:
+        raise ValueError("resume=True needs Parquet files, whose parts can be read alone, and out=a folder.")
+    stream = batches_of(files, name, columns, nulls)
+    if out is None:
+        parts = list(stream)
+        if not parts:
+            raise ValueError(f"{files[0]} has no rows.")
+        return Table.cat(parts)
+    first = next(stream, None)
+    if first is None:
+        raise ValueError(f"{files[0]} has no rows, so nothing tells what the dataset looks like.")
+    write_columns(_chain(first, stream), sorted(first[1]), out)
+    return Table.open(out)
+
+
+def _chain(first: Columns, rest: Iterator[Columns]) -> Iterator[Columns]:
+    yield first
+    yield from rest
+
+
+@operation
+def write(data: Any, path: str | os.PathLike[str], *, format: str | None = None, batch_rows: int | None = None) -> None:
+    """Write a dataset as a file of another tool.
+
+    Args:
+        data: a `Table`, a TensorDict with rows (its strings and bytes are columns too), a `Jagged`, or a dict of
+            columns. Dimensions behind the first are lists of a fixed size there.
+        path: the file, or a URL that fsspec knows. One that is there is replaced when the new one is whole.
+        format: as `read`. Default: by the ending of the name.
+        batch_rows: rows that are written at a time (a row group of Parquet's). Default: about 64 MB of them.
+
+    Raises:
+        ImportError: a package is missing; says what to install.
+        TypeError: a column has no type there; names it.
+        ValueError: the format is unknown.
+    """
+    table = Table.of(data)
+    rows = batch_rows if batch_rows is not None else _rows_at_a_time(table)
+    FORMATS[format_of(os.fspath(path), format)].write(os.fspath(path), table.batches(rows))
+
+
+def _rows_at_a_time(table: Table) -> int:
+    """Rows that have about `PART_BYTES`; no fewer than one, and no more than a million."""
+    size = int(sum(column.numel() * column.element_size() for column in table.rows.values(True, True)))
+    size += sum(column.total * column.values[:1].nbytes for column in table.jagged.values())
+    return max(min(PART_BYTES * len(table) // max(size, 1), 1 << 20), 1)
+
+
+@operation
+def convert(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    columns: Sequence[str] | None = None,
+    nulls: str = "raise",
+    **options: Unpack[WorkerOptions],
+) -> None:
+    """Turn a dataset or a file of any format into one of another, each by the ending of its name.
+
+    Args:
+        source: a folder of a dataset, or what `read` takes.
+        target: a file to write; a name without an ending is the folder of a new dataset.
+        columns, nulls: as `read`.
+        **options: about workers, as `tdmap.map`.
+    """
+    place = os.fspath(target)
+    to_folder = not any(place.lower().endswith(suffix) for form in FORMATS.values() for suffix in form.suffixes)
+    if os.path.exists(os.path.join(os.fspath(source), "meta.json")):
+        table = Table.open(source)
+        if columns is not None:
+            table = Table(table.rows.select(*[c for c in columns if c not in table.jagged]),
+                          {name: table.jagged[name] for name in columns if name in table.jagged})  # fmt: skip
+        if to_folder:
+            table.save(place)
+        else:
+            write(table, place)
+        return
+    if to_folder:
+        read(source, place, columns=columns, nulls=nulls, **options)
+        return
+    files = find_files(source)
+    stream = batches_of(files, format_of(files[0], None), columns, nulls)
+    FORMATS[format_of(place, None)].write(place, (Table(*batch) for batch in stream))
+
+
+# -- names of files ----------------------------------------------------------------------------------------------------
+
+
+def find_files(source: Any) -> list[str]:
+    """The files that a source stands for, sorted.
+
+    Raises:
+        FileNotFoundError: there are none.
+    """
+    if not isinstance(source, (str, os.PathLike)):
+        files = [os.fspath(path) for path in source]
+    else:
+        text = os.fspath(source)
+        if "://" in text:
+            return [text]
+        if os.path.isdir(text):
+            suffixes = tuple(suffix for form in FORMATS.values() for suffix in form.suffixes)
+            names = sorted(os.listdir(text))
+            files = [os.path.join(text, name) for name in names if name.lower().endswith(suffixes)]
+        else:
+            files = sorted(glob.glob(text)) if glob.has_magic(text) and not os.path.exists(text) else [text]
+    missing = [path for path in files if "://" not in path and not os.path.exists(path)]
+    if missing or not files:
+        raise FileNotFoundError(f"there is no file {missing[0] if missing else os.fspath(source)}")
+    return files
+
+
+def format_of(path: str, format: str | None) -> str:
+    """The name of a format.
+
+    Raises:
+        ValueError: it is none that is known; lists those.
+    """
+    if format is not None:
+        if format not in FORMATS:
+            raise ValueError(f"format must be one of {', '.join(map(repr, FORMATS))}: got {format!r}.")
+        return format
+    for name, form in FORMATS.items():
+        if path.lower().endswith(form.suffixes):
+            return name
+    endings = ", ".join(suffix for form in FORMATS.values() for suffix in form.suffixes)
+    raise ValueError(f"the name of {path} does not tell its format (it may end in {endings}): pass format=.")
+
+
+@contextlib.contextmanager
+def opened(path: str, mode: str = "rb") -> Iterator[Any]:
+    """A file, local or of a URL. A local one that is written takes its place when the block succeeds."""
+    if "://" in path:
+        with need("fsspec", "arrow", "reading and writing URLs").open(path, mode) as file:
+            yield file
+        return
+    if mode == "rb":
+        with open(path, mode) as file:
+            yield file
+        return
+    partial = f"{path}.tdmap-{os.getpid()}"
+    try:
+        with open(partial, mode) as file:
+            yield file
+        os.replace(partial, path)
+    finally:
+        if os.path.lexists(partial):
+            os.unlink(partial)
+
+
+def batches_of(files: Sequence[str], format: str, columns: Sequence[str] | None, nulls: str) -> Iterator[Columns]:
+    """The columns of files, some thousand rows at a time."""
+    start = 0
+    for path in files:
+        for batch in FORMATS[format].read(path, columns):
+            if batch.num_rows:
+                yield columns_of(batch, nulls, start)
+                start += batch.num_rows
+
+
+# -- Parquet ---------------------------------------------------------------------------------------------------------
+
+
+class ReadGroup:
+    """Reads row groups of Parquet files, in workers."""
+
+    def __init__(self, files: Sequence[str], columns: Sequence[str] | None, nulls: str) -> None:
+        self.files = list(files)
+        self.columns = None if columns is None else list(columns)
+        self.nulls = nulls
+        self._opened: tuple[int, Any, Any] | None = None  # the file that was read last: its footer may be long
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    def _file(self, number: int) -> Any:
+        if self._opened is None or self._opened[0] != number:
+            parquet = need("pyarrow.parquet", "arrow", "reading Parquet")
+            stack = contextlib.ExitStack()
+            source = stack.enter_context(opened(self.files[number]))
+            self._opened = number, parquet.ParquetFile(source), stack
+        return self._opened[1]
+
+    def identity_parts(self) -> dict[str, str]:
+        """What a resumed run must find unchanged."""
+        local = [os.stat(path) for path in self.files if "://" not in path]
+        stats = [(info.st_size, info.st_mtime_ns) for info in local]
+        return {"files": repr((self.files, stats)), "columns": repr(self.columns), "nulls": self.nulls}
+
+    def __call__(self, groups: TensorDict) -> Columns:
+        pa = pyarrow()
+        numbers = zip(groups["file"].tolist(), groups["group"].tolist())
+        tables = [
+            self._file(file).read_row_group(group, columns=self.columns, use_threads=False) for file, group in numbers
+        ]
+        try:
+            return columns_of(pa.concat_tables(tables), self.nulls)
+        except ValueError as error:
+            raise type(error)(f"{error} (rows are counted from row group {groups['group'][0]} of "
+                              f"{self.files[int(groups['file'][0])]})") from None  # fmt: skip
+
+
+def _read_parquet(
+    files: Sequence[str], out: Path, columns: Sequence[str] | None, nulls: str, resume: bool, options: Any
+) -> Table:
+    parquet = need("pyarrow.parquet", "arrow", "reading Parquet")
+    numbers: list[tuple[int, int]] = []
+    schema = None
+    for number, path in enumerate(files):
+        with opened(path) as source:
+            file = parquet.ParquetFile(source)
+            found = file.schema_arrow
+            groups = [g for g in range(file.num_row_groups) if file.metadata.row_group(g).num_rows]
+        if columns is not None:
+            lacking = [name for name in columns if name not in found.names]
+            if lacking:
+                raise ValueError(f"{path} has no column {lacking[0]!r}: there are {', '.join(found.names)}.")
+            found = pyarrow().schema([found.field(name) for name in columns])
+        if schema is not None and not found.equals(schema):
+            raise ValueError(f"{path} has other columns than {files[0]}: {found.to_string()!r:.200}")
+        schema = found
+        numbers += [(number, group) for group in groups]
+    if not numbers:
+        raise ValueError(f"{files[0]} has no rows.")
+    table = torch.tensor(numbers)
+    index = TensorDict({"file": table[:, 0].contiguous(), "group": table[:, 1].contiguous()}, [len(table)])
+    names = jagged_names(schema)
+    map_columns(index, ReadGroup(files, columns, nulls), names, out, chunksize=1, resume=resume, **options)
+    return Table.open(out)
+
+
+def _parquet_batches(path: str, columns: Sequence[str] | None) -> Iterator[Any]:
+    parquet = need("pyarrow.parquet", "arrow", "reading Parquet")
+    with opened(path) as source:
+        for batch in parquet.ParquetFile(source).iter_batches(BATCH_ROWS, columns=columns):
+            yield pyarrow().Table.from_batches([batch])
+
+
+def _write_parquet(path: str, parts: Iterator[Table]) -> None:
+    parquet = need("pyarrow.parquet", "arrow", "writing Parquet")
+    _write_with(path, parts, lambda file, schema: parquet.ParquetWriter(file, schema))
+
+
+def _write_with(path: str, parts: Iterator[Table], make: Callable[[Any, Any], Any]) -> None:
+    writer = None
+    with opened(path, "wb") as file, contextlib.ExitStack() as stack:
+        for part in parts:
+            table = to_arrow(part)
+            if writer is None:
+                writer = stack.enter_context(make(file, table.schema))
+            writer.write_table(table)
+
+
+# -- Arrow, CSV, JSON Lines --------------------------------------------------------------------------------------------
+
+
+def _arrow_batches(path: str, columns: Sequence[str] | None) -> Iterator[Any]:
+    ipc = need("pyarrow.ipc", "arrow", "reading Arrow files")
+    pa = pyarrow()
+    with opened(path) as source:
+        head = source.read(6)
+        source.seek(0)
+        if head == b"ARROW1":
+            reader = ipc.open_file(source)
+            found = (reader.get_batch(number) for number in range(reader.num_record_batches))
+        else:
+            found = iter(ipc.open_stream(source))
+        for batch in found:
+            table = pa.Table.from_batches([batch])
+            yield table if columns is None else table.select(list(columns))
+
+
+def _write_arrow(path: str, parts: Iterator[Table]) -> None:
+    ipc = need("pyarrow.ipc", "arrow", "writing Arrow files")
+    _write_with(path, parts, lambda file, schema: ipc.new_file(file, schema))
+
+
+def _csv_batches(delimiter: str) -> Callable[[str, Sequence[str] | None], Iterator[Any]]:
+    def batches(path: str, columns: Sequence[str] | None) -> Iterator[Any]:
+        csv = need("pyarrow.csv", "arrow", "reading CSV")
+        pa = pyarrow()
+        with opened(path) as source:
+            options = csv.ConvertOptions(include_columns=list(columns) if columns is not None else None)
+            parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+            try:
+                for batch in csv.open_csv(source, parse_options=parse, convert_options=options):
+                    yield pa.Table.from_batches([batch])
+            except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
+                raise ValueError(f"{path}: {error}") from None
+
+    return batches
+
+
+def _write_csv(delimiter: str) -> Callable[[str, Iterator[Table]], None]:
+    def write_parts(path: str, parts: Iterator[Table]) -> None:
+        csv = need("pyarrow.csv", "arrow", "writing CSV")
+        pa = pyarrow()
+
+        def make(file: Any, schema: Any) -> Any:
+            for field in schema:
+                if pa.types.is_nested(field.type) or pa.types.is_large_binary(field.type):
+                    raise TypeError(f"the column {field.name!r} is {field.type}, which CSV does not have: use Parquet.")
+            return csv.CSVWriter(file, schema, write_options=csv.WriteOptions(delimiter=delimiter))
+
+        _write_with(path, parts, make)
+
+    return write_parts
+
+
+def _json_batches(path: str, columns: Sequence[str] | None) -> Iterator[Any]:
+    pa = pyarrow()
+    reader = need("pyarrow.json", "arrow", "reading JSON Lines")
+    with opened(path) as source:
+        try:
+            for batch in reader.open_json(source):
+                table = pa.Table.from_batches([batch])
+                yield table if columns is None else table.select(list(columns))
+        except (pa.ArrowInvalid, KeyError) as error:
+            raise ValueError(f"{path}: {error}") from None
+
+
+def _write_json(path: str, parts: Iterator[Table]) -> None:
+    with opened(path, "wb") as file:
+        for part in parts:
+            for row in to_arrow(part).to_pylist():
+                try:
+                    file.write(json.dumps(row).encode() + b"\n")
+                except TypeError as error:
+                    raise TypeError(f"a row cannot be JSON ({error}): use Parquet.") from None
+
+
+# -- NumPy -------------------------------------------------------------------------------------------------------------
+
+
+def _numpy_batches(path: str, columns: Sequence[str] | None) -> Iterator[Any]:
+    with opened(path) as source:
+        found: Any = np.load(path if "://" not in path else source, mmap_mode="r" if path.endswith(".npy") else None)
+        arrays = {"values": found} if path.endswith(".npy") else {name: found[name] for name in found.files}
+    if columns is not None:
+        arrays = {name: arrays[name] for name in columns}
+    lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    if len(set(lengths.values())) != 1:
+        raise ValueError(f"{path}: arrays have different numbers of rows, {lengths}: pass columns=.")
+    count = next(iter(lengths.values()))
+    for start in range(0, count, BATCH_ROWS):
+        part = {name: _column_of(path, name, array[start : start + BATCH_ROWS]) for name, array in arrays.items()}
+        yield to_arrow(Table.of(part))
+
+
+def _column_of(path: str, name: str, array: Any) -> Any:
+    if array.dtype.kind in "US":
+        return Jagged.from_list(array.tolist())
+    try:
+        return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))
+    except TypeError as error:
+        raise TypeError(f"{path}: the array {name!r} is {array.dtype}, which is no tensor ({error}).") from None
+
+
+def _write_numpy(path: str, parts: Iterator[Table]) -> None:
+    found = list(parts)
+    table = Table.cat((part.rows, part.jagged) for part in found) if len(found) > 1 else found[0]
+    ragged = next((name for name, column in table.jagged.items() if column.kind == "tensor"), None)
+    if ragged is not None:
+        raise TypeError(f"the rows of {ragged!r} have different lengths, which no array has: pad them before.")
+    arrays = {name: table[name].numpy() for name in table.keys() if name not in table.jagged}
+    arrays |= {name: np.array(column.tolist()) for name, column in table.jagged.items()}
+    with opened(path, "wb") as file:
+        if path.endswith(".npy"):
+            if len(arrays) != 1:
+                raise ValueError(f"{path} holds one array, and there are {len(arrays)} columns: use .npz.")
+            np.save(file, next(iter(arrays.values())))
+        else:
+            np.savez(file, **arrays)
+
+
+FORMATS: dict[str, Format] = {
+    "parquet": Format((".parquet", ".pq"), _parquet_batches, _write_parquet),
+    "arrow": Format((".arrow", ".feather", ".ipc"), _arrow_batches, _write_arrow),
+    "csv": Format((".csv",), _csv_batches(","), _write_csv(",")),
+    "tsv": Format((".tsv",), _csv_batches("\t"), _write_csv("\t")),
+    "jsonl": Format((".jsonl", ".ndjson"), _json_batches, _write_json),
+    "numpy": Format((".npz", ".npy"), _numpy_batches, _write_numpy),
+    "tar": Format(
+        (".tar", ".tar.gz", ".tgz"),
+        lambda path, columns: read_tar(path, columns, opened),
+        lambda path, parts: write_tar(path, parts, opened),
+    ),
+}

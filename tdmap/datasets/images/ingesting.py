@@ -1,0 +1,332 @@
+"""A folder of pictures becomes a memory-mapped dataset, decoded by workers.
+
+    out/                   decoded: image uint8 [n, channels, height, width], label int64 [n], file int64 [n]
+    out/                   encoded, or of different sizes: values and offsets (see `Jagged`), rows/label, rows/file...
+    out/pictures.json      how it was made, and the names of the classes
+    out/files/             names of all files, jagged; `file` is the number of a row's
+    out/skipped.jsonl      files that are no rows, and why
+
+The files beside the dataset are written when it is whole; a call that was killed in between writes them next time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import tdmap
+from tdmap.datasets.columns import Columns, map_columns
+from tdmap.datasets.images.files import Files, list_files
+from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, open_picture, pillow
+from tdmap.datasets.jagged import Jagged, bytes_tensor, offsets_of
+from tdmap.errors import AlreadyComplete
+from tdmap.operation import operation
+from tensordict_lite import TensorDict
+from tensordict_lite.memmap.files import new_file, write_all
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tdmap.datasets.images.pictures import Pictures
+    from tdmap.execution import WorkerOptions
+
+KEEPS = ("decoded", "encoded")
+ABOUT, FILES, SKIPPED = "pictures.json", "files", "skipped.jsonl"
+"""Names beside the dataset."""
+
+CHUNK_BYTES = 2 << 20
+"""Pixels of a chunk of pictures: a chunk of large ones is one picture."""
+
+
+class SkippedPictures(UserWarning):
+    """Files that are no rows of the dataset, because they cannot be read.
+
+    Attributes:
+        files: pairs of the file's name and the reason.
+    """
+
+    def __init__(self, files: list[tuple[str, str]], total: int, place: Path) -> None:
+        self.files = files
+        shown = "".join(f"\n  {name}: {reason}" for name, reason in files[:5])
+        more = f"\n  and {len(files) - 5:,} more" if len(files) > 5 else ""
+        super().__init__(f"{len(files):,} of {total:,} files were left out (all are listed in {place}):{shown}{more}")
+
+
+@operation
+def ingest(
+    folder: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    size: int | tuple[int, int] | None = None,
+    resize: str = "crop",
+    mode: str = "RGB",
+    keep: str = "decoded",
+    labels: Any = None,
+    on_error: str = "raise",
+    resume: bool = True,
+    resample: str = "bilinear",
+    background: tuple[int, int, int] = (255, 255, 255),
+    max_pixels: int = 89_478_485,
+    suffixes: Any = None,
+    **options: Unpack[WorkerOptions],
+) -> Pictures:
+    """Make a memory-mapped dataset of the pictures in a folder.
+
+    Rows are in the order of the names of the files, for any number of workers. The first frame of an animation counts.
+    Pictures are turned as their EXIF orientation says, transparent pixels are put over the background, and 16-bit grey
+    loses its lower 8 bits; colour profiles are not applied.
+
+    Args:
+        folder: the pictures; folders in it are the classes, in alphabetical order.
+        out: folder for the dataset.
+        size: pixels, or (height, width). None: pictures keep their size, each its own.
+        resize: `"crop"`: fill the size, cut what is too much at both sides. `"pad"`: fit into it, background around.
+            `"exact"`: stretch. `"shorter"`: scale the shorter side to the size; pictures then differ in size.
+        mode: `"RGB"`, `"L"` or `"RGBA"`.
+        keep: `"decoded"`: pixels. `"encoded"`: the bytes of the files as they are, to be decoded when they are read
+            (`Pictures.decoder`); then nothing of `size` and `resize` applies.
+        labels: a CSV or JSON Lines file with columns for a file (`file`, `path`...) and a label (`label`, `class`...),
+            or a mapping of names to labels, instead of class folders. Only files that it names are taken.
+        on_error: `"raise"` ends with the first file that cannot be read. `"skip"` leaves such files out, lists them in
+            `out/skipped.jsonl`, and warns (`SkippedPictures`).
+        resume: go on where an interrupted call was. One that had come to its end opens what is there.
+        resample: filter for scaling: `"bilinear"` (antialiased), `"bicubic"`, `"lanczos"`, `"box"`, `"nearest"`.
+        background: behind transparent pixels and around padded pictures.
+        max_pixels: larger pictures are refused before they are decoded: a small file may hold billions of pixels.
+        suffixes: endings of names of pictures. Default: those of the common formats.
+        **options: about workers, as `tdmap.map`: `num_workers`, `pbar`...
+
+    Returns:
+        The dataset and what belongs to it. `TensorDict.load_memmap(out)` opens the rows alone.
+
+    Raises:
+        ImportError: Pillow is not installed.
+        ValueError: there are no pictures, labels cannot be used, or an option is out of range.
+        FileExistsError: `out` holds something else.
+        ResumeMismatch: `out` holds an unfinished run of other options or files; names what differs.
+        PictureError: with `on_error="raise"`, the first file that cannot be read.
+    """
+    pillow()
+    if keep not in KEEPS:
+        raise ValueError(f"keep must be one of {', '.join(map(repr, KEEPS))}: got {keep!r}.")
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f"on_error must be 'raise' or 'skip': got {on_error!r}.")
+    if keep == "encoded" and size is not None:
+        raise ValueError("keep='encoded' stores files as they are: give the size to Pictures.decoder(size=) instead.")
+    look = Look(as_size(size), resize, mode, resample, tuple(background), max_pixels)  # type: ignore[arg-type]
+    files = list_files(folder, labels, suffixes, strict=on_error == "raise")
+    path = Path(os.path.abspath(os.fspath(out)))
+    if (path / ABOUT).exists():
+        return _reopen(path, files, look, keep, on_error, resume)
+    errors = tdmap.RowErrors("drop")
+    run_options: dict[str, Any] = {"resume": resume, "on_error": errors if on_error == "skip" else "raise", **options}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AlreadyComplete)
+        warnings.simplefilter("ignore", tdmap.SkippedRows)
+        _run(files, path, look, keep, run_options)
+    skipped = [(name, _reason(bad.error, name)) for bad in errors for name in [files.names[bad.row]]]
+    _write_beside(path, files, look, keep, on_error, skipped)
+    if skipped:
+        warnings.warn(SkippedPictures(skipped, len(files.names), path / SKIPPED), stacklevel=3)
+    from tdmap.datasets.images.pictures import Pictures
+
+    return Pictures.open(path)
+
+
+def _reason(error: BaseException, name: str) -> str:
+    """Why a file is no row. Of what an earlier session has skipped, only the text is left."""
+    if isinstance(error, PictureError):
+        return error.reason
+    lines = [line.partition(f"{name}: ")[2] for line in str(error).splitlines()]
+    return next(filter(None, lines), str(error))
+
+
+def _run(files: Files, path: Path, look: Look, keep: str, options: dict[str, Any]) -> None:
+    index = TensorDict({"file": torch.arange(len(files.names))}, [len(files.names)])
+    if files.labels is not None:
+        index["label"] = torch.tensor(files.labels)
+    if look.is_fixed:
+        channels, height, width = look.shape
+        chunk = max(min(CHUNK_BYTES // (channels * height * width), 64), 1)
+        tdmap.map(index, DecodeFiles(files, look), out=path, chunksize=chunk, **options)
+        return
+    if keep == "encoded":
+        map_columns(index, ReadFiles(files, look), [""], path, chunksize=64, **options)
+    else:
+        map_columns(index, DecodeRagged(files, look), [""], path, chunksize=8, **options)
+
+
+class _OnFiles:
+    """What workers call with the numbers of files. Names travel as bytes: a million strings take seconds to pickle."""
+
+    def __init__(self, files: Files, look: Look) -> None:
+        self.folder = files.folder
+        self.names = Jagged.from_list(files.names)
+        self.look = look
+        self._done: dict[int, Any] = {}  # when a file of a chunk fails, its other files come again in parts
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_done": {}}
+
+    def identity_parts(self) -> dict[str, str]:
+        """What a resumed run must find unchanged: the files and how they are read."""
+        import hashlib
+
+        digest = hashlib.blake2b(self.names.values.numpy().tobytes(), digest_size=16)
+        for name in self.names:
+            with contextlib.suppress(OSError):
+                info = os.stat(os.path.join(self.folder, name))
+                digest.update(f"{info.st_size} {info.st_mtime_ns};".encode())
+        return {"reader": type(self).__name__, "options": repr(self.look), "files": digest.hexdigest()}
+
+    def each(self, numbers: list[int]) -> list[Any]:
+        """The results of some files; those that a failing call has made already are not made again."""
+        done, self._done = self._done, {}
+        results: dict[int, Any] = {}
+        try:
+            for number in numbers:
+                results[number] = done[number] if number in done else self.read(number)
+        except PictureError:
+            self._done = {**done, **results}
+            raise
+        return list(results.values())
+
+    def read(self, number: int) -> Any:
+        """One file.
+
+        Raises:
+            PictureError: it cannot be read; names it.
+        """
+        name = self.names[number]
+        try:
+            return self.one(os.path.join(self.folder, name))
+        except PictureError as error:
+            raise PictureError(error.reason, name) from error.__cause__
+        except OSError as error:
+            raise PictureError(f"cannot be read: {error.strerror or error}", name) from error
+
+    def one(self, path: str) -> Any:
+        raise NotImplementedError
+
+
+class DecodeFiles(_OnFiles):
+    """Files become rows of pixels of one size."""
+
+    def __call__(self, chunk: TensorDict) -> TensorDict:
+        pixels = self.each(chunk["file"].tolist())
+        images = torch.empty((len(pixels), *self.look.shape), dtype=torch.uint8)
+        for image, picture in zip(images, pixels):
+            image.copy_(picture.permute(2, 0, 1))
+        rows = chunk.copy()
+        rows["image"] = images
+        return rows
+
+    def one(self, path: str) -> torch.Tensor:
+        return _tensor(decode(path, self.look))
+
+
+class DecodeRagged(_OnFiles):
+    """Files become rows of pixels of different sizes: flat, and the shape of each beside."""
+
+    def __call__(self, chunk: TensorDict) -> Columns:
+        pixels = [picture.permute(2, 0, 1) for picture in self.each(chunk["file"].tolist())]
+        rows = chunk.copy()
+        rows["shape"] = torch.tensor([picture.shape for picture in pixels]).reshape(-1, 3)
+        flat = [picture.reshape(-1) for picture in pixels]
+        values = torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8)
+        offsets = offsets_of(torch.tensor([len(part) for part in flat], dtype=torch.int64))
+        return rows, {"": Jagged(values, offsets)}
+
+    def one(self, path: str) -> torch.Tensor:
+        return _tensor(decode(path, self.look))
+
+
+class ReadFiles(_OnFiles):
+    """Files become rows of bytes, once their heads have been looked at."""
+
+    def __call__(self, chunk: TensorDict) -> Columns:
+        contents = self.each(chunk["file"].tolist())
+        lengths = torch.tensor([len(content) for content in contents], dtype=torch.int64)
+        return chunk, {"": Jagged(bytes_tensor(b"".join(contents)), offsets_of(lengths), "bytes")}
+
+    def one(self, path: str) -> bytes:
+        with open(path, "rb") as file:
+            content = file.read()
+        with open_picture(content, self.look.max_pixels) as picture:
+            try:
+                picture.verify()
+            except Exception as error:
+                raise PictureError(f"cannot be decoded: {error or type(error).__name__}") from error
+        return content
+
+
+def _tensor(pixels: Any) -> torch.Tensor:
+    return torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy())
+
+
+# -- beside the dataset ------------------------------------------------------------------------------------------------
+
+
+def _about(files: Files, look: Look, keep: str, on_error: str) -> dict[str, Any]:
+    return {
+        "version": 1,
+        "folder": files.folder,
+        "files": len(files.names),
+        "ignored": files.ignored,
+        "classes": files.classes,
+        "keep": keep,
+        "on_error": on_error,
+        "size": None if look.size is None else list(look.size),
+        "resize": look.resize,
+        "mode": look.mode,
+        "resample": look.resample,
+        "background": list(look.background),
+        "max_pixels": look.max_pixels,
+    }
+
+
+def _write_beside(
+    path: Path, files: Files, look: Look, keep: str, on_error: str, skipped: list[tuple[str, str]]
+) -> None:
+    names = TensorDict.load_memmap(path / FILES) if (path / FILES / "meta.json").exists() else None
+    if names is None:
+        Jagged.from_list(files.names).save(path / FILES, num_workers=0)
+    lines = "".join(json.dumps({"file": name, "reason": reason}) + "\n" for name, reason in skipped)
+    _write(path / SKIPPED, lines.encode())
+    _write(path / ABOUT, json.dumps(_about(files, look, keep, on_error), indent=1).encode())  # last: all is there
+
+
+def _write(path: Path, content: bytes) -> None:
+    with new_file(str(path)) as fd:
+        write_all(fd, content, 0, str(path))
+
+
+def _reopen(path: Path, files: Files, look: Look, keep: str, on_error: str, resume: bool) -> Pictures:
+    """A dataset that is there already.
+
+    Raises:
+        FileExistsError: `resume` is False, or it was made in another way; names what differs.
+    """
+    from tdmap.datasets.images.pictures import Pictures
+
+    found = Pictures.open(path)
+    if not resume:
+        raise FileExistsError(f"{path} holds a dataset of pictures already: choose another folder, or remove that one.")
+    wanted = json.loads(json.dumps(_about(files, look, keep, on_error)))
+    different = [key for key, value in wanted.items() if found.about.get(key) != value]
+    if found.files.tolist() != files.names and "files" not in different:
+        different.append("the names of the files")
+    if different:
+        what = "; ".join(
+            f"{key}: {found.about.get(key, '...')!r:.60}, now {wanted.get(key, '...')!r:.60}" for key in different
+        )
+        raise FileExistsError(
+            f"{path} holds pictures that were ingested in another way ({what}): choose another folder."
+        )
+    return found

@@ -1,0 +1,225 @@
+"""A dataset of pictures, once it is made: rows, names, a decoder, files again, a contact sheet."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdmap.datasets.images.ingesting import ABOUT, FILES, SKIPPED
+from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, pillow
+from tdmap.datasets.jagged import Jagged
+from tdmap.datasets.jaggedfile import jagged_of
+from tdmap.placing import SharedTensors
+from tensordict_lite import TensorDict
+from tensordict_lite.errors import DatasetError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tdmap.execution import WorkerOptions
+
+
+class Pictures:
+    """A dataset that `ingest` has made.
+
+    Attributes:
+        data: its rows, memory-mapped: `image` uint8 `[n, channels, height, width]` where pictures are decoded to one
+            size; `label` int64 `[n]` where there are classes; `file` int64 `[n]`, the number of the row's file. Of
+            others, `picture` int64 `[n]` is the number of the row in `contents`, whatever the order of rows.
+        contents: bytes of the files (`keep="encoded"`), or pixels of different sizes; None where they are in `data`.
+        classes: the names of the labels; none where labels are numbers already.
+        files: the names of all files that were found, `data["file"]` being their number.
+        skipped: pairs of a file and the reason why it is no row.
+        about: how it was made.
+    """
+
+    def __init__(self, path: Path, about: dict[str, Any], data: TensorDict, contents: Jagged | None) -> None:
+        self.path = path
+        self.about = about
+        self.data = data
+        self.contents = contents
+        self.classes: list[str] = about["classes"]
+        self.files = Jagged.open(path / FILES)
+        lines = (path / SKIPPED).read_text().splitlines()
+        self.skipped = [(entry["file"], entry["reason"]) for entry in map(json.loads, lines)]
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Pictures:
+        """Open what `ingest` has made.
+
+        Raises:
+            DatasetError: there is no such dataset.
+        """
+        path = Path(os.path.abspath(os.fspath(path)))
+        try:
+            about = json.loads((path / ABOUT).read_bytes())
+            if about["version"] != 1 or not isinstance(about["classes"], list):
+                raise ValueError(about["version"])
+        except FileNotFoundError:
+            raise DatasetError(str(path), f"is no dataset of pictures: it has no {ABOUT}") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise DatasetError(str(path / ABOUT), f"cannot be understood ({error})") from None
+        data = TensorDict.load_memmap(path)
+        if "offsets" not in data.keys():
+            return cls(path, about, data, None)
+        contents = jagged_of(data, path)
+        rows = data["rows"].copy()
+        rows["picture"] = torch.arange(len(contents))
+        return cls(path, about, rows, contents)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __repr__(self) -> str:
+        kind = "decoded" if self.contents is None else self.about["keep"]
+        return f"Pictures({len(self):,} rows, {kind}, {len(self.classes)} classes, {self.path})"
+
+    def names(self, rows: Any = None) -> list[str]:
+        """Names of the files of some rows.
+
+        Args:
+            rows: a TensorDict of rows with their entry `file`, in any order; or an index. Default: all.
+        """
+        if isinstance(rows, TensorDict):
+            numbers = rows["file"].reshape(-1)
+        else:
+            numbers = self.data["file"] if rows is None else self.data["file"][rows].reshape(-1)
+        return [str(name) for name in self.files[torch.as_tensor(numbers)]]
+
+    def image(self, row: int) -> Tensor:
+        """The pixels of a row, uint8 `[channels, height, width]`; of encoded pictures in their own size."""
+        if self.contents is None:
+            return cast(Tensor, self.data["image"][row])
+        content = self.contents[row]
+        if not isinstance(content, bytes):
+            return cast(Tensor, content).reshape(tuple(self.data["shape"][row].tolist()))
+        look = Look(None, mode=self.about["mode"], max_pixels=self.about["max_pixels"])
+        return torch.from_numpy(decode(content, look).copy()).permute(2, 0, 1)
+
+    def decoder(
+        self, size: int | tuple[int, int], resize: str = "crop", mode: str | None = None, **look: Any
+    ) -> Decoder:
+        """A stage for `map` and pipelines over `data`, where pictures are encoded or differ in size.
+
+        Args:
+            size, resize, mode: as `ingest`; all pictures get one size, so there is no `"shorter"`.
+            **look: `resample`, `background`, `max_pixels`, as `ingest`.
+
+        Returns:
+            A function of a chunk of rows (or of one row) that adds `image`, and removes `picture` and `shape`.
+
+        Raises:
+            ValueError: the pictures are decoded already, or an option is out of range.
+        """
+        if self.contents is None:
+            raise ValueError("these pictures are decoded already: data['image'].")
+        mode = mode or self.about["mode"]
+        wanted = Look(as_size(size), resize, mode, **{"max_pixels": self.about["max_pixels"], **look})
+        if not wanted.is_fixed:
+            raise ValueError("rows of one batch have one size: resize must be 'crop', 'pad' or 'exact'.")
+        return Decoder(self.contents, self.data.get("shape", None), wanted)
+
+    def to_images(
+        self, folder: str | os.PathLike[str], *, format: str = "png", **options: Unpack[WorkerOptions]
+    ) -> int:
+        """Write the pictures as files, in class folders, under the names that they had.
+
+        Args:
+            folder: made when it is not there; files of the same names in it are an error.
+            format: `"png"`, `"jpg"`, `"webp"`... for pixels; encoded pictures are written as they were.
+            **options: about workers, as `tdmap.map`.
+
+        Returns:
+            How many files.
+
+        Raises:
+            FileExistsError: a file is in the way.
+        """
+        from tdmap.datasets.images.writing import write_files
+
+        return write_files(self, Path(folder), format, options)
+
+    def preview(
+        self, out: str | os.PathLike[str], rows: Sequence[int] | int = 64, *, edge: int = 96, columns: int | None = None
+    ) -> None:
+        """Draw a contact sheet.
+
+        Args:
+            out: the picture to write; its name ends in `.png`, `.jpg`...
+            rows: numbers of rows, or how many, taken at equal distances.
+            edge: pixels of a picture's longer side.
+            columns: pictures side by side. Default: as many as there are lines.
+        """
+        from tdmap.datasets.images.writing import draw_sheet
+
+        numbers = list(rows) if not isinstance(rows, int) else _spread(len(self), rows)
+        draw_sheet(self, Path(out), numbers, edge, columns or max(math.isqrt(max(len(numbers) - 1, 0)) + 1, 1))
+
+
+def _spread(length: int, count: int) -> list[int]:
+    """So many numbers below `length`, at equal distances.
+
+    Example:
+        >>> _spread(10, 4)
+        [0, 3, 6, 9]
+    """
+    numbers = np.linspace(0, max(length - 1, 0), min(count, length)).round().astype(int)
+    return [int(number) for number in np.unique(numbers)]
+
+
+class Decoder:
+    """Decodes encoded pictures, or brings pixels of different sizes to one. Made by `Pictures.decoder`."""
+
+    def __init__(self, contents: Jagged, shapes: Tensor | None, look: Look) -> None:
+        self.shared = SharedTensors([contents.values, contents.starts, contents.ends], True)
+        self.kind = contents.kind
+        self.look = look
+        self._source = contents.values
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_source": None}
+
+    def identity_parts(self) -> dict[str, str]:
+        """What a resumed run must find unchanged."""
+        from tdmap.fingerprint import source_parts
+
+        return {
+            "options": repr(self.look),
+            **{f"pictures {key}": text for key, text in source_parts(self._source).items()},
+        }
+
+    def __call__(self, rows: TensorDict) -> TensorDict:
+        numbers = rows["picture"].reshape(-1)
+        values, starts, ends = (tensor.as_subclass(Tensor) for tensor in self.shared.tensors)
+        images = torch.empty((len(numbers), *self.look.shape), dtype=torch.uint8)
+        contents = Jagged.of_spans(values, starts[numbers], ends[numbers], self.kind)
+        shapes = rows["shape"].reshape(-1, 3).tolist() if "shape" in rows.keys() else []
+        for number, content in enumerate(contents):
+            if self.kind == "bytes":
+                try:
+                    pixels = torch.from_numpy(decode(content, self.look).copy())
+                except PictureError as error:
+                    raise PictureError(f"picture {int(numbers[number])}: {error}") from error.__cause__
+            else:
+                pixels = self._scaled(content.reshape(tuple(shapes[number])))
+            images[number].copy_(pixels.permute(2, 0, 1))
+        self.shared.trim()
+        result = rows.exclude("picture", "shape")
+        result["image"] = images.reshape(*rows.batch_size, *images.shape[1:])
+        return result
+
+    def _scaled(self, pixels: Tensor) -> Tensor:
+        from tdmap.datasets.images.pixels import in_mode, resized
+
+        array = pixels.permute(1, 2, 0).numpy()
+        picture = pillow().fromarray(array[:, :, 0] if array.shape[2] == 1 else np.ascontiguousarray(array))
+        found = np.asarray(resized(in_mode(picture, self.look), self.look))
+        return torch.from_numpy(found.copy()).reshape(*found.shape[:2], -1)

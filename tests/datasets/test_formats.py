@@ -1,0 +1,417 @@
+"""Files and objects of other libraries as datasets, and back: their own readers are the oracle."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tdmap.datasets import (
+    Jagged,
+    Table,
+    convert,
+    from_arrow,
+    from_dataset,
+    from_huggingface,
+    from_pandas,
+    from_polars,
+    read,
+    to_arrow,
+    to_huggingface,
+    to_pandas,
+    to_polars,
+    write,
+)  # fmt: skip
+from tensordict_lite import TensorDict
+from tests.datasets.killing import contents, kill_until_done
+
+pa = pytest.importorskip("pyarrow")
+pd = pytest.importorskip("pandas")
+pq = pytest.importorskip("pyarrow.parquet")
+
+ROWS = 1000
+
+
+def table() -> Any:
+    """An Arrow table with a column of every kind that has a place here."""
+    generator = np.random.default_rng(0)
+    numbers = {
+        str(dtype): generator.integers(0, 2 if dtype == "bool" else 100, ROWS).astype(dtype)
+        for dtype in ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16",
+                      "float32", "float64")
+    }  # fmt: skip
+    words = [f"word {number}" * (number % 3) for number in range(ROWS)]
+    lists = [list(range(number % 4)) for number in range(ROWS)]
+    matrix = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(ROWS * 6, dtype=np.float32)), 6)
+    return pa.table(
+        {
+            **numbers,
+            "text": words,
+            "wide": pa.array(words, pa.large_string()),
+            "view": pa.array(words, pa.string_view()),
+            "bytes": [word.encode() for word in words],
+            "list": lists,
+            "vector": matrix,
+            "matrix": pa.FixedSizeListArray.from_arrays(pa.FixedSizeListArray.from_arrays(matrix.values, 3), 2),
+            "pairs": pa.array([[[1, 2]] * (number % 3) for number in range(ROWS)], pa.list_(pa.list_(pa.int16(), 2))),
+            "category": pa.array(words).dictionary_encode(),
+            "time": pa.array([datetime.datetime(2020, 1, 1) + datetime.timedelta(hours=n) for n in range(ROWS)]),
+            "day": pa.array([datetime.date(2020, 1, 1) + datetime.timedelta(days=n) for n in range(ROWS)]),
+            "struct": [{"a": number, "b": {"c": str(number)}} for number in range(ROWS)],
+        }
+    )
+
+
+def check(found: Table, expected: Any) -> None:
+    """The columns are those of the Arrow table."""
+    while any(pa.types.is_struct(field.type) for field in expected.schema):
+        expected = expected.flatten()
+    assert sorted(found.keys()) == sorted(expected.column_names)
+    for name in expected.column_names:
+        values = expected[name].to_pylist()
+        column = found[name]
+        if pa.types.is_temporal(expected[name].type):
+            width = pa.int32() if expected[name].type.bit_width == 32 else pa.int64()
+            values = expected[name].cast(width).to_pylist()
+        assert column.tolist() == values, name
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_parquet_of_every_type_is_read_by_workers(tmp_path: Path, workers: int) -> None:
+    for number in range(3):
+        pq.write_table(table(), tmp_path / f"part-{number}.parquet", row_group_size=170)
+    whole = pa.concat_tables([table()] * 3)
+    for source in (tmp_path, str(tmp_path / "*.parquet"), sorted(map(str, tmp_path.glob("*.parquet")))):
+        out = tmp_path / f"out{len(list(tmp_path.iterdir()))}"
+        check(read(source, out, num_workers=workers), whole)
+        check(Table.open(out), whole)
+    check(read(tmp_path / "part-1.parquet"), table())
+
+
+def test_columns_may_be_chosen(tmp_path: Path) -> None:
+    pq.write_table(table(), tmp_path / "x.parquet")
+    for out in (None, tmp_path / "out"):
+        check(
+            read(tmp_path / "x.parquet", out, columns=["text", "int8"], num_workers=0), table().select(["text", "int8"])
+        )
+    with pytest.raises(ValueError, match="no column 'nothing'"):
+        read(tmp_path / "x.parquet", tmp_path / "other", columns=["nothing"])
+
+
+def test_columns_of_tensors_alone_are_an_ordinary_dataset(tmp_path: Path) -> None:
+    pq.write_table(table().select(["int32", "matrix"]), tmp_path / "x.parquet", row_group_size=99)
+    read(tmp_path / "x.parquet", tmp_path / "out", num_workers=2)
+    data = TensorDict.load_memmap(tmp_path / "out")
+    assert data.batch_size == (ROWS,)
+    assert data["matrix"].shape == (ROWS, 2, 3)
+
+
+def small() -> Table:
+    """What every format can hold."""
+    return Table.of(
+        TensorDict(
+            {"a": torch.arange(300), "b": torch.linspace(0, 1, 300).double(), "t": [f"ü{n}" for n in range(300)]}, [300]
+        )
+    )
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.arrow", "x.feather", "x.csv", "x.tsv", "x.jsonl", "x.npz"])
+@pytest.mark.parametrize("batch", [7, 1 << 16])
+def test_files_come_back(tmp_path: Path, name: str, batch: int) -> None:
+    write(small(), tmp_path / name, batch_rows=batch)
+    assert [path.name for path in tmp_path.iterdir()] == [name]  # nothing half-written is left
+    for out in (None, tmp_path / "out"):
+        assert to_arrow(read(tmp_path / name, out)).select(["a", "b", "t"]).equals(to_arrow(small()))
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.arrow"])
+def test_every_column_comes_back(tmp_path: Path, name: str) -> None:
+    first = from_arrow(table(), tmp_path / "first")
+    write(first, tmp_path / name, batch_rows=130)
+    again = read(tmp_path / name, tmp_path / "again", num_workers=2)
+    assert again.keys() == first.keys()
+    assert to_arrow(again).equals(to_arrow(first))
+
+
+def test_files_are_what_other_readers_expect(tmp_path: Path) -> None:
+    for name, reader in [
+        ("x.parquet", pd.read_parquet), ("x.csv", pd.read_csv), ("x.feather", pd.read_feather),
+        ("x.jsonl", lambda path: pd.read_json(path, lines=True)),
+    ]:  # fmt: skip
+        write(small(), tmp_path / name)
+        frame = reader(tmp_path / name)
+        assert frame["a"].tolist() == list(range(300)) and frame["t"].tolist() == [f"ü{n}" for n in range(300)]
+    write(small(), tmp_path / "x.npz")
+    assert np.load(tmp_path / "x.npz")["t"].tolist() == [f"ü{n}" for n in range(300)]
+
+
+@pytest.mark.parametrize("source", ["x.parquet", "x.csv", "x.npz", "dataset"])
+@pytest.mark.parametrize("target", ["y.parquet", "y.jsonl", "y.arrow", "other"])
+def test_convert_guesses_both_formats(tmp_path: Path, source: str, target: str) -> None:
+    if source == "dataset":
+        small().save(tmp_path / source)
+    else:
+        write(small(), tmp_path / source)
+    convert(tmp_path / source, tmp_path / target, num_workers=0)
+    found = Table.open(tmp_path / target) if target == "other" else read(tmp_path / target)
+    assert to_arrow(found).select(["a", "b", "t"]).equals(to_arrow(small()))
+
+
+def test_the_command_converts(tmp_path: Path) -> None:
+    write(small(), tmp_path / "x.csv")
+    command = [sys.executable, "-m", "tdmap", "convert", str(tmp_path / "x.csv")]
+    for target in ("data", "y.parquet"):
+        subprocess.run([*command, str(tmp_path / target), "--columns", "a,t"], check=True, capture_output=True)
+    assert Table.open(tmp_path / "data").keys() == ["a", "t"]
+    assert pq.read_table(tmp_path / "y.parquet").column_names == ["a", "t"]
+    done = subprocess.run([*command, str(tmp_path / "data")], capture_output=True, text=True)
+    assert done.returncode == 2 and "holds a dataset already" in done.stderr
+
+
+def test_urls_of_fsspec_are_read_and_written(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    for name in ("x.parquet", "x.csv", "x.jsonl"):
+        write(small(), f"memory://{tmp_path.name}/{name}")
+        assert read(f"memory://{tmp_path.name}/{name}")["t"].tolist() == small()["t"].tolist()
+    read(f"memory://{tmp_path.name}/x.parquet", tmp_path / "out", num_workers=0)
+
+
+def with_nulls() -> Any:
+    return pa.table(
+        {"i": [1, None, 3], "f": [None, 1.5, 2.5], "s": ["a", None, "c"], "b": [True, None, False],
+         "l": [[1], None, [2]],
+         "v": pa.array([[1, 2], None, [5, 6]], pa.list_(pa.int8(), 2)), "y": [b"a", b"b", None],
+         "d": pa.array(["u", None, "u"]).dictionary_encode(), "t": pa.array([1, None, 2], pa.timestamp("us"))}
+    )  # fmt: skip
+
+
+def test_nulls_are_told_or_masked(tmp_path: Path) -> None:
+    data = with_nulls()
+    pq.write_table(data, tmp_path / "x.parquet")
+    for name in data.column_names:
+        row = data[name].to_pylist().index(None)
+        with pytest.raises(ValueError, match=f"{name!r} has 1 nulls, the first in row {row}"):
+            from_arrow(data.select([name]))
+    with pytest.raises(ValueError, match="nulls='mask'"):
+        read(tmp_path / "x.parquet", tmp_path / "raises", num_workers=2)
+    for found in (from_arrow(data, nulls="mask"), read(tmp_path / "x.parquet", tmp_path / "out", nulls="mask")):
+        blank = {"i": 0, "f": 0.0, "s": "", "b": False, "l": [], "v": [0, 0], "y": b"", "d": "", "t": 0}
+        for name in data.column_names:
+            values = data[name].to_pylist() if name != "t" else [1, None, 2]
+            assert found[name].tolist() == [blank[name] if value is None else value for value in values], name
+            assert found[f"{name}.valid"].tolist() == [value is not None for value in values]
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pa.array([["a"], ["b", "c"]]), "lists of lists, or of text"),
+        (pa.array([[1, None], [2]]), "nulls within its lists"),
+        (pa.array([None, None]), "type null"),
+        (pa.array([[("k", 1)], []], pa.map_(pa.string(), pa.int64())), "type map"),
+        (pa.array([1, 2]).cast(pa.decimal128(24, 2)), "decimal128"),
+    ],
+)
+def test_columns_without_a_place_are_named(tmp_path: Path, column: Any, message: str) -> None:
+    data = pa.table({"good": [1, 2], "bad": column})
+    with pytest.raises((TypeError, ValueError), match="'bad'") as caught:
+        from_arrow(data, nulls="mask")
+    assert message in str(caught.value)
+    pq.write_table(data, tmp_path / "x.parquet")
+    with pytest.raises((TypeError, ValueError), match="'bad'"):
+        read(tmp_path / "x.parquet", tmp_path / "out", nulls="mask")
+    assert read(tmp_path / "x.parquet", columns=["good"])["good"].tolist() == [1, 2]
+
+
+def test_bad_files_are_told(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no file .*nothing\.csv"):
+        read(tmp_path / "nothing.csv")
+    (tmp_path / "x.txt").write_text("a")
+    with pytest.raises(ValueError, match=r"does not tell its format .*\.parquet"):
+        read(tmp_path / "x.txt")
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n3\n")
+    with pytest.raises(ValueError, match=r"x\.csv.*Expected 2 columns, got 1"):
+        read(tmp_path / "x.csv")
+    (tmp_path / "y.csv").write_text("a,b\n")
+    with pytest.raises(ValueError, match="no rows"):
+        read(tmp_path / "y.csv")
+    pq.write_table(table().select(["int8"]), tmp_path / "1.parquet")
+    pq.write_table(table().select(["int16"]), tmp_path / "2.parquet")
+    with pytest.raises(ValueError, match=r"2\.parquet has other columns"):
+        read(str(tmp_path / "*.parquet"), tmp_path / "out")
+    with pytest.raises(TypeError, match="'z' is torch.complex64"):
+        write(TensorDict({"z": torch.zeros(3, dtype=torch.complex64)}, [3]), tmp_path / "z.parquet")
+    with pytest.raises(TypeError, match="'m' is .*CSV"):
+        write(TensorDict({"m": torch.zeros(3, 2)}, [3]), tmp_path / "m.csv")
+    assert not (tmp_path / "m.csv").exists()
+
+
+def test_frames_of_pandas_and_polars(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": [1, 2, 3], "s": ["x", "y", "z"], "c": pd.Categorical(["u", "v", "u"]),
+                          "t": pd.date_range("2020-01-01", periods=3)}, index=[7, 8, 9])  # fmt: skip
+    found = from_pandas(frame, tmp_path / "out")
+    assert (found["a"].tolist(), found["s"].tolist(), found["c"].tolist()) == (
+        [1, 2, 3],
+        ["x", "y", "z"],
+        ["u", "v", "u"],
+    )
+    assert found["t"].tolist() == frame["t"].to_numpy().astype("int64").tolist()
+    assert to_pandas(small())["t"].tolist() == small()["t"].tolist()
+    polars = pytest.importorskip("polars")
+    frame = polars.DataFrame({"a": [1, 2], "s": ["x", "y"], "l": [[1], [2, 3]]})
+    found = from_polars(frame)
+    assert (found["a"].tolist(), found["s"].tolist(), found["l"].tolist()) == ([1, 2], ["x", "y"], [[1], [2, 3]])
+    assert to_polars(found).select("a", "s", "l").equals(frame)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_hugging_face_datasets(tmp_path: Path, workers: int) -> None:
+    datasets = pytest.importorskip("datasets")
+    made = datasets.Dataset.from_dict(
+        {"n": list(range(5000)), "s": [f"row {n}" for n in range(5000)], "l": [list(range(n % 5)) for n in range(5000)]}
+    ).shuffle(seed=1).filter(lambda row: row["n"] % 3 > 0)  # fmt: skip
+    expected = made.to_dict()
+    for out in (None, tmp_path / "out"):
+        found = from_huggingface(made, out, num_workers=workers)
+        assert {name: found[name].tolist() for name in expected} == expected
+    back = to_huggingface(Table.open(tmp_path / "out"))
+    assert back.to_dict() == {name: expected[name] for name in back.column_names}
+    with pytest.raises(TypeError, match="choose one of 'train'"):
+        from_huggingface(datasets.DatasetDict(train=made))
+
+
+class Samples(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return 101
+
+    def __getitem__(self, number: int) -> Any:
+        return {"x": torch.full((2,), number), "y": number % 3, "name": f"n{number}", "tokens": np.arange(number % 5)}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_datasets_of_torch(tmp_path: Path, workers: int) -> None:
+    found = from_dataset(Samples(), tmp_path / "out", ragged=["tokens"], num_workers=workers)
+    assert found["x"].tolist() == [[n, n] for n in range(101)]
+    assert found["y"].tolist() == [n % 3 for n in range(101)]
+    assert found["name"].tolist() == [f"n{n}" for n in range(101)]
+    assert found["tokens"].tolist() == [list(range(n % 5)) for n in range(101)]
+    pairs = torch.utils.data.TensorDataset(torch.randn(50, 3), torch.arange(50))
+    data = from_dataset(pairs, tmp_path / "pairs", names=["x", "y"], num_workers=workers)
+    assert torch.equal(data["x"], pairs.tensors[0]) and torch.equal(data["y"], pairs.tensors[1])
+    with pytest.raises(TypeError, match=r"'tokens' of row 1 .*ragged=\['tokens'\]"):
+        from_dataset(Samples(), tmp_path / "bad", num_workers=0)
+
+
+def test_tables_are_chosen_from_and_joined(tmp_path: Path) -> None:
+    found = small().save(tmp_path / "t")
+    assert found[3] == {"a": torch.tensor(3), "b": found.rows["b"][3], "t": "ü3"}
+    assert found[[5, 1]]["t"].tolist() == ["ü5", "ü1"]
+    assert found[torch.arange(300) % 100 == 0].rows["a"].tolist() == [0, 100, 200]
+    assert found[10:12].to_tensordict()["t"] == ["ü10", "ü11"]
+    assert repr(found) == "Table(300 rows, a: int64 [], b: float64 [], t: str)"
+    with pytest.raises(ValueError, match="different numbers of rows"):
+        Table(TensorDict({"a": torch.arange(3)}, [3]), {"t": Jagged.from_list(["x"])})
+    with pytest.raises(TypeError, match="different lengths"):
+        Table.of({"l": Jagged.from_list([[1], [2, 3]])}).to_tensordict()
+
+
+@pytest.mark.slow
+def test_a_killed_read_of_parquet_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    pq.write_table(pa.concat_tables([table()] * 40), tmp_path / "x.parquet", row_group_size=400)
+    script = f"""
+import warnings
+warnings.simplefilter("ignore")
+from tdmap.datasets import read
+read({str(tmp_path / "x.parquet")!r}, {str(tmp_path / "out")!r}, resume=True, num_workers=2)
+"""
+    kills = kill_until_done(script, tmp_path / "out", 1)
+    read(tmp_path / "x.parquet", tmp_path / "whole", num_workers=0)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert kills == 1
+
+
+def test_without_arrow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.csv").write_text("a\n1\n")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=r"pip install 'tdmap\[arrow\]'"):
+        read(tmp_path / "x.csv")
+
+
+def test_json_lines_hold_lists(tmp_path: Path) -> None:
+    lines = [{"l": list(range(n % 3)), "s": "x" * n} for n in range(50)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = read(tmp_path / "x.jsonl")
+    assert [{"l": row["l"].tolist(), "s": row["s"]} for row in (found[n] for n in range(50))] == lines
+
+
+def test_names_that_are_no_file_names_and_columns_of_a_table(tmp_path: Path) -> None:
+    found = Table.of({"a/b": torch.arange(2), "s/t": Jagged.from_list(["x", "y"]), "__length__0": torch.ones(2)})
+    saved = found.save(tmp_path / "t")
+    assert saved["s/t"].tolist() == ["x", "y"] and saved["a/b"].tolist() == [0, 1]
+    with pytest.raises(ValueError, match="append"):
+        saved["s/t"].append(["z"])  # the other columns would have fewer rows
+
+
+def make_tar(path: Path, files: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def array(values: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+def test_tar_files_of_samples_are_read_and_written(tmp_path: Path) -> None:
+    files = {}
+    for n in range(50):
+        files |= {f"d/{n:03d}.jpg": bytes([n] * n), f"d/{n:03d}.cls": str(n % 3).encode(), f"d/{n:03d}.txt": b"t%d" % n,
+                  f"d/{n:03d}.box.npy": array(np.full((2, 2), n))}  # fmt: skip
+    make_tar(tmp_path / "x.tar", files)
+    found = read(tmp_path / "x.tar", tmp_path / "out")
+    assert found["__key__"].tolist() == [f"d/{n:03d}" for n in range(50)]
+    assert found["jpg"].tolist() == [bytes([n] * n) for n in range(50)]
+    assert found["cls"].tolist() == [n % 3 for n in range(50)]
+    assert found["txt"].tolist() == [f"t{n}" for n in range(50)]
+    assert found["box.npy"].tolist() == [[[n, n], [n, n]] for n in range(50)]
+    write(found, tmp_path / "y.tar", batch_rows=7)
+    with tarfile.open(tmp_path / "y.tar") as archive:
+        assert {m.name: archive.extractfile(m).read() for m in archive} == files  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"a.jpg": b"", "a.cls": b"1", "b.jpg": b""}, r"the sample 'b' has the files \['jpg'\]"),
+        ({"a.cls": b"one"}, r"a\.cls cannot be read"),
+        ({"a": b""}, "has no ending"),
+        ({"a.npy": array(np.ones(2)), "b.npy": array(np.ones(3))}, r"b\.npy cannot be read: its shape is \[3\]"),
+        ({"a.npy": array(np.array([{}], dtype=object))}, "allow_pickle"),
+    ],
+)
+def test_samples_that_do_not_fit_are_named(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
+    make_tar(tmp_path / "x.tar", files)
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / "x.tar", tmp_path / "out")
+    assert not (tmp_path / "out" / "meta.json").exists()
+
+
+def test_a_tar_file_that_is_cut_short_is_told(tmp_path: Path) -> None:
+    make_tar(tmp_path / "x.tar", {f"{n}.bin": bytes(2000) for n in range(20)})
+    (tmp_path / "x.tar").write_bytes((tmp_path / "x.tar").read_bytes()[:9000])
+    with pytest.raises(ValueError, match="not a whole tar file"):
+        read(tmp_path / "x.tar")

@@ -1,0 +1,73 @@
+"""Runs that are killed, and go on to the same bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("PIL")
+
+import numpy as np
+from PIL import Image
+
+from tdmap.datasets import Jagged, images
+from tests.datasets.killing import contents, kill_until_done
+
+
+def make_pictures(folder: Path, files: int) -> None:
+    """So many pictures; every thirtieth file is spoilt."""
+    generator = np.random.default_rng(0)
+    small = [Image.fromarray(generator.integers(0, 256, (9, 9, 3), dtype=np.uint8)) for _ in range(20)]
+    for number, picture in enumerate(small):
+        picture.resize((160, 120)).save(folder / f"{number}.jpg")
+    kinds = [(folder / f"{number}.jpg").read_bytes() for number in range(20)]
+    for number in range(20):
+        (folder / f"{number}.jpg").unlink()
+    for number in range(files):
+        path = folder / f"{number % 3}" / f"{number:05d}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(kinds[number % 20][: 300 if number % 30 == 0 else None])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"size": 96}, {"keep": "encoded"}, {"size": 48, "resize": "shorter"}])
+def test_a_killed_ingest_goes_on_to_the_same_bytes(tmp_path: Path, options: dict[str, Any]) -> None:
+    (tmp_path / "in").mkdir()
+    make_pictures(tmp_path / "in", 1500)
+    script = f"""
+import warnings
+warnings.simplefilter("ignore")
+from tdmap.datasets import images
+images.ingest({str(tmp_path / "in")!r}, {str(tmp_path / "out")!r}, on_error="skip", num_workers=2, **{options!r})
+"""
+    kills = kill_until_done(script, tmp_path / "out")
+    with pytest.warns(images.SkippedPictures):
+        whole = images.ingest(tmp_path / "in", tmp_path / "whole", on_error="skip", num_workers=2, **options)
+    assert len(whole) == 1500 - 50 and len(whole.skipped) == 50
+    assert kills >= 1
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_killed_map_of_jagged_rows_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    Jagged.from_list([f"{number} " * (number % 23) for number in range(60_000)]).save(tmp_path / "in", num_workers=0)
+    script = f"""
+import warnings
+warnings.simplefilter("ignore")
+from tdmap.datasets import Jagged
+
+def fn(rows):
+    return [row[::-1] * (len(row) % 3) for row in rows]
+
+Jagged.open({str(tmp_path / "in")!r}).map(fn, {str(tmp_path / "out")!r}, resume=True, num_workers=2, chunksize=100)
+"""
+    kills = kill_until_done(script, tmp_path / "out")
+
+    def fn(rows: Jagged) -> list[str]:
+        return [row[::-1] * (len(row) % 3) for row in rows]
+
+    whole = Jagged.open(tmp_path / "in").map(fn, tmp_path / "whole", num_workers=0)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert len(whole) == 60_000 and kills >= 1

@@ -1,0 +1,197 @@
+"""Tokenising, preference pairs and prompts: with a tokenizer that is trained here, and datasets on disk."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tdmap.datasets import Jagged, Table
+from tdmap.datasets.pairwise import PairwiseDataset, PromptData, RewardData
+from tdmap.datasets.text import tokenise
+from tensordict_lite import TensorDict
+from tensordict_lite.memmap.tensor import MemoryMappedTensor
+
+tokenizers = pytest.importorskip("tokenizers")
+datasets = pytest.importorskip("datasets")
+transformers = pytest.importorskip("transformers")
+
+TEXTS = [" ".join(f"word{(number * step) % 37}" for step in range(number % 11)) for number in range(300)]
+
+
+@pytest.fixture(scope="module")
+def fast() -> Any:
+    """A tokenizer of `tokenizers`, trained on the texts."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=120, special_tokens=["<unk>", "<pad>"], show_progress=False)
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def hugging(fast: Any) -> Any:
+    """The same one as transformers has it."""
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=fast, unk_token="<unk>", pad_token="<pad>")
+
+
+def wanted(hugging: Any, texts: list[str], max_length: int | None = None) -> list[list[int]]:
+    """What the tokenizer says itself, one text at a time."""
+    return [hugging(text)["input_ids"][:max_length] for text in texts]
+
+
+@pytest.mark.parametrize("kind", ["hugging", "fast", "function"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("max_length", [None, 7])
+def test_tokens_are_those_of_the_tokenizer(
+    tmp_path: Path, hugging: Any, fast: Any, kind: str, workers: int, max_length: int | None
+) -> None:
+    tokenizer = {"hugging": hugging, "fast": fast, "function": lambda texts: wanted(hugging, texts)}[kind]
+    texts = Jagged.from_list(TEXTS).save(tmp_path / "texts", num_workers=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = tokenise(
+            texts, tokenizer, out=tmp_path / "out", max_length=max_length, num_workers=workers, resume=True
+        )
+    assert found.tolist() == wanted(hugging, TEXTS, max_length)
+    assert tokenise(TEXTS, tokenizer, max_length=max_length, num_workers=workers).tolist() == found.tolist()
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_padded_rows_have_a_mask(tmp_path: Path, hugging: Any, left: bool) -> None:
+    found = tokenise(TEXTS, hugging, max_length=9, pad=True, left=left, out=tmp_path / "out", num_workers=2)
+    for row, tokens in zip(found, wanted(hugging, TEXTS, 9), strict=True):
+        blank = [hugging.pad_token_id] * (9 - len(tokens))
+        assert row["input_ids"].tolist() == (blank + tokens if left else tokens + blank)
+        ones, zeros = [1] * len(tokens), [0] * len(blank)
+        assert row["attention_mask"].tolist() == (zeros + ones if left else ones + zeros)
+
+
+def test_packed_blocks_hold_all_tokens(tmp_path: Path, hugging: Any) -> None:
+    found = tokenise(TEXTS, hugging, pack=16, out=tmp_path / "out", num_workers=2)
+    flat = [(token, number) for number, row in enumerate(wanted(hugging, TEXTS)) for token in row]
+    flat = flat[: len(flat) // 16 * 16]
+    assert list(zip(found["values"].flatten().tolist(), found["document"].flatten().tolist(), strict=True)) == flat
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_the_column_is_found_in_any_dataset(hugging: Any) -> None:
+    table = Table.of(TensorDict({"x": torch.arange(300), "text": TEXTS}, [300]))
+    assert tokenise(table, hugging, num_workers=0).tolist() == wanted(hugging, TEXTS)
+    assert tokenise(TensorDict({"text": TEXTS}, [300]), hugging, "text", num_workers=0).tolist() == wanted(
+        hugging, TEXTS
+    )
+    with pytest.raises(KeyError, match="no column of text 'x': there are 'text'"):
+        tokenise(table, hugging, "x")
+    with pytest.raises(TypeError, match="rows of text"):
+        tokenise(Jagged.from_list([[1]]), hugging)
+
+
+def test_options_that_do_not_fit_are_told(fast: Any, hugging: Any) -> None:
+    with pytest.raises(ValueError, match="max_length"):
+        tokenise(TEXTS, hugging, pad=True)
+    with pytest.raises(ValueError, match="out"):
+        tokenise(TEXTS, hugging, resume=True)
+    bare = transformers.PreTrainedTokenizerFast(tokenizer_object=fast, unk_token="<unk>")
+    with pytest.raises(ValueError, match=r"no pad token: set tokenizer\.pad_token"):
+        tokenise(TEXTS, bare, max_length=4, pad=True)
+    with pytest.raises(ValueError, match="called with 1 texts, and returned 2"):
+        tokenise(["a"], lambda texts: [[1], [2]], num_workers=0)
+    with pytest.raises(TypeError, match="a tokenizer or a function"):
+        tokenise(["a"], 3)
+
+
+def pairs() -> dict[str, list[str]]:
+    """Prompts with two answers; every fifth pair is equal, every seventh differs behind the tenth token only."""
+    found: dict[str, list[str]] = {"prompt": [], "chosen": [], "rejected": []}
+    for number in range(600):
+        found["prompt"].append(f"word{number % 37} word{number % 5}")
+        answer = f"word{number % 31}"
+        other = answer if number % 5 == 0 else f"word{(number + 1) % 31}"
+        if number % 7 == 0:
+            answer, other = "word1 " * 40 + answer, "word1 " * 40 + "word9 word8"
+        found["chosen"].append(answer)
+        found["rejected"].append(other)
+    return found
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    made = datasets.Dataset.from_dict({**pairs(), "other": list(range(600))})
+    splits = datasets.DatasetDict(train=made, valid1=made.select(range(50)))
+    splits.save_to_disk(str(tmp_path / "comparisons"))
+    return tmp_path / "comparisons"
+
+
+def expected(hugging: Any, max_length: int) -> list[tuple[list[int], list[int]]]:
+    """The pairs by a plain loop."""
+    found = []
+    data = pairs()
+    for prompt, chosen, rejected in zip(data["prompt"], data["chosen"], data["rejected"], strict=True):
+        rows = []
+        for answer in (chosen, rejected):
+            tokens = hugging(f"{prompt}\n{answer}")["input_ids"][:max_length]
+            rows.append(tokens + [hugging.pad_token_id] * (max_length - len(tokens)))
+        if rows[0] != rows[1]:
+            found.append((rows[0], rows[1]))
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pairs_are_those_of_a_plain_loop(tmp_path: Path, saved: Path, hugging: Any, workers: int) -> None:
+    data = PairwiseDataset.from_dataset(
+        "train", str(saved), 20, tmp_path / "root", True, num_workers=workers, tokenizer=hugging
+    )
+    rows = expected(hugging, 20)
+    assert 0 < len(rows) < 600
+    assert type(data) is PairwiseDataset and type(data.chosen_data) is RewardData
+    assert data.batch_size == (len(rows),)
+    assert data.chosen_data.input_ids.tolist() == [chosen for chosen, _ in rows]
+    assert data.rejected_data.input_ids.tolist() == [rejected for _, rejected in rows]
+    assert torch.equal(data.chosen_data.attention_mask, (data.chosen_data.input_ids != hugging.pad_token_id).long())
+    assert isinstance(data.chosen_data.input_ids, MemoryMappedTensor)
+    assert data.chosen_data.rewards is None and data.chosen_data.end_scores is None
+    part = data[:3]
+    assert type(part) is PairwiseDataset and part.chosen_data.input_ids.shape == (3, 20)
+
+
+def test_pairs_are_tokenised_once(tmp_path: Path, saved: Path, hugging: Any) -> None:
+    options: Any = {"max_length": 12, "root_dir": tmp_path / "root", "from_disk": True, "tokenizer": hugging}
+    first = PairwiseDataset.from_dataset("train", str(saved), num_workers=0, **options)
+    folders = list((tmp_path / "root").glob("*/*"))
+    written = [(path, path.stat().st_mtime_ns) for path in folders[0].rglob("*.memmap")]
+    again = PairwiseDataset.from_dataset("train", str(saved), num_workers=0, **options)
+    assert [(path, path.stat().st_mtime_ns) for path in folders[0].rglob("*.memmap")] == written
+    assert torch.equal(first.chosen_data.input_ids, again.chosen_data.input_ids)
+    PairwiseDataset.from_dataset("valid", str(saved), num_workers=0, **options)
+    PairwiseDataset.from_dataset("train", str(saved), num_workers=0, **{**options, "max_length": 13})
+    assert len(list((tmp_path / "root").glob("*/*"))) == 3
+
+
+def test_missing_splits_and_columns_are_told(tmp_path: Path, saved: Path, hugging: Any) -> None:
+    options: Any = {"root_dir": tmp_path / "root", "from_disk": True, "tokenizer": hugging, "num_workers": 0}
+    with pytest.raises(ValueError, match="no split 'test': there are 'train', 'valid1'"):
+        PairwiseDataset.from_dataset("test", str(saved), **options)
+    with pytest.raises(ValueError, match="no column 'label': there are 'prompt'"):
+        PromptData.from_dataset("train", str(saved), **options)
+    same = datasets.Dataset.from_dict({"prompt": ["a"], "chosen": ["b"], "rejected": ["b"]})
+    same.save_to_disk(str(tmp_path / "same"))
+    with pytest.raises(ValueError, match="all of them are equal"):
+        PairwiseDataset.from_dataset("train", str(tmp_path / "same"), **options)
+    assert not os.path.exists(tmp_path / "root" / "comparisons")
+
+
+def test_prompts_know_where_they_end(tmp_path: Path, hugging: Any) -> None:
+    rows = {"prompt": [f"word{n} word{n + 1}" for n in range(30)], "label": [f"word{n % 7}" for n in range(30)]}
+    datasets.DatasetDict(train=datasets.Dataset.from_dict(rows)).save_to_disk(str(tmp_path / "d"))
+    data = PromptData.from_dataset("train", str(tmp_path / "d"), 16, tmp_path / "r", True, 2, tokenizer=hugging)
+    assert type(data) is PromptData and data.batch_size == (30,)
+    for row, prompt, label in zip(data, rows["prompt"], rows["label"], strict=True):
+        tokens = hugging(f"{prompt}\n{label}")["input_ids"][:16]
+        assert row.input_ids[: len(tokens)].tolist() == tokens
+        assert int(row.prompt_rindex) == len(hugging(prompt)["input_ids"]) - 1
+        assert torch.equal(row.labels, row.input_ids)
