@@ -136,8 +136,7 @@ def _set_in_place(td: Any, kit: Kit, layout: Layout, size: tuple[int, ...]) -> C
 
 def _assign(index: Callable[[tuple[int, ...]], Any], scalar: bool = False) -> Operation:
     def make(td: Any, kit: Kit, layout: Layout, size: tuple[int, ...]) -> Call:
-        _rows(size)
-        at = index(size)
+        at = _fitting(index, size)
         value = 0 if scalar else td[at].clone()
         return lambda: td.__setitem__(at, value)
 
@@ -146,7 +145,7 @@ def _assign(index: Callable[[tuple[int, ...]], Any], scalar: bool = False) -> Op
 
 def _index(index: Callable[[tuple[int, ...]], Any]) -> Operation:
     def make(td: Any, kit: Kit, layout: Layout, size: tuple[int, ...]) -> Call:
-        at = index(size)
+        at = _fitting(index, size)
         return lambda: td[at]
 
     return make
@@ -158,6 +157,15 @@ def _joined(function: Callable[..., Any]) -> Operation:
         return lambda: function(parts, 0)
 
     return make
+
+
+def _fitting(index: Callable[[tuple[int, ...]], Any], size: tuple[int, ...]) -> Any:
+    """An index of batch dimensions that exist: one that cuts into the entries is refused here."""
+    at = index(size)
+    parts = at if isinstance(at, tuple) else (at,)
+    if sum(part is not None and part is not Ellipsis for part in parts) > len(size):
+        raise ValueError("more indices than batch dimensions")
+    return at
 
 
 def _rows(size: tuple[int, ...]) -> Any:

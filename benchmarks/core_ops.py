@@ -91,7 +91,7 @@ def main() -> int:
         if not options.grid or options.verbose or result.error is not None or result.ratio > GRID_QUIET:
             print(_line(result), flush=True)
     print(summary(results, WANTED_GRID_MEAN if options.grid else WANTED_MEAN))
-    save(results, options.results, rounds, "core_grid" if options.grid else "core_ops")
+    save(results, options.results, rounds, "core_grid" if options.grid else "core_ops", options.filter)
     return 0 if all(result.met for result in results) else 1
 
 
@@ -180,7 +180,7 @@ def summary(results: list[Measured], wanted: float = WANTED_MEAN) -> str:
     return "\n".join(lines)
 
 
-def save(results: list[Measured], folder: Path, rounds: int, name: str = "core_ops") -> None:
+def save(results: list[Measured], folder: Path, rounds: int, name: str = "core_ops", chosen: str = "") -> None:
     """Write everything measured to ``<name>.json``."""
     good = [result.ratio for result in results if result.error is None]
     cases = [
@@ -194,7 +194,7 @@ def save(results: list[Measured], folder: Path, rounds: int, name: str = "core_o
     for case in cases:
         case.update({key: None for key, value in case.items() if isinstance(value, float) and value != value})
     document = {
-        "benchmark": name, "rounds": rounds, "machine": machine(),
+        "benchmark": name, "filter": chosen, "rounds": rounds, "machine": machine(),
         "geometric_mean": statistics.geometric_mean(good) if good else None, "cases": cases,
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)

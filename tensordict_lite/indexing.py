@@ -103,7 +103,7 @@ def normalise_index(index: Any, batch_dims: int) -> Any:
         raise IndexError("an index can only have a single ellipsis ('...')")
     if where:
         parts[where[0] : where[0] + 1] = [_FULL] * (batch_dims - used)
-    return tuple(parts)
+    return parts[0] if len(parts) == 1 and type(parts[0]) is int else tuple(parts)
 
 
 def _too_many(used: int, batch_dims: int) -> Exception:

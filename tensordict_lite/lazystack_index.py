@@ -184,6 +184,8 @@ class LazyIndexOps:
         if index is False:
             return self._index(None)._index(slice(0, 0))
         members = self._source
+        if type(index) is int and not self._stack_dim:
+            return members[_checked(index, len(members))]
         try:
             plan = plan_index(index, self._batch_size, self._stack_dim)
         except _NoRows:

@@ -146,6 +146,11 @@ TREES = [
         "one object for all rows stays one, as under reshape, repeat, [None] and broadcast_to; unsqueeze as well",
     ),
     (
+        "TD({'a': torch.ones(3, 4)}, [3])[:, 0]",
+        "raise IndexError('more dimensions than the batch')",
+        "an index of more dimensions than the batch cuts into the rows, where all entries happen to have that many",
+    ),
+    (
         "type(lazy_stack([c, c])) is C",
         "False",
         "a lazy stack of a tensorclass is a class of the same name, of which isinstance(stack, C) holds",
