@@ -3,11 +3,12 @@
 #   make test    the test suite (installs what it needs first)
 #   make check   linter, formatter, floors (who may import whom), strict types
 #   make bench   the benchmarks and their charts, into benchmarks/results
-#   make gpu     what needs a CUDA device: its tests, and how fast rows get there (see docs/devices.md)
+#   make gpu     a checklist, tests and figures that need a CUDA device; fails where there is none (see docs/devices.md)
 #   make soak    the long chaos and stress runs
 
 PYTHON ?= python3
 VENV   ?= .venv
+GPU_VENV ?= .venv-gpu
 JOBS   ?= 2
 ROWS   ?= 50000
 PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check
@@ -40,15 +41,22 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.mapreduce
 	$(BIN)/python -m benchmarks.loader
 
-gpu: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
-	$(BIN)/python -m benchmarks.device
+gpu: $(GPU_VENV)/.installed
+	$(GPU_VENV)/bin/python -m benchmarks.gpu
+
+# Beside the torch that $(PYTHON) has, if it has one: that of the constraints may be built for another CUDA, or for none.
+$(GPU_VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --system-site-packages $(GPU_VENV)
+	grep -viE '^(torch|triton|nvidia|cuda)' constraints.txt > $(GPU_VENV)/constraints.txt
+	$(GPU_VENV)/bin/python -m pip --disable-pip-version-check install --quiet \
+		--constraint $(GPU_VENV)/constraints.txt --editable ".[gpu]"
+	@touch $@
 
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m soak -n $(JOBS) --timeout 3600 $(PYTEST_ARGS)
 
 clean:
-	rm -rf $(VENV) demo-output build dist
+	rm -rf $(VENV) $(GPU_VENV) demo-output build dist
 
 # One stamp an extra: a second `make test` installs nothing, a changed requirement installs again.
 $(VENV)/bin/python:

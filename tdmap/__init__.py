@@ -20,6 +20,7 @@ from tdmap.errors import (
     RemoteTraceback,
     ResumeMismatch,
     SerializationError,
+    ShardsMissing,
     TdmapError,
     UntrustedFile,
     WorkerLost,
@@ -31,6 +32,7 @@ from tdmap.iterator import MapIterator
 from tdmap.pipeline import Pipeline, PipelineIterator
 from tdmap.plan import ChunkPlan
 from tdmap.prefetch import prefetch_to_device
+from tdmap.ranks import merge_shards
 from tdmap.reducers import Reducer
 from tdmap.reduction import map_reduce, reduce
 from tdmap.rowerrors import RowError, RowErrors, SkippedRows
@@ -60,6 +62,7 @@ __all__ = [
     "RowError",
     "RowErrors",
     "RowsSkipped",
+    "ShardsMissing",
     "SerializationError",
     "SkippedRows",
     "TdmapError",
@@ -76,6 +79,7 @@ __all__ = [
     "map",
     "map_iter",
     "map_reduce",
+    "merge_shards",
     "prefetch_to_device",
     "reduce",
     "shuffle",

@@ -7,7 +7,6 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 from tdmap._data import Data, check_rows, data_length, is_data
 from tdmap.data.alike import VALID
 from tdmap.data.sizes import row_bytes_of
-from tdmap.devices import Devices, Placement, check_start_method
+from tdmap.devices import OUT_CHUNKS, Devices, Placement, check_no_device, check_start_method
 from tdmap.events import Callback
 from tdmap.execution import Execution
 from tdmap.functions import Keys, as_function, check_placement
@@ -26,8 +25,10 @@ from tdmap.job import Job, Policy, Source
 from tdmap.keeping import map_dropping, marking
 from tdmap.norows import result_of_no_rows
 from tdmap.operation import operation
-from tdmap.plan import CACHE_BYTES, ChunkPlan, default_chunk_size, make_plan
+from tdmap.plan import CACHE_BYTES, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
 from tdmap.prefetch import check_prefetch, prefetch_over
+from tdmap.ranks import running as by_ranks
+from tdmap.ranks.shard import ShardLike, rank_of
 from tdmap.resumable import map_in_place, map_to_files, map_to_folder
 from tdmap.resume import Resume, check_resume
 from tdmap.rowerrors import MODES, OnError, mode_of
@@ -54,6 +55,7 @@ def map(
     out_keys: Keys | None = None,
     resume: Resume = False,
     overwrite: bool = False,
+    shard: ShardLike = None,
     chunksize: int | None = None,
     num_chunks: int | None = None,
     pool: Any = None,
@@ -93,8 +95,8 @@ def map(
             until every row is there. Tensors on a CUDA device are filled through page-locked memory while workers
             make the next rows; rows that `on_error` skips are zeros there.
         device: where `fn` runs: `"cuda"`, `"cuda:1"`, or a list that workers share in turns. Chunks are moved there
-            ahead of their turn, by workers that are spawned, with a CUDA context each; results come back, unless `out`
-            is on a device too. Default, and `"cpu"`: chunks stay where they are.
+            ahead of their turn, by workers that are spawned, with a CUDA context each, by default two for a device;
+            results come back, unless `out` is on a device too. Default, and `"cpu"`: chunks stay where they are.
         in_keys, out_keys: call `fn` with these entries of a chunk, and put its results there (`out_keys`, by default
             `in_keys`); the other entries stay. See `tdmap.functions.OnKeys`.
         resume: keep a journal in a hidden folder of `out`, so that the same call goes on after any interruption,
@@ -105,6 +107,13 @@ def map(
             order. `"redo"` runs every chunk again that is not known to have reached the disk: right for functions that
             do no harm to rows that they have changed already.
         overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
+        shard: `(rank, world_size)`: run one of so many parts of the chunks, while other programs run the others; or
+            `"auto"`, the rank that torchrun or `torch.distributed` gives this program. All ranks make the same call,
+            at the same time or not. With a path as `out`, they fill one folder: each keeps a journal there, so `resume`
+            is implied, and goes on after any interruption; it returns its own rows, and when the last rank is done
+            the folder holds the dataset (see `tdmap.merge_shards`). With a dataset as `out`, its own rows are written,
+            and with `resume` journalled; without `out`, its own results are returned. A seed gives the bits that
+            one program alone gets with the same `chunksize`.
         chunksize: rows in a chunk; 0 passes rows one by one without `dim`, and stacks the results.
             Default: from the bytes of a row, so that a chunk and its result stay in the processor's cache.
         num_chunks: how many chunks, instead of their size.
@@ -120,9 +129,9 @@ def map(
         mp_start_method: `"fork"`, `"forkserver"` or `"spawn"`. Default: fork where that is safe (no other Python
             thread, no CUDA context, `worker_threads=1`), else forkserver.
         executor: `"process"`, `"thread"` or `"serial"`.
-        seed: gives each chunk its own random streams (torch, numpy, random), derived from the seed and its first
-            row: the same results for any number of workers. Default: workers' streams are independent and not
-            reproducible.
+        seed: gives each chunk its own random streams (torch, on `device` too, numpy, random), derived from the seed
+            and its first row: the same results for any number of workers. Default: workers' streams are independent
+            and not reproducible.
         retries: how often a chunk runs again when its worker dies.
         timeout: seconds that one chunk may run before its worker is killed and the chunk retried.
         undo: keep a copy of the rows that a worker is changing in place, and put them back when it dies, raises or is
@@ -143,7 +152,7 @@ def map(
     Returns:
         `out` when it is given; else the results concatenated along `dim` (stacked with `chunksize=0`), without
         those that are None, of which a warning tells; None when all are. Without rows, what the function makes of
-        zero rows.
+        zero rows. With `shard` and a path, the rows of this rank as they lie in the files, or None where it has none.
 
     Raises:
         IndexError: `dim` is out of range.
@@ -155,6 +164,7 @@ def map(
         UntrustedFile: the hidden folder of `out` holds what this library does not put there, such as a link.
         ResumeMismatch: `resume`, and the journal is of another function, source, plan or seed; names what differs.
         SerializationError: `fn` cannot be sent to workers.
+        MemoryError: chunks are larger than the memory that is free on `device`; nothing was run.
         WorkerLost: workers died on the same chunk more than `retries` times.
         ChunkTimeout: a chunk exceeded `timeout` more than `retries` times.
         Exception: whatever `fn` raised, with a note that names the rows. Rows already written stay.
@@ -166,12 +176,17 @@ def map(
         >>> map(data, lambda td: td.apply(lambda x: x * x), num_workers=2, chunksize=2)["x"]
         tensor([ 0,  1,  4,  9, 16, 25])
     """
+    check_no_device(out, data)
     path = out if isinstance(out, (str, os.PathLike)) else None
     target = destination(out, overwrite)
     buffer = out if path is None and is_data(out) else None
     where = Placement.of(device, buffer)
     existing = out if path is None else None
-    plan = plan_for(data, fn, dim, chunksize, num_chunks, existing, where.chunk_factor, results_vary=True)
+    rank = rank_of(shard)
+    varies = rank is None  # ranks must cut alike, and do not know each other's results
+    plan = plan_for(
+        data, fn, dim, chunksize, num_chunks, existing, where.chunk_factor, where.min_chunks, results_vary=varies
+    )
     policy = policy_for(seed, generator, retries, timeout, undo, on_error, PAD)
     check_resume(resume)
     execution = where.execution(
@@ -199,9 +214,22 @@ def map(
         replace(policy, in_place=True),
         on_row_error=handler_of(on_error),
         chunk_bytes=CACHE_BYTES * where.chunk_factor,
+        min_chunks=where.min_chunks,
     )
     if path is not None and policy.skip == DROP:
+        if rank is not None:
+            raise ValueError(
+                "on_error='drop' leaves rows out, and ranks must know where their rows are before they begin: use "
+                "on_error='mark', and tdmap.filter afterwards."
+            )
         return map_dropping(job, target, bool(resume), execution)
+    if path is not None and rank is not None:
+        if overwrite:
+            raise ValueError(
+                "overwrite=True replaces the folder when one call is done, and ranks fill it together: remove it "
+                "before they begin."
+            )
+        return by_ranks.map_to_folder(job, path, rank, resume or True, execution.run)
     if path is not None:
         return map_to_folder(job, target, resume, execution.run)
     if policy.skip == DROP and out is not None:
@@ -213,23 +241,27 @@ def map(
     if out is None:
         if resume:
             raise ValueError("resume=True keeps its journal beside the output: pass out=a folder, or out=data.")
+        if rank is not None:
+            job = by_ranks.part_of(job, rank)
+            data, plan = job.source.data, job.plan
         sink = Gather(job.name, policy.skip == DROP)
     else:
         check_rows(out, plan, data.shape)
         sink = InPlace(out) if out is data else Preallocated(out)
-    surroundings: AbstractContextManager[Any] = contextlib.nullcontext()
     if plan.length == 0:
         return result_of_no_rows(fn, data, plan) if out is None else out
     if resume:
+        if rank is not None and not (out is data and execution.is_foreign):
+            return by_ranks.map_into(job, out, rank, resume, execution.run)
         if out is not data:
             return map_to_files(job, out, execution.run, resume)
         if execution.is_foreign:
             raise ValueError("resume=True with out=data needs workers of its own: use num_workers= or a WorkerPool.")
         return map_in_place(job, execution.run, resume)
+    log = None if rank is None or out is None else by_ranks.Part(rank.elsewhere(plan))
     if out is not None and out is not data:
-        sink, surroundings = where.sink(out, execution)
-    with surroundings:
-        return execution.run(job, sink)
+        return where.run(job, out, execution, log)
+    return execution.run(job, sink, log)
 
 
 @operation
@@ -294,14 +326,15 @@ def map_iter(
     """
     if shuffle and not index_with_generator:
         raise RuntimeError("map_iter(shuffle=True) needs index_with_generator=True, its default: drop that argument.")
-    plan = plan_for(data, fn, dim, chunksize, num_chunks, None, results_vary=True)
-    policy = policy_for(seed, generator, retries, timeout, undo, on_error, DROP)
     execution = Execution(
         num_workers, pool, executor, mp_start_method, worker_threads, max_tasks_per_child, max_memory, pbar, callbacks
     )
+    target = _target(device, prefetch, execution)
+    factor = 1 if target is None else OUT_CHUNKS
+    plan = plan_for(data, fn, dim, chunksize, num_chunks, None, factor, results_vary=True)
+    policy = policy_for(seed, generator, retries, timeout, undo, on_error, DROP)
     fn = as_function(fn, in_keys, out_keys)
     check_placement(fn, execution.executor == "process", None)
-    target = _target(device, prefetch, execution)
 
     def begin(position: int, seed: int | None, order_seed: int | None, plan: ChunkPlan, settled: Any) -> Iterator[Any]:
         order = None if order_seed is None else permutation(plan.length, order_seed)
@@ -312,6 +345,7 @@ def map_iter(
             fn,
             replace(policy, seed=seed),
             on_row_error=handler_of(on_error),
+            chunk_bytes=CACHE_BYTES * factor,
             on_settled=settled,
         )
         if target is None:
@@ -343,6 +377,7 @@ class _Yielded:
 
     def __init__(self, position: int) -> None:
         self.committed = [(0, position)]
+        self.elsewhere: list[tuple[int, int]] = []
         self.skips = None
 
     def add(self, start: int, stop: int) -> None:
@@ -396,6 +431,7 @@ def plan_for(
     num_chunks: int | None,
     out: Data | None,
     factor: int = 1,
+    min_chunks: int = MIN_CHUNKS,
     results_vary: bool = False,
 ) -> ChunkPlan:
     """How the rows are cut, once the arguments have been checked.
@@ -403,6 +439,7 @@ def plan_for(
     Args:
         data, fn, dim, chunksize, num_chunks, out: as `map`; `out` where it exists already.
         factor: default chunks are so many times larger.
+        min_chunks: there are at least so many, rows permitting.
         results_vary: the function returns rows that may be of any size, so that default chunks wait for the first one.
 
     Raises:
@@ -428,8 +465,16 @@ def plan_for(
     length = data_length(data, dim)
     own = max(row_bytes_of(data, length) // factor, 1)
     result = own * OUTPUT_FACTOR if out is None or out is data else row_bytes_of(out, length) // factor
-    most = default_chunk_size(length, own) if out is None and results_vary else 0
-    return make_plan(length, dim=dim, chunksize=chunksize, num_chunks=num_chunks, row_bytes=own + result, most=most)
+    most = default_chunk_size(length, own, min_chunks=min_chunks) if out is None and results_vary else 0
+    return make_plan(
+        length,
+        dim=dim,
+        chunksize=chunksize,
+        num_chunks=num_chunks,
+        row_bytes=own + result,
+        most=most,
+        min_chunks=min_chunks,
+    )
 
 
 def instead_of_data(value: Any) -> str:

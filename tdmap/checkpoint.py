@@ -17,9 +17,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from tdmap import hidden, journal
+from tdmap import hidden
 from tdmap.errors import UntrustedFile
 from tdmap.plaindata import dump, load, modules_of
+from tdmap.ranges import merge_ranges
 from tdmap.reducers.base import Node, Reducer
 from tdmap.resume import Run
 from tdmap.runtime.resources import available_memory
@@ -92,6 +93,7 @@ class FoldLog:
         self._next = time.monotonic() + SECONDS
         self._next_disk = time.monotonic() + DISK_SECONDS
         self._new = False
+        self.elsewhere: list[tuple[int, int]] = []
         run.skips.load(self.committed)
 
     @property
@@ -100,7 +102,7 @@ class FoldLog:
 
     @property
     def committed(self) -> list[tuple[int, int]]:
-        return journal.merge_ranges((start, stop) for start, stop, _ in self.sink.restored)
+        return merge_ranges((start, stop) for start, stop, _ in self.sink.restored)
 
     def add(self, start: int, stop: int) -> None:
         self._new = True

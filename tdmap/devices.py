@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -12,12 +13,18 @@ from typing import Any, TypeAlias
 import torch
 
 from tdmap._data import Data, tensors_of
+from tdmap._warn import warn_user
 from tdmap.data.alike import VALID
+from tdmap.errors import add_note
 from tdmap.execution import Execution
 from tdmap.functions import check_placement
+from tdmap.job import Job
+from tdmap.plan import MIN_CHUNKS
 from tdmap.rowerrors import OnError
 from tdmap.runtime import device as links
 from tdmap.runtime.device import Device, resolve_device
+from tdmap.runtime.driver import CommitLog
+from tdmap.runtime.lending import NotLent, can_lend, cannot_lend
 from tdmap.runtime.ondevice import OnDevice, is_on_device
 from tdmap.runtime.pool import WorkerPool
 from tdmap.sinks import Preallocated, Sink
@@ -28,8 +35,16 @@ Devices: TypeAlias = "Device | Sequence[Device] | None"
 FN_CHUNKS = 16
 """A default chunk is so many times larger when the function runs on a device, where starting it is what costs."""
 
-OUT_CHUNKS = 4
-"""And so many times when only its result goes there: each chunk is a copy for each entry."""
+FN_MIN_CHUNKS = 16
+"""And there are at least so many: a device has few workers, where a machine has many cores."""
+
+FN_WORKERS = 2
+"""Default workers for each device that runs the function: one computes while the results of the other come back. Each
+has a context of its own in the device's memory, and contexts take turns, so that more of them are no faster."""
+
+OUT_CHUNKS = 16
+"""A default chunk is so many times larger when only its result goes there: each is a copy for each entry, and the
+processor's part of a copy takes as long as some megabytes of the link's."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +71,11 @@ class Placement:
         """How much larger a default chunk is."""
         return FN_CHUNKS if self.devices else OUT_CHUNKS if self.out_device is not None else 1
 
+    @property
+    def min_chunks(self) -> int:
+        """How many default chunks there are at least, rows permitting."""
+        return FN_MIN_CHUNKS if self.devices else MIN_CHUNKS
+
     def check(self, data: Data, out: Data | None, execution: Execution, resume: bool, on_error: OnError) -> None:
         """Raise ValueError for what cannot work together."""
         processes = execution.executor == "process"
@@ -80,10 +100,13 @@ class Placement:
             )
 
     def execution(self, execution: Execution) -> Execution:
-        """`execution` with processes that may use a device."""
-        if self.devices and execution.pool is None and execution.mp_start_method is None:
-            return replace(execution, mp_start_method="spawn")
-        return execution
+        """`execution` with processes that may use a device, and by default no more of them than it can feed."""
+        if not self.devices or execution.pool is not None:
+            return execution
+        workers = execution.num_workers
+        if workers is None:
+            workers = min(FN_WORKERS * len(self.devices), execution.workers)
+        return replace(execution, num_workers=workers, mp_start_method=execution.mp_start_method or "spawn")
 
     def function(self, fn: Callable[[Any], Any], execution: Execution) -> Callable[[Any], Any]:
         """`fn`, for chunks of the source."""
@@ -91,7 +114,7 @@ class Placement:
         if not self.devices:
             return fn
         opened = tuple(functools.partial(links.LINKS[device.type], device) for device in self.devices)
-        return OnDevice(fn, opened, stays=self.stays(execution))
+        return OnDevice(fn, self.devices, opened, stays=self.stays(execution))
 
     def stays(self, execution: Execution) -> bool:
         """Whether results go from the device into `out` without coming back to this machine's memory."""
@@ -99,12 +122,59 @@ class Placement:
             return False
         return execution.executor != "process" or can_lend(self.out_device)
 
+    def run(self, job: Job, out: Data, execution: Execution, log: CommitLog | None = None) -> Any:
+        """Run a job whose results go into an existing `out`.
+
+        Where workers cannot open memory that they were lent, results come back to this process and go from here.
+        """
+        try:
+            return self._run(job, out, execution, log)
+        except NotLent as error:
+            fn = job.fn
+            if self.out_device is None or not isinstance(fn, OnDevice):
+                raise
+            cannot_lend(self.out_device)
+            if error.begun:  # a function that changes its rows in place must not meet them twice
+                add_note(error, "other workers had run some chunks: call it again, and results will go another way")
+                raise
+            warn_user(
+                f"worker processes cannot open memory of {self.out_device} that this one lends ({error.__cause__}): "
+                "results come back to this process and go there by its own copies, which is slower.",
+                RuntimeWarning,
+            )
+        return self._run(job.again(fn.coming_back()), out, execution, log)
+
+    def _run(self, job: Job, out: Data, execution: Execution, log: CommitLog | None) -> Any:
+        sink, surroundings = self.sink(out, execution)
+        with surroundings:
+            return execution.run(job, sink, log)
+
     def sink(self, out: Data, execution: Execution) -> tuple[Sink, AbstractContextManager[Any]]:
         """Where results for an existing `out` go, and what must be entered around the job."""
         if self.out_device is None or self.stays(execution):
             return Preallocated(out), _lending(self.out_device)
         buffer = DeviceBuffer(out, links.open_link(self.out_device))
         return buffer, buffer
+
+
+_DEVICE_NAME = re.compile(r"(cuda|mps|xpu)(:\d+)?")
+
+
+def check_no_device(out: Any, data: Data) -> None:
+    """Raise ValueError for an `out` that names a device, which would become a folder of that name."""
+    if not isinstance(out, torch.device) and not (isinstance(out, str) and _DEVICE_NAME.fullmatch(out)):
+        return
+    where, nbytes = torch.device(out), sum(leaf.nbytes for leaf in tensors_of(data))
+    room = ""
+    if where.type == "cuda" and torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info(where)
+        room = f", of whose {total:,} bytes {free:,} are free"
+    folder = "" if isinstance(out, torch.device) else f" For a folder of that name, say './{out}'."
+    raise ValueError(
+        f"out={str(out)!r} is a device{room}; the data have {nbytes:,} bytes. Allocate the output there and pass it: "
+        f"out=TensorDict(...).to({str(out)!r}). Results that are larger than the device: "
+        f"map_iter(device={str(out)!r}), batch by batch.{folder}"
+    )
 
 
 def devices_of(device: Devices) -> tuple[torch.device, ...]:
@@ -129,7 +199,7 @@ def devices_of(device: Devices) -> tuple[torch.device, ...]:
 
 def check_start_method(execution: Execution, device: torch.device) -> None:
     """Raise ValueError where workers would be forks of a process that uses CUDA."""
-    if device.type != "cuda" or execution.executor != "process":
+    if device.type not in links.NO_FORKS or execution.executor != "process":
         return
     pool = execution.pool
     method = pool.start_method if isinstance(pool, WorkerPool) else None if pool else execution.mp_start_method
@@ -138,23 +208,6 @@ def check_start_method(execution: Execution, device: torch.device) -> None:
             f'mp_start_method="fork" with {device}: a fork of a process that uses CUDA does not work. '
             'Use "spawn" or "forkserver", or leave it out.'
         )
-
-
-@functools.cache
-def can_lend(device: torch.device) -> bool:
-    """Whether memory of `device` can be opened by other processes; some systems (WSL, Jetson) cannot.
-
-    A tensor of its own is tried, once: what is lent and never opened is not given back.
-    """
-    if device.type != "cuda":
-        return False
-    from multiprocessing.reduction import ForkingPickler
-
-    try:
-        ForkingPickler.dumps(torch.zeros(1, device=device))
-    except RuntimeError:
-        return False
-    return True
 
 
 @contextlib.contextmanager

@@ -73,6 +73,28 @@ class ResumeMismatch(TdmapError, ValueError):
         self.changes = changes
 
 
+class ShardsMissing(TdmapError, RuntimeError):
+    """Ranks have not done all rows of a dataset yet.
+
+    Attributes:
+        rows: those that are missing, as (first, one past the last).
+        ranks: who is to do them, where that is known.
+        world_size: how many ranks there are; 0 where that is not known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        rows: tuple[tuple[int, int], ...] = (),
+        ranks: tuple[int, ...] = (),
+        world_size: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.rows = rows
+        self.ranks = ranks
+        self.world_size = world_size
+
+
 class AlreadyComplete(UserWarning):
     """A resumable run had come to its end before: nothing was done."""
 

@@ -6,13 +6,13 @@ import functools
 import itertools
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, strided
 
 from tdmap._data import Data, tensors_of
-from tdmap.plan import CACHE_BYTES, ChunkPlan
+from tdmap.plan import CACHE_BYTES, MIN_CHUNKS, ChunkPlan
 
 if TYPE_CHECKING:
     from tdmap.runtime.ledger import Ledger
@@ -85,9 +85,15 @@ class Job:
     """With `policy.skip`: called by the driver with each exception and its rows; None: a warning at the end."""
     chunk_bytes: int = CACHE_BYTES
     """With a plan that is open: bytes of input and result that chunks should have."""
+    min_chunks: int = MIN_CHUNKS
+    """With a plan that is open: chunks that there are at least."""
     on_settled: Callable[[ChunkPlan], Any] | None = None
     """Called with the plan once it is settled, before anything but the first chunks is begun."""
     number: int = field(default_factory=lambda: next(_numbers))
+
+    def again(self, fn: Callable[[Any], Any]) -> Job:
+        """The same with another function, as a job of its own."""
+        return replace(self, fn=fn, number=next(_numbers))
 
     @property
     def name(self) -> str:

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tdmap.hidden import LARGE, SMALL, naming, open_file, parse_json, printable, replace_file
+from tdmap.ranges import merge_ranges
 from tdmap.runtime import launch, syncer
 from tdmap.runtime.identity import boot_number as boot_number
 from tdmap.runtime.owner import Owner
@@ -153,41 +154,6 @@ class Contents(NamedTuple):
             or boots.get(record.session) == boot
             or self.position(index) < durable
         ]
-
-
-def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Sorted runs that neither touch nor overlap.
-
-    Example:
-        >>> merge_ranges([(4, 6), (0, 2), (2, 3), (5, 8)])
-        [(0, 3), (4, 8)]
-    """
-    merged: list[tuple[int, int]] = []
-    for start, stop in sorted(ranges):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-        elif stop > start:
-            merged.append((start, stop))
-    return merged
-
-
-def subtract_ranges(ranges: list[tuple[int, int]], others: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What is in `ranges` and not in `others`; both as `merge_ranges` gives them.
-
-    Example:
-        >>> subtract_ranges([(0, 10), (12, 14)], [(2, 4), (9, 13)])
-        [(0, 2), (4, 9), (13, 14)]
-    """
-    left = []
-    for start, stop in ranges:
-        for first, last in others:
-            if last > start and first < stop:
-                if first > start:
-                    left.append((start, first))
-                start = last
-        if start < stop:
-            left.append((start, stop))
-    return left
 
 
 # -- files -------------------------------------------------------------------------------------------

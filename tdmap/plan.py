@@ -50,6 +50,10 @@ class ChunkPlan:
     """Each row is passed without its dimension, and results are stacked (`chunksize=0`)."""
     lead: int = 0
     """Rows in each of the first chunks; 0 where they are as large as the others."""
+    origin: int = 0
+    """The row of a larger dataset that row 0 is: random streams and reports of rows count from there."""
+    stride: int = 1
+    """Chunk *k* is chunk `stride * k` of the larger dataset, counted from that row."""
     most: int = 0
     """Where `size` is a guess, and only the first chunks count (see `settled`): what it will be at most. Else 0."""
 
@@ -95,6 +99,15 @@ class ChunkPlan:
         """First and one-past-last row of `chunk`."""
         return self.span(chunk, chunk + 1)
 
+    def original_row(self, chunk: int) -> int:
+        """First row of `chunk`, as the larger dataset numbers it."""
+        return self.origin + self.first_row(chunk) * self.stride
+
+    def original_rows(self, chunk: int) -> tuple[int, int]:
+        """The rows of `chunk`, as the larger dataset numbers them."""
+        first = self.original_row(chunk)
+        return first, first + self.count(chunk, chunk + 1)
+
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """First and one-past-last row of the chunks `start..stop`."""
         return self.first_row(start), min(self.first_row(stop), self.length)
@@ -113,13 +126,16 @@ class ChunkPlan:
             start = end
 
 
-def default_chunk_size(length: int, row_bytes: int, chunk_bytes: int = CACHE_BYTES) -> int:
+def default_chunk_size(
+    length: int, row_bytes: int, chunk_bytes: int = CACHE_BYTES, min_chunks: int = MIN_CHUNKS
+) -> int:
     """Rows of a chunk whose input and output together are about `chunk_bytes`, and at least one.
 
     Args:
         length: number of rows.
         row_bytes: bytes of one row, input and output together.
         chunk_bytes: bytes of a chunk.
+        min_chunks: chunks that there are at least, rows permitting.
 
     Example:
         >>> default_chunk_size(1_000_000, row_bytes=4096)
@@ -128,7 +144,7 @@ def default_chunk_size(length: int, row_bytes: int, chunk_bytes: int = CACHE_BYT
         2
     """
     enough = chunk_bytes // max(row_bytes, 1)
-    spread = -(-length // MIN_CHUNKS)
+    spread = -(-length // min_chunks)
     return max(min(enough, spread), 1)
 
 
@@ -140,6 +156,7 @@ def make_plan(
     num_chunks: int | None = None,
     row_bytes: int = 0,
     most: int = 0,
+    min_chunks: int = MIN_CHUNKS,
 ) -> ChunkPlan:
     """The plan for `length` rows.
 
@@ -151,6 +168,7 @@ def make_plan(
         row_bytes: bytes of a row, input and output together; used only when neither size is given.
         most: where the output's part of `row_bytes` is a guess, the rows of a chunk by the input alone: the plan is
             open then, until the first result is known.
+        min_chunks: chunks that there are at least where neither size is given.
 
     Raises:
         ValueError: both sizes are given, or one is out of range.
@@ -175,7 +193,7 @@ def make_plan(
         if isinstance(num_chunks, bool) or not isinstance(num_chunks, int) or num_chunks < 1:
             raise ValueError(f"num_chunks must be an integer of at least 1: got {num_chunks!r}.")
         return ChunkPlan(length, max(-(-length // num_chunks), 1), dim)
-    size = default_chunk_size(length, row_bytes)
+    size = default_chunk_size(length, row_bytes, min_chunks=min_chunks)
     if not most or length <= MIN_CHUNKS:
         return ChunkPlan(length, size, dim)
     return ChunkPlan(length, size, dim, lead=min(LEAD_ROWS, size), most=max(most, size))

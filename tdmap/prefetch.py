@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tdmap.errors import add_note
 from tdmap.runtime.device import Device, DeviceLink, Mark, is_copied, open_link, resolve_device
 from tdmap.runtime.trees import rebuild, tensors_in
 
@@ -56,7 +57,7 @@ class _Sent(NamedTuple):
 
     value: Any
     tensors: list[Tensor]
-    """Its tensors on the device."""
+    """Those of its tensors on the device whose memory is the link's."""
     sources: list[Tensor]
     """What the copies read."""
     mark: Mark
@@ -66,12 +67,23 @@ def prefetch_over(link: DeviceLink, values: Iterator[Any], prefetch: int) -> Ite
     """`prefetch_to_device` over a link that is open."""
     ahead: deque[_Sent] = deque()
     read: deque[tuple[Mark, list[Tensor]]] = deque()
+    coming: list[Any] = []
+    """The next value, as long as the device has no room for it."""
     depth, failure, ended = 0, None, False
     try:
         while True:
             while not ended and len(ahead) <= depth:
                 try:
-                    ahead.append(send(link, next(values)))
+                    if not coming:
+                        coming.append(next(values))
+                    try:
+                        ahead.append(send(link, coming[0]))
+                    except torch.OutOfMemoryError as error:
+                        if ahead:  # there will be room when the consumer has used up those before it
+                            break
+                        add_note(error, _no_room(link, coming[0]))
+                        raise
+                    coming.clear()
                 except StopIteration:
                     ended = True
                 except Exception as error:
@@ -90,10 +102,21 @@ def prefetch_over(link: DeviceLink, values: Iterator[Any], prefetch: int) -> Ite
         if failure is not None:
             raise failure
     finally:
-        link.synchronize()  # before anything that is read is given back
-        close = getattr(values, "close", None)
-        if close is not None:
-            close()
+        try:
+            link.synchronize()  # before anything that is read is given back
+        finally:
+            close = getattr(values, "close", None)
+            if close is not None:
+                close()
+
+
+def _no_room(link: DeviceLink, value: Any) -> str:
+    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(value))
+    free, total = link.memory()
+    return (
+        f"while a value of {nbytes:,} bytes was copied to {link.device}, where {free:,} of {total:,} bytes are free. "
+        "Nothing else was copied ahead: hold fewer of the values before it, or use a smaller chunksize."
+    )
 
 
 def send(link: DeviceLink, value: Any) -> _Sent:
@@ -103,14 +126,15 @@ def send(link: DeviceLink, value: Any) -> _Sent:
         sources = [_plain(tensor) for tensor in tensors]
         copied = [is_copied(tensor) for tensor in sources]
         sources = [_locked(link, tensor) if copy else tensor for tensor, copy in zip(sources, copied)]
-        arrived = iter(link.empty_like([tensor for tensor, copy in zip(sources, copied) if copy]))
+        made = link.empty_like([tensor for tensor, copy in zip(sources, copied) if copy])
+        arrived = iter(made)
         moved = [next(arrived) if copy else tensor.to(link.device) for tensor, copy in zip(sources, copied)]
         pairs = [(moved[n], sources[n]) for n, copy in enumerate(copied) if copy]
         link.copy(pairs)
     for old, new in zip(tensors, moved):
         if old.requires_grad and not new.requires_grad:
             new.requires_grad_()
-    return _Sent(rebuild(value, iter(moved)), moved, [source for _, source in pairs], link.mark())
+    return _Sent(rebuild(value, iter(moved)), made, [source for _, source in pairs], link.mark())
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from tdmap.hidden import HIDDEN
 from tdmap.job import Job
 from tdmap.norows import result_of_no_rows
 from tdmap.reducers import Reducer
-from tdmap.resume import IN_PLACE, MAP, REDUCE, Resume, Run, files_of, folder_of, open_run
+from tdmap.resume import IN_PLACE, MAP, REDUCE, Resume, Run, can_begin_anew, files_of, folder_of, open_run
 from tdmap.runtime.driver import CommitLog
 from tdmap.sinks import Fold, Folder, InPlace, Preallocated, Sink
 from tdmap.sinks.folder import check_for_folder, returned_none
@@ -57,8 +57,8 @@ def _execute_nothing(store: OutputFolder, job: Job, sink: Sink, log: CommitLog |
 
 
 def _resume_to_folder(job: Job, store: OutputFolder, execute: Execute, resume: Resume) -> Data:
-    if store.load() is None and store.has_journal:  # nothing was begun, or somebody removed it
-        store.begin_anew()
+    if store.load() is None and store.has_journal and can_begin_anew(store.hidden / "journal", MAP):
+        store.begin_anew()  # nothing was begun, or somebody removed it
     with open_run(store.hidden, job, MAP, [], resume) as run:
         if run.is_complete:
             return store.publish()
@@ -82,7 +82,7 @@ def map_to_files(job: Job, out: Data, execute: Execute, resume: Resume = True) -
         ValueError: `out` does not lie in a folder of its own.
         ResumeMismatch: the folder holds another run.
     """
-    folder = _folder(out, "out")
+    folder = own_folder(out, "out")
     with locked(folder, f"map({job.name})"), open_run(folder / HIDDEN, job, MAP, files_of(out), resume) as run:
         if not run.is_complete:
             _expect_objects(run, out)
@@ -108,7 +108,7 @@ def map_in_place(job: Job, execute: Execute, resume: Resume = True) -> Data:
             f"{type(data).__name__} do not have the rows along one dimension. Run out of place (out='folder'), or in "
             "place without resume=True; or save a dense copy: data.contiguous().memmap(folder)."
         )
-    folder, call = _folder(data, "data"), f"map({job.name}) in place"
+    folder, call = own_folder(data, "data"), f"map({job.name}) in place"
     with locked(folder, call), open_run(folder / HIDDEN, job, IN_PLACE, files_of(data), resume) as run:
         if not run.is_complete:
             _expect_objects(run, data)
@@ -147,7 +147,8 @@ def fold_resumable(job: Job, folder: str | os.PathLike[str], reducer: Reducer[An
     return sink.result()
 
 
-def _folder(data: Data, name: str) -> Path:
+def own_folder(data: Data, name: str) -> Path:
+    """The folder of a dataset that is mapped whole; ValueError when it has none."""
     folder = folder_of(data)
     if folder is None:
         raise ValueError(

@@ -42,6 +42,7 @@ from tdmap.job import Job
 from tdmap.journal import Journal
 from tdmap.objectlog import ObjectLog
 from tdmap.plan import ChunkPlan
+from tdmap.ranges import subtract_ranges
 from tdmap.runtime.ledger import Ledger
 from tdmap.runtime.skipfile import SkipFile
 from tdmap.runtime.skiplog import SkipLog
@@ -151,6 +152,8 @@ class Run:
         ledger: of an in-place run.
         skips: the rows that all its sessions have skipped.
         objects: entries of results that are no tensors, until the run is over.
+        by_ranks: several programs do it, each a part.
+        elsewhere: chunks that the others do.
     """
 
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
@@ -164,6 +167,8 @@ class Run:
         self.journal: Journal | None = None
         self.skips = SkipFile(folder)
         self.objects = ObjectLog(folder)
+        self.by_ranks = False
+        self.elsewhere: list[tuple[int, int]] = []
 
     def add(self, start: int, stop: int) -> None:
         assert self.journal is not None
@@ -223,7 +228,7 @@ def open_run(folder: Path, job: Job, kind: str, files: list[str], resume: Resume
     """
     run = Run(folder, identify(job, kind))
     boot = None if resume == TRUST else journals.boot_number()
-    contents, torn = _contents_for(run, job, kind, resume, boot)
+    contents, torn = contents_for(run, job, kind, resume, boot)
     if contents is not None and not run.is_complete:
         run.is_complete = contents.is_complete(boot)
     if run.is_complete:
@@ -238,7 +243,7 @@ def open_run(folder: Path, job: Job, kind: str, files: list[str], resume: Resume
     if kind != REDUCE:  # the states of a reduction say which of its chunks are done
         run.skips.load(run.committed)
     run.journal = Journal(folder / "journal", contents, files)
-    for start, stop in journals.subtract_ranges(run.committed, contents.ranges(boot)):
+    for start, stop in subtract_ranges(run.committed, contents.ranges(boot)):
         run.journal.add(start, stop)  # workers had noted them, and the driver was killed before it heard
     try:
         yield run
@@ -249,7 +254,7 @@ def open_run(folder: Path, job: Job, kind: str, files: list[str], resume: Resume
         run.journal.close()
 
 
-def _contents_for(
+def contents_for(
     run: Run, job: Job, kind: str, resume: Resume, boot: int | None
 ) -> tuple[journals.Contents | None, bool]:
     """The journal of this run, a new one if there was none; and whether the machine went down in the middle of it."""
@@ -273,11 +278,20 @@ def _contents_for(
         run.skips.forget()
         run.objects.forget()
         # Rows that are changed in place, and no header to say so, would be changed twice.
-        journals.create(path, {**header, "command": COMMAND.get()}, durable=kind == IN_PLACE)
+        header |= {"command": COMMAND.get()} | ({"ranks": True} if run.by_ranks else {})
+        journals.create(path, header, durable=kind == IN_PLACE)
         contents = journals.read(path)
         if kind == IN_PLACE:
             Ledger(run.folder, job.source.data, job.plan).forget()
     return contents, torn
+
+
+def can_begin_anew(journal: Path, kind: str) -> bool:
+    """Whether a journal whose results are gone is of a run of this kind, which nobody shares, or cannot be read."""
+    contents = journals.read(journal)
+    if contents is None:
+        return True
+    return check_identity(contents, journal)["kind"] == kind and not contents.header.get("ranks")
 
 
 def check_identity(contents: journals.Contents, path: Path) -> dict[str, Any]:
@@ -303,8 +317,16 @@ def _is_plan(description: dict[str, Any]) -> bool:
     return all(type(number) is int and 0 <= number < 1 << 62 for number in (rows, size))
 
 
-def _check(run: Run, contents: journals.Contents) -> None:
+def _changes(run: Run, contents: journals.Contents) -> list[str]:
     changes = differences(contents.header["identity"], run.identity)
+    if bool(contents.header.get("ranks")) is not run.by_ranks and not contents.is_complete():
+        who = ("one program", "ranks (shard=)")
+        changes.append(f"it was a run of {who[not run.by_ranks]}, and is one of {who[run.by_ranks]}")
+    return changes
+
+
+def _check(run: Run, contents: journals.Contents) -> None:
+    changes = _changes(run, contents)
     if changes:
         over = contents.is_complete()
         _refuse(
@@ -319,8 +341,9 @@ def _check(run: Run, contents: journals.Contents) -> None:
 def _check_in_place(run: Run, contents: journals.Contents | None, torn: bool) -> journals.Contents | None:
     """The journal of an unfinished run that is this one; None when there is none."""
     if contents is not None and (torn or not contents.is_complete()):
-        changes = differences(contents.header["identity"], run.identity)
-        if changes and any(r.type is journals.Type.RANGE for r in contents.records):
+        changes = _changes(run, contents)
+        begun = any(r.type is journals.Type.RANGE for r in contents.records) or contents.header.get("ranks")
+        if changes and begun:
             _refuse(
                 run,
                 changes,

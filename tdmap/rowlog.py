@@ -27,10 +27,10 @@ from tdmap._warn import warn_user
 from tdmap.errors import SerializationError
 from tdmap.hidden import exists, naming, open_file, read, remove, remove_tree
 from tdmap.job import Job
-from tdmap.journal import merge_ranges
 from tdmap.placing import Output
 from tdmap.plaindata import dump, load, modules_of
-from tdmap.resume import Run, check_identity, files_of, open_run
+from tdmap.ranges import merge_ranges
+from tdmap.resume import Run, can_begin_anew, check_identity, files_of, open_run
 from tdmap.runtime.resources import available_memory
 from tdmap.runtime.skipfile import SkipFile
 from tdmap.schema import Schema
@@ -75,7 +75,8 @@ def open_output_run(output: Output, job: Job, kind: str, file: str, make: Callab
         path = store.hidden / file
         if store.has_journal and not exists(path):
             if not store.is_whole:
-                remove(store.hidden / "journal")  # somebody has removed what it was about
+                if can_begin_anew(store.hidden / "journal", kind):
+                    remove(store.hidden / "journal")  # somebody has removed what it was about
             elif _was_lost(store.hidden / "journal", kind):
                 make(path)
         if not store.has_journal:
@@ -137,6 +138,7 @@ class PieceLog:
         self.pieces = pieces
         self._path = run.folder / PIECES
         self._warned = False
+        self.elsewhere: list[tuple[int, int]] = []
         self._pending: list[tuple[int, int]] = []
         self._next = time.monotonic() + SECONDS
         self._modules = modules_of(fn)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -43,6 +44,49 @@ def seed_everything(value: int) -> None:
     torch.default_generator.manual_seed(value)
     np.random.seed(value & 0xFFFFFFFF)
     random.seed(value)
+
+
+def generator_of(device: torch.device) -> torch.Generator | None:
+    """torch's own random stream of a device that is in use here; None for the CPU, and for devices without one."""
+    if device.type in ("cuda", "xpu"):
+        own: tuple[torch.Generator, ...] = torch.get_device_module(device).default_generators
+        return own[device.index or 0] if own else None
+    if device.type == "mps":
+        generator: torch.Generator = torch.mps._get_default_mps_generator()
+        return generator
+    return None
+
+
+class ChunkStreams:
+    """The random streams that the function of a loop draws from, started anew for each chunk.
+
+    Args:
+        seed: of the job; None: streams are left alone.
+        devices: where the function draws random numbers, beside the CPU.
+    """
+
+    def __init__(self, seed: int | None, devices: Iterable[torch.device] = ()) -> None:
+        self.seed = seed
+        found = [] if seed is None else [generator_of(device) for device in devices]
+        self._generators = [generator for generator in found if generator is not None]
+        self._before: list[torch.Tensor] = []
+
+    def start(self, row: int) -> None:
+        """A chunk begins at `row`."""
+        if self.seed is None:
+            return
+        value = derive(self.seed, row)
+        seed_everything(value)
+        if self._generators and not self._before:
+            self._before = [generator.get_state() for generator in self._generators]
+        for generator in self._generators:
+            generator.manual_seed(value)
+
+    def end(self) -> None:
+        """Put the devices' streams back; those of the CPU are the business of whoever shares them with a caller."""
+        for generator, state in zip(self._generators, self._before):
+            generator.set_state(state)
+        self._before = []
 
 
 def base_seed(seed: int | None, generator: torch.Generator | None) -> int | None:

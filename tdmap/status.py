@@ -14,6 +14,8 @@ from tdmap.folderlock import Holder, Somebody, holder_of
 from tdmap.hidden import HIDDEN, SMALL, lines, printable
 from tdmap.journal import Type
 from tdmap.plan import ChunkPlan
+from tdmap.ranges import merge_ranges
+from tdmap.ranks.folder import RankFolder
 from tdmap.resume import AFTER_CRASH, IN_PLACE, check_identity, plan_of
 from tdmap.rowerrors import RowError
 from tdmap.runtime import skipfile
@@ -57,6 +59,8 @@ class Status:
     """The first of them: row, type and message of its exception."""
     writer: dict[str, Any] | None = None
     """Who writes there at this moment: pid, host, since, call and program, as far as that is known."""
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    """Of a run that ranks share, until all of them are done: rank, world_size and state of each that has begun."""
     torn: bool = False
     """The machine went down while rows were changed in place, and nobody knows which changes reached the disk."""
 
@@ -86,15 +90,24 @@ def read_status(path: str | os.PathLike[str]) -> Status | None:
     plan = plan_of(identity["plan"], contents)
     rate, seconds, sessions = _rate(contents, plan)
     skipped = row_errors(skipfile.read(folder / skipfile.NAME, own=False))
-    complete, writer = contents.is_complete(), holder_of(Path(path))
-    if isinstance(writer, Holder) and writer.process.is_alive is False:
-        writer = None  # killed; its workers are about to vanish
+    complete, writer, done = contents.is_complete(), _writer_of(Path(path)), contents.ranges()
+    ranks = []
+    if contents.header.get("ranks") and not complete:
+        for rank, home in RankFolder(path).homes():
+            own = journal.read(home / HIDDEN / "journal", own=False)
+            if own is None:
+                continue
+            done = merge_ranges([*done, *own.ranges()])
+            at_work = _writer_of(home)
+            writer = writer or at_work
+            state = "complete" if own.is_complete() else "interrupted" if at_work is None else "running"
+            ranks.append({"rank": rank.rank, "world_size": rank.world_size, "state": state})
     return Status(
         name=printable(identity["name"]),
         kind=printable(identity["kind"]),
         state="complete" if complete else "interrupted" if writer is None else "running",
         rows=plan.length,
-        rows_done=plan.length if complete else sum(plan.count(*span) for span in contents.ranges()),
+        rows_done=plan.length if complete else sum(plan.count(*span) for span in done),
         rows_per_second=rate,
         seconds=seconds,
         sessions=sessions,
@@ -105,6 +118,7 @@ def read_status(path: str | os.PathLike[str]) -> Status | None:
         writer=_describe_writer(writer),
         skipped_rows=len(skipped),
         skipped=[_row(bad) for bad in skipped[:SKIPPED_SHOWN]],
+        ranks=ranks,
         torn=identity["kind"] == IN_PLACE and not contents.is_settled(journal.boot_number()),
     )
 
@@ -123,6 +137,13 @@ def _rate(contents: journal.Contents, plan: ChunkPlan) -> tuple[float | None, fl
         return None, seconds, len(last)
     session = max(rows)
     return rows[session] / max(last[session] / 1000, 1e-3), seconds, len(last)
+
+
+def _writer_of(folder: Path) -> Holder | Somebody | None:
+    writer = holder_of(folder)
+    if isinstance(writer, Holder) and writer.process.is_alive is False:
+        return None  # killed; its workers are about to vanish
+    return writer
 
 
 def _describe_writer(writer: Holder | Somebody | None) -> dict[str, Any] | None:

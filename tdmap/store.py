@@ -89,7 +89,7 @@ class OutputFolder:
                 yield
             return
         with self._refusing_writers():  # before anything is made
-            self._require_free(source, resume)
+            self.require_free(source, resume)
         with locked(self.path, call) as lock:
             self._lock = lock
             try:
@@ -128,7 +128,7 @@ class OutputFolder:
         """Refuse what is in the way, and remove what a killed run has left."""
         if self._can_be_finished and not self._goes_on(resume):
             self._move()  # it was killed in its last moment
-        self._require_free(source, resume)
+        self.require_free(source, resume)
         if not self._goes_on(resume):
             self._discard()
 
@@ -160,7 +160,7 @@ class OutputFolder:
             FileExistsError: there is something else.
         """
         hidden.remove(self.hidden / "journal")
-        self._require_free(None, False)
+        self.require_free(None, False)
         self._discard()
 
     @property
@@ -176,7 +176,7 @@ class OutputFolder:
     def _goes_on(self, resume: bool) -> bool:
         return resume and self.has_journal
 
-    def _require_free(self, source: Path | None, resume: bool) -> None:
+    def require_free(self, source: Path | None, resume: bool) -> None:
         """Raise FileExistsError unless a new dataset can be put here, or an unfinished run gone on with."""
         if source is not None and source == self.path:
             raise FileExistsError(f"{self.path} is the folder of the data: to change it in place, pass out=data.")

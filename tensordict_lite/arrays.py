@@ -14,6 +14,7 @@ import torch
 __all__ = ["column_of"]
 
 _LIBRARIES = frozenset(("pandas", "pyarrow", "polars"))
+_PLAIN = frozenset((str, int, float, bool, bytes, dict, list, tuple, type(None)))
 
 
 def column_of(item: Any, batch_size: torch.Size, device: Any = None) -> Any:
@@ -45,8 +46,12 @@ def column_of(item: Any, batch_size: torch.Size, device: Any = None) -> Any:
 
 def _array_of(item: Any, rows: int) -> np.ndarray | None:  # type: ignore[type-arg]
     """A column of another library as an array, missing values as None; ``None`` for anything else."""
-    module = type(item).__module__.partition(".")[0]
-    if module not in _LIBRARIES or not hasattr(item, "__len__") or getattr(item, "ndim", 1) != 1 or len(item) != rows:
+    # torch.compile traces no method of the name of a module, and columns of these libraries even less.
+    if type(item) in _PLAIN or torch.compiler.is_compiling():
+        return None
+    if type(item).__module__.partition(".")[0] not in _LIBRARIES:
+        return None
+    if not hasattr(item, "__len__") or getattr(item, "ndim", 1) != 1 or len(item) != rows:
         return None
     if hasattr(item, "to_pylist"):  # Arrow
         values = item.to_pylist()

@@ -68,6 +68,8 @@ class TensorCollection(Families):
         "_source",
     )
 
+    _kind_name = "tensordict"
+    """What error messages call it."""
     _source: Any
     _batch_size: torch.Size
     _device: torch.device | None
@@ -207,8 +209,8 @@ class TensorCollection(Families):
     @device.setter
     def device(self, value: Any) -> None:
         raise RuntimeError(
-            "the device of a tensordict cannot be assigned: use td.to(device) for a copy there, or "
-            "td.clear_device_() to drop the rule"
+            f"device cannot be set using {self._kind_name}.device = device: use to(device) for a copy there, or "
+            "clear_device_() to drop the rule"
         )
 
     @property
@@ -244,7 +246,7 @@ class TensorCollection(Families):
 
     def __bool__(self) -> bool:
         raise RuntimeError(
-            f"converting a {type(self).__name__} to a bool is ambiguous. Use td.is_empty() to test for entries, "
+            f"Converting a {self._kind_name} to boolean value is not permitted. Use td.is_empty() to test for entries, "
             "or (a == b).all() / .any() to reduce a comparison."
         )
 

@@ -126,16 +126,24 @@ def build_source(new: TensorCollection, source: Mapping[Any, Any], non_blocking:
     # A tensor that needs no more than its shape checked; every other value takes the long way.
     plain = Tensor if new._device is None else None
     rows = size[0] if dims == 1 else None  # one batch dimension, the usual case, compares two ints
+    fitting: Any = None  # the last shape that fitted: with several dimensions it is dearer to cut one than to compare
     for key, item in source.items():
         if type(key) is not str:
             new.set(key, item, non_blocking=non_blocking)
             continue
         try:
-            if type(item) is plain and (
-                not dims or ((shape := item.shape) and shape[0] == rows) or (dims > 1 and item.shape[:dims] == size)
-            ):
-                entries[key] = item
-                continue
+            if type(item) is plain:
+                if not dims:
+                    entries[key] = item
+                    continue
+                shape = item.shape
+                if shape == fitting or (shape and shape[0] == rows):
+                    entries[key] = item
+                    continue
+                if rows is None and shape[:dims] == size:
+                    fitting = shape
+                    entries[key] = item
+                    continue
         except RuntimeError:  # a strided nested tensor has no shape
             pass
         entries[key] = new._fit(item, key, non_blocking)

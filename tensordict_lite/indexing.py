@@ -16,6 +16,8 @@ from torch import Tensor
 __all__ = ["index_batch_size", "index_names", "normalise_index", "rows_mismatch"]
 
 _FULL = slice(None)
+_BASIC = (int, slice, type(None))
+_PLAIN = frozenset((int, slice))
 
 
 def _rows_of(part: Any) -> Tensor:
@@ -90,6 +92,8 @@ def normalise_index(index: Any, batch_dims: int) -> Any:
         if used > batch_dims:
             raise _too_many(used, batch_dims)
         return part
+    if len(index) <= batch_dims and _PLAIN.issuperset(map(type, index)):
+        return index
     parts = [_as_index_part(part) for part in index]
     used = sum(_consumed(part) for part in parts if part is not Ellipsis)
     if used > batch_dims:
@@ -126,11 +130,29 @@ def index_batch_size(batch_size: torch.Size, index: Any) -> torch.Size:
         return batch_size[1:]
     if cls is slice and (index.step is None or index.step > 0) and not torch.compiler.is_compiling():
         return torch.Size((len(range(*index.indices(batch_size[0]))), *batch_size[1:]))
+    if cls is tuple and _PLAIN.issuperset(map(type, index)) and not torch.compiler.is_compiling():
+        size = _basic_size(batch_size, index)
+        if size is not None:
+            return size
     # Advanced indexing has torch's own rules (broadcasting, dimensions that move to the front). A
     # stride-0 view of one byte answers exactly as a tensor of that shape would.
     device = _index_device(index)
     probe = torch.empty((), dtype=torch.bool, device=device).expand(batch_size)
     return probe[index].shape
+
+
+def _basic_size(batch_size: torch.Size, index: tuple[Any, ...]) -> torch.Size | None:
+    """Batch size after ints and slices; ``None`` where torch is to say what is wrong with them."""
+    sizes = []
+    for part, length in zip(index, batch_size):
+        if type(part) is int:
+            if not -length <= part < length:
+                return None
+        elif part.step is None or part.step > 0:
+            sizes.append(len(range(*part.indices(length))))
+        else:
+            return None
+    return torch.Size((*sizes, *batch_size[len(index) :]))
 
 
 def rows_mismatch(rows: torch.Size, source: torch.Size, batch_size: torch.Size, index: Any) -> RuntimeError:

@@ -130,7 +130,10 @@ def require_path(key: Any) -> tuple[str, ...]:
 
 
 def _not_a_key(key: Any) -> str:
-    return f"a key must be a string or a non-empty, possibly nested tuple of strings; got {key!r}"
+    return (
+        "Only NestedKeys are supported: a key must be a string or a non-empty, possibly nested tuple of strings; got "
+        f"{key!r}"
+    )
 
 
 def missing_key_error(key: Any, available: Sequence[Any], owner: str = "TensorDict") -> KeyError:

@@ -217,7 +217,10 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
 
     def _check_member(self, value: Any) -> Any:
         if not isinstance(value, TensorCollection):
-            raise TypeError(f"a member of a lazy stack is a tensor collection, got a {type(value).__name__}")
+            raise TypeError(
+                f"Expected new value to be TensorDictBase instance but got {type(value)} instead: the members of a "
+                "lazy stack are tensor collections"
+            )
         if self._source:
             size = self._member_batch_size()
             if value._batch_size != size and not (-1 in size and len(value._batch_size) == len(size)):
@@ -366,7 +369,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
             key: string or (nested) tuple of strings that every member has.
             default: returned when one of them does not. Without it a missing key gives ``None``, or KeyError
                 under ``set_get_defaults_to_none(False)``.
-            as_list: the tensors of the members, as a list.
+            as_list: the tensors of the members, as a list; a list a stack where stacks hold stacks.
             as_nested_tensor: a nested tensor of them, members first; ``layout`` is ``torch.jagged`` or
                 ``torch.strided`` (default: the first that can hold them).
             as_padded_tensor: one tensor, members first, the shorter ones filled with ``padding_value`` at the
@@ -386,16 +389,16 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
             path = require_path(key)
         try:
             if as_list or as_nested_tensor or as_padded_tensor:
-                values = self._member_values(path)
-                if isinstance(values, list):
-                    from tensordict_lite.lazystack_ragged import nested, padded
+                from tensordict_lite.lazystack_ragged import member_tensors, nested, padded
 
-                    if as_list:
-                        return values
-                    if as_nested_tensor:
-                        return nested(values, layout)
-                    return padded(values, padding_side, padding_value, key)
-                return values
+                values = member_tensors(self, path)
+                if values is None:  # no tensors: a lazy stack as it is
+                    return public(self._get_path_slowly(path))
+                if as_list:
+                    return values
+                if as_nested_tensor:
+                    return nested(values, layout)
+                return padded(values, padding_side, padding_value, key)
             return public(self._get_path_slowly(path))
         except KeyError:
             if default is not MISSING:
@@ -403,16 +406,6 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
             if settings.get_defaults_to_none:
                 return None
             raise missing_key_error(path, self._key_list(), type(self).__name__) from None
-
-    def _member_values(self, path: tuple[str, ...]) -> Any:
-        """The tensors of the members at a path as a list, or the lazy stack that is there."""
-        node: Any = self
-        for part in path[:-1]:
-            node = node._get_str(part)
-        if not isinstance(node, LazyStackedTensorDict):
-            return node._get_str(path[-1])
-        values = node._column(path[-1])
-        return values if isinstance(values[0], Tensor) else node._stack_column(values, path[-1])
 
     def get_nestedtensor(self, key: Any, default: Any = MISSING, *, layout: torch.layout | None = None) -> Any:
         """Deprecated: the entries of the members as a nested tensor, as ``get(key, as_nested_tensor=True)``.
@@ -439,6 +432,8 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         return self.get(key, as_nested_tensor=True, layout=layout or torch.strided)
 
     def __contains__(self, key: Any) -> bool:
+        if isinstance(key, TensorCollection):
+            return any(member is key for member in self._source)
         if isinstance(key, tuple) and not path_of(key):
             return TensorCollection.__contains__(self, key)
         return bool(self._source) and all(key in member for member in self._source)
@@ -551,7 +546,7 @@ def member_columns(items: Sequence[Any]) -> tuple[Any, Iterable[Any]]:
     for item in items:
         if len(item._batch_size) != len(model._batch_size) or item._batch_size[at] != len(model._source):
             raise RuntimeError(
-                "stacking tensordicts requires them to have congruent batch sizes, got "
-                f"{list(item._batch_size)} and {list(model._batch_size)}"
+                "stacking tensordicts requires them to have congruent batch sizes, and lazy stacks the same number of "
+                f"stacked tensordicts, got {list(item._batch_size)} and {list(model._batch_size)}"
             )
     return model, [list(column) for column in zip(*(item.unbind(at) for item in items))]

@@ -123,7 +123,7 @@ def _expand(index: Any, batch_size: torch.Size) -> list[Any]:
         if part is True:
             part = None
         elif part is False:
-            raise IndexError("False is an index of a lazy stack alone only: use an empty slice")
+            raise _NoRows("False cannot be combined with tensors in an index of a lazy stack: use an empty slice")
         if part is not None:
             used += 1
         parts.append(part)
@@ -156,6 +156,14 @@ def _simple(rest: tuple[Any, ...]) -> Any:
     return rest[0] if len(rest) == 1 else rest
 
 
+class _NoRows(IndexError):
+    """One part of an index is ``False``: it stands for a new dimension of size 0."""
+
+
+def _is_false(part: Any) -> bool:
+    return part is False or (isinstance(part, Tensor) and not part.ndim and part.dtype in _MASKS and not part)
+
+
 class LazyIndexOps:
     """Reading and writing rows of a lazy stack."""
 
@@ -176,7 +184,10 @@ class LazyIndexOps:
         if index is False:
             return self._index(None)._index(slice(0, 0))
         members = self._source
-        plan = plan_index(index, self._batch_size, self._stack_dim)
+        try:
+            plan = plan_index(index, self._batch_size, self._stack_dim)
+        except _NoRows:
+            return self._without_rows(index)
         if plan.kind == "one":
             member = members[plan.members]
             if _is_trivial(plan.rest):
@@ -192,6 +203,20 @@ class LazyIndexOps:
         if self._names is not None and isinstance(out, LazyIndexOps):
             out._names = self._index_names(index, out.batch_dims)  # type: ignore[attr-defined]
         return out
+
+    def _without_rows(self, index: Any) -> Any:
+        """What an index with ``False`` gives: a new dimension in its place, without rows."""
+        parts = index if isinstance(index, tuple) else (index,)
+        if any(isinstance(part, Tensor) and part.ndim for part in parts):
+            plan_index(index, self._batch_size, self._stack_dim)  # says why not
+        first = next(at for at, part in enumerate(parts) if _is_false(part))
+        ahead = parts[:first]
+        behind = (
+            part for part in parts[first + 1 :] if part is not True and getattr(part, "dtype", None) not in _MASKS
+        )
+        parts = (*ahead, None, *(part for part in behind if part is not False))
+        at = sum(not isinstance(part, int) for part in ahead)
+        return self._index(parts)._index((*[_FULL] * at, slice(0, 0)))
 
     def _index_many(self, plan: Plan, index: Any) -> Any:
         members = self._source
@@ -256,7 +281,10 @@ class LazyIndexOps:
         """Writes rows: a collection of the shape of the rows, a scalar, or a tensor for every entry."""
         if index is False:  # no row at all
             return
-        plan = plan_index(index, self._batch_size, self._stack_dim)
+        try:
+            plan = plan_index(index, self._batch_size, self._stack_dim)
+        except _NoRows:
+            return
         known = -1 not in self._batch_size
         size = index_batch_size(self._batch_size, index) if known else None
         if isinstance(value, (dict, Mapping)) and not isinstance(value, TensorCollection):

@@ -8,12 +8,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["nested", "padded"]
+__all__ = ["member_tensors", "nested", "padded"]
 
 
-def nested(values: Sequence[Tensor], layout: torch.layout | None = None) -> Tensor:
+def member_tensors(node: Any, path: tuple[str, ...]) -> Any:
+    """The tensors of the members at a path, a list for each stack on the way; ``None`` where no tensor stands there.
+
+    Raises:
+        KeyError: a member has no such entry.
+    """
+    if type(node._source) is list and not node._is_non_tensor:
+        values = [member_tensors(member, path) for member in node._source]
+        return None if any(value is None for value in values) else values
+    value = node._get_str(path[0])
+    if isinstance(value, Tensor):
+        if len(path) > 1:
+            raise KeyError(path)
+        return value
+    return member_tensors(value, path[1:]) if len(path) > 1 else None
+
+
+def nested(values: Sequence[Any], layout: torch.layout | None = None) -> Tensor:
     """A nested tensor of the given ones, jagged unless that layout cannot hold them or another one is asked for."""
     values = list(values)
+    if isinstance(values[0], list):
+        raise ValueError(
+            "a nested tensor holds one level of tensors, and the stack holds stacks: use as_list=True or "
+            "as_padded_tensor=True"
+        )
     if layout is None:
         try:
             return torch.nested.nested_tensor(values, layout=torch.jagged)
@@ -22,8 +44,10 @@ def nested(values: Sequence[Tensor], layout: torch.layout | None = None) -> Tens
     return torch.nested.nested_tensor(values, layout=layout)
 
 
-def padded(values: Sequence[Tensor], side: str, value: float, key: Any) -> Tensor:
+def padded(values: Sequence[Any], side: str, value: float, key: Any) -> Tensor:
     """One tensor ``[len(values), *longest]``, the shorter ones filled with ``value`` at the ``side``.
+
+    Lists among the values are padded first.
 
     Raises:
         RuntimeError: the numbers of dimensions differ.
@@ -31,6 +55,7 @@ def padded(values: Sequence[Tensor], side: str, value: float, key: Any) -> Tenso
     """
     if side not in ("right", "left"):
         raise ValueError(f"padding_side is 'right' or 'left', got {side!r}")
+    values = [padded(item, side, value, key) if isinstance(item, list) else item for item in values]
     ndim = values[0].ndim
     if any(item.ndim != ndim for item in values):
         raise RuntimeError(

@@ -7,6 +7,7 @@ done on the dense form where there is one.
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -43,6 +44,7 @@ class LazyShapeOps:
         _batch_size: torch.Size
         _names: list[str | None] | None
         _lock: Any
+        _device: torch.device | None
         _restacked: Callable[..., Any]
         _index: Callable[..., Any]
 
@@ -174,10 +176,18 @@ class LazyShapeOps:
             if n == length and math.prod(new[:at]) == before and math.prod(new[at + 1 :]) == after:
                 inner = (*new[:at], *new[at + 1 :])
                 return self._restacked([getattr(member, method)(inner) for member in self._source], at)
-        if len(new) > 1 or not length or not before * after:
+        split = len(new) - len(old) + 1  # into that many dimensions, for members that keep their shape
+        if (
+            length
+            and split > 1
+            and (new[:stack_dim], new[stack_dim + split :]) == (old[:stack_dim], old[stack_dim + 1 :])
+        ):
+            return self._nest_rows(self._source, new[stack_dim : stack_dim + split], stack_dim)
+        # A view is made of rows of the members: what is written to a dense copy would not arrive in them.
+        if not length or not before * after or (len(new) > 1 and method != "view"):
             dense = self._dense_or_none()
             if dense is not None:
-                return getattr(dense, method)(tuple(new))
+                return dense.reshape(tuple(new))
         rows = self._rows_in_order(before)
         outer, inner = _split_shape(new, after, len(rows))
         if inner is None:
@@ -196,13 +206,13 @@ class LazyShapeOps:
         columns = [member.unbind(0) for member in flat]
         return [column[row] for row in range(before) for column in columns]
 
-    def _nest_rows(self, rows: list[Any], shape: Sequence[int]) -> Any:
+    def _nest_rows(self, rows: list[Any], shape: Sequence[int], at: int = 0) -> Any:
+        """Stacks of stacks of the rows, their dimensions at ``at``."""
         if len(shape) == 1:
-            return self._restacked(rows, 0)
+            return self._restacked(rows, at)
         step = len(rows) // shape[0] if shape[0] else 0
-        return self._restacked(
-            [self._nest_rows(rows[k * step : (k + 1) * step], shape[1:]) for k in range(shape[0])], 0
-        )
+        parts = [self._nest_rows(rows[k * step : (k + 1) * step], shape[1:], at) for k in range(shape[0])]
+        return self._restacked(parts, at)
 
     def _refuse_inplace(self, name: str, inplace: bool) -> None:
         if inplace:
@@ -282,6 +292,14 @@ class LazyShapeOps:
 
     def _cut(self, sizes: Sequence[int], dim: int) -> tuple[Any, ...]:
         """Consecutive parts of the given sizes."""
+        if dim == self._stack_dim:
+            members, size = self._source, self._batch_size
+            groups = [members[end - n : end] for n, end in zip(sizes, itertools.accumulate(sizes))]
+            if all(groups):
+                if -1 in size or self._lock is not None:
+                    return tuple([self._restacked(group, dim, self._names) for group in groups])
+                of, inner = type(self)._of, torch.Size((*size[:dim], *size[dim + 1 :]))  # type: ignore[attr-defined]
+                return tuple([of(group, dim, inner, self._device, self._names) for group in groups])
         stops, start = [], 0
         for n in sizes:
             stops.append((start, start + n))
@@ -294,7 +312,10 @@ class LazyShapeOps:
         dim = self._positive(dim)
         if isinstance(split_size, int) and split_size <= 0:
             raise ValueError(f"split: split_size must be positive, got {split_size}.")
-        probe = torch.empty((), dtype=torch.bool).expand(self._batch_size[dim])
+        total = self._batch_size[dim]
+        if isinstance(split_size, int) and total > 0:
+            return self._cut(_steps(total, split_size), dim)
+        probe = torch.empty((), dtype=torch.bool).expand(total)
         sizes = [len(part) for part in probe.split(split_size if isinstance(split_size, int) else list(split_size))]
         return self._cut(sizes, dim)
 
@@ -303,7 +324,10 @@ class LazyShapeOps:
         if not isinstance(chunks, int) or chunks <= 0:
             raise ValueError(f"chunks must be a strictly positive integer, got {chunks}.")
         dim = self._positive(dim)
-        probe = torch.empty((), dtype=torch.bool).expand(self._batch_size[dim])
+        total = self._batch_size[dim]
+        if total > 0:
+            return self._cut(_steps(total, -(-total // chunks)), dim)
+        probe = torch.empty((), dtype=torch.bool).expand(total)
         return self._cut([len(part) for part in probe.chunk(chunks)], dim)
 
     def tensor_split(self, indices_or_sections: Any, dim: int = 0) -> tuple[Any, ...]:
@@ -497,6 +521,11 @@ class LazyShapeOps:
             return padded  # type: ignore[no-any-return]
         self._source, self._batch_size = padded._source, padded._batch_size
         return self  # type: ignore[return-value]
+
+
+def _steps(total: int, step: int) -> list[int]:
+    """The sizes of consecutive parts of ``step`` rows, the last one shorter."""
+    return [min(step, total - start) for start in range(0, total, step)]
 
 
 def _blank(member: Any, count: int, value: float) -> list[Any]:

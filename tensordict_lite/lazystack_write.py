@@ -130,8 +130,8 @@ class LazyWriteOps:
         path = (key,) if type(key) is str else require_path(key)
         if path not in self:
             raise KeyError(
-                f"in-place writes need the key in every member of a lazy stack: {'.'.join(path)!r} is not in all of "
-                f"them, the common ones are {self._key_list()}"
+                "setting a value in-place on a stack of TensorDict needs the key in every member: "
+                f"{'.'.join(path)!r} is not in all of them, the common ones are {self._key_list()}"
             )
         for member, piece in zip(self._source, self._fitting_pieces(item, path, non_blocking)):
             member.set_(path, piece, non_blocking=non_blocking)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
-from tensordict_lite.errors import EntryKindError
+from tensordict_lite.errors import EntryKindError, InplaceWriteError
 from tensordict_lite.indexing import index_batch_size
 from tensordict_lite.lazystack_class import LazyStackedTensorDict
 from tensordict_lite.linkedlist import LinkedList
@@ -158,7 +159,20 @@ class NonTensorStack(LazyStackedTensorDict):
         return False
 
     def _like_rows(self, value: Any, size: torch.Size) -> Any:
+        """A plain object as non-tensor data of a batch size: a list row by row, where the rows hold no lists.
+
+        Raises:
+            InplaceWriteError: a list of another length than there are rows.
+        """
+        if isinstance(value, list) and size and len(value) != size[0] and not self._holds_lists():
+            raise InplaceWriteError(
+                f"a list of {len(value)} objects cannot be written into rows of batch size {list(size)} in place: give "
+                "one object a row, or one that is no list for all of them. set() replaces an entry."
+            )
         return rows_of(value, size, self._device)
+
+    def _holds_lists(self) -> bool:
+        return all(isinstance(item, (list, tuple, np.ndarray)) for item in _flat_payloads(self))
 
     def _densified(self) -> Any:
         return self
@@ -211,8 +225,7 @@ class NonTensorStack(LazyStackedTensorDict):
         if isinstance(value, TensorCollection) and not is_non_tensor(value):
             raise EntryKindError("", self, value)
         if not is_non_tensor(value):
-            size = index_batch_size(self._batch_size, index)
-            value = rows_of(value, size, self._device)
+            value = self._like_rows(value, index_batch_size(self._batch_size, index))
         super()._set_index(index, value)
         self._save()
 
@@ -231,7 +244,7 @@ class NonTensorStack(LazyStackedTensorDict):
         return self
 
     def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
-        self.update_(item if is_non_tensor(item) else rows_of(item, self._batch_size, self._device))
+        self.update_(item if is_non_tensor(item) else self._like_rows(item, self._batch_size))
         return self
 
     def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Any:

@@ -269,7 +269,11 @@ def _unflatten_lazy(values: Any, spec: LazySpec) -> Any:
     if typed is not None:
         members = [typed.from_tensordict(member) for member in dense.unbind(spec.stack_dim)]
         return spec.cls._of(members, spec.stack_dim, members[0]._batch_size, dense._device, dense._names)
-    return LazyStackedTensorDict(*dense.unbind(spec.stack_dim), stack_dim=spec.stack_dim)
+    at, size = spec.stack_dim, dense._batch_size
+    members = list(dense.unbind(at))
+    return LazyStackedTensorDict._of(
+        members, at, torch.Size((*size[:at], *size[at + 1 :])), dense._device, dense._names
+    )
 
 
 def _unflatten_params(values: Any, spec: NodeSpec) -> Any:

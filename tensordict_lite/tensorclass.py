@@ -29,7 +29,7 @@ from tensordict_lite.keys import require_path
 from tensordict_lite.metadata import MetaData
 from tensordict_lite.nontensor import NonTensorData, NonTensorDataBase, is_non_tensor
 from tensordict_lite.nontensor_stack import NonTensorStack
-from tensordict_lite.settings import MISSING
+from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.tensorclass_build import TensorClassMeta, build, registered_class
 from tensordict_lite.tensorclass_convert import TensorClassConversions, from_dataclass
 from tensordict_lite.tensorclass_fields import FLAGS, FieldSpec, Flags, unknown_field_error
@@ -99,6 +99,7 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
     """
 
     __slots__ = ()
+    _kind_name = "tensorclass"
     _flags = Flags()
     _field_specs: ClassVar[dict[str, FieldSpec]] = {}
     _cast_filter: ClassVar[Any] = None
@@ -182,6 +183,8 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
         return super()._fit(item, key, non_blocking)
 
     def _convert_plain(self, value: Any) -> Any:
+        if type(value) is list and not settings.list_to_stack:
+            return self._wrap(value)  # fields keep it as it is
         return super()._convert(value)
 
     def _set_field(self, name: str, value: Any) -> None:
@@ -328,7 +331,10 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
 
     def _set_index(self, index: Any, value: Any) -> None:
         if isinstance(value, TensorCollection) and type(value) is not type(self):
-            self._check_keys(value._key_list())
+            try:
+                self._check_keys(value._key_list())
+            except ValueError as err:
+                raise ValueError(f"__setitem__ is only allowed for same-class or compatible class: {err}") from None
         super()._set_index(index, value)
 
     # -- stacking ----------------------------------------------------------------------------------------
@@ -446,6 +452,7 @@ def _rebase(cls: Any, flags: dict[str, bool], kw_only: bool, cast_filter: Any) -
     if not isinstance(cls, type):
         raise TypeError(f"@tensorclass decorates a class, got {cls!r}")
     namespace = {k: v for k, v in cls.__dict__.items() if k not in ("__dict__", "__weakref__", "__slots__")}
+    namespace["__qualname__"] = cls.__qualname__  # a class within another is pickled under both names
     bases = (*(base for base in cls.__bases__ if base is not object), TensorClass)
     extra: dict[str, Any] = {"kw_only": kw_only, "cast_filter": cast_filter}
     new = TensorClassMeta(cls.__name__, bases, namespace, **flags, **extra)

@@ -35,6 +35,7 @@ from tensordict_lite.tensordict import normalise_device
 
 __all__ = ["TensorClassMeta", "build", "fill_slots", "registered_class"]
 
+_STORAGE = frozenset((*TensorCollection.__slots__, "_stack_dim"))
 # Not __module__: pickles by value find the globals of a function through the module that it names.
 _WRAPPED = ("__name__", "__qualname__", "__doc__", "__annotations__")
 _KNOWN: WeakValueDictionary[str, type] = WeakValueDictionary()
@@ -79,6 +80,7 @@ def build(
     custom_init = cls.__dict__.get("__init__")
     custom_init = getattr(custom_init, "_tensorclass_wraps", custom_init)
     _check_frozen(cls, options)
+    _guard_setattr(cls)
     dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
     fields = [field.name for field in dataclasses.fields(cls)]
     if not options.shadow:
@@ -131,6 +133,23 @@ def _inherited_field(cls: Any, name: str) -> Any:
     return None
 
 
+def _guard_setattr(cls: Any) -> None:
+    """Keeps the storage of instances from a ``__setattr__`` of the class: it sees fields and attributes only."""
+    own = cls.__dict__.get("__setattr__")
+    if own is None or hasattr(own, "_guards"):
+        return
+
+    @functools.wraps(own)
+    def guarded(self: Any, name: str, value: Any) -> None:
+        if name in _STORAGE:
+            object.__setattr__(self, name, value)
+        else:
+            own(self, name, value)
+
+    guarded._guards = own  # type: ignore[attr-defined]
+    cls.__setattr__ = guarded
+
+
 def _check_frozen(cls: Any, options: Flags) -> None:
     """Frozen and other classes do not mix along a line of inheritance, as with dataclasses."""
     for base in cls.__mro__[1:]:
@@ -152,7 +171,7 @@ def _check_reserved(cls: Any, own: Mapping[str, Any]) -> None:
     for field in own:
         if hasattr(root, field) and field not in _FREE_NAMES:
             raise AttributeError(
-                f"{cls.__qualname__}: the attribute name {field} can't be used for a field, as tensorclasses have a "
+                f"{cls.__qualname__}: Attribute name {field} can't be used with @tensorclass, as tensorclasses have a "
                 "member of that name. Rename it, or pass shadow=True to hide the member."
             )
 

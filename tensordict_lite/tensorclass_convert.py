@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -205,6 +205,28 @@ class TensorClassConversions(DenseCollection):
             return flat if isinstance(flat, TensorClassConversions) else type(self).from_tensordict(flat)
         return flat
 
+    def _stated(self) -> Iterable[tuple[str, Any]]:
+        return [(key, value) for key, value in super()._stated() if not getattr(value, "_is_non_tensor", False)]
+
+    def _level_metadata(self) -> dict[str, Any]:
+        entries = dict(self._entries())
+        held = {name: entries.get(name) for name in self._field_specs}
+        held = {name: value for name, value in held.items() if value is None or getattr(value, "_is_non_tensor", False)}
+        stacks = [name for name, value in held.items() if value is not None and type(value._source) is list]
+        objects = {
+            name: None if value is None else value.tolist() if name in stacks else value._as_value()
+            for name, value in held.items()
+        }
+        known = {**super()._level_metadata(), "_type": type(self).__qualname__, "_non_tensor": objects}
+        return {**known, "_stacks": stacks} if stacks else known
+
+    def _load_objects(self, objects: Mapping[str, Any], stacks: Sequence[str] = ()) -> None:
+        super()._load_objects({name: value for name, value in objects.items() if name in self._field_specs}, stacks)
+        entries = dict(self._entries())
+        for name, value in objects.items():
+            if value is None and entries.get(name) is not None:
+                setattr(self, name, None)
+
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, *args: Any, **kwargs: Any) -> Any:
         """Copies the values of a state dict into the fields, see :meth:`TensorDict.load_state_dict`.
 
@@ -213,6 +235,9 @@ class TensorClassConversions(DenseCollection):
         Raises:
             KeyError: a key of the state dict is not a field (with ``strict``).
         """
+        if "_tensordict" in state_dict and "_tensordict" not in self._field_specs:  # as versions before 0.2 wrote it
+            self._load_objects(state_dict.get("_non_tensordict") or {})
+            state_dict = state_dict["_tensordict"]
         for key in state_dict if strict else ():
             name = str(key).partition(".")[0]
             if name not in self._field_specs and not name.startswith("__"):

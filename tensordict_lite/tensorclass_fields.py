@@ -374,7 +374,11 @@ def compile_init(cls: type, specs: Mapping[str, FieldSpec], flags: Flags) -> Cal
     keyword += [f"{name}=None" for name in options]
     arguments = ", ".join(["self", *positional, *(["*", *keyword] if keyword else []), "**_td_unknown"])
     text = [f"def __init__({arguments}):", "    if _td_unknown: raise _unknown_field(_cls, next(iter(_td_unknown)))"]
-    text += _slot_lines(options) + [f"    {line}" for line in lines] + _field_lines(specs, flags)
+    text += _slot_lines(options) + [f"    {line}" for line in lines]
+    if hasattr(cls.__setattr__, "_guards") and not flags.frozen:  # a __setattr__ of the class sees every field
+        text += [f"    if {name} is not None: self.{name} = {name}" for name in specs]
+    else:
+        text += _field_lines(specs, flags)
     if getattr(cls, "__post_init__", None) is not None:
         text.append(f"    self.__post_init__({', '.join(init_vars)})")
     if flags.frozen:

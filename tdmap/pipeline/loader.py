@@ -11,13 +11,17 @@ import torch
 from tdmap.operation import hide_engine
 from tdmap.pipeline.planning import ENDLESS, Plan, with_chunks
 from tdmap.pipeline.rounds import Context, chunk_sizes
+from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import STAGES
 from tdmap.pipeline.streams import State, Stream, open_stream
+from tdmap.pipeline.torchloader import divided
 from tdmap.prefetch import prefetch_over
 from tdmap.runtime.device import open_link
 from tdmap.runtime.resources import one_thread
 
-VERSION = 2
+VERSION = 3
+
+NO_SHARE = Share()
 
 
 class PipelineIterator(Iterator[Any]):
@@ -46,11 +50,14 @@ class PipelineIterator(Iterator[Any]):
         description: str,
         device: torch.device | None = None,
         prefetch: int = 0,
-        every: tuple[int, int] = (0, 1),
+        share: Share = NO_SHARE,
         elements: int | None = None,
     ) -> None:
-        self._left = elements
+        self._used = 0
         self._all = elements
+        self._share = share
+        chunks, self._every = divided(plan, share)
+        context = context.sharing(chunks)
         # Positions are numbers of chunks, so what a chunk is goes with them.
         self._chunks = chunk_sizes(plan, context)
         self._plan = with_chunks(plan, iter(self._chunks))
@@ -58,7 +65,6 @@ class PipelineIterator(Iterator[Any]):
         self._description = description
         self._device = device
         self._prefetch = prefetch
-        self._every = every
         self._begin(None)
 
     def _begin(self, state: State | None) -> None:
@@ -94,8 +100,7 @@ class PipelineIterator(Iterator[Any]):
         except Exception as error:
             hide_engine(error)
             raise
-        if self._left is not None:
-            self._left -= 1
+        self._used += self._share.step
         if self._device is None:
             return element
         value, place = element
@@ -105,9 +110,9 @@ class PipelineIterator(Iterator[Any]):
 
     def __len__(self) -> int:
         """Elements that are left, where that is known."""
-        if self._left is None or self._left >= ENDLESS // 2:
+        if self._all is None or self._all >= ENDLESS // 2:
             raise TypeError("how many elements are left is not known before they are yielded: use pipeline.count().")
-        return max(self._left, 0)
+        return self._share.count(max(self._all - self._used, 0))
 
     def __bool__(self) -> bool:
         return True
@@ -131,10 +136,9 @@ class PipelineIterator(Iterator[Any]):
             "pipeline": self._description,
             "seed": self._context.seed,
             "epoch": self._context.epoch,
-            "every": list(self._every),
-            "share": list(self._context.share),
+            "share": [self._share.world_size, self._share.worker, self._share.workers],
             "chunks": list(self._chunks),
-            "yielded": 0 if self._all is None or self._left is None else self._all - self._left,
+            "used": self._used,
             "position": self._state(),
         }
 
@@ -142,12 +146,14 @@ class PipelineIterator(Iterator[Any]):
         """Go on where `state` was taken, with its seed, epoch and chunks, whatever this iterator has yielded so far.
 
         Args:
-            state: what `state_dict` gave, of an iterator of a pipeline with the same stages over as many rows.
+            state: what `state_dict` gave, of an iterator of a pipeline with the same stages over as many rows. Where
+                these end with `.shard()` after `.batch()`, of any rank: all ranks load the state of one, and there may
+                be more or fewer of them than there were.
 
         Raises:
             ValueError: it is of another pipeline, or no state at all; the iterator stays as it was.
         """
-        own, state = self.state_dict(), {"yielded": 0, **state}
+        own = self.state_dict()
         if state.get("version", VERSION) != VERSION:
             raise ValueError(f"the state has version {state['version']}, and this library reads {VERSION}.")
         missing = [key for key in own if key not in state]
@@ -157,8 +163,7 @@ class PipelineIterator(Iterator[Any]):
             raise ValueError(
                 f"the state is of another pipeline:\n  it was  {state['pipeline']}\n  this is {own['pipeline']}"
             )
-        if list(state["share"]) != own["share"] or list(state["every"]) != own["every"]:
-            raise ValueError("the state is of another worker of a DataLoader, or of another number of them.")
+        self._check_share(list(state["share"]))
         chunks = [int(size) for size in state["chunks"]]
         if len(chunks) != len(self._chunks):
             raise ValueError(
@@ -167,8 +172,19 @@ class PipelineIterator(Iterator[Any]):
         self.close()
         self._chunks, self._plan = chunks, with_chunks(self._plan, iter(chunks))
         self._context = self._context.starting(state["seed"], state["epoch"])
-        self._left = None if self._all is None else self._all - int(state.get("yielded", 0))
+        self._used = int(state["used"])
         self._begin(state["position"])
+
+    def _check_share(self, share: list[int]) -> None:
+        world_size, worker, workers = share
+        if (worker, workers) != (self._share.worker, self._share.workers):
+            raise ValueError("the state is of another worker of a DataLoader, or of another number of them.")
+        if world_size != self._share.world_size and workers > 1:
+            raise ValueError(
+                f"the state is of {world_size} ranks with {workers} workers of a DataLoader each, and there are "
+                f"{self._share.world_size} ranks: no worker knows how far the others are. Save the state of "
+                "pipeline.iter(num_workers=...), which any number of ranks goes on with."
+            )
 
 
 class _Carried:
@@ -187,19 +203,34 @@ def _placed(elements: Any, places: bool) -> Iterator[Any]:
 
 
 class _Batches(Iterator[Any]):
-    """Batches of a stream, or every so manieth of them."""
+    """Batches of a stream, or those of a share."""
 
-    def __init__(self, stream: Stream, every: tuple[int, int]) -> None:
+    def __init__(self, stream: Stream, share: Share) -> None:
         self._stream = stream
-        self._index, self._count = every
+        self._share = share
+        self._index, self._count = share.worker, share.workers
         self._number = 0
+        """Of rounds, which have an element for each rank."""
 
     def __next__(self) -> Any:
         while True:
-            piece = self._stream.next()
+            piece = self._stream.next() if self._share.world_size == 1 else self._round()
             self._number += 1
             if (self._number - 1) % self._count == self._index:
                 return piece
+
+    def _round(self) -> Any:
+        """The batch of this rank in the next round."""
+        there: list[Any] = []
+        while len(there) < self._share.world_size:
+            try:
+                there.append(self._stream.next())
+            except StopIteration:
+                break
+        own = self._share.of_round(len(there))
+        if own is None:
+            raise StopIteration
+        return there[own]
 
     def state(self) -> State:
         return {"number": self._number, "stream": self._stream.state()}
@@ -215,8 +246,8 @@ class _Batches(Iterator[Any]):
 class _Rows(_Batches):
     """Rows of a stream, without their dimension."""
 
-    def __init__(self, stream: Stream, every: tuple[int, int]) -> None:
-        super().__init__(stream, every)
+    def __init__(self, stream: Stream, share: Share) -> None:
+        super().__init__(stream, share)
         self._rows: list[Any] = []
         self._used = 0
         self._before: State = stream.state() if stream.positional else {}

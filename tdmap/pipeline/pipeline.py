@@ -24,6 +24,7 @@ from tdmap.pipeline.loader import PipelineIterator
 from tdmap.pipeline.planning import Head, Plan, extend, heads_of, leaf_row_bytes, start
 from tdmap.pipeline.rounds import Context
 from tdmap.pipeline.rows import Pending, View
+from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import (
     CALLING,
     SAME_ENTRIES,
@@ -45,7 +46,8 @@ from tdmap.pipeline.stages import (
     Unbatch,
     Zip,
 )
-from tdmap.pipeline.torchloader import for_loader, loader_share, worker_place
+from tdmap.pipeline.torchloader import for_loader, worker_place
+from tdmap.ranks.shard import ShardLike, rank_of
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.runtime.device import Device, resolve_device
 from tdmap.store import OutputFolder, destination
@@ -160,22 +162,39 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         """All but the first `n` rows; after `.batch`, batches."""
         return self._then(Skip(n))
 
-    def shard(self, index: int, count: int, even: str | None = None) -> Pipeline:
+    def shard(self, index: int | str, count: int | None = None, even: str | None = None) -> Pipeline:
         """One of `count` shares that together have every row once.
 
         Ranks that train together must all have as many batches, or the last ones wait for ever: `even` sees to that.
+        For them, write `.batch(n).shard("auto", even="drop")`, and last: each rank computes its own batches only, and
+        the `state_dict` of any rank is one that another number of ranks can go on with.
 
         Args:
-            index: which share, from 0.
-            count: how many there are.
+            index: which share, from 0; or `"auto"`: the rank that torchrun or `torch.distributed` gives this program.
+            count: how many there are; left out with `"auto"`.
             even: None: sizes may differ by one. `"drop"`: the last few rows belong to no share. `"pad"`: the first few
-                rows are in two shares. After `.batch`, the same of batches.
+                rows are in two shares. After `.batch`, or where counting has begun, the last few elements are dropped,
+                or given to several shares.
+
+        Raises:
+            ValueError: an argument is out of range; with `"auto"`, nothing tells the rank, or a shuffle has no `seed`.
 
         Shares are runs of consecutive rows of the source as long as these can be numbered (a filter may have come
         before: then each share filters its own rows). After `.batch`, or where counting has begun, a share is every
         `count`-th element.
         """
-        return self._then(Shard(index, count, even))
+        if count is None and isinstance(index, str):
+            index, count = rank_of(index) or (0, 1)
+            self._require_common_order(count)
+        return self._then(Shard(index, count, even))  # type: ignore[arg-type]
+
+    def _require_common_order(self, count: int) -> None:
+        """Raise ValueError where each of several ranks would put the rows into an order of its own."""
+        if count > 1 and any(isinstance(stage, Shuffle) and stage.drawn for stage in self._stages):
+            raise ValueError(
+                "each rank would draw another seed for .shuffle(), so that rows would be in several shares or in none: "
+                "write .shuffle(seed=...), the same on all ranks."
+            )
 
     def shuffle(self, seed: int | None = None, buffer: int | None = None) -> Pipeline:
         """Another order, and another one in each epoch.
@@ -190,7 +209,7 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
             buffer: shuffle rows as they come, with so many of them in memory; needed where rows cannot be numbered.
         """
         drawn = int(torch.empty((), dtype=torch.int64).random_()) if seed is None else seed
-        return self._then(Shuffle(drawn, buffer))
+        return self._then(Shuffle(drawn, buffer, drawn=seed is None))
 
     def repeat(self, n: int | None = None) -> Pipeline:
         """`n` epochs, or epochs without end. Each one has its own order and its own random streams."""
@@ -236,6 +255,8 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         prefetch: int | None = None,
         epoch: int | None = None,
         chunksize: int | None = None,
+        shard: ShardLike = None,
+        even: str | None = None,
         retries: int = 2,
         timeout: float | None = None,
         **options: Unpack[WorkerOptions],
@@ -248,6 +269,8 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
                 of small ones.
             epoch: number of the epoch: another one shuffles and augments differently. Default: that of `set_epoch`.
             chunksize: rows that a worker reads at once, where no batch decides. Default: from the bytes of a row.
+            shard: `(rank, world_size)` or `"auto"`: one of so many shares, as `.shard()` at the end of the chain.
+            even: as `.shard()`: `"drop"` or `"pad"` gives every rank as many elements.
             retries: how often a chunk runs again when its worker dies.
             timeout: seconds that a chunk may run.
             **options: about workers: `num_workers`, `executor`, `pool`... as `tdmap.map`.
@@ -255,6 +278,21 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         Returns:
             An iterator with `state_dict()` and `load_state_dict()`, and a length where it is known.
         """
+        rank = rank_of(shard)
+        if rank is None and even is not None:
+            raise ValueError("even= is about shares: pass shard=(rank, world_size) or shard='auto' with it.")
+        if rank is not None:
+            if isinstance(shard, str):
+                self._require_common_order(rank.world_size)
+            return self.shard(*rank, even=even).iter(
+                device=device,
+                prefetch=prefetch,
+                epoch=epoch,
+                chunksize=chunksize,
+                retries=retries,
+                timeout=timeout,
+                **options,
+            )
         epoch = self._epochs.number if epoch is None else epoch
         if prefetch is not None and (isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 1):
             raise ValueError(f"prefetch must be an integer of at least 1: got {prefetch!r}.")
@@ -266,8 +304,10 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
             target = None
         if target is not None and context.execution is not None:
             check_start_method(context.execution, target)
-        plan = self._opened(context)
-        return PipelineIterator(plan, context, self.describe(), target, min(prefetch or 2, 2), elements=plan.elements)
+        chain, share = self._without_share()
+        plan = chain._opened(context)
+        ahead = min(prefetch or 2, 2)
+        return PipelineIterator(plan, context, chain.describe(), target, ahead, share, plan.elements)
 
     def set_epoch(self, epoch: int) -> None:
         """Number the epoch that the next iteration has: another one shuffles and augments differently.
@@ -308,9 +348,9 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
             elements = self.iter()
         else:
             context = Context(None, self._used_seed, self._epochs.number)
-            plan = self._opened(context)
-            share, every = loader_share(plan, *place)
-            elements = PipelineIterator(plan, context.sharing(share), self.describe(), every=every)
+            chain, share = self._without_share()
+            share = share._replace(worker=place[0], workers=place[1])
+            elements = PipelineIterator(chain._opened(context), context, chain.describe(), share=share)
         return for_loader(elements, sys._getframe(1))  # type: ignore[no-any-return]
 
     @operation
@@ -453,6 +493,17 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         return self.svg
 
     # -- planning --------------------------------------------------------------------------------------
+
+    def _without_share(self) -> tuple[Pipeline, Share]:
+        """The chain without the share of batches that it ends with, if it does, and that share."""
+        last = self._stages[-1] if self._stages else None
+        if isinstance(last, Shard):
+            chain = object.__new__(type(self))
+            chain.__dict__.update(self.__dict__)
+            chain._stages = self._stages[:-1]
+            if chain._plan(Pipeline._pending).batched:
+                return chain, Share(last.index, last.count, last.even)
+        return self, Share()
 
     @property
     def _others(self) -> list[Pipeline]:

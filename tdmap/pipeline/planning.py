@@ -76,6 +76,11 @@ class Head:
         return all(isinstance(stage, (*ROW_WISE, Batch)) for stage in self.tail)
 
     @property
+    def chunks_hold(self) -> bool:
+        """Whether a chunk is a batch, and stays one."""
+        return self.batched and not any(isinstance(stage, (FlatMap, Unbatch)) for stage in self.tail)
+
+    @property
     def stages(self) -> tuple[Stage, ...]:
         """All that is done to a chunk."""
         return (*self.view.stages, *self.tail)

@@ -15,7 +15,8 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.pipeline.planning import ENDLESS, Both, Head, Local, Plan, leaf_row_bytes
 from tdmap.pipeline.rows import Joined, Picks, Table, View, Zipped, epoch_seed
-from tdmap.pipeline.stages import Batch
+from tdmap.pipeline.shares import Share
+from tdmap.pipeline.stages import Batch, Shard
 from tdmap.pipeline.work import Work
 from tdmap.plan import LEAD_ROWS, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
 from tdmap.runtime.cuts import Cuts
@@ -42,8 +43,8 @@ class Context:
     """Chunks that may be under way; None: see `default_ahead`."""
     chunksize: int | None = None
     """Rows of a chunk where no batch decides."""
-    share: tuple[int, int] = (0, 1)
-    """Only every so manieth chunk, beginning at one: the share of a worker of torch's DataLoader."""
+    share: Share = Share()
+    """Of the chunks: that of a rank, and of a worker of torch's DataLoader."""
     retries: int = 2
     timeout: float | None = None
     link: DeviceLink | None = None
@@ -80,7 +81,7 @@ class Context:
         """For many jobs over the same datasets."""
         return replace(self, shared={})
 
-    def sharing(self, share: tuple[int, int]) -> Context:
+    def sharing(self, share: Share) -> Context:
         """With a share of the chunks."""
         return replace(self, share=share)
 
@@ -263,7 +264,12 @@ def _window(table: Data, index: range) -> Data:
 
 
 def head_job(
-    rounds: Rounds, epoch: int, context: Context, then: Callable[[Any, int], Any] | None = None, empty: Any = None
+    rounds: Rounds,
+    epoch: int,
+    context: Context,
+    then: Callable[[Any, int], Any] | None = None,
+    empty: Any = None,
+    only: range | None = None,
 ) -> Job:
     """The job of one round.
 
@@ -271,15 +277,31 @@ def head_job(
         rounds: the chunks.
         epoch: which round.
         context: seed and policy.
+        only: of its chunks, numbered in the round.
         then: see `Work`.
         empty: see `Work`.
     """
     head = rounds.head
     source, plan = rounds.source(epoch, context)
+    if only is not None:
+        source, plan = _every(source, plan, only)
     number = context.epoch_of(epoch, head.epochs).epoch
     views = source.order is None and not isinstance(source.data, Table)
     order = ", ".join(map(str, head.view.picks)) + (f", epoch {number}" if number else "")
-    return Job(source, plan, Work(head.stages, views, order, then, empty), context.policy(number))
+    policy = context.policy(number)
+    for pick in head.view.picks:  # ranks that have rows of their own number them alike, and must not draw alike
+        if isinstance(pick, Shard) and pick.index and policy.seed is not None:
+            policy = replace(policy, seed=derive(policy.seed, (1 << 43) + pick.index) >> 1)
+    return Job(source, plan, Work(head.stages, views, order, then, empty), policy)
+
+
+def _every(source: Source, plan: ChunkPlan, only: range) -> tuple[Source, ChunkPlan]:
+    """Some chunks of a job, with the random streams that they have in the whole one."""
+    order = torch.arange(plan.length) if source.order is None else source.order
+    rows = torch.cat([order[slice(*plan.rows(chunk))] for chunk in only])
+    return Source(source.data, rows), replace(
+        plan, length=len(rows), origin=plan.original_row(only.start), stride=only.step * plan.stride
+    )
 
 
 def run_here(job: Job, chunks: Iterator[int]) -> Iterator[Any]:
@@ -289,7 +311,7 @@ def run_here(job: Job, chunks: Iterator[int]) -> Iterator[Any]:
     try:
         for chunk in chunks:
             (rows,) = reader.read(chunk, chunk + 1)
-            first = job.plan.first_row(chunk)
+            first = job.plan.original_row(chunk)
             with seeded(job.policy.seed, first):
                 value = job.fn(rows, first)  # type: ignore[call-arg]
             cuts.check()

@@ -312,4 +312,4 @@ def make_context(
     if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
         raise ValueError(f"epoch must be an integer of at least 0: got {epoch!r}.")
     policy_for(seed, None, retries, timeout)
-    return Context(Execution.of(**options), seed, epoch, prefetch, chunksize, (0, 1), retries, timeout)
+    return Context(Execution.of(**options), seed, epoch, prefetch, chunksize, retries=retries, timeout=timeout)

@@ -151,6 +151,8 @@ class Shuffle(Stage):
     name = "shuffle"
     seed: int
     buffer: int | None
+    drawn: bool = False
+    """Nobody has said which seed."""
 
     def __post_init__(self) -> None:
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):

@@ -95,40 +95,56 @@ class HeadStream(Stream):
     def __init__(self, head: Head, context: Context, batch: int | None) -> None:
         self._context = context
         self._rounds = Rounds(head, chunk_rows(head, context.chunksize, batch))
-        first, self._step = context.share
-        self._chunk = self._rounds.start + first
+        self._share = context.share
+        self._at = self._rounds.start
         self._values: Iterator[Any] | None = None
 
     def next(self) -> Any:
-        while self._chunk < self._rounds.stop:
+        while (chunk := self._share.element(self._at, self._rounds.stop)) is not None:
             if self._values is None:
-                self._values = self._run()
+                self._values = self._run(chunk)
             value = next(self._values, self)
             if value is self:  # this round is over
                 self._values = None
                 continue
-            self._chunk += self._step
+            self._at += self._share.step
             if value is not NOTHING:
                 return value
         raise StopIteration
 
-    def _run(self) -> Iterator[Any]:
-        """The rest of the round that the next chunk is in."""
-        rounds, context = self._rounds, self._context
-        epoch = rounds.epoch_of(self._chunk)
-        job = head_job(rounds, epoch, context)
-        start = self._chunk - rounds.first(epoch)
+    def _run(self, chunk: int) -> Iterator[Any]:
+        """The rest of the epoch that the next chunk is in, as far as this process has it."""
+        rounds, context, only = self._rounds, self._context, None
+        epoch = rounds.epoch_of(chunk)
+        start = chunk - rounds.first(epoch)
+        if self._share.step > 1:
+            only = self._own(chunk, epoch)
         if context.execution is None:
-            return run_here(job, iter(range(start, job.plan.num_chunks, self._step)))
+            job = head_job(rounds, epoch, context)
+            return run_here(job, iter(range(start, job.plan.num_chunks) if only is None else only))
+        job = head_job(rounds, epoch, context, only=only)
         ahead = context.prefetch or default_ahead(rounds.head, rounds.size, context.execution.workers)
-        return stream_values(job, context.execution, start, ahead, context.link)
+        return stream_values(job, context.execution, start if only is None else 0, ahead, context.link)
+
+    def _own(self, chunk: int, epoch: int) -> range:
+        """The chunks of this process from one on to the end of the epoch, numbered in it.
+
+        An element that fills up the last round is out of step, and comes by itself.
+        """
+        step, first = self._share.step, self._rounds.first(epoch)
+        stop = min(self._rounds.first(epoch + 1), self._rounds.stop)
+        count = -(-(stop - chunk) // step)
+        last = self._share.element(self._at + (count - 1) * step, self._rounds.stop)
+        if count > 1 and last != chunk + (count - 1) * step:
+            count -= 1
+        return range(chunk - first, chunk - first + count * step, step)
 
     def state(self) -> State:
-        return {"chunk": self._chunk}
+        return {"chunk": self._at}
 
     def load(self, state: State) -> None:
         self.close()
-        self._chunk = state["chunk"]
+        self._at = state["chunk"]
 
     def close(self) -> None:
         if self._values is not None:
@@ -286,14 +302,13 @@ class EvenStream(_Over):
     """Every so manieth element, as many of them for each share.
 
     Elements come in rounds, one for each share. What is left at the end makes no round: it is dropped, or the round is
-    filled up with the first elements once more.
+    filled up with the elements that it has, once more.
     """
 
     def __init__(self, below: Stream, stage: Shard, batched: bool) -> None:
         super().__init__(below, batched)
         self._stage = stage
         self._round: list[Any] = []
-        self._first: list[Any] = []
         self._over = False
 
     def next(self) -> Any:
@@ -304,27 +319,26 @@ class EvenStream(_Over):
                 self._over = True
                 break
             elements = [piece] if self.batched else list(piece.split(1))
-            self._first += elements[: self._stage.count - len(self._first)]
             self._round += elements
             rounds = len(self._round) // self._stage.count
             if rounds:
                 done, self._round = self._round[: rounds * self._stage.count], self._round[rounds * self._stage.count :]
                 return self._of(done[self._stage.index :: self._stage.count])
         if self._round and self._stage.even == "pad":
-            filled = [*self._round, *(self._first * self._stage.count)][: self._stage.count]
+            own = self._round[self._stage.index % len(self._round)]
             self._round = []
-            return self._of([filled[self._stage.index]])
+            return self._of([own])
         raise StopIteration
 
     def _of(self, elements: list[Any]) -> Any:
         return elements[0] if self.batched else torch.cat(elements)
 
     def state(self) -> State:
-        kept = [[element.clone() for element in elements] for elements in (self._round, self._first)]
-        return {"round": kept[0], "first": kept[1], "over": self._over, "below": self.below.state()}
+        kept = [element.clone() for element in self._round]
+        return {"round": kept, "over": self._over, "below": self.below.state()}
 
     def load(self, state: State) -> None:
-        self._round, self._first, self._over = list(state["round"]), list(state["first"]), state["over"]
+        self._round, self._over = list(state["round"]), state["over"]
         self.below.load(state["below"])
 
 

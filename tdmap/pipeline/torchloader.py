@@ -11,6 +11,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils import collate
 
 from tdmap.pipeline.planning import Both, Head, Local, Plan
+from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import Concat, Shard, Skip, Take
 from tensordict_lite.base import TensorDictBase
 
@@ -21,15 +22,17 @@ def worker_place() -> tuple[int, int] | None:
     return None if info is None else (info.id, info.num_workers)
 
 
-def loader_share(plan: Plan, index: int, count: int) -> tuple[tuple[int, int], tuple[int, int]]:
+def divided(plan: Plan, share: Share) -> tuple[Share, Share]:
     """How one of several processes gets its part of the elements: (share of the chunks, share of the elements).
 
-    Where chunks are batches, or rows can go to any batch, each process computes every so manieth chunk only. Else it
-    computes everything, and yields every so manieth element.
+    Where chunks are batches, or rows can go to any worker, each process computes its own chunks only. Else it computes
+    everything, and yields its own elements.
     """
-    if count == 1:
-        return (0, 1), (0, 1)
-    return ((index, count), (0, 1)) if _splits(plan) else ((0, 1), (index, count))
+    if share.world_size > 1:
+        splits = isinstance(plan, Head) and plan.batched and plan.is_counted and plan.chunks_hold
+    else:
+        splits = _splits(plan)
+    return (share, Share()) if splits else (Share(), share)
 
 
 def _splits(plan: Plan) -> bool:

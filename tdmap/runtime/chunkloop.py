@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import time
 import traceback
@@ -16,6 +17,8 @@ from collections.abc import Callable, Iterator
 from itertools import repeat
 from operator import itemgetter
 from typing import Any
+
+import torch
 
 from tdmap._data import Data, Reader, tensors_of
 from tdmap.data.alike import assigned
@@ -28,13 +31,14 @@ from tdmap.reducers.base import MergeTree
 from tdmap.runtime import control as at
 from tdmap.runtime.control import Control
 from tdmap.runtime.cuts import Cuts
+from tdmap.runtime.device import is_lost
 from tdmap.runtime.interrupts import installed_handlers, interrupting
 from tdmap.runtime.mapped import check_files
 from tdmap.runtime.ondevice import OnDevice
 from tdmap.runtime.skipping import Settled, Skipper
 from tdmap.runtime.types import Done, GaveBack, Kind, Segment
 from tdmap.runtime.undo import Undo
-from tdmap.seeding import derive, seed_everything
+from tdmap.seeding import ChunkStreams
 from tensordict_lite.errors import DatasetError
 
 FLUSH_SECONDS = 0.005
@@ -42,6 +46,10 @@ FLUSH_SECONDS = 0.005
 
 FLUSH_COUNT = 64
 """At most so many of them share one."""
+
+
+_LATE: Any = getattr(torch, "AcceleratorError", ())
+"""What torch raises for work that a device was given before; torch 2.7 has no name for it."""
 
 
 class ChunkError(Exception):
@@ -107,6 +115,18 @@ class ChunkLoop:
         if isinstance(fn, OnDevice):
             runner = fn.open(control[at.RANK], own_fn)
             fn, reader, self.settle = runner, runner.reader(reader), runner.settle
+            devices = [runner.device]
+            self._is_lost: list[Callable[[], bool]] = [runner.link.is_lost]
+        else:
+            devices = [one for one in {leaf.device for leaf in tensors_of(reader.data)} if one.type != "cpu"]
+            self._is_lost = [functools.partial(is_lost, device) for device in devices]
+        self._devices = devices
+        self._own_process = own_fn
+        self.raised = False
+        """The function has raised: tensors may live on in tracebacks."""
+        self.lost_device = False
+        """The function, or its rows, have taken the device with them: this process can use it no more."""
+        self.streams = ChunkStreams(policy.seed, devices)
         self.job = job
         self.reader = reader
         self.fn: Callable[..., Any] = fn
@@ -184,12 +204,12 @@ class ChunkLoop:
                 if kind is Kind.OBJECTS and self.undo is not None and self.undo.objects is not None:
                     append(self.undo.objects, chunk, result)  # before it is noted that the chunk is done
                     kind = Kind.WRITTEN
+                if self.settle is not None and not kind.travels:
+                    self.settle()  # a device works after it was asked to, and it is then that this chunk may fail
                 if kind is not segments.kind or kind.travels:
                     segments.add(chunk, kind, result)
                 segments.stop = chunk + 1
                 if not kind.travels:
-                    if self.settle is not None:
-                        self.settle()  # a device works after it was asked to
                     control[at.COMMITTED] = chunk + 1
                     if done is not None:
                         done[chunk] = 1
@@ -201,13 +221,15 @@ class ChunkLoop:
                 self._leave(error)
                 raise
             failed = min(segments.stop, stop - 1)
-            self._put_back(failed)
+            self._explain(error)
+            self._put_back(failed, error)
             if self.in_caller and not isinstance(error, (Exception, SystemExit)):  # Ctrl-C, most often
                 raise
             segments.flush()
             raise ChunkError(failed) from _as_exception(self._cut_behind(error) or error)
         finally:
             control[at.RUNNING] = -1
+            self.streams.end()
         upto = segments.stop
         mutated = self.mutated
         self._guard |= mutated
@@ -219,8 +241,8 @@ class ChunkLoop:
         return self._generation != _generation
 
     def is_none_of_rows(self, error: BaseException) -> bool:
-        """Whether an exception out of the function says nothing about its rows: a fork's, or the caller's own alarm."""
-        if self.is_stray or self._cut_behind(error) is not None:
+        """Whether an exception says nothing about its rows alone: a fork's, the caller's own alarm, a device's last."""
+        if self.is_stray or self._cut_behind(error) is not None or self._has_lost_device(error):
             return True
         return bool(self._handlers) and interrupting(error, self._handlers) is not None
 
@@ -244,23 +266,52 @@ class ChunkLoop:
                 "the child within the function, by os._exit()."
             )
 
+    def _has_lost_device(self, error: BaseException) -> bool:
+        """Whether nothing can run any more where the function runs, since an exception of it."""
+        self.raised = True
+        if isinstance(error, RuntimeError) and not self.lost_device:
+            self.lost_device = any(lost() for lost in self._is_lost)
+        return self.lost_device
+
+    def _explain(self, error: BaseException) -> None:
+        """Say what a device has to do with an error."""
+        where = ", ".join(str(device) for device in self._devices)
+        if self._has_lost_device(error):
+            what = "the worker is replaced" if self._own_process else "restart the program before you use it again"
+            skip = " No other row could be tried, so these rows cannot be skipped." if self._skipper else ""
+            add_note(error, f"{where} can be used no more in the process where this came up: {what}.{skip}")
+        if self.settle is None and isinstance(error, _LATE):
+            add_note(
+                error, f"{where} reports errors late: these rows, or some before them. CUDA_LAUNCH_BLOCKING=1 tells."
+            )
+
+    def close(self) -> None:
+        """The job is over: let go of its memory now, and not when the collector comes by."""
+        self._skipper = None
+
     def _save(self, undo: Undo, chunk: int, rows: Data) -> None:
         self.control[at.UNDO] = 0
         undo.save(chunk, rows)
         self.control[at.UNDO] = chunk + 1
 
-    def _put_back(self, chunk: int) -> None:
-        """A chunk that raised leaves its rows as they were."""
-        if self.undo is not None and self.control[at.UNDO] == chunk + 1:
+    def _put_back(self, chunk: int, error: BaseException) -> None:
+        """A chunk that raised leaves its rows as they were; where that fails, what it raised is told all the same."""
+        if self.undo is None or self.control[at.UNDO] != chunk + 1:
+            return
+        try:
             self.undo.restore(chunk)
-            self.undo.release()
-            self.control[at.UNDO] = 0
+        except Exception as second:
+            rows = describe_rows(*self.plan.rows(chunk))
+            add_note(error, f"{rows} could not be put back as they were: {type(second).__name__}: {second}")
+            return
+        self.undo.release()
+        self.control[at.UNDO] = 0
 
     def _results(
         self, lease: int, start: int, stop: int, segments: _Segments
     ) -> Iterator[tuple[int, Any, Data | None]]:
         control, fn, clock = self.control, self.fn, time.monotonic_ns
-        seed, plan, undo, skipper = self.policy.seed, self.plan, self.undo, self._skipper
+        streams, plan, undo, skipper = self.streams, self.plan, self.undo, self._skipper
         positional = getattr(fn, "takes_start", False)  # a function that wants the number of its first row
         rows: Iterator[Any] = repeat(None) if self.writer is None else self.writer.rows(start, stop)
         for chunk, data, target in zip(range(start, stop), self.reader.read(start, stop), rows):
@@ -277,12 +328,11 @@ class ChunkLoop:
             control[at.RUNNING] = chunk
             if undo is not None and self._guard:
                 self._save(undo, chunk, data)
-            if seed is not None:
-                seed_everything(derive(seed, plan.first_row(chunk)))
+            streams.start(plan.original_row(chunk))
             if skipper is not None:
                 result = skipper.call(lease, chunk, data, target)
             else:
-                result = fn(data, plan.first_row(chunk)) if positional else fn(data)
+                result = fn(data, plan.original_row(chunk)) if positional else fn(data)
             if result is None and self._expect_changes:
                 self._expect_changes = False  # a function that forgets to return its chunk does so every time
                 lost = assigned(data, next(self.reader.read(chunk, chunk + 1)))
@@ -363,5 +413,5 @@ class _Segments:
 
 def note_rows(error: BaseException, plan: ChunkPlan, chunk: int, name: str, worker: str) -> None:
     """Tell the reader of a user's exception where it came from."""
-    start, stop = plan.rows(chunk)
+    start, stop = plan.original_rows(chunk)
     add_note(error, f"raised by {name} on {describe_rows(start, stop)} (chunk {chunk}), {worker}")

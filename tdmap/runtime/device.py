@@ -72,7 +72,10 @@ class DeviceLink(Protocol):
         ...
 
     def fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Copies in this machine's memory of what the caller's current stream computes; complete on return."""
+        """Copies in this machine's memory of what the caller's current stream computes; complete on return.
+
+        The tensors are not lazily conjugated or negated: their bytes are what is copied.
+        """
         ...
 
     def settle(self) -> None:
@@ -81,6 +84,14 @@ class DeviceLink(Protocol):
 
     def synchronize(self) -> None:
         """Wait for every copy."""
+        ...
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes of the device's memory: those that may be had now, and all."""
+        ...
+
+    def is_lost(self) -> bool:
+        """Whether this process can use the device no more; waits for what it was given, and asks."""
         ...
 
     def staging(self, nbytes: int) -> Tensor:
@@ -158,8 +169,10 @@ class CudaLink:
         return torch.cuda.device(self.device)
 
     def fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        copies = []
+        copies, others = [], set()
         for tensor in tensors:
+            if tensor.device.type == "cuda" and tensor.device != self.device:
+                others.add(tensor.device)  # of a function that uses several
             if is_copied(tensor):
                 copies.append(tensor)  # in this machine's memory already
             elif tensor.layout is torch.strided and not tensor.is_quantized:
@@ -168,13 +181,23 @@ class CudaLink:
             else:
                 copies.append(tensor.cpu())
         self.settle()
+        for device in others:
+            CudaMark(torch.cuda.current_stream(device)).wait()
         return copies
 
     def settle(self) -> None:
-        torch.cuda.current_stream(self.device).synchronize()
+        CudaMark(torch.cuda.current_stream(self.device)).wait()
 
     def synchronize(self) -> None:
-        self.stream.synchronize()
+        CudaMark(self.stream).wait()
+
+    def memory(self) -> tuple[int, int]:
+        free, total = torch.cuda.mem_get_info(self.device)
+        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return free + kept, total
+
+    def is_lost(self) -> bool:
+        return is_lost(self.device)
 
     def staging(self, nbytes: int) -> Tensor:
         return _page_locked((nbytes,), torch.uint8)
@@ -184,10 +207,10 @@ class CudaLink:
 
     def lock(self, address: int, nbytes: int) -> bool:
         with torch.cuda.device(self.device):
-            code = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE))
-            if code == 0:
+            code = torch.cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE)
+            if int(code) == 0:
                 return True
-            _not_locked(nbytes, f"cudaHostRegister: error {code}")
+            _not_locked(nbytes, f"cudaHostRegister: {_cuda_words(code)}")
             # A failed call leaves its error for the next kernel launch to find: let that one be ours.
             with contextlib.suppress(RuntimeError):
                 torch.ones(1, device=self.device)
@@ -196,6 +219,28 @@ class CudaLink:
     def unlock(self, address: int) -> None:
         with torch.cuda.device(self.device):
             torch.cuda.cudart().cudaHostUnregister(address)
+
+
+def is_lost(device: torch.device) -> bool:
+    """Whether every call to a CUDA device raises from now on, as after a failed assertion or a wild address there.
+
+    Such an error belongs to the process: it stays until the process ends. Others, such as memory that was asked for and
+    not had, do not.
+    """
+    if device.type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False
+
+
+def _cuda_words(code: Any) -> str:
+    """An error code of CUDA, with what it means where the library says so."""
+    with contextlib.suppress(Exception):  # only words, and not every build of torch hands them on
+        return f"error {int(code)}, {torch.cuda.cudart().cudaGetErrorString(code)}"
+    return f"error {int(code)}"
 
 
 def _page_locked(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -209,7 +254,8 @@ def _page_locked(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 def _not_locked(nbytes: int, reason: str) -> None:
     warnings.warn(
         f"{nbytes:,} bytes could not be page-locked ({reason}): copies between them and the device are slower. "
-        "Raise the limit on locked memory (ulimit -l), or use a smaller chunksize.",
+        "Use a smaller chunksize or fewer workers, or give the program (in a container: the container) more memory "
+        "that may be locked.",
         RuntimeWarning,
         stacklevel=3,
     )
@@ -217,8 +263,15 @@ def _not_locked(nbytes: int, reason: str) -> None:
 
 # -- which device ------------------------------------------------------------------------------------
 
+NO_FORKS = {"cuda"}
+"""Types of device that a fork of this process cannot use, once anything here has asked for one."""
+
 LINKS: dict[str, Callable[[torch.device], Any]] = {"cuda": CudaLink}
 """What opens a link, by type of device. Tests put fakes here."""
+
+
+_OTHERS = ("mps", "xpu", "hpu", "mtia")
+"""Accelerators that torch knows and this library has no link to: memory of theirs cannot be page-locked or lent."""
 
 
 def open_link(device: torch.device) -> DeviceLink:
@@ -252,8 +305,14 @@ def resolve_device(device: Device, name: str = "device") -> torch.device:
     if found.type == "cpu":
         return torch.device("cpu")
     if found.type not in LINKS:
+        way = ""
+        if found.type in _OTHERS and name == "device":
+            way = (
+                f" For {found.type}, move each batch in the loop: for batch in tdmap.map_iter(data, fn): "
+                f'batch = batch.to({found.type!r}). Data that lie there already can be mapped with executor="thread".'
+            )
         raise ValueError(
-            f'{name}={str(found)!r}: data can be moved to "cuda" (with an index or without) or stay on "cpu".'
+            f'{name}={str(found)!r}: data can be moved to "cuda" (with an index or without) or stay on "cpu".{way}'
         )
     if found.type != "cuda":
         return torch.device(found.type, found.index or 0)

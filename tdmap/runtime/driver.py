@@ -24,6 +24,7 @@ from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_ro
 from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, WorkerDied
 from tdmap.job import Job
 from tdmap.plan import ChunkPlan, default_chunk_size
+from tdmap.ranges import merge_ranges
 from tdmap.runtime.chunkloop import note_rows
 from tdmap.runtime.owner import Owner
 from tdmap.runtime.scheduler import NO_LIMIT, Lease, Scheduler, SchedulerPolicy
@@ -117,6 +118,11 @@ class CommitLog(Protocol):
         ...
 
     @property
+    def elsewhere(self) -> list[tuple[int, int]]:
+        """Chunks that other programs do, and this one must not."""
+        ...
+
+    @property
     def skips(self) -> SkipFile | None:
         """Where the rows that were skipped are noted; None when nobody wants to know."""
         ...
@@ -157,14 +163,16 @@ class Driver:
         self.callbacks = callbacks
         self.log = log
         self.row_bytes = row_bytes
-        done = [] if log is None else log.committed
+        done, elsewhere = ([], []) if log is None else (log.committed, log.elsewhere)
         policy = self._policy(row_bytes * job.plan.most_rows)
-        self.scheduler = Scheduler(job.plan.num_known, crew.size, policy, done)
+        self.scheduler = Scheduler(job.plan.num_known, crew.size, policy, merge_ranges([*done, *elsewhere]))
         # Of results of the first chunks; what an earlier run has done is not measured again.
         self._sizes: dict[int, int | None] = dict.fromkeys(
             chunk for start, stop in (done if job.plan.is_open else ()) for chunk in range(start, stop)
         )
         self.done_rows = sum(job.plan.count(start, stop) for start, stop in done)
+        self.rows = job.plan.length - sum(job.plan.count(start, stop) for start, stop in elsewhere)
+        self.chunks = job.plan.num_chunks - sum(stop - start for start, stop in elsewhere)
         self.changed = False
         self.skips = SkipLog(job, callbacks, None if log is None else log.skips)
         self._workers: set[int] = set()
@@ -209,8 +217,8 @@ class Driver:
             JobStarted(
                 self.job.number,
                 self.job.name,
-                plan.length,
-                plan.num_chunks,
+                self.rows,
+                self.chunks,
                 plan.size,
                 self.crew.size,
                 self.crew.kind,
@@ -224,7 +232,7 @@ class Driver:
             self.crew.open(self.job, self.sink)
             self._announced = self.sink.writer is not None
             yield from self._loop()
-            self.skips.finish()
+            self.skips.finish(self.rows)
         except BaseException as caught:
             error = caught
             if isinstance(caught, (OSError, LookupError, ValueError)):
@@ -376,7 +384,8 @@ class Driver:
             nbytes = self._sizes[chunk]
             if nbytes is not None:
                 each = self.row_bytes + nbytes // max(plan.count(chunk, chunk + 1), 1)
-                size = min(default_chunk_size(plan.length, each, self.job.chunk_bytes), plan.most)
+                wanted = default_chunk_size(plan.length, each, self.job.chunk_bytes, self.job.min_chunks)
+                size = min(wanted, plan.most)
                 break
         else:
             each = self.row_bytes
@@ -432,7 +441,7 @@ class Driver:
             return WorkerStartError(
                 f"workers end before they can run anything ({how}). Does the program import, and is there memory?"
             )
-        rows = self.job.plan.rows(chunk)
+        rows = self.job.plan.original_rows(chunk)
         text = f"{describe_rows(*rows)} (chunk {chunk}) of {self.job.name}"
         if lost.reason:
             times = "once" if attempts == 1 else "twice" if attempts == 2 else f"{attempts} times"

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, Reader, tensors_of
+from tdmap._data import Data, Reader, data_row_bytes, tensors_of
+from tdmap.errors import add_note
 from tdmap.functions import moved
 from tdmap.job import function_name
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.device import DeviceLink, Mark, is_copied
+from tdmap.runtime.device import NO_FORKS, DeviceLink, Mark, is_copied
 from tdmap.runtime.shm import align
 from tdmap.runtime.trees import rebuild, tensors_in
 
@@ -34,19 +35,32 @@ class OnDevice:
 
     Args:
         fn: the function, as `tdmap.functions.as_function` gives it.
-        links: each opens a link; workers take turns.
+        devices: where; workers take turns.
+        links: for each device, what opens a link to it.
         stays: results stay on the device, because the output is on one.
     """
 
-    def __init__(self, fn: Callable[[Any], Any], links: tuple[Callable[[], DeviceLink], ...], stays: bool) -> None:
+    def __init__(
+        self,
+        fn: Callable[[Any], Any],
+        devices: tuple[torch.device, ...],
+        links: tuple[Callable[[], DeviceLink], ...],
+        stays: bool,
+    ) -> None:
         self.fn = fn
+        self.devices = devices
         self.links = links
         self.stays = stays
+        self.forks = not any(device.type in NO_FORKS for device in devices)
         self.__qualname__ = function_name(fn)
 
     def __call__(self, chunk: Data) -> Any:
         """One chunk, here and now, without a loop: for data without rows, say."""
         return self.open(rank=0, own=False)(chunk)
+
+    def coming_back(self) -> OnDevice:
+        """The same, with results in this machine's memory."""
+        return OnDevice(self.fn, self.devices, self.links, stays=False)
 
     def open(self, rank: int, own: bool) -> Runner:
         """What the worker with this rank calls.
@@ -55,8 +69,9 @@ class OnDevice:
             rank: of the worker, from 0.
             own: the function belongs to this worker alone, as it does in a process of its own.
         """
-        link = self.links[rank % len(self.links)]()
-        return Runner(moved(self.fn, link.device, own), link, self.stays)
+        turn = rank % len(self.devices)
+        link = self.links[turn]()
+        return Runner(moved(self.fn, link.device, own), link, self.stays, self.devices[turn])
 
 
 class _Staged(NamedTuple):
@@ -67,9 +82,11 @@ class _Staged(NamedTuple):
     """It, on the device."""
     tensors: list[Tensor]
     """Its tensors there, each with a version counter of its own."""
-    block: Tensor
+    block: Tensor | None
     """The memory that they share."""
-    mark: Mark
+    mark: Mark | None
+    error: Exception | None = None
+    """What its copy has met: it belongs to this chunk, which has not had its turn."""
 
 
 class Runner:
@@ -79,23 +96,47 @@ class Runner:
         fn: called with chunks on the device.
         link: the way there and back.
         stays: leave results on the device.
+        device: its name, which for a link that only pretends is not that of its tensors; None: the link's.
     """
 
-    def __init__(self, fn: Callable[[Any], Any], link: DeviceLink, stays: bool) -> None:
+    def __init__(
+        self, fn: Callable[[Any], Any], link: DeviceLink, stays: bool, device: torch.device | None = None
+    ) -> None:
         self.link = link
+        self.device = link.device if device is None else device
         self._fn = fn
+        self.name = function_name(fn)
         self._stays = stays
         self._staging = [_Staging(link) for _ in range(DEPTH)]
         self._turn = 0
         self._staged: deque[_Staged] = deque()
 
     def reader(self, reader: Reader) -> Reader:
-        """A reader whose next chunk is on its way while the one that it gave is used."""
+        """A reader whose next chunk is on its way while the one that it gave is used.
+
+        Raises:
+            MemoryError: no chunk fits on the device.
+        """
+        plan = reader.plan
+        nbytes = data_row_bytes(reader.data, plan.length) * plan.most_rows
+        free, total = self.link.memory()
+        if nbytes > free:
+            fit = max(free * plan.most_rows // max(nbytes, 1) // DEPTH, 1)
+            raise MemoryError(
+                f"chunks of {plan.most_rows} rows take {nbytes:,} bytes on {self.device}, where {free:,} of {total:,} "
+                f"are free, and the results of {self.name} come on top: use chunksize={fit} or less, or fewer workers."
+            )
         return _AheadReader(reader, self)
 
-    @torch.no_grad()
     def stage(self, chunk: Data) -> None:
-        """Begin to copy a chunk."""
+        """Begin to copy a chunk. An error waits for its turn."""
+        try:
+            self._staged.append(self._send(chunk))
+        except Exception as error:
+            self._staged.append(_Staged(chunk, chunk, [], None, None, error))
+
+    @torch.no_grad()
+    def _send(self, chunk: Data) -> _Staged:
         leaves = tensors_in(chunk)
         staging, self._turn = self._staging[self._turn], (self._turn + 1) % DEPTH
         block, views = staging.send([leaf for leaf in leaves if is_copied(leaf)])
@@ -103,14 +144,26 @@ class Runner:
         # `data`: a version counter of its own, which tells later whether the function has changed it in place.
         there = [next(arrived).data if is_copied(leaf) else leaf.to(self.link.device) for leaf in leaves]
         mark = staging.mark = self.link.mark()
-        self._staged.append(_Staged(chunk, rebuild(chunk, iter(there)), there, block, mark))
+        return _Staged(chunk, rebuild(chunk, iter(there)), there, block, mark)
 
-    def __call__(self, chunk: Data) -> Any:
+    def _take(self, chunk: Data) -> _Staged:
+        """A chunk whose copy has begun."""
         while self._staged and self._staged[0].chunk is not chunk:
             self._staged.popleft()  # of a lease that was cut short
-        if not self._staged:
-            self.stage(chunk)  # a part of a chunk, when rows that raise are looked for
-        staged = self._staged.popleft()
+        staged = self._staged.popleft() if self._staged else None
+        if staged is None or staged.error is not None:
+            # A part of a chunk, when rows that raise are looked for; or what found no room beside the chunk before it.
+            staged = None
+            try:
+                staged = self._send(chunk)
+            except Exception as error:
+                add_note(error, f"while the chunk was copied to {self.device}, before {self.name} was called")
+                raise
+        return staged
+
+    def __call__(self, chunk: Data) -> Any:
+        staged = self._take(chunk)
+        assert staged.block is not None and staged.mark is not None
         self.link.hand_over(staged.mark, [staged.block])
         versions = [tensor._version for tensor in staged.tensors]
         with self.link.context():
@@ -131,7 +184,8 @@ class Runner:
 
     @torch.no_grad()
     def _fetch(self, result: Any) -> Any:
-        found = [tensor.detach() for tensor in tensors_in(result)]
+        # The bytes travel as they are, and what reads them at the other end knows no lazy conjugate.
+        found = [tensor.detach().resolve_conj().resolve_neg() for tensor in tensors_in(result)]
         return rebuild(result, iter(self.link.fetch(found)))
 
     def settle(self) -> None:

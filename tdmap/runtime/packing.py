@@ -16,17 +16,16 @@ import io
 import pickle
 import sys
 import types
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import dill
 import torch
-import torch.multiprocessing  # teaches ForkingPickler about tensors
 from torch import Tensor
 
 from tdmap._data import Region, SharedHandle, bytes_of
 from tdmap.runtime.byvalue import Namespaces
 from tdmap.runtime.interrupts import let_through
+from tdmap.runtime.lending import Loan, is_lendable, lend
 from tdmap.runtime.shm import align, anonymous_tensor, shared_region
 
 INLINE_BYTES = 4096
@@ -77,6 +76,12 @@ def open_lazily(build: Any, fields: tuple[Any, ...], conj: bool, neg: bool) -> T
 def open_parameter(build: Any, fields: tuple[Any, ...], requires_grad: bool) -> Tensor:
     """An `nn.Parameter` around what `build(*fields)` gives."""
     return as_parameter(build(*fields), requires_grad)
+
+
+def open_there(device: str, build: Any, fields: tuple[Any, ...]) -> Tensor:
+    """A copy on a device of what `build(*fields)` gives."""
+    tensor: Tensor = build(*fields)
+    return tensor.to(device)
 
 
 def as_parameter(tensor: Tensor, requires_grad: bool) -> Tensor:
@@ -148,6 +153,7 @@ class Packer:
         self.read_only = False
         self._keep: list[Tensor] = []
         self._shared: set[int] = set()
+        self._loans: list[Loan] = []
         self._copies: dict[tuple[Any, ...], Tensor] = {}
         self._arena = Arena()
 
@@ -189,23 +195,35 @@ class Packer:
             self._shared.update(id(tensor) for tensor in value.shared_tensors())
         return NotImplemented
 
+    def take_loans(self) -> list[Loan]:
+        """The memory of devices that was lent since the last call: to one receiver, for what was packed for it."""
+        loans, self._loans = self._loans, []
+        return loans
+
     def _reduce_parameter(self, parameter: torch.nn.Parameter) -> Any:
         if id(parameter) in self._shared:
-            reduced = self._reduce_tensor(parameter.data, private=False)
+            lendable = is_lendable(parameter)
+            reduce = self._reduce_through_memory if lendable else self._reduce_tensor
+            reduced = reduce(parameter.data, private=False)
             if reduced is not NotImplemented:
                 return open_parameter, (*reduced, parameter.requires_grad)
         return as_parameter, (parameter.data, parameter.requires_grad)
 
     def _reduce_tensor(self, tensor: Tensor, private: bool) -> Any:
-        if tensor.device.type == "cuda" and not private:
+        if not private and is_lendable(tensor):
             # torch's own way to lend a device's memory to another process: a handle, and a count of its users.
-            return pickle.loads, (bytes(ForkingPickler.dumps(tensor.detach())),)
+            memory, conj, neg = _memory_of(tensor.detach())
+            build, fields, loan = lend(memory)
+            self._loans.append(loan)
+            return open_lazily, (build, fields, conj, neg)
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
             return NotImplemented
-        tensor = tensor.detach()
+        return self._reduce_here(tensor.detach(), private)
+
+    def _reduce_here(self, tensor: Tensor, private: bool) -> Any:
         if tensor.is_conj() or tensor.is_neg():  # no region says that its memory is not its values
             memory, conj, neg = _memory_of(tensor)
-            return open_lazily, (*self._reduce_tensor(memory, private), conj, neg)
+            return open_lazily, (*self._reduce_here(memory, private), conj, neg)
         region = shared_region(tensor)
         if region is None:
             nbytes = tensor.numel() * tensor.element_size()
@@ -218,6 +236,15 @@ class Packer:
         self.read_only |= not region.writable
         build = open_private if private and not _is_file(region) else open_shared
         return build, (tuple(region.handle), *region[1:])
+
+    def _reduce_through_memory(self, tensor: Tensor, private: bool) -> Any:
+        """A copy on the device for each receiver, by way of one in shared memory.
+
+        What is lent to one receiver after the other would have to be counted for each; and a worker that runs a module
+        on a device has its own buffers there as well.
+        """
+        build, fields = self._reduce_here(tensor.cpu(), private)
+        return open_there, (str(tensor.device), build, fields)
 
     def _stage(self, tensor: Tensor) -> Tensor:
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())

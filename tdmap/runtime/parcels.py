@@ -13,6 +13,7 @@ from one such job to the next, because locking takes far longer than copying.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import mmap
 import os
@@ -250,6 +251,12 @@ class ParcelReader:
         self._maps[parcel.slot] = mapped
         return mapped
 
+    def relock(self, locker: PageLocker | None) -> None:
+        """Another job begins, whose slots are locked by `locker`; None: they are not, nor are those of the last job."""
+        if locker is None:
+            self._unlock_all()
+        self.locker = locker
+
     def _unlock(self, slot: int) -> None:
         address = self._locked.pop(slot, None)
         if address is not None and self.locker is not None:
@@ -257,11 +264,15 @@ class ParcelReader:
 
     def close(self) -> None:
         """Undo the page-locks. Tensors over the slots stay valid, as ordinary memory."""
+        self._unlock_all()
+        self._maps.clear()
+
+    def _unlock_all(self) -> None:
         if self._locked and self.locker is not None:
-            self.locker.synchronize()
+            with contextlib.suppress(RuntimeError):  # the device is lost, and reads nothing any more
+                self.locker.synchronize()
             for slot in list(self._locked):
                 self._unlock(slot)
-        self._maps.clear()
 
     def _release(self, slot: int) -> None:
         self._held.discard(slot)

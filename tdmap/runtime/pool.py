@@ -94,7 +94,7 @@ class Member:
     def new_job(self, locker: PageLocker | None = None) -> None:
         """Forget what belonged to the last job; its results stay with those who hold them."""
         if self.keeps_slots:
-            self.reader.locker = locker or self.reader.locker
+            self.reader.relock(locker)
         else:
             self.reader.close()
             self.reader = ParcelReader(locker)
@@ -237,26 +237,31 @@ class WorkerPool:
         """The job is over."""
         self._reservation.give_up()
 
-    def refresh(self, wanted: int) -> None:
-        """Forget workers that have left or are worn out, and start others until there are `wanted`."""
+    def refresh(self, wanted: int, forks: bool = True) -> None:
+        """Forget workers that have left or are worn out, and start others until there are `wanted`.
+
+        Args:
+            wanted: how many.
+            forks: workers may be forks of this process. Without, those that are leave, and others take their place.
+        """
         for member in list(self.members.values()):
             if member.has_ended():
                 self.remove(member)
-            elif self.is_worn(member):
+            elif self.is_worn(member) or (member.method == "fork" and not forks):
                 self.recycle(member)
-        self.fill(wanted)
+        self.fill(wanted, forks)
 
     @property
     def is_closed(self) -> bool:
         """Whether it has ended its workers for good."""
         return self._closed
 
-    def fill(self, wanted: int) -> None:
+    def fill(self, wanted: int, forks: bool = True) -> None:
         """Start workers until there are `wanted`. Those that have ended stay, for whoever must know what they ran."""
         while len(self.members) < wanted:
-            self.start()
+            self.start(forks)
 
-    def start(self) -> Member:
+    def start(self, forks: bool = True) -> Member:
         """Start one more worker.
 
         Raises:
@@ -266,7 +271,7 @@ class WorkerPool:
         self.check_open()
         method = self.start_method
         if method is None:
-            method = "fork" if launch.safe_to_fork(self.worker_threads) else "forkserver"
+            method = "fork" if forks and launch.safe_to_fork(self.worker_threads) else "forkserver"
         member = Member(method, self.worker_threads, self.idle_seconds)
         self.members[member.number] = member
         self._started += 1

@@ -81,7 +81,7 @@ class SkipLog:
         raise first
 
     def _publish(self, report: Skipped) -> None:
-        first = self.job.plan.first_row(report.chunk)
+        first = self.job.plan.original_row(report.chunk)
         found = []
         for offset, packed in report.errors:
             row, error = self._row(first + offset), unpack_error(packed)
@@ -106,8 +106,11 @@ class SkipLog:
         self.begin()
         self._warn()
 
-    def finish(self) -> None:
+    def finish(self, rows: int) -> None:
         """Every chunk is done: tell whoever has not been told.
+
+        Args:
+            rows: how many the job had.
 
         Raises:
             Exception: the first row's, when all rows failed: that is the function, and not the data.
@@ -115,7 +118,7 @@ class SkipLog:
         if not self.errors:
             return
         self._check_misfits()
-        if len(self.errors) == self.job.plan.length:
+        if len(self.errors) == rows:
             error = self.errors[0].error
             add_note(error, f"on_error: {self.job.name} raised on every one of {len(self.errors)} rows")
             raise error

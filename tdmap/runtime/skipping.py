@@ -32,7 +32,6 @@ from tdmap.runtime.remote import pack_error
 from tdmap.runtime.skipfile import append
 from tdmap.runtime.types import Kind, Skipped
 from tdmap.runtime.undo import same_bits
-from tdmap.seeding import derive, seed_everything
 
 if TYPE_CHECKING:
     from tdmap.runtime.chunkloop import ChunkLoop
@@ -273,10 +272,9 @@ class _Search:
 
     def _call(self, rows: Data, start: int) -> Any:
         loop = self.loop
-        first = loop.plan.rows(self.chunk)[0] + start
+        first = loop.plan.original_row(self.chunk) + start
         loop.control[at.SINCE] = time.monotonic_ns()
-        if loop.policy.seed is not None:
-            seed_everything(derive(loop.policy.seed, first))
+        loop.streams.start(first)
         return self.skipper._invoke(rows, first)
 
     def _rows(self, start: int, stop: int) -> Data:

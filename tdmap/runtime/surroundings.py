@@ -12,7 +12,7 @@ import os
 import sys
 from typing import NamedTuple
 
-import torch
+from tdmap.runtime.torchsettings import ProcessSettings, ThreadSettings
 
 OWN_VARIABLES = ("OMP_NUM_THREADS",)
 """Variables that workers are started with, and keep."""
@@ -29,12 +29,10 @@ class Surroundings(NamedTuple):
     """The working directory; empty when it has been removed."""
     environment: dict[str, str]
     """The environment variables."""
-    dtype: torch.dtype
-    """torch's default for floats."""
-    grad: bool
-    """Whether torch records operations."""
-    deterministic: bool
-    """Whether torch uses deterministic algorithms only."""
+    settings: ProcessSettings
+    """Of torch, for the process."""
+    thread: ThreadSettings
+    """Of torch, for the thread that called."""
 
     @classmethod
     def here(cls) -> Surroundings:
@@ -48,9 +46,8 @@ class Surroundings(NamedTuple):
             tuple(getattr(sys, "argv", ())),
             folder,
             dict(os.environ),
-            torch.get_default_dtype(),
-            torch.is_grad_enabled(),
-            torch.are_deterministic_algorithms_enabled(),
+            ProcessSettings.here(),
+            ThreadSettings.here(),
         )
 
     def enter(self, own_process: bool = True) -> None:
@@ -64,10 +61,8 @@ class Surroundings(NamedTuple):
         if self.folder:
             with contextlib.suppress(OSError):  # removed since
                 os.chdir(self.folder)
-        torch.set_default_dtype(self.dtype)
-        torch.set_grad_enabled(self.grad)
-        if self.deterministic != torch.are_deterministic_algorithms_enabled():
-            torch.use_deterministic_algorithms(self.deterministic)
+        self.settings.enter()
+        self.thread.enter()
         if self.environment != os.environ:
             own = {name: os.environ[name] for name in OWN_VARIABLES if name in os.environ}
             for name in os.environ.keys() - self.environment.keys() - own.keys():

@@ -2,7 +2,7 @@
 
 driver ──► worker   Begin(job, payload)  Protect(...)  Output(job, payload)  Planned(job, plan)
                     Grant(job, lease, start, stop)  Drop(job)
-worker ──► driver   Hello  Segment(...)  Done(...)  GaveBack(...)  Skipped(...)  Failed(...)  Refused(...)
+worker ──► driver   Hello  Segment(...)  Done(...)  GaveBack(...)  Skipped(...)  Failed(...)  Refused(...)  Dropped(...)
 crew   ──► driver   Lost(...), when a pipe closes or a process ends
 """
 
@@ -79,6 +79,8 @@ class Drop(NamedTuple):
     job: int
     keep_slots: bool = False
     """The next job uses the memory for results that travel."""
+    answer: bool = False
+    """Say when it is forgotten: memory was lent for it."""
 
 
 class Hello(NamedTuple):
@@ -147,6 +149,14 @@ class Refused(NamedTuple):
 
     job: int
     error: Any
+    output: bool = False
+    """It is the output that could not be opened."""
+
+
+class Dropped(NamedTuple):
+    """The worker has forgotten the job, and let go of all that it was lent."""
+
+    job: int
 
 
 class Lost(NamedTuple):

@@ -63,14 +63,14 @@ class Undo:
 
     @staticmethod
     def allocate(data: Data, plan: ChunkPlan, empty: Callable[[torch.dtype, torch.Size], Tensor]) -> Room:
-        """Room for one chunk, in memory."""
-        rows = plan.most_rows
-        return Room(
-            [
-                empty(leaf.dtype, torch.Size((*leaf.shape[: plan.dim], rows, *leaf.shape[plan.dim + 1 :])))
-                for leaf in tensors_of(data)
-            ]
-        )
+        """Room for one chunk, in memory: that of `empty`, or of the device where rows are."""
+
+        def room(leaf: Tensor) -> Tensor:
+            shape = torch.Size((*leaf.shape[: plan.dim], plan.most_rows, *leaf.shape[plan.dim + 1 :]))
+            here = leaf.device.type == "cpu"
+            return empty(leaf.dtype, shape) if here else torch.empty(shape, dtype=leaf.dtype, device=leaf.device)
+
+        return Room([room(leaf) for leaf in tensors_of(data)])
 
     def save(self, chunk: int, rows: Data) -> None:
         """Copy `rows`, those of `chunk`, into the buffers."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import os
 import pickle
@@ -35,7 +36,7 @@ from tdmap.runtime.packing import unpack
 from tdmap.runtime.parcels import ParcelWriter
 from tdmap.runtime.remote import pack_error
 from tdmap.runtime.residency import Residency
-from tdmap.runtime.types import Begin, Done, Drop, Failed, Grant, Hello, Output, Planned, Protect, Refused
+from tdmap.runtime.types import Begin, Done, Drop, Dropped, Failed, Grant, Hello, Output, Planned, Protect, Refused
 from tdmap.runtime.undo import Undo
 from tdmap.seeding import seed_everything
 
@@ -52,6 +53,8 @@ def run_worker(connection: Connection, control: str, threads: int, idle_seconds:
         code = 0
     except (EOFError, BrokenPipeError, ConnectionResetError):
         code = 0  # the driver has gone
+    except _DeviceLost:
+        pass  # the driver knows
     except BaseException:
         import traceback
 
@@ -62,6 +65,10 @@ def run_worker(connection: Connection, control: str, threads: int, idle_seconds:
         with contextlib.suppress(Exception):
             sys.stderr.flush()
         os._exit(code)
+
+
+class _DeviceLost(Exception):
+    """This process can use its device no more, and leaves."""
 
 
 def _settle(threads: int) -> None:
@@ -145,6 +152,8 @@ class _Worker:
                 self.protect(message)
             elif isinstance(message, Drop):
                 self.drop(message.keep_slots)
+                if message.answer:
+                    self.send(Dropped(message.job))
 
     def begin(self, message: Begin) -> None:
         """Take a job: open its memory, read its function."""
@@ -168,7 +177,7 @@ class _Worker:
                 writer.prepare()
             except Exception as error:  # a device's memory that cannot be opened here, for one
                 self.drop()
-                self.send(Refused(message.job, pack_error(error)))
+                self.send(Refused(message.job, pack_error(error), output=True))
                 return
             self.residency.watch(tensors_of(writer.out))
             self.loop.writer = writer
@@ -202,6 +211,8 @@ class _Worker:
             cause.__traceback__ = without_engine(cause.__traceback__)
             self.failed = message.job  # leases that wait already would change rows after the error
             self.send(Failed(message.job, message.lease, failure.chunk, pack_error(cause), loop.mutated))
+            if loop.lost_device:
+                raise _DeviceLost from None
             return
         finally:
             with contextlib.suppress(Exception):
@@ -221,15 +232,34 @@ class _Worker:
 
     def drop(self, keep_slots: bool = False) -> None:
         """Forget the job and its memory."""
-        self.loop = None
+        raised = False
+        if self.loop is not None:
+            raised = self.loop.raised
+            self.loop.close()
+            self.loop = None
+        self.residency.forget()
         if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()  # others need the device's memory more than a worker that may idle
+            give_up_memory(raised)
         if not keep_slots:
             self.parcels.close()
-        self.residency.forget()
         if self.lock is not None:
             os.close(self.lock)
             self.lock = None
+
+
+def give_up_memory(raised: bool) -> None:
+    """Give back what this process keeps of a device's memory: others need it more than a worker that may idle.
+
+    Page-locked memory here is kept for the next job, since locking takes long; it goes with a worker that idles.
+
+    Args:
+        raised: the function has raised, and tracebacks, which are circles, may hold tensors.
+    """
+    if raised:
+        gc.collect()
+    torch.clear_autocast_cache()  # of parameters in another dtype
+    with contextlib.suppress(RuntimeError):  # the device is lost
+        torch.cuda.empty_cache()
 
 
 def anonymous_memory() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from tdmap._data import Data, data_row_bytes, is_data, is_dense, tensors_of
 from tdmap.data.alike import check_leaf, not_a_collection
 from tdmap.data.writer import RowWriter
-from tdmap.errors import OutputMismatch, describe_rows
+from tdmap.errors import OutputMismatch, add_note, describe_rows
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.device import DeviceLink, Mark
 from tdmap.runtime.types import Kind
@@ -22,8 +22,22 @@ from tdmap.sinks.base import Allocate, PlainSink
 IN_FLIGHT_BYTES = 32 << 20
 """Bytes of results whose copies have begun and not ended, beyond the last chunk's."""
 
+GROUP_BYTES = 4 << 20
+"""Small results share their copies' mark until they are so many bytes."""
+
 LEASE_BYTES = 16 << 20
 """Output bytes of a lease: a worker fills the slots of one while those of another are copied."""
+
+
+class _Copying(NamedTuple):
+    """Copies that have begun."""
+
+    mark: Mark
+    sources: list[Tensor]
+    nbytes: int
+    start: int
+    """The first chunk whose results they are."""
+    stop: int
 
 
 class DeviceBuffer(PlainSink):
@@ -47,7 +61,7 @@ class DeviceBuffer(PlainSink):
     def __init__(self, out: Data, link: DeviceLink) -> None:
         self.out = out
         self.link = link
-        self._copying: deque[tuple[Mark, list[Tensor], int]] = deque()
+        self._copying: deque[_Copying] = deque()
         self._bytes = 0
 
     def __enter__(self) -> DeviceBuffer:
@@ -57,9 +71,14 @@ class DeviceBuffer(PlainSink):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tail: TracebackType | None
     ) -> None:
-        self.link.synchronize()
-        self._copying.clear()
-        self._bytes = 0
+        try:
+            self.link.synchronize()
+        except RuntimeError:
+            if error is None:  # else the device is lost, and the error of the job tells more
+                raise
+        finally:
+            self._copying.clear()
+            self._bytes = 0
 
     def max_lease(self, plan: ChunkPlan) -> int:
         """Chunks that a worker may be given at once: each of them takes a slot."""
@@ -71,11 +90,22 @@ class DeviceBuffer(PlainSink):
 
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
         if kind is Kind.PARCEL:
+            pairs: list[tuple[Tensor, Tensor]] = []
+            nbytes, first = 0, start
             for chunk, value in zip(range(start, stop), values):
-                self._send(self._pairs(chunk, value))
+                new = self._pairs(chunk, value)
+                pairs += new
+                nbytes += sum(source.nbytes for _, source in new)
+                if nbytes >= GROUP_BYTES:
+                    self._send(pairs, first, chunk + 1)
+                    pairs, nbytes, first = [], 0, chunk + 1
+            if pairs:
+                self._send(pairs, first, stop)
         elif kind is Kind.FAILED:  # every row raised, and is skipped: zeros, as for single rows
-            for rows in self._rows.rows(start, stop):
-                self._send([(leaf, torch.zeros(leaf.shape, dtype=leaf.dtype)) for leaf in tensors_of(rows)])
+            for chunk in range(start, stop):
+                rows = next(self._rows.rows(chunk, chunk + 1))
+                zeros = [(leaf, torch.zeros(leaf.shape, dtype=leaf.dtype)) for leaf in tensors_of(rows)]
+                self._send(zeros, chunk, chunk + 1)
 
     def _pairs(self, chunk: int, value: Data) -> list[tuple[Tensor, Tensor]]:
         rows = next(self._rows.rows(chunk, chunk + 1))
@@ -87,21 +117,33 @@ class DeviceBuffer(PlainSink):
             first, last = self._rows.plan.rows(chunk)
             raise OutputMismatch(f"{describe_rows(first, last)}: {error}") from None
 
-    def _send(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
-        with torch.no_grad():
-            sources = self._copy(pairs)
-        nbytes = sum(source.numel() * source.element_size() for source in sources)
-        self._copying.append((self.link.mark(), sources, nbytes))
-        self._bytes += nbytes
-        self._retire()
+    def _send(self, pairs: list[tuple[Tensor, Tensor]], start: int, stop: int) -> None:
+        """Begin the copies of the results of the chunks `start..stop`."""
+        try:
+            with torch.no_grad():
+                sources = self._copy(pairs)
+            nbytes = sum(source.nbytes for source in sources)
+            self._copying.append(_Copying(self.link.mark(), sources, nbytes, start, stop))
+            self._bytes += nbytes
+            self._retire()
+        except RuntimeError as error:
+            begun = self._copying[0].start if self._copying else start
+            rows = describe_rows(*self._rows.plan.span(begun, stop))
+            add_note(error, f"while the results of {rows} were copied to {self.link.device}")
+            raise
 
     def _copy(self, pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
         """Begin the copies; the tensors that they read."""
         if any(source.device.type != "cpu" for _, source in pairs):
             self.link.follow()  # a function in this process has computed it there, on the caller's stream
         casts = [source for row, source in pairs if row.dtype is not source.dtype]
-        # As they are, and cast over there: the processor here has other things to do.
-        arrived = self.link.empty_like(casts)
+        try:
+            # As they are, and cast over there: the processor here has other things to do.
+            arrived = self.link.empty_like(casts)
+        except torch.OutOfMemoryError:  # the output has taken all there is: cast here, and copy without a detour
+            pairs = [(row, source.to(row.dtype)) for row, source in pairs]
+            self.link.copy(pairs)
+            return [source for _, source in pairs]
         landed = iter(arrived)
         through = [(next(landed) if row.dtype is not source.dtype else row, source) for row, source in pairs]
         self.link.copy(through)
@@ -111,14 +153,14 @@ class DeviceBuffer(PlainSink):
     def _retire(self) -> None:
         """Let go of what has been read, and wait for the oldest copies where too much is under way."""
         while self._copying:
-            mark, sources, nbytes = self._copying[0]
-            if not mark.is_done():
+            oldest = self._copying[0]
+            if not oldest.mark.is_done():
                 if self._bytes <= IN_FLIGHT_BYTES or len(self._copying) == 1:
                     return
-                mark.wait()
+                oldest.mark.wait()
             self._copying.popleft()
-            self._bytes -= nbytes
-            del sources
+            self._bytes -= oldest.nbytes
+            del oldest
 
     def result(self) -> Any:
         return self.out

@@ -18,7 +18,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from tensordict_lite.base import TensorCollection
 
-__all__ = ["Bundle", "Entry", "bundles", "describe", "digest", "entries", "objects", "tags"]
+__all__ = ["Bundle", "Entry", "bundles", "describe", "digest", "entries", "name_of", "objects", "tags"]
 
 SMALL = 1 << 16
 """A tensor of up to so many bytes is copied into a buffer with others."""
@@ -59,16 +59,17 @@ def _writer(td: Any, key: str) -> Callable[[Tensor], Any]:
     return lambda value: td.set_(key, value)
 
 
-def objects(td: Any, path: tuple[str, ...] = ()) -> list[tuple[Any, str, Any]]:
-    """The non-tensor entries, sorted by key: the collection that holds each, its key, and itself."""
-    out: list[tuple[Any, str, Any]] = []
+def objects(td: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any, Any]]:
+    """The non-tensor entries, sorted by key: the path of each, the collection that holds it, and itself."""
+    out: list[tuple[tuple[str, ...], Any, Any]] = []
     for key in sorted(td._key_list()):
         try:
             value = td._get_str(key)
         except RuntimeError:
             continue
         if isinstance(value, TensorCollection):
-            out.extend([(td, key, value)] if value._is_non_tensor else objects(value, (*path, key)))
+            below = (*path, key)
+            out.extend([(below, td, value)] if value._is_non_tensor else objects(value, below))
     return out
 
 
@@ -176,13 +177,13 @@ def tags(init_tag: int, pseudo_rand: bool) -> Iterator[int]:
 def describe(td: Any) -> dict[str, Any]:
     """What two ranks must have in common to exchange values in place."""
     out: dict[str, Any] = {
-        _name(entry.path): (str(entry.tensor.dtype), tuple(entry.tensor.shape)) for entry in entries(td)
+        name_of(entry.path): (str(entry.tensor.dtype), tuple(entry.tensor.shape)) for entry in entries(td)
     }
-    out.update((_name((key,)), "non-tensor data") for _, key, _ in objects(td))
+    out.update((name_of(path), "non-tensor data") for path, _, _ in objects(td))
     return out
 
 
-def _name(path: tuple[str, ...]) -> str:
+def name_of(path: tuple[str, ...]) -> str:
     return repr(path[0] if len(path) == 1 else path)
 
 

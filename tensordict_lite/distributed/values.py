@@ -17,6 +17,7 @@ from tensordict_lite.distributed.bundles import (
     differences,
     digest,
     entries,
+    name_of,
     objects,
     tags,
 )
@@ -137,18 +138,27 @@ def _receiving(bundle: Bundle, link: Link, source: int, tag: int) -> Pending:
     return Pending(link.irecv(message, source, tag), link, "recv()", lambda: bundle.take(message))
 
 
-def _receiving_objects(held: list[tuple[Any, str, Any]], link: Link, source: int, tag: int) -> Pending:
+def _receiving_objects(held: list[tuple[tuple[str, ...], Any, Any]], link: Link, source: int, tag: int) -> Pending:
     size = link.numbers(0)
 
     def finish() -> None:
         with link.doing("recv()"):
             message = link.recv(link.room(int(size)), source, tag + 1)
         values = pickle.loads(message.cpu().numpy().tobytes())
-        for (owner, key, mine), value in zip(held, values):
-            if mine._batch_size == value._batch_size:
-                replaced = mine._overwrite(value, owner)
-                if replaced is not mine:
-                    owner._set_str(key, replaced)
+        if len(values) != len(held):
+            raise ValueError(
+                f"{len(values)} entries came that are no tensors, and there are {len(held)} here "
+                f"({', '.join(name_of(path) for path, *_ in held)}): check=True compares the structures first"
+            )
+        for (path, owner, mine), value in zip(held, values):
+            if mine._batch_size != value._batch_size:
+                raise ValueError(
+                    f"{name_of(path)} came with the batch size {list(value._batch_size)}, and has "
+                    f"{list(mine._batch_size)} here: check=True compares the structures first"
+                )
+            replaced = mine._overwrite(value, owner)
+            if replaced is not mine:
+                owner._set_str(path[-1], replaced)
 
     return Pending(link.irecv(size, source, tag), link, "recv()", finish)
 

@@ -43,7 +43,7 @@ def load_memmap(
         subpath=subpath,
         mode=mode,
         num_threads=num_threads,
-        allow_pickle=bool(allow_pickle),
+        allow_pickle=allow_pickle,
     )
 
 

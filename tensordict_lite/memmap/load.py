@@ -35,6 +35,7 @@ from tensordict_lite.memmap.format import (
     read_small,
 )
 from tensordict_lite.memmap.mapping import available_memory
+from tensordict_lite.memmap.plan import pickle_allowed
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 from tensordict_lite.tensordict import TensorDict
 
@@ -274,7 +275,7 @@ def load_collection(
     subpath: Any = None,
     mode: str | None = None,
     num_threads: int = 0,
-    allow_pickle: bool = False,
+    allow_pickle: bool | None = False,
 ) -> TensorCollection:
     """Loads what ``memmap`` or ``save`` wrote; see :meth:`TensorDict.load_memmap`."""
     if mode not in (None, "r", "r+"):
@@ -291,7 +292,7 @@ def load_collection(
         "device": device,
         "robust_key": robust_key is not False,
         "mode": mode,
-        "allow_pickle": bool(allow_pickle),
+        "allow_pickle": pickle_allowed(allow_pickle),
         "empty": fake or (device is not None and device.type == "meta"),
     }
     loader = _open_archive(folder, num_threads, options) if os.path.isfile(folder) else Loader(**options)
@@ -327,7 +328,8 @@ def find_subpath(loader: Loader, folder: str, subpath: Any) -> str:
         known = meta.children if meta.kind == "tensordict" else None
         if known is not None and part not in known:
             raise ValueError(
-                f"{folder} has no nested collection {part!r}: it has {sorted(known)} (subpath={subpath!r})"
+                f"No tensordict found under subpath {subpath!r}: {folder} has no nested collection {part!r}, it has "
+                f"{sorted(known)}"
             )
         if known is None and not part.isdigit():
             raise ValueError(f"{folder} is a {meta.kind}, with numbered elements: {part!r} (subpath={subpath!r})")

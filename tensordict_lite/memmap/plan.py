@@ -132,6 +132,17 @@ class Plan:
         return entry
 
 
+def pickle_allowed(value: Any) -> bool:
+    """``allow_pickle`` as a bool: pickles run code, so nothing but ``True`` allows them.
+
+    Raises:
+        TypeError: neither a bool nor ``None``.
+    """
+    if value is not None and not isinstance(value, bool):
+        raise TypeError(f"allow_pickle is True, False or None, got {value!r}")
+    return value is True
+
+
 def plan_for(node: TensorCollection, *, robust_key: bool = True, allow_pickle: bool = False) -> Plan:
     """The plan of a whole collection.
 
@@ -139,7 +150,7 @@ def plan_for(node: TensorCollection, *, robust_key: bool = True, allow_pickle: b
         RuntimeError: two entries would share a file, or non-tensor data is not JSON and pickling is not allowed.
         TypeError: a tensor of a kind that has no file form (quantized, sparse, meta).
     """
-    plan = Plan(robust_key, allow_pickle)
+    plan = Plan(robust_key, pickle_allowed(allow_pickle))
     plan.add(node)
     return plan
 

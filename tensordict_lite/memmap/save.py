@@ -218,8 +218,8 @@ class _Save:
 
     def _elsewhere(self, leaf: Leaf, file: str) -> RuntimeError:
         return RuntimeError(
-            f"the entry {leaf.path} is memory-mapped already, in {file}. To copy it to the new location, pass "
-            "copy_existing=True."
+            f"A filename was provided but the tensor already has a file associated ({file}): the entry {leaf.path} is "
+            "memory-mapped already. To copy it to the new location, pass copy_existing=True."
         )
 
     def _reuse(self, leaf: Leaf, path: str) -> str:

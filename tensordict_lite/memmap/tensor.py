@@ -164,8 +164,8 @@ class MemoryMappedTensor(Tensor):
             return self.storage_offset() == 0 and self._covers_storage()
         if not anonymous and not copy_existing:
             raise RuntimeError(
-                f"a filename was provided ({path}) but the tensor already has a file associated ({own}). "
-                "To copy it to the new location, pass copy_existing=True."
+                f"A filename was provided but the tensor already has a file associated ({own}). To copy it to the new "
+                f"location, {path}, pass copy_existing=True."
             )
         return False
 

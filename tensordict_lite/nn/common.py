@@ -44,7 +44,7 @@ class TensorDictModule(TensorDictModuleBase):
         out_keys: key or list of keys for the results, in order. ``"_"`` drops one.
         out_to_in_map: direction of a mapping ``in_keys``: True (default) ``{argument: key}``, False
             ``{key: argument}``.
-        inplace: where results go: True, into the input; False, into a new TensorDict without batch size;
+        inplace: where results go: True, into the input; False and None, into a new TensorDict without batch size;
             ``"empty"``, into ``input.empty()``.
         method: name of a method of ``module`` to call instead.
         method_kwargs: keyword arguments for every call.
@@ -139,7 +139,7 @@ class TensorDictModule(TensorDictModuleBase):
             self._blame_missing(tensordict, values, error)
             raise
         if tensordict_out is None:
-            tensordict_out = output_of(tensordict, state["inplace"])
+            tensordict_out = output_of(tensordict, state["inplace"] or False)
         out_keys = state["_all_out_keys"] if "_all_out_keys" in state else state["_out_keys"]
         if isinstance(result, Tensor) and len(out_keys) == 1:
             if out_keys[0] != "_":

@@ -50,7 +50,13 @@ _TYPE = Setting(None)
 
 
 def interaction_type() -> InteractionType | None:
-    """The type that the innermost :class:`set_interaction_type` set; None when each module takes its own default."""
+    """The type that the innermost :class:`set_interaction_type` set; None when each module takes its own default.
+
+    Example:
+        >>> with set_interaction_type("mean"):
+        ...     interaction_type().name
+        'MEAN'
+    """
     return _TYPE.get()  # type: ignore[no-any-return]
 
 

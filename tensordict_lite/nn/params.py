@@ -12,6 +12,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 from tensordict_lite.base import TensorCollection, TensorDictBase
 from tensordict_lite.dense import DenseCollection
 from tensordict_lite.keys import require_path
+from tensordict_lite.ops.module_swap import register_params
 from tensordict_lite.settings import MISSING
 from tensordict_lite.tensordict import TensorDict
 
@@ -153,6 +154,16 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
             item = item.copy()
             self._convert_tree(item)
         node._source[path[-1]] = item
+        return self
+
+    # New tensors become parameters, so they are not written as they are.
+    _writes_directly = False
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """Writes the entries of a mapping, see :meth:`TensorDict.update`; they become parameters or buffers."""
+        super().update(*args, **kwargs)
+        if type(self._source) is dict:
+            self._convert_tree(self)  # those of nested collections, too
         return self
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -422,3 +433,6 @@ def _apply_to(td: TensorCollection, fn: Any) -> None:
 
 def _is_nested(state: Any) -> bool:
     return any(isinstance(value, (dict, TensorCollection)) for value in state.values())
+
+
+register_params(TensorDictParams)

@@ -82,6 +82,20 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
 
     Raises:
         ValueError: they are not.
+
+    Example:
+        >>> import torch
+        >>> from tensordict_lite import TensorClass, TensorDict
+        >>> class Point(TensorClass):
+        ...     x: torch.Tensor
+        >>> class Length(TensorClass):
+        ...     length: torch.Tensor
+        >>> class Measure(TensorClassModuleBase[Point, Length]):
+        ...     def forward(self, point):
+        ...         return Length(length=point.x.norm(dim=-1), batch_size=point.batch_size)
+        >>> module = TensorClassModuleWrapper(Measure())
+        >>> module.in_keys, module.out_keys, module(TensorDict({"x": torch.tensor([[3.0, 4.0]])}, [1]))["length"]
+        (['x'], ['length'], tensor([5.]))
     """
 
     def __init__(self, module: TensorClassModuleBase[Any, Any]) -> None:

@@ -154,7 +154,13 @@ _SKIP = Setting(False)
 
 
 def skip_existing() -> bool | list[NestedKey]:
-    """The mode of the innermost :class:`set_skip_existing`: False (default), True, or a list of keys."""
+    """The mode of the innermost :class:`set_skip_existing`: False (default), True, or a list of keys.
+
+    Example:
+        >>> with set_skip_existing(["value"]):
+        ...     skip_existing()
+        ['value']
+    """
     return _SKIP.get()  # type: ignore[no-any-return]
 
 
@@ -240,6 +246,11 @@ def composite_lp_aggregate(nowarn: bool = False) -> bool:
 
     Args:
         nowarn: has no effect; it is accepted so that calls which pass it work.
+
+    Example:
+        >>> with set_composite_lp_aggregate(True):
+        ...     composite_lp_aggregate()
+        True
     """
     return _AGGREGATE.get()  # type: ignore[no-any-return]
 

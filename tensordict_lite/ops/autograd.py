@@ -117,6 +117,15 @@ class AutogradOps:
                 "backward() cannot be called on a tensordict that has no leaf tensor requiring gradients."
             )
         if gradient is not None:
+            if not hasattr(gradient, "_leaves"):
+                raise TypeError(
+                    "gradient must be a TensorDictBase instance with an entry for each tensor that requires grad, got "
+                    f"a {type(gradient).__name__}"
+                )
+            for path, _ in active:
+                if path not in gradient:
+                    name = path[0] if len(path) == 1 else path
+                    raise KeyError(f"Missing gradient entry for key {name!r} in the gradient passed to backward()")
             keys = [path for path, _ in active]
             gradients = pair_leaves(self.select(*keys), gradient.select(*keys))[1]
         else:

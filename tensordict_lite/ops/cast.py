@@ -382,7 +382,7 @@ class CastOps:
     # -- figures --------------------------------------------------------------------------------------------
 
     def bytes(self, *, count_duplicates: bool = True) -> int:
-        """Bytes of all tensors, gradients included.
+        """Bytes of all tensors, gradients included, and the offsets (and lengths) of jagged ones.
 
         Args:
             count_duplicates: count a tensor that is stored under two keys twice.
@@ -390,6 +390,9 @@ class CastOps:
         total = 0
         for leaf in _distinct(self._leaves(), count_duplicates):
             total += leaf.numel() * leaf.element_size()
+            if leaf.is_nested and leaf.layout is torch.jagged:
+                rows = (leaf.offsets(), leaf._lengths)  # type: ignore[attr-defined]
+                total += sum(part.numel() * part.element_size() for part in rows if part is not None)
             grad = leaf.grad if leaf.is_leaf and leaf.requires_grad else None
             if grad is not None:
                 total += grad.numel() * grad.element_size()

@@ -50,6 +50,20 @@ class DistributedOps:
         Raises:
             ValueError: both or none of ``dst`` and ``group_dst``; with ``check``, the structures differ.
             CommunicationError: the other rank has ended or is late.
+
+        Example:
+            Two ranks in two threads; programs call ``torch.distributed.init_process_group`` instead, and pass ``dst``.
+
+            >>> import torch
+            >>> from concurrent.futures import ThreadPoolExecutor
+            >>> from tensordict_lite import TensorDict
+            >>> store, pool = torch.distributed.HashStore(), ThreadPoolExecutor(2)
+            >>> groups = list(pool.map(lambda rank: torch.distributed.ProcessGroupGloo(store, rank, 2), range(2)))
+            >>> here, there = TensorDict({"x": torch.ones(2)}, [2]), TensorDict({"x": torch.zeros(2)}, [2])
+            >>> received = pool.submit(there.recv, group=groups[1], group_src=0)
+            >>> here.send(group=groups[0], group_dst=1)
+            >>> received.result(), there["x"]
+            (0, tensor([1., 1.]))
         """
         from tensordict_lite.distributed import values
 
@@ -82,6 +96,21 @@ class DistributedOps:
 
         Returns:
             The tag of the last tensor.
+
+        Example:
+            Two ranks in two threads; programs call ``torch.distributed.init_process_group`` instead, and pass ``src``.
+
+            >>> import torch
+            >>> from concurrent.futures import ThreadPoolExecutor
+            >>> from tensordict_lite import TensorDict
+            >>> store, pool = torch.distributed.HashStore(), ThreadPoolExecutor(2)
+            >>> groups = list(pool.map(lambda rank: torch.distributed.ProcessGroupGloo(store, rank, 2), range(2)))
+            >>> here, there = TensorDict({"x": torch.ones(2)}, [2]), TensorDict({"x": torch.zeros(2)}, [2])
+            >>> sent = pool.submit(here.send, group=groups[0], group_dst=1)
+            >>> there.recv(group=groups[1], group_src=0)
+            0
+            >>> there["x"]
+            tensor([1., 1.])
         """
         from tensordict_lite.distributed import values
 
@@ -115,6 +144,20 @@ class DistributedOps:
 
         Returns:
             The tag of the last tensor; with ``return_early`` a list of objects with ``wait()``.
+
+        Example:
+            Two ranks in two threads; programs call ``torch.distributed.init_process_group`` instead, and pass ``dst``.
+
+            >>> import torch
+            >>> from concurrent.futures import ThreadPoolExecutor
+            >>> from tensordict_lite import TensorDict
+            >>> store, pool = torch.distributed.HashStore(), ThreadPoolExecutor(2)
+            >>> groups = list(pool.map(lambda rank: torch.distributed.ProcessGroupGloo(store, rank, 2), range(2)))
+            >>> here, there = TensorDict({"x": torch.ones(2)}, [2]), TensorDict({"x": torch.zeros(2)}, [2])
+            >>> works = here.isend(group=groups[0], group_dst=1, return_early=True)
+            >>> works += there.irecv(group=groups[1], group_src=0, return_premature=True)
+            >>> [work.wait() for work in works], there["x"]
+            ([True, True], tensor([1., 1.]))
         """
         from tensordict_lite.distributed import values
 
@@ -150,6 +193,20 @@ class DistributedOps:
 
         Returns:
             None; with ``return_premature`` a list of objects with ``wait()``.
+
+        Example:
+            Two ranks in two threads; programs call ``torch.distributed.init_process_group`` instead, and pass ``src``.
+
+            >>> import torch
+            >>> from concurrent.futures import ThreadPoolExecutor
+            >>> from tensordict_lite import TensorDict
+            >>> store, pool = torch.distributed.HashStore(), ThreadPoolExecutor(2)
+            >>> groups = list(pool.map(lambda rank: torch.distributed.ProcessGroupGloo(store, rank, 2), range(2)))
+            >>> here, there = TensorDict({"x": torch.ones(2)}, [2]), TensorDict({"x": torch.zeros(2)}, [2])
+            >>> works = there.irecv(group=groups[1], group_src=0, return_premature=True)
+            >>> works += here.isend(group=groups[0], group_dst=1, return_early=True)
+            >>> [work.wait() for work in works], there["x"]
+            ([True, True], tensor([1., 1.]))
         """
         from tensordict_lite.distributed import values
 
@@ -165,6 +222,23 @@ class DistributedOps:
         Args:
             dst: the receiver, a global rank; or a pipe of the caller's own with a method ``asend``.
             **options: see :meth:`send`.
+
+        Example:
+            A pipe of the caller's own; with ranks it is ``await td.asend(1)`` here and ``await td.arecv(0)`` there.
+
+            >>> import asyncio, torch
+            >>> from tensordict_lite import TensorDict
+            >>> class Pipe(asyncio.Queue):
+            ...     async def asend(self, td):
+            ...         await self.put(td)
+            ...     async def arecv(self, td, device=None):
+            ...         return td.update_(await self.get())
+            >>> async def both():
+            ...     pipe, td = Pipe(), TensorDict({"x": torch.ones(2)}, [2])
+            ...     sent, got = await asyncio.gather(td.asend(pipe), torch.zeros_like(td).arecv(pipe))
+            ...     return got["x"]
+            >>> asyncio.run(both())
+            tensor([1., 1.])
         """
         if hasattr(dst, "asend"):
             await dst.asend(self)
@@ -181,6 +255,23 @@ class DistributedOps:
 
         Returns:
             self, or with ``device`` what it is there.
+
+        Example:
+            A pipe of the caller's own; with ranks it is ``await td.asend(1)`` here and ``await td.arecv(0)`` there.
+
+            >>> import asyncio, torch
+            >>> from tensordict_lite import TensorDict
+            >>> class Pipe(asyncio.Queue):
+            ...     async def asend(self, td):
+            ...         await self.put(td)
+            ...     async def arecv(self, td, device=None):
+            ...         return td.update_(await self.get())
+            >>> async def both():
+            ...     pipe, td = Pipe(), TensorDict({"x": torch.ones(2)}, [2])
+            ...     sent, got = await asyncio.gather(td.asend(pipe), torch.zeros_like(td).arecv(pipe))
+            ...     return got["x"]
+            >>> asyncio.run(both())
+            tensor([1., 1.])
         """
         if hasattr(src, "arecv"):
             return await src.arecv(self, device=device)  # type: ignore[no-any-return]
@@ -215,6 +306,17 @@ class DistributedOps:
 
         Raises:
             ValueError: with ``check``, on every rank, the structures differ.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> dist = torch.distributed
+            >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun: ("gloo")
+            >>> td = TensorDict({"x": torch.ones(2)}, [2])
+            >>> td.reduce(dst=0)
+            >>> td["x"]  # of one rank: the sum is what it has
+            tensor([1., 1.])
+            >>> dist.destroy_process_group()
         """
         from tensordict_lite.distributed import values
 
@@ -244,6 +346,17 @@ class DistributedOps:
 
         Returns:
             None, or a list of objects with ``wait()``.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> dist = torch.distributed
+            >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun: ("gloo")
+            >>> td = TensorDict({"x": torch.ones(2)}, [2])
+            >>> td.all_reduce(op=dist.ReduceOp.MAX)
+            >>> td["x"]
+            tensor([1., 1.])
+            >>> dist.destroy_process_group()
         """
         from tensordict_lite.distributed import values
 
@@ -271,6 +384,23 @@ class DistributedOps:
         Raises:
             ValueError: no ``dst``.
             UnsendableError: an entry cannot be pickled, or is on the meta device; the receiver raises as well.
+
+        Example:
+            >>> import multiprocessing, tempfile, torch
+            >>> from tensordict_lite import TensorDict
+            >>> def begin(rank, meeting):
+            ...     torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+            >>> def other(meeting):
+            ...     begin(1, meeting)
+            ...     assert TensorDict.from_remote_init(src=0)["who"] == "rank 0"
+            >>> meeting = f"file://{tempfile.mkdtemp()}/group"
+            >>> process = multiprocessing.get_context("fork").Process(target=other, args=(meeting,))
+            >>> process.start()
+            >>> begin(0, meeting)
+            >>> TensorDict({"a": {"x": torch.ones(2)}, "who": "rank 0"}, [2]).init_remote(dst=1)
+            >>> process.join(), process.exitcode
+            (None, 0)
+            >>> torch.distributed.destroy_process_group()
         """
         from tensordict_lite.distributed import trees
 
@@ -292,6 +422,24 @@ class DistributedOps:
             group: the process group. Default: the default one.
             device: where the result goes. Default: the type of device where each tensor was.
             use_broadcast: as the sender has it.
+
+        Example:
+            >>> import multiprocessing, tempfile, torch
+            >>> from tensordict_lite import TensorDict
+            >>> def begin(rank, meeting):
+            ...     torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+            >>> def other(meeting):
+            ...     begin(1, meeting)
+            ...     TensorDict({"a": {"x": torch.ones(2)}, "who": "rank 1"}, [2]).init_remote(dst=0)
+            >>> meeting = f"file://{tempfile.mkdtemp()}/group"
+            >>> process = multiprocessing.get_context("fork").Process(target=other, args=(meeting,))
+            >>> process.start()
+            >>> begin(0, meeting)
+            >>> td = TensorDict.from_remote_init(src=1)
+            >>> td["a", "x"], td["who"]
+            (tensor([1., 1.]), 'rank 1')
+            >>> process.join()
+            >>> torch.distributed.destroy_process_group()
         """
         from tensordict_lite.distributed import trees
 
@@ -315,6 +463,16 @@ class DistributedOps:
 
         Raises:
             CommunicationError: a rank has ended or is late, or ``src`` could not send.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> dist = torch.distributed
+            >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun: ("gloo")
+            >>> td = TensorDict({"x": torch.ones(2)}, [2]).broadcast(src=0)  # elsewhere: TensorDict().broadcast(src=0)
+            >>> td["x"]
+            tensor([1., 1.])
+            >>> dist.destroy_process_group()
         """
         from tensordict_lite.distributed import trees
 
@@ -328,6 +486,15 @@ class DistributedOps:
 
         Returns:
             A list of new collections, in the order of the ranks.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> dist = torch.distributed
+            >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun: ("gloo")
+            >>> [td["x"] for td in TensorDict({"x": torch.ones(2)}, [2]).all_gather()]
+            [tensor([1., 1.])]
+            >>> dist.destroy_process_group()
         """
         from tensordict_lite.distributed import trees
 
@@ -346,6 +513,24 @@ class DistributedOps:
 
         Raises:
             RuntimeError: on ``dst``, the first dimension has another size.
+
+        Example:
+            >>> import multiprocessing, tempfile, torch
+            >>> from tensordict_lite import TensorDict
+            >>> def begin(rank, meeting):
+            ...     torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+            >>> def other(meeting):
+            ...     begin(1, meeting)
+            ...     TensorDict({"x": torch.ones(2)}, []).gather_and_stack(dst=0)
+            >>> meeting = f"file://{tempfile.mkdtemp()}/group"
+            >>> process = multiprocessing.get_context("fork").Process(target=other, args=(meeting,))
+            >>> process.start()
+            >>> begin(0, meeting)
+            >>> rows = TensorDict({"x": torch.zeros(1, 2)}, [1])  # one for each other rank
+            >>> rows.gather_and_stack(dst=0)["x"]
+            tensor([[1., 1.]])
+            >>> process.join()
+            >>> torch.distributed.destroy_process_group()
         """
         from tensordict_lite.distributed import trees
 
@@ -362,6 +547,16 @@ class DistributedOps:
 
         Raises:
             ValueError: on ``src``, there is not one for each rank; the others raise as well.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> dist = torch.distributed
+            >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun: ("gloo")
+            >>> parts = [TensorDict({"rank": torch.tensor(rank)}) for rank in range(dist.get_world_size())]
+            >>> TensorDict().scatter(0, parts)["rank"]  # elsewhere: TensorDict().scatter(0)
+            tensor(0)
+            >>> dist.destroy_process_group()
         """
         from tensordict_lite.distributed import trees
 

@@ -67,6 +67,7 @@ class EngineOps:
         out_keys: Keys | None = None,
         resume: Resume = False,
         overwrite: bool = False,
+        shard: tuple[int, int] | str | None = None,
         chunksize: int | None = None,
         num_chunks: int | None = None,
         pool: Any = None,

@@ -23,6 +23,7 @@ __all__ = ["Swap", "put_back", "read", "read_state_dict"]
 _SCALAR = torch.Size(())
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _make_subclass = torch.Tensor._make_subclass
+_Parameter = nn.Parameter
 
 
 def read(cls: Any, module: nn.Module, filter_empty: bool, memo: dict[int, Any]) -> Any:
@@ -32,20 +33,33 @@ def read(cls: Any, module: nn.Module, filter_empty: bool, memo: dict[int, Any]) 
         return known
     if _is_params(module):
         return _copied(cls, module)
-    source: dict[str, Any] = {k: v for k, v in module._parameters.items() if v is not None}
-    source.update((k, v) for k, v in module._buffers.items() if v is not None)
-    for name, child in module._modules.items():
-        if child is None:
-            continue
-        entry = read(cls, child, filter_empty, memo)
-        if entry._source or not filter_empty:
-            source[name] = entry
+    source: dict[str, Any] = {}
+    for slots in (module._parameters, module._buffers):
+        for name, tensor in slots.items():
+            if tensor is not None:
+                source[name] = tensor
+    if module._modules:
+        for name, child in module._modules.items():
+            if child is None:
+                continue
+            entry = read(cls, child, filter_empty, memo)
+            if entry._source or not filter_empty:
+                source[name] = entry
     out = memo[id(module)] = cls._trusted(source, _SCALAR)
     return out
 
 
 def _is_params(module: Any) -> bool:
-    return hasattr(module, "_entries")
+    return isinstance(module, _params_class)
+
+
+_params_class: Any = ()
+
+
+def register_params(cls: type) -> None:
+    """Tells the class of modules that are a collection themselves, which is built upon this file."""
+    global _params_class
+    _params_class = cls
 
 
 def _copied(cls: Any, td: Any) -> Any:
@@ -80,6 +94,7 @@ class Swap:
         self._non_blocking = non_blocking
         self._preserve = preserve
         self._strict = strict
+        self._swaps = not inplace and preserve and not torch.compiler.is_compiling()
         self._memo: dict[int, Any] = {}
 
     def run(self, params: Any, module: nn.Module) -> Any:
@@ -99,15 +114,40 @@ class Swap:
             return
         slots, buffers, children = module._parameters, module._buffers, module._modules
         old = swapped._source
+        by_reference, swaps = not self._inplace, self._swaps
         for key, value in params._entries():
-            if not isinstance(value, Tensor):
+            kind = type(value)
+            if kind is _Parameter and by_reference:  # by far the most: one parameter for another
+                current = slots.get(key)
+                if value is current:
+                    old[key] = current
+                    continue
+                if type(current) is _Parameter and current.shape == value.shape:
+                    old[key] = current
+                    slots[key] = value
+                    continue
+            elif kind is Tensor and swaps:  # a new tensor in the place of a parameter becomes one
+                current = slots.get(key)
+                if type(current) is _Parameter and current.shape == value.shape:
+                    old[key] = current
+                    if not (value.requires_grad or _is_wrapped(value)):
+                        trainable = current.requires_grad and (current.dtype is value.dtype or _takes_grad(value))
+                        value = _make_subclass(_Parameter, value, trainable)
+                    slots[key] = value
+                    continue
+            if kind is not Tensor and not isinstance(value, Tensor):
                 if value._is_non_tensor:
                     self._take_out(key, value, old, slots if key in slots else buffers)
                     continue
                 child = children.get(key)
                 if child is None:
                     raise self._surplus(key, path, module, "sub-module", children)
-                self._child(key, value, child, old, path)
+                known = self._memo.get(id(child))
+                if known is None:
+                    below = old[key] = self._cls._trusted({}, _SCALAR)  # before its entries, which may fail
+                    self._level(value, child, below, (*path, key))
+                else:
+                    old[key] = known
             elif key in slots:
                 current = slots[key]
                 if current is None:
@@ -122,7 +162,10 @@ class Swap:
                     old[key] = self._copy(current, value)
                 else:
                     old[key] = current
-                    self._set_parameter(module, slots, key, value, current)
+                    if self._preserve:
+                        slots[key] = _as_parameter(value, current)
+                    else:
+                        self._set_attribute(module, slots, key, value)
             elif key in buffers:
                 current = buffers[key]
                 if current is None:
@@ -142,14 +185,6 @@ class Swap:
                 raise self._surplus(key, path, module, "parameter or buffer", [*slots, *buffers])
         if self._strict:
             _check_complete(params, module, path)
-
-    def _child(self, key: str, value: Any, child: nn.Module, old: dict[str, Any], path: tuple[str, ...]) -> None:
-        known = self._memo.get(id(child))
-        if known is not None:
-            old[key] = known
-            return
-        below = old[key] = self._cls._trusted({}, _SCALAR)  # before its entries, which may fail
-        self._level(value, child, below, (*path, key))
 
     def _copy(self, current: Tensor, value: Tensor) -> Tensor:
         before = current.detach().clone()
@@ -184,11 +219,10 @@ class Swap:
         else:
             module.__dict__[key] = value
 
-    def _set_parameter(self, module: nn.Module, slots: Any, key: str, value: Tensor, current: Tensor) -> None:
+    @staticmethod
+    def _set_attribute(module: nn.Module, slots: Any, key: str, value: Tensor) -> None:
         if isinstance(value, nn.Parameter):
             slots[key] = value
-        elif self._preserve:
-            slots[key] = _as_parameter(value, current)
         else:  # a plain attribute; the place in the order of parameters is kept for the way back
             slots[key] = None
             module.__dict__[key] = value
@@ -234,16 +268,18 @@ def _as_parameter(value: Tensor, old: Tensor) -> Any:
     if type(value) is Tensor:
         if value.requires_grad or _is_wrapped(value):
             return value
-        trainable = old.requires_grad and (value.is_floating_point() or value.is_complex())
-        return _make_subclass(nn.Parameter, value, trainable)
+        return _make_subclass(_Parameter, value, old.requires_grad and _takes_grad(value))
     if isinstance(value, nn.Parameter) or value.requires_grad or _is_wrapped(value):
         return value
     from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
     if isinstance(value, MemoryMappedTensor):
         value = value.as_subclass(Tensor)  # the same memory: training writes through to the file
-    trainable = old.requires_grad and (value.is_floating_point() or value.is_complex())
-    return nn.Parameter(value, requires_grad=trainable)
+    return nn.Parameter(value, requires_grad=old.requires_grad and _takes_grad(value))
+
+
+def _takes_grad(value: Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
 
 
 def _fits(current: Tensor, value: Tensor, slots: Any, key: str) -> bool:
@@ -292,6 +328,13 @@ def put_back(swapped: Any, module: nn.Module, inplace: bool, non_blocking: bool 
     slots, buffers, children = module._parameters, module._buffers, module._modules
     attributes = module.__dict__
     for key, value in swapped._source.items():
+        if type(value) is _Parameter and not inplace:
+            current = slots.get(key)
+            if current is value:
+                continue
+            if type(current) is _Parameter and (given is None or current is given.get(key)):
+                slots[key] = value
+                continue
         if not isinstance(value, Tensor):
             if value._is_non_tensor:  # there was nothing
                 (buffers if key in buffers else slots)[key] = None

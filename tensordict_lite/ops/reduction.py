@@ -64,9 +64,12 @@ class ReductionOps(ExtremeOps):
             >>> td.all(), td.all(dim=1)["a"]
             (False, tensor([False,  True]))
         """
-        if dim is None:
-            for leaf in self._leaves():
-                if not leaf.all():
+        if dim is None:  # entry by entry: the first zero ends it
+            if self._is_unbatched:
+                return bool(self._leaves()[0].all())
+            source = self._source
+            for value in source.values() if type(source) is dict else source:
+                if not value.all():
                     return False
             return True
         return self._truth(torch.all, dim)
@@ -81,8 +84,11 @@ class ReductionOps(ExtremeOps):
             RuntimeError: ``dim`` is not a batch dimension.
         """
         if dim is None:
-            for leaf in self._leaves():
-                if leaf.any():
+            if self._is_unbatched:
+                return bool(self._leaves()[0].any())
+            source = self._source
+            for value in source.values() if type(source) is dict else source:
+                if value.any():
                     return True
             return False
         return self._truth(torch.any, dim)

@@ -53,7 +53,7 @@ class RestructureOps:
         flat: dict[str, Any] = {}
         if _flatten_into(self, "", separator, is_leaf, flat):
             names = _collisions(self, separator, is_leaf)
-            raise KeyError(f"flatten_keys({separator!r}) makes several entries share a name: {names}")
+            raise KeyError(f"Flattening keys in tensordict causes keys {names} to collide (separator {separator!r})")
         if inplace:
             # Entries that were at the top already stay in front.
             flat = {**{key: flat[key] for key in self._key_list() if key in flat}, **flat}
@@ -84,20 +84,23 @@ class RestructureOps:
         if inplace and self._lock is not None:
             raise self._locked_error()
         entries = list(self._entries())
-        nested = {key: value for key, value in entries if separator not in key}
-        root = self._rebuild(nested, self._batch_size, self._names)
-        levels: dict[str, Any] = {"": root}  # of the result: those of `self` are copied before a write
+        root = self._rebuild({}, self._batch_size, self._names)
+        root._source.update([item for item in entries if separator not in item[0]])
+        levels: dict[str, Any] = {}  # of the result: those of `self` are copied before a write
         for key, value in entries:
             if separator in key:
                 head, _, last = key.rpartition(separator)
-                level = levels.get(head) if head else None
+                level = levels.get(head)
                 if level is None:
-                    level = _open_level(root, head.split(separator), levels, separator)
-                if entry_of(level, (last,)) is not None:
-                    raise KeyError(
-                        f"unflatten_keys() makes the entry {tuple(key.split(separator))}, which exists already"
-                    )
-                level._set_str(last, value)
+                    level = levels[head] = _open_level(root, head, levels, separator)
+                if type(level._source) is not dict:
+                    if entry_of(level, (last,)) is not None:
+                        raise _exists(key, separator)
+                    level._set_str(last, value)
+                elif last in level._source:
+                    raise _exists(key, separator)
+                else:
+                    level._source[last] = value
         if inplace:
             self._keep(root._source)
             root = self
@@ -202,26 +205,26 @@ def _collisions(td: Any, separator: str, is_leaf: IsLeaf | None) -> list[str]:
     return sorted({name for name in names if names.count(name) > 1})
 
 
-def _open_level(root: Any, parts: list[str], levels: dict[str, Any], separator: str) -> Any:
+def _exists(key: str, separator: str) -> KeyError:
+    return KeyError(f"unflatten_keys() makes the entry {tuple(key.split(separator))}, which exists already")
+
+
+def _open_level(root: Any, name: str, levels: dict[str, Any], separator: str) -> Any:
     """The collection at a path of the result, made (or copied from the origin) where it is not there yet."""
-    node = root
-    name = ""
-    for depth, part in enumerate(parts):
-        name = name + separator + part if depth else part
-        child = levels.get(name) if name else None
-        if child is None:
-            child = entry_of(node, (part,))
-            if child is None:
-                child = node._new_child()
-            elif isinstance(child, Tensor) or child._is_non_tensor:
-                raise KeyError(
-                    f"unflatten_keys() makes an entry below {tuple(parts)}, but {tuple(parts[: depth + 1])} is an "
-                    "entry without levels"
-                )
-            else:
-                child = child.copy()
-            node._set_str(part, child)
-            if name:
-                levels[name] = child
-        node = child
-    return node
+    above, found, part = name.rpartition(separator)
+    if not found:
+        node = root
+    else:
+        node = levels.get(above)
+        if node is None:
+            node = levels[above] = _open_level(root, above, levels, separator)
+    child = entry_of(node, (part,))
+    if child is None:
+        child = node._new_child()
+    elif isinstance(child, Tensor) or child._is_non_tensor:
+        path = tuple(name.split(separator))
+        raise KeyError(f"unflatten_keys() makes an entry below {path}, but it is an entry without levels")
+    else:
+        child = child.copy()
+    node._set_str(part, child)
+    return child

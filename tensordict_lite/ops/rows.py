@@ -279,7 +279,8 @@ class RowOps:
             if pad is None and mine.keys() != theirs.keys():
                 odd = sorted(mine.keys() ^ theirs.keys())
                 raise KeyError(
-                    f"where: both collections need the same keys; {odd} are in one only. Pass pad= to fill them."
+                    f"where: Key {odd[0]} not found and no pad value provided. {odd} are in one collection only: pass "
+                    "pad= to fill them."
                 )
         else:
             theirs = None
@@ -341,7 +342,15 @@ class RowOps:
         return self._inplace_or(inplace, out)
 
     def to_padded_tensor(self, padding: float = 0.0, mask_key: Any = None) -> Self:
-        """Nested (ragged) tensors as dense ones, filled with ``padding``; ``mask_key`` tells the real elements."""
+        """Nested (ragged) tensors as dense ones, filled with ``padding``.
+
+        A batch dimension of unknown size, ``-1``, gets the size of the longest row.
+
+        Args:
+            padding: value of what is filled.
+            mask_key: name of a new bool entry, true where an element is real: over the batch where that has a ragged
+                dimension, else over the first nested tensor.
+        """
         mask: list[Tensor] = []
 
         def dense(leaf: Tensor) -> Tensor:
@@ -353,9 +362,24 @@ class RowOps:
             return torch.nested.to_padded_tensor(leaf, padding)
 
         out = self._map_leaves(dense)  # type: ignore[attr-defined]
+        _settle_sizes(out)
         if mask:
-            out.set(mask_key, mask[0])
+            ragged = -1 in self._batch_size  # type: ignore[attr-defined]
+            out.set(mask_key, mask[0].flatten(out.ndim).any(-1) if ragged and mask[0].ndim > out.ndim else mask[0])
         return out
+
+
+def _settle_sizes(node: Any) -> None:
+    """Gives the dimensions of unknown size, ``-1``, of a padded tree the size that its tensors have now."""
+    if type(node._source) is not dict:
+        return
+    if -1 in node._batch_size:
+        size = list(node._batch_size)
+        for leaf in node._leaves():
+            size = [max(n, m) for n, m in zip(size, leaf.shape)]
+        node._batch_size = torch.Size(size)
+    for sub in node._nested():
+        _settle_sizes(sub)
 
 
 def _where(condition: Tensor, a: Any, b: Any) -> Any:

@@ -482,9 +482,15 @@ class ShapeOps:
     def movedim(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Self:
         """Batch dimensions moved to other positions, as :func:`torch.movedim`."""
         ndim = len(self._batch_size)
+        given = [(dims,) if isinstance(dims, int) else tuple(dims) for dims in (source, destination)]
+        if len(given[0]) != len(given[1]):
+            raise ValueError(
+                f"movedim: source and destination must have the same number of elements, got {len(given[0])} and "
+                f"{len(given[1])}"
+            )
         # A stride-free stand-in whose strides tell where each dimension went.
         probe = torch.empty((), device="meta").expand(ndim * (1,)).as_strided((1,) * ndim, tuple(range(1, ndim + 1)))
-        order = [stride - 1 for stride in torch.movedim(probe, source, destination).stride()]  # type: ignore[arg-type]
+        order = [stride - 1 for stride in torch.movedim(probe, *given).stride()]
         return self.permute(*order) if order else self
 
     def moveaxis(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Self:
@@ -528,7 +534,7 @@ class ShapeOps:
 
     def _need_dims(self, ndim: int, name: str) -> None:
         if len(self._batch_size) < ndim:
-            raise RuntimeError(f"{name}() needs at least {ndim} batch dimension(s), got {len(self._batch_size)}")
+            raise RuntimeError(f"{name} requires at least {ndim} batch dimensions, got {len(self._batch_size)}")
 
     def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Self:
         """Rotated ``k`` times by 90 degrees in the plane of two batch dimensions."""

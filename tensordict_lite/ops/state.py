@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,12 +50,12 @@ class StateOps:
         if metadata is None:
             metadata = OrderedDict()
             out._metadata = metadata
-        metadata[prefix[:-1]] = {"batch_size": self.batch_size, "device": self._device}
         fresh = destination is None
+        metadata[prefix[:-1]] = self._level_metadata()
         if flatten:
             self._write_flat(out, metadata, prefix, keep_vars, fresh)
             return out
-        for key, value in as_read(self._entries()):
+        for key, value in self._stated():
             name = prefix + key
             if isinstance(value, Tensor):
                 out[name] = value if keep_vars else value.detach()
@@ -65,8 +66,16 @@ class StateOps:
                 out[name] = value.state_dict(keep_vars=keep_vars, flatten=False)
         return out
 
+    def _stated(self) -> Iterable[tuple[str, Any]]:
+        """The entries that have keys of their own in a state dict."""
+        return as_read(self._entries())
+
+    def _level_metadata(self) -> dict[str, Any]:
+        """What ``_metadata`` tells of this level."""
+        return {"batch_size": self.batch_size, "device": self._device}
+
     def _write_flat(self, out: Any, metadata: dict[str, Any], prefix: str, keep_vars: bool, fresh: bool) -> None:
-        for key, value in as_read(self._entries()):
+        for key, value in self._stated():
             name = prefix + key
             if fresh and (name in out or name in metadata):
                 raise _collision(name)
@@ -75,7 +84,7 @@ class StateOps:
             elif value._is_non_tensor:
                 metadata[name] = _non_tensor_metadata(value)
             else:
-                metadata[name] = {"batch_size": value.batch_size, "device": value._device}
+                metadata[name] = value._level_metadata()
                 value._write_flat(out, metadata, name + ".", keep_vars, fresh)
 
     def load_state_dict(
@@ -130,12 +139,14 @@ class StateOps:
 
     def _load_level(self, state: Any, strict: bool, assign: bool) -> None:
         known = getattr(state, "_metadata", {}).get("", {})
+        if known.get("_non_tensor"):
+            self._load_objects(known["_non_tensor"], known.get("_stacks", ()))
         size = state.get("__batch_size", known.get("batch_size"))
         device = state.get("__device", known.get("device"))
         items = {key: value for key, value in state.items() if key not in _LEGACY}
         if strict:
             extra = set(items) - set(self._key_list())
-            missing = {key for key, value in self._entries() if key not in items and not _is_empty_level(value)}
+            missing = {key for key, value in self._stated() if key not in items and not _is_empty_level(value)}
             if extra or missing:
                 raise RuntimeError(
                     "Cannot load state-dict because the key sets don't match: the state dict has the extra keys "
@@ -150,11 +161,24 @@ class StateOps:
         for key, value in items.items():
             self._load_entry(key, value, strict, assign)
 
+    def _load_objects(self, objects: Mapping[str, Any], stacks: Sequence[str] = ()) -> None:
+        """Takes over what the metadata of a tensorclass tells of its fields without tensors: objects, or one a row."""
+        for name, value in objects.items():
+            if value is None:
+                continue
+            current = entry_of(self, (name,))
+            if self._lock is not None and not isinstance(current, Tensor) and current is not None:
+                self.set_(name, value)
+            elif name in stacks:
+                self.set(name, value)
+            else:
+                self.set_non_tensor(name, value)
+
     def _load_entry(self, key: str, value: Any, strict: bool, assign: bool) -> None:
         current = entry_of(self, (key,))
         if isinstance(value, dict):
             meta = getattr(value, "_metadata", {}).get("", {})
-            if "_non_tensor" in meta:
+            if meta.get("_non_tensor", {}).get("_is_non_tensor"):
                 payload = meta["_non_tensor"].get("data")
                 if current is not None and not isinstance(current, Tensor) and current._is_non_tensor:
                     self.set_(key, payload)

@@ -316,7 +316,7 @@ class StorageOps:
             subpath=subpath,
             mode=mode,
             num_threads=num_threads,
-            allow_pickle=bool(allow_pickle),
+            allow_pickle=allow_pickle,
         )
 
     @classmethod

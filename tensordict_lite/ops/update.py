@@ -294,17 +294,20 @@ class UpdateOps:
     def _pair_leaves(
         self,
         items: Iterable[tuple[Any, Any]],
-        prefix: tuple[str, ...],
+        above: tuple[Any, ...],
         into: list[Tensor],
         values: list[Tensor],
         non_blocking: bool,
     ) -> None:
-        """Collects the tensors that one fused copy serves; writes everything else on the way."""
+        """Collects the tensors that one fused copy serves; writes everything else on the way.
+
+        ``above`` is the path to here as a chain ``(chain, key)``, which errors alone spell out.
+        """
         source = self._source
         if type(source) is not dict:
             for key, value in items:
                 if entry_of(self, require_path(key)) is None:
-                    raise _not_in_destination(self, prefix, key)
+                    raise _not_in_destination(self, _spelled(above), key)
                 self.set_(key, value, non_blocking=non_blocking)
             return
         for key, value in items:
@@ -313,26 +316,28 @@ class UpdateOps:
                 if len(key) > 1:
                     child = source.get(key[0])
                     if child is None or isinstance(child, Tensor) or child._is_non_tensor:
-                        raise _not_in_destination(self, prefix, key)
-                    child._pair_leaves([(key[1:], value)], (*prefix, key[0]), into, values, non_blocking)
+                        raise _not_in_destination(self, _spelled(above), key)
+                    child._pair_leaves([(key[1:], value)], (above, key[0]), into, values, non_blocking)
                     continue
                 key = key[0]
             current = source.get(key)
             if current is None:
-                raise _not_in_destination(self, prefix, key)
+                raise _not_in_destination(self, _spelled(above), key)
             if type(current) is Tensor or isinstance(current, Tensor):
                 if type(value) is Tensor or isinstance(value, Tensor):
                     into.append(current)
                     values.append(value)
                 else:
-                    _copy_into(self, current, value, (*prefix, key), non_blocking)
+                    _copy_into(self, current, value, (*_spelled(above), key), non_blocking)
             elif current._is_non_tensor:
                 self._write_in_place(key, value, non_blocking)
             elif type(current._source) is not dict:
                 current.update_(value, non_blocking=non_blocking)
             else:
-                items = _items_of(value, current, (*prefix, key))
-                current._pair_leaves(items, (*prefix, key), into, values, non_blocking)
+                chain = (above, key)
+                alike = type(value) is type(current)
+                items = value._source.items() if alike else _items_of(value, current, chain)
+                current._pair_leaves(items, chain, into, values, non_blocking)
 
     def update_at_(
         self,
@@ -535,12 +540,21 @@ def _restrict(source: Any, wanted: set[tuple[str, ...]]) -> dict[Any, Any]:
     return out
 
 
-def _items_of(value: Any, entry: Any, path: tuple[str, ...]) -> Iterable[tuple[Any, Any]]:
+def _spelled(chain: tuple[Any, ...]) -> tuple[str, ...]:
+    """The keys of a chain ``(chain, key)``, from the root."""
+    keys: list[str] = []
+    while chain:
+        chain, key = chain
+        keys.append(key)
+    return tuple(reversed(keys))
+
+
+def _items_of(value: Any, entry: Any, chain: tuple[Any, ...]) -> Iterable[tuple[Any, Any]]:
     if hasattr(value, "_entries") and not value._is_non_tensor:
         return value._entries()  # type: ignore[no-any-return]
     if isinstance(value, Mapping) and not hasattr(value, "_entries"):
         return value.items()
-    raise EntryKindError(".".join(path), entry, value)
+    raise EntryKindError(".".join(_spelled(chain)), entry, value)
 
 
 def _copy_into(td: Any, entry: Tensor, value: Any, path: tuple[str, ...], non_blocking: bool) -> None:

@@ -389,3 +389,12 @@ def test_each_with_undoes_its_own_operation():
     with td.view(-1) as outer, outer.view(2, 1) as inner:
         inner["d"] = torch.ones(2, 1)
     assert td["d"].shape == (2,)
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (1, 6), (3, 2, 1), (3, 1, 2)])
+def test_a_view_of_a_stack_writes_to_its_members(shape: tuple[int, ...]) -> None:
+    for dim in (0, 1):
+        stack = lazy_stack([TensorDict({"a": torch.zeros(2)}, [2]) for _ in range(3)], dim)
+        view = stack.view(shape if dim == 0 else (*shape[-1:], *shape[:-1]))
+        view.fill_("a", 1)
+        assert all(member["a"].tolist() == [1, 1] for member in stack.tensordicts)

@@ -23,8 +23,6 @@ SET: dict[str, Callable[[Any, Any], Any]] = {
     "setitem": lambda td, value: td.__setitem__("x", value),
     "set": lambda td, value: td.set("x", value),
     "update": lambda td, value: td.update({"x": value}),
-    "update from a tree": lambda td, value: td.update(TensorDict({"x": value}, td.batch_size)),
-    "below a new level": lambda td, value: td.set(("new", "x"), value),
     "setdefault": lambda td, value: td.setdefault("x", value),
 }
 
@@ -38,6 +36,15 @@ def test_a_named_entry_names_the_dimensions_of_its_parent(how: str, lazy: bool) 
     assert td.names == ["a"] and td["y"].names == ["a", None] and td[:2].names == ["a"]
     with pytest.raises(RuntimeError, match="contradict"):
         td["w"] = TensorDict({}, [3, 2], names=["z", "w"])
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_named_entry_names_the_collection_that_holds_it(lazy: bool) -> None:
+    td = TensorDict({"y": TensorDict({}, [3])}, [3])
+    td = lazy_stack(list(td.unbind(0))) if lazy else td
+    for parent in ("y", "new"):
+        td[parent, "x"] = TensorDict({}, [3, 4], names=["a", "b"])
+        assert td[parent].names == ["a"] and td[parent, "x"].names == ["a", "b"]
 
 
 def test_names_of_the_constructor_and_of_no_dimension_of_the_parent() -> None:

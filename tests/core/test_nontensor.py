@@ -194,8 +194,19 @@ def test_in_place_writes_replace_the_object() -> None:
     assert view["x"] == "a"
     td.set_("x", ["b", "c"])  # an object a row
     assert td["x"] == ["b", "c"]
-    with pytest.raises(RuntimeError, match="a list cannot be written into it in place"):
-        td.set_("x", ["b", "c", "d"])
+    for wrong in (["b"], ["b", "c", "d"], []):
+        with pytest.raises(RuntimeError, match="a list cannot be written into it in place"):
+            TensorDict({"x": "a"}, [2]).lock_().set_("x", wrong)
+        for write in (td.set_, lambda key, value: td.update_({key: value}), lambda k, v: td.set_at_(k, v, slice(None))):
+            with pytest.raises(RuntimeError, match=rf"a list of {len(wrong)} objects cannot be written .* size \[2\]"):
+                write("l", wrong)
+    assert (td["x"], td["l"]) == (["b", "c"], ["r", "s"])
+
+
+def test_a_list_for_rows_that_hold_lists_is_one_object() -> None:
+    td = TensorDict({"l": NonTensorStack(NonTensorData(["a"]), NonTensorData(["b", "c"]))}, [2])
+    td.set_("l", ["x", "y", "z"])
+    assert td["l"] == [["x", "y", "z"]] * 2
 
 
 def test_conversions_give_the_plain_objects() -> None:

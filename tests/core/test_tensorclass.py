@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import pickle
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, InitVar, field
 from typing import Any, ClassVar, Generic, Optional, TypeVar, Union
@@ -514,3 +515,15 @@ def test_state_dict_round_trip() -> None:
     assert other.image.sum() == 3 and other.inner.value.sum() == 12 and other.caption == "none"
     other.load_state_dict({"image": torch.full((3,), 8.0)})
     assert other.image.sum() == 24 and other.inner.value.sum() == 12
+
+
+class Holder:
+    @tensorclass
+    class Held:
+        x: torch.Tensor
+
+
+def test_a_class_within_another_keeps_its_full_name() -> None:
+    assert Holder.Held.__qualname__ == "Holder.Held"
+    again = pickle.loads(pickle.dumps(Holder.Held(torch.ones(2), batch_size=[2])))
+    assert type(again) is Holder.Held and again.x.tolist() == [1, 1]

@@ -228,3 +228,38 @@ def test_flags_survive_a_second_decoration_and_a_pickle_by_value() -> None:
     assert type(Child(3).x) is int and Child(3).y == 4
     copied = type(dill.loads(dill.dumps(Child(3))))
     assert copied is not Child and type(copied(5).x) is int and copied(5).y == 6
+
+
+def test_a_setattr_of_the_class_sees_the_fields_alone() -> None:
+    seen: list[tuple[str, Any]] = []
+
+    class Doubled(TensorClass, nocast=True):
+        a: torch.Tensor
+        b: int
+        c: str = "x"
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            seen.append((name, value))
+            super().__setattr__(name, value * 2)
+
+    it = Doubled(a=torch.ones(2), b=3, batch_size=[2])
+    it.b = 5
+    assert [name for name, _ in seen] == ["a", "b", "c", "b"]
+    assert (it.a.tolist(), it.b, it.c) == ([2, 2], 10, "xx")
+    row = (it + 1)[0].clone().lock_()  # operations fill the storage, not the fields
+    assert row.a == 3 and row.b == 10 and len(seen) == 4
+
+
+def test_a_setattr_is_inherited_once() -> None:
+    class Base(TensorClass):
+        a: torch.Tensor
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value + 1)
+
+    class Child(Base):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value * 10)
+
+    assert Child(torch.ones(2), batch_size=[2]).a.tolist() == [11, 11]
+    assert Base(torch.ones(2), batch_size=[2]).a.tolist() == [2, 2]

@@ -4,17 +4,23 @@ Its device memory is this machine's. Copies run at random points between the cal
 for a mark: some at once, most as late as they can; the link's stream and the caller's run in any order that their
 waits allow. So code that uses memory again too early, or reads too early, gives wrong results here as well, and
 the following are errors at once: a source that is freed, or unlocked, before its copy has run.
+
+Device memory that is freed is overwritten as soon as the stream that it was made for comes to it, and what was handed
+over to the caller's stream not before that has come as far, too. Page-locks are refused beyond a limit, off a page's
+border, and twice. There may be a limit to device memory. And an operation that raises takes the device with it: from
+then on every call raises, as after a failed assertion in a kernel. `launch` gives an operation to the caller's stream,
+from within a function that runs "on the device".
 """
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import random
+import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -23,6 +29,9 @@ from tdmap.runtime.device import Mark
 
 POISON = 0xA5
 """Every byte of device memory that nothing was copied to."""
+
+DeviceFailed: type[RuntimeError] = getattr(torch, "AcceleratorError", RuntimeError)
+"""What torch raises for work that a device was given; the name is that of torch 2.8 and later."""
 
 _locked: dict[int, int] = {}
 """Page-locked memory of this process: bytes, by address. All links know it, as all CUDA contexts do."""
@@ -77,7 +86,8 @@ class FakeMark:
         return self.stream.done >= self.number
 
     def wait(self) -> None:
-        self.stream.run_until(self.number)
+        with self.link._device():
+            self.stream.run_until(self.number)
 
 
 class FakeLink:
@@ -89,11 +99,13 @@ class FakeLink:
         lockable: how many blocks of memory can be page-locked; None: any number.
         locked: the table of page-locked memory; None: that of this process.
         caller_streams: the caller gives its work to `current`, as kernels are; else it runs at once, as tests do.
+        memory: bytes of the device's memory.
 
     Attributes:
         current: the caller's stream, to which a test may add work.
         locked: page-locked memory: its bytes, by address.
         pageable: copies that were asked of memory that is not page-locked.
+        refused: page-locks that were not given.
     """
 
     def __init__(
@@ -103,11 +115,17 @@ class FakeLink:
         lockable: int | None = None,
         locked: dict[int, int] | None = None,
         caller_streams: bool = False,
+        memory: int = 1 << 40,
     ) -> None:
         self.device = torch.device("cpu")
         self.current = FakeStream()
         self.locked = _locked if locked is None else locked
         self._memory: dict[int, int] = {}
+        self._blocks: dict[int, bytearray] = {}
+        self._total = memory
+        self._handed_over: set[int] = set()
+        self._error: BaseException | None = None
+        self.refused = 0
         self.locks = 0
         self.pageable = 0
         self.copied_bytes = 0
@@ -121,16 +139,59 @@ class FakeLink:
         """Let time pass: perhaps nothing happens, perhaps some operations run."""
         if self._random.random() < 0.6:
             return
-        for _ in range(self._random.randrange(4)):
-            self._random.choice((self.current, self._copies)).step()
+        with self._device():
+            for _ in range(self._random.randrange(4)):
+                self._random.choice((self.current, self._copies)).step()
+
+    @contextlib.contextmanager
+    def _device(self) -> Iterator[None]:
+        """Around what asks the device for anything: once it is lost, all of that raises."""
+        if self._error is not None:
+            raise DeviceFailed(str(self._error))
+        try:
+            yield
+        except DeviceFailed as error:
+            self._error = error
+            raise
 
     # -- the link ------------------------------------------------------------------------------------
 
     def empty_like(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        new = [_poisoned(torch.empty_like(tensor)) for tensor in tensors]
-        for tensor in new:
-            self._register(self._memory, tensor)
-        return new
+        with self._device():
+            return [self._empty(tensor) for tensor in tensors]
+
+    def _empty(self, like: Tensor) -> Tensor:
+        nbytes = like.numel() * like.element_size()
+        free, total = self.memory()
+        if nbytes > free:
+            raise torch.OutOfMemoryError(f"out of memory: tried to allocate {nbytes} bytes, {free} of {total} are free")
+        if not nbytes:
+            return torch.empty_like(like)
+        memory = bytearray([POISON]) * nbytes
+        block = torch.frombuffer(memory, dtype=torch.uint8)
+        if like.dtype is torch.bool:
+            block.fill_(1)
+        address = block.data_ptr()
+        self._memory[address] = nbytes
+        self._blocks[address] = memory
+        weakref.finalize(block.untyped_storage(), self._freed, address, memory).atexit = False
+        return block.view(like.dtype).view(like.shape)
+
+    def _freed(self, address: int, memory: bytearray) -> None:
+        """Device memory is given back: it may be used again once the streams that know of it have come so far."""
+        self._memory.pop(address, None)
+        self._blocks.pop(address, None)
+        if address in self._handed_over:
+            self._handed_over.remove(address)
+            self._copies.enqueue(FakeMark(self, self.current))
+        self._copies.enqueue(_used_again(memory))
+
+    def raw(self, tensor: Tensor) -> Tensor:
+        """The same memory as a kernel knows it: by its address, without keeping it from being freed."""
+        start = tensor.untyped_storage().data_ptr()
+        offset = tensor.data_ptr() - start
+        whole = torch.frombuffer(self._blocks[start], dtype=torch.uint8)
+        return whole[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
     def _register(self, where: dict[int, int], tensor: Tensor) -> None:
         address = tensor.data_ptr()
@@ -138,6 +199,8 @@ class FakeLink:
         weakref.finalize(tensor.untyped_storage(), where.pop, address, None).atexit = False
 
     def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        with self._device():
+            pairs = list(pairs)
         for destination, source in pairs:
             self.copied_bytes += source.numel() * source.element_size()
             if source.numel() and not (self.is_locked(source) or _within(self._memory, source)):
@@ -156,35 +219,61 @@ class FakeLink:
 
     def hand_over(self, mark: Mark, tensors: Iterable[Tensor]) -> None:
         assert isinstance(mark, FakeMark)
+        for tensor in tensors:
+            if tensor.layout is not torch.strided or tensor.is_quantized:
+                raise NotImplementedError(f"record_stream: not for tensors of {tensor.layout}")
+            address = tensor.untyped_storage().data_ptr()
+            if address in self._memory:
+                self._handed_over.add(address)
         self.current.enqueue(mark)
         if not self._caller_streams:
             self.settle()
 
-    def context(self) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def context(self) -> Iterator[None]:
+        before, _inside.link = getattr(_inside, "link", None), self
+        try:
+            yield
+        finally:
+            _inside.link = before
 
     def fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         self.settle()
-        return [tensor.clone() for tensor in tensors]
+        return [_bytes_of(tensor).clone() for tensor in tensors]
 
     def settle(self) -> None:
-        self.current.run_until(self.current.given)
+        with self._device():
+            self.current.run_until(self.current.given)
 
     def synchronize(self) -> None:
-        self._copies.run_until(self._copies.given)
+        with self._device():
+            self._copies.run_until(self._copies.given)
+
+    def memory(self) -> tuple[int, int]:
+        return self._total - sum(self._memory.values()), self._total
+
+    def is_lost(self) -> bool:
+        with contextlib.suppress(DeviceFailed):
+            self.settle()
+            self.synchronize()
+        return self._error is not None
 
     # -- page-locked memory --------------------------------------------------------------------------
 
     def staging(self, nbytes: int) -> Tensor:
-        block = _poisoned(torch.empty(nbytes, dtype=torch.uint8))
-        self._register(self.locked, block)
+        block = torch.full((nbytes,), POISON, dtype=torch.uint8)
+        if self._lockable is None or len(self.locked) < self._lockable:
+            self._register(self.locked, block)
         return block
 
     def is_locked(self, tensor: Tensor) -> bool:
         return _within(self.locked, tensor)
 
     def lock(self, address: int, nbytes: int) -> bool:
-        if self._lockable is not None and len(self.locked) >= self._lockable:
+        whole = address % mmap.PAGESIZE == 0 == nbytes % mmap.PAGESIZE
+        twice = any(start < address + nbytes and address < start + size for start, size in self.locked.items())
+        if not whole or twice or (self._lockable is not None and len(self.locked) >= self._lockable):
+            self.refused += 1
             return False
         self.locked[address] = nbytes
         self.locks += 1
@@ -225,9 +314,24 @@ def _copy_of_living(destination: Tensor, source: Tensor) -> Callable[[], None]:
     return run
 
 
-def _poisoned(tensor: Tensor) -> Tensor:
-    if tensor.dtype is torch.bool:
-        return tensor.fill_(True)
-    flat = torch.full((tensor.numel() * tensor.element_size(),), POISON, dtype=torch.uint8)
-    with torch.no_grad():
-        return tensor.copy_(flat.view(tensor.dtype).view(tensor.shape)) if tensor.numel() else tensor
+def _used_again(memory: bytearray) -> Callable[[], None]:
+    def run() -> None:
+        memory[:] = bytes([POISON]) * len(memory)
+
+    return run
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """What a copy of a tensor's memory reads, which knows nothing of a conjugate or a sign that waits to be taken."""
+    tensor = tensor.conj() if tensor.is_conj() else tensor
+    return torch._neg_view(tensor) if tensor.is_neg() else tensor
+
+
+_inside = threading.local()
+
+
+def launch(operation: Callable[[], None]) -> None:
+    """Give an operation to the caller's stream, from a function that a runner calls: it runs some time later."""
+    link: FakeLink = _inside.link
+    link.current.enqueue(operation)
+    link.wander()

@@ -57,6 +57,31 @@ def test_what_is_no_device_for_data(data, device, monkeypatch):
         tdmap.map(data, lambda td: td, device=device)
 
 
+@pytest.mark.parametrize("kind", ["mps", "xpu"])
+def test_other_accelerators_are_refused_with_the_way_round(data, kind):
+    for call in (tdmap.map, tdmap.map_iter):
+        with pytest.raises(ValueError, match=rf"device='{kind}'.*\.to\('{kind}'\).*executor=\"thread\""):
+            call(data, lambda td: td, device=kind)
+    with pytest.raises(ValueError, match=f"device='{kind}'"):
+        tdmap.prefetch_to_device([], kind)
+
+
+@pytest.mark.parametrize("out", ["cuda", "cuda:1", "mps", torch.device("cuda", 0)])
+def test_an_output_that_is_the_name_of_a_device(data, out, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"is a device.*24 bytes.*Allocate"):
+        tdmap.map(data, lambda td: td, out=out)
+    assert not list(tmp_path.iterdir())
+    saved = tdmap.map(data, lambda td: td, out="./cuda", executor="serial")  # a folder, if that is what is meant
+    assert torch.equal(saved["x"], data["x"]) and (tmp_path / "cuda").is_dir()
+
+
+def test_an_output_that_is_a_device_says_how_large_it_is(two_gpus, data, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10, 20))
+    with pytest.raises(ValueError, match="of whose 20 bytes 10 are free; the data have 24 bytes"):
+        tdmap.map(data, lambda td: td, out="cuda:1")
+
+
 def test_an_output_on_two_devices_or_on_none(data):
     out = TensorDict({"x": torch.zeros(6), "y": torch.zeros(6, device="meta")}, [6])
     with pytest.raises(ValueError, match="one device.*'x' on cpu.*'y' on meta"):

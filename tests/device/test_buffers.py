@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 import torch
 
@@ -76,11 +79,15 @@ def test_slots_are_locked_once_a_pool_and_unlocked_with_it(data):
 def test_an_ordinary_job_gives_the_locked_slots_back(data):
     pages: dict[int, int] = {}
     with WorkerPool(1) as pool:
-        run(data, negate, device_memory(data), FakeLink(locked=pages), pool=pool)
+        link = FakeLink(locked=pages)
+        run(data, negate, device_memory(data), link, pool=pool)
         assert pages
-        list(tdmap.map_iter(data, negate, chunksize=4, pool=pool))
-        list(tdmap.map_iter(data, negate, chunksize=4, pool=pool))
-        assert not pages
+        before = link.locks
+        parts = 0
+        for part in tdmap.map_iter(data, negate, chunksize=4, pool=pool):
+            assert not pages  # from its first result on
+            parts += len(part)
+        assert parts == ROWS and link.locks == before
 
 
 def test_results_that_grow_do_not_leave_locked_slots_behind(data):
@@ -103,6 +110,7 @@ def test_without_page_locks_copies_are_made_all_the_same(data):
 
 def test_what_is_in_flight_is_bounded(data, monkeypatch):
     monkeypatch.setattr("tdmap.sinks.device.IN_FLIGHT_BYTES", 100_000)
+    monkeypatch.setattr("tdmap.sinks.device.GROUP_BYTES", 1)
 
     class Lazy(FakeLink):
         """Nothing is ever done before somebody waits."""
@@ -116,6 +124,81 @@ def test_what_is_in_flight_is_bounded(data, monkeypatch):
     run(data, negate, out, link, executor="serial")
     assert torch.equal(out["x"], -data["x"].float())
     assert link.most <= 2 * (100_000 // (4 * WIDTH * 4) + 2)  # two leaves a chunk
+
+
+def test_small_results_share_a_mark(data, monkeypatch):
+    class Counting(FakeLink):
+        marks = 0
+
+        def mark(self):
+            self.marks += 1
+            return super().mark()
+
+    link, out = Counting(), device_memory(data)
+    run(data, negate, out, link, chunksize=1)
+    assert torch.equal(out["x"], -data["x"].float()) and link.marks <= ROWS // 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.bool, torch.complex64, torch.uint8, torch.int64]
+)
+def test_every_dtype_arrives_in_its_own_and_in_another(data, dtype, seed):
+    wider = torch.complex128 if dtype.is_complex else torch.float32 if dtype.is_floating_point else torch.int64
+
+    def fn(td):
+        x = td["x"] % 2 == 0 if dtype is torch.bool else (td["x"] % 100).to(dtype)
+        return TensorDict({"same": x, "wider": x}, td.batch_size)
+
+    out = TensorDict(
+        {"same": torch.zeros(ROWS, WIDTH, dtype=dtype), "wider": torch.zeros(ROWS, WIDTH, dtype=wider)}, [ROWS]
+    )
+    run(data, fn, out, FakeLink(seed=seed), executor="thread", chunksize=16)
+    want = fn(data)["same"]
+    assert torch.equal(out["same"], want) and torch.equal(out["wider"], want.to(wider))
+
+
+def test_outputs_that_are_views_of_others(data):
+    """Columns of a wider tensor, every second row, a transposed one: what lies between is left alone."""
+    wide, sparse, turned = (
+        torch.full((ROWS, 2 * WIDTH), -1.0),
+        torch.full((2 * ROWS, WIDTH), -1.0),
+        torch.zeros(WIDTH, ROWS),
+    )
+    out = TensorDict({"a": wide[:, WIDTH:], "deep": {"b": sparse[::2], "c": turned.T}}, [ROWS])
+
+    def fn(td):
+        x = td["x"].float()
+        return TensorDict({"a": x, "deep": {"b": x + 1, "c": x.T.contiguous().T * 2}}, td.batch_size)
+
+    for seed in range(4):
+        run(data, fn, out, FakeLink(seed=seed), executor="process" if seed % 2 else "serial")
+        x = data["x"].float()
+        assert torch.equal(wide[:, WIDTH:], x) and torch.equal(sparse[::2], x + 1) and torch.equal(turned, x.T * 2)
+        assert (wide[:, :WIDTH] == -1).all() and (sparse[1::2] == -1).all()
+        out.zero_()
+
+
+def test_a_device_that_is_full_casts_here(data):
+    link = FakeLink(memory=0)
+    out = TensorDict({"x": torch.zeros(ROWS, WIDTH, dtype=torch.float64)}, [ROWS])
+    run(data, lambda td: TensorDict({"x": td["x"].float()}, td.batch_size), out, link)
+    assert torch.equal(out["x"], data["x"].double())
+    assert link.copied_bytes == ROWS * WIDTH * 8  # once, wider
+
+
+def test_a_device_that_fails_under_the_copies_names_rows_and_itself(data):
+    class Failing(FakeLink):
+        def mark(self):
+            if self.copied_bytes > ROWS * WIDTH * 2:
+                raise torch.AcceleratorError("an illegal memory access was encountered")
+            return super().mark()
+
+    with pytest.raises(torch.AcceleratorError) as caught:
+        run(data, negate, device_memory(data), Failing(), executor="serial")
+    assert (
+        "while the results of rows" in caught.value.__notes__[0] and "were copied to cpu" in caught.value.__notes__[0]
+    )
 
 
 def test_copies_wait_for_what_the_caller_does_to_the_output(data):
@@ -185,6 +268,26 @@ def test_a_killed_worker_loses_no_rows(data, tmp_path):
         run(data, kill_once, out, link)
         assert torch.equal(out["x"], -data["x"].float())
         (tmp_path / "killed").unlink()
+
+
+def test_slots_of_a_killed_worker_are_read_before_they_are_unlocked(data, tmp_path):
+    class Lazy(FakeLink):
+        """Nothing is ever done before somebody waits."""
+
+        def wander(self):
+            pass
+
+    flag = tmp_path / "killed"
+
+    def kill_once(td):
+        if int(td["meta", "row"][0]) == 48 and not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return negate(td)
+
+    link, out = Lazy(), device_memory(data)
+    run(data, kill_once, out, link, num_workers=1)
+    assert flag.exists() and torch.equal(out["x"], -data["x"].float()) and link.locks > 1
 
 
 def test_after_an_error_nothing_is_under_way_and_the_pool_goes_on(data):

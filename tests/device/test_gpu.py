@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.devices import can_lend
 from tdmap.prefetch import prefetch_to_device
 from tdmap.runtime.device import CudaLink
+from tdmap.runtime.lending import can_lend
 from tdmap.runtime.shm import anonymous_file, map_path, release_file
-from tensordict_lite import TensorDict
+from tensordict_lite import TensorDict, tensorclass
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -144,6 +144,61 @@ def test_results_fill_a_buffer(gpu, data, executor):
         assert tdmap.map(data, plus_one, out=out, num_workers=2, chunksize=8, executor=executor) is out
         assert torch.equal(out["x"].cpu(), data["x"] + 1)
         assert torch.equal(out["meta", "row"].cpu(), data["meta", "row"].double() * 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.bool, torch.complex64, torch.uint8])
+def test_buffers_of_every_dtype_and_layout(gpu, dtype):
+    x = torch.randint(0, 2, (64, 3000)).to(dtype)
+    wide = torch.zeros(64, 6000, dtype=dtype, device=gpu)
+    wider = torch.complex128 if dtype.is_complex else torch.float64
+    out = TensorDict({"same": wide[:, ::2], "deep": {"wider": torch.zeros(3000, 64, dtype=wider, device=gpu).T}}, [64])
+
+    def fn(part):
+        return TensorDict({"same": part, "deep": {"wider": part}}, part.shape[:1])
+
+    for device in (None, gpu):
+        tdmap.map(x, fn, out=out, device=device, num_workers=2, chunksize=8)
+        assert torch.equal(out["same"].cpu(), x) and torch.equal(out["deep", "wider"].cpu(), x.to(wider))
+        assert not wide[:, 1::2].any()
+        out.zero_()
+
+
+def test_a_tensorclass_buffer(gpu):
+    @tensorclass
+    class Item:
+        x: torch.Tensor
+
+    out = Item(x=torch.zeros(64, 100, device=gpu), batch_size=[64])
+    x = torch.randn(64, 100)
+    tdmap.map(Item(x=x, batch_size=[64]), lambda item: item, out=out, executor="thread", num_workers=2, chunksize=8)
+    assert torch.equal(out.x.cpu(), x)
+
+
+@pytest.mark.parametrize("executor", ["serial", "thread", "process"])
+def test_rows_that_raise_are_skipped_there(gpu, data, executor):
+    def fail(td):
+        if (td["meta", "row"] == 37).any():
+            raise ValueError("thirty-seven")
+        return plus_one(td)
+
+    for device in (None, gpu):
+        out = buffer(gpu)
+        with pytest.warns(tdmap.SkippedRows, match="row 37"):
+            tdmap.map(
+                data, fail, out=out, device=device, num_workers=2, chunksize=8, executor=executor, on_error="skip"
+            )
+        want = data["x"] + 1
+        want[37] = 0
+        assert torch.equal(out["x"].cpu(), want)
+
+
+def test_a_seed_gives_the_same_bits_there(gpu):
+    x = torch.zeros(64, 100)
+    results = [
+        tdmap.map(x, torch.randn_like, device=gpu, seed=1, chunksize=4, executor=executor, num_workers=workers)
+        for executor, workers in (("process", 1), ("process", 2), ("thread", 2), ("serial", 0))
+    ]
+    assert all(torch.equal(result, results[0]) for result in results[1:])
 
 
 def test_a_buffer_is_filled_along_another_dimension(gpu):

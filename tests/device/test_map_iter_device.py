@@ -80,6 +80,21 @@ def test_bad_options_are_refused_before_anything_runs(data, options):
         tdmap.map_iter(data, lambda td: td, **options)
 
 
+def test_default_chunks_are_larger(fake):
+    long = torch.zeros(40_000, 200)
+
+    def largest(**options):
+        return max(len(part) for part in tdmap.map_iter(long, lambda x: x[:, :50], executor="serial", **options))
+
+    assert largest() == largest(device="cpu") == 40_000 // 64  # enough of them for every core
+    wide = torch.zeros(200, 40_000)
+    parts = [
+        {len(part) for part in tdmap.map_iter(wide, lambda x: x + 1, executor="serial", **options)}
+        for options in ({}, {"device": fake})
+    ]
+    assert max(parts[0]) == 3 and max(parts[1]) == 4  # a mebibyte; and what 64 chunks leave
+
+
 def test_on_the_cpu_results_are_the_workers_own(data):
     here = list(tdmap.map_iter(data, lambda td: td["row"], executor="serial", chunksize=20, device="cpu"))
     assert torch.equal(torch.cat(here), data["row"])

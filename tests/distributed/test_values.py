@@ -317,3 +317,30 @@ def test_threads_do_not_mix_up_their_tensors(ranks: Ranks) -> None:
             raise errors[0]
 
     ranks(check)
+
+
+def test_entries_that_are_no_tensors_and_do_not_match_are_named(ranks: Ranks) -> None:
+    def check(rank: int) -> None:
+        from tensordict_lite import TensorDict
+
+        def made(**entries: Any) -> TensorDict:
+            return TensorDict({"x": torch.zeros(2), **entries}, [2])
+
+        cases = [
+            ((made(a="one", b="two"), made(a="one")), "2 entries came.*1 here"),
+            ((TensorDict({"a": "one"}, [2]), TensorDict({"a": "one"}, [3])), r"'a' came with the batch size \[2\]"),
+        ]
+        for tag, ((theirs, mine), message) in enumerate(cases):
+            if rank == 0:
+                theirs.send(1, init_tag=100 * tag)
+            elif rank == 1:
+                with pytest.raises(ValueError, match=message):
+                    mine.recv(0, init_tag=100 * tag)
+        nested = TensorDict(
+            {"a": {"s": "x"}, "x": torch.zeros(2)} if rank == 0 else {"b": {"s": "x"}, "x": torch.zeros(2)}
+        )
+        if rank < 2:
+            with pytest.raises(ValueError, match=r"\('a', 's'\) is on the sender only"):
+                nested.send(1, check=True, init_tag=900) if rank == 0 else nested.recv(0, check=True, init_tag=900)
+
+    ranks(check)

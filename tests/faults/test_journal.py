@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 
 from tdmap import journal
-from tdmap.journal import RECORD_BYTES, Journal, Record, Type, merge_ranges
+from tdmap.journal import RECORD_BYTES, Journal, Record, Type
+from tdmap.ranges import merge_ranges
 
 
 def open_journal(path, **options):

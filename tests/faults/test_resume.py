@@ -20,6 +20,7 @@ import torch
 import tdmap
 from tdmap import journal
 from tdmap.errors import AlreadyComplete, OutputMismatch, ResumeMismatch
+from tdmap.ranges import subtract_ranges
 from tdmap.reducers import Mean, Reducer
 from tensordict_lite import TensorDict
 
@@ -146,6 +147,33 @@ def test_a_run_goes_on_where_it_ended(data, tmp_path, executor):
     assert sum(runs) == 200 - 5 * done
     with pytest.raises(FileExistsError, match="holds a dataset already"):
         tdmap.map(data, fn, out=out, **OPTIONS)
+
+
+OPERATIONS = {
+    "map": lambda data, fn, out: tdmap.map(data, fn, out=out, resume=True, num_workers=1, chunksize=2),
+    "filter": lambda data, fn, out: tdmap.filter(
+        data, lambda c: fn(c)["x"] > 3, out, resume=True, num_workers=1, chunksize=2
+    ),
+    "flat_map": lambda data, fn, out: tdmap.flat_map(data, fn, out, resume=True, num_workers=1, chunksize=2),
+}
+
+
+@pytest.mark.parametrize("second", OPERATIONS)
+@pytest.mark.parametrize("first", OPERATIONS)
+def test_an_unfinished_run_is_not_replaced_by_another_operation(first, second, tmp_path):
+    def fail(chunk):
+        if 15 in chunk["x"]:
+            raise ValueError("stop")
+        return chunk
+
+    rows = TensorDict({"x": torch.arange(20)}, [20])
+    with pytest.raises(ValueError, match="stop"):
+        OPERATIONS[first](rows, fail, tmp_path / "out")
+    files = sorted(path for path in (tmp_path / "out").rglob("*") if path.name != "errors.jsonl")
+    if first != second:
+        with pytest.raises(ResumeMismatch, match="kind"):
+            OPERATIONS[second](rows, fail, tmp_path / "out")
+        assert sorted(path for path in (tmp_path / "out").rglob("*") if path.name != "errors.jsonl") == files
 
 
 def test_an_unfinished_run_is_not_overwritten_by_a_plain_call(data, tmp_path):
@@ -483,6 +511,6 @@ def test_chunks_that_only_workers_knew_to_be_done_are_shown_as_done(data, tmp_pa
     with pytest.raises(Interrupt):
         tdmap.map(data, fn, out=data, resume=True, callbacks=[Stop()], **OPTIONS)
     found = journal.read(path).ranges()
-    assert journal.subtract_ranges(contents.ranges(), found) == []
+    assert subtract_ranges(contents.ranges(), found) == []
     tdmap.map(data, fn, out=data, resume=True, **OPTIONS)
     assert torch.equal(data["x"], torch.arange(600.0).reshape(200, 3) + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensordict as reference
@@ -249,7 +250,7 @@ def test_sub_folder_and_subpath(tmp_path: Path) -> None:
         TensorDict.load_memmap(tmp_path, subpath=("b", "d")),
     ):
         assert list(out.keys()) == ["e"]
-    with pytest.raises(ValueError, match="no nested collection 'x'"):
+    with pytest.raises(ValueError, match="No tensordict found under subpath"):
         TensorDict.load_memmap(tmp_path, subpath="b/x")
 
 
@@ -332,7 +333,7 @@ def test_many_anonymous_leaves_take_few_descriptors() -> None:
 
 def test_mapped_elsewhere_needs_permission(tmp_path: Path) -> None:
     mapped = sample().memmap(tmp_path / "a")
-    with pytest.raises(RuntimeError, match=r"\('a',\) is memory-mapped already.*copy_existing=True"):
+    with pytest.raises(RuntimeError, match=r"file associated.*\('a',\) is memory-mapped already.*copy_existing=True"):
         mapped.memmap(tmp_path / "b")
     assert os.listdir(tmp_path) == ["a"]
     copied = mapped.memmap(tmp_path / "b", copy_existing=True)
@@ -482,3 +483,13 @@ def test_load_to_a_cuda_device(tmp_path: Path, non_blocking: bool) -> None:
     TensorDict.load_memmap(tmp_path, out=target)
     assert target["a"].tolist() == [0, 1, 2] and target["a"].device.type == "cuda"
     assert_same(TensorDict.load_memmap(tmp_path).to("cuda").memmap(tmp_path / "again"), td)
+
+
+@pytest.mark.parametrize("value", ["yes", 1, "False"])
+def test_only_a_bool_allows_pickles(tmp_path: Path, value: Any) -> None:
+    td = TensorDict({"a": torch.ones(2)}, [2])
+    with pytest.raises(TypeError, match="allow_pickle is True, False or None"):
+        td.memmap(tmp_path / "x", allow_pickle=value)
+    td.memmap(tmp_path / "y")
+    with pytest.raises(TypeError, match="allow_pickle is True, False or None"):
+        TensorDict.load_memmap(tmp_path / "y", allow_pickle=value)

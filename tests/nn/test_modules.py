@@ -6,12 +6,14 @@ import copy
 import pickle
 import threading
 import warnings
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tensordict_lite import TensorClass, TensorDict, lazy_stack
+import tensordict_lite
+from tensordict_lite import TensorClass, TensorDict, TensorDictParams, lazy_stack
 from tensordict_lite.nn import (
     EnsembleModule,
     TensorClassModuleBase,
@@ -263,3 +265,36 @@ def test_modules_on_lazy_stacks(lazy: bool) -> None:
     out = TensorDictModule(layer, ["x"], ["o"])(td)
     assert type(out) is type(td)
     torch.testing.assert_close(out["o"], layer(td["x"]))
+
+
+@pytest.mark.parametrize("inplace", [True, False, "empty", None])
+def test_inplace_of_a_module_means_what_it_means_in_the_reference(inplace: Any) -> None:
+    found = []
+    for lib in (pytest.importorskip("tensordict"), tensordict_lite):
+        td = lib.TensorDict({"a": torch.ones(2)}, [2])
+        out = lib.nn.TensorDictModule(torch.neg, ["a"], ["o"], inplace=inplace)(td)
+        found.append((out is td, sorted(td.keys()), sorted(out.keys()), tuple(out.batch_size)))
+    assert found[0] == found[1]
+
+
+NEW_VALUES = {
+    "update": lambda p: p.update({"a": torch.zeros(2)}),
+    "update by name": lambda p: p.update(a=torch.zeros(2)),
+    "update nested": lambda p: p.update({"b": {"c": torch.zeros(1)}}),
+    "update at a path": lambda p: p.update({("b", "c"): torch.zeros(1)}),
+    "update from a collection": lambda p: p.update(p.data.clone()),
+    "update with new entries": lambda p: p.update({"n": torch.zeros(2), "m": {"k": torch.zeros(1)}}),
+    "set": lambda p: p.set("a", torch.zeros(2)),
+    "set nested": lambda p: p.set(("b", "c"), torch.zeros(1)),
+    "assign": lambda p: p.__setitem__("a", torch.zeros(2)),
+    "setdefault": lambda p: p.setdefault("n", torch.zeros(2)),
+}
+
+
+@pytest.mark.parametrize("way", NEW_VALUES)
+def test_what_is_written_into_parameters_becomes_a_parameter(way: str) -> None:
+    params = TensorDictParams(tensordict_lite.TensorDict({"a": torch.ones(2), "b": {"c": torch.ones(1)}}))
+    NEW_VALUES[way](params)
+    leaves = dict(params.items(True, True))
+    assert all(isinstance(leaf, nn.Parameter) for leaf in leaves.values())
+    assert len(list(params.parameters())) == len(leaves) and not list(params.buffers())

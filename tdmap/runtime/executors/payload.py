@@ -13,6 +13,7 @@ from tdmap.job import Job
 from tdmap.runtime.culprit import explain_unpicklable
 from tdmap.runtime.interrupts import let_through
 from tdmap.runtime.ledger import Room
+from tdmap.runtime.lending import Loan, take_back
 from tdmap.runtime.ondevice import is_on_device
 from tdmap.runtime.packing import Arena, Packer, unpack
 from tdmap.runtime.surroundings import Surroundings
@@ -71,6 +72,14 @@ class JobPacker:
     def pack_writer(self, writer: RowWriter) -> bytes:
         """A writer that has come later."""
         return self._packer.dumps(writer)
+
+    def lend_writer(self, writer: RowWriter) -> tuple[bytes, list[Loan]]:
+        """A writer into a device's memory, for one worker, and what it is lent."""
+        try:
+            return self._packer.dumps(writer), self._packer.take_loans()
+        except BaseException:
+            take_back(self._packer.take_loans())
+            raise
 
     def undo_room(self, job: Job) -> Room | None:
         """Room for the rows of one chunk; None when chunks are copies or too large."""

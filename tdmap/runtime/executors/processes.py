@@ -16,6 +16,7 @@ from tdmap.runtime import control as at
 from tdmap.runtime.driver import Joined
 from tdmap.runtime.executors.payload import JobPacker
 from tdmap.runtime.ledger import Room
+from tdmap.runtime.lending import Loan, NotLent, take_back
 from tdmap.runtime.ondevice import is_on_device
 from tdmap.runtime.parcels import PageLocker
 from tdmap.runtime.pool import Member, WorkerPool
@@ -25,6 +26,7 @@ from tdmap.runtime.types import (
     Begin,
     Done,
     Drop,
+    Dropped,
     Failed,
     Grant,
     Hello,
@@ -42,6 +44,9 @@ from tdmap.sinks import Allocate, InPlace, Sink
 GRACE_SECONDS = 0.3
 """After an error or Ctrl-C, workers have so long to end their chunk before they are killed."""
 
+
+LET_GO_SECONDS = 2.0
+"""Workers have so long to let go of a device's memory that they were lent. Later they do it unheard."""
 
 START_SECONDS = 30.0
 """With a timeout: a worker that was given work has so long to begin with it, besides."""
@@ -75,6 +80,13 @@ class ProcessCrew:
         self._in_place = False
         self._locker: PageLocker | None = None
         self._device_writer: RowWriter | None = None
+        self._loans: dict[int, list[Loan]] = {}
+        """What workers were lent, and have not let go of."""
+        self._refused: NotLent | None = None
+        self._ran = False
+        """A worker that has left had run something."""
+        self._forks = True
+        """Workers may be forks of this process: they use no device."""
 
     # -- the job -------------------------------------------------------------------------------------
 
@@ -87,7 +99,9 @@ class ProcessCrew:
         self._locker = getattr(sink, "link", None)  # results go on to a device
         if sink.writer is not None and is_on_device(sink.writer.out):
             self._device_writer = sink.writer
-        self.pool.refresh(self.size)  # first of all: workers that have to start do so while we pack
+            self._forks = False
+        self._forks = self._forks and getattr(job.fn, "forks", True)
+        self.pool.refresh(self.size, self._forks)  # first of all: workers that have to start do so while we pack
         payload = self._packing.pack(job, sink)
         self._begin = pickle.dumps(Begin(job.number, payload), pickle.HIGHEST_PROTOCOL)
 
@@ -112,6 +126,7 @@ class ProcessCrew:
         member.control[at.RANK] = next(rank for rank in range(self.size) if rank not in taken)
         member.new_job(self._locker)
         member.control[at.UNDO] = 0
+        member.control[at.LEASE] = -1
         member.send_bytes(self._begin)
         if self._planned is not None:  # before what is as large as the chunks are now
             member.send_bytes(self._planned)
@@ -121,7 +136,8 @@ class ProcessCrew:
             member.send(Protect(self._job.number, self._packing.pack_room(room)))
         if self._device_writer is not None:
             # Memory of a device is lent to one receiver at a time.
-            member.send(Output(self._job.number, self._packing.pack_writer(self._device_writer)))
+            payload, self._loans[member.number] = self._packing.lend_writer(self._device_writer)
+            member.send(Output(self._job.number, payload))
         if self._output is not None:
             member.send_bytes(self._output)
         self._begun.add(member.number)
@@ -219,19 +235,29 @@ class ProcessCrew:
             return message._replace(segment=segment) if segment is not None else None
         if isinstance(message, (Failed, Refused)):
             message = message._replace(error=unpack_error(message.error))
+        if isinstance(message, Refused) and message.output and self._device_writer is not None:
+            self._refused = NotLent(f"memory of the output could not be opened {self.describe(member.number)}")
+            self._refused.__cause__ = message.error
+            message = message._replace(error=self._refused)
         event: Message = message
         return event
+
+    def _take_back(self, number: int) -> None:
+        """A worker has ended, and has not said that it let go of what it was lent."""
+        self._ran = True
+        take_back(self._loans.pop(number, ()))
 
     def _lose(self, member: Member) -> Lost:
         control = member.control
         running = int(control[at.RUNNING])
         code = self.pool.remove(member, lost=True, kill=False)
+        self._take_back(member.number)
         self._put_back(member)
         self._begun.discard(member.number)
         self._pids.setdefault(member.number, member.pid)
         if member.number in self._undo:
             self._free_rooms.append(self._undo[member.number])  # the copy has been put back, or is not needed
-        self.pool.fill(self.size)
+        self.pool.fill(self.size, self._forks)
         return Lost(
             signal=-code if code is not None and code < 0 else None,
             exit_code=code if code is not None and code >= 0 else None,
@@ -260,10 +286,11 @@ class ProcessCrew:
     def _retire(self, member: Member) -> None:
         """Replace a worker that is worn out."""
         self.pool.recycle(member)
+        self._take_back(member.number)
         self._begun.discard(member.number)
         if member.number in self._undo:
             self._free_rooms.append(self._undo[member.number])
-        self.pool.fill(self.size)
+        self.pool.fill(self.size, self._forks)
 
     # -- the end -------------------------------------------------------------------------------------
 
@@ -279,10 +306,28 @@ class ProcessCrew:
                 if member is not None:
                     # After an error nobody knows which slots the worker still believes to be in use.
                     member.keeps_slots = ok and self._locker is not None
-                    member.send(Drop(self._job.number, member.keeps_slots))
+                    member.send(Drop(self._job.number, member.keeps_slots, number in self._loans))
+            self._have_back()
         finally:
             with torch.no_grad():
                 self._packing.write_back(changed)
+
+    def _have_back(self) -> None:
+        """Wait, for a moment, until workers have let go of what they were lent; those that end never will."""
+        deadline = time.monotonic() + LET_GO_SECONDS
+        while self._loans and (left := deadline - time.monotonic()) > 0:
+            for number in [number for number in self._loans if number not in self.pool.members]:
+                self._take_back(number)
+            for member in self.pool.wait(left) if self._loans else ():
+                ended = member.has_ended()
+                try:
+                    for message in member.receive():
+                        if isinstance(message, Dropped) and message.job == self._job.number:
+                            self._loans.pop(member.number, None)
+                except EOFError:
+                    ended = True
+                if ended:
+                    self.pool.remove(member)
 
     def _stop(self) -> None:
         """Let workers end their chunk, for a moment; then end them."""
@@ -302,6 +347,9 @@ class ProcessCrew:
                             member.outstanding -= 1
                 except EOFError:
                     self.pool.remove(member)
+        if self._refused is not None:
+            begun = [self.pool.members[number] for number in self._begun if number in self.pool.members]
+            self._refused.begun = self._ran or any(member.control[at.LEASE] >= 0 for member in begun)
         for member in busy:
             if member.outstanding and member.number in self.pool.members:
                 self._begun.discard(member.number)

@@ -20,6 +20,7 @@ from tdmap.runtime.cuts import Cuts
 from tdmap.runtime.driver import Joined
 from tdmap.runtime.executors.serial import empty, local_undo
 from tdmap.runtime.scheduler import Lease
+from tdmap.runtime.torchsettings import ThreadSettings
 from tdmap.runtime.types import Failed, Message
 from tdmap.seeding import preserved_generators
 from tdmap.sinks import Allocate, Sink
@@ -34,11 +35,11 @@ def _serve(
     leases: queue.SimpleQueue[Lease | None],
     inbox: queue.SimpleQueue[tuple[int, Message | Joined]],
     torch_threads: int,
-    grad: bool,
+    settings: ThreadSettings,
 ) -> None:
     """What each thread does; it does not know its crew, which ends it when nobody holds it any more."""
     torch.set_num_threads(torch_threads)
-    torch.set_grad_enabled(grad)
+    settings.enter()
     inbox.put((number, Joined()))
     while (lease := leases.get()) is not None:
         try:
@@ -46,6 +47,10 @@ def _serve(
         except ChunkError as failure:
             cause: Any = failure.__cause__
             inbox.put((number, Failed(loop.job, lease.id, failure.chunk, cause, False)))
+            return
+        except BaseException as error:  # of the engine's own: without a word from here, nobody would ever know
+            chunk = min(max(int(loop.control[at.COMMITTED]), lease.start), lease.stop - 1)
+            inbox.put((number, Failed(loop.job, lease.id, chunk, error, False)))
             return
 
 
@@ -82,7 +87,7 @@ class ThreadCrew:
         self._streaming = sink.streams
         self._opened_by = threading.get_ident()
         self._streams.__enter__()
-        inbox = self._inbox
+        inbox, settings = self._inbox, ThreadSettings.with_streams()
         for number in range(self.size):
             control = at.local_control()
             control[at.RANK] = number
@@ -99,7 +104,7 @@ class ThreadCrew:
             loop.undo = local_undo(job)
             self._loops.append(loop)
             self._leases.append(queue.SimpleQueue())
-            work = number, loop, self._leases[number], inbox, self._worker_threads, torch.is_grad_enabled()
+            work = number, loop, self._leases[number], inbox, self._worker_threads, settings
             self._threads.append(threading.Thread(target=_serve, args=work, name=f"tdmap-{number}", daemon=True))
         if sink.writer is not None:
             self.output(sink.writer)

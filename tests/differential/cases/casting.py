@@ -107,5 +107,12 @@ fl.to(torch.float64) is fl
 fl.to(device="cpu", dtype=torch.float64)
 fl.to("cpu", torch.float64, True).device
 fl.to("cpu", inplace=True) is fl
+x = torch.nested.nested_tensor_from_jagged(torch.ones(3, 2), torch.tensor([0, 1, 3])); TD({"a": x}, [2]).bytes()
+x = torch.nested.nested_tensor_from_jagged(torch.ones(3), torch.tensor([0, 1, 3]), torch.tensor([1, 2]));
+    TD({"a": x}, [2]).bytes()
+x = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)]); TD({"a": x, "n": {"b": x}}, [2,
+    -1]).to_padded_tensor(2.0)
+x = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)]); TD({"a": x}, [2,
+    -1]).to_padded_tensor(mask_key="mask")["mask"].clone()
 """,
 )

@@ -205,5 +205,29 @@ lazy_stack([c, C(torch.ones(3, 5), batch_size=[3])]).x
 lazy_stack([c, C(torch.ones(3, 5), batch_size=[3])]).get("x", as_list=True)
 ds.to_tensordict()
 lz.to_tensordict()
+x = lazy_stack([TensorDict(a=torch.tensor(i)) for i in range(60)], 0).view(3, 4, 5); (type(x).__name__,
+    type(x[0]).__name__, type(x[0][0]).__name__, x.to_tensordict(), x.view(60))
+lazy_stack([TensorDict(a=torch.tensor(i)) for i in range(6)], 0).unflatten(0, (2, 3))
+x = lazy_stack([TensorDict(a=torch.tensor(i)) for i in range(6)], 0).view(-1, 2); (x, x.flatten(0, 1))
+(ds.tensordicts[0] in ds, td in ds, ds in ds, "a" in ds)
+lazy_stack([lz, lz.clone()], 0).get("a", as_list=True)
+lazy_stack([lz, lz.clone()], 1).get("a", as_list=True)
+lazy_stack([lz, lz.clone()], 0).get("a", as_padded_tensor=True)
+lazy_stack([lz, lz.clone()], 0).get("a", as_nested_tensor=True)
+lazy_stack([TD({"n": lz}, [3]), TD({"n": lz.clone()}, [3])], 0).get(("n", "a"), as_list=True)
+lazy_stack([TD({"n": lz}, [3]), TD({"n": lz.clone()}, [3])], 1).get(("n", "a"), as_list=True)
+lazy_stack([lz, lz.clone()], 0).get("missing", 5, as_list=True)
+ds.view(2, 3)  #! may work
+lz.view(2, 3)  #! may work
+ds[torch.tensor(False)].batch_size
+ds[0, torch.tensor(False)].batch_size
+ds[False, 0].batch_size
+ds[:, False].batch_size
+ds[torch.tensor(False)] = 1; ds
+ds[0, False] = 1; ds
+NonTensorStack("a", "b")[torch.tensor(False)]
+x = lazy_stack([lz.clone().zero_(), lz.clone().zero_()], 0); p = {t["a"].data_ptr() for m in x.tensordicts for t in
+    m.tensordicts}; y = lazy_stack([lz, lz.clone()], 0, out=x); (y is x, p == {t["a"].data_ptr() for m in x.tensordicts
+    for t in m.tensordicts}, x)
 """,
 )

@@ -198,5 +198,8 @@ torch.where(torch.tensor([True, False, True]), 0, td)
 td.where(torch.ones(3, 1, dtype=torch.bool), 0)
 td.where(torch.ones(3, 1, dtype=torch.bool), td, update_batch_size=True)
 td.where(torch.tensor([True, False, True]), 0, out=td.clone())
+td.movedim((0,), (1, 2))
+td.movedim(0, (1, 2))
+nm.movedim((0, 1), 1)
 """,
 )

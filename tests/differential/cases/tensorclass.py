@@ -256,5 +256,12 @@ c == c.to_tensordict()
 c + c.to_tensordict()
 torch.stack([c, c.to_tensordict()])  #! any error
 td["c"] = c; td.to_tensordict()["c"]
+within(set_list_to_stack(False), lambda: NoCast(x=torch.ones(3, 4), n=["a", "b", "c"], batch_size=[3])).n
+x = within(set_list_to_stack(False), lambda: C(x=torch.ones(3, 4), s=["a", "b", "c"], batch_size=[3])); (x.s, x[0].s)
+within(set_list_to_stack(False), lambda: C(x=torch.ones(3, 4), s=[[1], [2, 3]], batch_size=[3])).s
+within(set_list_to_stack(False), lambda: D(x=torch.ones(3), n=[1, 2, 3], batch_size=[3])).n
+within(set_list_to_stack(False), lambda: setattr(c, "s", ["a", "b", "c"])); c.s
+within(set_list_to_stack(False), lambda: c.set("s", [1, 2, 3])).s
+within(set_list_to_stack(False), lambda: Auto(x=torch.ones(3), n=[1, 2, 3], s=["a"], batch_size=[3])).s
 """,
 )

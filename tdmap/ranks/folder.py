@@ -1,0 +1,255 @@
+"""The folder that ranks fill together: who is at work there, and what they have done.
+
+    out/.tdmap/ranks.lock            held for moments: while a rank begins, makes the files, or merges
+    out/.tdmap/journal               what the run is; which chunks are done only once all of them are
+    out/.tdmap/rank-0-of-4/.tdmap/   of one rank, as of any run that can be resumed: its lock, its journal, ...
+    out/.tdmap/shared/meta.json      metadata of a new dataset, until the last rank is done
+    out/.tdmap/columns.json          which of its entries are no tensors: these lie with the ranks until then
+    out/                             its tensors, under their final names
+
+So no rank waits for another, the folder holds no dataset as long as a row is missing, and a tensor that a rank has
+mapped stays what it is when the dataset becomes whole. Every rank numbers chunks as one program alone would. Hence
+ranks of another world size can go on with what those of this one have done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tdmap import hidden
+from tdmap import journal as journals
+from tdmap._data import Data
+from tdmap.data.objects import KeyPath
+from tdmap.errors import FolderInUse, ResumeMismatch
+from tdmap.folderlock import Holder, holder_of, locked
+from tdmap.hidden import HIDDEN, NO_LOCKS
+from tdmap.job import Job
+from tdmap.journal import Contents, Journal
+from tdmap.ranges import merge_ranges
+from tdmap.ranks.shard import Ranges, Rank
+from tdmap.resume import IN_PLACE, Resume, Run, contents_for, identify
+from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap.format import META, NodeMeta
+from tensordict_lite.memmap.load import Loader
+
+PATIENCE = 60.0
+"""Seconds that a rank waits for what others do in moments."""
+
+_PAUSE = 0.01
+_HOME = re.compile(r"rank-(\d{1,9})-of-(\d{1,9})")
+
+
+class RankFolder:
+    """The folder of a dataset that ranks write, be it new or not.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(os.path.abspath(os.fspath(path)))
+        self.hidden = self.path / HIDDEN
+        self.journal = self.hidden / "journal"
+        self._columns = self.hidden / "columns.json"
+        self._data = self.hidden / "shared"
+
+    @contextlib.contextmanager
+    def alone(self, call: str) -> Iterator[None]:
+        """Be the only rank that looks at the folder as a whole, or changes it.
+
+        Raises:
+            FolderInUse: another one has been doing so for a minute.
+        """
+        os.makedirs(self.path, exist_ok=True)
+        hidden.make_folder(self.hidden)
+        path = self.hidden / "ranks.lock"
+        fd, began = hidden.open_file(path, os.O_RDWR | os.O_CREAT), time.monotonic()
+        try:
+            while True:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() - began > PATIENCE:
+                        text = f"{self.path}: another rank has held {path} for {PATIENCE:.0f} s; is it stopped?"
+                        raise FolderInUse(text, str(self.path), call=call) from None
+                    time.sleep(_PAUSE)
+                except OSError as error:
+                    if error.errno not in NO_LOCKS:
+                        raise
+                    raise OSError(
+                        error.errno, "ranks cannot share a folder of a file system without locks", str(self.path)
+                    ) from None
+            yield
+        finally:
+            os.close(fd)
+
+    # -- what the run is ---------------------------------------------------------------------------------
+
+    def begin(self, job: Job, kind: str, resume: Resume, call: str) -> bool:
+        """Begin the run, or make sure that it is the one that was begun; whether it is over. Call it `alone`.
+
+        Raises:
+            ResumeMismatch: the folder holds another run; names what differs.
+            FolderInUse: a program that is no rank writes it.
+        """
+        run = Run(self.hidden, identify(job, kind))
+        run.by_ranks = True
+        with contextlib.nullcontext() if hidden.exists(self.journal) else locked(self.path, call):
+            contents = contents_for(run, job, kind, resume, None)[0]
+        return run.is_complete or (contents is not None and contents.is_complete())
+
+    def contents(self) -> Contents | None:
+        """What the journal of all ranks says; None when there is none, or its run is none of ranks."""
+        contents = journals.read(self.journal)
+        return contents if contents is not None and contents.header.get("ranks") else None
+
+    def finish(self, files: Iterable[str], chunks: int, rows: int) -> None:
+        """Every chunk is done, and the result is in its place: forget the ranks. Call it `alone`."""
+        contents = journals.read(self.journal)
+        assert contents is not None
+        journal = Journal(self.journal, contents, files)
+        try:
+            journal.add(0, chunks)
+            journal.complete(rows)
+        finally:
+            journal.close()
+        for _, home in self.homes():
+            hidden.remove_tree(home)
+        hidden.remove(self._columns)
+        hidden.remove_tree(self._data)
+
+    # -- who is at work ----------------------------------------------------------------------------------
+
+    def home(self, rank: Rank) -> Path:
+        """Where a rank keeps its own state."""
+        return self.hidden / f"rank-{rank.rank}-of-{rank.world_size}"
+
+    def homes(self) -> list[tuple[Rank, Path]]:
+        """Of every rank that has been here, sorted."""
+        found = [(match, name) for name in os.listdir(self.hidden) if (match := _HOME.fullmatch(name))]
+        return sorted((Rank(int(match[1]), int(match[2])), self.hidden / name) for match, name in found)
+
+    def enter(self, rank: Rank, kind: str) -> Path:
+        """Make the home of a rank. Call it `alone`, and lock the home before others may.
+
+        Raises:
+            FolderInUse: a rank of another world size is at work.
+            ResumeMismatch: rows are changed in place, and the run was begun with another world size.
+        """
+        for other, home in self.homes():
+            if other.world_size == rank.world_size:
+                continue
+            if kind == IN_PLACE:
+                raise ResumeMismatch(
+                    f"{self.path}: this in-place run was begun by {other.world_size} ranks, and only they know which "
+                    f"rows were being changed: finish it with world size {other.world_size}.",
+                    (f"the world size was {other.world_size}, and is {rank.world_size}",),
+                )
+            holder = holder_of(home)
+            if holder is not None and not (isinstance(holder, Holder) and holder.process.is_alive is False):
+                raise FolderInUse(
+                    f"{self.path} is being written by {other}, {holder.describe()}: end it before {rank} begins.",
+                    str(self.path),
+                )
+        home = self.home(rank)
+        hidden.make_folder(home)
+        return home
+
+    def journals(self) -> Iterator[tuple[Rank, Contents]]:
+        """What the ranks' own journals say."""
+        for rank, home in self.homes():
+            hidden.make_folder(home)  # no link
+            contents = journals.read(home / HIDDEN / "journal")
+            if contents is not None:
+                yield rank, contents
+
+    def done(self, boot: int | None, but: Rank | None = None) -> Ranges:
+        """The chunks that all ranks together have done.
+
+        Args:
+            boot: see `Contents.ranges`.
+            but: without those that this one has.
+        """
+        return merge_ranges(span for rank, contents in self.journals() if rank != but for span in contents.ranges(boot))
+
+    # -- a new dataset -----------------------------------------------------------------------------------
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the files of the new dataset have been made, and it is not in its place yet.
+
+        Raises:
+            DatasetError: somebody has removed them since.
+        """
+        if not hidden.exists(self._columns):
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            os.close(hidden.open_folder(self._data))  # no link
+            if os.path.exists(self._data / META):
+                return True
+        if os.path.exists(self.path / META):
+            return False
+        raise DatasetError(
+            str(self._data), "is gone, and with it the rows that ranks have done: remove the whole folder to begin anew"
+        )
+
+    def create(self, example: Data, columns: Iterable[KeyPath]) -> None:
+        """Make the files of a new dataset. Call it `alone`."""
+        hidden.remove_tree(self._data)
+        example.memmap_like(self._data)
+        text = json.dumps([list(path) for path in columns]).encode()
+        hidden.replace_file(self._columns, text, durable=False)  # last: it says that they are there
+        self.place()
+
+    def reopen(self) -> bool:
+        """Whether there are files to go on with; those of a dataset that was whole until the power failed, too."""
+        if not self.is_begun and hidden.exists(self._columns):
+            hidden.make_folder(self._data)
+            os.replace(self.path / META, self._data / META)
+        return self.is_begun
+
+    def place(self) -> None:
+        """Move tensors to their final names; whoever is killed meanwhile leaves the rest to the next rank."""
+        for name in sorted(os.listdir(self._data)):
+            if name != META:
+                hidden.remove_tree(self.path / name)
+                os.replace(self._data / name, self.path / name)
+
+    def open(self) -> Data:
+        """The dataset, whole or not."""
+        if not self.is_begun:
+            return Loader().load(str(self.path), top=True)
+        return _Unfinished(self).load(str(self.path), top=True)
+
+    def columns(self) -> tuple[KeyPath, ...]:
+        """Its entries that are no tensors."""
+        return tuple(tuple(path) for path in hidden.parse_json(hidden.read(self._columns) or b"[]"))
+
+    def publish(self) -> None:
+        """The dataset is whole. Call it `alone`."""
+        if self.is_begun:
+            os.replace(self._data / META, self.path / META)
+
+
+class _Unfinished(Loader):
+    """Opens a dataset whose own metadata is not in its place yet."""
+
+    def __init__(self, folder: RankFolder) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def meta(self, folder: str, *, nested: bool = False) -> NodeMeta:
+        root = str(self._folder.path)
+        if folder != root:
+            return super().meta(folder, nested=nested)
+        meta = super().meta(str(self._folder._data))
+        meta.path = root
+        return meta

@@ -1,0 +1,140 @@
+"""The result of all ranks, made whole by whoever comes last, and only when every chunk is done."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from typing import Any
+
+from tdmap import hidden
+from tdmap import journal as journals
+from tdmap._data import Data
+from tdmap.data.objects import ObjectColumns, with_objects
+from tdmap.errors import ShardsMissing, describe_rows
+from tdmap.hidden import HIDDEN
+from tdmap.journal import Contents
+from tdmap.objectlog import ObjectLog
+from tdmap.operation import operation
+from tdmap.plan import ChunkPlan
+from tdmap.ranges import subtract_ranges
+from tdmap.ranks.folder import RankFolder
+from tdmap.resume import check_identity, files_of, plan_of
+from tdmap.runtime import skipfile
+
+
+@operation
+def merge_shards(folder: str | os.PathLike[str]) -> Data:
+    """Open the dataset that the ranks of `map(shard=...)` have made, once every row of it is there.
+
+    The rank that finishes last makes it whole, so most often there is nothing left to do; where that one was killed
+    in its last moment, this call does it. It may be made by any program, several times, and does not wait.
+
+    Args:
+        folder: what was passed as `out`, or the folder of the dataset that was.
+
+    Returns:
+        The whole dataset, memory-mapped.
+
+    Raises:
+        FileNotFoundError: no ranks have begun anything there.
+        ShardsMissing: rows are missing; says which, and which ranks are to do them.
+
+    Example:
+        >>> import tempfile, torch, tdmap
+        >>> from tensordict_lite import TensorDict
+        >>> data, out = TensorDict({"x": torch.arange(6)}, [6]), tempfile.mkdtemp() + "/doubled"
+        >>> def double(chunk):
+        ...     return TensorDict({"x": chunk["x"] * 2}, chunk.batch_size)
+        >>> part = tdmap.map(data, double, out=out, shard=(0, 2), num_workers=0)
+        >>> part["x"], tdmap.merge_shards(out)
+        Traceback (most recent call last):
+        ...
+        tdmap.errors.ShardsMissing: ...: rows 3 to 5 are missing. Run rank 1 of 2 again.
+        >>> part = tdmap.map(data, double, out=out, shard=(1, 2), num_workers=0)
+        >>> part["x"], tdmap.merge_shards(out)["x"]
+        (tensor([ 6,  8, 10]), tensor([ 0,  2,  4,  6,  8, 10]))
+    """
+    shared = RankFolder(folder)
+    if not hidden.exists(shared.journal) or shared.contents() is None:
+        raise FileNotFoundError(f"{shared.path} holds no run of ranks: begin one with map(..., shard=(rank, world)).")
+    missing = merge(shared)
+    if missing:
+        raise missing
+    return shared.open()
+
+
+def merge(folder: RankFolder) -> ShardsMissing | None:
+    """Make the result whole if every chunk is done; else say what is missing."""
+    with folder.alone("merge_shards"):
+        contents = folder.contents()
+        if contents is None or contents.is_complete():
+            return None
+        plan = whole_plan(contents, folder)
+        missing = subtract_ranges(
+            [(0, plan.num_chunks)] if plan.num_chunks else [], folder.done(journals.boot_number())
+        )
+        if missing or (not plan.num_chunks and not folder.is_begun):
+            return _missing(folder, plan, missing)
+        if folder.is_begun:
+            _publish(folder, plan)
+            files = files_of(folder.open())
+        else:
+            from tensordict_lite import TensorDict
+
+            files = files_of(TensorDict.load_memmap(folder.path))
+        _keep_skipped(folder)
+        folder.finish(files, plan.num_chunks, plan.length)
+        return None
+
+
+def whole_plan(contents: Contents, folder: RankFolder) -> ChunkPlan:
+    """The chunks that all ranks have in common."""
+    description = check_identity(contents, folder.journal)["plan"]
+    dim, unbind = description.get("dim"), description.get("unbind")
+    return replace(plan_of(description, contents), dim=dim if type(dim) is int else 0, unbind=unbind is True)
+
+
+def _publish(folder: RankFolder, plan: ChunkPlan) -> None:
+    folder.place()
+    columns = folder.columns()
+    if columns:
+        data, objects = folder.open(), ObjectColumns(columns)
+        for rank, contents in folder.journals():
+            done = contents.ranges(journals.boot_number())
+            for chunk, pieces in ObjectLog(folder.home(rank) / HIDDEN).load(columns).items():
+                if any(start <= chunk < stop for start, stop in done):
+                    objects.add(chunk, pieces)
+        with_objects(data, objects.columns(plan, data)).memmap_(folder.path)
+    else:
+        folder.publish()
+
+
+def _keep_skipped(folder: RankFolder) -> None:
+    """Rows that ranks have skipped are told of after they are gone."""
+    found: dict[int, Any] = {}
+    for _, home in folder.homes():
+        found |= skipfile.read(home / HIDDEN / skipfile.NAME)
+    if found:
+        text = b"".join(json.dumps(found[chunk]).encode() + b"\n" for chunk in sorted(found))
+        hidden.replace_file(folder.hidden / skipfile.NAME, text)
+
+
+def _missing(folder: RankFolder, plan: ChunkPlan, missing: list[tuple[int, int]]) -> ShardsMissing:
+    began = {rank: float(contents.header.get("began") or 0) for rank, contents in folder.journals()}
+    rows = tuple(plan.span(*span) for span in missing)
+    shown = ", ".join(describe_rows(*span) for span in rows[:5]) + (", ..." if len(rows) > 5 else "")
+    text = f"{folder.path}: {shown or 'nothing was written'} {'are' if shown else 'yet'} missing."
+    if not shown:
+        text = f"{folder.path}: no rank has done anything yet."
+    if not began:
+        return ShardsMissing(text, rows)
+    world_size = max(began, key=lambda rank: began[rank]).world_size
+    ranks = []
+    for number in range(world_size):
+        first, last = plan.num_chunks * number // world_size, plan.num_chunks * (number + 1) // world_size
+        if any(start < last and first < stop for start, stop in missing):
+            ranks.append(number)
+    names = ", ".join(map(str, ranks[:20])) + (", ..." if len(ranks) > 20 else "")
+    run = f" Run {'rank' if len(ranks) == 1 else 'ranks'} {names} of {world_size} again." if ranks else ""
+    return ShardsMissing(text + run, rows, tuple(ranks), world_size)

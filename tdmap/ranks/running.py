@@ -1,0 +1,234 @@
+"""`map(shard=...)`: each rank runs its own chunks, and whoever finishes last makes the result whole.
+
+Nobody waits. A rank that dies leaves its journal, and the same call goes on there, whatever the others do meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from tdmap import journal as journals
+from tdmap._data import Data, is_tensor_collection, leaves_hold_rows, narrow
+from tdmap._warn import warn_user
+from tdmap.errors import AlreadyComplete, OutputMismatch, describe_rows
+from tdmap.folderlock import locked
+from tdmap.hidden import HIDDEN
+from tdmap.job import Job, Source
+from tdmap.norows import result_of_no_rows
+from tdmap.ranges import merge_ranges, subtract_ranges
+from tdmap.ranks.folder import RankFolder
+from tdmap.ranks.merging import merge
+from tdmap.ranks.shard import Ranges, Rank
+from tdmap.resumable import Execute, own_folder
+from tdmap.resume import IN_PLACE, MAP, TRUST, Resume, Run, files_of, folder_of, open_run
+from tdmap.runtime.skipfile import SkipFile
+from tdmap.runtime.types import Kind
+from tdmap.sinks import Folder, InPlace, Preallocated, Sink
+from tdmap.sinks.folder import check_for_folder, returned_none
+from tdmap.store import OutputFolder, require_room_for_hidden
+
+
+def part_of(job: Job, rank: Rank) -> Job:
+    """The job over the rows of one rank alone, with the chunks and the random streams that the whole one has there."""
+    first, last = rank.rows(job.plan)
+    part = narrow(job.source.data, job.plan.dim, first, last)
+    if is_tensor_collection(part) and part.is_locked:  # as are its chunks, and functions may add entries
+        part = part.copy()
+    return replace(job, source=Source(part), plan=replace(job.plan, length=last - first, origin=first))
+
+
+class Part:
+    """The commit log of a rank whose run is not journalled."""
+
+    skips: SkipFile | None = None
+
+    def __init__(self, elsewhere: Ranges) -> None:
+        self.committed: Ranges = []
+        self.elsewhere = elsewhere
+
+    def add(self, start: int, stop: int) -> None:
+        """Nobody wants to know."""
+
+    def tick(self, now: float) -> None:
+        """Nothing is due."""
+
+
+@contextlib.contextmanager
+def _entered(
+    folder: RankFolder, job: Job, kind: str, rank: Rank, resume: Resume, check: Callable[[], None]
+) -> Iterator[Run | None]:
+    """The run of a rank, which nobody else has; None when all ranks are done.
+
+    Args:
+        folder: what is written.
+        job: the whole job.
+        kind: `MAP` or `IN_PLACE`.
+        rank: which one this is.
+        resume: see `open_run`.
+        check: raises where nothing can be written.
+    """
+    call = f"map({job.name}), {rank}"
+    with contextlib.ExitStack() as stack:
+        with folder.alone(call):
+            check()
+            if folder.begin(job, kind, resume, call):
+                again = "call it without resume=True to change the rows once more"
+                hint = again if kind == IN_PLACE else "remove that folder to run them again"
+                text = f"{folder.path}: all ranks of {job.name} were done before, and nothing was done ({hint})."
+                if rank.chunks(job.plan)[0] < rank.chunks(job.plan)[1]:  # a rank without rows may come last
+                    warn_user(text, AlreadyComplete)
+                yield None
+                return
+            home = folder.enter(rank, kind)
+            stack.enter_context(locked(home, call))
+        run = stack.enter_context(open_run(home / HIDDEN, job, kind, [], resume))
+        boot = None if resume == TRUST else journals.boot_number()
+        run.elsewhere = merge_ranges([*rank.elsewhere(job.plan), *folder.done(boot, but=rank)])
+        run.committed = subtract_ranges(run.committed, run.elsewhere)
+        yield run
+
+
+def map_to_folder(job: Job, out: str | os.PathLike[str], rank: Rank, resume: Resume, execute: Execute) -> Data | None:
+    """Run the part of a rank, whose results become rows of a new dataset that all ranks make.
+
+    Returns:
+        The rows of this rank, as they lie in the files; None where it has no rows.
+
+    Raises:
+        FileExistsError: the folder holds something else.
+        FolderInUse: the same rank, or a program that is no rank, writes it.
+        ResumeMismatch: the folder holds another run.
+    """
+    folder, plan = RankFolder(out), job.plan
+    source, free = folder_of(job.source.data), OutputFolder(out)
+    free.require_free(source, resume=True)  # before anything is made
+    with _entered(folder, job, MAP, rank, resume, lambda: free.require_free(source, resume=True)) as run:
+        if run is not None and not run.is_complete:
+            if plan.length == 0:
+                _write_no_rows(folder, job)
+            else:
+                execute(job, RankSink(RankStore(folder, run), run), run)
+            run.finish(plan.count(*rank.chunks(plan)))
+    merge(folder)
+    first, last = rank.rows(plan)
+    if first == last and plan.length:
+        return None
+    return narrow(folder.open(), plan.dim, first, last)
+
+
+def _write_no_rows(folder: RankFolder, job: Job) -> None:
+    rows = result_of_no_rows(job.fn, job.source.data, job.plan)
+    if rows is None:
+        raise returned_none("the data has no rows")
+    check_for_folder(rows, 0, job.plan, "the data has no rows")
+    require_room_for_hidden(rows)
+    with folder.alone(job.name):
+        if not folder.is_begun:
+            folder.create(rows, ())
+
+
+def map_into(job: Job, out: Data, rank: Rank, resume: Resume, execute: Execute) -> Data:
+    """Run the part of a rank, whose results go into the memory-mapped dataset `out`, be it the source or another.
+
+    Raises:
+        ValueError: `out` does not lie in a folder of its own, or cannot be put back.
+        FolderInUse: the same rank writes it already.
+        ResumeMismatch: the folder holds another run.
+    """
+    data, in_place = job.source.data, out is job.source.data
+    if in_place and not (job.policy.undo and leaves_hold_rows(data)):
+        raise ValueError("shard= and resume= with out=data keep copies of rows: use undo=True and a dense dataset.")
+    folder, kind = RankFolder(own_folder(out, "data" if in_place else "out")), IN_PLACE if in_place else MAP
+    with _entered(folder, job, kind, rank, resume, lambda: None) as run:
+        if run is not None and not run.is_complete:
+            assert run.journal is not None
+            run.journal.files = files_of(out)
+            sink: Sink = RankInPlace(out) if in_place else RankInto(out)
+            execute(replace(job, ledger=run.ledger), sink, run)
+            run.finish(job.plan.count(*rank.chunks(job.plan)))
+    merge(folder)
+    return out
+
+
+# -- sinks -------------------------------------------------------------------------------------------
+
+
+class RankStore:
+    """Makes the files of the dataset, unless another rank has.
+
+    Args:
+        folder: what is written.
+        run: of this rank.
+    """
+
+    def __init__(self, folder: RankFolder, run: Run) -> None:
+        self._folder = folder
+        self._run = run
+
+    def load(self) -> Data | None:
+        """The dataset that a rank has begun, or None."""
+        with self._folder.alone(self._run.identity["name"]):
+            if not self._folder.reopen():
+                return None
+            self._folder.place()
+            columns = self._folder.columns()
+            if columns and self._run.objects.columns() != columns:
+                self._run.objects.begin(columns)
+            return self._folder.open()
+
+    def create(self, example: Data) -> Data:
+        """A dataset in files with the schema of `example`, or the one that another rank has made meanwhile."""
+        require_room_for_hidden(example)
+        columns = self._run.objects.columns()
+        with self._folder.alone(self._run.identity["name"]):
+            if not self._folder.is_begun:
+                self._folder.create(example, columns)
+            elif self._folder.columns() != columns:
+                others, mine = ([".".join(path) for path in paths] for paths in (self._folder.columns(), columns))
+                raise OutputMismatch(
+                    f"the results of another rank have the entries {others} that are no tensors, and those of this "
+                    f"rank {mine}: return the same kinds of entries for every chunk."
+                )
+            return self._folder.open()
+
+    def complete(self, data: Data, columns: Any) -> Data:
+        """Left to the merge."""
+        return data
+
+
+class RankSink(Folder):
+    """Writes the results of a rank into files that all of them share. What is no tensor waits in its log."""
+
+    def __init__(self, store: RankStore, run: Run) -> None:
+        super().__init__(store, lambda data: _use_files(run, data), run.objects)
+
+    def result(self) -> Any:
+        return self._data
+
+
+def _use_files(run: Run, data: Data) -> None:
+    assert run.journal is not None
+    run.journal.files = [*files_of(data), str(run.objects.path)]
+
+
+class RankInto(Preallocated):
+    """Writes the results of a rank into rows of an output that there is."""
+
+    def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
+        if kind is Kind.OBJECTS and any(piece is not None for pieces in values for piece in pieces):
+            assert self._writer is not None
+            rows = describe_rows(*self._writer.plan.span(start, stop))
+            keys = ", ".join(".".join(path) for path in self._writer.objects)
+            raise OutputMismatch(
+                f"{rows}: results have entries that are no tensors ({keys}), and ranks cannot write these into a "
+                "dataset that there is: leave them out of the results, or pass out='folder', which takes them."
+            )
+        super().accept(start, stop, kind, values)
+
+
+class RankInPlace(InPlace, RankInto):
+    """The same, where the output is the source."""

@@ -1,0 +1,135 @@
+"""Settings of torch that decide what a function computes: those of the process, and those of the thread.
+
+A worker process was started with torch's defaults, and a new thread begins with those. Both are given the caller's, so
+that the same function gives the same bits wherever it runs: precision of matrix products, deterministic algorithms,
+autocast, whether operations are recorded, and the device and streams that are current.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, NamedTuple
+
+import torch
+
+_FLAGS = (
+    "cuda.matmul.allow_tf32",
+    "cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "cudnn.allow_tf32",
+    "cudnn.benchmark",
+    "cudnn.deterministic",
+    "cudnn.enabled",
+    "fp32_precision",
+    "cuda.matmul.fp32_precision",
+    "cudnn.fp32_precision",
+    "cudnn.conv.fp32_precision",
+    "cudnn.rnn.fp32_precision",
+)
+"""Of `torch.backends`, the older spellings first: they set the newer ones as well, and not the other way round."""
+
+_AUTOCAST = ("cpu", "cuda")
+
+
+def _holder(flag: str) -> tuple[Any, str]:
+    path, _, name = flag.rpartition(".")
+    holder: Any = torch.backends
+    for part in path.split(".") if path else ():
+        holder = getattr(holder, part)
+    return holder, name
+
+
+def _read(flag: str) -> Any:
+    """The value of a flag; None where this torch has none, or says that it was set in two ways that differ."""
+    with contextlib.suppress(AttributeError, RuntimeError):
+        holder, name = _holder(flag)
+        return getattr(holder, name)
+    return None
+
+
+def _precision() -> str | None:
+    with contextlib.suppress(RuntimeError):
+        return torch.get_float32_matmul_precision()
+    return None
+
+
+class ProcessSettings(NamedTuple):
+    """Of a whole process."""
+
+    dtype: torch.dtype
+    """torch's default for floats."""
+    deterministic: bool
+    """Whether torch uses deterministic algorithms only."""
+    warn_only: bool
+    """Whether it warns, instead of raising, where an operation has none."""
+    precision: str | None
+    """Of matrix products of float32; None where torch cannot say it in one word."""
+    flags: tuple[Any, ...]
+    """The values of `_FLAGS`."""
+
+    @classmethod
+    def here(cls) -> ProcessSettings:
+        """Those of this process, now."""
+        return cls(
+            torch.get_default_dtype(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            _precision(),
+            tuple(_read(flag) for flag in _FLAGS),
+        )
+
+    def enter(self) -> None:
+        """Make them those of this process."""
+        torch.set_default_dtype(self.dtype)
+        here = ProcessSettings.here()
+        if here == self:
+            return
+        if (self.deterministic, self.warn_only) != (here.deterministic, here.warn_only):
+            torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
+        if self.precision is not None and self.precision != here.precision:
+            torch.set_float32_matmul_precision(self.precision)
+        for flag, wanted in zip(_FLAGS, self.flags):
+            if wanted is not None and wanted != _read(flag):
+                with contextlib.suppress(AttributeError, RuntimeError):
+                    holder, name = _holder(flag)
+                    setattr(holder, name, wanted)
+
+
+class ThreadSettings(NamedTuple):
+    """Of one thread."""
+
+    grad: bool
+    """Whether torch records operations."""
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    """For each type of device: whether operations choose their own dtype, and which."""
+    streams: tuple[Any, ...] = ()
+    """The current streams of CUDA devices that are not the default ones, and that of the current device, last."""
+
+    @classmethod
+    def here(cls) -> ThreadSettings:
+        """Those of the thread that asks. Streams mean something in this process alone: see `with_streams`."""
+        autocast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _AUTOCAST)
+        return cls(torch.is_grad_enabled(), autocast)
+
+    @classmethod
+    def with_streams(cls) -> ThreadSettings:
+        """Those of the thread that asks, for another thread of this process."""
+        if not torch.cuda.is_initialized():
+            return cls.here()
+        own = torch.cuda.current_device()
+        # A device that is only looked at must not be entered: that costs a context in its memory.
+        others = (number for number in range(torch.cuda.device_count()) if number != own)
+        found = [(torch.cuda.current_stream(number), torch.cuda.default_stream(number)) for number in others]
+        chosen = [current for current, default in found if current != default]
+        return cls.here()._replace(streams=(*chosen, torch.cuda.current_stream(own)))
+
+    def enter(self) -> None:
+        """Make them those of this thread."""
+        torch.set_grad_enabled(self.grad)
+        for kind, enabled, dtype in self.autocast:
+            if enabled != torch.is_autocast_enabled(kind) or dtype != torch.get_autocast_dtype(kind):
+                torch.set_autocast_enabled(kind, enabled)
+                torch.set_autocast_dtype(kind, dtype)
+                torch.clear_autocast_cache()
+        for stream in self.streams:  # the device of a stream becomes the current one, so the right one comes last
+            torch.cuda.set_stream(stream)

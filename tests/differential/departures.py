@@ -1,0 +1,278 @@
+"""Where this project answers otherwise than the reference, on purpose: each departure, its answer, its reason.
+
+These are the cases in which the reference contradicts its own documentation or plain sense. A row is what is written,
+something that it equals here, and why. ``docs/coming-from-tensordict.md`` shows the list:
+``python -m tests.differential.departures`` writes it anew.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "coming-from-tensordict.md"
+BEGIN, END = "<!-- departures: written by tests/differential/departures.py -->", "<!-- end of departures -->"
+
+TREES = [
+    (
+        'td.update_(TD({"a": torch.zeros(3, 4), "zz": torch.zeros(3)}, [3]))',
+        'td.update_({"zz": torch.zeros(3)})',
+        "an entry that the destination lacks is an error from a tree as from a dict: it would be lost without a word",
+    ),
+    ('td.to(td.select("a").double())', "td.to(torch.float64)", "the dtype of the other tree is documented to count"),
+    ('td.to(TD({}, [], device="cpu"))', 'td.to("cpu")', "the device of the other tree is documented to count"),
+    (
+        'C.from_tensordict(TD({"x": torch.ones(3)}, [3]), {"s": "nt"})',
+        'C(torch.ones(3), s="nt", batch_size=[3])',
+        "non_tensordict is documented to fill the non-tensor fields",
+    ),
+    ("nm.prod((0, 1))", "nm.prod(0).prod(0)", "every dim of a tuple counts"),
+    ("nm.amax((0, 1))", "nm.amax(0).amax(0)", "every dim of a tuple counts"),
+    (
+        "td.memmap()[:2].is_memmap()",
+        "False",
+        "rows are not what the folder holds: saved_path and memmap_refresh_() would stand for all rows",
+    ),
+    (
+        "td.memmap()[0].is_locked",
+        "td.clone().lock_()[0].is_locked",
+        "rows take new entries, as those of any locked tree do: the dataset has none for it",
+    ),
+    (
+        'TD({"a": np.array(["x", "y"])}, [2])[0]["a"]',
+        '"x"',
+        "an array of strings or objects with as many rows as the batch is a column: one object beside rows that are "
+        "filtered and sorted would soon stand beside other rows",
+    ),
+    (
+        'TD({"a": np.array([{1}, None], dtype=object)}, [2])[1:]',
+        'TD({"a": [{1}, None]}, [2])[1:]',
+        "the same for arrays of objects, and for columns of pandas, Arrow and Polars",
+    ),
+    (
+        "TD({'a': torch.ones(4, 3)}, []) + TD({'a': torch.ones(4, 3)}, [4, 3])",
+        "TD({'a': torch.ones(4, 3)}, [4, 3]) * 2",
+        "entries of one shape meet element by element: the same trees, however many of their dimensions are the batch",
+    ),
+    (
+        "(TD({'a': torch.ones(4, 3)}, [4]) == TD({'a': torch.ones(4, 3)}, [4, 3])).all()",
+        "True",
+        "as above; the reference has no answer for batch sizes that do not broadcast",
+    ),
+    (
+        "(TD({'s': 'x'}, [2]) == TD({'s': torch.zeros(2)}, [2])).all()",
+        "False",
+        "an object equals no tensor: without an answer, trees that differ would be equal",
+    ),
+    ("c == c.to_dict(), ", "c == c, ", "a field that is None is no entry, in a dict as in a tree"),
+    (
+        "TD({'s': 'x'}, [2]) | TD({'s': 'y'}, [2])",
+        "TD({'s': 'x'}, [2])",
+        "objects that have no such operator are kept, as in arithmetic: strings beside masks are usual",
+    ),
+    (
+        "TD({'s': NonTensorData(True)}) & TD({'s': NonTensorData(False)})",
+        "TD({'s': torch.tensor(False)})",
+        "`&` answers for objects as `|` and `^` do",
+    ),
+    (
+        "ds.update_at_(TD({'z': torch.ones(3)}, [3]), slice(None))",
+        "td.update_at_(TD({'z': torch.ones(3)}, [3]), slice(None))",
+        "update_at_ copies into entries that exist, of a lazy stack as of a dense tree",
+    ),
+    (
+        "td.set_('n', 'text')",
+        "td.set_('a', 'text')",
+        "a collection is no text: nothing would be written, without a word",
+    ),
+    (
+        "c.update(TD({'x': torch.zeros(3, 4), 'zz': torch.zeros(3)}, [3]))",
+        "c.update({'x': torch.zeros(3, 4), 'zz': torch.zeros(3)})",
+        "a key that is no field is an error from a tree as from a dict (and from set())",
+    ),
+    (
+        "c.update_({'x': torch.zeros(3, 4), 's': 'new'}, keys_to_update=['x']).s",
+        "'hi'",
+        "keys_to_update is documented to name what is written",
+    ),
+    (
+        "torch.cat([TD({'m': MetaData('x')}, [1]), TD({'m': MetaData('y')}, [1])])['m']",
+        "TD({'m': NonTensorStack('x', 'y')}, [2])['m']",
+        "values that differ are kept row by row; the first one alone would stand for rows that it does not describe",
+    ),
+    (
+        "type(td['a'] + UnbatchedTensor(torch.ones(3, 4)))",
+        "torch.Tensor",
+        "what is computed with rows has rows: as an unbatched entry, all but one chunk of a map would be lost",
+    ),
+    (
+        "TD({'u': UnbatchedTensor(torch.ones(2, 4))}, [3]).masked_fill(torch.tensor([True, False, True]), 9)['u']",
+        "UnbatchedTensor(torch.ones(2, 4))",
+        "rows are filled, and an unbatched tensor has none (where() as well)",
+    ),
+    (
+        "TD({'u': UnbatchedTensor(torch.ones(2, 4))}, [3]).all(0)['u']",
+        "UnbatchedTensor(torch.ones(2, 4))",
+        "left alone as by sum(0)",
+    ),
+    (
+        "(t := TD({'u': UnbatchedTensor(torch.ones(2, 4))}, [3]), t.__setitem__(0, 7))[0]['u']",
+        "UnbatchedTensor(torch.ones(2, 4))",
+        "a value for some rows is none for all",
+    ),
+    (
+        "TD({'u': UnbatchedTensor(torch.ones(2, 4))}, [3]).pad([1, 1])['u'].batch_size",
+        "torch.Size([5])",
+        "the batch size of an entry begins with that of its tree",
+    ),
+    ("isinstance(c, TensorClass)", "True", "the decorator makes the same classes as the base class"),
+    (
+        "type(c.consolidate(return_early=True, num_threads=2).result()).__name__",
+        "type(c.consolidate(num_threads=2)).__name__",
+        "what is waited for is what would have been returned at once",
+    ),
+    (
+        "x = td.consolidate(); x.consolidate(device='meta')['a'].device",
+        "td.consolidate(device='meta')['a'].device",
+        "another device, file or kind of memory is honoured, which the reference announces for its version 0.17",
+    ),
+    (
+        "TD({'a': torch.ones(2).to(torch.float8_e4m3fn)}, [2]).consolidate()['a'].dtype",
+        "torch.float8_e4m3fn",
+        "tensors of every dtype are consolidated",
+    ),
+    (
+        "type(TD({'s': NonTensorData('x', batch_size=[3])}, [3]).expand(2, 3).get('s')).__name__",
+        "type(TD({'s': NonTensorData('x', batch_size=[3])}, [3])[None].get('s')).__name__",
+        "one object for all rows stays one, as under reshape, repeat, [None] and broadcast_to; unsqueeze as well",
+    ),
+    (
+        "type(lazy_stack([c, c])) is C",
+        "False",
+        "a lazy stack of a tensorclass is a class of the same name, of which isinstance(stack, C) holds",
+    ),
+    (
+        "(TD({'e': {}, 'z': torch.ones(2)}, [2]) + 1).keys() == {'e', 'z'}",
+        "True",
+        "a level without tensors stays, as it does under apply, clone and indexing",
+    ),
+    (
+        "type(MemoryMappedTensor.from_tensor(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))).__name__",
+        "'MappedNestedTensor'",
+        "a nested tensor is no MemoryMappedTensor in torch's eyes: it has no one shape",
+    ),
+    (
+        "MemoryMappedTensor([3, 4])",
+        "raise TypeError('from_tensor')",
+        "the reference makes a tensor that is not mapped; the error says how to map values",
+    ),
+    (
+        "TD({'a': torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}, [2]).bytes()",
+        "20",
+        "the bytes of strided nested tensors are counted too",
+    ),
+]
+
+CHAIN = (
+    'n = dict(distribution_class=dist.Normal, distribution_kwargs={"scale": 1.0}, return_log_prob=True); '
+    'p = ProbSeq(Prob({"loc": "x"}, ["s"], **n), Prob({"loc": "s"}, ["t"], **n)); '
+    "q = TD(x=torch.zeros(3), s=torch.ones(3), t=torch.ones(3) * 2, batch_size=[3]); "
+)
+
+MODULES = [
+    (
+        CHAIN + 'p.log_prob(q)["t_log_prob"]',
+        "dist.Normal(torch.ones(3), 1.0).log_prob(torch.ones(3) * 2)",
+        "the density of t given s has the s that is there, as in the factors of a joint density",
+    ),
+    (
+        "m = nn.Linear(2, 2); TD(weight=torch.zeros(3, 3)).to_module(m)",
+        'raise RuntimeError("shape")',
+        "a weight of another shape is an error before the module is changed, not in its next forward",
+    ),
+    (
+        "mods.TruncatedNormal(0.0, 1.0, -1.0, 1.0, validate_args=False).log_prob(torch.tensor([3.0]))",
+        "torch.tensor([-torch.inf])",
+        "there is no density outside of the interval",
+    ),
+    (
+        "mods.inv_softplus(torch.tensor([100.0]))",
+        "torch.tensor([100.0])",
+        "softplus(100) is 100; exp(100) overflows",
+    ),
+    (
+        'Mod(lambda x: [x, x + 1], ["b"], ["o", "p"])(fl.select("b"))',
+        'Mod(lambda x: (x, x + 1), ["b"], ["o", "p"])(fl.select("b"))',
+        "a list of outputs is one output each, as a tuple is",
+    ),
+    (
+        "q = TD(b=torch.ones(3), h=torch.zeros(3), batch_size=[3]); "
+        'Seq(Mod(lambda x: x + 1, ["b"], ["h"]), Mod(lambda x: x + 1, ["h"], ["p"]), selected_out_keys=["p"])(q)["h"]',
+        "torch.zeros(3)",
+        "what is not among the selected keys is not written, over an entry of the input neither",
+    ),
+    (
+        "m, p = nn.Linear(2, 2), nn.Parameter(torch.ones(2, 2), requires_grad=False); "
+        "TD(weight=p).to_module(m); m.weight.requires_grad",
+        "False",
+        "a Parameter goes in as it is: it says itself whether it is trained",
+    ),
+    (
+        'type(TD.from_module(nn.ModuleDict({"p": Params(TD(a=torch.ones(2)))}))["p"])',
+        "TD",
+        "a tree of its own: locking the parameters of a model locks no part of the model",
+    ),
+    (
+        "torch.vmap(lambda q: q)(lib.lazy_stack([TD(a=torch.ones(2)), TD(a=torch.ones(3))]))",
+        'raise RuntimeError("one shape")',
+        "rows of one map have one shape; the error says which entry to leave out",
+    ),
+    (
+        'e = mods.EnsembleModule(Mod(nn.Sequential(nn.Linear(1, 20), nn.Dropout()), ["x"], ["o"]), 2); '
+        'e(TD(x=torch.ones(1, 1), batch_size=[1]))["o"].shape',
+        "torch.Size([2, 1, 20])",
+        "the members of an ensemble drop values of their own",
+    ),
+    (
+        'Prob(["loc"], ["o"], distribution_class=dist.Normal)(TD())',
+        'raise KeyError("loc")',
+        "the error names the key that is absent",
+    ),
+    (
+        'torch.func.hessian(lambda q: (q["b"] ** 2).sum())(fl.select("b"))["b", "b"]',
+        'torch.func.hessian(lambda b: (b ** 2).sum())(fl["b"])',
+        "documented to work on tensordicts as on other pytrees",
+    ),
+]
+
+DEPARTURES = [*TREES, *MODULES]
+
+
+def table(rows: list[tuple[str, str, str]]) -> str:
+    """The rows in Markdown."""
+    lines = ["| Written | Answers here as | Why |", "|---|---|---|"]
+    for source, same_as, reason in rows:
+        answer = f"an error: {_error(same_as)}" if same_as.startswith("raise ") else _code(same_as)
+        lines.append(f"| {_code(source)} | {answer} | {reason.replace('|', chr(92) + '|')} |")
+    return "\n".join(lines)
+
+
+def _code(text: str) -> str:
+    return "`" + text.removesuffix(", ").replace(CHAIN, "").replace("|", "\\|") + "`"
+
+
+def _error(text: str) -> str:
+    return _code(text.removeprefix("raise ").partition("(")[0])
+
+
+def section() -> str:
+    """What stands between the marks of the page."""
+    return f"{BEGIN}\n\n### Trees\n\n{table(TREES)}\n\n### Modules\n\n{table(MODULES)}\n\n{END}"
+
+
+def written(page: str) -> str:
+    """The page with the list of now."""
+    return page[: page.index(BEGIN)] + section() + page[page.index(END) + len(END) :]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text()))
