@@ -1,10 +1,56 @@
-"""Processes that begin at one moment, for tests of what happens between them."""
+"""Children for tests: that begin at one moment, that die at a step of their work."""
 
 from __future__ import annotations
 
 import os
+import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+def in_child(work: Callable[[], Any]) -> int:
+    """Run `work` in a fork; its wait status: 0 when it came to its end, else the signal that killed it, or 256."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return os.waitpid(child, 0)[1]
+
+
+def kill_at(number: int, work: Callable[[], Any], steps: Iterable[tuple[Any, str]]) -> bool:
+    """Run `work` in a fork that kills itself before its n-th step. False: it came to its end.
+
+    Args:
+        number: of the step, counted from 1.
+        work: what to do.
+        steps: what counts as one: functions, as the object that has them and their name.
+    """
+
+    def counted_work() -> None:
+        count = 0
+
+        def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                nonlocal count
+                count += 1
+                if count == number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*args, **kwargs)
+
+            return call
+
+        for owner, name in steps:
+            setattr(owner, name, counted(getattr(owner, name)))
+        work()
+
+    status = in_child(counted_work)
+    assert status in (0, signal.SIGKILL)
+    return status != 0
 
 
 def forked(work: Callable[[int], int], count: int) -> list[int]:

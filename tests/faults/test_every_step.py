@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
-import traceback
 import warnings
 from pathlib import Path
 
@@ -17,8 +15,17 @@ from tdmap import checkpoint, journal
 from tdmap.reducers import Reducer
 from tdmap.runtime import chunkloop, undo
 from tensordict_lite import TensorDict
+from tests.processes import in_child, kill_at
 
 CALLS = ("open", "close", "write", "mkdir", "rename", "replace", "unlink", "rmdir", "ftruncate", "fsync", "fdatasync")
+STEPS = [
+    *((os, name) for name in CALLS),
+    (fcntl, "flock"),
+    *((undo.Undo, name) for name in ("save", "restore", "release")),
+    (chunkloop._Segments, "add"),
+    *((torch.Tensor, name) for name in ("add_", "mul_", "copy_")),
+]
+"""Calls of the system, and steps of a chunk."""
 ROWS, CHUNK = 48, 8
 BAD = (10, 35)
 
@@ -90,50 +97,6 @@ def result(mode: str, folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(out)): p.read_bytes() for p in out.rglob("*.memmap") if ".tdmap" not in p.parts}
 
 
-def in_child(work) -> int:
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    return os.waitpid(child, 0)[1]
-
-
-def kill_at(number: int, work) -> bool:
-    """Run `work` in a child that dies before its n-th step: a call of the system, or a step of a chunk. False: it
-    came to its end."""
-
-    def counted_work() -> None:
-        steps = 0
-
-        def counted(real):
-            def call(*args, **kwargs):
-                nonlocal steps
-                steps += 1
-                if steps == number:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return real(*args, **kwargs)
-
-            return call
-
-        for name in CALLS:
-            setattr(os, name, counted(getattr(os, name)))
-        fcntl.flock = counted(fcntl.flock)
-        undo.Undo.save, undo.Undo.restore = counted(undo.Undo.save), counted(undo.Undo.restore)
-        undo.Undo.release = counted(undo.Undo.release)
-        chunkloop._Segments.add = counted(chunkloop._Segments.add)
-        torch.Tensor.add_, torch.Tensor.mul_ = counted(torch.Tensor.add_), counted(torch.Tensor.mul_)
-        torch.Tensor.copy_ = counted(torch.Tensor.copy_)
-        work()
-
-    status = in_child(counted_work)
-    assert status in (0, signal.SIGKILL)
-    return status != 0
-
-
 def kill_steps(mode: str, folder: Path, stride: int) -> None:
     wanted_folder = prepare(mode, folder / "wanted")
     assert in_child(lambda: run(mode, wanted_folder)) == 0
@@ -143,10 +106,10 @@ def kill_steps(mode: str, folder: Path, stride: int) -> None:
     while killed:
         number += stride
         work = prepare(mode, folder / f"d{number}")
-        killed = kill_at(number, lambda work=work: run(mode, work))
+        killed = kill_at(number, lambda work=work: run(mode, work), STEPS)
         if mode == "folder" and (work / "out" / "meta.json").exists():  # what looks like a dataset is a whole one
             assert result(mode, work) == wanted
-        kill_at(number, lambda work=work: run(mode, work))  # and whoever goes on dies at the same number
+        kill_at(number, lambda work=work: run(mode, work), STEPS)  # and whoever goes on dies at the same number
 
         def last(work=work) -> None:
             assert run(mode, work) == skipped

@@ -48,5 +48,5 @@ NAMED = re.compile(r"`((?:tdmap|tensordict_lite|tests|benchmarks|examples|docs|h
 @pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
 def test_files_that_a_page_names_are_there(page: Path) -> None:
     places = (ROOT, ROOT / "tests" / "differential")
-    named = set(NAMED.findall(page.read_text()))
+    named = {name for name in NAMED.findall(page.read_text()) if not name.startswith("benchmarks/results")}  # written
     assert sorted(name for name in named if not any((place / name).exists() for place in places)) == []

@@ -19,7 +19,7 @@ else:  # pytest brings it there
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 IMPORTED_AS = {"pillow": "PIL", "scikit-learn": "sklearn", "scikit-image": "skimage"}
-FOR_WORK_ON_THE_PROJECT = {"gpu", "bench", "test", "dev"}
+FOR_WORK_ON_THE_PROJECT = {"bench", "dev", "gpu", "test"}
 
 
 def requirements(lines: list[str]) -> set[str]:

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from tensordict_lite import TensorDict, is_memmap_archive, unpack_memmap
 from tensordict_lite.errors import ArchiveError, DatasetError
 from tensordict_lite.memmap.archive.read import opened
-from tests.memmap.test_crash import in_child
 from tests.memmap.trees import entries
+from tests.processes import in_child
 
 META = (
     b'{"a": {"device": "cpu", "shape": [%d], "dtype": "torch.uint8", "is_nested": false}, "shape": [], '

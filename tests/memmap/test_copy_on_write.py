@@ -15,7 +15,7 @@ import torch
 from tensordict_lite import MemoryMappedTensor, TensorDict
 from tensordict_lite.memmap import mapping
 from tensordict_lite.memmap.mapping import map_file, region_of
-from tests.memmap.test_crash import in_child
+from tests.processes import in_child
 
 
 @pytest.fixture

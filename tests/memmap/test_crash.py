@@ -20,20 +20,25 @@ import torch
 from tensordict_lite import TensorDict, lazy_stack
 from tensordict_lite.errors import DatasetNotFoundError
 from tensordict_lite.memmap.staging import Staging
+from tests.processes import in_child, kill_at
 
-CALLS = (
-    "open",
-    "pwrite",
-    "write",
-    "mkdir",
-    "makedirs",
-    "rename",
-    "replace",
-    "unlink",
-    "rmdir",
-    "close",
-    "posix_fallocate",
-)
+STEPS = [
+    (os, name)
+    for name in (
+        "open",
+        "pwrite",
+        "write",
+        "mkdir",
+        "makedirs",
+        "rename",
+        "replace",
+        "unlink",
+        "rmdir",
+        "close",
+        "posix_fallocate",
+    )
+]
+"""Calls into the file system."""
 
 
 def dataset(version: int) -> TensorDict:
@@ -59,45 +64,6 @@ def version_at(path: Path) -> int | None:
     version = versions.pop()
     assert data["note"] == str(version) and f"only{version % 2}" in data["b"].keys()
     return version
-
-
-def in_child(work: Callable[[], Any]) -> int:
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-            os._exit(0)
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-            os._exit(1)
-    return os.waitpid(child, 0)[1]
-
-
-def kill_at(number: int, work: Callable[[], Any]) -> bool:
-    """Runs ``work`` in a child that kills itself at its n-th call into the file system. False: it ran to the end."""
-
-    def run() -> None:
-        count = 0
-
-        def counted(real: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                nonlocal count
-                count += 1
-                if count == number:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return real(*args, **kwargs)
-
-            return call
-
-        for name in CALLS:
-            setattr(os, name, counted(getattr(os, name)))
-        work()
-
-    status = in_child(run)
-    assert status in (0, signal.SIGKILL)
-    return status != 0
 
 
 SAVES: dict[str, Callable[[Path], Any]] = {
@@ -137,7 +103,7 @@ def kill_steps(tmp_path: Path, save: str, before: str, stride: int) -> None:
             path.mkdir()
         elif before == "dataset":
             dataset(1).memmap(path)
-        killed = kill_at(number, lambda path=path: SAVES[save](path))
+        killed = kill_at(number, lambda path=path: SAVES[save](path), STEPS)
         version = version_at(path)
         ended[version] += 1
         if before != "dataset":
@@ -158,7 +124,7 @@ def test_memmap_like_killed_at_every_third_step(tmp_path: Path) -> None:
     while killed:
         number += 3
         path = tmp_path / f"d{number}"
-        killed = kill_at(number, lambda path=path: dataset(2).memmap_like(path))
+        killed = kill_at(number, lambda path=path: dataset(2).memmap_like(path), STEPS)
         try:
             data = TensorDict.load_memmap(path)
         except DatasetNotFoundError:

@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 
 from tensordict_lite import TensorDict, from_consolidated, from_safetensors, pack_memmap, to_safetensors, unpack_memmap
 from tensordict_lite.errors import DatasetNotFoundError
-from tests.memmap.test_crash import dataset, in_child, kill_at, version_at
+from tests.memmap.test_crash import STEPS, dataset, version_at
+from tests.processes import in_child, kill_at
 
 
 def packed(version: int, path: Path) -> None:
@@ -77,7 +78,7 @@ def test_save_killed_at_every_step(tmp_path: Path, kind: str, before: str) -> No
         path = tmp_path / f"f{number}"
         if before == "file":
             SAVES[kind](1, path)
-        killed = kill_at(number, lambda path=path: SAVES[kind](2, path))
+        killed = kill_at(number, lambda path=path: SAVES[kind](2, path), STEPS)
         version = loaded(kind, path)
         ended.add(version)
         assert version in ((None, 2) if before == "nothing" else (1, 2, None) if kind == "unpack" else (1, 2))
