@@ -20,6 +20,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.ranks.folder import RankFolder
 from tdmap.resume import check_identity, files_of, plan_of
 from tdmap.runtime import skipfile
+from tensordict_lite.memmap.format import META
 
 
 @operation
@@ -77,11 +78,9 @@ def merge(folder: RankFolder) -> ShardsMissing | None:
             return _missing(folder, plan, missing)
         if folder.is_begun:
             _publish(folder, plan)
-            files = files_of(folder.open())
-        else:
-            from tensordict_lite import TensorDict
-
-            files = files_of(TensorDict.load_memmap(folder.path))
+        elif not os.path.exists(folder.path / META):
+            return ShardsMissing(f"{folder.path}: the function raised on every row of every rank: nothing was written.")
+        files = files_of(folder.open())
         _keep_skipped(folder)
         folder.finish(files, plan.num_chunks, plan.length)
         return None
