@@ -152,7 +152,8 @@ def map(
     Returns:
         `out` when it is given; else the results concatenated along `dim` (stacked with `chunksize=0`), without
         those that are None, of which a warning tells; None when all are. Without rows, what the function makes of
-        zero rows. With `shard` and a path, the rows of this rank as they lie in the files, or None where it has none.
+        zero rows. With `shard` and a path, the rows of this rank as they lie in the files. With `shard`, None for a
+        rank without rows.
 
     Raises:
         IndexError: `dim` is out of range.
@@ -243,6 +244,8 @@ def map(
             raise ValueError("resume=True keeps its journal beside the output: pass out=a folder, or out=data.")
         if rank is not None:
             job = by_ranks.part_of(job, rank)
+            if job.plan.length == 0 < plan.length:
+                return None
             data, plan = job.source.data, job.plan
         sink = Gather(job.name, policy.skip == DROP)
     else:

@@ -91,7 +91,7 @@ def read_status(path: str | os.PathLike[str]) -> Status | None:
     rate, seconds, sessions = _rate(contents, plan)
     skipped = row_errors(skipfile.read(folder / skipfile.NAME, own=False))
     complete, writer, done = contents.is_complete(), _writer_of(Path(path)), contents.ranges()
-    ranks = []
+    ranks, errors = [], _errors(folder / "errors.jsonl")
     if contents.header.get("ranks") and not complete:
         for rank, home in RankFolder(path).homes():
             own = journal.read(home / HIDDEN / "journal", own=False)
@@ -102,6 +102,10 @@ def read_status(path: str | os.PathLike[str]) -> Status | None:
             writer = writer or at_work
             state = "complete" if own.is_complete() else "interrupted" if at_work is None else "running"
             ranks.append({"rank": rank.rank, "world_size": rank.world_size, "state": state})
+            _, took, begun = _rate(own, plan)
+            seconds, sessions = max(seconds, took), sessions + begun
+            errors += _errors(home / HIDDEN / "errors.jsonl")
+            skipped += row_errors(skipfile.read(home / HIDDEN / skipfile.NAME, own=False))
     return Status(
         name=printable(identity["name"]),
         kind=printable(identity["kind"]),
@@ -114,7 +118,7 @@ def read_status(path: str | os.PathLike[str]) -> Status | None:
         began=_seconds(contents.header.get("began")),
         argv=[printable(word) for word in _list(contents.header.get("argv"))],
         command=_command(contents.header.get("command")),
-        errors=_errors(folder / "errors.jsonl"),
+        errors=sorted(errors, key=lambda error: error["time"]),
         writer=_describe_writer(writer),
         skipped_rows=len(skipped),
         skipped=[_row(bad) for bad in skipped[:SKIPPED_SHOWN]],
@@ -212,6 +216,10 @@ def describe(status: Status) -> list[str]:
         lines.append(
             f"process {who['pid']} on {who['host']} is at work since {since}: {who['call']} ({who['program']})"
         )
+    for state in ("running", "interrupted", "complete"):
+        found = [str(rank["rank"]) for rank in status.ranks if rank["state"] == state]
+        if found:
+            lines.append(f"{state}: {'rank' if len(found) == 1 else 'ranks'} {', '.join(found)}")
     for error in status.errors[-5:]:
         when = time.strftime("%H:%M:%S", time.localtime(error["time"]))
         note = f" ({error['notes'][0]})" if error.get("notes") else ""

@@ -89,6 +89,8 @@ class RankFolder:
                     ) from None
             yield
         finally:
+            with contextlib.suppress(OSError):  # by name: a child that was forked meanwhile has the descriptor, too
+                fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
     # -- what the run is ---------------------------------------------------------------------------------

@@ -320,7 +320,7 @@ class Driver:
     def _check_clock(self) -> None:
         running = self.crew.running()
         for worker in self.scheduler.overdue(running, time.monotonic()):
-            first, last = self.job.plan.rows(running[worker][0])
+            first, last = self.job.plan.original_rows(running[worker][0])
             self.crew.kill(worker, f"{describe_rows(first, last)} ran longer than {self.job.policy.timeout} s")
 
     # -- coming back -------------------------------------------------------------------------------
@@ -429,7 +429,11 @@ class Driver:
             self.skips.void(loss.chunk)
             self.callbacks.on_chunk_retried(
                 ChunkRetried(
-                    self.job.number, loss.chunk, self.job.plan.rows(loss.chunk), loss.attempts, how_it_ended(lost)
+                    self.job.number,
+                    loss.chunk,
+                    self.job.plan.original_rows(loss.chunk),
+                    loss.attempts,
+                    how_it_ended(lost),
                 )
             )
 

@@ -16,7 +16,7 @@ import torch
 import tdmap
 from tdmap.errors import FolderInUse, OutputMismatch, ResumeMismatch, ShardsMissing, UntrustedFile
 from tdmap.folderlock import locked
-from tdmap.status import read_status
+from tdmap.status import describe, read_status
 from tensordict_lite import TensorDict, is_leaf_nontensor, tensorclass
 from tests.processes import forked
 
@@ -120,6 +120,7 @@ def test_without_out_a_rank_gets_its_own_results(data):
     alone = tdmap.map(data, noisy, chunksize=10, seed=1, num_workers=0)
     parts = [tdmap.map(data.lock_(), noisy, chunksize=10, seed=1, num_workers=2, shard=(r, 3)) for r in range(3)]
     assert torch.equal(torch.cat([part["a"] for part in parts]), alone["a"])
+    assert data.map(doubled, num_chunks=2, num_workers=0, shard=(0, 4)) is None  # without rows
     with pytest.raises(ZeroDivisionError) as caught:
         data.map(lambda c: 1 // int((c["x"] != 77).all()), chunksize=10, num_workers=0, shard=(2, 3))
     assert "rows 70:80" in str(caught.value.__notes__)
@@ -168,7 +169,8 @@ def test_a_merge_names_what_is_missing(data, tmp_path):
     assert (caught.value.rows, caught.value.ranks, caught.value.world_size) == (((0, 30), (70, 103)), (0, 2), 3)
     status = read_status(out)
     assert (status.rows_done, status.state) == (40, "interrupted")
-    assert status.ranks == [{"rank": 1, "world_size": 3, "state": "complete"}]
+    assert status.ranks == [{"rank": 1, "world_size": 3, "state": "complete"}] and status.sessions == 1
+    assert "complete: rank 1" in describe(status)
     data.map(doubled, out=out, chunksize=10, num_workers=0, shard=(0, 3))
     data.map(doubled, out=out, chunksize=10, num_workers=0, shard=(2, 3))
     assert read_status(out).state == "complete" and read_status(out).rows_done == ROWS
@@ -412,6 +414,17 @@ def test_skipped_rows_of_all_ranks_are_told(data, tmp_path):
             data.map(fn, out=out, chunksize=10, num_workers=0, shard=(rank, 2), on_error="skip")
     assert [bad["row"] for bad in read_status(out).skipped] == [3, 23, 43, 63, 83]
     assert torch.equal(TensorDict.load_memmap(out)["a"][[2, 3, 63, 64]], torch.tensor([4, 0, 0, 128]))
+
+
+def test_a_function_that_fails_everywhere_leaves_no_dataset(data, tmp_path):
+    def fn(chunk):
+        raise ValueError("always")
+
+    for rank in range(2):
+        with pytest.raises(ValueError, match="always"):
+            data.map(fn, out=tmp_path / "out", chunksize=10, num_workers=0, shard=(rank, 2), on_error="skip")
+    with pytest.raises(ShardsMissing, match="raised on every row of every rank"):
+        tdmap.merge_shards(tmp_path / "out")
 
 
 def test_a_rank_on_which_every_row_fails_is_an_error(data, tmp_path):
