@@ -38,6 +38,7 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.mapreduce
 	$(BIN)/python -m benchmarks.loader
+	$(BIN)/python -m benchmarks.ingest
 
 gpu: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
