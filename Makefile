@@ -40,6 +40,7 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.mapreduce
 	$(BIN)/python -m benchmarks.loader
+	$(BIN)/python -m benchmarks.ingest
 
 gpu: $(GPU_VENV)/.installed
 	$(GPU_VENV)/bin/python -m benchmarks.gpu

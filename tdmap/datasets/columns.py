@@ -42,6 +42,7 @@ from tdmap.runtime.skipping import DROP
 from tdmap.runtime.spill import Spill
 from tdmap.schema import Schema
 from tdmap.sinks import Collect
+from tdmap.store import OutputFolder
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ def map_columns(
     run_columns(job, names, Output(out, data), Execution.of(**options), resume)
 
 
-def write_columns(batches: Iterable[Columns], names: Sequence[str], out: str | os.PathLike[str]) -> None:
+def write_columns(batches: Iterable[Columns], names: Sequence[str], out: str | os.PathLike[str] | OutputFolder) -> None:
     """Write a stream of columns, which only one process can read, into a folder.
 
     Args:

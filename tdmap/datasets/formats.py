@@ -10,7 +10,9 @@ import contextlib
 import glob
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +26,7 @@ from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import BATCH_ROWS, Table
 from tdmap.datasets.tar import read_tar, write_tar
 from tdmap.operation import operation
+from tdmap.store import OutputFolder
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:
@@ -40,7 +43,7 @@ class Format(NamedTuple):
     """How files of one kind are read and written."""
 
     suffixes: tuple[str, ...]
-    read: Callable[[str, Sequence[str] | None], Iterator[Any]]
+    read: Callable[[str, Sequence[str] | None], Generator[Any, None, None]]
     """Yields tables of Arrow's, of the file and the columns that are wanted."""
     write: Callable[[str, Iterator[Table]], None]
     """Writes parts of one table."""
@@ -86,16 +89,18 @@ def read(
         return _read_parquet(files, Path(out), columns, nulls, resume, options)
     if resume:
         raise ValueError("resume=True needs Parquet files, whose parts can be read alone, and out=a folder.")
-    stream = batches_of(files, name, columns, nulls)
-    if out is None:
-        parts = list(stream)
-        if not parts:
-            raise ValueError(f"{files[0]} has no rows.")
-        return Table.cat(parts)
-    first = next(stream, None)
-    if first is None:
-        raise ValueError(f"{files[0]} has no rows, so nothing tells what the dataset looks like.")
-    write_columns(_chain(first, stream), sorted(first[1]), out)
+    with contextlib.closing(batches_of(files, name, columns, nulls)) as stream:
+        if out is None:
+            parts = list(stream)
+            if not parts:
+                raise ValueError(f"{files[0]} has no rows.")
+            return Table.cat(parts)
+        store = OutputFolder(out)
+        with store.claimed(f"read({files[0]})"):  # before anything is read
+            first = next(stream, None)
+            if first is None:
+                raise ValueError(f"{files[0]} has no rows, so nothing tells what the dataset looks like.")
+            write_columns(_chain(first, stream), sorted(first[1]), store)
     return Table.open(out)
 
 
@@ -165,8 +170,8 @@ def convert(
         read(source, place, columns=columns, nulls=nulls, **options)
         return
     files = find_files(source)
-    stream = batches_of(files, format_of(files[0], None), columns, nulls)
-    FORMATS[format_of(place, None)].write(place, (Table(*batch) for batch in stream))
+    with contextlib.closing(batches_of(files, format_of(files[0], None), columns, nulls)) as stream:
+        FORMATS[format_of(place, None)].write(place, (Table(*batch) for batch in stream))
 
 
 # -- names of files ----------------------------------------------------------------------------------------------------
@@ -234,14 +239,33 @@ def opened(path: str, mode: str = "rb") -> Iterator[Any]:
             os.unlink(partial)
 
 
-def batches_of(files: Sequence[str], format: str, columns: Sequence[str] | None, nulls: str) -> Iterator[Columns]:
+@contextlib.contextmanager
+def read_ahead(path: str) -> Iterator[Any]:
+    """A file for readers of Arrow's that read ahead in threads of theirs, which must not need Python's lock.
+
+    They would end the process when they are asked to stop while it ends. What is behind a URL is copied first.
+    """
+    with contextlib.ExitStack() as stack:
+        if "://" in path:
+            copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="tdmap-"))
+            with opened(path) as source:
+                shutil.copyfileobj(source, copy)
+            copy.flush()
+            path = copy.name
+        yield stack.enter_context(pyarrow().OSFile(path))
+
+
+def batches_of(
+    files: Sequence[str], format: str, columns: Sequence[str] | None, nulls: str
+) -> Generator[Columns, None, None]:
     """The columns of files, some thousand rows at a time."""
     start = 0
     for path in files:
-        for batch in FORMATS[format].read(path, columns):
-            if batch.num_rows:
-                yield columns_of(batch, nulls, start)
-                start += batch.num_rows
+        with contextlib.closing(FORMATS[format].read(path, columns)) as tables:
+            for table in tables:
+                if table.num_rows:
+                    yield columns_of(table, nulls, start)
+                    start += table.num_rows
 
 
 # -- Parquet ---------------------------------------------------------------------------------------------------------
@@ -315,7 +339,7 @@ def _read_parquet(
     return Table.open(out)
 
 
-def _parquet_batches(path: str, columns: Sequence[str] | None) -> Iterator[Any]:
+def _parquet_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
     parquet = need("pyarrow.parquet", "arrow", "reading Parquet")
     with opened(path) as source:
         for batch in parquet.ParquetFile(source).iter_batches(BATCH_ROWS, columns=columns):
@@ -340,7 +364,7 @@ def _write_with(path: str, parts: Iterator[Table], make: Callable[[Any, Any], An
 # -- Arrow, CSV, JSON Lines --------------------------------------------------------------------------------------------
 
 
-def _arrow_batches(path: str, columns: Sequence[str] | None) -> Iterator[Any]:
+def _arrow_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
     ipc = need("pyarrow.ipc", "arrow", "reading Arrow files")
     pa = pyarrow()
     with opened(path) as source:
@@ -361,16 +385,17 @@ def _write_arrow(path: str, parts: Iterator[Table]) -> None:
     _write_with(path, parts, lambda file, schema: ipc.new_file(file, schema))
 
 
-def _csv_batches(delimiter: str) -> Callable[[str, Sequence[str] | None], Iterator[Any]]:
-    def batches(path: str, columns: Sequence[str] | None) -> Iterator[Any]:
+def _csv_batches(delimiter: str) -> Callable[[str, Sequence[str] | None], Generator[Any, None, None]]:
+    def batches(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
         csv = need("pyarrow.csv", "arrow", "reading CSV")
         pa = pyarrow()
-        with opened(path) as source:
+        with read_ahead(path) as source:
             options = csv.ConvertOptions(include_columns=list(columns) if columns is not None else None)
             parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
             try:
-                for batch in csv.open_csv(source, parse_options=parse, convert_options=options):
-                    yield pa.Table.from_batches([batch])
+                with csv.open_csv(source, parse_options=parse, convert_options=options) as reader:  # it reads ahead
+                    for batch in reader:
+                        yield pa.Table.from_batches([batch])
             except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
                 raise ValueError(f"{path}: {error}") from None
 
@@ -393,14 +418,15 @@ def _write_csv(delimiter: str) -> Callable[[str, Iterator[Table]], None]:
     return write_parts
 
 
-def _json_batches(path: str, columns: Sequence[str] | None) -> Iterator[Any]:
+def _json_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
     pa = pyarrow()
     reader = need("pyarrow.json", "arrow", "reading JSON Lines")
-    with opened(path) as source:
+    with read_ahead(path) as source:
         try:
-            for batch in reader.open_json(source):
-                table = pa.Table.from_batches([batch])
-                yield table if columns is None else table.select(list(columns))
+            with reader.open_json(source) as found:  # it reads ahead
+                for batch in found:
+                    table = pa.Table.from_batches([batch])
+                    yield table if columns is None else table.select(list(columns))
         except (pa.ArrowInvalid, KeyError) as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -418,7 +444,7 @@ def _write_json(path: str, parts: Iterator[Table]) -> None:
 # -- NumPy -------------------------------------------------------------------------------------------------------------
 
 
-def _numpy_batches(path: str, columns: Sequence[str] | None) -> Iterator[Any]:
+def _numpy_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
     with opened(path) as source:
         found: Any = np.load(path if "://" not in path else source, mmap_mode="r" if path.endswith(".npy") else None)
         arrays = {"values": found} if path.endswith(".npy") else {name: found[name] for name in found.files}

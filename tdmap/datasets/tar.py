@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -31,7 +31,7 @@ Open = Callable[[str, str], AbstractContextManager[Any]]
 """Opens a path for reading or writing bytes."""
 
 
-def read_tar(path: str, columns: Sequence[str] | None, opened: Open) -> Iterator[Any]:
+def read_tar(path: str, columns: Sequence[str] | None, opened: Open) -> Generator[Any, None, None]:
     """Tables of Arrow's of the samples in a file.
 
     Raises:

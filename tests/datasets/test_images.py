@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import struct
+import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -386,3 +387,24 @@ def test_without_pillow_the_error_says_what_to_install(tmp_path: Path, monkeypat
     monkeypatch.delitem(sys.modules, "PIL.Image", raising=False)
     with pytest.raises(ImportError, match=r"pip install 'tdmap\[images\]'"):
         images.ingest(tmp_path / "in", tmp_path / "out", size=8)
+
+
+def test_the_command_ingests_and_lists_what_it_left_out(tmp_path: Path) -> None:
+    make_folder(tmp_path / "in")
+    (tmp_path / "in" / "b" / "bad.jpg").write_bytes(b"nothing")
+    command = [sys.executable, "-m", "tdmap", "ingest", "images", str(tmp_path / "in"), str(tmp_path / "out")]
+
+    def run(*options: str) -> Any:
+        return subprocess.run([*command, *options, "--workers", "1"], capture_output=True, text=True)
+
+    failed = run("--size", "16x12")
+    assert failed.returncode == 1
+    assert "b/bad.jpg: no picture" in failed.stderr and "Traceback" not in failed.stderr
+    done = run("--size", "16x12", "--skip-errors", "--preview", str(tmp_path / "sheet.png"))
+    assert done.returncode == 0
+    assert "24 pictures in 2 classes written to" in done.stdout
+    assert "b/bad.jpg" in done.stderr and "skipped.jsonl" in done.stderr
+    assert Pictures.open(tmp_path / "out").data["image"].shape == (24, 3, 16, 12)
+    assert (tmp_path / "sheet.png").exists()
+    refused = run("--size", "99x99", "--skip-errors")
+    assert refused.returncode == 2 and "another way" in refused.stderr
