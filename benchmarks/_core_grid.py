@@ -300,10 +300,6 @@ OPERATIONS: dict[str, Operation] = {
 SLOW = ("share_memory_", "memmap", "memmap, over another", "load_memmap")
 """Calls that open files: on small trees only."""
 
-WANTED = {"memmap, over another": 5.0}
-"""Not held to the reference's time, which writes into the files that are there: after a crash or an error half of the
-dataset is the new one. Here each file is replaced, once all of them are written."""
-
 
 def _fits(operation: str, kind: str, layout: Layout) -> bool:
     if operation == "construct" and kind == "mapped":
@@ -319,8 +315,7 @@ def grid_cases() -> Iterator[CoreCase]:
                 if _fits(operation, kind, layout):
                     for size in SIZES:
                         name = f"{kind} {len(size)}d {layout.label}"
-                        wanted = WANTED.get(operation, 1.0)
-                        yield CoreCase(operation, name, _case(maker, kind, layout, size), wanted=wanted)
+                        yield CoreCase(operation, name, _case(maker, kind, layout, size), wanted=1.0)
 
 
 def _case(maker: Operation, kind: str, layout: Layout, size: tuple[int, ...]) -> Callable[[Kit], Call]:
