@@ -69,6 +69,7 @@ def map(
     undo: bool = True,
     on_error: OnError = "raise",
     callbacks: Iterable[Callback] = (),
+    profile: bool | str | os.PathLike[str] = False,
 ) -> Any:
     """Apply `fn` to chunks of `data` on several processes, and join the results.
 
@@ -134,6 +135,8 @@ def map(
             every row fails, the first exception is raised. A result that does not fit `out` is an error of its rows.
             With `resume`, rows that an earlier call skipped are done; they are reported again.
         callbacks: `tdmap.Callback` objects that receive the job's events.
+        profile: measure where the time goes (see `tdmap.Profiler`): True prints a summary to standard error, a path
+            is a file (`.json`: a trace, `.txt`: the summary, `.png`: the plot) or a folder for all of them.
 
     Returns:
         `out` when it is given; else the results concatenated along `dim` (stacked with `chunksize=0`), without
@@ -179,6 +182,7 @@ def map(
             max_memory,
             pbar,
             callbacks,
+            profile,
         )
     )
     where.check(data, buffer, execution, bool(resume), on_error)
@@ -255,6 +259,7 @@ def map_iter(
     undo: bool = True,
     on_error: OnError = "raise",
     callbacks: Iterable[Callback] = (),
+    profile: bool | str | os.PathLike[str] = False,
 ) -> MapIterator:
     """Apply `fn` to chunks of `data` on several processes, and yield the results in order.
 
@@ -291,7 +296,16 @@ def map_iter(
     plan = plan_for(data, fn, dim, chunksize, num_chunks, None, results_vary=True)
     policy = policy_for(seed, generator, retries, timeout, undo, on_error, DROP)
     execution = Execution(
-        num_workers, pool, executor, mp_start_method, worker_threads, max_tasks_per_child, max_memory, pbar, callbacks
+        num_workers,
+        pool,
+        executor,
+        mp_start_method,
+        worker_threads,
+        max_tasks_per_child,
+        max_memory,
+        pbar,
+        callbacks,
+        profile,
     )
     fn = as_function(fn, in_keys, out_keys)
     check_placement(fn, execution.executor == "process", None)

@@ -78,7 +78,7 @@ class ChunkLoop:
         pack: makes a result fit to travel.
         emit: sends a message to the driver.
         in_caller: chunks run in the thread that called `map`, which Ctrl-C is meant for.
-        own_fn: `fn` belongs to this loop alone.
+        own_fn: `fn` belongs to this loop alone, in a process of its own.
     """
 
     def __init__(
@@ -105,10 +105,12 @@ class ChunkLoop:
         self.pack = pack
         self.emit = emit
         self.in_caller = in_caller
+        self.own_process = own_fn
         self.writer: RowWriter | None = None
         self.undo: Undo | None = None
         self._guard = True
         self._expect_changes = policy.in_place and reader.order is None and self.settle is None
+        self.meter = None if policy.meter is None else policy.meter(self)
         self._skipper = Skipper(self, policy.skip) if policy.skip else None
         # Tensors of torch's inference mode count no versions.
         self._leaves = [leaf for leaf in tensors_of(reader.data) if not leaf.is_inference()]
@@ -151,6 +153,8 @@ class ChunkLoop:
         done = None if self.undo is None else self.undo.done
         aliased = self.writer is not None and self.writer.aliased
         chunk = start
+        if self.meter is not None:
+            self.meter.begin()
         try:
             for chunk, result, rows in self._results(lease, start, stop, segments):
                 if _generation != generation:
@@ -193,7 +197,8 @@ class ChunkLoop:
         upto = segments.stop
         mutated = self.mutated
         self._guard |= mutated
-        return Done(self.job, lease, upto, time.perf_counter() - began, mutated, last, 0)
+        measures = None if self.meter is None else self.meter.end(upto - start)
+        return Done(self.job, lease, upto, time.perf_counter() - began, mutated, last, 0, measures)
 
     def _save(self, undo: Undo, chunk: int, rows: Data) -> None:
         self.control[at.UNDO] = 0

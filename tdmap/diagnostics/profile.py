@@ -1,0 +1,299 @@
+"""What a profile holds: for each job and worker, where the time went and what was moved.
+
+    worker seconds of a job = workers × wall time
+      = computing + fn waits + memory + reading + writing + dispatch       within leases
+      + no core                                                           ready to run, and none was free
+      + starting + dispatch + consumer + idle                             between leases
+
+How the seconds of a lease are divided is in `divide`; what the largest part means is in `tdmap.diagnostics.model`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tdmap.events import JobStarted, LeaseDone, Measures
+
+PARTS = {
+    "computing": "the function computes",
+    "waiting": "the function waits: for the network, a lock, a sleep, a device",
+    "memory": "the kernel makes pages for memory that the function allocates",
+    "reading": "rows are gathered, or waited for because they were on the disk, or mapped from the page cache",
+    "writing": "results are copied into the output, or packed to travel",
+    "dispatch": "leases are given out, and chunks begun and ended",
+    "starting": "workers start, and take the job",
+    "consumer": "the loop that takes the results has one, and more results than it needs are made",
+    "idle": "no chunk is left for this worker",
+    "starved": "a worker is ready to run, and no core is free",
+}
+"""The parts of a worker's time, and what happens then."""
+
+CHUNK_SECONDS = 10e-6
+"""What beginning, writing and ending any chunk costs, however small: counted as dispatch."""
+
+MAPPED_BYTES = 64 << 10
+"""Bytes of a cached file that the kernel maps at one page fault (Linux maps 16 pages around it)."""
+
+TRACED = 100_000
+"""Leases that a job keeps one by one, for pictures; of later ones only the sums are kept."""
+
+LEADING = 4096
+"""Times of the consumer that are remembered to see what a worker waited for."""
+
+
+class Span(NamedTuple):
+    """A lease, on the clock of the profile."""
+
+    worker: int
+    start: int
+    """First chunk."""
+    stop: int
+    began: float
+    """`time.monotonic()`"""
+    ended: float
+    rows: int
+    parts: tuple[float, float, float]
+    """Seconds in reading, in the function and in writing."""
+    rss: int
+
+
+@dataclass
+class WorkerProfile:
+    """One worker of a job."""
+
+    worker: int
+    """Its process id, or thread number."""
+    leases: int = 0
+    chunks: int = 0
+    rows: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    """By part of `PARTS`."""
+    cpu: float = 0.0
+    """CPU seconds."""
+    faults: int = 0
+    """Page faults without the disk."""
+    reads: int = 0
+    """Page faults that waited for the disk."""
+    disk_read: int = 0
+    """Bytes from a disk."""
+    disk_written: int = 0
+    """Bytes to one."""
+    bytes_in: int = 0
+    """Bytes of the rows that it had."""
+    bytes_out: int = 0
+    """Bytes of the results that it made."""
+    rss: int = 0
+    """Most resident bytes after a lease."""
+    uss: int = 0
+    """Most bytes of its own; 0 where nobody has looked."""
+    until: float = 0.0
+    """When its last lease was over."""
+    driver_starved: float = 0.0
+    """How long the driver had been without a core by then."""
+
+    @property
+    def busy(self) -> float:
+        """Seconds within leases."""
+        return sum(self.seconds[part] for part in ("computing", "waiting", "memory", "reading", "writing"))
+
+
+@dataclass
+class JobProfile:
+    """One job: a map, or a step of an operation that takes several."""
+
+    number: int
+    name: str
+    """Of the function."""
+    operation: str
+    """What was called."""
+    rows: int
+    chunks: int
+    chunk_rows: int
+    num_workers: int
+    executor: str
+    row_bytes: int
+    began: float
+    """`time.monotonic()`"""
+    cores: int
+    """Cores that this process may use."""
+    seconds: float = 0.0
+    """Wall time."""
+    state: str = "running"
+    """ "running", "complete" or "failed"."""
+    error: str = ""
+    rows_done: int = 0
+    rows_before: int = -1
+    """Rows that an earlier session of a resumed run had done; -1: nothing has come back yet."""
+    workers: dict[int, WorkerProfile] = field(default_factory=dict)
+    driver_cpu: float = 0.0
+    """CPU seconds of the thread that gives out the leases; with results that are iterated over, of the consumer too."""
+    consumer: float = 0.0
+    """Seconds that the consumer had a result."""
+    retries: int = 0
+    deaths: int = 0
+    skipped: int = 0
+    stalled: float = 0.0
+    """Seconds that something on this machine waited for memory (the kernel's pressure figures)."""
+    spans: list[Span] = field(default_factory=list)
+    _taken: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=LEADING))
+
+    @staticmethod
+    def of(event: JobStarted, operation: str, cores: int) -> JobProfile:
+        """A profile that has just begun."""
+        sizes = event.num_rows, event.num_chunks, event.chunk_rows
+        return JobProfile(
+            event.job,
+            event.name,
+            operation,
+            *sizes,
+            max(event.asked_workers, event.num_workers),
+            event.executor,
+            event.row_bytes,
+            event.time,
+            cores,
+        )
+
+    @property
+    def rows_here(self) -> int:
+        """Rows that were done while somebody watched."""
+        return sum(worker.rows for worker in self.workers.values())
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds of all workers, by part."""
+        return {part: sum(worker.seconds[part] for worker in self.workers.values()) for part in PARTS}
+
+    @property
+    def worker_seconds(self) -> float:
+        """Wall time, times workers."""
+        return self.num_workers * self.seconds
+
+    def total(self, name: str) -> Any:
+        """The sum of a figure over the workers."""
+        return sum(getattr(worker, name) for worker in self.workers.values())
+
+    # -- what comes in -----------------------------------------------------------------------------------
+
+    def took(self, seconds: float, now: float) -> None:
+        """The consumer had a result."""
+        self.consumer += seconds
+        began = now - seconds
+        if self._taken and began - self._taken[-1][1] < 1e-4:
+            began = self._taken.pop()[0]
+        self._taken.append((began, now))
+
+    def done(self, event: LeaseDone, driver_starved: float = 0.0) -> None:
+        """A lease is over.
+
+        Args:
+            event: what the driver says of it.
+            driver_starved: seconds so far that the driver was ready to give out leases, and had no core.
+        """
+        self.rows_done = event.done_rows
+        worker = self.workers.get(event.worker)
+        if worker is None:
+            worker = self.workers[event.worker] = WorkerProfile(event.worker, until=self.began)
+        measures = event.measures
+        if measures is None:  # of a worker that could not be asked
+            measures = Measures(
+                event.time - event.seconds, event.time, 0, 0, event.seconds, 0, event.seconds, *[0] * 14
+            )
+        starved = measures.starved_before + max(driver_starved - worker.driver_starved, 0.0)
+        self._between(worker, measures.began, "dispatch" if worker.leases else "starting", starved)
+        worker.driver_starved = driver_starved
+        worker.until = max(worker.until, measures.ended)
+        bytes_in = event.rows * self.row_bytes
+        for part, seconds in divide(measures, bytes_in).items():
+            worker.seconds[part] += seconds
+        worker.leases += 1
+        worker.chunks += event.stop - event.start
+        worker.rows += event.rows
+        worker.cpu += measures.user + measures.system
+        worker.faults += measures.faults
+        worker.reads += measures.reads
+        worker.disk_read += measures.disk_read
+        worker.disk_written += measures.disk_written
+        worker.bytes_in += bytes_in
+        worker.bytes_out += measures.bytes_out
+        worker.rss = max(worker.rss, measures.rss)
+        worker.uss = max(worker.uss, measures.uss)
+        if len(self.spans) < TRACED:
+            parts = measures.read, measures.fn, measures.write
+            times = measures.began, measures.ended
+            self.spans.append(Span(event.worker, event.start, event.stop, *times, event.rows, parts, measures.rss))
+
+    def _between(self, worker: WorkerProfile, until: float, part: str, starved: float = 0.0) -> None:
+        """A worker had no lease until now."""
+        gap = until - worker.until
+        if gap <= 0:
+            return
+        consumer = 0.0
+        for began, ended in reversed(self._taken):
+            if ended <= worker.until:
+                break
+            consumer += max(min(ended, until) - max(began, worker.until), 0.0)
+        starved = min(starved, gap - consumer)
+        worker.seconds["consumer"] += consumer
+        worker.seconds["starved"] += starved
+        worker.seconds[part] += gap - consumer - starved
+
+    def close(self, now: float) -> None:
+        """No more comes; workers that had nothing to do get their time."""
+        self.seconds = now - self.began
+        for worker in self.workers.values():
+            self._between(worker, now, "idle")
+        for number in range(self.num_workers - len(self.workers)):
+            worker = self.workers[-1 - number] = WorkerProfile(-1 - number, until=self.began)
+            self._between(worker, now, "idle")
+
+
+def divide(measures: Measures, bytes_in: int) -> dict[str, float]:
+    """The seconds of a lease by part.
+
+    Args:
+        measures: of the lease.
+        bytes_in: of its rows.
+
+    - Time without a free core is taken first from what lies between the stages, which cannot take long by itself, then
+      from all stages alike.
+    - What the function neither computed nor starved, it waited. Of the waits, as many as were page faults on the disk
+      are reading.
+    - The kernel's time for page faults in the function is reading where they map rows of a cached file, and memory
+      where they make new pages.
+    - `CHUNK_SECONDS` a chunk are dispatch, wherever they were spent.
+
+    Example:
+        >>> empty = Measures(*[0] * 21)._replace(began=0.0, ended=1.0, chunks=1, fn=0.9, fn_cpu=0.6, write=0.1)
+        >>> {part: round(seconds, 1) for part, seconds in divide(empty, 0).items() if round(seconds, 1)}
+        {'computing': 0.6, 'waiting': 0.3, 'writing': 0.1}
+    """
+    # What is asked of the kernel and of the clocks is not one moment: nothing may become more than there was.
+    m = measures
+    whole = max(m.ended - m.began, 0.0)
+    between = max(whole - m.read - m.fn - m.write, 0.0)
+    starved = min(m.starved, whole)
+    floor = min(between, m.chunks * CHUNK_SECONDS)
+    left = max(starved - (between - floor), 0.0)
+    between -= min(starved - left, between - floor)
+    stages = m.read + m.fn + m.write
+    keep = max(1.0 - left / stages, 0.0) if stages > 0 else 1.0
+    read, fn, write = m.read * keep, m.fn * keep, m.write * keep
+    starved = max(whole - between - read - fn - write, 0.0)
+    own_write = min(write, m.chunks * CHUNK_SECONDS)
+    computing = min(m.fn_cpu, fn)
+    waiting = fn - computing
+    disk = waiting * min(m.fn_reads / m.fn_waits, 1.0) if m.fn_waits else 0.0
+    faults = max(m.faults + m.reads, 1)
+    kernel = min(m.system * min(m.fn_faults / faults, 1.0), computing)
+    mapped = kernel * min(bytes_in / MAPPED_BYTES / max(m.fn_faults, 1.0), 1.0)
+    return {
+        "computing": computing - kernel,
+        "waiting": waiting - disk,
+        "memory": kernel - mapped,
+        "reading": read + disk + mapped,
+        "writing": write - own_write,
+        "dispatch": between + own_write,
+        "starved": starved,
+    }
