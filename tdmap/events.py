@@ -6,7 +6,7 @@ methods they need; all of them run in the process (and thread) that called `map`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -39,6 +39,8 @@ class JobStarted:
     """Bytes of a row of the source."""
     asked_workers: int = 0
     """Workers that there would be with enough chunks."""
+    done_rows: int = 0
+    """Rows that an earlier session of a run that goes on has done."""
 
 
 class Measures(NamedTuple):
@@ -56,14 +58,22 @@ class Measures(NamedTuple):
     """Seconds in the function."""
     write: float
     """Seconds spent on results: writing, packing and sending them, and keeping copies of rows that are changed."""
+    read_cpu: float
+    """CPU seconds of `read`: scaled up from the chunks that were sampled, as the figures that follow."""
     fn_cpu: float
-    """CPU seconds of `fn`, scaled up from the chunks that were sampled, as the counts that follow."""
+    """CPU seconds of `fn`."""
+    write_cpu: float
+    """CPU seconds of `write`."""
     fn_faults: float
     """Pages that the kernel had to map while the function ran, without the disk."""
     fn_reads: float
     """Pages that the function had to wait for, because they were on the disk."""
+    read_waits: float
+    """How often gathering was left without work to do, most often for the disk."""
     fn_waits: float
-    """How often it was left without work to do: for the disk, the network, a lock, a sleep."""
+    """How often the function was: for the disk, the network, a lock, a sleep."""
+    write_waits: float
+    """How often writing was."""
     faults: int
     """Page faults of the whole lease, without the disk."""
     reads: int
@@ -110,6 +120,8 @@ class LeaseDone:
     """`time.monotonic()` when the news arrived."""
     measures: Measures | None = None
     """Where the time went; None unless a callback has a `meter`."""
+    first_row: int = 0
+    """First row of these chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +210,7 @@ class Callback:
         ...         self.rows += event.rows
     """
 
-    meter: ClassVar[Callable[[Any], Any] | None] = None
+    meter: ClassVar[type[Any] | None] = None
     """What measures leases in the workers, as `LeaseDone.measures`; None: nobody does, and it costs nothing."""
 
     def on_job_started(self, event: JobStarted) -> None:
@@ -253,7 +265,7 @@ class CallbackList(Callback):
         """Whether somebody wants ticks."""
         return bool(self._tickers)
 
-    def find_meter(self) -> Callable[[Any], Any] | None:
+    def find_meter(self) -> type[Any] | None:
         """What is to measure leases, for the first callback that wants it."""
         return next((type(one).meter for one in self.callbacks if type(one).meter is not None), None)
 

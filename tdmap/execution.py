@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from tdmap._warn import warn_user
 from tdmap.data.sizes import row_bytes_of
+from tdmap.diagnostics.jobfiles import StatusFile, status_folder
 from tdmap.diagnostics.profiler import OperationProfile, check_profile
 from tdmap.diagnostics.progress import ProgressBar
 from tdmap.events import Callback, CallbackList, watching
@@ -146,7 +147,7 @@ class Execution:
 
     def stream(self, job: Job, sink: Sink, log: CommitLog | None = None) -> Iterator[tuple[int, Any]]:
         """Run a job; yields each chunk and its result, in order, when the sink streams."""
-        watchers = CallbackList([*self.callbacks, *watching()])
+        watchers = CallbackList([*self.callbacks, *watching(), *_beacon()])
         meter = watchers.find_meter()
         if meter is not None:
             job = replace(job, policy=replace(job.policy, meter=meter))
@@ -188,6 +189,12 @@ class Execution:
 
 class _Bar(ProgressBar):
     """The one of `pbar=True`."""
+
+
+def _beacon() -> list[Callback]:
+    """Who tells other terminals how far a job is; nobody within a worker."""
+    folder = None if worker_module.in_worker else status_folder()
+    return [] if folder is None else [StatusFile(folder)]
 
 
 def _nothing() -> None:

@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from tdmap._data import is_data, is_dense, tensors_of
 from tdmap.events import Measures
 
@@ -38,6 +40,79 @@ _BLOCK = 512
 _PAGE = resource.getpagesize()
 
 
+class Stage:
+    """One part of the work on a chunk: its time, and what the kernel counted during some of its calls.
+
+    Args:
+        who: whose counts, as `resource.getrusage`.
+    """
+
+    __slots__ = ("who", "calls", "seconds", "until", "period", "sampled", "counts")
+
+    def __init__(self, who: int) -> None:
+        self.who = who
+        self.calls = self.until = self.period = 0
+        self.seconds = 0.0
+        self.sampled = [0.0, 0.0]
+        """Calls that were asked about, and their seconds."""
+        self.counts = [0.0, 0.0, 0.0, 0.0]
+        """CPU seconds, page faults without and with the disk, and waits, of those."""
+
+    def timed(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """`fn` with a clock."""
+        clock = time.perf_counter
+
+        def call(*args: Any) -> Any:
+            self.calls += 1
+            if self.until <= 0:
+                return self.sample(fn, args)
+            self.until -= 1
+            began = clock()
+            try:
+                return fn(*args)
+            finally:
+                self.seconds += clock() - began
+
+        return call
+
+    def sample(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Call the function, and ask the kernel before and after."""
+        self.until = self.period
+        before = resource.getrusage(self.who)
+        began = time.perf_counter()
+        try:
+            return fn(*args)
+        finally:
+            seconds = time.perf_counter() - began
+            after = resource.getrusage(self.who)
+            self.seconds += seconds
+            self.sampled[0] += 1
+            self.sampled[1] += seconds
+            self.counts[0] += after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+            self.counts[1] += after.ru_minflt - before.ru_minflt
+            self.counts[2] += after.ru_majflt - before.ru_majflt
+            self.counts[3] += after.ru_nvcsw - before.ru_nvcsw
+
+    def take(self, chunks: int, whole: float) -> tuple[float, float, float, float, float]:
+        """Seconds and counts since the last call, the counts scaled up from the samples; chooses how often to ask.
+
+        Args:
+            chunks: of the lease.
+            whole: seconds of the lease.
+        """
+        calls, seconds = self.calls, self.seconds
+        scale = calls / self.sampled[0] if self.sampled[0] else 0.0
+        cpu, faults, disk, waits = (count * scale for count in self.counts)
+        self.calls, self.seconds = 0, 0.0
+        if chunks > 0 and calls:
+            self.period = int(SAMPLE_SECONDS * calls / (BUDGET * max(whole, 1e-9)))
+            self.until = min(self.until, self.period)
+        if self.sampled[0] > 64:  # what came before counts half: a lease without samples of its own goes by that
+            self.sampled = [value / 2 for value in self.sampled]
+            self.counts = [value / 2 for value in self.counts]
+        return seconds, min(cpu, seconds), faults, disk, waits
+
+
 class Meter:
     """Measures the leases of one loop.
 
@@ -48,16 +123,12 @@ class Meter:
     def __init__(self, loop: ChunkLoop) -> None:
         self.loop = loop
         self.who = resource.RUSAGE_SELF if loop.own_process else _THREAD
-        self.read = self.fn = self.write = 0.0
-        self.sampled = self.sampled_cpu = 0.0
-        self.sampled_chunks = self.sampled_faults = self.sampled_reads = self.sampled_waits = 0
-        self.until_sample = self.period = 0
+        self.read, self.fn, self.write = Stage(self.who), Stage(self.who), Stage(self.who)
         self.bytes_out = 0
         self._out_row_bytes = 0
         self._writer: Any = None
         self._undo: Any = None
         self._next_uss = 0.0
-        self._uss = 0
         task = "self" if loop.own_process else "thread-self"
         self._schedstat = open_counter(f"/proc/{task}/schedstat")
         self._statm = open_counter("/proc/self/statm")
@@ -65,68 +136,44 @@ class Meter:
         self._attach(loop)
 
     def _attach(self, loop: ChunkLoop) -> None:
-        loop.fn = _Timed(loop.fn, self)
+        loop.fn = _Timed(loop.fn, self.fn)
         loop.pack = self._packing(loop.pack)
         reader: Any = loop.reader
-        if reader.order is not None or not (is_data(reader.data) and (is_dense(reader.data) or _is_tensor(reader))):
+        if reader.order is not None or not (is_dense(reader.data) or isinstance(reader.data, torch.Tensor)):
             reader.read = self._reading(reader.read)  # else chunks are views, which cost next to nothing
         if loop.settle is not None:
-            loop.settle = self._clocked(loop.settle, "fn")
-
-    def _clocked(self, fn: Callable[..., Any], stage: str) -> Callable[..., Any]:
-        clock = time.perf_counter
-
-        def call(*args: Any) -> Any:
-            began = clock()
-            try:
-                return fn(*args)
-            finally:
-                setattr(self, stage, getattr(self, stage) + clock() - began)
-
-        return call
+            loop.settle = self.fn.timed(loop.settle)
 
     def _reading(self, read: Callable[[int, int], Iterator[Any]]) -> Callable[[int, int], Iterator[Any]]:
-        clock = time.perf_counter
+        step = self.read.timed(next)
 
         def timed(start: int, stop: int) -> Iterator[Any]:
             chunks = iter(read(start, stop))
-            while True:
-                began = clock()
-                chunk = next(chunks, self)  # no chunk is a meter
-                self.read += clock() - began
-                if chunk is self:
-                    return
+            while (chunk := step(chunks, self)) is not self:  # no chunk is a meter
                 yield chunk
 
         return timed
 
     def _packing(self, pack: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        clock = time.perf_counter
-
-        def timed(result: Any) -> Any:
-            began = clock()
-            parcel = pack(result)
+        def counted(result: Any) -> Any:
             if is_data(result):
                 self.bytes_out += sum(leaf.numel() * leaf.element_size() for leaf in tensors_of(result))
-            self.write += clock() - began
-            return parcel
+            return pack(result)
 
-        return timed
+        return self.write.timed(counted)
 
     def _writing(self, write: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-        clock, each = time.perf_counter, self._out_row_bytes
-        plan = self.loop.plan
+        plan, each = self.loop.plan, self._out_row_bytes
+        timed = self.write.timed(write)
 
-        def timed(rows: Any, result: Any) -> bool:
-            began = clock()
-            written = write(rows, result)
-            self.write += clock() - began
+        def counted(rows: Any, result: Any) -> bool:
+            written: bool = timed(rows, result)
             if written:
                 count = 1 if plan.unbind else (rows[0] if type(rows) is tuple else rows).shape[plan.dim]
                 self.bytes_out += count * each
             return written
 
-        return timed
+        return counted
 
     # -- leases ----------------------------------------------------------------------------------------
 
@@ -142,8 +189,8 @@ class Meter:
         undo: Any = loop.undo
         if undo is not self._undo and undo is not None:
             self._undo = undo
-            undo.save = self._clocked(undo.save, "write")
-        self._before = (self.read, self.fn, self.write, self.bytes_out)
+            undo.save = self.write.timed(undo.save)
+        self.bytes_out = 0
         starved = self._starvation()
         self._starved_before, self._starved = starved - self._starved, starved
         self._usage = resource.getrusage(self.who)
@@ -159,24 +206,25 @@ class Meter:
         usage, before = resource.getrusage(self.who), self._usage
         total = self._starvation()
         starved, self._starved = total - self._starved, total
-        read, fn, write, out = self._before
-        if chunks > 0:
-            self.period = int(SAMPLE_SECONDS * chunks / (BUDGET * max(ended - self._began, 1e-9)))
-            self.until_sample = min(self.until_sample, self.period)
-        seconds = self.fn - fn
-        rate = seconds / self.sampled if self.sampled else 0.0
-        scale = chunks / self.sampled_chunks if self.sampled_chunks else 0.0
-        measures = Measures(
+        whole = ended - self._began
+        read, read_cpu, _, read_disk, read_waits = self.read.take(chunks, whole)
+        fn, fn_cpu, fn_faults, fn_disk, fn_waits = self.fn.take(chunks, whole)
+        write, write_cpu, _, _, write_waits = self.write.take(chunks, whole)
+        return Measures(
             self._began,
             ended,
             chunks,
-            self.read - read,
-            seconds,
-            self.write - write,
-            min(self.sampled_cpu * rate, seconds * _threads()),
-            self.sampled_faults * scale,
-            self.sampled_reads * scale,
-            self.sampled_waits * scale,
+            read,
+            fn,
+            write,
+            read_cpu,
+            fn_cpu,
+            write_cpu,
+            fn_faults,
+            fn_disk,
+            read_waits,
+            fn_waits,
+            write_waits,
             usage.ru_minflt - before.ru_minflt,
             usage.ru_majflt - before.ru_majflt,
             usage.ru_utime - before.ru_utime,
@@ -185,40 +233,10 @@ class Meter:
             self._starved_before / 1e9,
             (usage.ru_inblock - before.ru_inblock) * _BLOCK,
             (usage.ru_oublock - before.ru_oublock) * _BLOCK,
-            self.bytes_out - out,
+            self.bytes_out,
             self._resident(),
             self._own(ended),
         )
-        self._forget_half()
-        return measures
-
-    def _forget_half(self) -> None:
-        """Samples of leases before count half: a lease whose own chunks were not asked about goes by those."""
-        if self.sampled_chunks > 64:
-            self.sampled /= 2
-            self.sampled_cpu /= 2
-            self.sampled_chunks //= 2
-            self.sampled_faults //= 2
-            self.sampled_reads //= 2
-            self.sampled_waits //= 2
-
-    def sample(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Call the function, and ask the kernel before and after."""
-        self.until_sample = self.period
-        before = resource.getrusage(self.who)
-        began = time.perf_counter()
-        try:
-            return fn(*args)
-        finally:
-            seconds = time.perf_counter() - began
-            after = resource.getrusage(self.who)
-            self.fn += seconds
-            self.sampled += seconds
-            self.sampled_chunks += 1
-            self.sampled_cpu += after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-            self.sampled_faults += after.ru_minflt - before.ru_minflt
-            self.sampled_reads += after.ru_majflt - before.ru_majflt
-            self.sampled_waits += after.ru_nvcsw - before.ru_nvcsw
 
     # -- what the kernel knows ---------------------------------------------------------------------------
 
@@ -234,35 +252,28 @@ class Meter:
     def _own(self, now: float) -> int:
         if now < self._next_uss:
             return 0
-        self._uss = own_memory()
+        size = own_memory()
         after = time.monotonic()
         self._next_uss = after + max(USS_SECONDS, (after - now) / BUDGET)
-        return self._uss
+        return size
 
 
 class _Timed:
-    """The function of a loop, with a clock."""
+    """The function of a loop, with a clock; in all else it is the function."""
 
-    def __init__(self, fn: Callable[..., Any], meter: Meter) -> None:
+    def __init__(self, fn: Callable[..., Any], stage: Stage) -> None:
         self.fn = fn
-        self.meter = meter
+        self.stage = stage
+        self.call = stage.timed(fn)
         merge = getattr(fn, "merge_states", None)
         if merge is not None:
-            self.merge_states = meter._clocked(merge, "fn")
+            self.merge_states = stage.timed(merge)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.fn, name)
 
-    def __call__(self, *args: Any, clock: Callable[[], float] = time.perf_counter) -> Any:
-        meter = self.meter
-        if meter.until_sample <= 0:
-            return meter.sample(self.fn, args)
-        meter.until_sample -= 1
-        began = clock()
-        try:
-            return self.fn(*args)
-        finally:
-            meter.fn += clock() - began
+    def __call__(self, *args: Any) -> Any:
+        return self.call(*args)
 
 
 def starvation(schedstat: Any) -> int:
@@ -279,16 +290,6 @@ def own_memory() -> int:
         return 0
     sizes = [int(line.split()[1]) for line in lines if line.startswith((b"Private_Clean", b"Private_Dirty"))]
     return sum(sizes) * 1024
-
-
-def _is_tensor(reader: Any) -> bool:
-    return not hasattr(reader.data, "keys")
-
-
-def _threads() -> int:
-    import torch
-
-    return max(torch.get_num_threads(), 1)
 
 
 def open_counter(path: str) -> Any:

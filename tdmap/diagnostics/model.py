@@ -203,10 +203,10 @@ def _about_chunks(job: JobProfile) -> str:
 
 def _round(rows: int) -> int:
     """To two digits: nobody can tell better."""
-    size = 10 ** max(len(str(rows)) - 2, 0)
+    size: int = 10 ** max(len(str(rows)) - 2, 0)
     return -(-rows // size) * size
 
 
 def _round_down(rows: int) -> int:
-    size = 10 ** max(len(str(rows)) - 2, 0)
+    size: int = 10 ** max(len(str(rows)) - 2, 0)
     return max(rows // size * size, 1)

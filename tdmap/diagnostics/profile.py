@@ -10,8 +10,10 @@ How the seconds of a lease are divided is in `divide`; what the largest part mea
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from tdmap.events import JobStarted, LeaseDone, Measures
@@ -35,6 +37,9 @@ CHUNK_SECONDS = 10e-6
 
 MAPPED_BYTES = 64 << 10
 """Bytes of a cached file that the kernel maps at one page fault (Linux maps 16 pages around it)."""
+
+SOME_WAITS = 0.02
+"""A stage that was left without work in fewer of its chunks does not count as one that waits."""
 
 TRACED = 100_000
 """Leases that a job keeps one by one, for pictures; of later ones only the sums are kept."""
@@ -121,11 +126,11 @@ class JobProfile:
     seconds: float = 0.0
     """Wall time."""
     state: str = "running"
-    """ "running", "complete" or "failed"."""
+    """ "running", "complete", "failed", or "left": nobody wanted the other results."""
     error: str = ""
     rows_done: int = 0
-    rows_before: int = -1
-    """Rows that an earlier session of a resumed run had done; -1: nothing has come back yet."""
+    rows_before: int = 0
+    """Rows that an earlier session of a run that goes on had done."""
     workers: dict[int, WorkerProfile] = field(default_factory=dict)
     driver_cpu: float = 0.0
     """CPU seconds of the thread that gives out the leases; with results that are iterated over, of the consumer too."""
@@ -143,7 +148,7 @@ class JobProfile:
     def of(event: JobStarted, operation: str, cores: int) -> JobProfile:
         """A profile that has just begun."""
         sizes = event.num_rows, event.num_chunks, event.chunk_rows
-        return JobProfile(
+        profile = JobProfile(
             event.job,
             event.name,
             operation,
@@ -154,11 +159,13 @@ class JobProfile:
             event.time,
             cores,
         )
+        profile.rows_done = profile.rows_before = event.done_rows
+        return profile
 
     @property
     def rows_here(self) -> int:
         """Rows that were done while somebody watched."""
-        return sum(worker.rows for worker in self.workers.values())
+        return self.rows_done - self.rows_before
 
     @property
     def parts(self) -> dict[str, float]:
@@ -198,7 +205,7 @@ class JobProfile:
         measures = event.measures
         if measures is None:  # of a worker that could not be asked
             measures = Measures(
-                event.time - event.seconds, event.time, 0, 0, event.seconds, 0, event.seconds, *[0] * 14
+                event.time - event.seconds, event.time, 0, 0, event.seconds, 0, 0, event.seconds, *[0] * 17
             )
         starved = measures.starved_before + max(driver_starved - worker.driver_starved, 0.0)
         self._between(worker, measures.began, "dispatch" if worker.leases else "starting", starved)
@@ -207,6 +214,8 @@ class JobProfile:
         bytes_in = event.rows * self.row_bytes
         for part, seconds in divide(measures, bytes_in).items():
             worker.seconds[part] += seconds
+        if event.stop > event.start:  # where the first results settle how large chunks are, that of the last ones
+            self.chunk_rows = max(-(-event.rows // (event.stop - event.start)), 1) if event.rows else self.chunk_rows
         worker.leases += 1
         worker.chunks += event.stop - event.start
         worker.rows += event.rows
@@ -239,9 +248,16 @@ class JobProfile:
         worker.seconds["starved"] += starved
         worker.seconds[part] += gap - consumer - starved
 
+    def so_far(self) -> JobProfile:
+        """A copy that is closed at this moment."""
+        copy = replace(self, workers=deepcopy(self.workers), spans=list(self.spans))
+        copy.close(time.monotonic())
+        return copy
+
     def close(self, now: float) -> None:
         """No more comes; workers that had nothing to do get their time."""
         self.seconds = now - self.began
+        self.chunks = max(self.total("chunks"), 1 if self.state == "complete" else self.chunks)
         for worker in self.workers.values():
             self._between(worker, now, "idle")
         for number in range(self.num_workers - len(self.workers)):
@@ -256,44 +272,46 @@ def divide(measures: Measures, bytes_in: int) -> dict[str, float]:
         measures: of the lease.
         bytes_in: of its rows.
 
-    - Time without a free core is taken first from what lies between the stages, which cannot take long by itself, then
-      from all stages alike.
-    - What the function neither computed nor starved, it waited. Of the waits, as many as were page faults on the disk
-      are reading.
+    - A stage takes the CPU time that it had, and what it waited where it has waited at all: a stage that was never
+      left without work, and yet took longer than it computed, had no core. So had all that is left.
+    - Of the waits of the function, as many as were page faults on the disk are reading.
     - The kernel's time for page faults in the function is reading where they map rows of a cached file, and memory
       where they make new pages.
-    - `CHUNK_SECONDS` a chunk are dispatch, wherever they were spent.
+    - `CHUNK_SECONDS` a chunk are dispatch, wherever they were spent, and so is what computed between the stages.
 
     Example:
-        >>> empty = Measures(*[0] * 21)._replace(began=0.0, ended=1.0, chunks=1, fn=0.9, fn_cpu=0.6, write=0.1)
-        >>> {part: round(seconds, 1) for part, seconds in divide(empty, 0).items() if round(seconds, 1)}
+        >>> lease = Measures(*[0] * 25)._replace(began=0.0, ended=1.0, chunks=1, fn=0.9, write=0.1)
+        >>> lease = lease._replace(fn_cpu=0.6, write_cpu=0.1, fn_waits=3, user=0.7)
+        >>> {part: round(seconds, 1) for part, seconds in divide(lease, 0).items() if round(seconds, 1)}
         {'computing': 0.6, 'waiting': 0.3, 'writing': 0.1}
     """
     # What is asked of the kernel and of the clocks is not one moment: nothing may become more than there was.
     m = measures
     whole = max(m.ended - m.began, 0.0)
-    between = max(whole - m.read - m.fn - m.write, 0.0)
     starved = min(m.starved, whole)
-    floor = min(between, m.chunks * CHUNK_SECONDS)
-    left = max(starved - (between - floor), 0.0)
-    between -= min(starved - left, between - floor)
-    stages = m.read + m.fn + m.write
-    keep = max(1.0 - left / stages, 0.0) if stages > 0 else 1.0
-    read, fn, write = m.read * keep, m.fn * keep, m.write * keep
-    starved = max(whole - between - read - fn - write, 0.0)
+    cpus = [min(m.read_cpu, m.read), min(m.fn_cpu, m.fn), min(m.write_cpu, m.write)]
+    away = [m.read - cpus[0], m.fn - cpus[1], m.write - cpus[2]]
+    waits = [m.read_waits, m.fn_waits, m.write_waits]
+    blocked = [gap if count >= SOME_WAITS * m.chunks else 0.0 for gap, count in zip(away, waits)]
+    # Starvation is in what did not compute; it is taken from where nothing waits first.
+    between = max(whole - m.read - m.fn - m.write, 0.0)
+    starved_elsewhere = max(between - max(m.user + m.system - sum(cpus), 0.0), 0.0) + sum(away) - sum(blocked)
+    left = max(starved - starved_elsewhere, 0.0)
+    keep = max(1.0 - left / sum(blocked), 0.0) if sum(blocked) > 0 else 1.0
+    read, fn_wait, write_wait = (gap * keep for gap in blocked)
+    dispatch = min(between, max(m.user + m.system - sum(cpus), 0.0))
+    write = cpus[2] + write_wait
     own_write = min(write, m.chunks * CHUNK_SECONDS)
-    computing = min(m.fn_cpu, fn)
-    waiting = fn - computing
-    disk = waiting * min(m.fn_reads / m.fn_waits, 1.0) if m.fn_waits else 0.0
+    disk = fn_wait * min(m.fn_reads / m.fn_waits, 1.0) if m.fn_waits else 0.0
     faults = max(m.faults + m.reads, 1)
-    kernel = min(m.system * min(m.fn_faults / faults, 1.0), computing)
+    kernel = min(m.system * min(m.fn_faults / faults, 1.0), cpus[1])
     mapped = kernel * min(bytes_in / MAPPED_BYTES / max(m.fn_faults, 1.0), 1.0)
-    return {
-        "computing": computing - kernel,
-        "waiting": waiting - disk,
+    parts = {
+        "computing": cpus[1] - kernel,
+        "waiting": fn_wait - disk,
         "memory": kernel - mapped,
-        "reading": read + disk + mapped,
+        "reading": cpus[0] + read + disk + mapped,
         "writing": write - own_write,
-        "dispatch": between + own_write,
-        "starved": starved,
+        "dispatch": dispatch + own_write,
     }
+    return {**parts, "starved": max(whole - sum(parts.values()), 0.0)}

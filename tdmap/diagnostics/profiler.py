@@ -152,17 +152,27 @@ class Profiler(Callback):
             return
         profile.driver_cpu = max(time.thread_time() - self._cpu.pop(event.job), 0.0)
         profile.stalled = _memory_pressure() - self._stalled.pop(event.job)
-        profile.state = "complete" if event.ok else "failed"
-        profile.error = "" if event.error is None else f"{type(event.error).__name__}: {event.error}".splitlines()[0]
         profile.rows_done = event.done_rows
+        if event.ok or (isinstance(event.error, GeneratorExit) and event.done_rows == profile.rows):
+            profile.state = "complete"
+        elif isinstance(event.error, GeneratorExit):
+            profile.state = "left"
+        else:
+            profile.state = "failed"
+            profile.error = f"{type(event.error).__name__}: {event.error}".splitlines()[0]
         profile.close(profile.began + event.seconds)
 
     # -- what was seen -----------------------------------------------------------------------------------
 
     @property
+    def seen(self) -> list[JobProfile]:
+        """The jobs; those that still run, such as an iteration that somebody has paused, as they are now."""
+        return [job.so_far() if job.state == "running" else job for job in self.jobs]
+
+    @property
     def verdict(self) -> Verdict:
         """What bounds all that was run, and what to do."""
-        return judge(job for job in self.jobs if job.state != "running")
+        return judge(self.seen)
 
     def summary(self, width: int | None = None) -> str:
         """A table of jobs and workers that ends in the verdict and in one line of advice.
@@ -172,12 +182,12 @@ class Profiler(Callback):
         """
         from tdmap.diagnostics.tables import summary
 
-        return summary(self.jobs, self.verdict, width)
+        return summary(self.seen, self.verdict, width)
 
     def to_dict(self) -> dict[str, Any]:
         """All figures, as numbers, texts, lists and dicts: times in seconds, sizes in bytes."""
         jobs = []
-        for job in self.jobs:
+        for job in self.seen:
             facts = {key: value for key, value in vars(job).items() if key not in ("spans", "workers", "_taken")}
             workers = [asdict(worker) for worker in job.workers.values()]
             for worker in workers:
@@ -189,7 +199,7 @@ class Profiler(Callback):
         """Write the leases of each worker as a trace, for ui.perfetto.dev or chrome://tracing: one track a worker."""
         from tdmap.diagnostics.trace import write_trace
 
-        write_trace(self.jobs, Path(path))
+        write_trace(self.seen, Path(path))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw timeline, throughput and memory, as a `.png`, `.svg` or `.pdf`.
@@ -200,7 +210,7 @@ class Profiler(Callback):
         """
         from tdmap.diagnostics.pictures import draw_profile
 
-        draw_profile(self.jobs, self.verdict, Path(path))
+        draw_profile(self.seen, self.verdict, Path(path))
 
     def compare(self, other: Profiler, width: int | None = None) -> str:
         """A table of this profile beside another one, such as one from before a change.
@@ -211,7 +221,7 @@ class Profiler(Callback):
         """
         from tdmap.diagnostics.tables import comparison
 
-        return comparison(other.jobs, self.jobs, other.verdict, self.verdict, width)
+        return comparison(other.seen, self.seen, other.verdict, self.verdict, width)
 
     def __repr__(self) -> str:
         return f"<Profiler of {len(self.jobs)} jobs: {self.verdict}>"

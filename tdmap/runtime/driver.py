@@ -208,6 +208,7 @@ class Driver:
                 began,
                 self.row_bytes,
                 max(self.asked_workers, self.crew.size),
+                self.done_rows,
             )
         )
         error: BaseException | None = None
@@ -249,7 +250,7 @@ class Driver:
             if isinstance(self.sink, Stream):
                 for chunk in range(*scheduler.release()):
                     if self.callbacks.watches_consumer:
-                        yield from self._watched(chunk)
+                        yield from self._watched(chunk, self.sink)
                     else:
                         yield chunk, self.sink.take(chunk)
                     # Back at work: the consumer has had its time, and asks for the next one.
@@ -258,9 +259,9 @@ class Driver:
             if self.job.policy.timeout is not None:
                 self._check_clock()
 
-    def _watched(self, chunk: int) -> Iterator[tuple[int, Any]]:
+    def _watched(self, chunk: int, sink: Stream) -> Iterator[tuple[int, Any]]:
         began = time.monotonic()
-        yield chunk, self.sink.take(chunk)
+        yield chunk, sink.take(chunk)
         now = time.monotonic()
         self.callbacks.on_result_taken(ResultTaken(self.job.number, chunk, now - began, now))
 
@@ -385,6 +386,7 @@ class Driver:
                 self.done_rows,
                 time.monotonic(),
                 done.measures,
+                self.job.plan.first_row(start),
             )
         )
 
