@@ -59,8 +59,8 @@ class Meter(Protocol):
         """A lease begins."""
         ...
 
-    def end(self, chunks: int) -> Measures:
-        """It is over."""
+    def end(self, start: int, stop: int) -> Measures:
+        """It is over: the chunks `start..stop` were run."""
         ...
 
 

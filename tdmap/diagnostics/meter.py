@@ -26,14 +26,20 @@ from tdmap.events import Measures
 if TYPE_CHECKING:
     from tdmap.runtime.chunkloop import ChunkLoop
 
-BUDGET = 0.005
-"""Share of the time that asking the kernel may take."""
+BUDGET = 0.002
+"""Share of the time that asking the kernel about a part of the work may take."""
 
 SAMPLE_SECONDS = 6e-6
 """What one chunk's questions cost, about."""
 
+KEPT_SECONDS = 0.05
+"""Samples of so much time count fully."""
+
 USS_SECONDS = 1.0
 """The memory that is a process's own is looked at so often at most; it takes the kernel a millisecond or more."""
+
+USS_BUDGET = 0.005
+"""Share of the time that this may take."""
 
 _THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 _BLOCK = 512
@@ -47,14 +53,14 @@ class Stage:
         who: whose counts, as `resource.getrusage`.
     """
 
-    __slots__ = ("who", "calls", "seconds", "until", "period", "sampled", "counts")
+    __slots__ = ("counts", "period", "sampled", "seconds", "until", "who")
 
     def __init__(self, who: int) -> None:
         self.who = who
-        self.calls = self.until = self.period = 0
+        self.until = self.period = 0
         self.seconds = 0.0
-        self.sampled = [0.0, 0.0]
-        """Calls that were asked about, and their seconds."""
+        self.sampled = 0.0
+        """Seconds of the calls that were asked about."""
         self.counts = [0.0, 0.0, 0.0, 0.0]
         """CPU seconds, page faults without and with the disk, and waits, of those."""
 
@@ -63,7 +69,6 @@ class Stage:
         clock = time.perf_counter
 
         def call(*args: Any) -> Any:
-            self.calls += 1
             if self.until <= 0:
                 return self.sample(fn, args)
             self.until -= 1
@@ -85,13 +90,13 @@ class Stage:
         finally:
             seconds = time.perf_counter() - began
             after = resource.getrusage(self.who)
+            counts = self.counts
             self.seconds += seconds
-            self.sampled[0] += 1
-            self.sampled[1] += seconds
-            self.counts[0] += after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-            self.counts[1] += after.ru_minflt - before.ru_minflt
-            self.counts[2] += after.ru_majflt - before.ru_majflt
-            self.counts[3] += after.ru_nvcsw - before.ru_nvcsw
+            self.sampled += seconds
+            counts[0] += after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+            counts[1] += after.ru_minflt - before.ru_minflt
+            counts[2] += after.ru_majflt - before.ru_majflt
+            counts[3] += after.ru_nvcsw - before.ru_nvcsw
 
     def take(self, chunks: int, whole: float) -> tuple[float, float, float, float, float]:
         """Seconds and counts since the last call, the counts scaled up from the samples; chooses how often to ask.
@@ -100,15 +105,14 @@ class Stage:
             chunks: of the lease.
             whole: seconds of the lease.
         """
-        calls, seconds = self.calls, self.seconds
-        scale = calls / self.sampled[0] if self.sampled[0] else 0.0
+        seconds, self.seconds = self.seconds, 0.0
+        scale = seconds / self.sampled if self.sampled > 0 else 0.0
         cpu, faults, disk, waits = (count * scale for count in self.counts)
-        self.calls, self.seconds = 0, 0.0
-        if chunks > 0 and calls:
-            self.period = int(SAMPLE_SECONDS * calls / (BUDGET * max(whole, 1e-9)))
+        if chunks > 0:
+            self.period = int(SAMPLE_SECONDS * chunks / (BUDGET * max(whole, 1e-9)))
             self.until = min(self.until, self.period)
-        if self.sampled[0] > 64:  # what came before counts half: a lease without samples of its own goes by that
-            self.sampled = [value / 2 for value in self.sampled]
+        if self.sampled > KEPT_SECONDS:  # what came before counts half: a lease without samples goes by that
+            self.sampled /= 2
             self.counts = [value / 2 for value in self.counts]
         return seconds, min(cpu, seconds), faults, disk, waits
 
@@ -124,11 +128,11 @@ class Meter:
         self.loop = loop
         self.who = resource.RUSAGE_SELF if loop.own_process else _THREAD
         self.read, self.fn, self.write = Stage(self.who), Stage(self.who), Stage(self.who)
-        self.bytes_out = 0
+        self.bytes_out = self._packed = 0
         self._out_row_bytes = 0
         self._writer: Any = None
         self._undo: Any = None
-        self._next_uss = 0.0
+        self._next_uss = time.monotonic() + USS_SECONDS  # not in jobs that are over at once
         task = "self" if loop.own_process else "thread-self"
         self._schedstat = open_counter(f"/proc/{task}/schedstat")
         self._statm = open_counter("/proc/self/statm")
@@ -156,24 +160,12 @@ class Meter:
 
     def _packing(self, pack: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def counted(result: Any) -> Any:
+            self._packed += 1
             if is_data(result):
                 self.bytes_out += sum(leaf.numel() * leaf.element_size() for leaf in tensors_of(result))
             return pack(result)
 
         return self.write.timed(counted)
-
-    def _writing(self, write: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-        plan, each = self.loop.plan, self._out_row_bytes
-        timed = self.write.timed(write)
-
-        def counted(rows: Any, result: Any) -> bool:
-            written: bool = timed(rows, result)
-            if written:
-                count = 1 if plan.unbind else (rows[0] if type(rows) is tuple else rows).shape[plan.dim]
-                self.bytes_out += count * each
-            return written
-
-        return counted
 
     # -- leases ----------------------------------------------------------------------------------------
 
@@ -185,24 +177,25 @@ class Meter:
             self._writer = writer
             rows = max(loop.plan.length, 1)
             self._out_row_bytes = sum(leaf.numel() * leaf.element_size() for leaf in tensors_of(writer.out)) // rows
-            writer.write = self._writing(writer.write)
+            writer.write = self.write.timed(writer.write)
         undo: Any = loop.undo
         if undo is not self._undo and undo is not None:
             self._undo = undo
             undo.save = self.write.timed(undo.save)
-        self.bytes_out = 0
+        self.bytes_out = self._packed = 0
         starved = self._starvation()
         self._starved_before, self._starved = starved - self._starved, starved
         self._usage = resource.getrusage(self.who)
         self._began = time.monotonic()
 
-    def end(self, chunks: int) -> Measures:
+    def end(self, start: int, stop: int) -> Measures:
         """It is over: what it took.
 
         Args:
-            chunks: how many it had.
+            start: the first of its chunks.
+            stop: one past the last.
         """
-        ended = time.monotonic()
+        ended, chunks = time.monotonic(), stop - start
         usage, before = resource.getrusage(self.who), self._usage
         total = self._starvation()
         starved, self._starved = total - self._starved, total
@@ -210,6 +203,9 @@ class Meter:
         read, read_cpu, _, read_disk, read_waits = self.read.take(chunks, whole)
         fn, fn_cpu, fn_faults, fn_disk, fn_waits = self.fn.take(chunks, whole)
         write, write_cpu, _, _, write_waits = self.write.take(chunks, whole)
+        if self._writer is not None and chunks > 0:
+            rows = self.loop.plan.count(start, stop) * max(chunks - self._packed, 0) // chunks
+            self.bytes_out += rows * self._out_row_bytes
         return Measures(
             self._began,
             ended,
@@ -254,7 +250,7 @@ class Meter:
             return 0
         size = own_memory()
         after = time.monotonic()
-        self._next_uss = after + max(USS_SECONDS, (after - now) / BUDGET)
+        self._next_uss = after + max(USS_SECONDS, (after - now) / USS_BUDGET)
         return size
 
 
@@ -264,7 +260,6 @@ class _Timed:
     def __init__(self, fn: Callable[..., Any], stage: Stage) -> None:
         self.fn = fn
         self.stage = stage
-        self.call = stage.timed(fn)
         merge = getattr(fn, "merge_states", None)
         if merge is not None:
             self.merge_states = stage.timed(merge)
@@ -273,7 +268,15 @@ class _Timed:
         return getattr(self.fn, name)
 
     def __call__(self, *args: Any) -> Any:
-        return self.call(*args)
+        stage = self.stage
+        if stage.until <= 0:
+            return stage.sample(self.fn, args)
+        stage.until -= 1
+        began = time.perf_counter()
+        try:
+            return self.fn(*args)
+        finally:
+            stage.seconds += time.perf_counter() - began
 
 
 def starvation(schedstat: Any) -> int:

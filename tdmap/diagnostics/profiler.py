@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from contextlib import AbstractContextManager
@@ -110,7 +111,7 @@ class Profiler(Callback):
     def on_job_started(self, event: JobStarted) -> None:
         operation = running_operation()
         name = "map_iter" if operation is None else operation.name
-        self._open[event.job] = profile = JobProfile.of(event, name, usable_cores())
+        self._open[event.job] = profile = JobProfile.of(event, name, _cores())
         self.jobs.append(profile)
         self._cpu[event.job] = time.thread_time()
         if self._schedstat is None:
@@ -233,10 +234,14 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
 
 def _memory_pressure() -> float:
     """Seconds so far that something on this machine has waited for memory; 0 where the kernel does not count."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        text = Path("/proc/pressure/memory").read_text()
-        return int(text.split("total=")[1].split()[0]) / 1e6
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/pressure/memory", "rb", 0) as file:
+        return int(file.read(200).split(b"total=")[1].split()[0]) / 1e6
     return 0.0
+
+
+@functools.cache
+def _cores() -> int:
+    return usable_cores()
 
 
 class OperationProfile(Profiler):

@@ -197,7 +197,7 @@ class ChunkLoop:
         upto = segments.stop
         mutated = self.mutated
         self._guard |= mutated
-        measures = None if self.meter is None else self.meter.end(upto - start)
+        measures = None if self.meter is None else self.meter.end(start, upto)
         return Done(self.job, lease, upto, time.perf_counter() - began, mutated, last, 0, measures)
 
     def _save(self, undo: Undo, chunk: int, rows: Data) -> None:
