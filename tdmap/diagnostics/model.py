@@ -11,6 +11,7 @@ time is the bound from a quarter of the time on, because all of it can be had fo
     dispatch   dispatch                 chunks that are too small
     consumer   consumer                 the loop over the results
     starting   starting                 a job that is too short for its workers
+    caller     caller                   the thread that called, which makes room for results and joins them
     chunks     idle                     fewer chunks than workers can share
 
 "Reading would bound it at n workers" takes the function to speed up with workers, and the disk, the memory and the
@@ -33,6 +34,7 @@ GROUPS = {
     "dispatch": ("dispatch",),
     "consumer": ("consumer",),
     "starting": ("starting",),
+    "caller": ("caller",),
     "chunks": ("idle",),
 }
 """What may bound a job, and the parts of the time that say so."""
@@ -100,7 +102,7 @@ def judge(jobs: Iterable[JobProfile]) -> Verdict:
     if groups["chunks"] >= IDLE * fair and all(_has_few_chunks(job) for job in jobs):
         bound = "chunks"
     wall = max(sum(job.seconds for job in jobs), 1e-9)
-    away = parts["starting"] + parts["consumer"] + parts["idle"]
+    away = parts["starting"] + parts["consumer"] + parts["caller"] + parts["idle"]
     workers = max(job.num_workers for job in jobs)
     next_bound, next_workers = _next(jobs, bound, groups, wall, workers)
     starved = parts["starved"] / whole
@@ -157,6 +159,8 @@ def _advice(job: JobProfile, bound: str, parts: dict[str, float], starved: float
         needed = max(round(workers * (1 - parts["consumer"] / max(sum(parts.values()), 1e-9)) + 0.5), 1)
         fewer = f", or set num_workers={needed}" if needed < workers else ""
         return f"make the loop over the results faster, move its work into the function{fewer}"
+    if bound == "caller":
+        return "the thread that called makes room for results, joins or copies them: give out=, best a folder"
     if bound == "starting":
         return "the job is short for its workers: call it on more rows, keep a WorkerPool, or set num_workers=0"
     return _about_chunks(job)
@@ -190,8 +194,6 @@ def _has_few_chunks(job: JobProfile) -> bool:
 
 
 def _about_chunks(job: JobProfile) -> str:
-    if not _has_few_chunks(job):
-        return "workers wait for the end of the job, when results are joined or brought to their place: give out="
     wanted = max(job.num_workers, 1) * 4
     rows = max(job.rows // wanted, 1)
     if rows < job.chunk_rows:

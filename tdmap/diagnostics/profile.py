@@ -3,7 +3,7 @@
     worker seconds of a job = workers × wall time
       = computing + fn waits + memory + reading + writing + dispatch       within leases
       + no core                                                           ready to run, and none was free
-      + starting + dispatch + consumer + idle                             between leases
+      + starting + dispatch + consumer + caller + idle                    between leases
 
 How the seconds of a lease are divided is in `divide`; what the largest part means is in `tdmap.diagnostics.model`.
 """
@@ -27,13 +27,17 @@ PARTS = {
     "dispatch": "leases are given out, and chunks begun and ended",
     "starting": "workers start, and take the job",
     "consumer": "the loop that takes the results has one, and more results than it needs are made",
-    "idle": "no chunk is left for this worker",
+    "caller": "the thread that called makes room for results, joins them, or brings them to their place",
+    "idle": "no chunk is left for this worker, and others still work",
     "starved": "a worker is ready to run, and no core is free",
 }
 """The parts of a worker's time, and what happens then."""
 
 CHUNK_SECONDS = 10e-6
 """What beginning, writing and ending any chunk costs, however small: counted as dispatch."""
+
+LONG_SECONDS = 5e-3
+"""A worker that waits longer between two leases does not wait for the giving out."""
 
 MAPPED_BYTES = 64 << 10
 """Bytes of a cached file that the kernel maps at one page fault (Linux maps 16 pages around it)."""
@@ -246,7 +250,8 @@ class JobProfile:
         starved = min(starved, gap - consumer)
         worker.seconds["consumer"] += consumer
         worker.seconds["starved"] += starved
-        worker.seconds[part] += gap - consumer - starved
+        rest = gap - consumer - starved
+        worker.seconds["caller" if part == "dispatch" and rest > LONG_SECONDS else part] += rest
 
     def so_far(self) -> JobProfile:
         """A copy that is closed at this moment."""
@@ -258,8 +263,11 @@ class JobProfile:
         """No more comes; workers that had nothing to do get their time."""
         self.seconds = now - self.began
         self.chunks = max(self.total("chunks"), 1 if self.state == "complete" else self.chunks)
+        last = max((worker.until for worker in self.workers.values()), default=now)
         for worker in self.workers.values():
-            self._between(worker, now, "idle")
+            self._between(worker, last, "idle")
+            worker.until = last
+            self._between(worker, now, "caller")
         for number in range(self.num_workers - len(self.workers)):
             worker = self.workers[-1 - number] = WorkerProfile(-1 - number, until=self.began)
             self._between(worker, now, "idle")

@@ -27,7 +27,7 @@ COLUMNS = {
     "read": ("reading",),
     "write": ("writing",),
     "disp.": ("dispatch",),
-    "idle": ("starting", "consumer", "idle"),
+    "idle": ("starting", "consumer", "caller", "idle"),
     "no core": ("starved",),
 }
 """Columns of shares, and the parts of the time that they show."""

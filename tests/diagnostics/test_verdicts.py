@@ -193,6 +193,7 @@ def test_what_does_not_grow_with_workers_is_the_next_bound():
         ({"dispatch": 6.0}, "dispatch"),
         ({"consumer": 6.0}, "consumer"),
         ({"starting": 6.0}, "starting"),
+        ({"caller": 6.0}, "caller"),
         ({"waiting": 9.0}, "fn"),
         ({"starved": 6.0, "reading": 3.0}, "reading"),
     ],
@@ -211,7 +212,7 @@ def test_cores_that_are_not_used_are_named():
 def test_idle_time_counts_from_a_quarter_on_where_chunks_are_few():
     assert judge([profile(chunks=3, idle=3.0)]).bound == "chunks"
     assert judge([profile(chunks=1000, idle=3.0)]).bound == "fn"
-    assert "give out=" in judge([profile(chunks=1000, idle=9.0)]).advice
+    assert "give out=" in judge([profile(caller=9.0)]).advice
 
 
 def test_nothing_has_a_verdict_too():
