@@ -195,4 +195,4 @@ def verify(
     typer.echo(f"{path} is as it was saved: {checked}")
 
 
-from tdmap import cli_map, cli_profile, cli_resume, cli_top  # noqa: E402, F401  # their commands belong to `app`
+from tdmap import cli_head, cli_map, cli_profile, cli_resume, cli_stats, cli_top  # noqa: E402, F401  # their commands belong to `app`
