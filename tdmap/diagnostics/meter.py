@@ -11,10 +11,12 @@ as stay below `BUDGET`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -134,9 +136,9 @@ class Meter:
         self._undo: Any = None
         self._next_uss = time.monotonic() + USS_SECONDS  # not in jobs that are over at once
         task = "self" if loop.own_process else "thread-self"
-        self._schedstat = open_counter(f"/proc/{task}/schedstat")
-        self._statm = open_counter("/proc/self/statm")
-        self._starved = self._starvation()
+        self._schedstat = starvation_of(task)
+        self._statm = Counter("/proc/self/statm")
+        self._starved = self._schedstat.read(1)
         self._attach(loop)
 
     def _attach(self, loop: ChunkLoop) -> None:
@@ -183,7 +185,7 @@ class Meter:
             self._undo = undo
             undo.save = self.write.timed(undo.save)
         self.bytes_out = self._packed = 0
-        starved = self._starvation()
+        starved = self._schedstat.read(1)
         self._starved_before, self._starved = starved - self._starved, starved
         self._usage = resource.getrusage(self.who)
         self._began = time.monotonic()
@@ -197,7 +199,7 @@ class Meter:
         """
         ended, chunks = time.monotonic(), stop - start
         usage, before = resource.getrusage(self.who), self._usage
-        total = self._starvation()
+        total = self._schedstat.read(1)
         starved, self._starved = total - self._starved, total
         whole = ended - self._began
         read, read_cpu, _, read_disk, read_waits = self.read.take(chunks, whole)
@@ -230,20 +232,11 @@ class Meter:
             (usage.ru_inblock - before.ru_inblock) * _BLOCK,
             (usage.ru_oublock - before.ru_oublock) * _BLOCK,
             self.bytes_out,
-            self._resident(),
+            self._statm.read(1) * _PAGE,
             self._own(ended),
         )
 
     # -- what the kernel knows ---------------------------------------------------------------------------
-
-    def _starvation(self) -> int:
-        """Nanoseconds that this process, or thread, was ready and no core was free."""
-        return 0 if self._schedstat is None else starvation(self._schedstat)
-
-    def _resident(self) -> int:
-        if self._statm is None:
-            return 0
-        return int(os.pread(self._statm.fileno(), 128, 0).split()[1]) * _PAGE
 
     def _own(self, now: float) -> int:
         if now < self._next_uss:
@@ -279,9 +272,28 @@ class _Timed:
             stage.seconds += time.perf_counter() - began
 
 
-def starvation(schedstat: Any) -> int:
-    """Nanoseconds that the process or thread of an open `/proc/.../schedstat` was ready, and no core was free."""
-    return int(os.pread(schedstat.fileno(), 128, 0).split()[1])
+class Counter:
+    """A file of `/proc` that is read again and again; nothing where there is none.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._fd: int | None = None
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):
+                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                weakref.finalize(self, os.close, self._fd)
+
+    def read(self, field: int) -> int:
+        """One of its numbers; 0 where there is no file."""
+        return 0 if self._fd is None else int(os.pread(self._fd, 128, 0).split()[field])
+
+
+def starvation_of(task: str) -> Counter:
+    """Where field 1 is the nanoseconds that a task of `/proc` was ready to run, and no core was free."""
+    return Counter(f"/proc/{task}/schedstat")
 
 
 def own_memory() -> int:
@@ -293,13 +305,3 @@ def own_memory() -> int:
         return 0
     sizes = [int(line.split()[1]) for line in lines if line.startswith((b"Private_Clean", b"Private_Dirty"))]
     return sum(sizes) * 1024
-
-
-def open_counter(path: str) -> Any:
-    """A file that is read again and again, and closed with the meter; None where there is none."""
-    if sys.platform != "linux":
-        return None
-    try:
-        return open(path, "rb", buffering=0)
-    except OSError:
-        return None

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tdmap.diagnostics.meter import Meter, open_counter, starvation
+from tdmap.diagnostics.meter import Counter, Meter, starvation_of
 from tdmap.diagnostics.model import Verdict, judge
 from tdmap.diagnostics.profile import JobProfile
 from tdmap.events import (
@@ -59,8 +59,8 @@ class Profiler(Callback):
         self._open: dict[int, JobProfile] = {}
         self._cpu: dict[int, float] = {}
         self._stalled: dict[int, float] = {}
-        self._starved: dict[int, int] = {}
-        self._schedstat: Any = None
+        self._starved: dict[int, Counter] = {}
+        self._before: dict[int, int] = {}
         self._block: AbstractContextManager[None] | None = None
         self._sampler: Sampler | None = None
 
@@ -114,9 +114,8 @@ class Profiler(Callback):
         self._open[event.job] = profile = JobProfile.of(event, name, _cores())
         self.jobs.append(profile)
         self._cpu[event.job] = time.thread_time()
-        if self._schedstat is None:
-            self._schedstat = open_counter("/proc/thread-self/schedstat")
-        self._starved[event.job] = 0 if self._schedstat is None else starvation(self._schedstat)
+        self._starved[event.job] = starvation_of("thread-self")
+        self._before[event.job] = self._starved[event.job].read(1)
         self._stalled[event.job] = _memory_pressure()
 
     def on_lease_done(self, event: LeaseDone) -> None:
@@ -126,9 +125,7 @@ class Profiler(Callback):
 
     def _starved_since(self, job: int) -> float:
         """Seconds since the job began that this thread, which gives out its leases, was ready and had no core."""
-        if self._schedstat is None:
-            return 0.0
-        return (starvation(self._schedstat) - self._starved[job]) / 1e9
+        return (self._starved[job].read(1) - self._before[job]) / 1e9
 
     def on_result_taken(self, event: ResultTaken) -> None:
         profile = self._open.get(event.job)
@@ -151,6 +148,7 @@ class Profiler(Callback):
         profile = self._open.pop(event.job, None)
         if profile is None:
             return
+        del self._starved[event.job], self._before[event.job]
         profile.driver_cpu = max(time.thread_time() - self._cpu.pop(event.job), 0.0)
         profile.stalled = _memory_pressure() - self._stalled.pop(event.job)
         profile.rows_done = event.done_rows

@@ -72,6 +72,15 @@ def test_results_are_the_same_with_a_profiler(name, data):
     assert (plain == profiled).all()
 
 
+def test_the_processes_of_a_foreign_pool_are_measured_too(data):
+    import multiprocessing
+
+    with multiprocessing.get_context("spawn").Pool(1) as pool, tdmap.Profiler() as prof:
+        data.map(add, pool=pool, chunksize=20)
+    (job,) = prof.jobs
+    assert job.executor == "pool" and job.rows_here == 400 and job.total("cpu") > 0
+
+
 def test_counts_are_right(data):
     with tdmap.Profiler() as prof:
         tdmap.map(data, add, num_workers=2, chunksize=20, out=data.select("x").clone())

@@ -76,9 +76,9 @@ def run_reading(tmp_path):
 
 
 def run_writing(tmp_path):
-    out = torch.zeros(0).new_empty(1200, 1 << 16).share_memory_()
-    tdmap.map(torch.zeros(1200, 8), widens, num_workers=2, chunksize=16, out=out)
-    tdmap.map(torch.zeros(1200, 8), widens, num_workers=2, chunksize=16, out=out)
+    out = torch.zeros(320, 1 << 16).share_memory_()
+    for _ in range(5):
+        tdmap.map(torch.zeros(320, 8), widens, num_workers=2, chunksize=16, out=out)
 
 
 def run_dispatch(tmp_path):

@@ -112,7 +112,7 @@ def test_the_sheet_shows_the_pictures(folder, tmp_path):
     answer = run("head", folder, "-n", 10, "--sheet", tmp_path / "sheet.png")
     assert answer.exit_code == 0, answer.output
     with Image.open(tmp_path / "sheet.png") as sheet:
-        colours = dict((colour, count) for count, colour in sheet.getcolors(1 << 20))
+        colours = {colour: count for count, colour in sheet.getcolors(1 << 20)}
         assert colours[255, 0, 0] == 10 * 128 * 128
     small = tmp_path / "plain"
     TensorDict({"x": torch.zeros(4)}, [4]).memmap_(small)
