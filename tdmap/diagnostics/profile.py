@@ -100,7 +100,7 @@ class WorkerProfile:
     until: float = 0.0
     """When its last lease was over."""
     driver_starved: float = 0.0
-    """How long the driver had been without a core by then."""
+    """How long the driver had been without a core, before it heard of that."""
 
     @property
     def busy(self) -> float:
@@ -146,6 +146,8 @@ class JobProfile:
     stalled: float = 0.0
     """Seconds that something on this machine waited for memory (the kernel's pressure figures)."""
     spans: list[Span] = field(default_factory=list)
+    _heard: float = 0.0
+    """How long the driver had been without a core when it heard of the last lease."""
     _taken: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=LEADING))
 
     @staticmethod
@@ -213,13 +215,12 @@ class JobProfile:
             )
         starved = measures.starved_before + max(driver_starved - worker.driver_starved, 0.0)
         self._between(worker, measures.began, "dispatch" if worker.leases else "starting", starved)
-        worker.driver_starved = driver_starved
+        # What the driver lacked before it could hear of this lease delays the next one.
+        worker.driver_starved, self._heard = self._heard, driver_starved
         worker.until = max(worker.until, measures.ended)
         bytes_in = event.rows * self.row_bytes
         for part, seconds in divide(measures, bytes_in).items():
             worker.seconds[part] += seconds
-        if event.stop > event.start:  # where the first results settle how large chunks are, that of the last ones
-            self.chunk_rows = max(-(-event.rows // (event.stop - event.start)), 1) if event.rows else self.chunk_rows
         worker.leases += 1
         worker.chunks += event.stop - event.start
         worker.rows += event.rows
@@ -259,15 +260,24 @@ class JobProfile:
         copy.close(time.monotonic())
         return copy
 
-    def close(self, now: float) -> None:
-        """No more comes; workers that had nothing to do get their time."""
+    def close(self, now: float, driver_starved: float = 0.0) -> None:
+        """No more comes; workers that had nothing to do get their time.
+
+        Args:
+            now: `time.monotonic()` of the end.
+            driver_starved: as `done`.
+        """
         self.seconds = now - self.began
-        self.chunks = max(self.total("chunks"), 1 if self.state == "complete" else self.chunks)
+        chunks, rows = self.total("chunks"), self.total("rows")
+        if chunks and rows:  # the first results may have settled other sizes than the job began with
+            self.chunk_rows = -(-rows // chunks)
+            self.chunks = max(chunks, 1 if self.state == "complete" else self.chunks)
         last = max((worker.until for worker in self.workers.values()), default=now)
         for worker in self.workers.values():
-            self._between(worker, last, "idle")
+            starved = max(driver_starved - worker.driver_starved, 0.0)
+            self._between(worker, last, "idle", max(starved - (now - last), 0.0))
             worker.until = last
-            self._between(worker, now, "caller")
+            self._between(worker, now, "caller", starved)
         for number in range(self.num_workers - len(self.workers)):
             worker = self.workers[-1 - number] = WorkerProfile(-1 - number, until=self.began)
             self._between(worker, now, "idle")
@@ -282,7 +292,8 @@ def divide(measures: Measures, bytes_in: int) -> dict[str, float]:
 
     - A stage takes the CPU time that it had, and what it waited where it has waited at all: a stage that was never
       left without work, and yet took longer than it computed, had no core. So had all that is left.
-    - Of the waits of the function, as many as were page faults on the disk are reading.
+    - Of the waits of the function, as many as were page faults on the disk are reading; or as large a share as that of
+      the rows which came from the disk.
     - The kernel's time for page faults in the function is reading where they map rows of a cached file, and memory
       where they make new pages.
     - `CHUNK_SECONDS` a chunk are dispatch, wherever they were spent, and so is what computed between the stages.
@@ -298,19 +309,24 @@ def divide(measures: Measures, bytes_in: int) -> dict[str, float]:
     whole = max(m.ended - m.began, 0.0)
     starved = min(m.starved, whole)
     cpus = [min(m.read_cpu, m.read), min(m.fn_cpu, m.fn), min(m.write_cpu, m.write)]
+    cpu = m.user + m.system
+    if sum(cpus) > cpu > 0:  # those are of samples, this is of the whole lease
+        cpus = [value * cpu / sum(cpus) for value in cpus]
     away = [m.read - cpus[0], m.fn - cpus[1], m.write - cpus[2]]
     waits = [m.read_waits, m.fn_waits, m.write_waits]
     blocked = [gap if count >= SOME_WAITS * m.chunks else 0.0 for gap, count in zip(away, waits)]
     # Starvation is in what did not compute; it is taken from where nothing waits first.
     between = max(whole - m.read - m.fn - m.write, 0.0)
-    starved_elsewhere = max(between - max(m.user + m.system - sum(cpus), 0.0), 0.0) + sum(away) - sum(blocked)
+    starved_elsewhere = max(between - max(cpu - sum(cpus), 0.0), 0.0) + sum(away) - sum(blocked)
     left = max(starved - starved_elsewhere, 0.0)
     keep = max(1.0 - left / sum(blocked), 0.0) if sum(blocked) > 0 else 1.0
     read, fn_wait, write_wait = (gap * keep for gap in blocked)
-    dispatch = min(between, max(m.user + m.system - sum(cpus), 0.0))
+    dispatch = min(between, max(cpu - sum(cpus), 0.0))
     write = cpus[2] + write_wait
     own_write = min(write, m.chunks * CHUNK_SECONDS)
-    disk = fn_wait * min(m.fn_reads / m.fn_waits, 1.0) if m.fn_waits else 0.0
+    # Pages that the kernel reads ahead are waited for as well, without a page fault of their own on the disk.
+    from_disk = max(m.fn_reads / m.fn_waits if m.fn_waits else 0.0, m.disk_read / max(bytes_in, 1))
+    disk = fn_wait * min(from_disk, 1.0)
     faults = max(m.faults + m.reads, 1)
     kernel = min(m.system * min(m.fn_faults / faults, 1.0), cpus[1])
     mapped = kernel * min(bytes_in / MAPPED_BYTES / max(m.fn_faults, 1.0), 1.0)

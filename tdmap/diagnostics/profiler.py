@@ -148,6 +148,7 @@ class Profiler(Callback):
         profile = self._open.pop(event.job, None)
         if profile is None:
             return
+        starved = self._starved_since(event.job)
         del self._starved[event.job], self._before[event.job]
         profile.driver_cpu = max(time.thread_time() - self._cpu.pop(event.job), 0.0)
         profile.stalled = _memory_pressure() - self._stalled.pop(event.job)
@@ -159,7 +160,7 @@ class Profiler(Callback):
         else:
             profile.state = "failed"
             profile.error = f"{type(event.error).__name__}: {event.error}".splitlines()[0]
-        profile.close(profile.began + event.seconds)
+        profile.close(profile.began + event.seconds, starved)
 
     # -- what was seen -----------------------------------------------------------------------------------
 
@@ -187,10 +188,12 @@ class Profiler(Callback):
         """All figures, as numbers, texts, lists and dicts: times in seconds, sizes in bytes."""
         jobs = []
         for job in self.seen:
-            facts = {key: value for key, value in vars(job).items() if key not in ("spans", "workers", "_taken")}
+            facts = {
+                key: value for key, value in vars(job).items() if key not in ("spans", "workers") and key[0] != "_"
+            }
             workers = [asdict(worker) for worker in job.workers.values()]
             for worker in workers:
-                worker.pop("until")
+                del worker["until"], worker["driver_starved"]
             jobs.append({**facts, "verdict": _verdict(judge([job])), "workers": workers})
         return {"version": 1, "verdict": _verdict(self.verdict), "jobs": jobs}
 
