@@ -6,6 +6,7 @@
 - the journal of a run that is longer than the interval between two syncs (`--long`);
 - the undo buffer beside `undo=False`, on a memory-bound pass that inverts pictures in place, at two chunk sizes;
 - retries bookkeeping beside `retries=0`, and seeding beside none;
+- the profiler, at the default chunk and at 16 rows, and status files for `tdmap top`;
 - leases of the scheduler alone, as chunks a second with leases of one chunk.
 
 A ratio is time with the feature over time without. Prints a table and writes `overhead.json` and `.png`.
@@ -14,7 +15,9 @@ A ratio is time with the feature over time without. Prints a table and writes `o
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
+import os
 import shutil
 import statistics
 import tempfile
@@ -22,17 +25,23 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
+import tdmap
 from benchmarks._harness import RESULTS, Benchmark
 from benchmarks._workload import Workload, invert_rows, normalise_rows
 from tdmap import journal
+from tdmap.diagnostics import jobfiles
 from tdmap.runtime.scheduler import Scheduler, SchedulerPolicy
 from tensordict_lite import TensorDict
 
 JOURNAL_WANTED = 1.03
 UNDO_WANTED = 1.15
+PROFILER_WANTED = 1.02
+PROFILER_SMALL_WANTED = 1.05
+PASSES = 4
 SCHEDULER_WANTED = 100_000
 REPEATS = 10
 
@@ -60,6 +69,7 @@ def main() -> None:
             add_long_journal(bench, work, options.long)
         add_undo(bench, work)
         add_bookkeeping(bench, work)
+        add_profiler(bench, work)
         bench.run(options.rounds, only=options.only)
         bench.settings["scheduler"] = scheduler_rate()
         bench.report(options.results)
@@ -175,6 +185,31 @@ def add_bookkeeping(bench: Benchmark, work: Workload) -> None:
 
     _pair(bench, work, "retries, chunk 16", run(retries=0), run(retries=2))
     _pair(bench, work, "seeding, chunk 16", run(), run(seed=1))
+
+
+def add_profiler(bench: Benchmark, work: Workload) -> None:
+    """Clocks in the workers, and status files. Several passes each: what is to be seen is small."""
+    out = work.empty_row().expand(work.rows).clone().share_memory_()
+    data = work.open()
+
+    def run(chunk: int | None, profiled: bool = False, status: bool = False) -> Callable[[], float]:
+        def timed() -> float:
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                mock.patch.dict(os.environ, {"TDMAP_STATUS_DIR": folder if status else ""}),
+                mock.patch.object(jobfiles, "FIRST_SECONDS", 0.0),
+                tdmap.Profiler() if profiled else contextlib.nullcontext(),
+            ):
+                start = time.perf_counter()
+                for _ in range(PASSES):
+                    data.map(normalise_rows, num_workers=work.workers, chunksize=chunk, out=out)
+                return (time.perf_counter() - start) / PASSES
+
+        return timed
+
+    for name, chunk, wanted in (("default", None, PROFILER_WANTED), ("16", 16, PROFILER_SMALL_WANTED)):
+        _pair(bench, work, f"profiler, chunk {name}", run(chunk), run(chunk, profiled=True), wanted=wanted)
+    _pair(bench, work, "status file, chunk 16", run(16), run(16, status=True), wanted=PROFILER_WANTED)
 
 
 def _invert(

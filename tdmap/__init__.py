@@ -10,6 +10,7 @@ from __future__ import annotations
 from tdmap import _entry as _entry  # first: what follows takes its time
 from tdmap.api import map, map_iter
 from tdmap.bykey import GroupBy, group_by, join, sort
+from tdmap.diagnostics.profiler import Profiler
 from tdmap.diagnostics.progress import ProgressBar
 from tdmap.errors import (
     AlreadyComplete,
@@ -54,6 +55,7 @@ __all__ = [
     "OutputMismatch",
     "Pipeline",
     "PipelineIterator",
+    "Profiler",
     "ProgressBar",
     "Reducer",
     "RemoteError",

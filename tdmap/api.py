@@ -73,6 +73,7 @@ def map(
     undo: bool = True,
     on_error: OnError = "raise",
     callbacks: Iterable[Callback] = (),
+    profile: bool | str | os.PathLike[str] = False,
 ) -> Any:
     """Apply `fn` to chunks of `data` on several processes, and join the results.
 
@@ -148,6 +149,8 @@ def map(
             rows, unless it happens to most rows. With `resume`, rows that an earlier call skipped are done; they are
             reported again.
         callbacks: `tdmap.Callback` objects that receive the job's events.
+        profile: measure where the time goes (see `tdmap.Profiler`): True prints a summary to standard error, a path
+            is a file (`.json`: a trace, `.txt`: the summary, `.png`: the plot) or a folder for all of them.
 
     Returns:
         `out` when it is given; else the results concatenated along `dim` (stacked with `chunksize=0`), without
@@ -201,6 +204,7 @@ def map(
             max_memory,
             pbar,
             callbacks,
+            profile,
         )
     )
     where.check(data, buffer, execution, bool(resume), on_error)
@@ -296,6 +300,7 @@ def map_iter(
     undo: bool = True,
     on_error: OnError = "raise",
     callbacks: Iterable[Callback] = (),
+    profile: bool | str | os.PathLike[str] = False,
 ) -> MapIterator:
     """Apply `fn` to chunks of `data` on several processes, and yield the results in order.
 
@@ -330,7 +335,16 @@ def map_iter(
     if shuffle and not index_with_generator:
         raise RuntimeError("map_iter(shuffle=True) needs index_with_generator=True, its default: drop that argument.")
     execution = Execution(
-        num_workers, pool, executor, mp_start_method, worker_threads, max_tasks_per_child, max_memory, pbar, callbacks
+        num_workers,
+        pool,
+        executor,
+        mp_start_method,
+        worker_threads,
+        max_tasks_per_child,
+        max_memory,
+        pbar,
+        callbacks,
+        profile,
     )
     target = _target(device, prefetch, execution)
     factor = 1 if target is None else OUT_CHUNKS

@@ -195,4 +195,12 @@ def verify(
     typer.echo(f"{path} is as it was saved: {checked}")
 
 
-from tdmap import cli_datasets, cli_map, cli_resume  # noqa: E402, F401  # their commands belong to `app`
+from tdmap import (  # noqa: E402, F401  # their commands belong to `app`
+    cli_datasets,
+    cli_head,
+    cli_map,
+    cli_profile,
+    cli_resume,
+    cli_stats,
+    cli_top,
+)

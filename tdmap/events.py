@@ -6,8 +6,11 @@ methods they need; all of them run in the process (and thread) that called `map`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 from tdmap.rowerrors import RowError
 
@@ -32,6 +35,67 @@ class JobStarted:
     """`"serial"`, `"thread"`, `"process"` or `"pool"`."""
     time: float
     """`time.monotonic()` of this moment, in seconds."""
+    row_bytes: int = 0
+    """Bytes of a row of the source."""
+    asked_workers: int = 0
+    """Workers that there would be with enough chunks."""
+    done_rows: int = 0
+    """Rows that an earlier session of a run that goes on has done."""
+
+
+class Measures(NamedTuple):
+    """Where the time of a lease went, measured in its worker for callbacks that ask for it (`Callback.meter`)."""
+
+    began: float
+    """`time.monotonic()` when it began, the same clock in all processes."""
+    ended: float
+    """And when it was over."""
+    chunks: int
+    """Chunks that were run."""
+    read: float
+    """Seconds spent on gathering rows, where chunks are no views of them."""
+    fn: float
+    """Seconds in the function."""
+    write: float
+    """Seconds spent on results: writing, packing and sending them, and keeping copies of rows that are changed."""
+    read_cpu: float
+    """CPU seconds of `read`: scaled up from the chunks that were sampled, as the figures that follow."""
+    fn_cpu: float
+    """CPU seconds of `fn`."""
+    write_cpu: float
+    """CPU seconds of `write`."""
+    fn_faults: float
+    """Pages that the kernel had to map while the function ran, without the disk."""
+    fn_reads: float
+    """Pages that the function had to wait for, because they were on the disk."""
+    read_waits: float
+    """How often gathering was left without work to do, most often for the disk."""
+    fn_waits: float
+    """How often the function was: for the disk, the network, a lock, a sleep."""
+    write_waits: float
+    """How often writing was."""
+    faults: int
+    """Page faults of the whole lease, without the disk."""
+    reads: int
+    """Page faults that waited for the disk."""
+    user: float
+    """CPU seconds of the whole lease, in code of the user's and of libraries."""
+    system: float
+    """CPU seconds of the kernel."""
+    starved: float
+    """Seconds that the worker was ready to run, and no core was free."""
+    starved_before: float
+    """The same between the lease before and this one."""
+    disk_read: int
+    """Bytes that came from a disk."""
+    disk_written: int
+    """Bytes that are to go to one."""
+    bytes_out: int
+    """Bytes of results."""
+    rss: int
+    """Resident bytes of the worker's process after the lease."""
+    uss: int
+    """Those that are its own alone; 0 where that was not looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +118,24 @@ class LeaseDone:
     """Rows of the job that are committed, these included."""
     time: float
     """`time.monotonic()` when the news arrived."""
+    measures: Measures | None = None
+    """Where the time went; None unless a callback has a `meter`."""
+    first_row: int = 0
+    """First row of these chunks."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultTaken:
+    """The consumer of a stream of results, such as the body of a loop over `map_iter`, comes back for more."""
+
+    job: int
+    """Number of the job."""
+    chunk: int
+    """The chunk whose result it had."""
+    seconds: float
+    """How long it had it. Nothing is given to workers meanwhile."""
+    time: float
+    """`time.monotonic()` of this moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +210,9 @@ class Callback:
         ...         self.rows += event.rows
     """
 
+    meter: ClassVar[type[Any] | None] = None
+    """What measures leases in the workers, as `LeaseDone.measures`; None: nobody does, and it costs nothing."""
+
     def on_job_started(self, event: JobStarted) -> None:
         """Called once, before the first chunk is given out."""
 
@@ -143,15 +228,46 @@ class Callback:
     def on_rows_skipped(self, event: RowsSkipped) -> None:
         """Called when a chunk is safe but for rows on which the function raised."""
 
+    def on_result_taken(self, event: ResultTaken) -> None:
+        """Called when the consumer of a stream comes back from the result of a chunk."""
+
+    def on_tick(self, time: float) -> None:
+        """Called after every message of a worker, and at least twice a second; not while the consumer is at work.
+
+        Args:
+            time: `time.monotonic()`.
+        """
+
     def on_job_ended(self, event: JobEnded) -> None:
         """Called once, at the end, also after an error."""
 
 
 class CallbackList(Callback):
-    """Several callbacks as one, called in order."""
+    """Several callbacks as one, called in order.
+
+    Args:
+        callbacks: any number.
+    """
 
     def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
         self.callbacks = tuple(callbacks)
+        # Of events that come once a chunk or oftener, only those are told who listen.
+        self._takers = [one for one in self.callbacks if _overrides(one, "on_result_taken")]
+        self._tickers = [one for one in self.callbacks if _overrides(one, "on_tick")]
+
+    @property
+    def watches_consumer(self) -> bool:
+        """Whether somebody wants to know of `ResultTaken`."""
+        return bool(self._takers)
+
+    @property
+    def watches_time(self) -> bool:
+        """Whether somebody wants ticks."""
+        return bool(self._tickers)
+
+    def find_meter(self) -> type[Any] | None:
+        """What is to measure leases, for the first callback that wants it."""
+        return next((type(one).meter for one in self.callbacks if type(one).meter is not None), None)
 
     def on_job_started(self, event: JobStarted) -> None:
         for callback in self.callbacks:
@@ -173,6 +289,38 @@ class CallbackList(Callback):
         for callback in self.callbacks:
             callback.on_rows_skipped(event)
 
+    def on_result_taken(self, event: ResultTaken) -> None:
+        for callback in self._takers:
+            callback.on_result_taken(event)
+
+    def on_tick(self, time: float) -> None:
+        for callback in self._tickers:
+            callback.on_tick(time)
+
     def on_job_ended(self, event: JobEnded) -> None:
         for callback in self.callbacks:
             callback.on_job_ended(event)
+
+
+def _overrides(callback: Callback, name: str) -> bool:
+    return getattr(type(callback), name, None) is not getattr(Callback, name)
+
+
+# -- callbacks for whatever is called ------------------------------------------------------------------
+
+_watching: ContextVar[tuple[Callback, ...]] = ContextVar("watching", default=())
+
+
+def watching() -> tuple[Callback, ...]:
+    """Those who watch every operation that is called here now, beside its own `callbacks=`."""
+    return _watching.get()
+
+
+@contextmanager
+def watch(callback: Callback) -> Iterator[None]:
+    """Have a callback receive the events of every operation that is called in the block, by this thread or task."""
+    token = _watching.set((*_watching.get(), callback))
+    try:
+        yield
+    finally:
+        _watching.reset(token)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from tdmap._warn import warn_user
 from tdmap.data.sizes import row_bytes_of
+from tdmap.diagnostics.jobfiles import StatusFile, status_folder
+from tdmap.diagnostics.profiler import OperationProfile, check_profile
 from tdmap.diagnostics.progress import ProgressBar
-from tdmap.events import Callback, CallbackList
+from tdmap.events import Callback, CallbackList, watching
 from tdmap.job import Job
 from tdmap.runtime import launch
 from tdmap.runtime import worker as worker_module
@@ -54,6 +57,8 @@ class WorkerOptions(TypedDict, total=False):
     """Show a progress bar."""
     callbacks: Iterable[Callback]
     """Receive the events of every job that the operation consists of."""
+    profile: bool | str | os.PathLike[str]
+    """Measure where the time goes: True prints a summary, a path is a file (.json, .txt, .png) or a folder."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +79,13 @@ class Execution:
     max_memory: int | None = None
     pbar: bool = False
     callbacks: Iterable[Callback] = ()
+    profile: bool | str | os.PathLike[str] = False
 
     def __post_init__(self) -> None:
         callbacks = tuple(self.callbacks)  # each job of an operation reads them
+        check_profile(self.profile)
+        if self.profile is not False and not any(isinstance(one, OperationProfile) for one in callbacks):
+            callbacks += (OperationProfile(self.profile),)
         if self.pbar is True and not any(isinstance(one, _Bar) for one in callbacks):
             callbacks += (_Bar(),)
         object.__setattr__(self, "callbacks", callbacks)
@@ -147,12 +156,16 @@ class Execution:
 
     def stream(self, job: Job, sink: Sink, log: CommitLog | None = None) -> Iterator[tuple[int, Any]]:
         """Run a job; yields each chunk and its result, in order, when the sink streams."""
-        watchers = list(self.callbacks)
+        watchers = CallbackList([*self.callbacks, *watching(), *_beacon()])
+        meter = watchers.find_meter()
+        if meter is not None:
+            job = replace(job, policy=replace(job.policy, meter=meter))
         crew, finish = self._crew(job)
         owner = Owner()
         try:
             row_bytes = row_bytes_of(job.source.data, job.plan.length)
-            yield from Driver(job, sink, crew, CallbackList(watchers), row_bytes, log).run()
+            asked = self.workers if crew.size == job.plan.num_chunks else crew.size
+            yield from Driver(job, sink, crew, watchers, row_bytes, log, asked).run()
         finally:
             if owner.is_here:  # a fork's copy of this generator, which it collects, has no pool to give back
                 finish()
@@ -187,6 +200,12 @@ class Execution:
 
 class _Bar(ProgressBar):
     """The one of `pbar=True`."""
+
+
+def _beacon() -> list[Callback]:
+    """Who tells other terminals how far a job is; nobody within a worker."""
+    folder = None if worker_module.in_worker else status_folder()
+    return [] if folder is None else [StatusFile(folder)]
 
 
 def _nothing() -> None:

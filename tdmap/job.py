@@ -7,11 +7,12 @@ import itertools
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, strided
 
 from tdmap._data import Data, tensors_of
+from tdmap.events import Measures
 from tdmap.plan import CACHE_BYTES, MIN_CHUNKS, ChunkPlan
 
 if TYPE_CHECKING:
@@ -53,6 +54,18 @@ def _named(data: Data, wanted: Callable[[Tensor], bool]) -> str:
     return "an entry"
 
 
+class Meter(Protocol):
+    """Measures the leases of a loop in a worker."""
+
+    def begin(self) -> None:
+        """A lease begins."""
+        ...
+
+    def end(self, start: int, stop: int) -> Measures:
+        """It is over: the chunks `start..stop` were run."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """How failures, time and randomness are handled."""
@@ -69,6 +82,8 @@ class Policy:
     """Go on after rows on which the function raises: `"pad"` or `"drop"` says what results have for them."""
     in_place: bool = False
     """A result of None means that the function has changed its chunk in place."""
+    meter: Callable[[Any], Meter] | None = None
+    """Called by each worker with its loop: makes what measures leases there; None: nothing is measured."""
 
 
 @dataclass(frozen=True, slots=True)

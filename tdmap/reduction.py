@@ -90,6 +90,7 @@ def map_reduce(
     resume: str | os.PathLike[str] | None = None,
     ordered: bool = True,
     callbacks: Iterable[Callback] = (),
+    profile: bool | str | os.PathLike[str] = False,
 ) -> Any:
     """Fold `mapper(chunk)` over all chunks of a dataset.
 
@@ -106,7 +107,7 @@ def map_reduce(
             TensorDict), or an associative function of two mapped chunks.
         num_workers: processes or threads; 0 runs in the caller. Default: the cores that this process may use.
         dim, chunksize, num_chunks, pool, generator, worker_threads, pbar, mp_start_method, executor, seed, retries,
-            timeout, on_error, callbacks: as `tdmap.map`; skipped rows are left out of the answer.
+            timeout, on_error, callbacks, profile: as `tdmap.map`; skipped rows are left out of the answer.
         resume: a folder for the states of a run that is interrupted: the same call goes on from there, and the answer
             has the same bits. A call that was complete gives its answer again, and warns. States are kept as data,
             not as pickles: tensors, arrays, numbers, texts, containers of them, and instances of classes at the top of
@@ -157,6 +158,7 @@ def map_reduce(
         worker_threads=worker_threads,
         pbar=pbar,
         callbacks=callbacks,
+        profile=profile,
     )
     if plan.length == 0:
         return reducer.finish(reducer.init())

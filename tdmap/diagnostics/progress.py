@@ -6,7 +6,7 @@ import os
 import weakref
 from typing import Any
 
-from tdmap.events import Callback, JobEnded, JobStarted, LeaseDone
+from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, RowsSkipped
 from tdmap.operation import running_operation
 
 _shown: weakref.WeakSet[ProgressBar] = weakref.WeakSet()
@@ -14,6 +14,7 @@ _shown: weakref.WeakSet[ProgressBar] = weakref.WeakSet()
 
 class ProgressBar(Callback):
     """Shows rows done, rate and remaining time with tqdm (`pbar=True`); nothing where nobody looks, as in a log file.
+    Chunks that were retried and rows that were skipped are counted behind them.
 
     An operation that consists of several jobs, such as a sort, has one bar: each job fills it with the rows of the
     dataset once.
@@ -28,6 +29,7 @@ class ProgressBar(Callback):
         self._rows = 0
         self._jobs = 0
         self._scale = 1.0
+        self._trouble: dict[str, int] = {}
 
     def on_job_started(self, event: JobStarted) -> None:
         operation = running_operation()
@@ -66,6 +68,17 @@ class ProgressBar(Callback):
             self._bar.initial = self._bar.n = self._bar.last_print_n = done - rows
         self._show(done)
 
+    def on_chunk_retried(self, event: ChunkRetried) -> None:
+        self._count("retried", 1)
+
+    def on_rows_skipped(self, event: RowsSkipped) -> None:
+        self._count("skipped", len(event.errors))
+
+    def _count(self, what: str, number: int) -> None:
+        self._trouble[what] = self._trouble.get(what, 0) + number
+        if self._bar is not None:
+            self._bar.set_postfix(self._trouble, refresh=False)
+
     def _show(self, done: int) -> None:
         if done > self._bar.n:
             self._bar.update(done - self._bar.n)
@@ -81,6 +94,7 @@ class ProgressBar(Callback):
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+            self._trouble = {}
 
 
 def _hide_in_child() -> None:

@@ -94,7 +94,7 @@ class ChunkLoop:
         pack: makes a result fit to travel.
         emit: sends a message to the driver.
         in_caller: chunks run in the thread that called `map`, which Ctrl-C is meant for.
-        own_fn: `fn` belongs to this loop alone.
+        own_fn: `fn` belongs to this loop alone, in a process of its own.
         cuts: tells of files that have been cut, where the loop shares its process with the caller.
     """
 
@@ -121,7 +121,6 @@ class ChunkLoop:
             devices = [one for one in {leaf.device for leaf in tensors_of(reader.data)} if one.type != "cpu"]
             self._is_lost = [functools.partial(is_lost, device) for device in devices]
         self._devices = devices
-        self._own_process = own_fn
         self.raised = False
         """The function has raised: tensors may live on in tracebacks."""
         self.lost_device = False
@@ -136,12 +135,14 @@ class ChunkLoop:
         self.emit = emit
         self.in_caller = in_caller
         self.cuts = cuts
+        self.own_process = own_fn
         self.writer: RowWriter | None = None
         self.undo: Undo | None = None
         self._guard = True
         self._generation = _generation
         self._handlers = installed_handlers() if in_caller and policy.skip else frozenset()
         self._expect_changes = policy.in_place and reader.order is None and self.settle is None
+        self.meter = None if policy.meter is None else policy.meter(self)
         self._skipper = Skipper(self, policy.skip) if policy.skip else None
         # Tensors of torch's inference mode count no versions.
         self._leaves = [leaf for leaf in tensors_of(reader.data) if not leaf.is_inference()]
@@ -184,6 +185,8 @@ class ChunkLoop:
         done = None if self.undo is None else self.undo.done
         aliased = self.writer is not None and self.writer.aliased
         chunk = start
+        if self.meter is not None:
+            self.meter.begin()
         try:
             for chunk, result, rows in self._results(lease, start, stop, segments):
                 if _generation != self._generation:
@@ -233,7 +236,8 @@ class ChunkLoop:
         upto = segments.stop
         mutated = self.mutated
         self._guard |= mutated
-        return Done(self.job, lease, upto, time.perf_counter() - began, mutated, last, 0)
+        measures = None if self.meter is None else self.meter.end(start, upto)
+        return Done(self.job, lease, upto, time.perf_counter() - began, mutated, last, 0, measures)
 
     @property
     def is_stray(self) -> bool:
@@ -277,7 +281,7 @@ class ChunkLoop:
         """Say what a device has to do with an error."""
         where = ", ".join(str(device) for device in self._devices)
         if self._has_lost_device(error):
-            what = "the worker is replaced" if self._own_process else "restart the program before you use it again"
+            what = "the worker is replaced" if self.own_process else "restart the program before you use it again"
             skip = " No other row could be tried, so these rows cannot be skipped." if self._skipper else ""
             add_note(error, f"{where} can be used no more in the process where this came up: {what}.{skip}")
         if self.settle is None and isinstance(error, _LATE):

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tdmap.data.writer import RowWriter
 from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_rows
-from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, WorkerDied
+from tdmap.events import CallbackList, ChunkRetried, JobEnded, JobStarted, LeaseDone, ResultTaken, WorkerDied
 from tdmap.job import Job
 from tdmap.plan import ChunkPlan, default_chunk_size
 from tdmap.ranges import merge_ranges
@@ -146,6 +146,7 @@ class Driver:
         callbacks: who watches.
         row_bytes: bytes of a row of the source.
         log: notes which chunks are done; None when nobody wants to know.
+        asked_workers: how many there would be with enough chunks.
     """
 
     def __init__(
@@ -153,15 +154,17 @@ class Driver:
         job: Job,
         sink: Sink,
         crew: Crew,
-        callbacks: Callback,
+        callbacks: CallbackList,
         row_bytes: int,
         log: CommitLog | None = None,
+        asked_workers: int = 0,
     ) -> None:
         self.job = job
         self.sink = sink
         self.crew = crew
         self.callbacks = callbacks
         self.log = log
+        self.asked_workers = asked_workers
         self.row_bytes = row_bytes
         done, elsewhere = ([], []) if log is None else (log.committed, log.elsewhere)
         policy = self._policy(row_bytes * job.plan.most_rows)
@@ -223,6 +226,9 @@ class Driver:
                 self.crew.size,
                 self.crew.kind,
                 began,
+                self.row_bytes,
+                max(self.asked_workers, self.crew.size),
+                self.done_rows,
             )
         )
         error: BaseException | None = None
@@ -261,6 +267,7 @@ class Driver:
         tick = 0.5 if self.job.policy.timeout is None else min(0.5, self.job.policy.timeout / 4)
         if isinstance(self.sink, Stream):
             scheduler.consumed(scheduler.release()[1])  # what an earlier run has yielded
+        ticks = self.callbacks.watches_time
         while not scheduler.finished or self.job.plan.is_open:
             self._require_here()  # a callback may have forked
             events = self.crew.wait(tick)
@@ -269,9 +276,14 @@ class Driver:
                 self._handle(worker, message)
             if self.log is not None:
                 self.log.tick(time.monotonic())
+            if ticks:
+                self.callbacks.on_tick(time.monotonic())
             if isinstance(self.sink, Stream):
                 for chunk in range(*scheduler.release()):
-                    yield chunk, self.sink.take(chunk)
+                    if self.callbacks.watches_consumer:
+                        yield from self._watched(chunk, self.sink)
+                    else:
+                        yield chunk, self.sink.take(chunk)
                     self._still_ours()
                     # Back at work: the consumer has had its time, and asks for the next one.
                     scheduler.consumed(chunk + 1)
@@ -287,6 +299,12 @@ class Driver:
 
     def _require_here(self) -> None:
         self._owner.require(f"the job {self.job.name}")
+
+    def _watched(self, chunk: int, sink: Stream) -> Iterator[tuple[int, Any]]:
+        began = time.monotonic()
+        yield chunk, sink.take(chunk)
+        now = time.monotonic()
+        self.callbacks.on_result_taken(ResultTaken(self.job.number, chunk, now - began, now))
 
     # -- giving out --------------------------------------------------------------------------------
 
@@ -332,9 +350,9 @@ class Driver:
             self.changed |= message.mutated
             lease = self.scheduler.get(message.lease)
             if lease is not None:
-                start, seconds = lease.start, message.seconds
-                self.scheduler.done(message.lease, message.upto, seconds, time.monotonic())
-                self._report(worker, start, message.upto, seconds)
+                start = lease.start
+                self.scheduler.done(message.lease, message.upto, message.seconds, time.monotonic())
+                self._report(worker, start, message)
         elif isinstance(message, Segment):
             self._segment(message)
         elif isinstance(message, Skipped):
@@ -398,17 +416,19 @@ class Driver:
         weight = min(plan.lead / plan.size, 1.0)
         self.scheduler.extend(plan.num_chunks, weight, self._policy(each * plan.size))
 
-    def _report(self, worker: int, start: int, stop: int, seconds: float) -> None:
+    def _report(self, worker: int, start: int, done: Done) -> None:
         self.callbacks.on_lease_done(
             LeaseDone(
                 self.job.number,
                 self.crew.pid(worker),
                 start,
-                stop,
-                self.job.plan.count(start, stop),
-                seconds,
+                done.upto,
+                self.job.plan.count(start, done.upto),
+                done.seconds,
                 self.done_rows,
                 time.monotonic(),
+                done.measures,
+                self.job.plan.first_row(start),
             )
         )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 from typing import Any, NamedTuple
 
+from tdmap.events import Measures
 from tdmap.plan import ChunkPlan
 
 
@@ -113,6 +114,8 @@ class Done(NamedTuple):
     segment: Segment | None
     """The last segment, spared its own message."""
     peak_memory: int
+    measures: Measures | None = None
+    """Where the time went, when somebody wants to know."""
 
 
 class GaveBack(NamedTuple):

@@ -85,6 +85,7 @@ class EngineOps:
         undo: bool = True,
         on_error: OnError = "raise",
         callbacks: Iterable[Callback] = (),
+        profile: bool | str | os.PathLike[str] = False,
     ) -> Any:
         """Maps ``fn`` over chunks of rows, on several processes, and joins the results.
 
@@ -137,6 +138,7 @@ class EngineOps:
         undo: bool = True,
         on_error: OnError = "raise",
         callbacks: Iterable[Callback] = (),
+        profile: bool | str | os.PathLike[str] = False,
     ) -> MapIterator:
         """Maps ``fn`` over chunks of rows, and yields the results in order: see :func:`tdmap.map_iter`.
 

@@ -51,6 +51,17 @@ def test_an_operation_of_several_jobs_has_one_bar_in_rows():
     assert shown.count("\n") == 1, "one line, which is written over"
 
 
+def test_retries_and_skipped_rows_are_shown():
+    bar = tdmap.ProgressBar(file=io.StringIO(), mininterval=0)
+    bar.on_job_started(started(1000))
+    bar.on_chunk_retried(tdmap.ChunkRetried(1, 3, (300, 400), 1, "killed"))
+    bar.on_rows_skipped(tdmap.RowsSkipped(1, 4, (None, None)))
+    bar.on_rows_skipped(tdmap.RowsSkipped(1, 5, (None,)))
+    bar.on_lease_done(LeaseDone(1, 0, 0, 1, 100, 0.1, 100, 0.0))
+    bar.on_job_ended(JobEnded(1, True, 1000, 1.0, None))
+    assert "retried=1, skipped=3" in bar.options["file"].getvalue()
+
+
 def test_nothing_is_written_where_nobody_looks(capfd):
     tdmap.map(torch.arange(1000), lambda x: x + 1, num_workers=2, pbar=True)
     tdmap.sort(torch.arange(1000), lambda x: x, num_workers=2, pbar=True)

@@ -18,7 +18,13 @@ else:  # pytest brings it there
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-IMPORTED_AS = {"pillow": "PIL", "scikit-learn": "sklearn", "scikit-image": "skimage"}
+IMPORTED_AS = {
+    "pillow": "PIL",
+    "scikit-learn": "sklearn",
+    "scikit-image": "skimage",
+    "opentelemetry-api": "opentelemetry",
+    "opentelemetry-sdk": "opentelemetry",
+}
 FOR_WORK_ON_THE_PROJECT = {"bench", "dev", "gpu", "test"}
 
 

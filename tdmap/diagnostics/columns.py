@@ -1,0 +1,182 @@
+"""Statistics of every entry of a dataset, in one pass: what `tdmap stats` shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdmap.reducers import Quantile, Reducer
+from tdmap.reducers.base import Several
+
+QUANTILES = (0.05, 0.5, 0.95)
+"""Those that are shown; within one percent of the true value."""
+
+BINS = 16
+"""Of the small histogram."""
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class ColumnStats:
+    """The numbers of one entry, all elements of all rows alike. Statistics are of the finite ones."""
+
+    count: int
+    nan: int
+    """How many are NaN."""
+    infinite: int
+    min: float | None
+    """None where no number is finite, as of the others."""
+    max: float | None
+    mean: float | None
+    std: float | None
+    """Of the sample: divided by count - 1."""
+    quantiles: tuple[float, ...]
+    """`QUANTILES`; empty where no number is finite."""
+    histogram: tuple[int, ...]
+    """How many in each of `BINS` equal parts from min to max, from the same sketch as the quantiles."""
+
+    @property
+    def sparkline(self) -> str:
+        """The histogram in one line.
+
+        Example:
+            >>> ColumnStats(3, 0, 0, 0.0, 1.0, 0.3, 0.6, (0.0, 0.0, 1.0), (2, 0, 1)).sparkline
+            '█ ▄'
+        """
+        most = max(self.histogram, default=0)
+        bars = [BARS[max(math.ceil(count / most * len(BARS)) - 1, 0)] if count else " " for count in self.histogram]
+        return "".join(bars)
+
+
+class Column(Reducer[Any]):
+    """Reduces an entry to `ColumnStats`.
+
+    Args:
+        key: the entry; real numbers or bools, of any shape.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> import tdmap
+        >>> data = TensorDict({"x": torch.tensor([1.0, 3.0, float("nan")])}, [3])
+        >>> found = tdmap.reduce(data, Column("x"), num_workers=0)
+        >>> found.count, found.nan, found.mean
+        (3, 1, 2.0)
+    """
+
+    def __init__(self, key: str | tuple[str, ...]) -> None:
+        self.key = key
+        self._sketch = Quantile(None, QUANTILES)
+
+    def init(self) -> Any:
+        return None
+
+    def update(self, state: Any, chunk: Any, start: int = 0) -> Any:
+        values = chunk.get(self.key).reshape(-1)
+        return self.merge(state, self._of(values))
+
+    def _of(self, values: Tensor) -> Any:
+        count, nan, infinite = values.numel(), 0, 0
+        whole = not values.is_floating_point()
+        if values.dtype is torch.bool:
+            values = values.to(torch.uint8)
+        if not whole:
+            finite = values.isfinite()
+            good = int(finite.sum())
+            if good < count:
+                nan = int(values.isnan().sum())
+                infinite = count - good - nan
+                values = values[finite]
+        n = values.numel()
+        if not n:
+            return (count, nan, infinite, 0, 0.0, 0.0, math.inf, -math.inf, None, whole)
+        wide = values.double()
+        mean = float(wide.mean())
+        m2 = float((wide - mean).square_().sum())
+        low, high = float(wide.min()), float(wide.max())
+        return (count, nan, infinite, n, mean, m2, low, high, self._sketch.of(values, (0,)), whole)
+
+    def merge(self, a: Any, b: Any) -> Any:
+        if a is None or b is None:
+            return a if b is None else b
+        n, other = a[3], b[3]
+        whole = n + other
+        delta = b[4] - a[4]
+        # Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
+        mean = a[4] + delta * other / whole if whole else 0.0
+        m2 = a[5] + b[5] + (delta * delta * n * other / whole if whole else 0.0)
+        sketch = b[8] if a[8] is None else a[8] if b[8] is None else self._sketch.join(a[8], b[8])
+        counts = (a[0] + b[0], a[1] + b[1], a[2] + b[2])
+        return (*counts, whole, mean, m2, min(a[6], b[6]), max(a[7], b[7]), sketch, a[9])
+
+    def finish(self, state: Any) -> ColumnStats:
+        if state is None or not state[3]:
+            count, nan, infinite = (0, 0, 0) if state is None else state[:3]
+            return ColumnStats(count, nan, infinite, None, None, None, None, (), ())
+        count, nan, infinite, n, mean, m2, low, high, sketch, whole = state
+        std = math.sqrt(m2 / (n - 1)) if n > 1 else None
+        near = self._sketch.finish(sketch).clamp(low, high)
+        quantiles = tuple((near.round() if whole else near).tolist())
+        return ColumnStats(count, nan, infinite, low, high, mean, std, quantiles, self._histogram(sketch, low, high))
+
+    def _histogram(self, sketch: tuple[Tensor, Tensor], low: float, high: float) -> tuple[int, ...]:
+        counts = sketch[1]
+        # The value that a bucket stands for is the quantile at its rank.
+        total = max(int(counts.sum()) - 1, 1)
+        ranks = (counts.cumsum(0) - counts).double() / total
+        values = Quantile(None, tuple(ranks.clamp(max=1.0).tolist())).finish(sketch)
+        place = ((values - low) / max(high - low, 1e-300) * BINS).long().clamp(0, BINS - 1)
+        return tuple(torch.zeros(BINS, dtype=torch.int64).index_add_(0, place, counts).tolist())
+
+
+class Columns(Several):
+    """Several of them in one pass; the answer is a plain dict."""
+
+    def finish(self, state: dict[str, Any]) -> dict[str, ColumnStats]:
+        return {name: part.finish(state[name]) for name, part in self.parts.items()}
+
+
+def number(value: float | None) -> str:
+    """A number for a table.
+
+    Example:
+        >>> number(3.0), number(0.123456), number(None)
+        ('3', '0.1235', '-')
+    """
+    return "-" if value is None else f"{value:.4g}"
+
+
+def draw_columns(columns: Sequence[tuple[str, ColumnStats]], path: str) -> None:
+    """The histograms of entries as a picture.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("a picture needs matplotlib: pip install matplotlib", name=error.name) from None
+    shown = [(name, stats) for name, stats in columns if stats.histogram]
+    if not shown:
+        raise ValueError("there is nothing to draw: no entry holds a finite number")
+    across = min(3, len(shown))
+    down = -(-len(shown) // across)
+    figure = Figure(figsize=(4.2 * across, 2.6 * down), layout="constrained")
+    FigureCanvasAgg(figure)
+    for place, (name, stats) in enumerate(shown):
+        axes = figure.add_subplot(down, across, place + 1)
+        assert stats.min is not None and stats.max is not None
+        width = (stats.max - stats.min) / BINS or 1.0
+        edges = [stats.min + width * edge for edge in range(BINS + 1)]
+        axes.stairs(stats.histogram, edges, fill=True, color="#4c78a8")
+        axes.axvline(stats.mean or 0.0, color="#f58518", linewidth=1)
+        nan = f", {stats.nan:,} NaN" if stats.nan else ""
+        axes.set_title(f"{name}\nmean {number(stats.mean)}, std {number(stats.std)}{nan}", fontsize=9)
+        axes.tick_params(labelsize=7)
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,307 @@
+"""Where the time of a worker goes: clocks around the function, the reader and the writer of its loop.
+
+    ChunkLoop ──fn──────► clock ──► the user's function        a few chunks also: CPU time, page faults, waits
+              ──read────► clock ──► rows that must be gathered
+              ──write───► clock ──► rows of the output, copies to send, copies to put back
+
+The loop does not know it: the clocks replace its parts when the job begins, and only where a callback has asked. They
+cost about a microsecond a chunk. What the kernel counts costs more to ask for, so only as many chunks are asked about
+as stay below `BUDGET`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tdmap._data import is_data, is_dense, tensors_of
+from tdmap.events import Measures
+
+if TYPE_CHECKING:
+    from tdmap.runtime.chunkloop import ChunkLoop
+
+BUDGET = 0.002
+"""Share of the time that asking the kernel about a part of the work may take."""
+
+SAMPLE_SECONDS = 6e-6
+"""What one chunk's questions cost, about."""
+
+KEPT_SECONDS = 0.05
+"""Samples of so much time count fully."""
+
+USS_SECONDS = 1.0
+"""The memory that is a process's own is looked at so often at most; it takes the kernel a millisecond or more."""
+
+USS_BUDGET = 0.005
+"""Share of the time that this may take."""
+
+_THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
+_BLOCK = 512
+_PAGE = resource.getpagesize()
+
+
+class Stage:
+    """One part of the work on a chunk: its time, and what the kernel counted during some of its calls.
+
+    Args:
+        who: whose counts, as `resource.getrusage`.
+    """
+
+    __slots__ = ("counts", "period", "sampled", "seconds", "until", "who")
+
+    def __init__(self, who: int) -> None:
+        self.who = who
+        self.until = self.period = 0
+        self.seconds = 0.0
+        self.sampled = 0.0
+        """Seconds of the calls that were asked about."""
+        self.counts = [0.0, 0.0, 0.0, 0.0]
+        """CPU seconds, page faults without and with the disk, and waits, of those."""
+
+    def timed(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """`fn` with a clock."""
+        clock = time.perf_counter
+
+        def call(*args: Any) -> Any:
+            if self.until <= 0:
+                return self.sample(fn, args)
+            self.until -= 1
+            began = clock()
+            try:
+                return fn(*args)
+            finally:
+                self.seconds += clock() - began
+
+        return call
+
+    def sample(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Call the function, and ask the kernel before and after."""
+        self.until = self.period
+        before = resource.getrusage(self.who)
+        began = time.perf_counter()
+        try:
+            return fn(*args)
+        finally:
+            seconds = time.perf_counter() - began
+            after = resource.getrusage(self.who)
+            counts = self.counts
+            self.seconds += seconds
+            self.sampled += seconds
+            counts[0] += after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+            counts[1] += after.ru_minflt - before.ru_minflt
+            counts[2] += after.ru_majflt - before.ru_majflt
+            counts[3] += after.ru_nvcsw - before.ru_nvcsw
+
+    def take(self, chunks: int, whole: float) -> tuple[float, float, float, float, float]:
+        """Seconds and counts since the last call, the counts scaled up from the samples; chooses how often to ask.
+
+        Args:
+            chunks: of the lease.
+            whole: seconds of the lease.
+        """
+        seconds, self.seconds = self.seconds, 0.0
+        scale = seconds / self.sampled if self.sampled > 0 else 0.0
+        cpu, faults, disk, waits = (count * scale for count in self.counts)
+        if chunks > 0:
+            self.period = int(SAMPLE_SECONDS * chunks / (BUDGET * max(whole, 1e-9)))
+            self.until = min(self.until, self.period)
+        if self.sampled > KEPT_SECONDS:  # what came before counts half: a lease without samples goes by that
+            self.sampled /= 2
+            self.counts = [value / 2 for value in self.counts]
+        return seconds, min(cpu, seconds), faults, disk, waits
+
+
+class Meter:
+    """Measures the leases of one loop.
+
+    Args:
+        loop: whose parts get clocks.
+    """
+
+    def __init__(self, loop: ChunkLoop) -> None:
+        self.loop = loop
+        self.who = resource.RUSAGE_SELF if loop.own_process else _THREAD
+        self.read, self.fn, self.write = Stage(self.who), Stage(self.who), Stage(self.who)
+        self.bytes_out = self._packed = 0
+        self._out_row_bytes = 0
+        self._writer: Any = None
+        self._undo: Any = None
+        self._next_uss = time.monotonic() + USS_SECONDS  # not in jobs that are over at once
+        task = "self" if loop.own_process else "thread-self"
+        self._schedstat = starvation_of(task)
+        self._statm = Counter("/proc/self/statm")
+        self._starved = self._schedstat.read(1)
+        self._attach(loop)
+
+    def _attach(self, loop: ChunkLoop) -> None:
+        loop.fn = _Timed(loop.fn, self.fn)
+        loop.pack = self._packing(loop.pack)
+        reader: Any = loop.reader
+        if reader.order is not None or not (is_dense(reader.data) or isinstance(reader.data, torch.Tensor)):
+            reader.read = self._reading(reader.read)  # else chunks are views, which cost next to nothing
+        if loop.settle is not None:
+            loop.settle = self.fn.timed(loop.settle)
+
+    def _reading(self, read: Callable[[int, int], Iterator[Any]]) -> Callable[[int, int], Iterator[Any]]:
+        step = self.read.timed(next)
+
+        def timed(start: int, stop: int) -> Iterator[Any]:
+            chunks = iter(read(start, stop))
+            while (chunk := step(chunks, self)) is not self:  # no chunk is a meter
+                yield chunk
+
+        return timed
+
+    def _packing(self, pack: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def counted(result: Any) -> Any:
+            self._packed += 1
+            if is_data(result):
+                self.bytes_out += sum(leaf.numel() * leaf.element_size() for leaf in tensors_of(result))
+            return pack(result)
+
+        return self.write.timed(counted)
+
+    # -- leases ----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A lease begins."""
+        loop = self.loop
+        writer: Any = loop.writer
+        if writer is not self._writer and writer is not None:
+            self._writer = writer
+            rows = max(loop.plan.length, 1)
+            self._out_row_bytes = sum(leaf.numel() * leaf.element_size() for leaf in tensors_of(writer.out)) // rows
+            writer.write = self.write.timed(writer.write)
+        undo: Any = loop.undo
+        if undo is not self._undo and undo is not None:
+            self._undo = undo
+            undo.save = self.write.timed(undo.save)
+        self.bytes_out = self._packed = 0
+        starved = self._schedstat.read(1)
+        self._starved_before, self._starved = starved - self._starved, starved
+        self._usage = resource.getrusage(self.who)
+        self._began = time.monotonic()
+
+    def end(self, start: int, stop: int) -> Measures:
+        """It is over: what it took.
+
+        Args:
+            start: the first of its chunks.
+            stop: one past the last.
+        """
+        ended, chunks = time.monotonic(), stop - start
+        usage, before = resource.getrusage(self.who), self._usage
+        total = self._schedstat.read(1)
+        starved, self._starved = total - self._starved, total
+        whole = ended - self._began
+        read, read_cpu, _, read_disk, read_waits = self.read.take(chunks, whole)
+        fn, fn_cpu, fn_faults, fn_disk, fn_waits = self.fn.take(chunks, whole)
+        write, write_cpu, _, _, write_waits = self.write.take(chunks, whole)
+        if self._writer is not None and chunks > 0:
+            rows = self.loop.plan.count(start, stop) * max(chunks - self._packed, 0) // chunks
+            self.bytes_out += rows * self._out_row_bytes
+        return Measures(
+            self._began,
+            ended,
+            chunks,
+            read,
+            fn,
+            write,
+            read_cpu,
+            fn_cpu,
+            write_cpu,
+            fn_faults,
+            fn_disk,
+            read_waits,
+            fn_waits,
+            write_waits,
+            usage.ru_minflt - before.ru_minflt,
+            usage.ru_majflt - before.ru_majflt,
+            usage.ru_utime - before.ru_utime,
+            usage.ru_stime - before.ru_stime,
+            starved / 1e9,
+            self._starved_before / 1e9,
+            (usage.ru_inblock - before.ru_inblock) * _BLOCK,
+            (usage.ru_oublock - before.ru_oublock) * _BLOCK,
+            self.bytes_out,
+            self._statm.read(1) * _PAGE,
+            self._own(ended),
+        )
+
+    # -- what the kernel knows ---------------------------------------------------------------------------
+
+    def _own(self, now: float) -> int:
+        if now < self._next_uss:
+            return 0
+        size = own_memory()
+        after = time.monotonic()
+        self._next_uss = after + max(USS_SECONDS, (after - now) / USS_BUDGET)
+        return size
+
+
+class _Timed:
+    """The function of a loop, with a clock; in all else it is the function."""
+
+    def __init__(self, fn: Callable[..., Any], stage: Stage) -> None:
+        self.fn = fn
+        self.stage = stage
+        merge = getattr(fn, "merge_states", None)
+        if merge is not None:
+            self.merge_states = stage.timed(merge)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.fn, name)
+
+    def __call__(self, *args: Any) -> Any:
+        stage = self.stage
+        if stage.until <= 0:
+            return stage.sample(self.fn, args)
+        stage.until -= 1
+        began = time.perf_counter()
+        try:
+            return self.fn(*args)
+        finally:
+            stage.seconds += time.perf_counter() - began
+
+
+class Counter:
+    """A file of `/proc` that is read again and again; nothing where there is none.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._fd: int | None = None
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):
+                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                weakref.finalize(self, os.close, self._fd)
+
+    def read(self, field: int) -> int:
+        """One of its numbers; 0 where there is no file."""
+        return 0 if self._fd is None else int(os.pread(self._fd, 128, 0).split()[field])
+
+
+def starvation_of(task: str) -> Counter:
+    """Where field 1 is the nanoseconds that a task of `/proc` was ready to run, and no core was free."""
+    return Counter(f"/proc/{task}/schedstat")
+
+
+def own_memory() -> int:
+    """Bytes of this process that are its own alone (its unique set size); 0 where that cannot be told."""
+    try:
+        with open("/proc/self/smaps_rollup", "rb") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return 0
+    sizes = [int(line.split()[1]) for line in lines if line.startswith((b"Private_Clean", b"Private_Dirty"))]
+    return sum(sizes) * 1024

@@ -1,0 +1,309 @@
+"""`tdmap.Profiler`: where the time of operations goes, and what to do about it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from tdmap.diagnostics.meter import Counter, Meter, starvation_of
+from tdmap.diagnostics.model import Verdict, judge
+from tdmap.diagnostics.profile import JobProfile
+from tdmap.events import (
+    Callback,
+    ChunkRetried,
+    JobEnded,
+    JobStarted,
+    LeaseDone,
+    ResultTaken,
+    RowsSkipped,
+    WorkerDied,
+    watch,
+)
+from tdmap.operation import running_operation
+from tdmap.runtime.resources import usable_cores
+
+if TYPE_CHECKING:
+    from tdmap.diagnostics.flame import Sampler
+
+
+class Profiler(Callback):
+    """Measures every operation in its block: where workers spend their time, what bounds them, and what to do.
+
+    `profile=True` on an operation is the same for one call, and prints the summary. It costs about one percent. An
+    operation that fails leaves what was seen until then.
+
+    Example:
+        >>> import torch, tdmap
+        >>> with tdmap.Profiler() as prof:
+        ...     _ = tdmap.map(torch.arange(1000.0), torch.sqrt, num_workers=2)
+        >>> prof.jobs[0].rows_here
+        1000
+        >>> prof.verdict.workers
+        2
+        >>> prof.to_dict()["jobs"][0]["name"]
+        'sqrt'
+    """
+
+    meter = Meter
+
+    def __init__(self) -> None:
+        self.jobs: list[JobProfile] = []
+        """One for each job: an operation such as a sort has several."""
+        self._open: dict[int, JobProfile] = {}
+        self._cpu: dict[int, float] = {}
+        self._stalled: dict[int, float] = {}
+        self._starved: dict[int, Counter] = {}
+        self._before: dict[int, int] = {}
+        self._block: AbstractContextManager[None] | None = None
+        self._sampler: Sampler | None = None
+
+    # -- as a block --------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Profiler:
+        if self._block is not None:
+            raise RuntimeError("this Profiler is at work already: make another one.")
+        self._block = watch(self)
+        self._block.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._block is not None
+        block, self._block = self._block, None
+        block.__exit__(kind, error, trace)
+        if self._sampler is not None:
+            sampler, self._sampler = self._sampler, None
+            sampler.stop()
+
+    def flame(self, path: str | os.PathLike[str], rate: int = 100) -> None:
+        """Sample the stacks of the workers' functions from here to the end of the block, by py-spy.
+
+        Args:
+            path: a `.svg` picture, a `.json` file for speedscope.app, or a `.txt` file with a line a stack.
+            rate: samples a second of each worker.
+
+        Raises:
+            ModuleNotFoundError: py-spy is not installed; says how to install it.
+            RuntimeError: not within the block.
+            PermissionError: the system does not let processes look into others; says what to change.
+        """
+        from tdmap.diagnostics.flame import Sampler
+
+        if self._block is None:
+            raise RuntimeError(
+                "stacks are sampled while the work runs, so call prof.flame(path) first in the block: "
+                "`with tdmap.Profiler() as prof: prof.flame('flame.svg'); data.map(...)`."
+            )
+        if self._sampler is not None:
+            raise RuntimeError(f"stacks are sampled already, into {self._sampler.path}.")
+        self._sampler = Sampler(Path(path), rate)
+
+    # -- events ------------------------------------------------------------------------------------------
+
+    def on_job_started(self, event: JobStarted) -> None:
+        operation = running_operation()
+        name = "map_iter" if operation is None else operation.name
+        self._open[event.job] = profile = JobProfile.of(event, name, _cores())
+        self.jobs.append(profile)
+        self._cpu[event.job] = time.thread_time()
+        self._starved[event.job] = starvation_of("thread-self")
+        self._before[event.job] = self._starved[event.job].read(1)
+        self._stalled[event.job] = _memory_pressure()
+
+    def on_lease_done(self, event: LeaseDone) -> None:
+        profile = self._open.get(event.job)
+        if profile is not None:
+            profile.done(event, self._starved_since(event.job))
+
+    def _starved_since(self, job: int) -> float:
+        """Seconds since the job began that this thread, which gives out its leases, was ready and had no core."""
+        return (self._starved[job].read(1) - self._before[job]) / 1e9
+
+    def on_result_taken(self, event: ResultTaken) -> None:
+        profile = self._open.get(event.job)
+        if profile is not None:
+            profile.took(event.seconds, event.time)
+
+    def on_chunk_retried(self, event: ChunkRetried) -> None:
+        if event.job in self._open:
+            self._open[event.job].retries += 1
+
+    def on_worker_died(self, event: WorkerDied) -> None:
+        if event.job in self._open:
+            self._open[event.job].deaths += 1
+
+    def on_rows_skipped(self, event: RowsSkipped) -> None:
+        if event.job in self._open:
+            self._open[event.job].skipped += len(event.errors)
+
+    def on_job_ended(self, event: JobEnded) -> None:
+        profile = self._open.pop(event.job, None)
+        if profile is None:
+            return
+        starved = self._starved_since(event.job)
+        del self._starved[event.job], self._before[event.job]
+        profile.driver_cpu = max(time.thread_time() - self._cpu.pop(event.job), 0.0)
+        profile.stalled = _memory_pressure() - self._stalled.pop(event.job)
+        profile.rows_done = event.done_rows
+        if event.ok or (isinstance(event.error, GeneratorExit) and event.done_rows == profile.rows):
+            profile.state = "complete"
+        elif isinstance(event.error, GeneratorExit):
+            profile.state = "left"
+        else:
+            profile.state = "failed"
+            profile.error = f"{type(event.error).__name__}: {event.error}".splitlines()[0]
+        profile.close(profile.began + event.seconds, starved)
+
+    # -- what was seen -----------------------------------------------------------------------------------
+
+    @property
+    def seen(self) -> list[JobProfile]:
+        """The jobs; those that still run, such as an iteration that somebody has paused, as they are now."""
+        return [job.so_far() if job.state == "running" else job for job in self.jobs]
+
+    @property
+    def verdict(self) -> Verdict:
+        """What bounds all that was run, and what to do."""
+        return judge(self.seen)
+
+    def summary(self, width: int | None = None) -> str:
+        """A table of jobs and workers that ends in the verdict and in one line of advice.
+
+        Args:
+            width: columns. Default: those of the terminal.
+        """
+        from tdmap.diagnostics.tables import summary
+
+        return summary(self.seen, self.verdict, width)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures, as numbers, texts, lists and dicts: times in seconds, sizes in bytes."""
+        jobs = []
+        for job in self.seen:
+            facts = {
+                key: value for key, value in vars(job).items() if key not in ("spans", "workers") and key[0] != "_"
+            }
+            workers = [asdict(worker) for worker in job.workers.values()]
+            for worker in workers:
+                del worker["until"], worker["driver_starved"]
+            jobs.append({**facts, "verdict": _verdict(judge([job])), "workers": workers})
+        return {"version": 1, "verdict": _verdict(self.verdict), "jobs": jobs}
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write the leases of each worker as a trace, for ui.perfetto.dev or chrome://tracing: one track a worker."""
+        from tdmap.diagnostics.trace import write_trace
+
+        write_trace(self.seen, Path(path))
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw timeline, throughput and memory, as a `.png`, `.svg` or `.pdf`.
+
+        Raises:
+            ModuleNotFoundError: matplotlib is not installed.
+            ValueError: nothing was run.
+        """
+        from tdmap.diagnostics.pictures import draw_profile
+
+        draw_profile(self.seen, self.verdict, Path(path))
+
+    def compare(self, other: Profiler, width: int | None = None) -> str:
+        """A table of this profile beside another one, such as one from before a change.
+
+        Args:
+            other: its figures come first; ratios are this one's over those.
+            width: columns. Default: those of the terminal.
+        """
+        from tdmap.diagnostics.tables import comparison
+
+        return comparison(other.seen, self.seen, other.verdict, self.verdict, width)
+
+    def __repr__(self) -> str:
+        return f"<Profiler of {len(self.jobs)} jobs: {self.verdict}>"
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    return {**asdict(verdict), "text": str(verdict)}
+
+
+def _memory_pressure() -> float:
+    """Seconds so far that something on this machine has waited for memory; 0 where the kernel does not count."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/pressure/memory", "rb", 0) as file:
+        return int(file.read(200).split(b"total=")[1].split()[0]) / 1e6
+    return 0.0
+
+
+@functools.cache
+def _cores() -> int:
+    return usable_cores()
+
+
+class OperationProfile(Profiler):
+    """The profile of `profile=` on an operation: shown, or written, when it returns.
+
+    Args:
+        target: True prints the summary; a path is a file (`.json`: a trace, `.txt`: the summary, `.png`: the plot) or
+            a folder for all three and `profile.json`.
+    """
+
+    def __init__(self, target: bool | str | os.PathLike[str]) -> None:
+        super().__init__()
+        self.target = target
+        self._waits = False
+
+    def on_job_started(self, event: JobStarted) -> None:
+        super().on_job_started(event)
+        operation = running_operation()
+        if operation is not None and not self._waits:
+            self._waits = True
+            operation.at_end(self.finish)
+
+    def on_job_ended(self, event: JobEnded) -> None:
+        super().on_job_ended(event)
+        if running_operation() is None:
+            self.finish()
+
+    def finish(self) -> None:
+        """Show or write it."""
+        if self.target is True:
+            import sys
+
+            print(self.summary(), file=sys.stderr)
+        else:
+            self.write(Path(self.target))  # type: ignore[arg-type]
+        self._waits = False
+
+    def write(self, path: Path) -> None:
+        """Write it to a file, by its ending, or into a folder."""
+        import json
+
+        if path.suffix == ".json":
+            self.save_trace(path)
+        elif path.suffix == ".txt":
+            path.write_text(self.summary(120) + "\n")
+        elif path.suffix in (".png", ".svg", ".pdf"):
+            self.plot(path)
+        else:
+            path.mkdir(parents=True, exist_ok=True)
+            (path / "summary.txt").write_text(self.summary(120) + "\n")
+            (path / "profile.json").write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+            self.save_trace(path / "trace.json")
+            with contextlib.suppress(ModuleNotFoundError):
+                self.plot(path / "profile.png")
+
+
+def check_profile(profile: object) -> None:
+    """Raise unless this is something that `profile=` may be."""
+    if isinstance(profile, bool) or (isinstance(profile, (str, os.PathLike)) and os.fspath(profile)):
+        return
+    raise TypeError(
+        f"profile must be True (print the summary), False, or the path of a file (.json, .txt, .png) or folder: got "
+        f"{profile!r}."
+    )

@@ -1,0 +1,20 @@
+"""Fixtures: no process is left behind, and status files go to a folder of the test."""
+
+from __future__ import annotations
+
+import pytest
+
+import tdmap
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _end_workers_at_the_end():
+    yield
+    tdmap.close_pools()
+
+
+@pytest.fixture
+def status_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "status"
+    monkeypatch.setenv("TDMAP_STATUS_DIR", str(folder))
+    return folder

@@ -1,0 +1,232 @@
+"""Status files and `tdmap top`: real jobs in processes of their own, killed ones, and files that strangers wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import tdmap
+from tdmap.cli import app
+from tdmap.diagnostics import jobfiles, live
+from tdmap.diagnostics.jobfiles import JobStatus, WorkerStatus, read_jobs
+from tdmap.runtime.identity import ProcessId
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import os, sys, time, torch, tdmap
+def wait(chunk):
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.005)
+        if chunk[0] < 300:
+            return chunk
+    return chunk
+tdmap.map(torch.arange(1000), wait, num_workers=2, chunksize=10)
+"""
+
+
+@pytest.fixture
+def job(tmp_path, status_folder):
+    """A job in another process that goes on until `go` is there."""
+    script = tmp_path / "long_job.py"
+    script.write_text(PROGRAM)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, str(script), str(tmp_path / "go")], env=env)
+    yield process, status_folder, tmp_path / "go"
+    process.kill()
+    process.wait()
+
+
+def wait_for_job(folder: Path, process: subprocess.Popen) -> JobStatus:
+    while process.poll() is None:
+        for found in read_jobs(folder):
+            if found.rows_done >= 100:
+                return found
+        time.sleep(0.02)
+    raise AssertionError("the job ended before it said anything")
+
+
+def test_a_job_is_shown_while_it_runs_and_gone_when_it_is_done(job):
+    process, folder, go = job
+    found = wait_for_job(folder, process)
+    assert (found.name, found.operation, found.rows, found.num_workers) == ("wait", "map", 1000, 2)
+    assert found.alive and found.process.pid == process.pid and "long_job.py" in found.program
+    answer = CliRunner().invoke(app, ["top"])
+    assert answer.exit_code == 0 and "wait" in answer.stdout and "of 1,000 rows" in answer.stdout
+    (told,) = json.loads(CliRunner().invoke(app, ["top", "--json"]).stdout)["jobs"]
+    assert told["state"] == "running" and told["verdict"] and len(told["workers"]) == 2
+    assert all(worker["rss"] > 1 << 20 for worker in told["workers"]), "its workers were looked at"
+    go.touch()
+    assert process.wait(60) == 0
+    assert read_jobs(folder) == [] and "no job runs here" in CliRunner().invoke(app, ["top"]).stdout
+
+
+def test_a_killed_job_is_marked_as_dead(job):
+    process, folder, _ = job
+    wait_for_job(folder, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    (found,) = read_jobs(folder)
+    assert found.alive is False
+    answer = CliRunner().invoke(app, ["top"])
+    assert "DEAD wait" in answer.stdout and "ended without a word" in answer.stdout
+    assert json.loads(CliRunner().invoke(app, ["top", "--json"]).stdout)["jobs"][0]["state"] == "dead"
+
+
+def status(folder: Path, file: str = "1-1.json", **facts: object) -> JobStatus:
+    """A file as a job writes it."""
+    folder.mkdir(exist_ok=True)
+    values = {
+        "process": ProcessId.own(), "job": 1, "operation": "map", "name": "work", "program": "p.py",
+        "executor": "process", "rows": 1000, "chunks": 10, "chunk_rows": 100, "row_bytes": 8, "num_workers": 2,
+        "began": time.time() - 60, "updated": time.time(), "rows_done": 500, "rate": 50.0,
+    }  # fmt: skip
+    made = JobStatus(**{**values, **facts})
+    text = {key: value for key, value in vars(made).items() if key != "alive"}
+    text["workers"] = [vars(worker) for worker in made.workers]
+    (folder / file).write_text(json.dumps(text))
+    return made
+
+
+def test_a_number_that_was_given_to_another_process_is_no_life_sign(status_folder):
+    other = ProcessId.own()._replace(start=ProcessId.own().start - 5)
+    status(status_folder, process=other)
+    assert read_jobs(status_folder)[0].alive is False
+
+
+def test_files_of_long_dead_jobs_are_removed(status_folder):
+    dead = ProcessId.own()._replace(start=1)
+    status(status_folder, f"{os.getpid()}-1.json", process=dead, updated=time.time() - 2 * jobfiles.KEPT_SECONDS)
+    status(status_folder, f"{os.getpid()}-2.json", process=dead, job=2)
+    jobfiles.prune(status_folder)
+    assert [job.job for job in read_jobs(status_folder)] == [2]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", '{"process": 3}', "[" * 100_000, '{"process": [1, "h", 2, 3, 4]}', "\x00" * 5000],
+    ids=["empty", "torn", "list", "null", "no process", "deep", "no facts", "zeros"],
+)
+def test_files_that_hold_something_else_are_left_out(text, status_folder):
+    status(status_folder, "2-2.json")
+    (status_folder / "1-1.json").write_text(text)
+    assert len(read_jobs(status_folder)) == 1
+    assert CliRunner().invoke(app, ["top"]).exit_code == 0
+
+
+def test_texts_of_a_file_cannot_command_the_terminal(status_folder):
+    status(status_folder, name="x\x1b[2J\x07y", program="[bold]z")
+    shown = CliRunner().invoke(app, ["top"]).stdout
+    assert "\x1b" not in shown and "\x07" not in shown and "[bold]z" in shown
+
+
+def test_what_is_no_folder_of_yours_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path)
+    runner = CliRunner()
+    for place, why in [("gone", "does not exist"), ("file", "not a folder"), ("link", "symbolic link")]:
+        answer = runner.invoke(app, ["top", str(tmp_path / place)])
+        assert answer.exit_code == 2 and why in answer.stderr
+
+
+def test_another_users_folder_says_so(tmp_path, monkeypatch):
+    def refuse(folder):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(jobfiles, "read_jobs", refuse)
+    answer = CliRunner().invoke(app, ["top", str(tmp_path)])
+    assert answer.exit_code == 2 and "belongs to another user" in answer.stderr
+
+
+def test_short_jobs_write_nothing(status_folder):
+    tdmap.map(torch.arange(100), lambda x: x, num_workers=2)
+    assert not status_folder.exists()
+
+
+def test_a_status_that_cannot_be_written_harms_no_job(tmp_path, monkeypatch):
+    (tmp_path / "status").write_text("in the way")
+    monkeypatch.setenv("TDMAP_STATUS_DIR", str(tmp_path / "status"))
+    monkeypatch.setattr(jobfiles, "FIRST_SECONDS", 0.0)
+    assert tdmap.map(torch.arange(100), lambda x: x, num_workers=2, chunksize=1).sum() == 4950
+
+
+def test_an_empty_variable_switches_status_files_off(monkeypatch):
+    monkeypatch.setenv("TDMAP_STATUS_DIR", "")
+    monkeypatch.setattr(jobfiles, "FIRST_SECONDS", 0.0)
+    tdmap.map(torch.arange(100), lambda x: x, num_workers=2, chunksize=1)
+    answer = CliRunner().invoke(app, ["top"])
+    assert answer.exit_code == 2 and "TDMAP_STATUS_DIR is empty" in answer.stderr
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80, 160])
+def test_any_terminal_is_wide_enough(columns, status_folder):
+    from tdmap.diagnostics.tables import render
+
+    made = status(status_folder, workers=[WorkerStatus(os.getpid(), 500, 50.0, 400, 500)], retries=2, skipped=3)
+    lines = render([live.screen([(made, {})], columns, "here")], columns).splitlines()
+    assert max(map(len, lines)) <= columns
+    flat = " ".join(" ".join(lines).split())
+    assert "500 of 1,000 rows" in flat and "10 s left" in flat and "2 retries" in flat
+
+
+@pytest.mark.parametrize(
+    "look, busy, said",
+    [
+        (live.Look(cpu=0.97), 55.0, "bound by fn"),
+        (live.Look(cpu=0.3, starved=0.65), 55.0, "have no core for 65%"),
+        (live.Look(cpu=0.05, state="D"), 55.0, "bound by the disk"),
+        (live.Look(cpu=0.05, state="S"), 55.0, "in fn 92% of the time, and compute 5%"),
+        (live.Look(cpu=0.05, state="S"), 5.0, "idle"),
+    ],
+)
+def test_what_is_seen_from_outside_makes_a_verdict(look, busy, said, status_folder):
+    workers = [WorkerStatus(number, 100, busy) for number in (1, 2)]
+    made = status(status_folder, workers=workers)
+    assert said in live.verdict_so_far(made, {1: look, 2: look})
+
+
+def test_top_in_a_terminal_follows_a_job_and_leaves_on_ctrl_c(job):
+    """In a pseudo-terminal, resized while it looks."""
+    import fcntl
+    import pty
+    import select
+    import struct
+    import termios
+
+    process, folder, _ = job
+    wait_for_job(folder, process)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "tdmap", "top", "--interval", "0.1"],
+            {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"},
+        )
+    seen = b""
+
+    def read_until(word: bytes) -> None:
+        nonlocal seen
+        deadline = time.monotonic() + 60
+        while word not in seen and time.monotonic() < deadline:
+            if select.select([terminal], [], [], 1)[0]:
+                seen += os.read(terminal, 65536)
+        assert word in seen, seen[-2000:]
+
+    try:
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+        read_until(b"of 1,000 rows")
+        seen = b""
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 24, 0, 0))
+        read_until(b"1,000")
+        os.write(terminal, b"\x03")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        os.close(terminal)

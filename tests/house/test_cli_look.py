@@ -1,0 +1,120 @@
+"""`tdmap stats` and `tdmap head`: figures against numpy, rows as they are, pictures as pictures."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from tdmap.cli import app
+from tensordict_lite import TensorDict
+
+ROWS = 3000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("look") / "data"
+    torch.manual_seed(3)
+    x = torch.randn(ROWS, 2)
+    x[::100, 0] = float("nan")
+    x[5, 1] = -float("inf")
+    red = torch.zeros(ROWS, 3, 16, 16, dtype=torch.uint8)
+    red[:, 0] = 255
+    entries = {
+        "x": x,
+        "red": red,
+        "deep": {"flag": torch.rand(ROWS) > 0.25},
+        "wide": torch.randint(-(1 << 40), 1 << 40, (ROWS,)),
+        "half": torch.rand(ROWS).bfloat16(),
+        "empty": torch.full((ROWS,), float("nan")),
+        "z": torch.zeros(ROWS, dtype=torch.complex64),
+        "name": [f"row {row}\x1b[2J" for row in range(ROWS)],
+    }
+    TensorDict(entries, [ROWS]).memmap_(path)
+    return path
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_statistics_are_those_of_numpy(workers, folder):
+    answer = run("stats", folder, "--json", "--workers", workers)
+    assert answer.exit_code == 0, answer.output
+    told = json.loads(answer.stdout)
+    data = TensorDict.load_memmap(folder)
+    assert told["rows"] == ROWS
+    by_key = {"/".join(entry["key"]): entry for entry in told["keys"]}
+    for key in ("x", "red", "deep/flag", "wide", "half"):
+        values = data.get(tuple(key.split("/"))).double().numpy().reshape(-1)
+        good, found = values[np.isfinite(values)], by_key[key]
+        assert (found["count"], found["nan"]) == (values.size, np.isnan(values).sum())
+        assert found["infinite"] == np.isinf(values).sum()
+        assert (found["min"], found["max"]) == (good.min(), good.max())
+        np.testing.assert_allclose(found["mean"], good.mean(), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(found["std"], good.std(ddof=1), rtol=1e-9)
+        wanted = np.quantile(good, [0.05, 0.5, 0.95], method="lower")
+        np.testing.assert_allclose(found["quantiles"], wanted, rtol=0.011, atol=1e-9)
+        assert sum(found["histogram"]) == good.size
+    assert by_key["empty"]["mean"] is None and by_key["empty"]["histogram"] == []
+    assert "mean" not in by_key["z"] and "mean" not in by_key["name"]
+
+
+def test_statistics_are_a_table_with_a_sparkline_and_a_picture(folder, tmp_path):
+    answer = run("stats", folder, "x", "deep/flag", "--workers", 0, "--plot", tmp_path / "s.png")
+    assert answer.exit_code == 0, answer.output
+    (line,) = [line for line in answer.stdout.splitlines() if line.strip().startswith("x ")]
+    assert "30 +1 inf" in line and "█" in line and "float32" in line
+    with Image.open(tmp_path / "s.png") as picture:
+        assert picture.width > 300 and len(picture.convert("RGB").getcolors(1 << 20)) > 5
+
+
+@pytest.mark.parametrize(
+    "arguments, why",
+    [
+        (["stats", "xx"], "there is x"),
+        (["head", "--start", ROWS], "no row"),
+        (["stats", "x", "--plot", "/no/p.png"], "not written"),
+    ],
+)
+def test_what_is_not_there_is_named(arguments, why, folder):
+    command, *rest = arguments
+    answer = run(command, folder, *rest)
+    assert answer.exit_code == 2 and why in answer.output, answer.output
+
+
+def test_rows_are_shown_as_they_are(folder):
+    answer = run("head", folder, "-n", 2, "--start", 5)
+    assert answer.exit_code == 0, answer.output
+    assert "row 5" in answer.stdout and "row 6" in answer.stdout and "row 7\n" not in answer.stdout
+    assert "-inf" in answer.stdout and "uint8 [3, 16, 16]" in answer.stdout and "762 more" in answer.stdout
+    assert "\x1b" not in answer.stdout, "a text in a dataset commands no terminal"
+    assert "red: pictures" in answer.stdout
+
+
+def test_rows_are_json_lines_with_all_numbers(folder):
+    data = TensorDict.load_memmap(folder)
+    answer = run("head", folder, "--start", -3, "--json")
+    rows = [json.loads(line) for line in answer.stdout.splitlines()]
+    assert [row["row"] for row in rows] == [ROWS - 3, ROWS - 2, ROWS - 1]
+    assert [row["wide"] for row in rows] == data["wide"][-3:].tolist()
+    assert rows[0]["name"] == f"row {ROWS - 3}\x1b[2J" and rows[0]["empty"] == "nan"
+    assert torch.tensor(rows[0]["red"], dtype=torch.uint8).equal(data["red"][-3])
+
+
+def test_the_sheet_shows_the_pictures(folder, tmp_path):
+    answer = run("head", folder, "-n", 10, "--sheet", tmp_path / "sheet.png")
+    assert answer.exit_code == 0, answer.output
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        colours = {colour: count for count, colour in sheet.getcolors(1 << 20)}
+        assert colours[255, 0, 0] == 10 * 128 * 128
+    small = tmp_path / "plain"
+    TensorDict({"x": torch.zeros(4)}, [4]).memmap_(small)
+    answer = run("head", small, "--sheet", tmp_path / "none.png")
+    assert answer.exit_code == 2 and "looks like pictures" in answer.output
