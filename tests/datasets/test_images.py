@@ -220,6 +220,16 @@ def test_a_spoilt_file_ends_the_call_and_is_named(tmp_path: Path) -> None:
     assert len(pictures) == 24
 
 
+def test_another_folder_does_not_take_the_place_of_an_unfinished_one(tmp_path: Path) -> None:
+    for name in ("in", "other"):
+        make_folder(tmp_path / name)
+        (tmp_path / name / "b" / "bad.jpg").write_bytes(name.encode())
+    with pytest.raises(PictureError):
+        images.ingest(tmp_path / "in", tmp_path / "out", size=16, num_workers=2)
+    with pytest.raises(ResumeMismatch, match="files"):
+        images.ingest(tmp_path / "other", tmp_path / "out", size=16, num_workers=2, on_error="skip")
+
+
 def test_encoded_pictures_are_the_bytes_of_their_files(tmp_path: Path) -> None:
     names = make_folder(tmp_path / "in")
     pictures = images.ingest(tmp_path / "in", tmp_path / "out", keep="encoded", num_workers=2)

@@ -32,7 +32,7 @@ def _pair(library: Any) -> Any:
             x: torch.Tensor
             label: str = "p"
 
-        Pair.__module__ = __name__
+        Pair.__module__, Pair.__qualname__ = __name__, "Pair"
         made = library.tensorclass(Pair)
         PAIR[library.__name__] = made
         globals()["Pair"] = made

@@ -21,12 +21,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import tdmap
+from tdmap import journal
 from tdmap.datasets.columns import Columns, map_columns
 from tdmap.datasets.images.files import Files, list_files
 from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, open_picture, pillow
 from tdmap.datasets.jagged import Jagged, bytes_tensor, offsets_of
 from tdmap.errors import AlreadyComplete
+from tdmap.hidden import HIDDEN
 from tdmap.operation import operation
+from tdmap.resume import MAP, check_identity
+from tdmap.rowlog import APPEND
+from tdmap.store import OutputFolder
 from tensordict_lite import TensorDict
 from tensordict_lite.memmap.files import new_file, write_all
 
@@ -154,12 +159,28 @@ def _run(files: Files, path: Path, look: Look, keep: str, options: dict[str, Any
     if look.is_fixed:
         channels, height, width = look.shape
         chunk = max(min(CHUNK_BYTES // (channels * height * width), 64), 1)
-        tdmap.map(index, DecodeFiles(files, look), out=path, chunksize=chunk, **options)
+        fn = DecodeFiles(files, look)
+        if options["resume"]:
+            _forget_other_mode(path, fn, MAP if options["on_error"] == "raise" else APPEND)
+        tdmap.map(index, fn, out=path, chunksize=chunk, **options)
         return
     if keep == "encoded":
         map_columns(index, ReadFiles(files, look), [""], path, chunksize=64, **options)
     else:
         map_columns(index, DecodeRagged(files, look), [""], path, chunksize=8, **options)
+
+
+def _forget_other_mode(path: Path, fn: DecodeFiles, kind: str) -> None:
+    """Begin anew where the same files were begun with the other `on_error`: its rows lie at other places."""
+    contents = journal.read(path / HIDDEN / "journal")
+    if contents is None:
+        return
+    identity = check_identity(contents, path)
+    parts = {name.removeprefix("fn: "): value for name, value in identity["function"].items()}
+    if identity["kind"] != kind and fn.identity_parts().items() <= parts.items():
+        store = OutputFolder(path)
+        with store.claimed("images.ingest", resume=True):
+            store.begin_anew()
 
 
 class _OnFiles:
