@@ -41,11 +41,11 @@ def test_a_worn_worker_does_not_take_part_in_the_next_job():
 
 
 def leak_in(method):
-    """A function that keeps 8 MB a chunk for ever."""
+    """A function that keeps 40 MB a chunk for ever: malloc never takes so much from what a fork was born with."""
     hoard = []
 
     def leak(x):
-        hoard.append(bytearray(os.urandom(1)) * (8 << 20))
+        hoard.append(bytearray(os.urandom(1)) * (40 << 20))
         return torch.stack([x, torch.full((len(x),), os.getpid())], 1)
 
     return leak
@@ -53,7 +53,7 @@ def leak_in(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_worker_that_grows_too_large_is_replaced_between_chunks(method):
-    limit = 40 << 20
+    limit = 200 << 20
     with tdmap.WorkerPool(1, method, max_memory=limit) as pool:
         result = tdmap.map(torch.arange(30), leak_in(method), pool=pool, chunksize=1)
         stats = pool.stats()
