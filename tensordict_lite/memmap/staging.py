@@ -68,14 +68,14 @@ class Staging:
 
     def __init__(self, prefix: str, *, atomic: bool = False) -> None:
         self.prefix = os.path.realpath(prefix)
-        self._moved = False
+        self._moved, self._atomic = False, atomic
         parent, name = os.path.split(self.prefix)
         os.makedirs(parent, exist_ok=True)
         self.exists = os.path.lexists(self.prefix)
         if self.exists and not os.path.isdir(self.prefix):
             raise NotADirectoryError(errno.ENOTDIR, "a dataset is a folder, and this is a file", self.prefix)
         occupied = self.exists and bool(_visible(self.prefix))
-        if atomic and occupied and not os.path.exists(os.path.join(self.prefix, META)):
+        if atomic and occupied and not _holds_dataset(self.prefix):
             raise RuntimeError(
                 f"{self.prefix} holds files but no dataset; atomic=True would remove them. Give an empty folder."
             )
@@ -132,10 +132,7 @@ class Staging:
         if self.exists:
             shutil.copymode(self.prefix, self.root)
         if self.exchange:
-            self._take_turn()
-            exchange(self.root, self.prefix)
-            self._moved = True
-            shutil.rmtree(self.root, ignore_errors=True)
+            self._exchange()
             return
         try:
             os.rename(self.root, self.prefix)
@@ -143,7 +140,16 @@ class Staging:
         except OSError as err:
             if err.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
                 raise
+            if self._atomic and err.errno != errno.EBUSY and _holds_dataset(self.prefix):
+                self._exchange()
+                return
             self._move_in(files, folders)  # somebody wrote there meanwhile, or it cannot be replaced
+
+    def _exchange(self) -> None:
+        self._take_turn()
+        exchange(self.root, self.prefix)
+        self._moved = True
+        shutil.rmtree(self.root, ignore_errors=True)
 
     def _take_turn(self) -> None:
         """Waits until nobody else changes the folder that ``prefix`` is."""
@@ -177,6 +183,18 @@ class Staging:
         for folder in reversed(order):
             os.replace(os.path.join(self.root, folder, META), os.path.join(self.prefix, folder, META))
         shutil.rmtree(self.root, ignore_errors=True)
+
+
+def _holds_dataset(folder: str) -> bool:
+    """Whether a folder holds a dataset, when nobody moves one into it any more."""
+    if not os.path.exists(os.path.join(folder, META)):
+        with contextlib.suppress(OSError):  # no such folder any more, or a file system without locks
+            fd = open_folder(folder)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH)  # who moves files in has it, see `_take_turn`
+            finally:
+                os.close(fd)
+    return os.path.exists(os.path.join(folder, META))
 
 
 def _require_folder(root: str, folder: str) -> None:
