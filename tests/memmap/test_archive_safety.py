@@ -370,6 +370,17 @@ def check_one(content: bytes, folder: Path) -> bool:
     return loads
 
 
+def test_entries_that_all_lie_outside_the_file_are_an_error(originals: list[bytes], tmp_path: Path) -> None:
+    for original in originals:
+        content, at, place = bytearray(original), 0, len(original) + 100
+        while (at := content.find(b"PK\x01\x02", at)) >= 0:
+            content[at + 42 : at + 46] = place.to_bytes(4, "little")
+            at, place = at + 46, place + 100_000
+        (tmp_path / "x.tdz").write_bytes(content)
+        with pytest.raises(DatasetError):
+            touch(TensorDict.load_memmap(tmp_path / "x.tdz"))
+
+
 def touch(loaded: Any) -> None:
     for leaf in loaded._leaves():
         for part in leaf.unbind() if leaf.is_nested else [leaf]:

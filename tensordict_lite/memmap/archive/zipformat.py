@@ -325,6 +325,7 @@ def data_start(path: str, data: Any, entry: Entry, limit: int) -> int:
         ArchiveError: there is no such header, or the data would reach beyond ``limit``.
     """
     name, raw, method, _, compressed, size, offset, _, flags = entry
+    limit = min(limit, len(data))  # the next entry may claim to lie outside the file
     if offset + _LOCAL.size > limit:
         raise ArchiveError(path, f"the entry {name!r} overlaps what comes behind it, or lies outside the file")
     signature, _, _, own_method, _, _, _, own_compressed, own_size, name_length, extra_length = _LOCAL.unpack_from(
