@@ -180,7 +180,7 @@ class Output:
         if isinstance(out, (str, os.PathLike, OutputFolder)):
             self.store = OutputFolder.of(out)
             folder = folder_of(source)
-            if folder is not None and folder == self.store.path:
+            if self.store.is_at(folder):
                 raise FileExistsError(f"{folder} is the folder of the data: choose another one for the result.")
         elif out is not None:
             if not is_data(out):

@@ -62,6 +62,10 @@ class OutputFolder:
         """The folder of a path; one that an operation has claimed already stays what it is."""
         return out if isinstance(out, OutputFolder) else OutputFolder(out)
 
+    def is_at(self, folder: str | os.PathLike[str] | None) -> bool:
+        """Whether this is that folder, under whatever name."""
+        return folder is not None and os.path.realpath(folder) == os.path.realpath(self.path)
+
     @contextlib.contextmanager
     def claimed(self, call: str, source: Path | None = None, resume: bool = False) -> Iterator[None]:
         """Be the only one who writes here. Within another claim of this object it does nothing.
@@ -84,7 +88,7 @@ class OutputFolder:
             raise ValueError(
                 "resume=True goes on with what is in the folder, and overwrite=True replaces it: pass one."
             )
-        if self._overwrite and self.is_whole and source != self.path:
+        if self._overwrite and self.is_whole and not self.is_at(source):
             with self._replacing(call):
                 yield
             return
@@ -178,7 +182,7 @@ class OutputFolder:
 
     def require_free(self, source: Path | None, resume: bool) -> None:
         """Raise FileExistsError unless a new dataset can be put here, or an unfinished run gone on with."""
-        if source is not None and source == self.path:
+        if self.is_at(source):
             raise FileExistsError(f"{self.path} is the folder of the data: to change it in place, pass out=data.")
         names = self._names()
         if not names or self._goes_on(resume):

@@ -386,7 +386,8 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         if not isinstance(out, (str, os.PathLike, OutputFolder)):
             return running.write(self._opened(context), context, out, resume)
         store = OutputFolder.of(out)
-        if any(str(store.path) in head.view.folders for head in heads_of(self._plan(Pipeline._pending))):
+        heads = heads_of(self._plan(Pipeline._pending))
+        if any(store.is_at(folder) for head in heads for folder in head.view.folders):
             raise FileExistsError(f"{store.path} is the folder of the data: choose another one for the result.")
         with store.claimed("Pipeline.write", resume=resume):  # before the caches are written
             return running.write(self._opened(context), context, store, resume)

@@ -71,6 +71,9 @@ def test_the_folder_that_is_read_is_not_replaced(name: str, tmp_path: Path) -> N
     data = table().memmap(tmp_path / "data")
     with pytest.raises(FileExistsError, match="is the folder of the data"):
         OPERATIONS[name](data, tmp_path / "data", overwrite=True, num_workers=0)
+    (tmp_path / "link").symlink_to("data")
+    with pytest.raises(FileExistsError, match="is the folder of the data"):
+        OPERATIONS[name](data, tmp_path / "link", overwrite=True, num_workers=0)
     assert rows(TensorDict.load_memmap(tmp_path / "data")) == rows(table())
 
 
