@@ -239,7 +239,7 @@ class Journal:
         self._began = self._last = time.monotonic()
         self._open: dict[int, int] = {}
         self._owner = Owner()
-        self._helper = Helper(path, SYNC_SECONDS if sync_seconds is None else sync_seconds)
+        self._helper = Helper(path.parent, self._fd, SYNC_SECONDS if sync_seconds is None else sync_seconds)
         self._helper.files = list(files)
         self._write([Record(Type.SESSION, int(time.time()), boot_number())])
 
@@ -323,11 +323,14 @@ class Helper:
     """The process that waits for the disk; started when it is first needed.
 
     Args:
-        journal: the journal that DURABLE records go to.
+        folder: where the journal lies.
+        journal: descriptor of the journal, which DURABLE records are appended to. The process inherits it: by its
+            name it could be another file by then.
         seconds: time between two syncs, at least.
     """
 
-    def __init__(self, journal: Path, seconds: float) -> None:
+    def __init__(self, folder: Path, journal: int, seconds: float) -> None:
+        self.folder = folder
         self.journal = journal
         self.seconds = seconds
         self.files: list[str] = []
@@ -346,7 +349,7 @@ class Helper:
     def _start(self) -> bool:
         if self._process is None:
             _reap()
-            command = [sys.executable, "-I", "-S", syncer.__file__, str(self.journal)]
+            command = [sys.executable, "-I", "-S", syncer.__file__, str(self.folder), str(self.journal)]
             try:
                 self._process = subprocess.Popen(
                     command,
@@ -354,6 +357,7 @@ class Helper:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     bufsize=0,
+                    pass_fds=(self.journal,),
                 )
             except OSError:  # no more processes: the page cache must do
                 self._next = float("inf")

@@ -4,7 +4,8 @@
              names of files that have come since
     stdout   the seconds that each sync took, as a little-endian double
 
-It is run as a script, by its path and without site-packages, so it starts in milliseconds. When its standard input
+It is run as a script, by its path and without site-packages, so it starts in milliseconds. The journal is inherited as
+an open file: by its name it could be another file by the time that this process has started. When its standard input
 closes, because the run is over or the driver has been killed, it syncs a last time and leaves.
 """
 
@@ -27,10 +28,9 @@ BESIDES = ("done", "undo", "skipped", "spill-")
 """Files of these names beside the journal are brought to the disk as well."""
 
 
-def sync(journal: str, log: int, opened: dict[str, int], last: bool) -> None:
-    """Bring everything to the disk, and say so in the journal."""
+def sync(folder: str, log: int, opened: dict[str, int], last: bool) -> None:
+    """Bring everything to the disk, and say so in the journal, which `log` appends to and which lies in `folder`."""
     position = os.fstat(log).st_size
-    folder = os.path.dirname(journal)
     for name in os.listdir(folder):
         if name.startswith(BESIDES):
             try:
@@ -61,21 +61,18 @@ def _open_all(line: bytes, opened: dict[str, int]) -> None:
             _open(name, opened)
 
 
-def main(journal: str) -> None:
+def main(folder: str, log: int) -> None:
     """Serve until standard input closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's affair
     with contextlib.suppress(OSError):
         os.nice(10)  # the workers come first
-    log = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(log).st_mode):
-        return
     opened: dict[str, int] = {}
     _open_all(sys.stdin.buffer.readline(), opened)
     while True:
         line = sys.stdin.buffer.readline()
         _open_all(line, opened)
         began = time.monotonic()
-        sync(journal, log, opened, not line)
+        sync(folder, log, opened, not line)
         if not line:
             return
         with contextlib.suppress(OSError):
@@ -83,4 +80,4 @@ def main(journal: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

@@ -131,6 +131,22 @@ def test_nothing_planted_is_followed_or_waited_for(tmp_path, name, kind):
         assert planted.has_done_no_harm(), file
 
 
+def test_a_journal_that_is_replaced_before_the_disk_is_waited_for(tmp_path):
+    """The process that waits for the disk starts late, and has the file that its run opened."""
+    (tmp_path / "hidden").mkdir(), (tmp_path / "outside").mkdir()
+    path, rows = tmp_path / "hidden" / "journal", tmp_path / "rows"
+    rows.write_bytes(bytes(4096))
+    journal.create(path, {"rows": 1})
+    log = journal.Journal(path, journal.read(path), [str(rows)])
+    path.rename(tmp_path / "moved")
+    planted = Planted("hard link", path, tmp_path / "outside")
+    log.add(0, 1)
+    log.close(wait=True)
+    assert planted.has_done_no_harm()
+    kinds = [record.type for record in journal.read(tmp_path / "moved").records]
+    assert kinds == [journal.Type.SESSION, journal.Type.RANGE, journal.Type.DURABLE]
+
+
 @pytest.mark.parametrize("name", [*OUT_OF_PLACE, *IN_DATASET])
 @pytest.mark.parametrize("kind", ["link", "link to a device", "FIFO"])
 def test_a_hidden_folder_that_is_none(tmp_path, name, kind):
