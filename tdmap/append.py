@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,28 +31,14 @@ from tdmap.hidden import open_file
 from tdmap.job import Job, Policy, Source, function_name
 from tdmap.placing import Output, Places, Step, spill_folder
 from tdmap.plan import ChunkPlan
-from tdmap.rowlog import APPEND, PIECES, SPILL, PieceLog, finish_run, forget, open_output_run
+from tdmap.rowlog import APPEND, PIECES, SPILL, Piece, PieceLog, finish_run, forget, open_output_run
 from tdmap.runtime.spill import ALIGNMENT, Spill
 from tdmap.runtime.types import Kind
-from tdmap.schema import KeyPath, Schema, join_objects, take_apart
+from tdmap.schema import Schema, join_objects, take_apart
 from tdmap.sinks import Collect
 
 TASK_BYTES = 32 << 20
 """Bytes that a worker copies between two looks at its messages."""
-
-
-class Piece(NamedTuple):
-    """Rows that wait in a spill file, tensor after tensor."""
-
-    rows: int
-    digest: int
-    """Of their schema."""
-    file: str
-    offset: int
-    objects: dict[KeyPath, Any]
-    """Entries that are no tensors; they travel."""
-    schema: Schema | None
-    """The first time that a worker sends this one."""
 
 
 class SpillRows:

@@ -20,13 +20,14 @@ from torch import Tensor
 from tdmap._data import Data, is_data
 from tdmap.api import handler_of, plan_for, policy_for
 from tdmap.append import append_rows, each_result
+from tdmap.bykey.rows import row_words
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution, WorkerOptions
 from tdmap.job import Job, Policy, Source, function_name
 from tdmap.memory.files import known_file, mapped_file
 from tdmap.norows import result_of_no_rows
 from tdmap.operation import operation
-from tdmap.permute import block_rows, place_rows, row_words
+from tdmap.permute import block_rows, place_rows
 from tdmap.placing import Output, Places, SharedTensors, SourceRows, Step, spill_folder, travels
 from tdmap.plan import ChunkPlan
 from tdmap.rowerrors import OnError

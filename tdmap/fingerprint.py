@@ -24,6 +24,7 @@ from torch import Tensor
 from tdmap._data import Data, region_of
 from tdmap.identity.owners import is_users_own
 from tdmap.identity.walk import Reached, function_pieces
+from tensordict_lite.views import is_leaf_nontensor
 
 PACKAGE = "package "
 """Parts with such names hold versions of installed packages."""
@@ -102,8 +103,6 @@ def _leaves(data: Data) -> Iterator[tuple[Any, Any]]:
     if isinstance(data, Tensor):
         yield "the tensor", data
     else:
-        from tensordict_lite.views import is_leaf_nontensor
-
         yield from data.items(True, True, is_leaf_nontensor)
 
 

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, flat_bytes, is_data, region_of, signed_view
+from tdmap._data import Data, is_data, region_of, signed_view
+from tdmap.bykey.rows import row_words
 from tdmap.data.alike import not_alike
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
@@ -141,22 +142,6 @@ def choose_method(row_bytes: Sequence[int], tensors: Sequence[Tensor]) -> str:
 
 
 # -- gather ------------------------------------------------------------------------------------------
-
-
-def row_words(tensor: Tensor) -> Tensor:
-    """The rows of a tensor as words of the widest integer that they consist of, so that one kind of copy serves all.
-
-    A view where the tensor is contiguous.
-    """
-    tensor = tensor.contiguous()
-    rows = tensor.shape[0]
-    width = tensor.numel() // max(rows, 1) * tensor.element_size()
-    raw = flat_bytes(tensor)
-    for dtype in (torch.int64, torch.int32, torch.int16):
-        if width % dtype.itemsize == 0 and raw.data_ptr() % dtype.itemsize == 0:
-            words = raw.view(dtype)
-            return words if width == dtype.itemsize else words.view(rows, width // dtype.itemsize)
-    return raw.view(rows, width)
 
 
 class GatherRows(Step):

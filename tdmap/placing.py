@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, SharedHandle, bytes_of, entries_of, is_data, is_dense, narrow
+from tdmap._data import Data, SharedHandle, bytes_of, entries_of, is_data, is_dense, narrow, tensors_of
 from tdmap.data.alike import check_dtype, not_a_collection, wrong_shape
 from tdmap.data.objects import assign_objects, entry_at, piece_of
 from tdmap.data.writer import RowWriter
@@ -29,7 +29,7 @@ from tdmap.execution import Execution
 from tdmap.objectlog import check_storable
 from tdmap.plan import ChunkPlan
 from tdmap.resume import folder_of
-from tdmap.runtime.mapped import check_files
+from tdmap.runtime.mapped import MappedFiles
 from tdmap.runtime.packing import Arena
 from tdmap.runtime.residency import Residency
 from tdmap.runtime.shm import shared_region
@@ -394,7 +394,7 @@ class SourceRows:
     """
 
     def __init__(self, data: Data) -> None:
-        check_files(data)
+        MappedFiles(tensors_of(data)).check()
         dense = (isinstance(data, Tensor) or is_dense(data)) and _is_plain(data)
         # Not all rows: what is no tensor in a file is made dense to be taken apart.
         parts = take_apart(data if dense else narrow(data, 0, 0, min(int(data.shape[0]), 1)))

@@ -46,6 +46,7 @@ from tdmap.ranges import subtract_ranges
 from tdmap.runtime.ledger import Ledger
 from tdmap.runtime.skipfile import SkipFile
 from tdmap.runtime.skiplog import SkipLog
+from tensordict_lite.memmap.plan import mapped_root
 
 HISTORY = "history.jsonl"
 
@@ -421,8 +422,6 @@ def folder_of(data: Data) -> Path | None:
     """The folder that a dataset is mapped from, whole; None when it is not."""
     if not hasattr(data, "batch_size"):
         return None
-    from tensordict_lite.memmap.plan import mapped_root
-
     root = mapped_root(data)
     return None if root is None else Path(root)
 

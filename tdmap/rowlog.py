@@ -18,8 +18,9 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, Protocol
 
 from tdmap import journal as journals
 from tdmap._data import Data
@@ -27,16 +28,13 @@ from tdmap._warn import warn_user
 from tdmap.errors import SerializationError
 from tdmap.hidden import exists, naming, open_file, read, remove, remove_tree
 from tdmap.job import Job
-from tdmap.placing import Output
 from tdmap.plaindata import dump, load, modules_of
 from tdmap.ranges import merge_ranges
 from tdmap.resume import Run, can_begin_anew, check_identity, files_of, open_run
 from tdmap.runtime.resources import available_memory
 from tdmap.runtime.skipfile import SkipFile
-from tdmap.schema import Schema
-
-if TYPE_CHECKING:
-    from tdmap.append import Piece, Pieces
+from tdmap.schema import KeyPath, Schema
+from tdmap.store import OutputFolder
 
 APPEND, FILTER = "append", "filter"
 """Kinds of runs."""
@@ -53,7 +51,7 @@ _HEAD = struct.Struct("<II")
 
 
 @contextlib.contextmanager
-def open_output_run(output: Output, job: Job, kind: str, file: str, make: Callable[[Path], Any]) -> Iterator[Run]:
+def open_output_run(output: FolderOutput, job: Job, kind: str, file: str, make: Callable[[Path], Any]) -> Iterator[Run]:
     """Begin a run whose output is a folder, or go on with the one that is there.
 
     Args:
@@ -108,7 +106,7 @@ def forget(run: Run) -> None:
         remove_tree(path)
 
 
-def finish_run(run: Run, output: Output, rows: int) -> Data:
+def finish_run(run: Run, output: FolderOutput, rows: int) -> Data:
     """Publish the result of a run that has come to its end."""
     assert run.journal is not None
     result = output.result()
@@ -124,6 +122,47 @@ def flush_journal(run: Run) -> None:
     run.journal.flush()
 
 
+class Piece(NamedTuple):
+    """Rows that wait in a spill file, tensor after tensor."""
+
+    rows: int
+    digest: int
+    """Of their schema."""
+    file: str
+    offset: int
+    objects: dict[KeyPath, Any]
+    """Entries that are no tensors; they travel."""
+    schema: Schema | None
+    """The first time that a worker sends this one."""
+
+
+class PieceKeeper(Protocol):
+    """Keeps the pieces of every chunk: the sink of the first job."""
+
+    schemas: dict[int, Schema]
+    """Every schema that was met, by its digest."""
+    restored: dict[int, tuple[Piece, ...]]
+    """The pieces of chunks that an earlier session has done, by their number."""
+
+    def of(self, start: int, stop: int) -> tuple[Any, ...]:
+        """What is known of the chunks `start..stop`."""
+        ...
+
+
+class FolderOutput(Protocol):
+    """An output that may be a folder."""
+
+    store: OutputFolder | None
+
+    def claimed(self, call: str, resume: bool = False) -> AbstractContextManager[None]:
+        """Be the only one who writes it."""
+        ...
+
+    def result(self) -> Data:
+        """The output, with every row in its place."""
+        ...
+
+
 class PieceLog:
     """The commit log of the first job of `append`.
 
@@ -133,7 +172,7 @@ class PieceLog:
         fn: the function of the job. Objects among the rows may be of classes of its module.
     """
 
-    def __init__(self, run: Run, pieces: Pieces, fn: Any) -> None:
+    def __init__(self, run: Run, pieces: PieceKeeper, fn: Any) -> None:
         self.run = run
         self.pieces = pieces
         self._path = run.folder / PIECES
@@ -266,8 +305,6 @@ def _unpack_record(body: memoryview, modules: Collection[str]) -> tuple[int, int
 
 
 def _piece_of(rows: Any, digest: Any, file: Any, offset: Any, objects: Any, skeleton: Any) -> Piece:
-    from tdmap.append import Piece
-
     if not all(type(number) is int and number >= 0 for number in (rows, digest, offset)):
         raise ValueError("numbers are missing")
     if type(file) is not str or (file and (os.path.basename(file) != file or not file.startswith(SPILL))):

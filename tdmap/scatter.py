@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdmap.bykey.rows import row_words
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.files import mapped_file
@@ -144,8 +145,6 @@ class _Spread(Step):
         self.places = places
 
     def __call__(self, chunks: Tensor, start: int = 0) -> int:
-        from tdmap.permute import row_words
-
         counts, segments = self.counts[:, start], self.segments[:, start]
         begin = int(self.counts[:, :start].sum())
         rows = self.listed.tensors[0][begin : begin + int(counts.sum())] - start * self.chunk_rows
@@ -175,8 +174,6 @@ class _Settle(Step):
         self.places = places
 
     def __call__(self, order: Tensor, start: int = 0) -> int:
-        from tdmap.permute import row_words
-
         _, by_chunk = sort_by_chunk(order, self.chunk_rows, self.chunks)
         place = np.empty_like(by_chunk)
         place[by_chunk] = np.arange(len(by_chunk))

@@ -19,6 +19,7 @@ from tdmap._data import Data, allocate_like, is_data, is_dense
 from tdmap.errors import OutputMismatch
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.interrupts import let_through
+from tensordict_lite import NonTensorData
 
 KeyPath: TypeAlias = "tuple[str, ...]"
 """Where an entry is in a collection; empty for a dataset that is a tensor."""
@@ -172,8 +173,6 @@ def _skeleton(node: Data, path: KeyPath, tensors: dict[KeyPath, Tensor], objects
         tensors[path] = plain(node, path)
         return torch.empty((0, *node.shape[1:]), dtype=node.dtype)
     if getattr(node, "_is_non_tensor", False):
-        from tensordict_lite import NonTensorData
-
         objects[path] = node
         return NonTensorData(None, batch_size=[0, *node.shape[1:]])
     if not is_dense(node):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, data_row_bytes, is_data, is_dense, narrow
+from tdmap._data import Data, data_row_bytes, is_data, is_dense, narrow, tensors_of
 from tdmap.bykey.codec import KeyCodec
 from tdmap.bykey.keys import KeyReader, KeySpec, sample_rows
 from tdmap.bykey.order import Words, group_starts, stable_order
@@ -18,7 +18,7 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Key
-from tdmap.runtime.mapped import check_files
+from tdmap.runtime.mapped import MappedFiles
 from tdmap.runtime.shm import anonymous_tensor
 from tdmap.sinks import Collect
 from tensordict_lite import TensorDict
@@ -156,7 +156,7 @@ def prepare(
     """
     require_rows(data, what)
     spec.require(data, what)
-    check_files(data)  # a sample of them is read here
+    MappedFiles(tensors_of(data)).check()  # a sample of them is read here
     names = spec.names
     length = int(data.shape[0])
     first = spec.values(narrow(data, 0, 0, min(length, 1)))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, is_dense, narrow, signed_view, tensors_of
+from tdmap._data import Data, flat_bytes, is_dense, narrow, signed_view, tensors_of
 from tdmap.bykey.order import Order
 from tdmap.schema import plain
 
@@ -49,6 +49,22 @@ def split_rows(example: Data, columns: Sequence[Tensor], lengths: list[int]) -> 
     views: Iterable[Any] = zip(*(column.split(lengths) for column in columns)) if columns else repeat((), len(lengths))
     for rows, view in zip(lengths, views):
         yield with_columns(example, view, rows)
+
+
+def row_words(tensor: Tensor) -> Tensor:
+    """The rows of a tensor as words of the widest integer that they consist of, so that one kind of copy serves all.
+
+    A view where the tensor is contiguous.
+    """
+    tensor = tensor.contiguous()
+    rows = tensor.shape[0]
+    width = tensor.numel() // max(rows, 1) * tensor.element_size()
+    raw = flat_bytes(tensor)
+    for dtype in (torch.int64, torch.int32, torch.int16):
+        if width % dtype.itemsize == 0 and raw.data_ptr() % dtype.itemsize == 0:
+            words = raw.view(dtype)
+            return words if width == dtype.itemsize else words.view(rows, width // dtype.itemsize)
+    return raw.view(rows, width)
 
 
 def reordered(column: Tensor, order: Order) -> Tensor:

@@ -33,7 +33,7 @@ from tdmap.runtime.control import Control
 from tdmap.runtime.cuts import Cuts
 from tdmap.runtime.device import is_lost
 from tdmap.runtime.interrupts import installed_handlers, interrupting
-from tdmap.runtime.mapped import check_files
+from tdmap.runtime.mapped import MappedFiles
 from tdmap.runtime.ondevice import OnDevice
 from tdmap.runtime.skipping import Settled, Skipper
 from tdmap.runtime.types import Done, GaveBack, Kind, Segment
@@ -256,7 +256,7 @@ class ChunkLoop:
             return cut
         if isinstance(error, OSError) and error.errno == errno.EFAULT:  # the kernel has met its end, in a system call
             try:
-                check_files(self.reader.data)
+                MappedFiles(tensors_of(self.reader.data)).check()
             except DatasetError as cut:
                 return cut
         return None

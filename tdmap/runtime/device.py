@@ -41,6 +41,22 @@ class Mark(Protocol):
         ...
 
 
+class PageLocker(Protocol):
+    """Page-locks memory that a device copies from; a `DeviceLink` is one."""
+
+    def lock(self, address: int, nbytes: int) -> bool:
+        """Page-lock memory of this process; False where that fails."""
+        ...
+
+    def unlock(self, address: int) -> None:
+        """Undo `lock`."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for every copy."""
+        ...
+
+
 class DeviceLink(Protocol):
     """A stream of copies between this machine's memory and one device."""
 

@@ -14,6 +14,7 @@ close, collect or ask for more: the copy tells nobody, stops nobody and writes n
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -493,8 +494,6 @@ class Driver:
 
 def how_it_ended(lost: Lost) -> str:
     """How a worker ended, in words."""
-    import signal
-
     if lost.reason:
         return lost.reason
     if lost.signal is not None:

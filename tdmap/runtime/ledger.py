@@ -15,39 +15,19 @@ stays until the chunk is done.
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tdmap._data import Data, tensors_of
-from tdmap.hidden import NO_LOCKS, open_file, remove, remove_tree
+from tdmap.hidden import remove, remove_tree
 from tdmap.memory.files import mapped_file
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.shm import ALIGNMENT, align
 from tdmap.runtime.skipfile import NAME as SKIPPED
 from tdmap.runtime.skipfile import OBJECTS
-
-
-class Room(NamedTuple):
-    """Where a worker keeps the rows of the chunk that it runs."""
-
-    buffers: Sequence[Tensor]
-    """Room for one chunk of each tensor of the dataset."""
-    mark: Tensor | None = None
-    """int64 `[1]`: one more than the chunk whose rows are in `buffers`, or 0. None: the control block tells."""
-    done: Tensor | None = None
-    """uint8 `[chunks]`: 1 for chunks that are done; None when nobody wants to know."""
-    lock: str | None = None
-    """A file that the worker locks, shared, as long as it may write rows."""
-    skipped: str | None = None
-    """Where the worker notes rows on which the function raises (see `skipfile`)."""
-    objects: str | None = None
-    """Where it notes entries of results that are no tensors (see `tdmap.objectlog`)."""
+from tdmap.runtime.undo import Room, Undo
 
 
 class Ledger:
@@ -104,8 +84,6 @@ class Ledger:
 
     def recover(self) -> int:
         """Put back the rows of chunks that were running when everybody died; how many chunks those were."""
-        from tdmap.runtime.undo import Undo
-
         count = 0
         for path in sorted(self.folder.glob("undo-*")):
             if path.lstat().st_size == self._layout()[1]:
@@ -134,18 +112,6 @@ class Ledger:
     def _forget_undo(self) -> None:
         for path in self.folder.glob("undo-*"):
             remove_tree(path)
-
-
-def lock_shared(path: str) -> int:
-    """Hold a file as one of many; the descriptor, which is to be closed."""
-    descriptor = open_file(Path(path), os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            os.close(descriptor)
-            raise
-    return descriptor
 
 
 def _kept(path: Path, nbytes: int) -> Tensor:

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from tdmap._data import Data, tensors_of
 from tdmap.memory.regions import region_of
 from tensordict_lite.errors import DatasetError
 
@@ -46,11 +45,6 @@ class MappedFiles:
                     f"{nbytes:,} bytes are mapped and the file has {info.st_size:,}: somebody has cut it since it was "
                     "opened. Load the dataset again",
                 )
-
-
-def check_files(data: Data) -> None:
-    """Raise DatasetError when a file of a dataset has become too short to be read here."""
-    MappedFiles(tensors_of(data)).check()
 
 
 def inodes_of_mappings() -> dict[int, int]:

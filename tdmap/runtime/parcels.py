@@ -20,7 +20,7 @@ import os
 import pickle
 import weakref
 from collections import deque
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import dill
 import torch
@@ -28,6 +28,7 @@ from torch import Tensor
 
 from tdmap.errors import SerializationError
 from tdmap.runtime import launch
+from tdmap.runtime.device import PageLocker
 from tdmap.runtime.packing import _is_plain
 from tdmap.runtime.shm import align, anonymous_file, map_path, release_file
 
@@ -182,22 +183,6 @@ class ParcelWriter:
             slot.close()
         self._slots.clear()
         self._free.clear()
-
-
-class PageLocker(Protocol):
-    """Page-locks memory that a device copies from; a `DeviceLink` is one."""
-
-    def lock(self, address: int, nbytes: int) -> bool:
-        """Page-lock memory of this process; False where that fails."""
-        ...
-
-    def unlock(self, address: int) -> None:
-        """Undo `lock`."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait for every copy."""
-        ...
 
 
 class ParcelReader:

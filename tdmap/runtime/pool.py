@@ -28,8 +28,9 @@ from typing import Any, NoReturn
 from tdmap.errors import WorkerStartError
 from tdmap.runtime import control as at
 from tdmap.runtime import launch
+from tdmap.runtime.device import PageLocker
 from tdmap.runtime.owner import Owner
-from tdmap.runtime.parcels import PageLocker, ParcelReader
+from tdmap.runtime.parcels import ParcelReader
 from tdmap.runtime.reservation import Reservation, TakenHere
 from tdmap.runtime.resources import usable_cores
 from tdmap.runtime.types import Hello

@@ -17,6 +17,7 @@ import resource
 import signal
 import sys
 import threading
+import traceback
 from collections import deque
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -31,13 +32,12 @@ from tdmap.job import Policy
 from tdmap.plan import ChunkPlan
 from tdmap.runtime import control as at
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
-from tdmap.runtime.ledger import lock_shared
 from tdmap.runtime.packing import unpack
 from tdmap.runtime.parcels import ParcelWriter
 from tdmap.runtime.remote import pack_error
 from tdmap.runtime.residency import Residency
 from tdmap.runtime.types import Begin, Done, Drop, Dropped, Failed, Grant, Hello, Output, Planned, Protect, Refused
-from tdmap.runtime.undo import Undo
+from tdmap.runtime.undo import Undo, lock_shared
 from tdmap.seeding import seed_everything
 
 in_worker = False
@@ -56,8 +56,6 @@ def run_worker(connection: Connection, control: str, threads: int, idle_seconds:
     except _DeviceLost:
         pass  # the driver knows
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     finally:
         with contextlib.suppress(Exception):

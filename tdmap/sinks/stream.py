@@ -6,7 +6,7 @@ from typing import Any
 
 from tdmap.data.writer import RowWriter
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.parcels import PageLocker
+from tdmap.runtime.device import PageLocker
 from tdmap.runtime.types import Kind
 from tdmap.sinks.base import Allocate, PlainSink
 

@@ -13,12 +13,11 @@ from tdmap.data.writer import RowWriter
 from tdmap.job import Job
 from tdmap.plan import ChunkPlan
 from tdmap.runtime import control as at
+from tdmap.runtime.device import PageLocker
 from tdmap.runtime.driver import Joined
 from tdmap.runtime.executors.payload import JobPacker
-from tdmap.runtime.ledger import Room
 from tdmap.runtime.lending import Loan, NotLent, take_back
 from tdmap.runtime.ondevice import is_on_device
-from tdmap.runtime.parcels import PageLocker
 from tdmap.runtime.pool import Member, WorkerPool
 from tdmap.runtime.remote import unpack_error
 from tdmap.runtime.scheduler import Lease
@@ -39,6 +38,7 @@ from tdmap.runtime.types import (
     Refused,
     Segment,
 )
+from tdmap.runtime.undo import Room
 from tdmap.sinks import Allocate, InPlace, Sink
 
 GRACE_SECONDS = 0.3
