@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from tdmap._data import Data, check_rows, data_length, is_data
 from tdmap.data.alike import VALID
+from tdmap.data.join import check_rows, result_of_no_rows
+from tdmap.data.kinds import Data, data_length, is_data
 from tdmap.data.sizes import row_bytes_of
+from tdmap.data.store import destination
 from tdmap.devices import OUT_CHUNKS, Devices, Placement, check_no_device, check_start_method
 from tdmap.events import Callback
 from tdmap.execution import Execution
@@ -23,7 +25,7 @@ from tdmap.functions import Keys, as_function, check_placement
 from tdmap.iterator import MapIterator
 from tdmap.job import Job, Policy, Source
 from tdmap.keeping import map_dropping, marking
-from tdmap.norows import result_of_no_rows
+from tdmap.memory.links import Device, DeviceLink, open_link, resolve_device
 from tdmap.operation import operation
 from tdmap.plan import CACHE_BYTES, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
 from tdmap.prefetch import check_prefetch, prefetch_over
@@ -32,11 +34,9 @@ from tdmap.ranks.shard import ShardLike, rank_of
 from tdmap.resumable import map_in_place, map_to_files, map_to_folder
 from tdmap.resume import Resume, check_resume
 from tdmap.rowerrors import MODES, OnError, mode_of
-from tdmap.runtime.device import Device, DeviceLink, open_link, resolve_device
 from tdmap.runtime.skipping import DROP, PAD
 from tdmap.seeding import base_seed, permutation
 from tdmap.sinks import Gather, InPlace, Preallocated, Sink, Stream
-from tdmap.store import destination
 
 OUTPUT_FACTOR = 4
 """Without `out`, a row's result is taken to be so many times its bytes (uint8 to float32)."""

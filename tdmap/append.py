@@ -22,19 +22,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, is_data
 from tdmap.data.alike import not_alike
+from tdmap.data.kinds import Data, is_data
+from tdmap.data.schema import Schema, join_objects, take_apart
 from tdmap.data.sizes import result_bytes
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.execution import Execution
-from tdmap.hidden import open_file
 from tdmap.job import Job, Policy, Source, function_name
+from tdmap.memory.hidden import open_file
+from tdmap.memory.spill import ALIGNMENT, Spill
 from tdmap.placing import Output, Places, Step, spill_folder
 from tdmap.plan import ChunkPlan
 from tdmap.rowlog import APPEND, PIECES, SPILL, Piece, PieceLog, finish_run, forget, open_output_run
-from tdmap.runtime.spill import ALIGNMENT, Spill
 from tdmap.runtime.types import Kind
-from tdmap.schema import Schema, join_objects, take_apart
 from tdmap.sinks import Collect
 
 TASK_BYTES = 32 << 20

@@ -17,14 +17,14 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from tdmap import hidden
+from tdmap.data.skipfile import SkipFile
 from tdmap.errors import UntrustedFile
+from tdmap.memory import hidden
+from tdmap.memory.resources import available_memory
 from tdmap.plaindata import dump, load, modules_of
 from tdmap.ranges import merge_ranges
 from tdmap.reducers.base import Node, Reducer
 from tdmap.resume import Run
-from tdmap.runtime.resources import available_memory
-from tdmap.runtime.skipfile import SkipFile
 from tdmap.sinks import Fold
 
 SECONDS = 0.25

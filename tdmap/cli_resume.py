@@ -19,7 +19,7 @@ import typer
 from tdmap.cli import app, end_with_reader
 from tdmap.cli_map import report_skipped, run_resumable
 from tdmap.cli_requests import file_of_module, find_function, import_module, open_dataset, refuse, take_apart
-from tdmap.hidden import HIDDEN, printable
+from tdmap.memory.hidden import HIDDEN, printable
 
 PathArgument = Annotated[Path, typer.Argument(help="Output folder, or dataset of an in-place run.")]
 
@@ -115,7 +115,7 @@ class _Command:
     def of(found: Any, path: Path) -> _Command:
         """The command of a run, or leave with why it cannot be called again."""
         from tdmap.errors import UntrustedFile
-        from tdmap.hidden import open_file
+        from tdmap.memory.hidden import open_file
 
         if found.command is None:
             program = " ".join(found.argv).strip() or "a Python session"

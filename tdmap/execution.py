@@ -16,18 +16,18 @@ from tdmap.diagnostics.profiler import OperationProfile, check_profile
 from tdmap.diagnostics.progress import ProgressBar
 from tdmap.events import Callback, CallbackList, watching
 from tdmap.job import Job
+from tdmap.memory.cuts import Cuts
+from tdmap.memory.resources import usable_cores
+from tdmap.process.owner import Owner
 from tdmap.runtime import launch
 from tdmap.runtime import worker as worker_module
-from tdmap.runtime.cuts import Cuts
 from tdmap.runtime.driver import CommitLog, Crew, Driver
 from tdmap.runtime.executors.foreign import ForeignCrew
 from tdmap.runtime.executors.processes import ProcessCrew
 from tdmap.runtime.executors.serial import SerialCrew
 from tdmap.runtime.executors.threads import ThreadCrew
 from tdmap.runtime.launch import START_METHODS
-from tdmap.runtime.owner import Owner
 from tdmap.runtime.pool import WorkerPool, borrow_pool, give_back
-from tdmap.runtime.resources import usable_cores
 from tdmap.sinks import Sink
 
 if TYPE_CHECKING:

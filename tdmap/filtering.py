@@ -17,15 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, is_data
 from tdmap.api import handler_of, plan_for, policy_for
 from tdmap.append import append_rows, each_result
-from tdmap.bykey.rows import row_words
+from tdmap.data.columns import row_words
+from tdmap.data.join import result_of_no_rows
+from tdmap.data.kinds import Data, is_data
+from tdmap.data.schema import Schema, take_apart
+from tdmap.data.store import destination
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution, WorkerOptions
 from tdmap.job import Job, Policy, Source, function_name
 from tdmap.memory.files import known_file, mapped_file
-from tdmap.norows import result_of_no_rows
+from tdmap.memory.spill import Spill
 from tdmap.operation import operation
 from tdmap.permute import block_rows, place_rows
 from tdmap.placing import Output, Places, SharedTensors, SourceRows, Step, spill_folder, travels
@@ -33,10 +36,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.rowerrors import OnError
 from tdmap.rowlog import FILTER, MASK, finish_run, flush_journal, forget, open_output_run
 from tdmap.runtime.skipping import DROP
-from tdmap.runtime.spill import Spill
-from tdmap.schema import Schema, take_apart
 from tdmap.sinks import Collect, Preallocated
-from tdmap.store import destination
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, region_of
+from tdmap.data.kinds import Data
 from tdmap.identity.owners import is_users_own
 from tdmap.identity.walk import Reached, function_pieces
+from tdmap.memory.regions import region_of
 from tensordict_lite.views import is_leaf_nontensor
 
 PACKAGE = "package "

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, strided
 
-from tdmap._data import Data, tensors_of
+from tdmap.data.kinds import Data, tensors_of
 from tdmap.events import Measures
 from tdmap.plan import CACHE_BYTES, MIN_CHUNKS, ChunkPlan
 

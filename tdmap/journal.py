@@ -32,11 +32,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tdmap.hidden import LARGE, SMALL, naming, open_file, parse_json, printable, replace_file
+from tdmap.memory.hidden import LARGE, SMALL, naming, open_file, parse_json, printable, replace_file
+from tdmap.process.identity import boot_number as boot_number
+from tdmap.process.owner import Owner
 from tdmap.ranges import merge_ranges
 from tdmap.runtime import launch, syncer
-from tdmap.runtime.identity import boot_number as boot_number
-from tdmap.runtime.owner import Owner
 
 MAGIC = b"TDMAPJ01"
 VERSION = 1

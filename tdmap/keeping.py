@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from tdmap._data import Data, is_data, is_dense
 from tdmap.append import append_rows
 from tdmap.data.alike import VALID
+from tdmap.data.kinds import Data, is_data, is_dense
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, function_name

@@ -20,18 +20,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, is_data, region_of, signed_view
-from tdmap.bykey.rows import row_words
 from tdmap.data.alike import not_alike
+from tdmap.data.columns import row_words
+from tdmap.data.kinds import Data, is_data, signed_view
+from tdmap.data.schema import Schema, take_apart
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
+from tdmap.memory.regions import region_of
+from tdmap.memory.resources import available_memory
+from tdmap.memory.spill import Spill
 from tdmap.operation import operation
 from tdmap.placing import Output, Places, SharedTensors, SourceRows, Step, spill_folder, travels
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.resources import available_memory
-from tdmap.runtime.spill import Spill
 from tdmap.scatter import scatter_rows
-from tdmap.schema import Schema, take_apart
 from tdmap.sinks import Collect
 
 BLOCK_BYTES = 2 << 20

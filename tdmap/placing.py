@@ -20,21 +20,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, SharedHandle, bytes_of, entries_of, is_data, is_dense, narrow, tensors_of
 from tdmap.data.alike import check_dtype, not_a_collection, wrong_shape
+from tdmap.data.kinds import Data, entries_of, is_data, is_dense, tensors_of
+from tdmap.data.objectlog import check_storable
 from tdmap.data.objects import assign_objects, entry_at, piece_of
+from tdmap.data.reader import narrow
+from tdmap.data.schema import Field, KeyPath, Schema, key_name, take_apart
+from tdmap.data.store import OutputFolder, require_room_for_hidden
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
-from tdmap.objectlog import check_storable
+from tdmap.memory.mapped import MappedFiles
+from tdmap.memory.regions import SharedHandle, bytes_of
+from tdmap.memory.residency import Residency
+from tdmap.memory.shm import shared_region
 from tdmap.plan import ChunkPlan
 from tdmap.resume import folder_of
-from tdmap.runtime.mapped import MappedFiles
 from tdmap.runtime.packing import Arena
-from tdmap.runtime.residency import Residency
-from tdmap.runtime.shm import shared_region
-from tdmap.schema import Field, KeyPath, Schema, key_name, take_apart
-from tdmap.store import OutputFolder, require_room_for_hidden
 from tensordict_lite.errors import DatasetError
 
 

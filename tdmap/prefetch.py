@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tdmap.data.trees import rebuild, tensors_in
 from tdmap.errors import add_note
-from tdmap.runtime.device import Device, DeviceLink, Mark, is_copied, open_link, resolve_device
-from tdmap.runtime.trees import rebuild, tensors_in
+from tdmap.memory.links import Device, DeviceLink, Mark, is_copied, open_link, resolve_device
 
 
 def prefetch_to_device(values: Iterable[Any], device: Device, prefetch: int = 2) -> Iterator[Any]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from tdmap._data import Data, data_row_bytes
 from tdmap.api import handler_of, plan_for, policy_for
+from tdmap.data.kinds import Data, data_row_bytes
 from tdmap.events import Callback
 from tdmap.execution import Execution
 from tdmap.functions import as_function, check_placement

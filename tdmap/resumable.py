@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tdmap import checkpoint
-from tdmap._data import Data, leaves_hold_rows
+from tdmap.data.join import result_of_no_rows
+from tdmap.data.kinds import Data, leaves_hold_rows
 from tdmap.data.objects import object_paths
+from tdmap.data.store import OutputFolder, require_room_for_hidden
 from tdmap.errors import SerializationError
-from tdmap.folderlock import locked
-from tdmap.hidden import HIDDEN
 from tdmap.job import Job
-from tdmap.norows import result_of_no_rows
+from tdmap.memory.folderlock import locked
+from tdmap.memory.hidden import HIDDEN
 from tdmap.reducers import Reducer
 from tdmap.resume import IN_PLACE, MAP, REDUCE, Resume, Run, can_begin_anew, files_of, folder_of, open_run
 from tdmap.runtime.driver import CommitLog
 from tdmap.sinks import Fold, Folder, InPlace, Preallocated, Sink
 from tdmap.sinks.folder import check_for_folder, returned_none
-from tdmap.store import OutputFolder, require_room_for_hidden
 
 Execute: TypeAlias = Callable[[Job, Sink, "CommitLog | None"], Any]
 """Runs a job to its end."""

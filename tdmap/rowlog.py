@@ -23,18 +23,18 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from tdmap import journal as journals
-from tdmap._data import Data
 from tdmap._warn import warn_user
+from tdmap.data.kinds import Data
+from tdmap.data.schema import KeyPath, Schema
+from tdmap.data.skipfile import SkipFile
+from tdmap.data.store import OutputFolder
 from tdmap.errors import SerializationError
-from tdmap.hidden import exists, naming, open_file, read, remove, remove_tree
 from tdmap.job import Job
+from tdmap.memory.hidden import exists, naming, open_file, read, remove, remove_tree
+from tdmap.memory.resources import available_memory
 from tdmap.plaindata import dump, load, modules_of
 from tdmap.ranges import merge_ranges
 from tdmap.resume import Run, can_begin_anew, check_identity, files_of, open_run
-from tdmap.runtime.resources import available_memory
-from tdmap.runtime.skipfile import SkipFile
-from tdmap.schema import KeyPath, Schema
-from tdmap.store import OutputFolder
 
 APPEND, FILTER = "append", "filter"
 """Kinds of runs."""

@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.bykey.rows import row_words
+from tdmap.data.columns import row_words
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.files import mapped_file
+from tdmap.memory.spill import Spill
 from tdmap.placing import Places, SharedTensors, Step, travels
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.spill import Spill
 from tdmap.sinks import Collect
 
 SMALLEST, LARGEST = 32 << 20, 512 << 20

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tdmap._data import Data, is_data
+from tdmap.data.kinds import Data, is_data
+from tdmap.data.store import destination
 from tdmap.execution import Execution, WorkerOptions
 from tdmap.operation import operation
 from tdmap.permute import permute
 from tdmap.placing import Output, travels
 from tdmap.runtime.packing import Arena
 from tdmap.seeding import permutation
-from tdmap.store import destination
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

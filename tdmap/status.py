@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from tdmap import journal
+from tdmap.data import skipfile
+from tdmap.data.skipfile import row_errors
 from tdmap.errors import RemoteError
-from tdmap.folderlock import Holder, Somebody, holder_of
-from tdmap.hidden import HIDDEN, SMALL, lines, printable
 from tdmap.journal import Type
+from tdmap.memory.folderlock import Holder, Somebody, holder_of
+from tdmap.memory.hidden import HIDDEN, SMALL, lines, printable
 from tdmap.plan import ChunkPlan
 from tdmap.ranges import merge_ranges
 from tdmap.ranks.folder import RankFolder
 from tdmap.resume import AFTER_CRASH, IN_PLACE, check_identity, plan_of
 from tdmap.rowerrors import RowError
-from tdmap.runtime import skipfile
-from tdmap.runtime.skipfile import row_errors
 
 SKIPPED_SHOWN = 10
 """Skipped rows that a status lists."""

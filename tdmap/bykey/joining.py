@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap._data import Data, data_row_bytes, is_dense, narrow, signed_view
 from tdmap.api import policy_for
 from tdmap.append import append_rows
 from tdmap.bykey.index import Index, sorted_rows
@@ -27,15 +26,17 @@ from tdmap.bykey.keys import KeyReader, KeySpec
 from tdmap.bykey.order import Words, equal, group_starts, search, stable_order, take
 from tdmap.bykey.prepare import KeyedData, entries_of, light, plan_rows, prepare, require_rows
 from tdmap.bykey.reducing import select
-from tdmap.bykey.rows import columns_of, is_columnar, reordered, schema_of, with_columns
+from tdmap.data.columns import columns_of, is_columnar, reordered, schema_of, with_columns
+from tdmap.data.kinds import Data, data_row_bytes, is_dense, signed_view
 from tdmap.data.objects import ObjectColumn, object_paths
+from tdmap.data.reader import narrow
+from tdmap.data.schema import Schema, take_apart
+from tdmap.data.store import destination
 from tdmap.execution import Execution
+from tdmap.memory.spill import Spill
 from tdmap.operation import operation
 from tdmap.placing import Output, SharedTensors, spill_folder, travels
 from tdmap.reducers.base import Key
-from tdmap.runtime.spill import Spill
-from tdmap.schema import Schema, take_apart
-from tdmap.store import destination
 from tensordict_lite import TensorDict, is_non_tensor, is_tensorclass
 
 if TYPE_CHECKING:

@@ -6,17 +6,17 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tdmap._data import Data
 from tdmap.api import policy_for
 from tdmap.bykey.index import sorted_rows
 from tdmap.bykey.keys import KeyLike, KeySpec
 from tdmap.bykey.prepare import prepare, require_rows
+from tdmap.data.kinds import Data
+from tdmap.data.store import destination
 from tdmap.execution import Execution
+from tdmap.memory.spill import Spill
 from tdmap.operation import operation
 from tdmap.permute import permute
 from tdmap.placing import Output, spill_folder
-from tdmap.runtime.spill import Spill
-from tdmap.store import destination
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

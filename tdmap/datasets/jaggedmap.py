@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from tdmap._data import Data
 from tdmap.api import handler_of, policy_for
+from tdmap.data.kinds import Data
 from tdmap.datasets.columns import Apart, Columns, run_columns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import open_jagged

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap._data import bytes_of
 from tdmap.identity.owners import is_own_module, is_users_own, package_of
 from tdmap.identity.references import Attributes, global_names, imports_anything, references
 from tdmap.identity.sources import Sources
+from tdmap.memory.regions import bytes_of
 
 WHOLE_BYTES = 64 << 20
 """The content of a tensor or an array counts whole up to so many bytes; of a larger one so many bytes count, in"""

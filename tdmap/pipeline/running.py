@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from tdmap._data import Data, check_rows, data_length, is_data, narrow
 from tdmap.api import policy_for
 from tdmap.append import each_result
+from tdmap.data.join import check_rows
+from tdmap.data.kinds import Data, data_length, is_data
+from tdmap.data.reader import narrow
+from tdmap.data.store import OutputFolder
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
@@ -24,7 +27,6 @@ from tdmap.reducers.base import Reducer
 from tdmap.reduction import FoldChunk
 from tdmap.resumable import map_to_files, map_to_folder
 from tdmap.sinks import Collect, Fold, Gather, Preallocated
-from tdmap.store import OutputFolder
 
 
 def check_ends(plan: Plan) -> None:

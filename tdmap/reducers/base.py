@@ -22,9 +22,9 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from tdmap._data import is_data
+from tdmap.data.kinds import is_data
+from tdmap.data.trees import tensors_in
 from tdmap.errors import add_note
-from tdmap.runtime.trees import tensors_in
 from tensordict_lite import TensorDict, is_tensorclass
 
 S = TypeVar("S")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap._data import flat_bytes
+from tdmap.memory.regions import flat_bytes
 from tdmap.reducers.base import Key, Reducer, values_of
 from tdmap.reducers.blocks import BLOCK, blocks, byte_counts, byte_values
 from tdmap.reducers.moments import _Keyed

@@ -20,20 +20,21 @@ from typing import Any
 
 import torch
 
-from tdmap._data import Data, Reader, tensors_of
 from tdmap.data.alike import assigned
+from tdmap.data.kinds import Data, tensors_of
+from tdmap.data.objectlog import append
+from tdmap.data.reader import Reader
 from tdmap.data.writer import RowWriter
 from tdmap.errors import RemoteError, add_note, describe_rows
 from tdmap.job import Policy
-from tdmap.objectlog import append
+from tdmap.memory.cuts import Cuts
+from tdmap.memory.links import is_lost
+from tdmap.memory.mapped import MappedFiles
 from tdmap.plan import ChunkPlan
+from tdmap.process.interrupts import installed_handlers, interrupting
 from tdmap.reducers.base import MergeTree
 from tdmap.runtime import control as at
 from tdmap.runtime.control import Control
-from tdmap.runtime.cuts import Cuts
-from tdmap.runtime.device import is_lost
-from tdmap.runtime.interrupts import installed_handlers, interrupting
-from tdmap.runtime.mapped import MappedFiles
 from tdmap.runtime.ondevice import OnDevice
 from tdmap.runtime.skipping import Settled, Skipper
 from tdmap.runtime.types import Done, GaveBack, Kind, Segment

@@ -11,7 +11,7 @@ import os
 from collections.abc import MutableSequence
 from typing import Any, TypeAlias
 
-from tdmap.runtime.shm import anonymous_file, map_path, release_file
+from tdmap.memory.shm import anonymous_file, map_path, release_file
 
 CANCEL = 0
 """Request: stop between chunks."""

@@ -20,16 +20,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
+from tdmap.data.skipfile import SkipFile
 from tdmap.data.writer import RowWriter
 from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_rows
 from tdmap.events import CallbackList, ChunkRetried, JobEnded, JobStarted, LeaseDone, ResultTaken, WorkerDied
 from tdmap.job import Job
 from tdmap.plan import ChunkPlan, default_chunk_size
+from tdmap.process.owner import Owner
 from tdmap.ranges import merge_ranges
 from tdmap.runtime.chunkloop import note_rows
-from tdmap.runtime.owner import Owner
 from tdmap.runtime.scheduler import NO_LIMIT, Lease, Scheduler, SchedulerPolicy
-from tdmap.runtime.skipfile import SkipFile
 from tdmap.runtime.skiplog import SkipLog
 from tdmap.runtime.types import Done, Failed, GaveBack, Kind, Lost, Message, Refused, Segment, Skipped
 from tdmap.sinks import Allocate, InPlace, Sink, Stream

@@ -43,9 +43,9 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from tdmap.errors import WorkerStartError
-from tdmap.folderlock import shared_with_worker
-from tdmap.runtime.owner import Owner
-from tdmap.runtime.shm import high_fd
+from tdmap.memory.folderlock import shared_with_worker
+from tdmap.memory.shm import high_fd
+from tdmap.process.owner import Owner
 
 START_METHODS = ("fork", "forkserver", "spawn")
 

@@ -20,13 +20,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, tensors_of
-from tdmap.hidden import remove, remove_tree
+from tdmap.data.kinds import Data, tensors_of
+from tdmap.data.skipfile import NAME as SKIPPED
+from tdmap.data.skipfile import OBJECTS
 from tdmap.memory.files import mapped_file
+from tdmap.memory.hidden import remove, remove_tree
+from tdmap.memory.shm import ALIGNMENT, align
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.shm import ALIGNMENT, align
-from tdmap.runtime.skipfile import NAME as SKIPPED
-from tdmap.runtime.skipfile import OBJECTS
 from tdmap.runtime.undo import Room, Undo
 
 

@@ -22,11 +22,11 @@ import dill
 import torch
 from torch import Tensor
 
-from tdmap._data import Region, SharedHandle, bytes_of
+from tdmap.memory.regions import Region, SharedHandle, bytes_of
+from tdmap.memory.shm import align, anonymous_tensor, shared_region
+from tdmap.process.interrupts import let_through
 from tdmap.runtime.byvalue import Namespaces
-from tdmap.runtime.interrupts import let_through
 from tdmap.runtime.lending import Loan, is_lendable, lend
-from tdmap.runtime.shm import align, anonymous_tensor, shared_region
 
 INLINE_BYTES = 4096
 """Tensors of at most so many bytes that are not shared already travel as bytes."""

@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 
 from tdmap.errors import SerializationError
+from tdmap.memory.links import PageLocker
+from tdmap.memory.shm import align, anonymous_file, map_path, release_file
 from tdmap.runtime import launch
-from tdmap.runtime.device import PageLocker
 from tdmap.runtime.packing import _is_plain
-from tdmap.runtime.shm import align, anonymous_file, map_path, release_file
 
 SMALL_BYTES = 1 << 15
 """Results of at most so many bytes travel through the pipe."""

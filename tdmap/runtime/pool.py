@@ -26,13 +26,13 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from tdmap.errors import WorkerStartError
+from tdmap.memory.links import PageLocker
+from tdmap.memory.resources import usable_cores
+from tdmap.process.owner import Owner
 from tdmap.runtime import control as at
 from tdmap.runtime import launch
-from tdmap.runtime.device import PageLocker
-from tdmap.runtime.owner import Owner
 from tdmap.runtime.parcels import ParcelReader
 from tdmap.runtime.reservation import Reservation, TakenHere
-from tdmap.runtime.resources import usable_cores
 from tdmap.runtime.types import Hello
 
 IDLE_SECONDS = 30.0

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tdmap._warn import warn_user
+from tdmap.data.skipfile import SkipFile
 from tdmap.errors import OutputMismatch, RemoteTraceback, add_note
 from tdmap.events import Callback, RowsSkipped
 from tdmap.job import Job
 from tdmap.rowerrors import RowError, RowErrors, SkippedRows
 from tdmap.runtime.remote import unpack_error
-from tdmap.runtime.skipfile import SkipFile
 from tdmap.runtime.types import Skipped
 
 MISFIT_ROWS = 64

@@ -22,14 +22,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from tdmap._data import Data, cut, is_data, narrow
 from tdmap.data.alike import VALID
+from tdmap.data.kinds import Data, is_data
 from tdmap.data.objects import Pieces, blank_like, concat_pieces
+from tdmap.data.reader import cut, narrow
+from tdmap.data.skipfile import append
 from tdmap.errors import add_note
 from tdmap.frames import without_engine
 from tdmap.runtime import control as at
 from tdmap.runtime.remote import pack_error
-from tdmap.runtime.skipfile import append
 from tdmap.runtime.types import Kind, Skipped
 from tdmap.runtime.undo import same_bits
 

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import NamedTuple
 
-from tdmap.runtime.torchsettings import ProcessSettings, ThreadSettings
+from tdmap.process.torchsettings import ProcessSettings, ThreadSettings
 
 OWN_VARIABLES = ("OMP_NUM_THREADS",)
 """Variables that workers are started with, and keep."""

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, is_flat, tensors_of
-from tdmap.hidden import NO_LOCKS, open_file
+from tdmap.data.kinds import Data, is_flat, tensors_of
+from tdmap.memory.hidden import NO_LOCKS, open_file
 from tdmap.plan import ChunkPlan
 
 MAX_BYTES = 1 << 28
@@ -46,7 +46,7 @@ class Room(NamedTuple):
     skipped: str | None = None
     """Where the worker notes rows on which the function raises (see `skipfile`)."""
     objects: str | None = None
-    """Where it notes entries of results that are no tensors (see `tdmap.objectlog`)."""
+    """Where it notes entries of results that are no tensors (see `tdmap.data.objectlog`)."""
 
 
 class Undo:

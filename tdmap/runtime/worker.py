@@ -25,17 +25,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tdmap._data import Reader, tensors_of
+from tdmap.data.kinds import tensors_of
+from tdmap.data.reader import Reader
 from tdmap.data.writer import RowWriter
 from tdmap.frames import without_engine
 from tdmap.job import Policy
+from tdmap.memory.residency import Residency
 from tdmap.plan import ChunkPlan
 from tdmap.runtime import control as at
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.packing import unpack
 from tdmap.runtime.parcels import ParcelWriter
 from tdmap.runtime.remote import pack_error
-from tdmap.runtime.residency import Residency
 from tdmap.runtime.types import Begin, Done, Drop, Dropped, Failed, Grant, Hello, Output, Planned, Protect, Refused
 from tdmap.runtime.undo import Undo, lock_shared
 from tdmap.seeding import seed_everything

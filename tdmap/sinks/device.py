@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, data_row_bytes, is_data, is_dense, tensors_of
 from tdmap.data.alike import check_leaf, not_a_collection
+from tdmap.data.kinds import Data, data_row_bytes, is_data, is_dense, tensors_of
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, add_note, describe_rows
+from tdmap.memory.links import DeviceLink, Mark
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.device import DeviceLink, Mark
 from tdmap.runtime.types import Kind
 from tdmap.sinks.base import Allocate, PlainSink
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tdmap.data.writer import RowWriter
+from tdmap.memory.links import PageLocker
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.device import PageLocker
 from tdmap.runtime.types import Kind
 from tdmap.sinks.base import Allocate, PlainSink
 

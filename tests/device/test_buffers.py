@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import tdmap
-from tdmap._data import narrow
 from tdmap.api import plan_for
+from tdmap.data.reader import narrow
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.runtime.pool import WorkerPool

@@ -8,7 +8,7 @@ import mmap
 import pytest
 import torch
 
-from tdmap._data import Reader
+from tdmap.data.reader import Reader
 from tdmap.plan import ChunkPlan
 from tdmap.prefetch import prefetch_over, send
 from tdmap.runtime import ondevice

@@ -15,8 +15,8 @@ import tdmap
 from tdmap.devices import Placement
 from tdmap.execution import Execution
 from tdmap.job import Job, Source
+from tdmap.memory import links as device_module
 from tdmap.plan import ChunkPlan
-from tdmap.runtime import device as device_module
 from tdmap.runtime import lending, packing
 from tdmap.runtime.executors import payload, processes
 from tdmap.sinks import Preallocated

@@ -10,9 +10,9 @@ import torch
 import tdmap
 from tdmap.devices import FN_WORKERS, Placement
 from tdmap.execution import Execution
-from tdmap.runtime import device as device_module
+from tdmap.memory import links as device_module
+from tdmap.process.torchsettings import ProcessSettings, ThreadSettings
 from tdmap.runtime import ondevice
-from tdmap.runtime.torchsettings import ProcessSettings, ThreadSettings
 from tests.device.fakelink import FakeLink
 
 FAKE = "mtia"

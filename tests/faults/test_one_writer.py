@@ -17,9 +17,10 @@ import pytest
 import torch
 
 import tdmap
-from tdmap import folderlock, journal
+from tdmap import journal
 from tdmap.errors import FolderInUse
-from tdmap.folderlock import holder_of, locked
+from tdmap.memory import folderlock
+from tdmap.memory.folderlock import holder_of, locked
 from tdmap.status import read_status
 from tensordict_lite import TensorDict
 from tests.processes import forked

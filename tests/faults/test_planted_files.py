@@ -344,7 +344,7 @@ def test_pieces_do_not_lie_outside_of_their_folder(tmp_path, file):
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "secret").write_bytes(PRECIOUS)
     schema = TensorDict({"x": torch.zeros(0, dtype=torch.int64)}, [0])
-    from tdmap.schema import Schema
+    from tdmap.data.schema import Schema
 
     columns = [[2] * 6, [Schema(schema).digest] * 6, [file] * 6, [0] * 6]
     body = dump([0, 6, [1] * 6, columns, {}, {0: schema}])

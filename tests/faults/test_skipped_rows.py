@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import tdmap
+from tdmap.data import skipfile
+from tdmap.data.skipfile import SkipFile
 from tdmap.errors import AlreadyComplete, RemoteError
 from tdmap.reducers import Count
-from tdmap.runtime import skipfile
-from tdmap.runtime.skipfile import SkipFile
 from tdmap.status import describe, read_status
 from tensordict_lite import TensorDict
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import tdmap
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
+from tdmap.memory.resources import available_memory
 from tdmap.permute import choose_method, permute
-from tdmap.runtime.resources import available_memory
 from tensordict_lite import TensorDict
 
 from .conftest import WORKERS, Sample, bits, kinds, make

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import tdmap
-from tdmap import hidden, journal
+from tdmap import journal
 from tdmap.errors import AlreadyComplete, ResumeMismatch
+from tdmap.memory import hidden
 from tdmap.rowlog import pack_record, read_records
 from tensordict_lite import TensorDict
 
@@ -260,11 +261,11 @@ def test_a_nested_output_whose_publishing_was_interrupted_is_gone_on_with(name, 
     for _ in range(2):  # the run that goes on is interrupted as well
         with monkeypatch.context() as patch:
             moves.clear()
-            patch.setattr("tdmap.store.os.replace", moving)
+            patch.setattr("tdmap.data.store.os.replace", moving)
             if step == "finish":
                 patch.setattr("tdmap.resume.Run.finish", interrupt)
             if step == "clean":
-                patch.setattr("tdmap.store.hidden.remove_tree", cleaning)
+                patch.setattr("tdmap.data.store.hidden.remove_tree", cleaning)
             with pytest.raises(KeyboardInterrupt):
                 run(data, out)
             if name == "map" and step != "finish":

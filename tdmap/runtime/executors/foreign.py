@@ -20,6 +20,7 @@ import torch
 from tdmap.data.writer import RowWriter
 from tdmap.errors import WorkerLost, describe_rows
 from tdmap.job import Job
+from tdmap.memory.shm import anonymous_file, map_path, release_file
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.control import local_control
@@ -29,7 +30,6 @@ from tdmap.runtime.packing import unpack
 from tdmap.runtime.parcels import ParcelReader, ParcelWriter
 from tdmap.runtime.remote import pack_error, unpack_error
 from tdmap.runtime.scheduler import Lease
-from tdmap.runtime.shm import anonymous_file, map_path, release_file
 from tdmap.runtime.types import Done, Failed, Message, Refused, Segment
 from tdmap.runtime.worker import load_loop
 from tdmap.sinks import Allocate, Sink

@@ -6,12 +6,12 @@ import pickle
 
 import torch
 
-from tdmap._data import data_row_bytes, leaves_hold_rows
+from tdmap.data.kinds import data_row_bytes, leaves_hold_rows
 from tdmap.data.writer import RowWriter
 from tdmap.errors import SerializationError
 from tdmap.job import Job
+from tdmap.process.interrupts import let_through
 from tdmap.runtime.culprit import explain_unpicklable
-from tdmap.runtime.interrupts import let_through
 from tdmap.runtime.lending import Loan, take_back
 from tdmap.runtime.ondevice import is_on_device
 from tdmap.runtime.packing import Arena, Packer, unpack
@@ -84,7 +84,8 @@ class JobPacker:
         """Room for the rows of one chunk; None when chunks are copies or too large."""
         plan = job.plan
         if job.ledger is not None:
-            return job.ledger.room()
+            room: Room = job.ledger.room()
+            return room
         chunk_bytes = data_row_bytes(job.source.data, plan.length) * plan.most_rows
         if not job.policy.undo or job.source.order is not None or chunk_bytes > MAX_BYTES:
             return None

@@ -11,9 +11,9 @@ import torch
 
 from tdmap.data.writer import RowWriter
 from tdmap.job import Job
+from tdmap.memory.links import PageLocker
 from tdmap.plan import ChunkPlan
 from tdmap.runtime import control as at
-from tdmap.runtime.device import PageLocker
 from tdmap.runtime.driver import Joined
 from tdmap.runtime.executors.payload import JobPacker
 from tdmap.runtime.lending import Loan, NotLent, take_back

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from tdmap._data import Reader, data_row_bytes, leaves_hold_rows
+from tdmap.data.kinds import data_row_bytes, leaves_hold_rows
+from tdmap.data.reader import Reader
 from tdmap.data.writer import RowWriter
 from tdmap.job import Job
+from tdmap.memory.cuts import Cuts
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.control import local_control
-from tdmap.runtime.cuts import Cuts
 from tdmap.runtime.driver import Joined
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.types import Failed, Message

@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 
-from tdmap._data import Reader
+from tdmap.data.reader import Reader
 from tdmap.data.writer import RowWriter
 from tdmap.job import Job
+from tdmap.memory.cuts import Cuts
 from tdmap.plan import ChunkPlan
+from tdmap.process.torchsettings import ThreadSettings
 from tdmap.runtime import control as at
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
-from tdmap.runtime.cuts import Cuts
 from tdmap.runtime.driver import Joined
 from tdmap.runtime.executors.serial import empty, local_undo
 from tdmap.runtime.scheduler import Lease
-from tdmap.runtime.torchsettings import ThreadSettings
 from tdmap.runtime.types import Failed, Message
 from tdmap.seeding import preserved_generators
 from tdmap.sinks import Allocate, Sink

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tdmap import hidden
 from tdmap.errors import RemoteError, RemoteTraceback
+from tdmap.memory import hidden
 from tdmap.rowerrors import RowError
 
 NAME = "skipped.jsonl"

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from tdmap.errors import UntrustedFile
-from tdmap.hidden import open_file
+from tdmap.memory.hidden import open_file
 from tdmap.memory.regions import bytes_of
-from tdmap.runtime.owner import Owner
+from tdmap.process.owner import Owner
 
 ALIGNMENT = 64
 """Extents begin at multiples of it, so that they can be mapped as tensors of any dtype."""

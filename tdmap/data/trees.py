@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tdmap._data import is_data, tensors_of, with_tensors
+from tdmap.data.kinds import is_data, tensors_of, with_tensors
 
 
 def tensors_in(value: Any) -> list[Tensor]:

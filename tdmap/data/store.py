@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap import hidden
-from tdmap._data import Data, TensorDict, is_dense
+from tdmap.data.kinds import Data, is_dense
 from tdmap.data.objects import KeyPath, with_objects
 from tdmap.errors import OutputMismatch
-from tdmap.folderlock import HELD, LOCK, FolderLock, locked, refuse_writers
-from tdmap.hidden import HIDDEN
-from tensordict_lite import is_tensorclass
+from tdmap.memory import hidden
+from tdmap.memory.folderlock import HELD, LOCK, FolderLock, locked, refuse_writers
+from tdmap.memory.hidden import HIDDEN
+from tensordict_lite import TensorDict, is_tensorclass
 from tensordict_lite.memmap.staging import exchange
 
 META = "meta.json"

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from tdmap.data.objects import MISSING, Each, KeyPath, One, Piece, Pieces, Rows
+from tdmap.data.skipfile import OBJECTS, append_line, last_lines
 from tdmap.errors import OutputMismatch, UntrustedFile
-from tdmap.hidden import remove
-from tdmap.runtime.resources import available_memory
-from tdmap.runtime.skipfile import OBJECTS, append_line, last_lines
+from tdmap.memory.hidden import remove
+from tdmap.memory.resources import available_memory
 from tensordict_lite import MetaData, NonTensorData, NonTensorStack
 from tensordict_lite.memmap.plan import holds_json
 

@@ -24,8 +24,8 @@ import weakref
 import torch
 
 from tdmap._warn import warn_user
+from tdmap.memory.mapped import MappedFiles
 from tdmap.memory.regions import Region, SharedHandle, region_of
-from tdmap.runtime.mapped import MappedFiles
 from tensordict_lite.memmap.mapping import map_anonymous
 
 ALIGNMENT = 64

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, allocate_like, is_data, is_dense
+from tdmap.data.join import allocate_like
+from tdmap.data.kinds import Data, is_data, is_dense
 from tdmap.errors import OutputMismatch
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.interrupts import let_through
+from tdmap.process.interrupts import let_through
 from tensordict_lite import NonTensorData
 
 KeyPath: TypeAlias = "tuple[str, ...]"

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap._data import Data, flat_bytes, is_dense, narrow, signed_view, tensors_of
-from tdmap.bykey.order import Order
-from tdmap.schema import plain
+from tdmap.data.kinds import Data, is_dense, signed_view, tensors_of
+from tdmap.data.reader import narrow
+from tdmap.data.schema import plain
+from tdmap.memory.regions import flat_bytes
+
+Order: TypeAlias = NDArray[Any]
+"""Row numbers, of an unsigned or signed integer dtype."""
 
 
 def is_columnar(data: Data) -> bool:

@@ -25,10 +25,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tdmap import hidden
 from tdmap.errors import FolderInUse, UntrustedFile
-from tdmap.hidden import HIDDEN, NO_LOCKS, printable
-from tdmap.runtime.identity import ProcessId
+from tdmap.memory import hidden
+from tdmap.memory.hidden import HIDDEN, NO_LOCKS, printable
+from tdmap.process.identity import ProcessId
 
 LOCK, HELD = "lock", "lock.held"
 """Names in the hidden folder."""
