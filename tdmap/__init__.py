@@ -37,7 +37,7 @@ from tdmap.ranks import merge_shards
 from tdmap.reducers import Reducer
 from tdmap.reduction import map_reduce, reduce
 from tdmap.rowerrors import RowError, RowErrors, SkippedRows
-from tdmap.runtime.pool import WorkerPool, close_pools
+from tdmap.runtime.workers.pool import WorkerPool, close_pools
 from tdmap.shuffling import shuffle
 
 __all__ = [

@@ -34,8 +34,8 @@ from tdmap.memory.spill import ALIGNMENT, Spill
 from tdmap.placing import Output, Places, Step, spill_folder
 from tdmap.plan import ChunkPlan
 from tdmap.rowlog import APPEND, PIECES, SPILL, Piece, PieceLog, finish_run, forget, open_output_run
-from tdmap.runtime.types import Kind
 from tdmap.sinks import Collect
+from tdmap.sinks.base import Kind
 
 TASK_BYTES = 32 << 20
 """Bytes that a worker copies between two looks at its messages."""

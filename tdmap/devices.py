@@ -24,9 +24,9 @@ from tdmap.memory.links import Device, resolve_device
 from tdmap.plan import MIN_CHUNKS
 from tdmap.rowerrors import OnError
 from tdmap.runtime.driver import CommitLog
-from tdmap.runtime.lending import NotLent, can_lend, cannot_lend
 from tdmap.runtime.ondevice import OnDevice, is_on_device
-from tdmap.runtime.pool import WorkerPool
+from tdmap.runtime.wire.lending import NotLent, can_lend, cannot_lend
+from tdmap.runtime.workers.pool import WorkerPool
 from tdmap.sinks import Preallocated, Sink
 from tdmap.sinks.device import DeviceBuffer, check_device_out
 

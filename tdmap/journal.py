@@ -33,10 +33,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tdmap.memory.hidden import LARGE, SMALL, naming, open_file, parse_json, printable, replace_file
+from tdmap.process import forks
 from tdmap.process.identity import boot_number as boot_number
 from tdmap.process.owner import Owner
 from tdmap.ranges import merge_ranges
-from tdmap.runtime import launch, syncer
+from tdmap.runtime import syncer
 
 MAGIC = b"TDMAPJ01"
 VERSION = 1
@@ -365,7 +366,7 @@ class Helper:
             assert self._process.stdout is not None
             os.set_blocking(self._process.stdout.fileno(), False)
             _helpers.append(self._process)
-            launch.register_end(self._process.stdin)  # a forked worker must not hold it open
+            forks.register_end(self._process.stdin)  # a forked worker must not hold it open
             self._told.clear()
             return self._send_names()
         return True
@@ -412,7 +413,7 @@ class Helper:
         if self._process is not None:
             with contextlib.suppress(OSError):
                 assert self._process.stdin is not None and self._process.stdout is not None
-                launch.close_end(self._process.stdin)
+                forks.close_end(self._process.stdin)
                 self._process.stdout.close()
 
     def join(self) -> None:

@@ -36,7 +36,7 @@ from tdmap.memory.residency import Residency
 from tdmap.memory.shm import shared_region
 from tdmap.plan import ChunkPlan
 from tdmap.resume import folder_of
-from tdmap.runtime.packing import Arena
+from tdmap.runtime.wire.packing import Arena
 from tensordict_lite.errors import DatasetError
 
 

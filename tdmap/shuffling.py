@@ -13,7 +13,7 @@ from tdmap.execution import Execution, WorkerOptions
 from tdmap.operation import operation
 from tdmap.permute import permute
 from tdmap.placing import Output, travels
-from tdmap.runtime.packing import Arena
+from tdmap.runtime.wire.packing import Arena
 from tdmap.seeding import permutation
 
 if TYPE_CHECKING:

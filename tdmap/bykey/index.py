@@ -26,7 +26,7 @@ from tdmap.memory.files import mapped_file
 from tdmap.memory.spill import Spill
 from tdmap.placing import Places
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.packing import Arena
+from tdmap.runtime.wire.packing import Arena
 from tdmap.sinks import Collect
 
 HEAP_BYTES = 64 << 20

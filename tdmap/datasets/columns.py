@@ -40,8 +40,8 @@ from tdmap.placing import Output, Places, spill_folder
 from tdmap.plan import ChunkPlan, make_plan
 from tdmap.rowerrors import OnError
 from tdmap.rowlog import APPEND, PIECES, SPILL, Piece, PieceLog, finish_run, forget, open_output_run
-from tdmap.runtime.packing import Arena
 from tdmap.runtime.skipping import DROP
+from tdmap.runtime.wire.packing import Arena
 from tdmap.sinks import Collect
 from tensordict_lite import TensorDict
 

@@ -23,7 +23,7 @@ from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import Batch, Shard
 from tdmap.pipeline.work import Work
 from tdmap.plan import LEAD_ROWS, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
-from tdmap.runtime.packing import Arena
+from tdmap.runtime.wire.packing import Arena
 from tdmap.seeding import derive, preserved_generators, seed_everything
 from tdmap.sinks import Collect
 from tensordict_lite import is_tensor_collection

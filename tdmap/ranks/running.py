@@ -28,8 +28,8 @@ from tdmap.ranks.merging import merge
 from tdmap.ranks.shard import Ranges, Rank
 from tdmap.resumable import Execute, own_folder
 from tdmap.resume import IN_PLACE, MAP, TRUST, Resume, Run, files_of, folder_of, open_run
-from tdmap.runtime.types import Kind
 from tdmap.sinks import Folder, InPlace, Preallocated, Sink
+from tdmap.sinks.base import Kind
 from tdmap.sinks.folder import check_for_folder, returned_none
 from tensordict_lite import is_tensor_collection
 

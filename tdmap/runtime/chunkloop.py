@@ -33,13 +33,14 @@ from tdmap.memory.mapped import MappedFiles
 from tdmap.plan import ChunkPlan
 from tdmap.process.interrupts import installed_handlers, interrupting
 from tdmap.reducers.base import MergeTree
-from tdmap.runtime import control as at
-from tdmap.runtime.control import Control
 from tdmap.runtime.ondevice import OnDevice
 from tdmap.runtime.skipping import Settled, Skipper
-from tdmap.runtime.types import Done, GaveBack, Kind, Segment
 from tdmap.runtime.undo import Undo
+from tdmap.runtime.wire.messages import Done, GaveBack, Segment
+from tdmap.runtime.workers import control as at
+from tdmap.runtime.workers.control import Control
 from tdmap.seeding import ChunkStreams
+from tdmap.sinks.base import Kind
 from tensordict_lite.errors import DatasetError
 
 FLUSH_SECONDS = 0.005

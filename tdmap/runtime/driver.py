@@ -31,8 +31,9 @@ from tdmap.ranges import merge_ranges
 from tdmap.runtime.chunkloop import note_rows
 from tdmap.runtime.scheduler import NO_LIMIT, Lease, Scheduler, SchedulerPolicy
 from tdmap.runtime.skiplog import SkipLog
-from tdmap.runtime.types import Done, Failed, GaveBack, Kind, Lost, Message, Refused, Segment, Skipped
+from tdmap.runtime.wire.messages import Done, Failed, GaveBack, Lost, Message, Refused, Segment, Skipped
 from tdmap.sinks import Allocate, InPlace, Sink, Stream
+from tdmap.sinks.base import Kind
 
 STREAM_BYTES = 4 << 20
 """Input bytes of a lease whose results travel: what a consumer may find in flight, several times a worker."""

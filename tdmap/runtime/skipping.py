@@ -29,10 +29,11 @@ from tdmap.data.reader import cut, narrow
 from tdmap.data.skipfile import append
 from tdmap.errors import add_note
 from tdmap.frames import without_engine
-from tdmap.runtime import control as at
-from tdmap.runtime.remote import pack_error
-from tdmap.runtime.types import Kind, Skipped
 from tdmap.runtime.undo import same_bits
+from tdmap.runtime.wire.messages import Skipped
+from tdmap.runtime.wire.remote import pack_error
+from tdmap.runtime.workers import control as at
+from tdmap.sinks.base import Kind
 
 if TYPE_CHECKING:
     from tdmap.runtime.chunkloop import ChunkLoop

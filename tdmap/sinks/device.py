@@ -16,8 +16,7 @@ from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, add_note, describe_rows
 from tdmap.memory.links import DeviceLink, Mark
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate, PlainSink
+from tdmap.sinks.base import Allocate, Kind, PlainSink
 
 IN_FLIGHT_BYTES = 32 << 20
 """Bytes of results whose copies have begun and not ended, beyond the last chunk's."""

@@ -17,8 +17,8 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Source
 from tdmap.memory import links as device_module
 from tdmap.plan import ChunkPlan
-from tdmap.runtime import lending, packing
-from tdmap.runtime.executors import payload, processes
+from tdmap.runtime.crews import processes
+from tdmap.runtime.wire import lending, packing, payload
 from tdmap.sinks import Preallocated
 from tests.device.fakelink import FakeLink
 

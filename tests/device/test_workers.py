@@ -21,7 +21,7 @@ FAKE = "mtia"
 @pytest.fixture
 def no_forks(monkeypatch):
     """The fake is a device that no fork can use, as CUDA is once anything has asked for it. CPU workers are forks."""
-    monkeypatch.setattr("tdmap.runtime.launch.safe_to_fork", lambda worker_threads: True)
+    monkeypatch.setattr("tdmap.runtime.workers.launch.safe_to_fork", lambda worker_threads: True)
     monkeypatch.setitem(device_module.LINKS, FAKE, FakeLink)
     monkeypatch.setattr(device_module, "NO_FORKS", {FAKE})
     monkeypatch.setattr(ondevice, "NO_FORKS", {FAKE})

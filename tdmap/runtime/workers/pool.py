@@ -28,12 +28,13 @@ from typing import Any, NoReturn
 from tdmap.errors import WorkerStartError
 from tdmap.memory.links import PageLocker
 from tdmap.memory.resources import usable_cores
+from tdmap.process import forks
 from tdmap.process.owner import Owner
-from tdmap.runtime import control as at
-from tdmap.runtime import launch
-from tdmap.runtime.parcels import ParcelReader
-from tdmap.runtime.reservation import Reservation, TakenHere
-from tdmap.runtime.types import Hello
+from tdmap.runtime.wire.messages import Hello
+from tdmap.runtime.wire.parcels import ParcelReader
+from tdmap.runtime.workers import control as at
+from tdmap.runtime.workers import launch
+from tdmap.runtime.workers.reservation import Reservation, TakenHere
 
 IDLE_SECONDS = 30.0
 """A worker without a job leaves after so long."""
@@ -134,7 +135,7 @@ class Member:
             return self.process.poll()
         self.closed = True
         self.reader.close()
-        launch.close_end(self.connection)
+        forks.close_end(self.connection)
         if self.pidfd >= 0:
             os.close(self.pidfd)
         self.block.close()

@@ -11,13 +11,13 @@ from tdmap.data.writer import RowWriter
 from tdmap.errors import SerializationError
 from tdmap.job import Job
 from tdmap.process.interrupts import let_through
-from tdmap.runtime.culprit import explain_unpicklable
-from tdmap.runtime.lending import Loan, take_back
 from tdmap.runtime.ondevice import is_on_device
-from tdmap.runtime.packing import Arena, Packer, unpack
-from tdmap.runtime.surroundings import Surroundings
 from tdmap.runtime.undo import MAX_BYTES, Room, Undo
-from tdmap.runtime.worker import Payload
+from tdmap.runtime.wire.culprit import explain_unpicklable
+from tdmap.runtime.wire.lending import Loan, take_back
+from tdmap.runtime.wire.packing import Arena, Packer, unpack
+from tdmap.runtime.workers.surroundings import Surroundings
+from tdmap.runtime.workers.worker import Payload
 from tdmap.sinks import Sink
 from tensordict_lite.errors import DatasetError
 

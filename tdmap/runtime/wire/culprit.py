@@ -9,7 +9,7 @@ from typing import Any
 
 from tdmap.job import function_name
 from tdmap.process.interrupts import let_through
-from tdmap.runtime.packing import Packer
+from tdmap.runtime.wire.packing import Packer
 
 MAX_DEPTH = 4
 

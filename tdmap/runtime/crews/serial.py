@@ -16,11 +16,11 @@ from tdmap.job import Job
 from tdmap.memory.cuts import Cuts
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
-from tdmap.runtime.control import local_control
 from tdmap.runtime.driver import Joined
 from tdmap.runtime.scheduler import Lease
-from tdmap.runtime.types import Failed, Message
 from tdmap.runtime.undo import MAX_BYTES, Undo
+from tdmap.runtime.wire.messages import Failed, Message
+from tdmap.runtime.workers.control import local_control
 from tdmap.seeding import preserved_generators
 from tdmap.sinks import Allocate, Sink
 

@@ -13,15 +13,12 @@ from tdmap.data.writer import RowWriter
 from tdmap.job import Job
 from tdmap.memory.links import PageLocker
 from tdmap.plan import ChunkPlan
-from tdmap.runtime import control as at
 from tdmap.runtime.driver import Joined
-from tdmap.runtime.executors.payload import JobPacker
-from tdmap.runtime.lending import Loan, NotLent, take_back
 from tdmap.runtime.ondevice import is_on_device
-from tdmap.runtime.pool import Member, WorkerPool
-from tdmap.runtime.remote import unpack_error
 from tdmap.runtime.scheduler import Lease
-from tdmap.runtime.types import (
+from tdmap.runtime.undo import Room
+from tdmap.runtime.wire.lending import Loan, NotLent, take_back
+from tdmap.runtime.wire.messages import (
     Begin,
     Done,
     Drop,
@@ -29,7 +26,6 @@ from tdmap.runtime.types import (
     Failed,
     Grant,
     Hello,
-    Kind,
     Lost,
     Message,
     Output,
@@ -38,8 +34,12 @@ from tdmap.runtime.types import (
     Refused,
     Segment,
 )
-from tdmap.runtime.undo import Room
+from tdmap.runtime.wire.payload import JobPacker
+from tdmap.runtime.wire.remote import unpack_error
+from tdmap.runtime.workers import control as at
+from tdmap.runtime.workers.pool import Member, WorkerPool
 from tdmap.sinks import Allocate, InPlace, Sink
+from tdmap.sinks.base import Kind
 
 GRACE_SECONDS = 0.3
 """After an error or Ctrl-C, workers have so long to end their chunk before they are killed."""

@@ -23,15 +23,15 @@ from tdmap.job import Job
 from tdmap.memory.shm import anonymous_file, map_path, release_file
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
-from tdmap.runtime.control import local_control
 from tdmap.runtime.driver import Joined
-from tdmap.runtime.executors.payload import JobPacker
-from tdmap.runtime.packing import unpack
-from tdmap.runtime.parcels import ParcelReader, ParcelWriter
-from tdmap.runtime.remote import pack_error, unpack_error
 from tdmap.runtime.scheduler import Lease
-from tdmap.runtime.types import Done, Failed, Message, Refused, Segment
-from tdmap.runtime.worker import load_loop
+from tdmap.runtime.wire.messages import Done, Failed, Message, Refused, Segment
+from tdmap.runtime.wire.packing import unpack
+from tdmap.runtime.wire.parcels import ParcelReader, ParcelWriter
+from tdmap.runtime.wire.payload import JobPacker
+from tdmap.runtime.wire.remote import pack_error, unpack_error
+from tdmap.runtime.workers.control import local_control
+from tdmap.runtime.workers.worker import load_loop
 from tdmap.sinks import Allocate, Sink
 
 KEPT_JOBS = 4

@@ -25,8 +25,8 @@ from torch import Tensor
 from tdmap.memory.regions import Region, SharedHandle, bytes_of
 from tdmap.memory.shm import align, anonymous_tensor, shared_region
 from tdmap.process.interrupts import let_through
-from tdmap.runtime.byvalue import Namespaces
-from tdmap.runtime.lending import Loan, is_lendable, lend
+from tdmap.runtime.wire.byvalue import Namespaces
+from tdmap.runtime.wire.lending import Loan, is_lendable, lend
 
 INLINE_BYTES = 4096
 """Tensors of at most so many bytes that are not shared already travel as bytes."""

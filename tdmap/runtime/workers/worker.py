@@ -32,13 +32,25 @@ from tdmap.frames import without_engine
 from tdmap.job import Policy
 from tdmap.memory.residency import Residency
 from tdmap.plan import ChunkPlan
-from tdmap.runtime import control as at
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
-from tdmap.runtime.packing import unpack
-from tdmap.runtime.parcels import ParcelWriter
-from tdmap.runtime.remote import pack_error
-from tdmap.runtime.types import Begin, Done, Drop, Dropped, Failed, Grant, Hello, Output, Planned, Protect, Refused
 from tdmap.runtime.undo import Undo, lock_shared
+from tdmap.runtime.wire.messages import (
+    Begin,
+    Done,
+    Drop,
+    Dropped,
+    Failed,
+    Grant,
+    Hello,
+    Output,
+    Planned,
+    Protect,
+    Refused,
+)
+from tdmap.runtime.wire.packing import unpack
+from tdmap.runtime.wire.parcels import ParcelWriter
+from tdmap.runtime.wire.remote import pack_error
+from tdmap.runtime.workers import control as at
 from tdmap.seeding import seed_everything
 
 in_worker = False

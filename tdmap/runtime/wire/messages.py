@@ -8,31 +8,11 @@ crew   ──► driver   Lost(...), when a pipe closes or a process ends
 
 from __future__ import annotations
 
-import enum
 from typing import Any, NamedTuple
 
 from tdmap.events import Measures
 from tdmap.plan import ChunkPlan
-
-
-class Kind(enum.IntEnum):
-    """What became of the result of a chunk."""
-
-    WRITTEN = 0
-    """It was copied into the output."""
-    NONE = 1
-    """The function returned None."""
-    PARCEL = 2
-    """It travels to the driver."""
-    FAILED = 3
-    """There is none: the function raised on every row, and rows that raise are skipped."""
-    OBJECTS = 4
-    """Its tensors were copied into the output; its entries that are no tensors travel to the driver."""
-
-    @property
-    def travels(self) -> bool:
-        """Whether a value of each chunk goes to the driver: a chunk is not safe before it is there."""
-        return self in (Kind.PARCEL, Kind.OBJECTS)
+from tdmap.sinks.base import Kind
 
 
 class Begin(NamedTuple):
@@ -133,7 +113,7 @@ class Failed(NamedTuple):
     lease: int
     chunk: int
     error: Any
-    """The exception itself, or its bytes (see `tdmap.runtime.remote`)."""
+    """The exception itself, or its bytes (see `tdmap.runtime.wire.remote`)."""
     mutated: bool
 
 

@@ -20,7 +20,6 @@ nothing here waits for a lock that its own thread may hold.
 
 from __future__ import annotations
 
-import concurrent.futures.thread  # noqa: F401 - its hook for forks takes a lock: registered first, it runs after ours
 import contextlib
 import functools
 import itertools
@@ -36,94 +35,23 @@ import sys
 import threading
 import time
 import warnings
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from tdmap.errors import WorkerStartError
 from tdmap.memory.folderlock import shared_with_worker
 from tdmap.memory.shm import high_fd
+from tdmap.process.forks import close_end, is_forking, popens, register_end, starting
 from tdmap.process.owner import Owner
+from tdmap.runtime.workers.boot import MESSAGE_BYTES
+from tdmap.runtime.workers.worker import die_with_parent, run_worker
 
 START_METHODS = ("fork", "forkserver", "spawn")
 
-_MESSAGE_BYTES = 1 << 16
-
 _LISTEN_MILLISECONDS = 20
 """Where two wait for the template, one may be given the other's answer, and look for it only after so long."""
-
-# The driver's ends of every pipe. A fork, ours or the user's, must not hold them: a worker sees that its driver has
-# gone only when the last copy of the other end is closed. Objects, not numbers: closing an object twice is
-# harmless, closing a number twice hits whoever has it by then.
-_driver_ends: dict[int, Any] = {}
-
-
-def register_end(end: Any) -> None:
-    """Have `end`, which has a `close` method, closed in every fork of this process."""
-    _driver_ends[id(end)] = end
-
-
-def close_end(end: Any) -> None:
-    """Close `end` here and forget it."""
-    _driver_ends.pop(id(end), None)
-    with contextlib.suppress(OSError):
-        end.close()
-
-
-_popens: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
-
-
-def _close_ends_in_child() -> None:
-    global _template, _template_lock
-    for end in list(_driver_ends.values()):
-        close_end(end)
-    for popen in list(_popens):
-        popen.returncode = 0  # not our child: nothing is to be waited for, and nobody is to be warned of it
-    _popens.clear()
-    _template = None
-    _template_lock = threading.RLock()
-
-
-# -- forks that are under way ------------------------------------------------------------------------
-
-_forking: list[int] = []
-"""Threads that are within `os.fork`, whoever called it."""
-
-_starting: dict[int, int] = {}
-"""Threads that fork a worker, and the process that they do it in. The fork itself keeps it."""
-
-
-def _begin_fork() -> None:
-    _forking.append(threading.get_ident())
-
-
-def _end_fork() -> None:
-    _forking.remove(threading.get_ident())
-
-
-def _end_fork_in_child() -> None:
-    _forking.clear()
-    _close_ends_in_child()
-
-
-os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_child=_end_fork_in_child)
-
-
-def is_starting_worker() -> bool:
-    """Whether the fork that this thread makes is for a worker, and nobody else's."""
-    return threading.get_ident() in _starting
-
-
-def is_unborn_worker() -> bool:
-    """Whether this process will be a worker as soon as the hooks of its fork have run."""
-    return _starting.get(threading.get_ident(), os.getpid()) != os.getpid()
-
-
-def _is_forking() -> bool:
-    me = threading.get_ident()
-    return me in _forking or me in _starting
 
 
 class Process(Protocol):
@@ -148,7 +76,7 @@ def socket_pair() -> tuple[Connection, Connection]:
 
 def safe_to_fork(worker_threads: int) -> bool:
     """Whether a fork of this process can run torch, and can be made."""
-    if _is_forking() or threading.active_count() > 1 or worker_threads != 1:
+    if is_forking() or threading.active_count() > 1 or worker_threads != 1:
         return False
     torch = sys.modules.get("torch")
     return torch is None or not torch.cuda.is_initialized()
@@ -221,10 +149,8 @@ class ForkedProcess:
 
 
 def _fork(connection: Connection, control: str, threads: int, idle_seconds: float) -> ForkedProcess:
-    from tdmap.runtime.worker import die_with_parent, run_worker
-
     parent, me = os.getpid(), threading.get_ident()
-    if _is_forking():
+    if is_forking():
         # Hooks of `os.register_at_fork` take locks before a fork, and would wait for themselves in a second one.
         raise WorkerStartError(
             "a worker cannot be forked here: this is a signal handler, or a hook of os.register_at_fork, that runs "
@@ -238,13 +164,13 @@ def _fork(connection: Connection, control: str, threads: int, idle_seconds: floa
         # Python 3.12 counts torch's own idle threads too; whether forking is safe was decided before.
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
-            _starting[me] = parent
+            starting[me] = parent
             pid = os.fork()
             if pid == 0:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
         finally:
             if os.getpid() == parent:
-                del _starting[me]
+                del starting[me]
     if pid:
         return ForkedProcess(pid)
     try:
@@ -284,7 +210,7 @@ _BOOT = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); "
     "import sys, json; a = json.loads(sys.argv[1]); sys.path[:] = a['path']; "
-    "from tdmap.runtime.launch import {entry}; {entry}(a)"
+    "from tdmap.runtime.workers.boot import {entry}; {entry}(a)"
 )
 
 
@@ -299,7 +225,7 @@ def _popen(entry: str, fds: tuple[int, ...], arguments: dict[str, Any]) -> subpr
                 stdin=subprocess.DEVNULL,
                 env=env,
             )
-        _popens.add(popen)
+        popens.add(popen)
         return popen
     except OSError as error:
         raise WorkerStartError(f"cannot start {sys.executable} as a worker: {error}") from error
@@ -341,21 +267,6 @@ def _spawn(connection: Connection, control: str, threads: int, idle_seconds: flo
         raise
     finally:
         os.close(read)
-
-
-def spawn_main(arguments: dict[str, Any]) -> None:
-    """Entry of a spawned worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from tdmap.runtime.worker import run_worker, watch_parent
-
-    watch_parent(arguments["lifeline"])
-    run_worker(
-        Connection(arguments["fd"]),
-        arguments["control"],
-        arguments["threads"],
-        arguments["idle"],
-        arguments["parent"],
-    )
 
 
 # -- forkserver --------------------------------------------------------------------------------------
@@ -411,7 +322,7 @@ class Template:
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
         poller.poll(_LISTEN_MILLISECONDS)
-        receive = functools.partial(self._socket.recv, _MESSAGE_BYTES, socket.MSG_DONTWAIT)
+        receive = functools.partial(self._socket.recv, MESSAGE_BYTES, socket.MSG_DONTWAIT)
         with contextlib.suppress(BlockingIOError):
             # Received and kept in one instruction of the interpreter: an exception out of a signal handler between the
             # two would lose the answer of another thread.
@@ -464,6 +375,15 @@ _template: Template | None = None
 _template_lock = threading.RLock()
 
 
+def _forget_template() -> None:
+    global _template, _template_lock
+    _template = None
+    _template_lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_template)
+
+
 def template() -> Template:
     """The template process of this process, started at the first call."""
     global _template
@@ -484,56 +404,6 @@ def close_template() -> None:
         if _template is not None:
             _template.close()
             _template = None
-
-
-def template_main(arguments: dict[str, Any]) -> None:
-    """Entry of the template process: import everything, run nothing, fork on request."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from tdmap.runtime import worker
-
-    sock = socket.socket(fileno=arguments["fd"])
-    parent = os.getpid()
-    while True:
-        try:
-            data, fds, _, _ = socket.recv_fds(sock, _MESSAGE_BYTES, 4)
-        except OSError:
-            data = b""
-        if not data:
-            os._exit(0)
-        number, request = data[:8], pickle.loads(data[8:])
-        if request[0] == "wait":
-            sock.send(number + pickle.dumps(_reap(request[1])))
-            continue
-        pid = os.fork()
-        if pid == 0:
-            _serve_fork(worker.run_worker, worker.die_with_parent, sock, fds[0], request, parent)
-        os.close(fds[0])
-        sock.send(number + pickle.dumps(pid))
-
-
-def _serve_fork(
-    run_worker: Callable[..., None],
-    die_with_parent: Callable[[int], None],
-    sock: socket.socket,
-    fd: int,
-    request: Any,
-    parent: int,
-) -> None:
-    try:
-        die_with_parent(parent)
-        sock.close()
-        _, control, threads, idle_seconds = request
-        run_worker(Connection(fd), control, threads, idle_seconds, parent)
-    finally:
-        os._exit(1)
-
-
-def _reap(pid: int) -> int | None:
-    try:
-        done, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return 0
-    return os.waitstatus_to_exitcode(status) if done else None
 
 
 def wait_exit(process: Process, seconds: float) -> int | None:

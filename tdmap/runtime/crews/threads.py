@@ -16,12 +16,12 @@ from tdmap.job import Job
 from tdmap.memory.cuts import Cuts
 from tdmap.plan import ChunkPlan
 from tdmap.process.torchsettings import ThreadSettings
-from tdmap.runtime import control as at
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
+from tdmap.runtime.crews.serial import empty, local_undo
 from tdmap.runtime.driver import Joined
-from tdmap.runtime.executors.serial import empty, local_undo
 from tdmap.runtime.scheduler import Lease
-from tdmap.runtime.types import Failed, Message
+from tdmap.runtime.wire.messages import Failed, Message
+from tdmap.runtime.workers import control as at
 from tdmap.seeding import preserved_generators
 from tdmap.sinks import Allocate, Sink
 

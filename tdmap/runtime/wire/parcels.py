@@ -29,8 +29,8 @@ from torch import Tensor
 from tdmap.errors import SerializationError
 from tdmap.memory.links import PageLocker
 from tdmap.memory.shm import align, anonymous_file, map_path, release_file
-from tdmap.runtime import launch
-from tdmap.runtime.packing import _is_plain
+from tdmap.process import forks
+from tdmap.runtime.wire.packing import _is_plain
 
 SMALL_BYTES = 1 << 15
 """Results of at most so many bytes travel through the pipe."""
@@ -284,7 +284,7 @@ _readers: weakref.WeakSet[ParcelReader] = weakref.WeakSet()
 
 
 def _share_with_fork() -> None:
-    if not launch.is_starting_worker():  # nobody uses them there
+    if not forks.is_starting_worker():  # nobody uses them there
         for reader in list(_readers):
             reader.share()
 
