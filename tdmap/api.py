@@ -31,8 +31,8 @@ from tdmap.plan import CACHE_BYTES, MIN_CHUNKS, ChunkPlan, default_chunk_size, m
 from tdmap.prefetch import check_prefetch, prefetch_over
 from tdmap.ranks import running as by_ranks
 from tdmap.ranks.shard import ShardLike, rank_of
-from tdmap.resumable import map_in_place, map_to_files, map_to_folder
-from tdmap.resume import Resume, check_resume
+from tdmap.resume.resumable import map_in_place, map_to_files, map_to_folder
+from tdmap.resume.run import Resume, check_resume
 from tdmap.rowerrors import MODES, OnError, mode_of
 from tdmap.runtime.skipping import DROP, PAD
 from tdmap.seeding import base_seed, permutation

@@ -33,7 +33,7 @@ from tdmap.memory.hidden import open_file
 from tdmap.memory.spill import ALIGNMENT, Spill
 from tdmap.placing import Output, Places, Step, spill_folder
 from tdmap.plan import ChunkPlan
-from tdmap.rowlog import APPEND, PIECES, SPILL, Piece, PieceLog, finish_run, forget, open_output_run
+from tdmap.resume.rowlog import APPEND, PIECES, SPILL, Piece, PieceLog, finish_run, forget, open_output_run
 from tdmap.sinks import Collect
 from tdmap.sinks.base import Kind
 

@@ -99,7 +99,7 @@ def run_resumable(
     import warnings
 
     from tdmap.errors import AlreadyComplete, FolderInUse, OutputMismatch, ResumeMismatch, UntrustedFile
-    from tdmap.resume import COMMAND
+    from tdmap.resume.run import COMMAND
 
     options, skipped = _collecting(options)
     refusals = (ResumeMismatch, FileExistsError, FolderInUse, UntrustedFile, OutputMismatch, *_CANNOT_WRITE)

@@ -33,8 +33,8 @@ from tdmap.operation import operation
 from tdmap.permute import block_rows, place_rows
 from tdmap.placing import Output, Places, SharedTensors, SourceRows, Step, spill_folder, travels
 from tdmap.plan import ChunkPlan
+from tdmap.resume.rowlog import FILTER, MASK, finish_run, flush_journal, forget, open_output_run
 from tdmap.rowerrors import OnError
-from tdmap.rowlog import FILTER, MASK, finish_run, flush_journal, forget, open_output_run
 from tdmap.runtime.skipping import DROP
 from tdmap.sinks import Collect, Preallocated
 

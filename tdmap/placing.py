@@ -35,7 +35,7 @@ from tdmap.memory.regions import SharedHandle, bytes_of
 from tdmap.memory.residency import Residency
 from tdmap.memory.shm import shared_region
 from tdmap.plan import ChunkPlan
-from tdmap.resume import folder_of
+from tdmap.resume.run import folder_of
 from tdmap.runtime.wire.packing import Arena
 from tensordict_lite.errors import DatasetError
 

@@ -20,7 +20,7 @@ from tdmap.operation import operation
 from tdmap.plan import default_chunk_size
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.reducers.base import merged
-from tdmap.resumable import fold_resumable
+from tdmap.resume.resumable import fold_resumable
 from tdmap.rowerrors import OnError
 from tdmap.runtime.skipping import DROP
 from tdmap.sinks import Fold

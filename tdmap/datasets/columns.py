@@ -33,13 +33,13 @@ from tdmap.datasets.jagged import Jagged, offsets_of
 from tdmap.datasets.jaggedfile import example_of
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
-from tdmap.fingerprint import function_parts
 from tdmap.job import Job, Source, function_name
 from tdmap.memory.spill import Spill
 from tdmap.placing import Output, Places, spill_folder
 from tdmap.plan import ChunkPlan, make_plan
+from tdmap.resume.fingerprint import function_parts
+from tdmap.resume.rowlog import APPEND, PIECES, SPILL, Piece, PieceLog, finish_run, forget, open_output_run
 from tdmap.rowerrors import OnError
-from tdmap.rowlog import APPEND, PIECES, SPILL, Piece, PieceLog, finish_run, forget, open_output_run
 from tdmap.runtime.skipping import DROP
 from tdmap.runtime.wire.packing import Arena
 from tdmap.sinks import Collect

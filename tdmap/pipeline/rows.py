@@ -23,7 +23,7 @@ from tdmap.data.kinds import Data, data_length, is_data, tensors_of
 from tdmap.data.reader import narrow
 from tdmap.data.schema import Schema
 from tdmap.pipeline.stages import CALLING, Shard, Shuffle, Skip, Stage, Take
-from tdmap.resume import folder_of
+from tdmap.resume.run import folder_of
 from tdmap.seeding import derive, preserved_generators, seed_everything
 from tensordict_lite import is_tensor_collection
 

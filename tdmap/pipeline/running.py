@@ -25,7 +25,7 @@ from tdmap.pipeline.work import apply_stage
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Reducer
 from tdmap.reduction import FoldChunk
-from tdmap.resumable import map_to_files, map_to_folder
+from tdmap.resume.resumable import map_to_files, map_to_folder
 from tdmap.sinks import Collect, Fold, Gather, Preallocated
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from tdmap import journal as journals
 from tdmap._warn import warn_user
 from tdmap.data.join import result_of_no_rows
 from tdmap.data.kinds import Data, leaves_hold_rows
@@ -26,8 +25,9 @@ from tdmap.ranges import merge_ranges, subtract_ranges
 from tdmap.ranks.folder import RankFolder
 from tdmap.ranks.merging import merge
 from tdmap.ranks.shard import Ranges, Rank
-from tdmap.resumable import Execute, own_folder
-from tdmap.resume import IN_PLACE, MAP, TRUST, Resume, Run, files_of, folder_of, open_run
+from tdmap.resume import journal as journals
+from tdmap.resume.resumable import Execute, own_folder
+from tdmap.resume.run import IN_PLACE, MAP, TRUST, Resume, Run, files_of, folder_of, open_run
 from tdmap.sinks import Folder, InPlace, Preallocated, Sink
 from tdmap.sinks.base import Kind
 from tdmap.sinks.folder import check_for_folder, returned_none

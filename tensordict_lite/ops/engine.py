@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tdmap.devices import Devices
     from tdmap.functions import Keys
     from tdmap.memory.links import Device
-    from tdmap.resume import Resume
+    from tdmap.resume.run import Resume
     from tdmap.rowerrors import OnError
 
 __all__ = ["EngineOps"]

@@ -480,7 +480,7 @@ def test_pieces_are_kept_or_their_chunks_are_done_again(tmp_path, kept, monkeypa
 
     with monkeypatch.context() as patch:
         if not kept:
-            patch.setattr("tdmap.rowlog.dump", refuse)
+            patch.setattr("tdmap.resume.rowlog.dump", refuse)
         with contextlib.nullcontext() if kept else pytest.warns(RuntimeWarning, match="done again.*a file"):
             with pytest.raises(InterruptedError):
                 run(callbacks=[Stop()])

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 import tdmap
-from tdmap import checkpoint, journal, rowlog
 from tdmap.errors import ResumeMismatch, UntrustedFile
 from tdmap.pipeline.caching import NAME as NOTE
 from tdmap.plaindata import dump
-from tdmap.status import describe, read_status
+from tdmap.resume import checkpoint, journal, rowlog
+from tdmap.resume.status import describe, read_status
 from tensordict_lite import TensorDict
 
 from .operations import IN_DATASET, OUT_OF_PLACE, RESUMABLE, Total, make, quietly, same

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import tdmap
-from tdmap import journal
 from tdmap.memory import hidden
-from tdmap.status import describe, read_status
+from tdmap.resume import journal
+from tdmap.resume.status import describe, read_status
 from tensordict_lite import TensorDict
 
 from .operations import IN_DATASET, OUT_OF_PLACE, RESUMABLE, make, quietly, same

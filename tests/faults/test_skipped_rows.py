@@ -18,7 +18,7 @@ from tdmap.data import skipfile
 from tdmap.data.skipfile import SkipFile
 from tdmap.errors import AlreadyComplete, RemoteError
 from tdmap.reducers import Count
-from tdmap.status import describe, read_status
+from tdmap.resume.status import describe, read_status
 from tensordict_lite import TensorDict
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tdmap
-from tdmap import journal
+from tdmap.resume import journal
 from tensordict_lite import TensorDict
 from tests.house.old import make
 

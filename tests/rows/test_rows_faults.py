@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import tdmap
-from tdmap import journal
 from tdmap.errors import AlreadyComplete, ResumeMismatch
 from tdmap.memory import hidden
-from tdmap.rowlog import pack_record, read_records
+from tdmap.resume import journal
+from tdmap.resume.rowlog import pack_record, read_records
 from tensordict_lite import TensorDict
 
 from .conftest import Killer, bits, make
@@ -263,7 +263,7 @@ def test_a_nested_output_whose_publishing_was_interrupted_is_gone_on_with(name, 
             moves.clear()
             patch.setattr("tdmap.data.store.os.replace", moving)
             if step == "finish":
-                patch.setattr("tdmap.resume.Run.finish", interrupt)
+                patch.setattr("tdmap.resume.run.Run.finish", interrupt)
             if step == "clean":
                 patch.setattr("tdmap.data.store.hidden.remove_tree", cleaning)
             with pytest.raises(KeyboardInterrupt):
@@ -280,7 +280,7 @@ def test_a_nested_output_whose_publishing_was_interrupted_is_gone_on_with(name, 
 def test_a_run_whose_end_was_lost_with_the_machine_is_done_again(name, durable, tmp_path, monkeypatch):
     data, run, out = nested(make()), PUBLISHERS[name], tmp_path / "out"
     wanted = bits(run(data, tmp_path / "wanted"))
-    monkeypatch.setattr("tdmap.journal.Helper.finish", lambda helper: None)  # it did not get to the disk
+    monkeypatch.setattr("tdmap.resume.journal.Helper.finish", lambda helper: None)  # it did not get to the disk
     run(data, out)
     path = out / ".tdmap" / "journal"
     log = journal.read(path)
@@ -289,7 +289,7 @@ def test_a_run_whose_end_was_lost_with_the_machine_is_done_again(name, durable, 
         with open(path, "ab") as file:
             file.write(journal.Record(journal.Type.DURABLE, log.position(end), session=1).pack())
     boot = journal.boot_number() + 1
-    monkeypatch.setattr("tdmap.journal.boot_number", lambda: boot)
+    monkeypatch.setattr("tdmap.resume.journal.boot_number", lambda: boot)
     if name != "map":
         with pytest.raises(ResumeMismatch):
             PUBLISHERS["flat_map" if name == "filter" else "filter"](data, out)

@@ -189,7 +189,7 @@ class Decoder:
 
     def identity_parts(self) -> dict[str, str]:
         """What a resumed run must find unchanged."""
-        from tdmap.fingerprint import source_parts
+        from tdmap.resume.fingerprint import source_parts
 
         return {
             "options": repr(self.look),

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tdmap import checkpoint
 from tdmap.data.join import result_of_no_rows
 from tdmap.data.kinds import Data, leaves_hold_rows
 from tdmap.data.objects import object_paths
@@ -20,7 +19,8 @@ from tdmap.job import Job
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN
 from tdmap.reducers import Reducer
-from tdmap.resume import IN_PLACE, MAP, REDUCE, Resume, Run, can_begin_anew, files_of, folder_of, open_run
+from tdmap.resume import checkpoint
+from tdmap.resume.run import IN_PLACE, MAP, REDUCE, Resume, Run, can_begin_anew, files_of, folder_of, open_run
 from tdmap.runtime.driver import CommitLog
 from tdmap.sinks import Fold, Folder, InPlace, Preallocated, Sink
 from tdmap.sinks.folder import check_for_folder, returned_none

@@ -22,7 +22,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from tdmap import journal as journals
 from tdmap._warn import warn_user
 from tdmap.data.kinds import Data
 from tdmap.data.schema import KeyPath, Schema
@@ -34,7 +33,8 @@ from tdmap.memory.hidden import exists, naming, open_file, read, remove, remove_
 from tdmap.memory.resources import available_memory
 from tdmap.plaindata import dump, load, modules_of
 from tdmap.ranges import merge_ranges
-from tdmap.resume import Run, can_begin_anew, check_identity, files_of, open_run
+from tdmap.resume import journal as journals
+from tdmap.resume.run import Run, can_begin_anew, check_identity, files_of, open_run
 
 APPEND, FILTER = "append", "filter"
 """Kinds of runs."""

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tdmap import journal
 from tdmap.data import skipfile
 from tdmap.data.skipfile import row_errors
 from tdmap.errors import RemoteError
-from tdmap.journal import Type
 from tdmap.memory.folderlock import Holder, Somebody, holder_of
 from tdmap.memory.hidden import HIDDEN, SMALL, lines, printable
 from tdmap.plan import ChunkPlan
 from tdmap.ranges import merge_ranges
 from tdmap.ranks.folder import RankFolder
-from tdmap.resume import AFTER_CRASH, IN_PLACE, check_identity, plan_of
+from tdmap.resume import journal
+from tdmap.resume.journal import Type
+from tdmap.resume.run import AFTER_CRASH, IN_PLACE, check_identity, plan_of
 from tdmap.rowerrors import RowError
 
 SKIPPED_SHOWN = 10

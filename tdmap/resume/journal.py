@@ -37,7 +37,7 @@ from tdmap.process import forks
 from tdmap.process.identity import boot_number as boot_number
 from tdmap.process.owner import Owner
 from tdmap.ranges import merge_ranges
-from tdmap.runtime import syncer
+from tdmap.resume import syncer
 
 MAGIC = b"TDMAPJ01"
 VERSION = 1

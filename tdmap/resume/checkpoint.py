@@ -24,7 +24,7 @@ from tdmap.memory.resources import available_memory
 from tdmap.plaindata import dump, load, modules_of
 from tdmap.ranges import merge_ranges
 from tdmap.reducers.base import Node, Reducer
-from tdmap.resume import Run
+from tdmap.resume.run import Run
 from tdmap.sinks import Fold
 
 SECONDS = 0.25
