@@ -26,7 +26,6 @@ from torch.utils.data import DataLoader, Dataset
 import tdmap
 from benchmarks._harness import RESULTS, Benchmark
 from benchmarks._pictures import augment
-from tdmap.api import plan_for
 from tdmap.devices import OUT_CHUNKS
 from tdmap.execution import Execution
 from tdmap.functions import OnKeys
@@ -34,6 +33,7 @@ from tdmap.job import Job, Source
 from tdmap.memory import links as device_module
 from tdmap.memory.links import DeviceLink, open_link
 from tdmap.memory.shm import anonymous_file, map_path, release_file
+from tdmap.operations.map import plan_for
 from tdmap.sinks.device import DeviceBuffer
 from tensordict_lite import TensorDict
 from tests.device.fakelink import FakeLink

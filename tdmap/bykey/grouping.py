@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tdmap.api import policy_for
-from tdmap.append import Pieces, SpillRows, place_pieces
 from tdmap.bykey import mapping
 from tdmap.bykey.aggregates import Grouped, grouped_form
 from tdmap.bykey.keys import KeyLike, KeySpec
@@ -40,7 +38,9 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source, function_name
 from tdmap.memory.spill import Spill
 from tdmap.operation import operation
-from tdmap.placing import Output, spill_folder
+from tdmap.operations.append import Pieces, SpillRows, place_pieces
+from tdmap.operations.map import policy_for
+from tdmap.operations.output import Output, spill_folder
 from tdmap.plan import ChunkPlan
 from tdmap.reducers import Reducer
 from tdmap.reducers.base import Key

@@ -24,7 +24,7 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.files import mapped_file
 from tdmap.memory.spill import Spill
-from tdmap.placing import Places
+from tdmap.operations.output import Places
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.wire.packing import Arena
 from tdmap.sinks import Collect

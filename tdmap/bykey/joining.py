@@ -19,8 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap.api import policy_for
-from tdmap.append import append_rows
 from tdmap.bykey.index import Index, sorted_rows
 from tdmap.bykey.keys import KeyReader, KeySpec
 from tdmap.bykey.order import Words, equal, group_starts, search, stable_order, take
@@ -35,7 +33,9 @@ from tdmap.data.store import destination
 from tdmap.execution import Execution
 from tdmap.memory.spill import Spill
 from tdmap.operation import operation
-from tdmap.placing import Output, SharedTensors, spill_folder, travels
+from tdmap.operations.append import append_rows
+from tdmap.operations.map import policy_for
+from tdmap.operations.output import Output, SharedTensors, spill_folder, travels
 from tdmap.reducers.base import Key
 from tensordict_lite import TensorDict, is_non_tensor, is_tensorclass
 

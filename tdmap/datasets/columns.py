@@ -23,9 +23,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tdmap.api import handler_of, policy_for
-from tdmap.append import TASK_BYTES, PlacePieces, SpillRows, tasks_of
-from tdmap.append import Pieces as AppendPieces
 from tdmap.data.kinds import Data
 from tdmap.data.schema import Schema
 from tdmap.data.store import OutputFolder
@@ -35,7 +32,10 @@ from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, Source, function_name
 from tdmap.memory.spill import Spill
-from tdmap.placing import Output, Places, spill_folder
+from tdmap.operations.append import TASK_BYTES, PlacePieces, SpillRows, tasks_of
+from tdmap.operations.append import Pieces as AppendPieces
+from tdmap.operations.map import handler_of, policy_for
+from tdmap.operations.output import Output, Places, spill_folder
 from tdmap.plan import ChunkPlan, make_plan
 from tdmap.resume.fingerprint import function_parts
 from tdmap.resume.rowlog import APPEND, PIECES, SPILL, Piece, PieceLog, finish_run, forget, open_output_run

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from tdmap.api import handler_of, policy_for
 from tdmap.data.kinds import Data
 from tdmap.datasets.columns import Apart, Columns, run_columns
 from tdmap.datasets.jagged import Jagged
@@ -19,7 +18,8 @@ from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, Source, function_name
 from tdmap.operation import operation
-from tdmap.placing import Output, SharedTensors, travels
+from tdmap.operations.map import handler_of, policy_for
+from tdmap.operations.output import Output, SharedTensors, travels
 from tdmap.plan import ChunkPlan, make_plan
 from tdmap.resume.fingerprint import function_parts, source_parts
 from tdmap.rowerrors import OnError

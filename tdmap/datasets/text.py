@@ -21,7 +21,7 @@ from tdmap.datasets.jaggedmap import OnJagged, plan_of, spans_of
 from tdmap.datasets.table import Table
 from tdmap.execution import Execution
 from tdmap.operation import operation
-from tdmap.placing import travels
+from tdmap.operations.output import travels
 from tdmap.resume.fingerprint import function_parts
 from tensordict_lite import TensorDict
 

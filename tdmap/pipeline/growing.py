@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from tdmap.append import Pieces, SpillRows, append_rows, place_pieces
 from tdmap.data.kinds import Data
 from tdmap.data.schema import Schema
 from tdmap.data.store import OutputFolder
 from tdmap.memory.spill import Spill
+from tdmap.operations.append import Pieces, SpillRows, append_rows, place_pieces
+from tdmap.operations.output import Output, spill_folder
 from tdmap.pipeline.planning import Plan, is_one_pass
 from tdmap.pipeline.rounds import Context
 from tdmap.pipeline.running import as_rows, no_rows, one_job, pieces_of
-from tdmap.placing import Output, spill_folder
 from tdmap.plan import ChunkPlan
 
 

@@ -12,8 +12,8 @@ from tdmap.data.kinds import Data
 from tdmap.execution import Execution
 from tdmap.job import Job, Source
 from tdmap.memory.links import CudaLink
+from tdmap.operations.prefetch import prefetch_over
 from tdmap.plan import ChunkPlan
-from tdmap.prefetch import prefetch_over
 from tdmap.sinks.device import DeviceBuffer
 
 HERE = torch.device("cpu")

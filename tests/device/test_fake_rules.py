@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tdmap.data.reader import Reader
+from tdmap.operations.prefetch import prefetch_over, send
 from tdmap.plan import ChunkPlan
-from tdmap.prefetch import prefetch_over, send
 from tdmap.runtime import ondevice
 from tests.device.fakelink import POISON, FakeLink, launch
 

@@ -27,10 +27,10 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Every job has many chunks, so that there is somebody to kill in the middle of it."""
-    monkeypatch.setattr("tdmap.scatter.SMALLEST", 1 << 9)
-    monkeypatch.setattr("tdmap.scatter.SEGMENT", 16)
-    monkeypatch.setattr("tdmap.permute.BLOCK_BYTES", 1 << 9)
-    monkeypatch.setattr("tdmap.append.TASK_BYTES", 1 << 9)
+    monkeypatch.setattr("tdmap.operations.scatter.SMALLEST", 1 << 9)
+    monkeypatch.setattr("tdmap.operations.scatter.SEGMENT", 16)
+    monkeypatch.setattr("tdmap.operations.permute.BLOCK_BYTES", 1 << 9)
+    monkeypatch.setattr("tdmap.operations.append.TASK_BYTES", 1 << 9)
 
 
 def third(td):
@@ -81,9 +81,9 @@ def test_a_function_that_kills_its_worker_gives_its_rows_once(tmp_path):
 
 SCRIPT = """
     import os, signal, sys, time, warnings
-    import tdmap, tdmap.append, tdmap.permute
+    import tdmap, tdmap.operations.append, tdmap.operations.permute
     from tensordict_lite import TensorDict
-    tdmap.append.TASK_BYTES = tdmap.permute.BLOCK_BYTES = 1 << 9
+    tdmap.operations.append.TASK_BYTES = tdmap.operations.permute.BLOCK_BYTES = 1 << 9
     warnings.simplefilter("error")
 
     class Killer(tdmap.Callback):

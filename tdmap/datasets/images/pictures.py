@@ -17,7 +17,7 @@ from tdmap.datasets.images.ingesting import ABOUT, FILES, SKIPPED
 from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, pillow
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import jagged_of
-from tdmap.placing import SharedTensors
+from tdmap.operations.output import SharedTensors
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
 

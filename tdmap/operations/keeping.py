@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from tdmap.append import append_rows
 from tdmap.data.alike import VALID
 from tdmap.data.kinds import Data, is_data, is_dense
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, function_name
+from tdmap.operations.append import append_rows
 from tdmap.plan import ChunkPlan
 from tdmap.sinks.folder import check_for_folder, returned_none
 

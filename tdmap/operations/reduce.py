@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from tdmap.api import handler_of, plan_for, policy_for
 from tdmap.data.kinds import Data, data_row_bytes
 from tdmap.events import Callback
 from tdmap.execution import Execution
 from tdmap.functions import as_function, check_placement
 from tdmap.job import Job, Source
 from tdmap.operation import operation
+from tdmap.operations.map import handler_of, plan_for, policy_for
 from tdmap.plan import default_chunk_size
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.reducers.base import merged

@@ -11,8 +11,8 @@ from tdmap.data.kinds import Data, is_data
 from tdmap.data.store import destination
 from tdmap.execution import Execution, WorkerOptions
 from tdmap.operation import operation
-from tdmap.permute import permute
-from tdmap.placing import Output, travels
+from tdmap.operations.output import Output, travels
+from tdmap.operations.permute import permute
 from tdmap.runtime.wire.packing import Arena
 from tdmap.seeding import permutation
 

@@ -22,13 +22,13 @@ from tdmap.devices import OUT_CHUNKS, Devices, Placement, check_no_device, check
 from tdmap.events import Callback
 from tdmap.execution import Execution
 from tdmap.functions import Keys, as_function, check_placement
-from tdmap.iterator import MapIterator
 from tdmap.job import Job, Policy, Source
-from tdmap.keeping import map_dropping, marking
 from tdmap.memory.links import Device, DeviceLink, open_link, resolve_device
 from tdmap.operation import operation
+from tdmap.operations.iterator import MapIterator
+from tdmap.operations.keeping import map_dropping, marking
+from tdmap.operations.prefetch import check_prefetch, prefetch_over
 from tdmap.plan import CACHE_BYTES, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
-from tdmap.prefetch import check_prefetch, prefetch_over
 from tdmap.ranks import running as by_ranks
 from tdmap.ranks.shard import ShardLike, rank_of
 from tdmap.resume.resumable import map_in_place, map_to_files, map_to_folder

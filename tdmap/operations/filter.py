@@ -17,8 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.api import handler_of, plan_for, policy_for
-from tdmap.append import append_rows, each_result
 from tdmap.data.columns import row_words
 from tdmap.data.join import result_of_no_rows
 from tdmap.data.kinds import Data, is_data
@@ -30,8 +28,10 @@ from tdmap.job import Job, Policy, Source, function_name
 from tdmap.memory.files import known_file, mapped_file
 from tdmap.memory.spill import Spill
 from tdmap.operation import operation
-from tdmap.permute import block_rows, place_rows
-from tdmap.placing import Output, Places, SharedTensors, SourceRows, Step, spill_folder, travels
+from tdmap.operations.append import append_rows, each_result
+from tdmap.operations.map import handler_of, plan_for, policy_for
+from tdmap.operations.output import Output, Places, SharedTensors, SourceRows, Step, spill_folder, travels
+from tdmap.operations.permute import block_rows, place_rows
 from tdmap.plan import ChunkPlan
 from tdmap.resume.rowlog import FILTER, MASK, finish_run, flush_journal, forget, open_output_run
 from tdmap.rowerrors import OnError

@@ -31,7 +31,7 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source, function_name
 from tdmap.memory.hidden import open_file
 from tdmap.memory.spill import ALIGNMENT, Spill
-from tdmap.placing import Output, Places, Step, spill_folder
+from tdmap.operations.output import Output, Places, Step, spill_folder
 from tdmap.plan import ChunkPlan
 from tdmap.resume.rowlog import APPEND, PIECES, SPILL, Piece, PieceLog, finish_run, forget, open_output_run
 from tdmap.sinks import Collect
