@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from tdmap._warn import warn_user
 from tdmap.data.alike import VALID
 from tdmap.data.kinds import Data, tensors_of
 from tdmap.errors import add_note
 from tdmap.execution import Execution
+from tdmap.frames import warn_user
 from tdmap.functions import check_placement
 from tdmap.job import Job
 from tdmap.memory import links as links

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from tdmap._warn import warn_user
 from tdmap.data.sizes import row_bytes_of
 from tdmap.diagnostics.jobfiles import StatusFile, status_folder
 from tdmap.diagnostics.profiler import OperationProfile, check_profile
 from tdmap.diagnostics.progress import ProgressBar
 from tdmap.events import Callback, CallbackList, watching
+from tdmap.frames import warn_user
 from tdmap.job import Job
 from tdmap.memory.cuts import Cuts
 from tdmap.memory.resources import usable_cores

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_dense, signed_view, tensors_of
+from tdmap.data.kinds import Data, is_dense, signed_view, tensors_of, with_entries
 from tdmap.data.reader import narrow
 from tdmap.data.schema import plain
 from tdmap.memory.regions import flat_bytes
@@ -43,7 +43,7 @@ def _rebuild(example: Data, columns: Iterator[Tensor], rows: int) -> Data:
     if isinstance(example, Tensor):
         return next(columns)
     source = {key: _rebuild(value, columns, rows) for key, value in example._source.items()}
-    return example._rebuild(source, torch.Size((rows, *example._batch_size[1:])), example._names)
+    return with_entries(example, source, rows)
 
 
 def split_rows(example: Data, columns: Sequence[Tensor], lengths: list[int]) -> Iterator[Data]:

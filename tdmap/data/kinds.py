@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from tensordict_lite import NonTensorData
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense import DenseCollection
 
@@ -66,6 +67,17 @@ def entries_of(data: Data) -> Mapping[str, Any]:
     """The entries of a dense collection as they are: what `items()` would unwrap is not."""
     entries: Mapping[str, Any] = data._source
     return entries
+
+
+def with_entries(example: Data, entries: dict[str, Any], rows: int | None = None) -> Data:
+    """A dense collection like `example` with other entries, and another number of rows, if that is given."""
+    shape = example._batch_size
+    return example._rebuild(entries, shape if rows is None else torch.Size((rows, *shape[1:])), example._names)
+
+
+def payload_of(value: NonTensorData) -> Any:
+    """The object that an entry without tensors holds, as it is."""
+    return value._payload
 
 
 def leaves_hold_rows(data: Data) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.join import allocate_like
-from tdmap.data.kinds import Data, is_data, is_dense
+from tdmap.data.kinds import Data, is_data, is_dense, with_entries
 from tdmap.errors import OutputMismatch
 from tdmap.plan import ChunkPlan
 from tdmap.process.interrupts import let_through
@@ -185,7 +185,7 @@ def _skeleton(node: Data, path: KeyPath, tensors: dict[KeyPath, Tensor], objects
                 f"{key_name(path)}: a {type(node).__name__} whose members differ has no place in one dataset ({error})."
             ) from error
     source = {key: _skeleton(value, (*path, key), tensors, objects) for key, value in node._source.items()}
-    return node._rebuild(source, torch.Size((0, *node._batch_size[1:])), node._names)
+    return with_entries(node, source, 0)
 
 
 def plain(tensor: Tensor, path: KeyPath = ()) -> Tensor:

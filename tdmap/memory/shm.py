@@ -23,7 +23,7 @@ import weakref
 
 import torch
 
-from tdmap._warn import warn_user
+from tdmap.frames import warn_user
 from tdmap.memory.mapped import MappedFiles
 from tdmap.memory.regions import Region, SharedHandle, region_of
 from tensordict_lite.memmap.mapping import map_anonymous

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import dill
 import torch
 
-from tdmap._warn import warn_user
 from tdmap.data.entries import require_entry
 from tdmap.data.kinds import Data, data_length, is_data
 from tdmap.data.store import OutputFolder, destination
 from tdmap.devices import check_start_method
+from tdmap.frames import warn_user
 from tdmap.functions import Keys, as_function
 from tdmap.memory.links import Device, resolve_device
 from tdmap.operation import operation

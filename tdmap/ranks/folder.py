@@ -30,7 +30,7 @@ from tdmap.job import Job
 from tdmap.memory import hidden
 from tdmap.memory.folderlock import Holder, holder_of, locked
 from tdmap.memory.hidden import HIDDEN, NO_LOCKS
-from tdmap.ranges import merge_ranges
+from tdmap.plan import merge_ranges
 from tdmap.ranks.shard import Ranges, Rank
 from tdmap.resume import journal as journals
 from tdmap.resume.journal import Contents, Journal

@@ -15,8 +15,7 @@ from tdmap.errors import ShardsMissing, describe_rows
 from tdmap.memory import hidden
 from tdmap.memory.hidden import HIDDEN
 from tdmap.operation import operation
-from tdmap.plan import ChunkPlan
-from tdmap.ranges import subtract_ranges
+from tdmap.plan import ChunkPlan, subtract_ranges
 from tdmap.ranks.folder import RankFolder
 from tdmap.resume import journal as journals
 from tdmap.resume.journal import Contents

@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from tdmap._warn import warn_user
 from tdmap.data.join import result_of_no_rows
 from tdmap.data.kinds import Data, leaves_hold_rows
 from tdmap.data.reader import narrow
 from tdmap.data.skipfile import SkipFile
 from tdmap.data.store import OutputFolder, require_room_for_hidden
 from tdmap.errors import AlreadyComplete, OutputMismatch, describe_rows
+from tdmap.frames import warn_user
 from tdmap.job import Job, Source
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN
-from tdmap.ranges import merge_ranges, subtract_ranges
+from tdmap.plan import merge_ranges, subtract_ranges
 from tdmap.ranks.folder import RankFolder
 from tdmap.ranks.merging import merge
 from tdmap.ranks.shard import Ranges, Rank

@@ -22,7 +22,7 @@ from tdmap.errors import UntrustedFile
 from tdmap.memory import hidden
 from tdmap.memory.resources import available_memory
 from tdmap.plaindata import dump, load, modules_of
-from tdmap.ranges import merge_ranges
+from tdmap.plan import merge_ranges
 from tdmap.reducers.base import Node, Reducer
 from tdmap.resume.run import Run
 from tdmap.sinks import Fold

@@ -33,10 +33,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tdmap.memory.hidden import LARGE, SMALL, naming, open_file, parse_json, printable, replace_file
+from tdmap.plan import merge_ranges
 from tdmap.process import forks
 from tdmap.process.identity import boot_number as boot_number
 from tdmap.process.owner import Owner
-from tdmap.ranges import merge_ranges
 from tdmap.resume import syncer
 
 MAGIC = b"TDMAPJ01"

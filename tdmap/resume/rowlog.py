@@ -22,17 +22,17 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from tdmap._warn import warn_user
 from tdmap.data.kinds import Data
 from tdmap.data.schema import KeyPath, Schema
 from tdmap.data.skipfile import SkipFile
 from tdmap.data.store import OutputFolder
 from tdmap.errors import SerializationError
+from tdmap.frames import warn_user
 from tdmap.job import Job
 from tdmap.memory.hidden import exists, naming, open_file, read, remove, remove_tree
 from tdmap.memory.resources import available_memory
 from tdmap.plaindata import dump, load, modules_of
-from tdmap.ranges import merge_ranges
+from tdmap.plan import merge_ranges
 from tdmap.resume import journal as journals
 from tdmap.resume.run import Run, can_begin_anew, check_identity, files_of, open_run
 

@@ -30,18 +30,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tdmap._warn import warn_user
 from tdmap.data.kinds import Data, tensors_of
 from tdmap.data.objectlog import ObjectLog
 from tdmap.data.skipfile import SkipFile
 from tdmap.errors import AlreadyComplete, ResumeMismatch, UntrustedFile
 from tdmap.events import Callback
+from tdmap.frames import warn_user
 from tdmap.job import Job
 from tdmap.memory.folderlock import without_strays
 from tdmap.memory.hidden import append_line, lines, printable
 from tdmap.memory.regions import region_of
-from tdmap.plan import ChunkPlan
-from tdmap.ranges import subtract_ranges
+from tdmap.plan import ChunkPlan, subtract_ranges
 from tdmap.resume import journal as journals
 from tdmap.resume.fingerprint import PACKAGE, function_parts, source_parts
 from tdmap.resume.journal import Journal

@@ -13,8 +13,7 @@ from tdmap.data.skipfile import row_errors
 from tdmap.errors import RemoteError
 from tdmap.memory.folderlock import Holder, Somebody, holder_of
 from tdmap.memory.hidden import HIDDEN, SMALL, lines, printable
-from tdmap.plan import ChunkPlan
-from tdmap.ranges import merge_ranges
+from tdmap.plan import ChunkPlan, merge_ranges
 from tdmap.ranks.folder import RankFolder
 from tdmap.resume import journal
 from tdmap.resume.journal import Type

@@ -25,9 +25,8 @@ from tdmap.data.writer import RowWriter
 from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_rows
 from tdmap.events import CallbackList, ChunkRetried, JobEnded, JobStarted, LeaseDone, ResultTaken, WorkerDied
 from tdmap.job import Job
-from tdmap.plan import ChunkPlan, default_chunk_size
+from tdmap.plan import ChunkPlan, default_chunk_size, merge_ranges
 from tdmap.process.owner import Owner
-from tdmap.ranges import merge_ranges
 from tdmap.runtime.chunkloop import note_rows
 from tdmap.runtime.scheduler import NO_LIMIT, Lease, Scheduler, SchedulerPolicy
 from tdmap.runtime.skiplog import SkipLog

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tdmap._warn import warn_user
 from tdmap.data.skipfile import SkipFile
 from tdmap.errors import OutputMismatch, RemoteTraceback, add_note
 from tdmap.events import Callback, RowsSkipped
+from tdmap.frames import warn_user
 from tdmap.job import Job
 from tdmap.rowerrors import RowError, RowErrors, SkippedRows
 from tdmap.runtime.wire.messages import Skipped

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from tdmap.data.alike import VALID
-from tdmap.data.kinds import Data, is_data
+from tdmap.data.kinds import Data, is_data, tensors_of
 from tdmap.data.objects import Pieces, blank_like, concat_pieces
 from tdmap.data.reader import cut, narrow
 from tdmap.data.skipfile import append
@@ -329,7 +329,7 @@ def _zero(rows: Any) -> None:
     if isinstance(rows, torch.Tensor):
         rows.zero_()
         return
-    for leaf in rows if type(rows) is tuple else rows._leaves():
+    for leaf in rows if type(rows) is tuple else tensors_of(rows):
         leaf.zero_()
 
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_flat, tensors_of
+from tdmap.data.kinds import Data, entries_of, is_flat, tensors_of
 from tdmap.memory.hidden import NO_LOCKS, open_file
 from tdmap.plan import ChunkPlan
 
@@ -97,7 +97,7 @@ class Undo:
         self.release()
         start, stop = self.plan.rows(chunk)
         if self._direct and stop - start == self.plan.size:
-            leaves = [rows] if isinstance(rows, Tensor) else list(rows._source.values())
+            leaves = [rows] if isinstance(rows, Tensor) else list(entries_of(rows).values())
             if len(leaves) == 1:
                 self._whole[0].copy_(leaves[0])
             else:

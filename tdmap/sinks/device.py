@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.alike import check_leaf, not_a_collection
-from tdmap.data.kinds import Data, data_row_bytes, is_data, is_dense, tensors_of
+from tdmap.data.kinds import Data, data_row_bytes, entries_of, is_data, is_dense, tensors_of
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, add_note, describe_rows
 from tdmap.memory.links import DeviceLink, Mark
@@ -179,8 +179,8 @@ def pairs_of(rows: Data, result: Data, path: tuple[str, ...]) -> Iterator[tuple[
         return  # no tensors in it, or `check_device_out` would have refused it
     if isinstance(result, Tensor) or not is_data(result):
         raise not_a_collection(rows, result)
-    theirs = result._source if is_dense(result) else None
-    for key, row in rows._source.items():
+    theirs = entries_of(result) if is_dense(result) else None
+    for key, row in entries_of(rows).items():
         entry = theirs.get(key) if theirs is not None else result.get(key, None)
         if entry is not None:
             yield from pairs_of(row, entry, (*path, key))
@@ -217,5 +217,5 @@ def _all_dense(data: Data) -> bool:
     if isinstance(data, Tensor):
         return True
     if not is_dense(data):
-        return not data._leaves()
-    return all(_all_dense(value) for value in data._source.values())
+        return not tensors_of(data)
+    return all(_all_dense(value) for value in entries_of(data).values())

@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from tdmap.ranges import merge_ranges
+from tdmap.plan import merge_ranges
 from tdmap.resume import journal
 from tdmap.resume.journal import RECORD_BYTES, Journal, Record, Type
 

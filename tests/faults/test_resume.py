@@ -19,7 +19,7 @@ import torch
 
 import tdmap
 from tdmap.errors import AlreadyComplete, OutputMismatch, ResumeMismatch
-from tdmap.ranges import subtract_ranges
+from tdmap.plan import subtract_ranges
 from tdmap.reducers import Mean, Reducer
 from tdmap.resume import journal
 from tensordict_lite import TensorDict
