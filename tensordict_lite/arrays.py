@@ -83,9 +83,8 @@ def _is_missing(value: Any) -> bool:
 
 
 def _stacked(array: np.ndarray, device: Any) -> Any:  # type: ignore[type-arg]
-    from tensordict_lite.nontensor import NonTensorData
+    from tensordict_lite.nontensor import NonTensorData, holds_collections
     from tensordict_lite.nontensor_stack import NonTensorStack
-    from tensordict_lite.object_column import holds_collections
 
     if array.ndim == 1:
         values = array.tolist() if array.dtype.kind in "OUS" else list(array)  # the latter keep units and fields

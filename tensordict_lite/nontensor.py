@@ -26,7 +26,16 @@ from tensordict_lite.tensordict import normalise_device
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["NonTensorData", "NonTensorDataBase", "filled", "from_sequence", "is_non_tensor", "same_payload", "spread"]
+__all__ = [
+    "NonTensorData",
+    "NonTensorDataBase",
+    "filled",
+    "from_sequence",
+    "holds_collections",
+    "is_non_tensor",
+    "same_payload",
+    "spread",
+]
 
 
 class NonTensorDataBase(DenseCollection):
@@ -318,6 +327,11 @@ class NonTensorData(NonTensorDataBase):
 IMMUTABLE = frozenset((str, int, float, bool, bytes, complex, type(None), type))
 
 
+def holds_collections(values: Sequence[Any]) -> bool:
+    """Whether some of the values are collections, or wrappers, and not objects of their own."""
+    return any(issubclass(cls, TensorCollection) for cls in set(map(type, values)))
+
+
 def is_non_tensor(value: Any) -> bool:
     """Whether ``value`` wraps non-tensor data: :class:`NonTensorData`, :class:`MetaData` or :class:`NonTensorStack`.
 
@@ -419,7 +433,6 @@ def _stacked(item: list[Any], device: Any) -> Any:
     if nests and item and _same_tensors(parts):
         return _stack_tensors(parts)
     from tensordict_lite.nontensor_stack import NonTensorStack
-    from tensordict_lite.object_column import holds_collections
 
     if parts is item and not holds_collections(item):
         return NonTensorStack._of_objects(list(item), device=None if device is None else normalise_device(device))

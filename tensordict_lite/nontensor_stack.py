@@ -16,8 +16,16 @@ from tensordict_lite.indexing import index_batch_size
 from tensordict_lite.lazystack_class import LazyStackedTensorDict
 from tensordict_lite.linkedlist import LinkedList
 from tensordict_lite.metadata import joined
-from tensordict_lite.nontensor import NonTensorData, NonTensorDataBase, filled, is_non_tensor, same_payload, spread
-from tensordict_lite.object_column import ObjectRows, holds_collections
+from tensordict_lite.nontensor import (
+    NonTensorData,
+    NonTensorDataBase,
+    filled,
+    holds_collections,
+    is_non_tensor,
+    same_payload,
+    spread,
+)
+from tensordict_lite.object_column import ObjectRows
 from tensordict_lite.ops.rows import check_gather_out, check_pad
 from tensordict_lite.settings import settings
 

@@ -27,7 +27,7 @@ from tensordict_lite.nontensor import IMMUTABLE, NonTensorData
 
 _NO_SIZE = torch.Size(())
 
-__all__ = ["Column", "ObjectRows", "holds_collections"]
+__all__ = ["Column", "ObjectRows"]
 
 
 class Column:
@@ -72,11 +72,6 @@ class Column:
         if self._has_members:
             found = [cell._payload if type(cell) is NonTensorData else cell for cell in found]
         return found
-
-
-def holds_collections(values: Sequence[Any]) -> bool:
-    """Whether some of the values are collections, or wrappers, and not objects of their own."""
-    return any(issubclass(cls, TensorCollection) for cls in set(map(type, values)))
 
 
 class ObjectRows(LazyStackedTensorDict):

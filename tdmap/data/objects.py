@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from tdmap._data import Data, is_dense
+from tdmap.data.kinds import Data, is_dense
 from tdmap.plan import ChunkPlan
 from tensordict_lite import NonTensorData, NonTensorDataBase, NonTensorStack, is_non_tensor, lazy_stack
 from tensordict_lite.memmap.plan import mapped_root

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from tdmap._data import Data, data_row_bytes, is_dense, tensors_of
+from tdmap.data.kinds import Data, data_row_bytes, is_dense, tensors_of
 from tensordict_lite import NonTensorDataBase, is_non_tensor, is_tensor_collection
 
 SAMPLE = 64

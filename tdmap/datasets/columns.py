@@ -23,26 +23,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tdmap._data import Data
-from tdmap.api import handler_of, policy_for
-from tdmap.append import TASK_BYTES, Piece, PlacePieces, SpillRows, tasks_of
-from tdmap.append import Pieces as AppendPieces
+from tdmap.data.kinds import Data
+from tdmap.data.schema import Schema
+from tdmap.data.store import OutputFolder
 from tdmap.datasets.jagged import Jagged, offsets_of
 from tdmap.datasets.jaggedfile import example_of
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
-from tdmap.fingerprint import function_parts
 from tdmap.job import Job, Source, function_name
-from tdmap.placing import Output, Places, spill_folder
+from tdmap.memory.spill import Spill
+from tdmap.operations.append import TASK_BYTES, PlacePieces, SpillRows, tasks_of
+from tdmap.operations.append import Pieces as AppendPieces
+from tdmap.operations.map import handler_of, policy_for
+from tdmap.operations.output import Output, Places, spill_folder
 from tdmap.plan import ChunkPlan, make_plan
+from tdmap.resume.fingerprint import function_parts
+from tdmap.resume.rowlog import APPEND, PIECES, SPILL, Piece, PieceLog, finish_run, forget, open_output_run
 from tdmap.rowerrors import OnError
-from tdmap.rowlog import APPEND, PIECES, SPILL, PieceLog, finish_run, forget, open_output_run
-from tdmap.runtime.packing import Arena
 from tdmap.runtime.skipping import DROP
-from tdmap.runtime.spill import Spill
-from tdmap.schema import Schema
+from tdmap.runtime.wire.packing import Arena
 from tdmap.sinks import Collect
-from tdmap.store import OutputFolder
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from tdmap.datasets.jagged import Jagged, offsets_of
 from tdmap.datasets.jaggedmap import OnJagged, plan_of, spans_of
 from tdmap.datasets.table import Table
 from tdmap.execution import Execution
-from tdmap.fingerprint import function_parts
 from tdmap.operation import operation
-from tdmap.placing import travels
+from tdmap.operations.output import travels
+from tdmap.resume.fingerprint import function_parts
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:

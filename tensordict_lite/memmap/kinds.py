@@ -185,9 +185,8 @@ def _regular_depth(values: Any) -> int:
 
 
 def _stack_objects(path: str, values: Any, dims: int, device: torch.device) -> Any:
-    from tensordict_lite.nontensor import NonTensorData
+    from tensordict_lite.nontensor import NonTensorData, holds_collections
     from tensordict_lite.nontensor_stack import NonTensorStack
-    from tensordict_lite.object_column import holds_collections
 
     if dims == 0:
         return NonTensorData(values, device=device)

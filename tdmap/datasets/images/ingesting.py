@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import tdmap
-from tdmap import journal
+from tdmap.data.store import OutputFolder
 from tdmap.datasets.columns import Columns, map_columns
 from tdmap.datasets.images.files import Files, list_files
 from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, open_picture, pillow
 from tdmap.datasets.jagged import Jagged, bytes_tensor, offsets_of
 from tdmap.errors import AlreadyComplete
-from tdmap.hidden import HIDDEN
+from tdmap.memory.hidden import HIDDEN
 from tdmap.operation import operation
-from tdmap.resume import MAP, check_identity
-from tdmap.rowlog import APPEND
-from tdmap.store import OutputFolder
+from tdmap.resume import journal
+from tdmap.resume.rowlog import APPEND
+from tdmap.resume.run import MAP, check_identity
 from tensordict_lite import TensorDict
 from tensordict_lite.memmap.files import new_file, write_all
 
