@@ -15,7 +15,15 @@ from tensordict_lite.indexing import index_batch_size
 from tensordict_lite.lazystack_class import LazyStackedTensorDict
 from tensordict_lite.linkedlist import LinkedList
 from tensordict_lite.metadata import joined
-from tensordict_lite.nontensor import NonTensorData, NonTensorDataBase, filled, is_non_tensor, no_entries_error, same_payload, spread
+from tensordict_lite.nontensor import (
+    NonTensorData,
+    NonTensorDataBase,
+    filled,
+    is_non_tensor,
+    no_entries_error,
+    same_payload,
+    spread,
+)
 from tensordict_lite.ops.rows import check_gather_out, check_pad
 from tensordict_lite.settings import settings
 
