@@ -27,7 +27,8 @@ from tdmap._data import Data
 from tdmap.api import handler_of, policy_for
 from tdmap.append import TASK_BYTES, Piece, PlacePieces, SpillRows, tasks_of
 from tdmap.append import Pieces as AppendPieces
-from tdmap.datasets.jagged import Jagged, offsets_of
+from tdmap.datasets.gathering import offsets_of
+from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import example_of
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from tdmap._data import bytes_of
-from tdmap.datasets.jagged import GATHERED, KINDS, Jagged, gather_rows, offsets_of
+from tdmap.datasets.gathering import gather_rows, offsets_of
+from tdmap.datasets.jagged import KINDS, Jagged
 from tdmap.execution import Execution
 from tdmap.folderlock import locked
 from tdmap.job import Job, Policy, Source
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 
 TASK_BYTES = 4 << 20
 """Bytes that a worker gathers between two looks at its messages."""
+
+APPENDED = 1 << 16
+"""Rows that are appended at a time."""
 
 
 def open_jagged(folder: str | os.PathLike[str]) -> Jagged:
@@ -81,17 +85,19 @@ def save_jagged(rows: Jagged, folder: str | os.PathLike[str], **options: Unpack[
     execution = Execution.of(**options)
     store = OutputFolder(folder)
     with store.claimed("save(Jagged)", rows.folder):
-        lengths = rows.lengths
-        total = int(lengths.sum()) if len(rows) else 0
+        offsets = rows.offsets
+        total = int(offsets[-1])
         made = store.create(example_of(rows.kind, rows.dtype, rows.row_shape, len(rows), total))
-        made["offsets"].copy_(offsets_of(lengths))
+        ends = Places.of([made["offsets"]])
+        assert ends is not None
+        with ends.opened() as opened:  # not through the mapping, which costs a fault a page
+            ends.write(0, opened[0], 0, offsets)
         places = Places.of([made["values"]])
         if total and places is not None:
             item = rows.values.element_size() * rows.row_shape.numel()
             plan = ChunkPlan(len(rows), max(len(rows) * TASK_BYTES // max(total * item, 1), 1))
             shared = SharedTensors([rows.values, made["offsets"]], travels(execution))
-            spans = TensorDict({"start": rows.starts, "end": rows.ends}, [len(rows)])
-            execution.run(Job(Source(spans), plan, PlaceSpans(shared, places), Policy(undo=False)), Collect())
+            execution.run(Job(Source(rows.starts), plan, PlaceSpans(shared, places), Policy(undo=False)), Collect())
         store.publish()
     return open_jagged(folder)
 
@@ -104,13 +110,13 @@ class PlaceSpans(Step):
         self.shared = shared
         self.places = places
 
-    def __call__(self, spans: Any, start: int = 0) -> int:
+    def __call__(self, starts: Any, start: int = 0) -> int:
         values, offsets = (tensor.as_subclass(Tensor) for tensor in self.shared.tensors)
-        starts, ends = spans["start"], spans["end"]
-        first, count = int(offsets[start]), int((ends - starts).sum())
+        places = offsets[start : start + len(starts) + 1]
+        first, count = int(places[0]), int(places[-1] - places[0])
         if count:
             block = values.new_empty((count, *values.shape[1:]))
-            gather_rows(values, starts, ends, block)
+            gather_rows(values, starts, starts + places.diff(), block)
             with self.places.opened() as opened:
                 self.places.write(0, opened[0], first, block)
         self.shared.trim()
@@ -135,8 +141,8 @@ def append_jagged(jagged: Jagged, rows: Jagged) -> Jagged:
             if (folder / f"{key}.memmap").exists():
                 os.truncate(folder / f"{key}.memmap", present[key] * bytes_each)
         _set_sizes(folder, present, behind)
-        for at in range(0, len(rows), GATHERED):
-            part = rows[at : at + GATHERED]
+        for at in range(0, len(rows), APPENDED):
+            part = rows[at : at + APPENDED]
             flat = part.flat().contiguous()
             _write(folder / "values.memmap", flat, total * item)
             _write(folder / "offsets.memmap", part.offsets[1:] + total, (count + 1 + at) * 8)

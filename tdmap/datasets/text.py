@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 import tdmap
-from tdmap.datasets.jagged import Jagged, offsets_of
+from tdmap.datasets.gathering import offsets_of
+from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedmap import OnJagged, plan_of, spans_of
 from tdmap.datasets.table import Table
 from tdmap.execution import Execution
