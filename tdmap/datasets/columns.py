@@ -21,28 +21,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from tdmap._data import Data
 from tdmap.api import handler_of, policy_for
-from tdmap.append import TASK_BYTES, Piece, PlacePieces, SpillRows, tasks_of
+from tdmap.append import Piece, SpillRows
 from tdmap.append import Pieces as AppendPieces
-from tdmap.datasets.gathering import offsets_of
+from tdmap.datasets.copying import CopyTable, Target
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import example_of
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.fingerprint import function_parts
 from tdmap.job import Job, Source, function_name
-from tdmap.placing import Output, Places, spill_folder
+from tdmap.placing import Output, spill_folder
 from tdmap.plan import ChunkPlan, make_plan
 from tdmap.rowerrors import OnError
 from tdmap.rowlog import APPEND, PIECES, SPILL, PieceLog, finish_run, forget, open_output_run
-from tdmap.runtime.packing import Arena
 from tdmap.runtime.skipping import DROP
-from tdmap.runtime.spill import Spill
+from tdmap.runtime.spill import ALIGNMENT, Spill
 from tdmap.schema import Schema
-from tdmap.sinks import Collect
 from tdmap.store import OutputFolder
 from tensordict_lite import TensorDict
 
@@ -255,19 +252,37 @@ def _place(pieces: Pieces, spill: Spill, output: Output, execution: Execution) -
     made = output.store.create(example)
     made_rows = made if not names else made.get(ROWS, None)
     parts = [made] if names == [""] else [made[JAGGED, name] for name in names]
-    lengths = [Arena().empty(torch.int64, torch.Size([count])) for _ in names]
-    targets: list[Tensor | None] = []
-    for field in schema.tensors:
-        if field.path[0] == ROWS:
-            targets.append(made_rows.get(field.path[1:]))
-        else:
-            column = field.path[0].removeprefix(_LENGTH)
-            targets.append(lengths[int(column)] if column != field.path[0] else None)
-    _copy(pieces.of_group(0), schema, spill, targets, execution)
+    table = CopyTable()
+    firsts = table.target([part["offsets"] for part in parts])
+    into = table.target([made_rows.get(field.path[1:]) for field in schema.tensors if field.path[0] == ROWS])
+    _add_rows(table, pieces, schema, firsts, into)
     for number, part in enumerate(parts):
-        group = number + 1
-        _copy(pieces.of_group(group), pieces.schema_of(group), spill, [part["values"]], execution)
-        part["offsets"].copy_(offsets_of(lengths[number]))
+        (target,) = table.target([part["values"]])
+        at = 0
+        for piece in pieces.of_group(number + 1):
+            at += table.copy(target, at, piece.file, piece.offset, piece.rows * target.row_bytes)
+    table.run(spill, execution)
+
+
+def _add_rows(table: CopyTable, pieces: Pieces, schema: Schema, firsts: list[Target], into: list[Target]) -> None:
+    """Have the columns of tensors copied, and offsets made of the lengths of jagged rows."""
+    row, totals = 0, [0] * len(firsts)
+    for group in pieces.result():
+        for first in range(0, len(group or ()), pieces.groups):
+            piece, *values = group[first : first + pieces.groups]
+            offset, tensors = piece.offset, iter(into)
+            for field, row_bytes in zip(schema.tensors, schema.row_bytes):
+                name = field.path[0]
+                nbytes = piece.rows * row_bytes
+                if piece.rows and name == ROWS:
+                    target = next(tensors)
+                    table.copy(target, row * target.row_bytes, piece.file, offset, nbytes)
+                elif piece.rows and name.startswith(_LENGTH):
+                    number = int(name.removeprefix(_LENGTH))
+                    table.add_up(firsts[number], (row + 1) * 8, piece.file, offset, nbytes, totals[number])
+                offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
+            row += piece.rows
+            totals = [total + piece.rows for total, piece in zip(totals, values)]
 
 
 def _kinds_of(schema: Schema) -> str:
@@ -280,18 +295,3 @@ def _kind_of(schema: Schema, number: int) -> str:
     head = f"{_KIND}{number}"
     names = [field.path[0] for field in schema.tensors if len(field.path) == 1]
     return next(name[len(head) :] for name in names if name.startswith(head) and not name[len(head)].isdigit())
-
-
-def _copy(
-    pieces: list[Piece], schema: Schema, spill: Spill, targets: list[Tensor | None], execution: Execution
-) -> None:
-    files: list[str] = []
-    row_bytes = schema.row_bytes
-    table = tasks_of(pieces, files, sum(row_bytes))
-    places = Places.of(targets)
-    if not len(table) or places is None:
-        return
-    total = sum(piece.rows for piece in pieces)
-    each = max(total * sum(row_bytes) // len(table), 1)
-    plan = ChunkPlan(len(table), max(min(TASK_BYTES // each, -(-len(table) // 4)), 1))
-    execution.run(Job(Source(table), plan, PlacePieces(spill, files, row_bytes, places)), Collect())

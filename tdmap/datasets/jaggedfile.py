@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tdmap._data import bytes_of
-from tdmap.datasets.gathering import gather_rows, offsets_of
+from tdmap.datasets.gathering import gather_rows
 from tdmap.datasets.jagged import KINDS, Jagged
 from tdmap.execution import Execution
 from tdmap.folderlock import locked

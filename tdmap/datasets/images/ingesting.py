@@ -23,9 +23,9 @@ import torch
 import tdmap
 from tdmap import journal
 from tdmap.datasets.columns import Columns, map_columns
+from tdmap.datasets.gathering import offsets_of
 from tdmap.datasets.images.files import Files, list_files
 from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, open_picture, pillow
-from tdmap.datasets.gathering import offsets_of
 from tdmap.datasets.jagged import Jagged, bytes_tensor
 from tdmap.errors import AlreadyComplete
 from tdmap.hidden import HIDDEN
