@@ -1,7 +1,7 @@
 """Bytes from intermediate files to their places in an output, by workers: what is to be done, as a table of numbers.
 
-    copy      bytes of a file ──copy_file_range──► their place
-    add up    lengths in a file ──running sum, from a base on──► offsets in their place
+copy      bytes of a file ──copy_file_range──► their place
+add up    lengths in a file ──running sum, from a base on──► offsets in their place
 """
 
 from __future__ import annotations
