@@ -25,6 +25,9 @@ from tensordict_lite.errors import DatasetError
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
+    from tdmap.datasets.table import Table
+    from tdmap.datasets.tableops import TableGroups
+    from tdmap.datasets.tablepipeline import TablePipeline
     from tdmap.execution import WorkerOptions
 
 KINDS = ("tensor", "str", "bytes")
@@ -336,6 +339,8 @@ class Jagged:
 
         return append_jagged(self, rows if isinstance(rows, Jagged) else Jagged.from_list(rows))
 
+    __tdmap_operations__ = frozenset({"map", "filter", "flat_map", "sort", "shuffle", "join", "group_by"})
+
     # -- many rows ---------------------------------------------------------------------------------------------
 
     def map(self, fn: Any, out: str | os.PathLike[str] | None = None, **options: Any) -> Any:
@@ -368,12 +373,45 @@ class Jagged:
         self,
         out: str | os.PathLike[str] | None = None,
         *,
+        by: str = "length",
         descending: bool = False,
         **options: Unpack[WorkerOptions],
     ) -> Jagged:
-        """All rows by their length, equal ones in their order: a view, or with `out` a copy in a new folder."""
-        rows = self.take(torch.sort(self.lengths, stable=True, descending=descending).indices)
+        """All rows in order, equal ones as they were: a view, or with `out` a copy in a new folder.
+
+        Args:
+            out: the folder.
+            by: `"length"`, or `"value"`: strings and bytes as Python orders them.
+            descending: from large to small.
+            **options: about workers, as `tdmap.map`.
+        """
+        if by not in ("length", "value"):
+            raise ValueError(f"by must be 'length' or 'value': got {by!r}.")
+        from tdmap.datasets.ranks import ranks_of
+
+        keys = self.lengths if by == "length" else ranks_of([self])[0]
+        rows = self.take(torch.sort(keys, stable=True, descending=descending).indices)
         return rows if out is None else rows.save(out, **options)
+
+    flat_map = map
+
+    def join(self, other: Any, on: Any = "rows", how: str = "inner", out: Any = None, **options: Any) -> Table:
+        """`Table.join` of the table whose column `"rows"` these are."""
+        from tdmap.datasets.table import Table
+
+        return Table.of(self).join(other, on, how, out, **options)
+
+    def group_by(self, key: Any = "rows") -> TableGroups:
+        """`Table.group_by` of the table whose column `"rows"` these are."""
+        from tdmap.datasets.table import Table
+
+        return Table.of(self).group_by(key)
+
+    def pipeline(self, *, seed: int | None = None) -> TablePipeline:
+        """A pipeline over the rows, in the column `"rows"`, with `.pad`, `.pack` and `.bucket`."""
+        from tdmap.datasets.table import Table
+
+        return Table.of(self).pipeline(seed=seed)
 
     def buckets(self, batch_size: int, *, seed: int | None = None, window: int = 100) -> Iterator[Tensor]:
         """Numbers of rows in batches of about one length, for batches with little padding.

@@ -85,21 +85,26 @@ def save_jagged(rows: Jagged, folder: str | os.PathLike[str], **options: Unpack[
     execution = Execution.of(**options)
     store = OutputFolder(folder)
     with store.claimed("save(Jagged)", rows.folder):
-        offsets = rows.offsets
-        total = int(offsets[-1])
+        total = rows.total
         made = store.create(example_of(rows.kind, rows.dtype, rows.row_shape, len(rows), total))
-        ends = Places.of([made["offsets"]])
-        assert ends is not None
-        with ends.opened() as opened:  # not through the mapping, which costs a fault a page
-            ends.write(0, opened[0], 0, offsets)
-        places = Places.of([made["values"]])
-        if total and places is not None:
-            item = rows.values.element_size() * rows.row_shape.numel()
-            plan = ChunkPlan(len(rows), max(len(rows) * TASK_BYTES // max(total * item, 1), 1))
-            shared = SharedTensors([rows.values, made["offsets"]], travels(execution))
-            execution.run(Job(Source(rows.starts), plan, PlaceSpans(shared, places), Policy(undo=False)), Collect())
+        fill_jagged(rows, made, execution)
         store.publish()
     return open_jagged(folder)
+
+
+def fill_jagged(rows: Jagged, made: Any, execution: Execution) -> None:
+    """Write rows, wherever they lie, into the files of an `example_of` as many rows and values."""
+    ends = Places.of([made["offsets"]])
+    assert ends is not None
+    with ends.opened() as opened:  # not through the mapping, which costs a fault a page
+        ends.write(0, opened[0], 0, rows.offsets)
+    places, total = Places.of([made["values"]]), len(made["values"])
+    if not total or places is None:
+        return
+    item = rows.values.element_size() * rows.row_shape.numel()
+    plan = ChunkPlan(len(rows), max(len(rows) * TASK_BYTES // max(total * item, 1), 1))
+    shared = SharedTensors([rows.values, made["offsets"]], travels(execution))
+    execution.run(Job(Source(rows.starts), plan, PlaceSpans(shared, places), Policy(undo=False)), Collect())
 
 
 class PlaceSpans(Step):

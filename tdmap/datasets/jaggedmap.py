@@ -241,16 +241,21 @@ def filter_jagged(
 class Answers:
     """Checks that a predicate returns a bool for each row."""
 
-    def __init__(self, fn: OnJagged) -> None:
+    def __init__(self, fn: Callable[[Any], Any]) -> None:
         self.fn = fn
         self.__qualname__ = function_name(fn)
+
+    def rows_of(self, chunk: Any) -> int:
+        """How many rows a chunk has."""
+        return len(chunk["start"])
 
     def __call__(self, spans: Data) -> Tensor:
         found = self.fn(spans)
         answers = torch.as_tensor(found if not isinstance(found, (map, filter)) else list(found))
-        if answers.dtype is not torch.bool or answers.shape != (len(spans["start"]),):
+        rows = self.rows_of(spans)
+        if answers.dtype is not torch.bool or answers.shape != (rows,):
             raise OutputMismatch(
-                f"a predicate returns a bool for each of the {len(spans['start'])} rows of a chunk, got "
+                f"a predicate returns a bool for each of the {rows} rows of a chunk, got "
                 f"{answers.dtype} {list(answers.shape)}."
             )
         return answers
