@@ -124,8 +124,8 @@ class Table:
         """Apply a function to chunks of rows, which are tables, on several processes.
 
         Args:
-            fn: returns rows, any number: a `Table`, a TensorDict, or a dict of columns (tensors, arrays, lists of
-                strings, `Jagged`). With `out` it is called once more, with the first row, to learn the columns.
+            fn: returns rows, any number: a `Table`, a TensorDict, or a dict of columns: tensors, arrays, lists of
+                numbers, `Jagged`; lists of strings, lists, or tensors become jagged.
             out: folder for the result. None: in memory.
             **options: `resume`, `chunksize`, `on_error` as `tdmap.map`, and those about workers.
 

@@ -180,10 +180,21 @@ def columns_of_result(result: Any) -> Columns:
             f"lists of strings, Jagged); got a {type(result).__name__}."
         )
     try:
+        if isinstance(result, Mapping) and not hasattr(result, "batch_size"):
+            result = {name: _column_of(values) for name, values in result.items()}
         table = Table.of(result)
     except (TypeError, ValueError) as error:
         raise OutputMismatch(f"what the function returned are no columns: {error}") from error
     return table.rows, table.jagged
+
+
+def _column_of(values: Any) -> Any:
+    """A list of sequences is jagged, even where those of one chunk happen to have one length."""
+    if isinstance(values, list) and values:
+        first = values[0]
+        if isinstance(first, (list, tuple)) or (isinstance(first, (Tensor, np.ndarray)) and len(first.shape)):
+            return Jagged.from_list(values)
+    return values
 
 
 def source_of(table: Table) -> TensorDict:
@@ -223,8 +234,7 @@ def map_table(
     wrapped = ToColumns(OnTable(fn, table, travels(execution)))
     source, size = source_of(table), rows_of_chunk(table, chunksize)
     if out is not None:
-        names = sorted(columns_of_result(fn(table[:1]))[1])
-        map_columns(source, wrapped, names, out, chunksize=size, resume=resume, on_error=on_error, **options)
+        map_columns(source, wrapped, None, out, chunksize=size, resume=resume, on_error=on_error, **options)
         return Table.open(out)
     if resume:
         raise ValueError("resume=True keeps its journal in the folder of the result: pass out=a folder.")
@@ -233,7 +243,7 @@ def map_table(
               on_row_error=handler_of(on_error))  # fmt: skip
     found = [columns for values in execution.run(job, Collect()) for columns in values or ()]
     if not found:
-        raise ValueError("every row was left out, so nothing tells what the result looks like.")
+        raise ValueError("there are no rows at all, so nothing tells what the result looks like: handle this case.")
     return Table.cat(found)
 
 
@@ -246,6 +256,8 @@ class InMemory:
 
     def __call__(self, chunk: Any) -> tuple[Columns, ...]:
         rows, jagged = self.fn(chunk)
+        if not len(rows) and not any(map(len, jagged.values())):
+            return ()  # whose columns may be of any kind
         return ((rows.clone(), {name: column.compact() for name, column in jagged.items()}),)
 
     def join_states(self, states: list[tuple[Columns, ...]]) -> tuple[Columns, ...]:

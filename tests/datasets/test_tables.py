@@ -211,3 +211,21 @@ def test_keys_that_cannot_be_are_told() -> None:
         table.join(table, "x", suffix="")
     with pytest.raises(IndexError):
         table.take(torch.tensor([5]))
+
+
+def test_chunks_without_rows_tell_nothing_and_others_must_agree(tmp_path: Path) -> None:
+    table = table_of(plain(40))
+
+    def late(part: Table) -> dict[str, Any]:
+        return {"word": [word for x, word in zip(part["x"].tolist(), part["word"], strict=True) if x >= 35]}
+
+    for out in (None, tmp_path / "out"):
+        assert table.map(late, out, chunksize=5, num_workers=2)["word"].tolist() == table["word"][35:].tolist()
+        with pytest.raises(ValueError, match="no rows at all"):
+            table.map(lambda part: {"word": []}, None if out is None else tmp_path / "none", num_workers=0)
+
+    def changes(part: Table) -> dict[str, Any]:
+        return {"a" if part["x"][0] < 20 else "b": part["word"]}
+
+    with pytest.raises(OutputMismatch, match="the jagged columns 'a', and others 'b'"):
+        table.map(changes, tmp_path / "mixed", chunksize=10, num_workers=0)
