@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tdmap._data import Data
 from tdmap.api import handler_of, policy_for
+from tdmap.api import map as map_chunks
 from tdmap.datasets.columns import Apart, Columns, run_columns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import open_jagged
@@ -170,7 +171,7 @@ def map_jagged(
             raise ValueError("resume=True keeps its journal in the folder of the result: pass out=a folder.")
         return _joined(execution.run(replace(job, fn=Boxed(wrapped)), Collect()))
     output = Output(out, job.source.data)
-    if rows.folder is not None and output.store is not None and rows.folder == output.store.path:
+    if output.store is not None and output.store.is_at(rows.folder):
         raise FileExistsError(f"{rows.folder} is the folder of the data: choose another one for the result.")
     run_columns(replace(job, fn=Apart(AsColumns(wrapped), [""])), [""], output, execution, resume)
     return open_jagged(out)
@@ -268,8 +269,6 @@ def pack_jagged(
     rows: Jagged, block: int, out: str | os.PathLike[str] | None = None, **options: Unpack[WorkerOptions]
 ) -> TensorDict:
     """`Jagged.pack`."""
-    import tdmap
-
     if not rows.is_compact:
         raise ValueError("rows that do not lie one after the other are saved first: rows.save(folder).pack(...).")
     flat, offsets = rows.flat(), rows.offsets
@@ -279,7 +278,7 @@ def pack_jagged(
     numbers = TensorDict({"block": torch.arange(count)}, [count])
     fn = PackBlocks(SharedTensors([flat, offsets], travels(Execution.of(**options))), block)
     chunk = max(min(CHUNK_VALUES // block, -(-count // 8)), 1)
-    return cast(TensorDict, tdmap.map(numbers, fn, out=out, chunksize=chunk, **options))
+    return cast(TensorDict, map_chunks(numbers, fn, out=out, chunksize=chunk, **options))
 
 
 class PackBlocks:

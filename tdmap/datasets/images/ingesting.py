@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tdmap import api
+from tdmap.api import map as map_chunks
 from tdmap.datasets.columns import Columns, map_columns
 from tdmap.datasets.gathering import offsets_of
 from tdmap.datasets.images.files import Files, list_files
@@ -173,7 +173,7 @@ def _decode(
     channels, height, width = look.shape
     chunk = max(min(CHUNK_BYTES // (channels * height * width), 64), 1)
     fn = DecodeFiles(files, look, on_error == "skip")
-    data: Any = api.map(_index(files), fn, out=path, chunksize=chunk, **options)
+    data: Any = map_chunks(_index(files), fn, out=path, chunksize=chunk, **options)
     numbers = data["file"]
     bad = [UNREAD - number for number in numbers[numbers < 0].tolist()]
     if bad and on_error == "raise":
