@@ -64,7 +64,8 @@ def operation(fn: Function, forwards_to: Callable[..., Any] | None = None) -> Fu
     """Make a function an operation of the library.
 
     An option that it does not take is an error that lists those that it does, with the nearest name. What it raises
-    shows the user's frames, and hides those of the engine between them.
+    shows the user's frames, and hides those of the engine between them. Data whose class has names in
+    `__tdmap_operations__` has methods of these names, which are called instead.
 
     Args:
         fn: the function. Its ``**options`` are those of workers, unless ``forwards_to`` says otherwise.
@@ -76,6 +77,8 @@ def operation(fn: Function, forwards_to: Callable[..., Any] | None = None) -> Fu
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if args and fn.__name__ in getattr(type(args[0]), "__tdmap_operations__", ()):
+            return getattr(args[0], fn.__name__)(*args[1:], **kwargs)
         unknown = kwargs.keys() - allowed()
         if unknown:
             raise unknown_option(fn.__name__, sorted(unknown)[0], allowed())
