@@ -327,7 +327,7 @@ def test_a_misused_command_is_one_line_that_names_its_help(line, run):
 def test_no_colour_where_nobody_looks(folder):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
     env.pop("NO_COLOR", None)
-    for typed in (["info", "photos"], ["info", "nothing"], ["--help"]):
+    for arguments in (["info", "photos"], ["info", "nothing"], ["--help"]):
         done = subprocess.run(
             [sys.executable, "-m", "tdmap", *arguments],
             cwd=folder,
