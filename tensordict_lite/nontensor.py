@@ -100,7 +100,7 @@ class NonTensorDataBase(DenseCollection):
     def clone(self, recurse: bool = True, **kwargs: Any) -> Self:
         """A copy, with a deep copy of the object unless ``recurse=False``."""
         new = self._rebuild({}, self._batch_size, self._names)
-        if recurse and type(self._payload) not in _IMMUTABLE:
+        if recurse and type(self._payload) not in IMMUTABLE:
             new._payload = copy.deepcopy(self._payload)
         return new
 
@@ -315,7 +315,7 @@ class NonTensorData(NonTensorDataBase):
     __slots__ = ()
 
 
-_IMMUTABLE = frozenset((str, int, float, bool, bytes, complex, type(None), type))
+IMMUTABLE = frozenset((str, int, float, bool, bytes, complex, type(None), type))
 
 
 def is_non_tensor(value: Any) -> bool:
@@ -419,7 +419,10 @@ def _stacked(item: list[Any], device: Any) -> Any:
     if nests and item and _same_tensors(parts):
         return _stack_tensors(parts)
     from tensordict_lite.nontensor_stack import NonTensorStack
+    from tensordict_lite.object_column import holds_collections
 
+    if parts is item and not holds_collections(item):
+        return NonTensorStack._of_objects(list(item), device=None if device is None else normalise_device(device))
     wrapped = [part if is_non_tensor(part) else NonTensorData(part, device=device) for part in parts]
     return NonTensorStack(*wrapped, device=device)
 

@@ -24,7 +24,7 @@ import weakref
 import torch
 
 from tdmap.frames import warn_user
-from tdmap.memory.mapped import MappedFiles
+from tdmap.memory.mapped import MappedFiles, is_replaced
 from tdmap.memory.regions import Region, SharedHandle, region_of
 from tensordict_lite.memmap.mapping import map_anonymous
 
@@ -143,15 +143,21 @@ def check_memory(nbytes: int) -> None:
 def shared_region(tensor: torch.Tensor) -> Region | None:
     """Where a CPU tensor lies in memory or files that other processes can open now; None when it does not.
 
+    It does not where another file has the name of the one that is mapped. The region names the very file, so that
+    one that takes its name later is not opened in its place.
+
     Raises:
         DatasetError: its file has been cut.
     """
     if type(tensor).__torch_function__ is not torch.Tensor.__torch_function__:
         tensor = tensor.as_subclass(torch.Tensor)
     region = region_of(tensor)
-    if region is not None and _reachable(region.handle):
-        return region
     if region is not None:
+        info = _reachable(region.handle)
+        if info is not None and region.handle.anonymous:
+            return region
+        if info is not None and not is_replaced(tensor.untyped_storage().data_ptr(), region.handle.path, info.st_ino):
+            return region._replace(handle=region.handle._replace(device=info.st_dev, inode=info.st_ino))
         MappedFiles([tensor]).check()  # a copy of what is left of the file would end this process
         return None
     storage = tensor.untyped_storage()
@@ -165,20 +171,20 @@ def shared_region(tensor: torch.Tensor) -> Region | None:
         handle = SharedHandle(f"/proc/{os.getpid()}/fd/{fd}", nbytes, info.st_dev, info.st_ino)
     except (OSError, RuntimeError):
         return None
-    if not _reachable(handle):
+    if _reachable(handle) is None:
         return None
     return Region(handle, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
 
-def _reachable(handle: SharedHandle) -> bool:
-    """Whether opening the handle's path now gives the bytes that it stands for."""
+def _reachable(handle: SharedHandle) -> os.stat_result | None:
+    """What opening the handle's path would give now; None when that is not the bytes that it stands for."""
     try:
         info = os.stat(handle.path)
     except OSError:
-        return False
+        return None
     if handle.inode and (info.st_dev, info.st_ino) != (handle.device, handle.inode):
-        return False
-    return info.st_size >= handle.nbytes
+        return None
+    return info if info.st_size >= handle.nbytes else None
 
 
 def map_path(path: str, nbytes: int) -> mmap.mmap:
