@@ -6,8 +6,8 @@ import weakref
 from typing import Any
 
 from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, RowsSkipped
-from tdmap.operation import running_operation
 from tdmap.process import hooks
+from tdmap.process.calls import running_operation
 
 _shown: weakref.WeakSet[ProgressBar] = weakref.WeakSet()
 
