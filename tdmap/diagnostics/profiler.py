@@ -27,7 +27,7 @@ from tdmap.events import (
     watch,
 )
 from tdmap.memory.resources import usable_cores
-from tdmap.operation import running_operation
+from tdmap.process.calls import running_operation
 
 if TYPE_CHECKING:
     from tdmap.diagnostics.flame import Sampler
