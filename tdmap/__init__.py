@@ -37,6 +37,7 @@ from tdmap.ranks import merge_shards
 from tdmap.reducers import Reducer
 from tdmap.reduction import map_reduce, reduce
 from tdmap.rowerrors import RowError, RowErrors, SkippedRows
+from tdmap.runtime.executors.cluster import RayCluster
 from tdmap.runtime.pool import WorkerPool, close_pools
 from tdmap.shuffling import shuffle
 
@@ -57,6 +58,7 @@ __all__ = [
     "PipelineIterator",
     "Profiler",
     "ProgressBar",
+    "RayCluster",
     "Reducer",
     "RemoteError",
     "RemoteTraceback",
