@@ -100,6 +100,10 @@ class Crew(Protocol):
         """Its process id, or its own number within this process."""
         ...
 
+    def node(self, worker: int) -> str:
+        """The machine that a worker runs on; empty for this one."""
+        ...
+
     def require_open(self) -> None:
         """Raise RuntimeError when somebody else has ended the workers for good."""
         ...
@@ -429,6 +433,7 @@ class Driver:
                 time.monotonic(),
                 done.measures,
                 self.job.plan.first_row(start),
+                self.crew.node(worker),
             )
         )
 
@@ -439,7 +444,14 @@ class Driver:
             self._safe(lease, min(lost.committed, lease.stop), lost.kind, ())
         loss = self.scheduler.worker_lost(worker, lost.running)
         self.callbacks.on_worker_died(
-            WorkerDied(self.job.number, self.crew.pid(worker), lost.signal, lost.exit_code, loss.chunk)
+            WorkerDied(
+                self.job.number,
+                self.crew.pid(worker),
+                lost.signal,
+                lost.exit_code,
+                loss.chunk,
+                self.crew.node(worker),
+            )
         )
         if lost.unprotected and loss.chunk is not None:
             raise self._loss_error(worker, lost, loss.chunk, loss.attempts, half_changed=True)

@@ -6,6 +6,7 @@ Ray itself is imported when the first job needs it, and not before: `import tdma
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,8 +14,8 @@ from typing import Any
 
 from tdmap.errors import WorkerStartError
 
-TRANSPORTS = ("auto", "memory", "store")
-"""How rows get to workers. `auto`: by shared memory and files where a worker can open them, else by Ray's object store."""
+TRANSPORTS = ("auto", "memory", "folder", "store")
+"""How rows get to workers."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,9 @@ class RayCluster:
         resources: custom resources that one worker takes.
         runtime_env: packages, files and environment variables of workers, as Ray wants them.
         scheduling_strategy: where Ray puts workers: `"DEFAULT"`, `"SPREAD"`, or one of its strategy objects.
-        transport: how rows get to workers. `"auto"` finds out for each of them; `"memory"`: only workers that can open
-            this program's memory take part; `"store"`: everything goes through the object store.
+        transport: how rows get to workers. `"auto"` finds out for each of them. `"memory"`: only workers that can open
+            this program's memory take part. `"folder"`: workers open files of a shared folder, and other rows go
+            through the object store. `"store"`: all rows do.
         start_timeout: seconds to wait for the first worker.
 
     Raises:
@@ -73,7 +75,9 @@ class RayCluster:
             options["resources"] = dict(self.resources)
         if self.runtime_env:
             options["runtime_env"] = dict(self.runtime_env)
-        if self.scheduling_strategy is not None:
+        if self.transport == "memory":
+            options["scheduling_strategy"] = _on_this_machine()
+        elif self.scheduling_strategy is not None:
             options["scheduling_strategy"] = self.scheduling_strategy
         return options
 
@@ -86,7 +90,7 @@ class RayCluster:
     @property
     def key(self) -> str:
         """Equal for clusters whose workers may take each other's place."""
-        return repr((self.address, self.options, self.transport))
+        return repr((self.address, self.demand, self.runtime_env, self.scheduling_strategy, self.transport))
 
     def require(self) -> None:
         """Raise ModuleNotFoundError unless Ray is installed."""
@@ -108,12 +112,12 @@ class RayCluster:
         if ray.is_initialized():
             return ray
         if self.address is not None or os.environ.get("RAY_ADDRESS"):
-            ray.init(address=self.address, logging_level="WARNING")
+            ray.init(address=self.address, logging_level=logging.WARNING)
             return ray
         try:
-            ray.init(address="auto", logging_level="WARNING")
+            ray.init(address="auto", logging_level=logging.WARNING)
         except ConnectionError:
-            ray.init(include_dashboard=False, logging_level="WARNING")
+            ray.init(include_dashboard=False, logging_level=logging.WARNING)
         return ray
 
     def slots(self) -> int:
@@ -134,3 +138,11 @@ class RayCluster:
     def _may_grow(self) -> bool:
         """Whether machines may come that are not there yet."""
         return bool(os.environ.get("RAY_ENABLE_AUTOSCALER_V2") or os.environ.get("RAY_CLOUD_INSTANCE_ID"))
+
+
+def _on_this_machine() -> Any:
+    """Ray's word for: on the machine of this program, or nowhere."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)

@@ -26,10 +26,16 @@ from typing import Any
 from tdmap.errors import WorkerStartError
 from tdmap.runtime import control as at
 from tdmap.runtime.executors.cluster import RayCluster
+from tdmap.runtime.executors.probes import Probes
 from tdmap.runtime.executors.slot import Place, Slot
+from tdmap.runtime.executors.windows import Answer
 from tdmap.runtime.owner import Owner
 from tdmap.runtime.parcels import ParcelReader
 from tdmap.runtime.pool import Member, WorkerPool, numbers
+from tdmap.runtime.types import Grant, Refused
+
+PROBE_SECONDS = 60.0
+"""A worker that has nothing else to do must look at a folder within so long."""
 
 IDLE_SECONDS = 60.0
 """Workers without a job keep their part of the cluster for so long."""
@@ -68,6 +74,8 @@ class RayMember(Member):
     """
 
     process: Any
+    on_answer: Callable[[Answer | None], Iterable[Any]]
+    """What becomes of the answers of a worker on another machine."""
 
     def __init__(self, ray: Any, cluster: RayCluster, threads: int, folder: int) -> None:
         self.number = next(numbers)
@@ -87,7 +95,14 @@ class RayMember(Member):
         self._ray = ray
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
-        self._listener = _listen(folder, self.number)
+        self._known: dict[tuple[str, bool], bool] = {}
+        self.leases: deque[Grant] = deque()
+        """Those that have been sent to another machine, and have not been answered."""
+        self.job = 0
+        """The one that it works for."""
+        self.has_begun = False
+        """It has read the function of that job."""
+        self._listener: socket.socket | None = _listen(folder, self.number)
         self._address = f"/proc/{os.getpid()}/fd/{folder}/{self.number}"
         variables = tuple(cluster.runtime_env.get("env_vars", ()))
         number = self.control[at.SINCE] = secrets.randbits(62)
@@ -121,6 +136,27 @@ class RayMember(Member):
             there.append(self.connection.fileno())
         return there
 
+    @property
+    def is_far(self) -> bool:
+        """It works on rows that travel."""
+        return self.ready and self.connection is None
+
+    def reaches(self, files: Iterable[str], written: bool) -> bool:
+        """Whether it has the folders of these files; asks it, and waits for the answer.
+
+        Args:
+            files: their paths.
+            written: it will write them.
+        """
+        if self._forced == "store":
+            return False
+        folders = {(os.path.dirname(file), written) for file in files}
+        if not folders <= self._known.keys():
+            with Probes(files, written) as probes:
+                answers = self._ray.get(self.actor.reaches.remote(probes.questions), timeout=PROBE_SECONDS)
+                self._known.update(dict.fromkeys(folders, probes.accept(answers)))
+        return all(self._known[folder] for folder in folders)
+
     def send_bytes(self, data: bytes) -> None:
         if self.connection is not None:
             super().send_bytes(data)
@@ -148,7 +184,12 @@ class RayMember(Member):
         elif method == "serve":  # it serves no more
             self.gone = True
             raise EOFError
-        return iter(())
+        elif method == "run":
+            yield from self.on_answer(answer)
+        elif method in ("begin", "output") and answer is not None:
+            yield Refused(self.job, answer)
+        elif method == "begin":
+            self.has_begun, self.heard = True, time.monotonic()
 
     def _settle(self, place: Place) -> None:
         self.place = place
@@ -157,8 +198,13 @@ class RayMember(Member):
         if place.near:
             with contextlib.suppress(AttributeError, OSError):
                 self.pidfd = os.pidfd_open(place.pid)
-        if place.near and self._forced != "store":
+        if place.near and self._forced in ("auto", "memory"):
             self.call("serve", self._address, self.block.path)
+            return
+        self._close_listener()
+        self.control = at.local_control()
+        self.block.close()
+        self.ready = True
 
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -257,6 +303,16 @@ class RayPool(WorkerPool):
                 raise WorkerStartError(f"no worker has started within {waited:.0f} s. {self._why_not()}")
         return found
 
+    def has_lost_node(self, member: RayMember) -> bool:
+        """Whether a member ended because its machine did; Ray may need a moment to notice."""
+        if member.place is None:
+            return False
+        with contextlib.suppress(Exception):
+            nodes = {node["NodeID"]: node["Alive"] for node in self._ray.nodes()}
+            if not nodes.get(member.place.node, False):
+                return True
+        return "node" in str(member.failure).lower() and "died" in str(member.failure).lower()
+
     def _why_not(self) -> str:
         wanted = ", ".join(f"{amount:g} {name}" for name, amount in self.cluster.demand.items())
         free = self._ray.available_resources()
@@ -291,9 +347,7 @@ _warm: dict[_Key, RayPool] = {}
 _warm_lock = threading.RLock()
 
 
-def borrow_ray_pool(
-    cluster: RayCluster, num_workers: int, worker_threads: int
-) -> tuple[RayPool, Callable[[], None]]:
+def borrow_ray_pool(cluster: RayCluster, num_workers: int, worker_threads: int) -> tuple[RayPool, Callable[[], None]]:
     """A reserved pool, warm if one is idle, and what to call when the job is over."""
     key = (cluster.key, num_workers, worker_threads, session_of(cluster.connect()))
     with _warm_lock:
