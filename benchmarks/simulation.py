@@ -4,8 +4,7 @@
 
 A simulated worker is an entry in a queue of events: its lease ends at a simulated time, or it dies before. Chunks have
 log-normal times, one worker in twenty is three times slower, and a worker dies about once in 500 leases. The clock is
-simulated, the processor time of the scheduler and of the driver is real. Memory is that of a process of its own, for each
-number of rows.
+simulated, the processor time of the scheduler and of the driver is real. Memory is that of a process of its own.
 """
 
 from __future__ import annotations
@@ -227,9 +226,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, help="write the figures there, as JSON")
     options = parser.parse_args()
     scheduled = [alone(schedule, rows, options.workers) for rows in (options.rows // 10, options.rows)]
-    print(
-        f"the scheduler alone, {options.workers:,} workers, {CHUNK_ROWS} rows a chunk, one death in {1 / DEATHS:.0f} leases"
-    )
+    print(f"the scheduler alone, {options.workers:,} workers, one death in {1 / DEATHS:.0f} leases")
     for one in scheduled:
         print(
             f"  {one['rows']:>13,} rows  {one['leases']:>9,} leases  {one['deaths']:>6,} deaths  "
@@ -242,13 +239,11 @@ def main() -> None:
     for one in driven:
         need = one["workers"] / one["target_seconds"]
         print(
-            f"  {one['workers']:>6,} workers  {one['leases_per_second']:>9,.0f} leases/s it can do, {need:>8,.0f} wanted "
-            f"at {one['target_seconds']:.2f} s a lease: busy {need / one['leases_per_second']:6.1%}"
+            f"  {one['workers']:>6,} workers  {one['leases_per_second']:>9,.0f} leases/s it can do, {need:>8,.0f} "
+            f"wanted at {one['target_seconds']:.2f} s a lease: busy {need / one['leases_per_second']:6.1%}"
         )
     most = driven[-1]["leases_per_second"] * TARGET_SECONDS
-    print(
-        f"  at {TARGET_SECONDS} s a lease it would be saturated at {most:,.0f} workers, which is why leases grow with them"
-    )
+    print(f"  at {TARGET_SECONDS} s a lease it would be saturated at {most:,.0f} workers: leases grow with them")
     rate = scheduled[-1]["leases_per_second"]
     growth = scheduled[-1]["memory_mib"] - scheduled[0]["memory_mib"]
     verdict = "reached" if rate >= WANTED_RATE else "MISSED"
