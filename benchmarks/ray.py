@@ -2,8 +2,8 @@
 
     python -m benchmarks.ray --rows 100_000 --workers 2 --rounds 3
 
-The map is that of `map_throughput`; the groups are those of `mapreduce`. Every case on Ray has a cluster of its own with
-as many CPUs as there are workers. To start it, its actors, and the input in Ray Data's object store is not timed.
+The map is that of `map_throughput`; the groups are those of `mapreduce`. Every case on Ray has a cluster of its own
+with as many CPUs as there are workers. Starting it, its actors, and the input of Ray Data is not timed.
 Prints a table of ratios, and writes `ray.json` and `.png` into `benchmarks/results`.
 """
 

@@ -27,8 +27,9 @@ from tdmap.job import Job, Source
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.driver import LEASE_COST, Driver, Joined
 from tdmap.runtime.scheduler import TARGET_SECONDS, Lease, Scheduler, SchedulerPolicy
-from tdmap.runtime.types import Done, Kind, Lost, Segment
+from tdmap.runtime.wire.messages import Done, Lost, Segment
 from tdmap.sinks import Collect
+from tdmap.sinks.base import Kind
 
 CHUNK_ROWS = 1000
 CHUNK_SECONDS = 0.01

@@ -7,7 +7,6 @@ it is shown before it is run, somebody has to say yes, and nothing is imported f
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 from dataclasses import dataclass
@@ -17,27 +16,24 @@ from typing import Annotated, Any
 import typer
 
 from tdmap.cli import app, end_with_reader
+from tdmap.cli_answers import answer, asked
 from tdmap.cli_map import report_skipped, run_resumable
 from tdmap.cli_requests import file_of_module, find_function, import_module, open_dataset, refuse, take_apart
-from tdmap.hidden import HIDDEN, printable
+from tdmap.memory.hidden import HIDDEN, printable
 
 PathArgument = Annotated[Path, typer.Argument(help="Output folder, or dataset of an in-place run.")]
 
 
 @app.command()
 def status(
-    path: PathArgument, as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False
+    path: PathArgument,
 ) -> None:
     """Show how far a resumable run has come: rows done, rate, errors."""
-    from tdmap.status import describe
+    from tdmap.resume.status import describe
 
     end_with_reader()
     found = _status_of(path)
-    if as_json:
-        typer.echo(json.dumps({**dataclasses.asdict(found), "fraction": found.fraction}))
-        return
-    for line in describe(found):
-        typer.echo(line)
+    answer({**dataclasses.asdict(found), "fraction": found.fraction}, *describe(found))
 
 
 @app.command()
@@ -56,7 +52,7 @@ def resume(
     """Go on with a run that `tdmap map --resume` began: shows what would be run, and asks."""
     if trust and redo:
         refuse("--trust and --redo: give one of them")
-    from tdmap.resume import REDO, TRUST
+    from tdmap.resume.run import REDO, TRUST
 
     found = _status_of(path)
     command = _Command.of(found, path)
@@ -72,17 +68,18 @@ def resume(
     _require_file(import_module(take_apart(command.function)[0]), file)
     fn = find_function(command.function)
     how = TRUST if trust else REDO if redo else True
-    options = {**command.options, "pbar": not quiet}
+    options = {**command.options, "pbar": not quiet and not asked().json}
     in_place = found.kind == "in place"
     out = None if in_place else datasets[0]
     skipped = run_resumable(open_dataset(Path(command.source)), fn, out, options, dataclasses.asdict(command), how)
     report_skipped(skipped, found.rows, in_place, datasets[0] / HIDDEN / "skipped.jsonl", written=True)
-    if not quiet:
-        typer.echo(f"{found.rows - len(skipped or ()):,} rows done in {path}")
+    done = found.rows - len(skipped or ())
+    line = f"{done:,} rows done in {path}"
+    answer({"rows": done, "skipped": len(skipped or ()), "out": path}, *([] if quiet else [line]))
 
 
 def _status_of(path: Path) -> Any:
-    from tdmap.status import read_status
+    from tdmap.resume.status import read_status
 
     try:
         found = read_status(path)
@@ -117,7 +114,7 @@ class _Command:
     def of(found: Any, path: Path) -> _Command:
         """The command of a run, or leave with why it cannot be called again."""
         from tdmap.errors import UntrustedFile
-        from tdmap.hidden import open_file
+        from tdmap.memory.hidden import open_file
 
         if found.command is None:
             program = " ".join(found.argv).strip() or "a Python session"
