@@ -53,6 +53,9 @@ from tdmap.runtime.workers.surroundings import Surroundings
 from tdmap.sinks import Sink
 from tdmap.sinks.base import Kind
 
+CANNOT_START = ("RuntimeEnvSetupError", "ActorUnschedulableError", "ActorPlacementGroupRemoved")
+"""What Ray says where no second try would help."""
+
 WINDOW_BYTES = 32 << 20
 """Rows of a lease that travel, of the source and of the output: a worker has two leases."""
 
@@ -191,6 +194,9 @@ class RayCrew(ProcessCrew):
         yield from messages
 
     def _lose(self, member: Member) -> Lost:
+        failure = member.failure if isinstance(member, RayMember) else None
+        if type(failure).__name__ in CANNOT_START:
+            raise WorkerStartError(f"Ray cannot start a worker: {failure}") from failure
         if not (isinstance(member, RayMember) and member.is_far):
             return super()._lose(member)
         control = member.control

@@ -283,8 +283,8 @@ class RayPool(WorkerPool):
         self._path = tempfile.mkdtemp(prefix="tdmap-ray-")
         self._folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._waiting_since = time.monotonic()
-        self.uses = 0
-        """How often it was given back."""
+        self.retirement: threading.Timer | None = None
+        """Ends it when nobody uses it any more."""
 
     def start(self, forks: bool = True) -> Member:
         self.check_open()
@@ -326,6 +326,8 @@ class RayPool(WorkerPool):
         if not self._owner.is_here or self._closed:
             return
         super().close()
+        if getattr(self, "retirement", None) is not None:
+            self.retirement.cancel()  # type: ignore[union-attr]
         with contextlib.suppress(OSError, AttributeError):  # of a pool that could not be made
             os.close(self._folder)
             shutil.rmtree(self._path, ignore_errors=True)
@@ -355,6 +357,8 @@ def borrow_ray_pool(cluster: RayCluster, num_workers: int, worker_threads: int) 
         others = [_warm.pop(other) for other in list(_warm) if other[3] != key[3] or other[0] != key[0]]
     for other in others:  # they may hold what this one needs
         other.close()
+    if pool is not None and pool.retirement is not None:
+        pool.retirement.cancel()
     if pool is None or pool.is_closed:
         pool = RayPool(cluster, num_workers, worker_threads)
     pool.reserve()
@@ -363,21 +367,20 @@ def borrow_ray_pool(cluster: RayCluster, num_workers: int, worker_threads: int) 
 
 def _give_back(key: _Key, pool: RayPool) -> None:
     pool.release()
-    pool.uses += 1
     with _warm_lock:
         old = _warm.pop(key, None)
         _warm[key] = pool
     if old is not None:
         old.close()
-    timer = threading.Timer(IDLE_SECONDS, _retire, (key, pool, pool.uses))
-    timer.daemon = True
-    timer.start()
+    pool.retirement = threading.Timer(IDLE_SECONDS, _retire, (key, pool))
+    pool.retirement.daemon = True
+    pool.retirement.start()
 
 
-def _retire(key: _Key, pool: RayPool, uses: int) -> None:
+def _retire(key: _Key, pool: RayPool) -> None:
     """End a pool that nobody has used meanwhile."""
     with _warm_lock:
-        if _warm.get(key) is not pool or pool.uses != uses:
+        if _warm.get(key) is not pool or pool.retirement is not threading.current_thread():
             return
         del _warm[key]
     pool.close()
