@@ -96,6 +96,8 @@ _OPTIONS: dict[str, tuple[type, ...]] = {
     "mp_start_method": (str, type(None)),
     "pbar": (bool,),
     "on_error": (str,),
+    "executor": (str,),
+    "address": (str,),
 }
 
 
