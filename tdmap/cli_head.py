@@ -30,7 +30,7 @@ def head(
 
     Example:  tdmap head photos -n 3        tdmap head photos -n 24 --sheet photos.png
     """
-    from tdmap.hidden import printable
+    from tdmap.memory.hidden import printable
 
     end_with_reader()
     data = open_dataset(path)
@@ -63,7 +63,7 @@ def head(
 def _short(value: Any, kind: str) -> str:
     import torch
 
-    from tdmap.hidden import printable
+    from tdmap.memory.hidden import printable
 
     if not isinstance(value, torch.Tensor):
         found = getattr(value, "data", value)

@@ -22,25 +22,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tdmap._data import Data
-from tdmap.api import handler_of, policy_for
-from tdmap.append import Piece, SpillRows
-from tdmap.append import Pieces as AppendPieces
+from tdmap.data.kinds import Data
+from tdmap.data.schema import Schema
+from tdmap.data.store import OutputFolder
 from tdmap.datasets.copying import CopyTable, Target
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import example_of
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
-from tdmap.fingerprint import function_parts
 from tdmap.job import Job, Source, function_name
-from tdmap.placing import Output, spill_folder
+from tdmap.memory.spill import ALIGNMENT, Spill
+from tdmap.operations.append import Pieces as AppendPieces
+from tdmap.operations.append import SpillRows
+from tdmap.operations.map import handler_of, policy_for
+from tdmap.operations.output import Output, spill_folder
 from tdmap.plan import ChunkPlan, make_plan
+from tdmap.resume.fingerprint import function_parts
+from tdmap.resume.rowlog import APPEND, PIECES, SPILL, Piece, PieceLog, finish_run, forget, open_output_run
 from tdmap.rowerrors import OnError
-from tdmap.rowlog import APPEND, PIECES, SPILL, PieceLog, finish_run, forget, open_output_run
 from tdmap.runtime.skipping import DROP
-from tdmap.runtime.spill import ALIGNMENT, Spill
-from tdmap.schema import Schema
-from tdmap.store import OutputFolder
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tdmap.append import copy_bytes
 from tdmap.execution import Execution
-from tdmap.hidden import open_file
 from tdmap.job import Job, Policy, Source
-from tdmap.placing import Place, Places, Step
+from tdmap.memory.hidden import open_file
+from tdmap.memory.spill import Extent, Spill
+from tdmap.operations.append import copy_bytes
+from tdmap.operations.output import Place, Places, Step
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.spill import Extent, Spill
 from tdmap.sinks import Collect
 
 TASK_BYTES = 4 << 20

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tdmap._data import bytes_of
+from tdmap.data.store import OutputFolder
 from tdmap.datasets.gathering import gather_rows
 from tdmap.datasets.jagged import KINDS, Jagged
 from tdmap.execution import Execution
-from tdmap.folderlock import locked
 from tdmap.job import Job, Policy, Source
-from tdmap.placing import Places, SharedTensors, Step, travels
+from tdmap.memory.folderlock import locked
+from tdmap.memory.regions import bytes_of
+from tdmap.operations.output import Places, SharedTensors, Step, travels
 from tdmap.plan import ChunkPlan
 from tdmap.sinks import Collect
-from tdmap.store import OutputFolder
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.files import new_file, write_all

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from tdmap._data import Data
-from tdmap.api import handler_of, policy_for
-from tdmap.api import map as map_chunks
+from tdmap.data.kinds import Data
 from tdmap.datasets.columns import Apart, Columns, run_columns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import open_jagged
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
-from tdmap.fingerprint import function_parts, source_parts
 from tdmap.job import Job, Source, function_name
 from tdmap.operation import operation
-from tdmap.placing import Output, SharedTensors, travels
+from tdmap.operations.map import handler_of, policy_for
+from tdmap.operations.map import map as map_chunks
+from tdmap.operations.output import Output, SharedTensors, travels
 from tdmap.plan import ChunkPlan, make_plan
+from tdmap.resume.fingerprint import function_parts, source_parts
 from tdmap.rowerrors import OnError
 from tdmap.runtime.skipping import DROP
 from tdmap.sinks import Collect, Gather

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.api import handler_of, policy_for
 from tdmap.bykey import group_by, join, sort
+from tdmap.data.store import OutputFolder
 from tdmap.datasets.columns import JAGGED, ROWS, Columns, map_columns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import example_of, fill_jagged
@@ -25,15 +25,15 @@ from tdmap.datasets.ranks import ranks_of
 from tdmap.datasets.table import Table
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
-from tdmap.fingerprint import function_parts, source_parts
 from tdmap.job import Job, Source, function_name
-from tdmap.permute import permute
-from tdmap.placing import SharedTensors, travels
+from tdmap.operations.map import handler_of, policy_for
+from tdmap.operations.output import SharedTensors, travels
+from tdmap.operations.permute import permute
 from tdmap.plan import make_plan
+from tdmap.resume.fingerprint import function_parts, source_parts
 from tdmap.rowerrors import OnError
 from tdmap.runtime.skipping import DROP
 from tdmap.sinks import Collect, Gather
-from tdmap.store import OutputFolder
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import Table
 from tdmap.datasets.tableops import columns_of_result
 from tdmap.errors import OutputMismatch
-from tdmap.fingerprint import function_parts, source_parts
 from tdmap.job import function_name
+from tdmap.operations.output import SharedTensors
 from tdmap.pipeline import Pipeline
 from tdmap.pipeline.stages import Batch
-from tdmap.placing import SharedTensors
+from tdmap.resume.fingerprint import function_parts, source_parts
 from tensordict_lite import TensorDict
 
 SPANS = "__spans__"

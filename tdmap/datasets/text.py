@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.api import map as map_chunks
 from tdmap.datasets.gathering import offsets_of
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedmap import OnJagged, plan_of, spans_of
 from tdmap.datasets.table import Table
 from tdmap.execution import Execution
-from tdmap.fingerprint import function_parts
 from tdmap.operation import operation
-from tdmap.placing import travels
+from tdmap.operations.map import map as map_chunks
+from tdmap.operations.output import travels
+from tdmap.resume.fingerprint import function_parts
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:

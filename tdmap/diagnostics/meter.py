@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tdmap._data import is_data, is_dense, tensors_of
+from tdmap.data.kinds import is_data, is_dense, tensors_of
 from tdmap.events import Measures
 
 if TYPE_CHECKING:

@@ -12,16 +12,16 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tdmap._data import Data
+from tdmap.data.kinds import Data
+from tdmap.data.store import OutputFolder
 from tdmap.errors import AlreadyComplete, ResumeMismatch, UntrustedFile
-from tdmap.fingerprint import source_parts
-from tdmap.hidden import exists, parse_json, printable, read, replace_file
+from tdmap.memory.hidden import exists, parse_json, printable, read, replace_file
 from tdmap.pipeline import running
 from tdmap.pipeline.planning import Plan, is_one_pass
 from tdmap.pipeline.rounds import Context
 from tdmap.pipeline.stages import Cache, Concat, Stage, Zip
 from tdmap.pipeline.work import stage_parts
-from tdmap.store import OutputFolder
+from tdmap.resume.fingerprint import source_parts
 
 if TYPE_CHECKING:
     from tdmap.pipeline.pipeline import Pipeline

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from tdmap._data import Data
-from tdmap.append import Pieces, SpillRows, append_rows, place_pieces
+from tdmap.data.kinds import Data
+from tdmap.data.schema import Schema
+from tdmap.data.store import OutputFolder
+from tdmap.memory.spill import Spill
+from tdmap.operations.append import Pieces, SpillRows, append_rows, place_pieces
+from tdmap.operations.output import Output, spill_folder
 from tdmap.pipeline.planning import Plan, is_one_pass
 from tdmap.pipeline.rounds import Context
 from tdmap.pipeline.running import as_rows, no_rows, one_job, pieces_of
-from tdmap.placing import Output, spill_folder
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.spill import Spill
-from tdmap.schema import Schema
-from tdmap.store import OutputFolder
 
 
 def write_growing(plan: Plan, context: Context, out: OutputFolder, resume: bool) -> Data:

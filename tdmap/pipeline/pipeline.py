@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import dill
 import torch
 
-from tdmap._data import Data, data_length, is_data, is_tensor_collection
-from tdmap._warn import warn_user
 from tdmap.data.entries import require_entry
+from tdmap.data.kinds import Data, data_length, is_data
+from tdmap.data.store import OutputFolder, destination
 from tdmap.devices import check_start_method
+from tdmap.frames import warn_user
 from tdmap.functions import Keys, as_function
+from tdmap.memory.links import Device, resolve_device
 from tdmap.operation import operation
 from tdmap.pipeline import running
 from tdmap.pipeline.caching import dataset_of
@@ -49,8 +51,7 @@ from tdmap.pipeline.stages import (
 from tdmap.pipeline.torchloader import for_loader, worker_place
 from tdmap.ranks.shard import ShardLike, rank_of
 from tdmap.reducers import Reducer, as_reducer
-from tdmap.runtime.device import Device, resolve_device
-from tdmap.store import OutputFolder, destination
+from tensordict_lite import is_tensor_collection
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -18,12 +18,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, data_length, is_data, is_tensor_collection, narrow, tensors_of
 from tdmap.data.alike import not_alike
+from tdmap.data.kinds import Data, data_length, is_data, tensors_of
+from tdmap.data.reader import narrow
+from tdmap.data.schema import Schema
 from tdmap.pipeline.stages import CALLING, Shard, Shuffle, Skip, Stage, Take
-from tdmap.resume import folder_of
-from tdmap.schema import Schema
+from tdmap.resume.run import folder_of
 from tdmap.seeding import derive, preserved_generators, seed_everything
+from tensordict_lite import is_tensor_collection
 
 Picks: TypeAlias = "range | Tensor"
 """Row numbers: a run of them, or int64 in any order."""

@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from tdmap._data import Data, check_rows, data_length, is_data, narrow
-from tdmap.api import policy_for
-from tdmap.append import each_result
+from tdmap.data.join import check_rows
+from tdmap.data.kinds import Data, data_length, is_data
+from tdmap.data.reader import narrow
+from tdmap.data.store import OutputFolder
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
+from tdmap.operations.append import each_result
+from tdmap.operations.map import policy_for
+from tdmap.operations.reduce import FoldChunk
 from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan, is_one_pass, with_chunks
 from tdmap.pipeline.rounds import Context, Rounds, chunk_rows, chunk_sizes, head_job, is_open, open_plan
 from tdmap.pipeline.rows import Joined, View, Zipped, join_pieces, merge
@@ -21,10 +25,8 @@ from tdmap.pipeline.streams import open_stream
 from tdmap.pipeline.work import apply_stage
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Reducer
-from tdmap.reduction import FoldChunk
-from tdmap.resumable import map_to_files, map_to_folder
+from tdmap.resume.resumable import map_to_files, map_to_folder
 from tdmap.sinks import Collect, Fold, Gather, Preallocated
-from tdmap.store import OutputFolder
 
 
 def check_ends(plan: Plan) -> None:

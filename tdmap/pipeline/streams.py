@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from tdmap._data import Data
-from tdmap.api import stream_values
+from tdmap.data.kinds import Data
+from tdmap.operations.map import stream_values
 from tdmap.pipeline.planning import Again, Both, Head, Local, Plan
 from tdmap.pipeline.rounds import Context, Rounds, chunk_rows, default_ahead, head_job, run_here, seeded
 from tdmap.pipeline.rows import epoch_seed, join_pieces, merge, permutation

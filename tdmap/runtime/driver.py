@@ -14,24 +14,25 @@ close, collect or ask for more: the copy tells nobody, stops nobody and writes n
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
+from tdmap.data.skipfile import SkipFile
 from tdmap.data.writer import RowWriter
 from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_rows
 from tdmap.events import CallbackList, ChunkRetried, JobEnded, JobStarted, LeaseDone, ResultTaken, WorkerDied
 from tdmap.job import Job
-from tdmap.plan import ChunkPlan, default_chunk_size
-from tdmap.ranges import merge_ranges
+from tdmap.plan import ChunkPlan, default_chunk_size, merge_ranges
+from tdmap.process.owner import Owner
 from tdmap.runtime.chunkloop import note_rows
-from tdmap.runtime.owner import Owner
 from tdmap.runtime.scheduler import NO_LIMIT, Lease, Scheduler, SchedulerPolicy
-from tdmap.runtime.skipfile import SkipFile
 from tdmap.runtime.skiplog import SkipLog
-from tdmap.runtime.types import Done, Failed, GaveBack, Kind, Lost, Message, Refused, Segment, Skipped
+from tdmap.runtime.wire.messages import Done, Failed, GaveBack, Lost, Message, Refused, Segment, Skipped
 from tdmap.sinks import Allocate, InPlace, Sink, Stream
+from tdmap.sinks.base import Kind
 
 STREAM_BYTES = 4 << 20
 """Input bytes of a lease whose results travel: what a consumer may find in flight, several times a worker."""
@@ -493,8 +494,6 @@ class Driver:
 
 def how_it_ended(lost: Lost) -> str:
     """How a worker ended, in words."""
-    import signal
-
     if lost.reason:
         return lost.reason
     if lost.signal is not None:

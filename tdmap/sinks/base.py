@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
@@ -10,7 +11,27 @@ import torch
 from tdmap.data.sizes import result_bytes
 from tdmap.data.writer import RowWriter
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.types import Kind
+
+
+class Kind(enum.IntEnum):
+    """What became of the result of a chunk."""
+
+    WRITTEN = 0
+    """It was copied into the output."""
+    NONE = 1
+    """The function returned None."""
+    PARCEL = 2
+    """It travels to the driver."""
+    FAILED = 3
+    """There is none: the function raised on every row, and rows that raise are skipped."""
+    OBJECTS = 4
+    """Its tensors were copied into the output; its entries that are no tensors travel to the driver."""
+
+    @property
+    def travels(self) -> bool:
+        """Whether a value of each chunk goes to the driver: a chunk is not safe before it is there."""
+        return self in (Kind.PARCEL, Kind.OBJECTS)
+
 
 Allocate: TypeAlias = Callable[[torch.dtype, torch.Size], torch.Tensor]
 """Makes a tensor that the workers of a job can write into."""

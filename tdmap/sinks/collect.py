@@ -6,8 +6,7 @@ from typing import Any
 
 from tdmap.data.writer import RowWriter
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate, PlainSink
+from tdmap.sinks.base import Allocate, Kind, PlainSink
 
 
 class Collect(PlainSink):

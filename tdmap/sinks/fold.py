@@ -8,8 +8,7 @@ from typing import Any
 from tdmap.data.writer import RowWriter
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import MergeTree, Node, Reducer, merged, nodes
-from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate, PlainSink
+from tdmap.sinks.base import Allocate, Kind, PlainSink
 
 
 class Fold(PlainSink):

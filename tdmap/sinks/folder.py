@@ -7,16 +7,16 @@ from typing import Any, Protocol
 
 import torch
 
-from tdmap._data import Data, allocate_like, entries_of, gatherable, is_dense
 from tdmap.data.alike import unlike_the_others
+from tdmap.data.join import allocate_like, gatherable
+from tdmap.data.kinds import Data, entries_of, is_dense
+from tdmap.data.objectlog import ObjectLog, check_storable
 from tdmap.data.objects import KeyPath, ObjectColumns, Pieces, object_paths, without_objects
+from tdmap.data.store import require_room_for_hidden
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
-from tdmap.objectlog import ObjectLog, check_storable
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate, PlainSink
-from tdmap.store import require_room_for_hidden
+from tdmap.sinks.base import Allocate, Kind, PlainSink
 
 
 class Store(Protocol):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tdmap.data.writer import RowWriter
+from tdmap.memory.links import PageLocker
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.parcels import PageLocker
-from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate, PlainSink
+from tdmap.sinks.base import Allocate, Kind, PlainSink
 
 
 class Stream(PlainSink):

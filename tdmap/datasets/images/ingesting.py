@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tdmap.api import map as map_chunks
 from tdmap.datasets.columns import Columns, map_columns
 from tdmap.datasets.gathering import offsets_of
 from tdmap.datasets.images.files import Files, list_files
@@ -29,10 +28,11 @@ from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, op
 from tdmap.datasets.jagged import Jagged, bytes_tensor
 from tdmap.errors import AlreadyComplete
 from tdmap.execution import Execution
-from tdmap.folderlock import locked
-from tdmap.hidden import remove, remove_tree
+from tdmap.memory.folderlock import locked
+from tdmap.memory.hidden import remove, remove_tree
 from tdmap.operation import operation
-from tdmap.permute import permute
+from tdmap.operations.map import map as map_chunks
+from tdmap.operations.permute import permute
 from tdmap.rowerrors import RowErrors, SkippedRows
 from tensordict_lite import TensorDict
 from tensordict_lite.memmap.files import new_file, write_all

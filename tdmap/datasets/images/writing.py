@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.api import map as map_chunks
 from tdmap.datasets.images.pixels import pillow
+from tdmap.operations.map import map as map_chunks
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:
