@@ -39,6 +39,7 @@ from tdmap.ranks import merge_shards
 from tdmap.reducers import Reducer
 from tdmap.rowerrors import RowError, RowErrors, SkippedRows
 from tdmap.runtime.workers.pool import WorkerPool, close_pools
+from tdmap.summary import describe, train_test_split
 
 __all__ = [
     "AlreadyComplete",
@@ -74,6 +75,7 @@ __all__ = [
     "WorkerPool",
     "WorkerStartError",
     "close_pools",
+    "describe",
     "filter",
     "flat_map",
     "group_by",
@@ -86,4 +88,5 @@ __all__ = [
     "reduce",
     "shuffle",
     "sort",
+    "train_test_split",
 ]

@@ -196,6 +196,7 @@ def verify(
 
 
 from tdmap import (  # noqa: E402, F401  # their commands belong to `app`
+    cli_cache,
     cli_datasets,
     cli_head,
     cli_map,

@@ -373,7 +373,7 @@ class Jagged:
         self,
         out: str | os.PathLike[str] | None = None,
         *,
-        by: str = "length",
+        key: str = "length",
         descending: bool = False,
         **options: Unpack[WorkerOptions],
     ) -> Jagged:
@@ -381,15 +381,15 @@ class Jagged:
 
         Args:
             out: the folder.
-            by: `"length"`, or `"value"`: strings and bytes as Python orders them.
+            key: `"length"`, or `"value"`: strings and bytes as Python orders them.
             descending: from large to small.
             **options: about workers, as `tdmap.map`.
         """
-        if by not in ("length", "value"):
-            raise ValueError(f"by must be 'length' or 'value': got {by!r}.")
+        if key not in ("length", "value"):
+            raise ValueError(f"key must be 'length' or 'value': got {key!r}.")
         from tdmap.datasets.ranks import ranks_of
 
-        keys = self.lengths if by == "length" else ranks_of([self])[0]
+        keys = self.lengths if key == "length" else ranks_of([self])[0]
         rows = self.take(torch.sort(keys, stable=True, descending=descending).indices)
         return rows if out is None else rows.save(out, **options)
 

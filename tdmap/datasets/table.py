@@ -196,6 +196,23 @@ class Table:
 
         return TableGroups(self, key)
 
+    def head(self, n: int = 5) -> Table:
+        """The first rows."""
+        first: Table = self[:n]
+        return first
+
+    def describe(self, **options: Any) -> Any:
+        """Figures of each column; see `tdmap.describe`."""
+        from tdmap.summary import describe
+
+        return describe(self, **options)
+
+    def train_test_split(self, test_size: float = 0.25, **options: Any) -> tuple[Table, Table]:
+        """Two parts of the rows; see `tdmap.train_test_split`."""
+        from tdmap.summary import train_test_split
+
+        return train_test_split(self, test_size, **options)
+
     def pipeline(self, *, seed: int | None = None) -> TablePipeline:
         """A pipeline over the rows, with `.pad`, `.pack` and `.bucket` for jagged columns."""
         from tdmap.datasets.tablepipeline import TablePipeline
