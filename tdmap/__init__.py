@@ -33,13 +33,13 @@ from tdmap.operations.map import map, map_iter
 from tdmap.operations.prefetch import prefetch_to_device
 from tdmap.operations.reduce import map_reduce, reduce
 from tdmap.operations.shuffle import shuffle
+from tdmap.operations.summary import describe, train_test_split
 from tdmap.pipeline import Pipeline, PipelineIterator
 from tdmap.plan import ChunkPlan
 from tdmap.ranks import merge_shards
 from tdmap.reducers import Reducer
 from tdmap.rowerrors import RowError, RowErrors, SkippedRows
 from tdmap.runtime.workers.pool import WorkerPool, close_pools
-from tdmap.summary import describe, train_test_split
 
 __all__ = [
     "AlreadyComplete",

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.datasets.gathering import gather_rows, offsets_of
+from tdmap.datasets.flat.gathering import gather_rows, offsets_of
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from tdmap.datasets.table import Table
-    from tdmap.datasets.tableops import TableGroups
-    from tdmap.datasets.tablepipeline import TablePipeline
+    from tdmap.datasets.tables.ops import TableGroups
+    from tdmap.datasets.tables.pipeline import TablePipeline
     from tdmap.execution import WorkerOptions
 
 KINDS = ("tensor", "str", "bytes")
@@ -387,7 +387,7 @@ class Jagged:
         """
         if key not in ("length", "value"):
             raise ValueError(f"key must be 'length' or 'value': got {key!r}.")
-        from tdmap.datasets.ranks import ranks_of
+        from tdmap.datasets.tables.ranks import ranks_of
 
         keys = self.lengths if key == "length" else ranks_of([self])[0]
         rows = self.take(torch.sort(keys, stable=True, descending=descending).indices)

@@ -22,10 +22,10 @@ from tdmap.devices import OUT_CHUNKS, Devices, Placement, check_no_device, check
 from tdmap.events import Callback
 from tdmap.execution import Execution
 from tdmap.functions import Keys, as_function, check_placement
-from tdmap.habits import with_habits
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.links import Device, DeviceLink, open_link, resolve_device
 from tdmap.operation import operation
+from tdmap.operations.habits import with_habits
 from tdmap.operations.iterator import MapIterator
 from tdmap.operations.keeping import map_dropping, marking
 from tdmap.operations.prefetch import check_prefetch, prefetch_over

@@ -21,8 +21,8 @@ from tdmap.datasets.columns import JAGGED, ROWS, Columns, map_columns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import example_of, fill_jagged
 from tdmap.datasets.jaggedmap import CHUNK_VALUES, Answers
-from tdmap.datasets.ranks import ranks_of
 from tdmap.datasets.table import Table
+from tdmap.datasets.tables.ranks import ranks_of
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, Source, function_name

@@ -16,6 +16,8 @@ from tdmap.execution import Execution
 from tdmap.operation import operation
 from tdmap.operations.permute import permute
 from tdmap.operations.reduce import map_reduce
+from tensordict_lite import TensorDict
+from tensordict_lite.views import is_leaf_nontensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -68,13 +70,9 @@ def describe(data: Any, **options: Unpack[WorkerOptions]) -> Summary:
         >>> found.rows, found["x"].mean, found["x"].max
         (2, 2.0, 3.0)
     """
-    from tdmap.datasets.table import Table
-    from tensordict_lite import TensorDict
-    from tensordict_lite.views import is_leaf_nontensor
-
     others: dict[str, str] = {}
     rows: Any = data
-    if isinstance(data, Table):
+    if hasattr(data, "jagged"):
         lengths = {f"{name} (length)": column.lengths for name, column in data.jagged.items()}
         rows = TensorDict({**{key: data.rows.get(key) for key in data.rows.keys()}, **lengths}, [len(data)])
     wanted: dict[str, Any] = {}
