@@ -1,13 +1,10 @@
-"""The command line: ``tdmap info PATH``, ``tdmap verify PATH`` and ``tdmap map module:function IN OUT``.
+"""The command line, its commands ``tdmap info PATH`` and ``tdmap verify PATH``; the others are in files of their own.
 
-Exit codes: 0 done; 1 the run failed (the function raised, a worker was lost); 2 the request cannot be met as
-it stands (not a dataset, no such function, an output in the way), and nothing was written; 130 stopped by
-Ctrl-C. Commands that only read end by SIGPIPE when nobody reads on.
+Commands that only read end by SIGPIPE when nobody reads on.
 """
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,13 +13,26 @@ from typing import Annotated, Any
 import typer
 
 from tdmap import _entry
-from tdmap.cli_requests import FAILED, open_dataset, refuse
+from tdmap.cli_answers import DONE, FAILED, Commands, answer, asked, say
+from tdmap.cli_requests import open_dataset, refuse
+
+EXIT_CODES = """\b
+Exit codes:
+  0    done; rows that --skip-errors has skipped are counted and listed
+  1    the run failed: a function raised, a worker was lost, bytes differ
+  2    refused, and nothing was written: no such dataset or option
+  130  stopped by Ctrl-C
+"""
 
 app = typer.Typer(
     name="tdmap",
+    cls=Commands,
+    rich_markup_mode=None,
+    epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Look at memory-mapped tensor datasets, and map functions over them on every core.",
 )
 
@@ -74,19 +84,18 @@ def _options(
 @app.command()
 def info(
     path: Annotated[Path, typer.Argument(help="Folder of the dataset, or file of an archive.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a tree.")] = False,
 ) -> None:
     """Show the keys of a dataset with their shapes, types and sizes."""
     end_with_reader()
     data = open_dataset(path)
     total = sum(size for _, _, size in _leaves(data))
-    if as_json:
+    if asked().json:
         keys = [
             {"key": list(key), "shape": list(_shape(leaf)), "dtype": _type_name(leaf), "bytes": size}
             for key, leaf, size in _leaves(data)
         ]
         kind = type(data).__name__
-        typer.echo(json.dumps({"type": kind, "batch_size": list(data.batch_size), "keys": keys, "bytes": total}))
+        answer({"type": kind, "batch_size": list(data.batch_size), "keys": keys, "bytes": total})
         return
     from rich.console import Console
     from rich.markup import escape
@@ -176,7 +185,8 @@ def verify(
     if store:
         recorded = checksum.store(path, threads)
         place = path if path.is_file() else path / checksum.CHECKSUMS
-        typer.echo(f"stored the checksums of {len(recorded)} files in {place}")
+        said = f"stored the checksums of {len(recorded)} files in {place}"
+        answer({"stored": len(recorded), "checksums": place}, said)
         return
     if not path.is_file() and not (path / checksum.CHECKSUMS).exists():
         refuse(f"{path} has no checksums to check against: store them with `tdmap verify --store {path}`")
@@ -185,21 +195,32 @@ def verify(
     except DatasetError as error:
         refuse(str(error))
     for problem in report.problems:
-        typer.secho(f"tdmap: {problem}", fg=typer.colors.RED, err=True)
+        say(str(problem))
     checked = f"{report.files} files, {human_bytes(report.nbytes)}"
+    problems = [str(problem) for problem in report.problems]
+    facts = {"files": report.files, "bytes": report.nbytes, "problems": problems}
+    answer(
+        facts,
+        *([f"{path} is as it was saved: {checked}"] if report.ok else []),
+        exit_code=DONE if report.ok else FAILED,
+    )
     if not report.ok:
         count = len(report.problems)
-        typer.secho(f"tdmap: {path} is not as it was saved: {count} problem{'s'[: count > 1]} in {checked}", err=True)
+        say(f"{path} is not as it was saved: {count} problem{'s'[: count > 1]} in {checked}")
         typer.echo(f"If it was changed on purpose since then: tdmap verify --store {path}", err=True)
         raise typer.Exit(FAILED)
-    typer.echo(f"{path} is as it was saved: {checked}")
 
 
 from tdmap import (  # noqa: E402, F401  # their commands belong to `app`
+    cli_bench,
     cli_cache,
+    cli_completion,
+    cli_convert,
     cli_datasets,
+    cli_folds,
     cli_head,
     cli_map,
+    cli_orders,
     cli_profile,
     cli_resume,
     cli_stats,

@@ -9,12 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from tdmap.cli import app
-from tdmap.cli_requests import FAILED, guard, refuse, say
+from tdmap.cli_answers import FAILED, Commands, answer, asked, say
+from tdmap.cli_requests import guard, refuse
 
 SHOWN = 10
 """Files left out that are printed."""
 
-ingest_app = typer.Typer(no_args_is_help=True, help="Make a dataset of a folder of files.")
+ingest_app = typer.Typer(
+    cls=Commands, rich_markup_mode=None, no_args_is_help=True, help="Make a dataset of a folder of files."
+)
 app.add_typer(ingest_app, name="ingest")
 
 
@@ -57,7 +60,7 @@ def ingest_images(
         "max_pixels": max_pixels,
         "on_error": "skip" if skip_errors else "raise",
         "num_workers": workers,
-        "pbar": not quiet,
+        "pbar": not quiet and not asked().json,
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", images.SkippedPictures)
@@ -70,11 +73,13 @@ def ingest_images(
         guard(lambda: pictures.preview(preview), "the dataset is whole", (ValueError, OSError))
     if pictures.skipped:
         _print_skipped(pictures.skipped, out / "skipped.jsonl")
-    if not quiet:
-        classes = f" in {len(pictures.classes)} classes" if pictures.classes else ""
-        ignored = pictures.about["ignored"]
-        others = f" ({ignored:,} other files were not looked at)" if ignored else ""
-        typer.echo(f"{len(pictures):,} pictures{classes} written to {out}{others}")
+    classes = f" in {len(pictures.classes)} classes" if pictures.classes else ""
+    ignored = pictures.about["ignored"]
+    others = f" ({ignored:,} other files were not looked at)" if ignored else ""
+    line = f"{len(pictures):,} pictures{classes} written to {out}{others}"
+    facts = {"rows": len(pictures), "classes": list(pictures.classes or ()), "ignored": ignored, "out": out}
+    left_out = [{"file": name, "reason": reason} for name, reason in pictures.skipped or ()]
+    answer({**facts, "skipped": left_out}, *([] if quiet else [line]))
 
 
 def _ingested(images: Any, folder: Path, out: Path, options: dict[str, Any]) -> Any:
@@ -112,33 +117,3 @@ def _print_skipped(skipped: list[tuple[str, str]], place: Path) -> None:
     console = Console(stderr=True, highlight=False)
     console.print(table)
     console.print(f"all of them: {place}", soft_wrap=True)
-
-
-# -------- tdmap convert
-
-
-@app.command("convert")
-def convert_command(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="A dataset, a file, a pattern, or a folder of files.")],
-    target: Annotated[str, typer.Argument(metavar="DST", help="A file, or a folder for a dataset.")],
-    columns: Annotated[str | None, typer.Option(help="Only these, with commas between them.")] = None,
-    nulls: Annotated[str, typer.Option(help="raise, or mask: zeros, and a column of bools beside each.")] = "raise",
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes that read Parquet.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No summary.")] = False,
-) -> None:
-    """Turn files of another tool into a dataset, or a dataset into a file, by the endings of their names.
-
-    Endings are .parquet, .arrow, .feather, .csv, .tsv, .jsonl, .npz, .npy and .tar; a name without one is a dataset.
-    """
-    from tdmap.datasets import convert
-    from tdmap.errors import FolderInUse
-
-    refusals = (ImportError, ValueError, TypeError, FileNotFoundError, FileExistsError, FolderInUse)
-    wanted = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
-    guard(
-        lambda: convert(source, target, columns=wanted, nulls=nulls, num_workers=workers),
-        f"nothing was written to {target}",
-        refusals,
-    )
-    if not quiet:
-        typer.echo(f"{source} written to {target}")

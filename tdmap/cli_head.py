@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tdmap.cli import _leaves, _type_name, app, end_with_reader
-from tdmap.cli_requests import open_dataset, refuse, say
+from tdmap.cli_answers import answer, asked, say
+from tdmap.cli_requests import open_dataset, refuse
 
 SHOWN = 6
 """Numbers of a row that are shown, of those that it has."""
@@ -24,12 +24,8 @@ def head(
     rows: Annotated[int, typer.Option("-n", "--rows", min=1, help="How many rows.")] = 5,
     start: Annotated[int, typer.Option(help="The first of them; negative ones count from the end.")] = 0,
     sheet: Annotated[Path | None, typer.Option(help="Draw the pictures among the entries there (.png).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a row, with all numbers.")] = False,
 ) -> None:
-    """Show rows of a dataset; entries that look like pictures can be drawn.
-
-    Example:  tdmap head photos -n 3        tdmap head photos -n 24 --sheet photos.png
-    """
+    """Show rows of a dataset; entries that look like pictures can be drawn."""
     from tdmap.memory.hidden import printable
 
     end_with_reader()
@@ -42,10 +38,9 @@ def head(
         refuse(f"{path} has {length:,} rows, so there is no row {start:,}")
     chosen = range(first, min(first + rows, length))
     entries = [(key, leaf) for key, leaf, _ in _leaves(data)]
-    for row in chosen:
-        if as_json:
-            typer.echo(json.dumps({"row": row, **{"/".join(key): _plain(leaf[row]) for key, leaf in entries}}))
-            continue
+    if asked().json:
+        answer({"rows": [{"row": row, **{"/".join(key): leaf[row] for key, leaf in entries}} for row in chosen]})
+    for row in () if asked().json else chosen:
         typer.echo(f"row {row}")
         for key, leaf in entries:
             typer.echo(f"  {printable('/'.join(key))}  {_short(leaf[row], _type_name(leaf))}")
@@ -55,7 +50,7 @@ def head(
             refuse(f"no entry of {path} looks like pictures, which are [rows, 3, height, width] or [..., 3]")
         _draw(pictures, chosen, sheet)
         say(f"wrote {sheet}")
-    elif pictures and not as_json:
+    elif pictures and not asked().json:
         names = ", ".join("/".join(key) for key, _ in pictures)
         typer.echo(f"{printable(names)}: pictures, by their shape; --sheet sheet.png draws them")
 
@@ -74,24 +69,6 @@ def _short(value: Any, kind: str) -> str:
         return f"{texts[0]}  ({kind})"
     more = f" ... {flat.numel() - SHOWN:,} more" if flat.numel() > SHOWN else ""
     return f"[{', '.join(texts)}{more}]  ({kind} {list(value.shape)})"
-
-
-def _plain(value: Any) -> Any:
-    """A value for JSON, which knows no NaN: that is a text."""
-    import math
-
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return _plain((torch.view_as_real(value) if value.is_complex() else value).tolist())
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    found = getattr(value, "data", None)
-    return str(value) if found is None or found is value else _plain(found)
 
 
 def looks_like_pictures(leaf: Any) -> bool:

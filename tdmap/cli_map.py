@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tdmap.cli import app
-from tdmap.cli_requests import find_function, guard, open_dataset, refuse, require_writable, say
+from tdmap.cli_answers import answer, asked, say
+from tdmap.cli_requests import find_function, guard, open_dataset, refuse, require_writable
 
 if TYPE_CHECKING:
     from tdmap.rowerrors import RowErrors
@@ -57,7 +58,7 @@ def map_command(
         "num_workers": workers,
         "chunksize": chunksize,
         "mp_start_method": start_method,
-        "pbar": not quiet,
+        "pbar": not quiet and not asked().json,
         "on_error": "skip" if skip_errors else "raise",
     }
     if out is None:
@@ -70,14 +71,15 @@ def map_command(
         skipped = _map_in_place(data, fn, source, options)
         place = source.resolve().with_name(f"{source.resolve().name}.skipped.jsonl")
     else:
-        _require_free(out, source, overwrite)
+        require_free(out, source, overwrite)
         skipped = _map_into(data, fn, out, overwrite, options)
         place = out.with_name(f"{out.name}.skipped.jsonl")
     report_skipped(skipped, data.batch_size[0], out is None, place, written=resume)
-    if not quiet:
-        done = "done in" if resume else "changed in" if out is None else "written to"
-        rows = f"{data.batch_size[0] - len(skipped or ()):,} rows {done} {out or source}"
-        typer.echo(rows + (_of_checksums(source) if out is None else ""))
+    done, count = data.batch_size[0] - len(skipped or ()), len(skipped or ())
+    facts = {"rows": done, "skipped": count, "list": place if count else None, "out": out or source}
+    how = "done in" if resume else "changed in" if out is None else "written to"
+    line = f"{done:,} rows {how} {out or source}{_of_checksums(source) if out is None else ''}"
+    answer({**facts, "in_place": out is None}, *([] if quiet else [line]))
 
 
 def _of_checksums(source: Path) -> str:
@@ -102,7 +104,7 @@ def run_resumable(
     from tdmap.resume.run import COMMAND
 
     options, skipped = _collecting(options)
-    refusals = (ResumeMismatch, FileExistsError, FolderInUse, UntrustedFile, OutputMismatch, *_CANNOT_WRITE)
+    refusals = (ResumeMismatch, FileExistsError, FolderInUse, UntrustedFile, OutputMismatch, *CANNOT_WRITE)
     token = COMMAND.set(command)
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -131,7 +133,7 @@ def _map_in_place(data: Any, fn: Callable[[Any], Any], source: Path, options: An
         with locked(source.resolve(), f"tdmap map {function_name(fn)} --in-place"):
             return data.map(fn, out=data, **options)
 
-    guard(run, "rows that were done stay done", (FolderInUse, UntrustedFile, *_CANNOT_WRITE))
+    guard(run, "rows that were done stay done", (FolderInUse, UntrustedFile, *CANNOT_WRITE))
     return skipped
 
 
@@ -152,12 +154,12 @@ def _map_into(data: Any, fn: Callable[[Any], Any], out: Path, overwrite: bool, o
     guard(
         run,
         f"nothing was written to {out}",
-        (FileExistsError, FolderInUse, UntrustedFile, OutputMismatch, *_CANNOT_WRITE),
+        (FileExistsError, FolderInUse, UntrustedFile, OutputMismatch, *CANNOT_WRITE),
     )
     return skipped
 
 
-_CANNOT_WRITE = (OSError,)
+CANNOT_WRITE = (OSError,)
 """Where the engine raises it, and not the function: there is no room, or no permission."""
 
 
@@ -171,7 +173,9 @@ def _collecting(options: dict[str, Any]) -> tuple[dict[str, Any], RowErrors | No
     return {**options, "on_error": errors}, errors
 
 
-def report_skipped(skipped: RowErrors | None, rows: int, in_place: bool, place: Path, written: bool) -> None:
+def report_skipped(
+    skipped: RowErrors | None, rows: int, in_place: bool, place: Path, written: bool, fate: str | None = None
+) -> None:
     """Say which rows were skipped: how many, the first of them, and where all are listed.
 
     Args:
@@ -180,10 +184,11 @@ def report_skipped(skipped: RowErrors | None, rows: int, in_place: bool, place: 
         in_place: skipped rows keep what they had; else they are zeros.
         place: the list, one JSON object a line.
         written: the run has written it.
+        fate: what became of them, where it is something else.
     """
     if not skipped:
         return
-    kept = "keep what they had" if in_place else "are zeros"
+    kept = fate or ("keep what they had" if in_place else "are zeros")
     say(f"the function raised on {len(skipped):,} of {rows:,} rows, which {kept}:")
     for bad in skipped[:SHOWN]:
         text = str(bad.error).partition("\n")[0][:200]
@@ -207,7 +212,7 @@ def _write_list(skipped: RowErrors, place: Path) -> None:
     replace_file(place.resolve(), b"".join(json.dumps(line).encode() + b"\n" for line in lines), durable=False)
 
 
-def _require_free(out: Path, source: Path, overwrite: bool) -> None:
+def require_free(out: Path, source: Path, overwrite: bool) -> None:
     if out.resolve() == source.resolve():
         refuse("OUT is IN; use --in-place to change a dataset")
     if source.resolve() in out.resolve().parents:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tdmap.cli import app, end_with_reader
+from tdmap.cli_answers import answer, say
 from tdmap.cli_requests import find_function, guard, open_dataset, refuse
 from tdmap.data.kinds import tensors_of
 
@@ -30,13 +29,10 @@ def profile_command(
     trace: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev there.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw timeline, throughput and memory there (.png).")] = None,
     flame: Annotated[Path | None, typer.Option(help="Write stacks of the function there (.svg, .json, .txt).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
 ) -> None:
     """Run a function on rows of a dataset, and say what bounds it and what to set.
 
     Results are kept in memory and thrown away. DATA is not changed: a function that changes its chunk gets a copy.
-
-    Example:  tdmap profile mymodule:normalise photos --workers 8 --plot profile.png
     """
     end_with_reader()
     if start_method not in (None, "fork", "forkserver", "spawn"):
@@ -45,22 +41,20 @@ def profile_command(
     data = open_dataset(source)
     if not len(data.batch_size) or not data.batch_size[0]:
         refuse(f"{source} has batch size {list(data.batch_size)}, so there are no rows to run the function on")
-    sample = _sample(data, rows)
+    sample = sample_of(data, rows)
     options: dict[str, Any] = {"num_workers": workers, "chunksize": chunksize, "mp_start_method": start_method}
     prof = guard(lambda: _run(fn, sample, options, flame), "DATA is as it was")
     if trace is not None:
         _write(lambda: prof.save_trace(trace), trace)
     if plot is not None:
         _write(lambda: prof.plot(plot), plot)
-    if as_json:
-        typer.echo(json.dumps(prof.to_dict()))
-        return
-    typer.echo(prof.summary())
+    lines = [prof.summary()]
     if sample.batch_size[0] < data.batch_size[0]:
-        typer.echo(f"on {sample.batch_size[0]:,} of {data.batch_size[0]:,} rows; --rows runs more")
+        lines.append(f"on {sample.batch_size[0]:,} of {data.batch_size[0]:,} rows; --rows runs more")
+    answer(prof.to_dict(), *lines)
 
 
-def _sample(data: Any, rows: int | None) -> Any:
+def sample_of(data: Any, rows: int | None) -> Any:
     """The first rows of a dataset, as views: so many that the figures mean something, and no more."""
     length = int(data.batch_size[0])
     if rows is None:
@@ -69,18 +63,25 @@ def _sample(data: Any, rows: int | None) -> Any:
     return data[: min(rows, length)]
 
 
-def _run(fn: Any, sample: Any, options: dict[str, Any], flame: Path | None) -> Any:
+def safe_sample(fn: Any, sample: Any, by_row: bool = False) -> Any:
+    """The sample, or a copy of it where the function changes its chunk: the dataset itself is never given to it then.
+
+    Args:
+        by_row: it is called with single rows.
+    """
     import torch
 
-    import tdmap
-
-    # Whether it changes its chunk is known by a few rows, copied; the dataset itself is never given to it then.
     probe = sample[:1].clone()
     before = [leaf._version for leaf in tensors_of(probe)]
     with torch.random.fork_rng(devices=[]):
-        fn(probe if options["chunksize"] != 0 else probe[0])
-    if [leaf._version for leaf in tensors_of(probe)] != before:
-        sample = sample.clone()
+        fn(probe[0] if by_row else probe)
+    return sample if [leaf._version for leaf in tensors_of(probe)] == before else sample.clone()
+
+
+def _run(fn: Any, sample: Any, options: dict[str, Any], flame: Path | None) -> Any:
+    import tdmap
+
+    sample = safe_sample(fn, sample, options["chunksize"] == 0)
     tdmap.map(sample[:16], fn, **options)  # workers start, and import what the function needs
     with tdmap.Profiler() as prof:
         if flame is not None:
@@ -94,4 +95,4 @@ def _write(run: Any, path: Path) -> None:
         run()
     except (OSError, ValueError, ModuleNotFoundError) as error:
         refuse(f"{path} was not written: {error}")
-    print(f"tdmap: wrote {path}", file=sys.stderr)
+    say(f"wrote {path}")

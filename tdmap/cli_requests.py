@@ -7,14 +7,13 @@ import importlib
 import importlib.machinery
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
 
-FAILED, BAD_REQUEST, INTERRUPTED = 1, 2, 130
+from tdmap.cli_answers import BAD_REQUEST, FAILED, INTERRUPTED, one_line, say, show_traceback
 
 
 def refuse(message: str) -> NoReturn:
@@ -23,13 +22,8 @@ def refuse(message: str) -> NoReturn:
     raise typer.Exit(BAD_REQUEST)
 
 
-def say(message: str) -> None:
-    """A message of the command, on standard error."""
-    typer.secho(f"tdmap: {message}", fg=typer.colors.RED, err=True)
-
-
 def guard(run: Callable[[], Any], state: str, refusals: tuple[type[Exception], ...] = ()) -> Any:
-    """Run it; end with code 1, the traceback and what is on disk if it raises, with 130 on Ctrl-C.
+    """Run it; end with code 1, the error and what is on disk in one line if it raises, with 130 on Ctrl-C.
 
     Args:
         run: called without arguments.
@@ -47,11 +41,9 @@ def guard(run: Callable[[], Any], state: str, refusals: tuple[type[Exception], .
     except Exception as error:
         if isinstance(error, refusals) and not _is_of_function(error):
             refuse(str(error))
-        if _speaks_for_itself(error):
-            say(str(error))
-        else:
-            traceback.print_exception(type(error), error, error.__traceback__)
-        say(f"the run failed; {state}")
+        shown = show_traceback(error)
+        said = str(error) if _speaks_for_itself(error) else one_line(error)
+        say(f"the run failed: {said}; {state}{'' if shown else ' (--traceback shows more)'}")
         raise typer.Exit(FAILED) from error
 
 
@@ -176,8 +168,11 @@ def import_module(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and name.split(".")[: error.name.count(".") + 1] == error.name.split("."):
             refuse(f"there is no module {name!r} here ({os.getcwd()}) or among the installed ones")
-        traceback.print_exception(type(error), error, error.__traceback__)
-        refuse(f"{name} could not be imported: {error}")
+        _refuse_module(name, error)
     except Exception as error:
-        traceback.print_exception(type(error), error, error.__traceback__)
-        refuse(f"{name} could not be imported: {error}")
+        _refuse_module(name, error)
+
+
+def _refuse_module(name: str, error: Exception) -> NoReturn:
+    more = "" if show_traceback(error) else "; --traceback shows more"
+    refuse(f"{name} could not be imported: {one_line(error)}{more}")

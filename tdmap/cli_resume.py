@@ -7,7 +7,6 @@ it is shown before it is run, somebody has to say yes, and nothing is imported f
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from tdmap.cli import app, end_with_reader
+from tdmap.cli_answers import answer, asked
 from tdmap.cli_map import report_skipped, run_resumable
 from tdmap.cli_requests import file_of_module, find_function, import_module, open_dataset, refuse, take_apart
 from tdmap.memory.hidden import HIDDEN, printable
@@ -26,18 +26,14 @@ PathArgument = Annotated[Path, typer.Argument(help="Output folder, or dataset of
 
 @app.command()
 def status(
-    path: PathArgument, as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False
+    path: PathArgument,
 ) -> None:
     """Show how far a resumable run has come: rows done, rate, errors."""
     from tdmap.resume.status import describe
 
     end_with_reader()
     found = _status_of(path)
-    if as_json:
-        typer.echo(json.dumps({**dataclasses.asdict(found), "fraction": found.fraction}))
-        return
-    for line in describe(found):
-        typer.echo(line)
+    answer({**dataclasses.asdict(found), "fraction": found.fraction}, *describe(found))
 
 
 @app.command()
@@ -72,13 +68,14 @@ def resume(
     _require_file(import_module(take_apart(command.function)[0]), file)
     fn = find_function(command.function)
     how = TRUST if trust else REDO if redo else True
-    options = {**command.options, "pbar": not quiet}
+    options = {**command.options, "pbar": not quiet and not asked().json}
     in_place = found.kind == "in place"
     out = None if in_place else datasets[0]
     skipped = run_resumable(open_dataset(Path(command.source)), fn, out, options, dataclasses.asdict(command), how)
     report_skipped(skipped, found.rows, in_place, datasets[0] / HIDDEN / "skipped.jsonl", written=True)
-    if not quiet:
-        typer.echo(f"{found.rows - len(skipped or ()):,} rows done in {path}")
+    done = found.rows - len(skipped or ())
+    line = f"{done:,} rows done in {path}"
+    answer({"rows": done, "skipped": len(skipped or ()), "out": path}, *([] if quiet else [line]))
 
 
 def _status_of(path: Path) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from tdmap.cli import _leaves, _type_name, app, end_with_reader
-from tdmap.cli_requests import guard, open_dataset, refuse, say
+from tdmap.cli_answers import answer, asked, say
+from tdmap.cli_requests import guard, open_dataset, refuse
 
 
 @app.command()
@@ -19,14 +19,11 @@ def stats(
     keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY]...", help="Entries, as a/b; all of them.")] = None,
     workers: Annotated[int | None, typer.Option(min=0, help="Processes; as many as usable cores.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the histograms there (.png).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Show count, range, mean, deviation, quantiles and a small histogram of each entry, in one pass.
 
     All elements of an entry count alike; statistics are of the finite ones. Quantiles are within one percent.
-
-    Example:  tdmap stats photos image label --plot photos.png
     """
     import tdmap
     from tdmap.diagnostics.columns import Column, Columns, draw_columns
@@ -40,7 +37,7 @@ def stats(
     if wanted:
         reducers = {"/".join(key): Column(key) for key in wanted}
         values = guard(
-            lambda: tdmap.map_reduce(data, None, Columns(reducers), workers, pbar=not quiet and not as_json),
+            lambda: tdmap.map_reduce(data, None, Columns(reducers), workers, pbar=not quiet and not asked().json),
             f"{path} was only read",
         )
         found = {key: values["/".join(key)] for key in wanted}
@@ -50,10 +47,10 @@ def stats(
         except (OSError, ValueError, ModuleNotFoundError) as error:
             refuse(f"{plot} was not written: {error}")
         say(f"wrote {plot}")
-    if as_json:
+    if asked().json:
         entries = [{"key": list(key), "dtype": wanted[key], **asdict(one)} for key, one in found.items()]
         rest = [{"key": list(key), "dtype": kind} for key, kind in others.items()]
-        typer.echo(json.dumps({"rows": int(data.batch_size[0]), "keys": [*entries, *rest]}, allow_nan=False))
+        answer({"rows": int(data.batch_size[0]), "keys": [*entries, *rest]})
         return
     _print(found, wanted, others)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from tdmap.cli import app, end_with_reader
+from tdmap.cli_answers import answer, asked
 from tdmap.cli_requests import refuse
 
 BETWEEN = 0.3
@@ -25,13 +25,10 @@ def top(
     ] = None,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once, as where the output is no terminal.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object; looks once.")] = False,
 ) -> None:
     """Show every running job of yours on this machine: workers, rows, rates, memory, and what bounds it.
 
     Jobs are shown once they have taken a second. Those that were killed are marked as dead for a day. Ctrl-C leaves.
-
-    Example:  tdmap top        tdmap top --json | jq '.jobs[].rate'
     """
     from tdmap.diagnostics import jobfiles
 
@@ -40,9 +37,9 @@ def top(
         refuse(f"{jobfiles.VARIABLE} is empty, so no job says how far it is")
     if path is not None and not path.exists():
         refuse(f"{path} does not exist")
-    if as_json or once or not sys.stdout.isatty():
+    if asked().json or once or not sys.stdout.isatty():
         end_with_reader()
-        _report(folder, as_json)
+        _report(folder)
         return
     with contextlib.suppress(KeyboardInterrupt):
         _watch(folder, interval)
@@ -63,7 +60,7 @@ def _look(folder: Path, watcher: Any) -> list[Any]:
     return [(job, watcher.look(job)) for job in jobs]
 
 
-def _report(folder: Path, as_json: bool) -> None:
+def _report(folder: Path) -> None:
     from rich.console import Console
 
     from tdmap.diagnostics import live
@@ -72,8 +69,8 @@ def _report(folder: Path, as_json: bool) -> None:
     if _look(folder, watcher):
         time.sleep(BETWEEN)
     jobs = _look(folder, watcher)
-    if as_json:
-        typer.echo(json.dumps({"jobs": [live.facts(job, looks) for job, looks in jobs]}))
+    if asked().json:
+        answer({"jobs": [live.facts(job, looks) for job, looks in jobs]})
         return
     console = Console(highlight=False, markup=False)
     console.print(live.screen(jobs, console.width, str(folder)))

@@ -6,11 +6,12 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from tdmap.errors import RemoteTraceback, TdmapError
+from tdmap.execution import WorkerOptions
 from tdmap.frames import without_engine
+from tdmap.process.calls import CURRENT, Running
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -29,35 +30,6 @@ HABITS = {
     "start_method": "mp_start_method",
 }
 """Names that options have in other libraries."""
-
-
-class Running:
-    """An operation that a user has called and that has not returned yet.
-
-    Args:
-        name: of the function.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._endings: list[Callable[[], Any]] = []
-
-    def at_end(self, fn: Callable[[], Any]) -> None:
-        """Have something called when the operation returns, or raises."""
-        self._endings.append(fn)
-
-    def end(self) -> None:
-        """Call it."""
-        for fn in self._endings:
-            fn()
-
-
-_running: ContextVar[Running | None] = ContextVar("running", default=None)
-
-
-def running_operation() -> Running | None:
-    """The operation that was called in this thread; the outermost one, where one calls another."""
-    return _running.get()
 
 
 def operation(fn: Function, forwards_to: Callable[..., Any] | None = None) -> Function:
@@ -82,8 +54,8 @@ def operation(fn: Function, forwards_to: Callable[..., Any] | None = None) -> Fu
         unknown = kwargs.keys() - allowed()
         if unknown:
             raise unknown_option(fn.__name__, sorted(unknown)[0], allowed())
-        outermost = _running.get() is None
-        token = _running.set(Running(fn.__name__)) if outermost else None
+        outermost = CURRENT.get() is None
+        token = CURRENT.set(Running(fn.__name__)) if outermost else None
         try:
             return fn(*args, **kwargs)
         except Exception as error:
@@ -91,8 +63,8 @@ def operation(fn: Function, forwards_to: Callable[..., Any] | None = None) -> Fu
             raise
         finally:
             if token is not None:
-                operation = _running.get()
-                _running.reset(token)
+                operation = CURRENT.get()
+                CURRENT.reset(token)
                 if operation is not None:
                     operation.end()
 
@@ -126,8 +98,6 @@ def hide_engine(error: BaseException) -> None:
 @functools.cache
 def worker_options() -> tuple[str, ...]:
     """The names of the options about workers."""
-    from tdmap.execution import WorkerOptions
-
     return tuple(WorkerOptions.__annotations__)
 
 

@@ -220,6 +220,9 @@ class TensorCollection(Families):
 
     @names.setter
     def names(self, value: Sequence[str | None] | None) -> None:
+        self._assign_names(value)
+
+    def _assign_names(self, value: Sequence[str | None] | None) -> None:
         names = check_names(value, len(self._batch_size))
         if names is not None:
             for name in _names_below(self, len(names)):

@@ -222,6 +222,23 @@ class NonTensorDataBase(DenseCollection):
             return self if bool(condition) else other
         return self.maybe_to_stack().where(condition, other)
 
+    def set(self, key: Any, item: Any, inplace: bool = False, **kwargs: Any) -> Self:
+        """Another object, under ``"data"``: there are no other entries.
+
+        Raises:
+            KeyError: any other key.
+        """
+        if key != "data":
+            raise no_entries_error(self, key)
+        self.data = item
+        return self
+
+    def flatten_keys(self, *args: Any, **kwargs: Any) -> Self:
+        """Itself: there are no keys."""
+        return self
+
+    unflatten_keys = flatten_keys
+
     def pad(self, pad_size: Sequence[int], value: Any = None, inplace: bool = False, safe: bool = True) -> Any:
         """More rows before and after, which hold ``None``: a stack, unless there are none.
 
@@ -330,6 +347,11 @@ IMMUTABLE = frozenset((str, int, float, bool, bytes, complex, type(None), type))
 def holds_collections(values: Sequence[Any]) -> bool:
     """Whether some of the values are collections, or wrappers, and not objects of their own."""
     return any(issubclass(cls, TensorCollection) for cls in set(map(type, values)))
+
+
+def no_entries_error(data: TensorCollection, key: Any) -> KeyError:
+    """For a key that is written into non-tensor data."""
+    return KeyError(f"{key!r} cannot be set: a {type(data).__name__} holds objects, and has no entries")
 
 
 def is_non_tensor(value: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,12 +22,16 @@ from tensordict_lite.nontensor import (
     filled,
     holds_collections,
     is_non_tensor,
+    no_entries_error,
     same_payload,
     spread,
 )
 from tensordict_lite.object_column import ObjectRows
 from tensordict_lite.ops.rows import check_gather_out, check_pad
 from tensordict_lite.settings import settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["NonTensorStack", "cat_non_tensors", "rows_of", "stack_non_tensors"]
 
@@ -303,6 +307,24 @@ class NonTensorStack(ObjectRows):
     def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Any:
         """Rows turned, as :func:`torch.rot90`."""
         return self._moved(lambda positions: positions.rot90(k, dims))
+
+    def set(self, key: Any, item: Any, inplace: bool = False, **kwargs: Any) -> Self:
+        """Refused: objects have no entries.
+
+        Raises:
+            KeyError: always.
+        """
+        raise no_entries_error(self, key)
+
+    def flatten_keys(self, *args: Any, **kwargs: Any) -> Self:
+        """Itself: there are no keys."""
+        return self
+
+    unflatten_keys = flatten_keys
+
+    def numpy(self, *args: Any, **kwargs: Any) -> Any:
+        """The objects as (nested) lists."""
+        return self.tolist()
 
     def pad(self, pad_size: Sequence[int], value: Any = None, inplace: bool = False, safe: bool = True) -> Any:
         """More rows before and after, which hold ``None``."""

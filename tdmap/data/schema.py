@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from tdmap.data.alike import not_alike
 from tdmap.data.join import allocate_like
 from tdmap.data.kinds import Data, is_data, is_dense, with_entries
 from tdmap.errors import OutputMismatch
@@ -209,3 +210,29 @@ def plain(tensor: Tensor, path: KeyPath = ()) -> Tensor:
 def join_objects(pieces: Sequence[Any]) -> Any:
     """One non-tensor entry from those of consecutive rows: one object where all are equal, else one a row."""
     return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), 0)
+
+
+def join_pieces(pieces: list[Data]) -> Data:
+    """Rows after one another.
+
+    Raises:
+        OutputMismatch: they do not look alike; names the entry that differs.
+    """
+    if len(pieces) == 1:
+        return pieces[0]
+    first = pieces[0]
+    for piece in pieces[1:]:
+        check_alike(first, piece)
+    return torch.cat(pieces)
+
+
+def check_alike(first: Data, other: Data) -> None:
+    """Raise OutputMismatch unless two chunks can be rows of one dataset."""
+    schemas = [Schema(piece[:0]) for piece in (first, other)]
+    if schemas[0].digest != schemas[1].digest:
+        raise not_alike(
+            schemas[0].difference(schemas[1]),
+            what="rows",
+            purpose="to come after one another",
+            advice="Use .select(...) or .map(...) on one of the two.",
+        )

@@ -13,6 +13,8 @@ from torch import Tensor
 from tdmap.datasets.columns import JAGGED, ROWS, Columns, write_columns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import jagged_of
+from tdmap.execution import Execution
+from tdmap.operations.summary import describe, train_test_split
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.views import is_leaf_nontensor
@@ -172,7 +174,6 @@ class Table:
     def take(self, rows: Tensor, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
         """The rows with these numbers, int64 `[m]`, in their order. `out` and workers as `filter`."""
         from tdmap.datasets.tables.ops import take
-        from tdmap.execution import Execution
 
         return take(self, torch.as_tensor(rows), out, Execution.of(**options), "take")
 
@@ -203,14 +204,10 @@ class Table:
 
     def describe(self, **options: Any) -> Any:
         """Figures of each column; see `tdmap.describe`."""
-        from tdmap.operations.summary import describe
-
         return describe(self, **options)
 
     def train_test_split(self, test_size: float = 0.25, **options: Any) -> tuple[Table, Table]:
         """Two parts of the rows; see `tdmap.train_test_split`."""
-        from tdmap.operations.summary import train_test_split
-
         return train_test_split(self, test_size, **options)
 
     def pipeline(self, *, seed: int | None = None) -> TablePipeline:

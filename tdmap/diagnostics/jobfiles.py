@@ -22,7 +22,7 @@ from typing import Any
 from tdmap.errors import TdmapError
 from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, RowsSkipped, WorkerDied
 from tdmap.memory import hidden
-from tdmap.operation import running_operation
+from tdmap.process.calls import running_operation
 from tdmap.process.identity import ProcessId
 
 VARIABLE = "TDMAP_STATUS_DIR"

@@ -23,6 +23,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from tdmap.process import hooks
 from tensordict_lite.errors import DatasetError
 
 _SIGINFO = 4
@@ -181,7 +182,7 @@ def _make_catcher() -> _Catcher | None:
 
 _catcher: _Catcher | None = _make_catcher()
 if _catcher is not None:
-    os.register_at_fork(after_in_child=_catcher.forget)
+    hooks.in_child(hooks.SIGNALS, _catcher.forget)
 
 
 class Cuts:

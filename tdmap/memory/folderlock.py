@@ -28,6 +28,7 @@ from typing import NamedTuple
 from tdmap.errors import FolderInUse, UntrustedFile
 from tdmap.memory import hidden
 from tdmap.memory.hidden import HIDDEN, NO_LOCKS, printable
+from tdmap.process import hooks
 from tdmap.process.identity import ProcessId
 
 LOCK, HELD = "lock", "lock.held"
@@ -170,7 +171,7 @@ def _leave_to_parent() -> None:
     _forking.worker = False
 
 
-os.register_at_fork(after_in_child=_leave_to_parent)
+hooks.in_child(hooks.LOCKS, _leave_to_parent)
 
 
 @contextlib.contextmanager

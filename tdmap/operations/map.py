@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import weakref
@@ -30,6 +29,7 @@ from tdmap.operations.iterator import MapIterator
 from tdmap.operations.keeping import map_dropping, marking
 from tdmap.operations.prefetch import check_prefetch, prefetch_over
 from tdmap.plan import CACHE_BYTES, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
+from tdmap.process import hooks
 from tdmap.ranks import running as by_ranks
 from tdmap.ranks.shard import ShardLike, rank_of
 from tdmap.resume.cached import map_cached
@@ -391,14 +391,14 @@ def map_iter(
 _open_streams: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-@atexit.register  # after the pools' own function was registered, so before it runs
 def _close_streams() -> None:
     for stream in list(_open_streams):
         with contextlib.suppress(ValueError):  # it is running: somebody exits from inside the loop
             stream.close()
 
 
-os.register_at_fork(after_in_child=_open_streams.clear)  # those of the parent are not ours to close
+hooks.at_exit(hooks.STREAMS, _close_streams)
+hooks.in_child(hooks.STREAMS, _open_streams.clear)  # those of the parent are not ours to close
 
 
 class _Yielded:

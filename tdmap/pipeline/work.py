@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from tdmap.data.kinds import Data, is_data, tensors_of
+from tdmap.data.schema import check_alike, join_pieces
 from tdmap.errors import add_note
 from tdmap.job import function_name
 from tdmap.operations.append import each_result
 from tdmap.operations.filter import as_mask
-from tdmap.pipeline.rows import check_alike, join_pieces
 from tdmap.pipeline.stages import Batch, Call, Filter, FlatMap, Map, MapRows, Select, Stage, Unbatch
 from tdmap.resume.fingerprint import function_parts
 from tensordict_lite import is_tensor_collection

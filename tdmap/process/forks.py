@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import concurrent.futures.thread  # noqa: F401 - its hook for forks takes a lock: registered first, it runs after ours
 import contextlib
 import os
 import subprocess
 import threading
 import weakref
 from typing import Any
+
+from tdmap.process import hooks
 
 # The driver's ends of every pipe. A fork, ours or the user's, must not hold them: a worker sees that its driver has
 # gone only when the last copy of the other end is closed. Objects, not numbers: closing an object twice is
@@ -62,7 +63,9 @@ def _end_fork_in_child() -> None:
     _close_ends_in_child()
 
 
-os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_child=_end_fork_in_child)
+hooks.before_fork(hooks.FORKS, _begin_fork)
+hooks.in_parent(hooks.FORKS, _end_fork)
+hooks.in_child(hooks.FORKS, _end_fork_in_child)
 
 
 def is_starting_worker() -> bool:

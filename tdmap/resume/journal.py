@@ -17,7 +17,6 @@ not the driver, which would stand still meanwhile). It spends at most a fraction
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import enum
 import errno
@@ -34,7 +33,7 @@ from typing import Any, NamedTuple
 
 from tdmap.memory.hidden import LARGE, SMALL, naming, open_file, parse_json, printable, replace_file
 from tdmap.plan import merge_ranges
-from tdmap.process import forks
+from tdmap.process import forks, hooks
 from tdmap.process.identity import boot_number as boot_number
 from tdmap.process.owner import Owner
 from tdmap.resume import syncer
@@ -437,7 +436,6 @@ def wait_for_disk() -> None:
     _helpers.clear()
 
 
-@atexit.register
 def _leave_helpers() -> None:
     """Helpers that still wait for the disk end by themselves: nobody need be warned of them."""
     _reap()
@@ -451,4 +449,5 @@ def _forget_in_child() -> None:
     _helpers.clear()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+hooks.at_exit(hooks.DISK, _leave_helpers)
+hooks.in_child(hooks.DISK, _forget_in_child)

@@ -31,6 +31,7 @@ from tdmap.memory.cuts import Cuts
 from tdmap.memory.links import is_lost
 from tdmap.memory.mapped import MappedFiles
 from tdmap.plan import ChunkPlan
+from tdmap.process import hooks
 from tdmap.process.interrupts import installed_handlers, interrupting
 from tdmap.reducers.base import MergeTree
 from tdmap.runtime.ondevice import OnDevice
@@ -71,7 +72,7 @@ def _next_generation() -> None:
     _generation += 1
 
 
-os.register_at_fork(after_in_child=_next_generation)
+hooks.in_child(hooks.CHUNKS, _next_generation)
 
 
 def _leave(error: BaseException | None) -> None:

@@ -12,7 +12,6 @@ from tdmap.sinks.base import Allocate, Kind, PlainSink
 class Collect(PlainSink):
     """Keeps one value a chunk: counts, extents, errors. Its result is their list, None where there is none."""
 
-    streams = False
     writer: RowWriter | None = None
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, add_note, describe_rows
 from tdmap.memory.links import DeviceLink, Mark
 from tdmap.plan import ChunkPlan
-from tdmap.sinks.base import Allocate, Kind, PlainSink
+from tdmap.sinks.base import Allocate, Demands, Kind, PlainSink
 
 IN_FLIGHT_BYTES = 32 << 20
 """Bytes of results whose copies have begun and not ended, beyond the last chunk's."""
@@ -54,7 +54,6 @@ class DeviceBuffer(PlainSink):
         link: the way there.
     """
 
-    streams = False
     writer: RowWriter | None = None
 
     def __init__(self, out: Data, link: DeviceLink) -> None:
@@ -79,10 +78,9 @@ class DeviceBuffer(PlainSink):
             self._copying.clear()
             self._bytes = 0
 
-    def max_lease(self, plan: ChunkPlan) -> int:
-        """Chunks that a worker may be given at once: each of them takes a slot."""
-        chunk_bytes = data_row_bytes(self.out, plan.length) * plan.size
-        return min(max(LEASE_BYTES // max(chunk_bytes, 1), 1), 16)
+    def demands(self, plan: ChunkPlan) -> Demands:
+        chunk_bytes = data_row_bytes(self.out, plan.length) * plan.size  # each chunk of a lease takes a slot
+        return Demands(max_lease=min(max(LEASE_BYTES // max(chunk_bytes, 1), 1), 16), locker=self.link)
 
     def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
         self._rows = RowWriter(self.out, plan, exact=False)

@@ -19,7 +19,6 @@ class Fold(PlainSink):
     A handful of states wait for a neighbour at any time, one a level of the tree and worker in the usual order.
     """
 
-    streams = False
     writer: RowWriter | None = None
 
     def __init__(self, reducer: Reducer[Any], restored: list[Node] | None = None) -> None:

@@ -16,7 +16,7 @@ from tdmap.data.store import require_room_for_hidden
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.plan import ChunkPlan
-from tdmap.sinks.base import Allocate, Kind, PlainSink
+from tdmap.sinks.base import Allocate, Demands, Kind, PlainSink
 
 
 class Store(Protocol):
@@ -82,10 +82,6 @@ class Folder(PlainSink):
         log: of a run that can be resumed: keeps what is not written yet.
     """
 
-    streams = False
-    sets_schema = True
-    """The first result says what all others must look like."""
-
     def __init__(self, store: Store, created: Callable[[Data], None], log: ObjectLog | None = None) -> None:
         self._store = store
         self._created = created
@@ -97,6 +93,9 @@ class Folder(PlainSink):
     @property
     def writer(self) -> RowWriter | None:
         return self._writer
+
+    def demands(self, plan: ChunkPlan) -> Demands:
+        return Demands(first_alone=True)
 
     def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
         self._plan = plan

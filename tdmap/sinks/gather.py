@@ -31,8 +31,6 @@ class Gather(PlainSink):
         drops: rows that raise are left out, and are no zeros.
     """
 
-    streams = False
-
     def __init__(self, name: str = "", drops: bool = False) -> None:
         self._name = name
         self._drops = drops

@@ -21,7 +21,6 @@ class Preallocated(PlainSink):
         log: of a run that can be resumed: keeps the results' entries that are no tensors.
     """
 
-    streams = False
     aliased = False
 
     def __init__(self, out: Data, log: ObjectLog | None = None) -> None:

@@ -38,7 +38,7 @@ from tdmap.runtime.wire.payload import JobPacker
 from tdmap.runtime.wire.remote import unpack_error
 from tdmap.runtime.workers import control as at
 from tdmap.runtime.workers.pool import Member, WorkerPool
-from tdmap.sinks import Allocate, InPlace, Sink
+from tdmap.sinks import Allocate, Sink
 from tdmap.sinks.base import Kind
 
 GRACE_SECONDS = 0.3
@@ -95,8 +95,8 @@ class ProcessCrew:
 
     def open(self, job: Job, sink: Sink) -> None:
         self._job = job
-        self._in_place = isinstance(sink, InPlace)
-        self._locker = getattr(sink, "link", None)  # results go on to a device
+        asked = sink.demands(job.plan)
+        self._in_place, self._locker = asked.in_place, asked.locker
         if sink.writer is not None and is_on_device(sink.writer.out):
             self._device_writer = sink.writer
             self._forks = False

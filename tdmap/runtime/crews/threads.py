@@ -84,7 +84,7 @@ class ThreadCrew:
         return empty
 
     def open(self, job: Job, sink: Sink) -> None:
-        self._streaming = sink.streams
+        self._streaming = sink.demands(job.plan).ordered is not None
         self._opened_by = threading.get_ident()
         self._streams.__enter__()
         inbox, settings = self._inbox, ThreadSettings.with_streams()

@@ -29,7 +29,7 @@ from torch import Tensor
 from tdmap.errors import SerializationError
 from tdmap.memory.links import PageLocker
 from tdmap.memory.shm import align, anonymous_file, map_path, release_file
-from tdmap.process import forks
+from tdmap.process import forks, hooks
 from tdmap.runtime.wire.packing import _is_plain
 
 SMALL_BYTES = 1 << 15
@@ -289,7 +289,7 @@ def _share_with_fork() -> None:
             reader.share()
 
 
-os.register_at_fork(before=_share_with_fork)
+hooks.before_fork(hooks.SLOTS, _share_with_fork)
 
 
 class _Unpickler(dill.Unpickler):  # type: ignore[misc]

@@ -43,6 +43,7 @@ from typing import Any, Protocol
 from tdmap.errors import WorkerStartError
 from tdmap.memory.folderlock import shared_with_worker
 from tdmap.memory.shm import high_fd
+from tdmap.process import hooks
 from tdmap.process.forks import close_end, is_forking, popens, register_end, starting
 from tdmap.process.owner import Owner
 from tdmap.runtime.workers.boot import MESSAGE_BYTES
@@ -381,7 +382,7 @@ def _forget_template() -> None:
     _template_lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_forget_template)
+hooks.in_child(hooks.TEMPLATE, _forget_template)
 
 
 def template() -> Template:

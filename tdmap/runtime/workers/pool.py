@@ -12,7 +12,6 @@ process, because a thread would make forking unsafe.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import itertools
 import os
@@ -28,7 +27,7 @@ from typing import Any, NoReturn
 from tdmap.errors import WorkerStartError
 from tdmap.memory.links import PageLocker
 from tdmap.memory.resources import usable_cores
-from tdmap.process import forks
+from tdmap.process import forks, hooks
 from tdmap.process.owner import Owner
 from tdmap.runtime.wire.messages import Hello
 from tdmap.runtime.wire.parcels import ParcelReader
@@ -468,5 +467,5 @@ def _forget_in_child() -> None:
     _warm_lock = threading.RLock()
 
 
-atexit.register(close_pools)
-os.register_at_fork(after_in_child=_forget_in_child)
+hooks.at_exit(hooks.POOLS, close_pools)
+hooks.in_child(hooks.POOLS, _forget_in_child)
