@@ -33,6 +33,7 @@ from tdmap.operations.map import map, map_iter
 from tdmap.operations.prefetch import prefetch_to_device
 from tdmap.operations.reduce import map_reduce, reduce
 from tdmap.operations.shuffle import shuffle
+from tdmap.operations.summary import describe, train_test_split
 from tdmap.pipeline import Pipeline, PipelineIterator
 from tdmap.plan import ChunkPlan
 from tdmap.ranks import merge_shards
@@ -76,6 +77,7 @@ __all__ = [
     "WorkerPool",
     "WorkerStartError",
     "close_pools",
+    "describe",
     "filter",
     "flat_map",
     "group_by",
@@ -88,4 +90,5 @@ __all__ = [
     "reduce",
     "shuffle",
     "sort",
+    "train_test_split",
 ]

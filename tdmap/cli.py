@@ -213,6 +213,7 @@ def verify(
 
 from tdmap import (  # noqa: E402, F401  # their commands belong to `app`
     cli_bench,
+    cli_cache,
     cli_completion,
     cli_convert,
     cli_datasets,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import Table
-from tdmap.datasets.tableops import columns_of_result
+from tdmap.datasets.tables.ops import columns_of_result
 from tdmap.errors import OutputMismatch
 from tdmap.job import function_name
 from tdmap.operations.output import SharedTensors

@@ -21,15 +21,17 @@ from tdmap.datasets.columns import JAGGED, ROWS, Columns, map_columns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import example_of, fill_jagged
 from tdmap.datasets.jaggedmap import CHUNK_VALUES, Answers
-from tdmap.datasets.ranks import ranks_of
 from tdmap.datasets.table import Table
+from tdmap.datasets.tables.ranks import ranks_of
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, Source, function_name
+from tdmap.operation import worker_options
 from tdmap.operations.map import handler_of, policy_for
 from tdmap.operations.output import SharedTensors, travels
 from tdmap.operations.permute import permute
 from tdmap.plan import make_plan
+from tdmap.reducers import Min
 from tdmap.resume.fingerprint import function_parts, source_parts
 from tdmap.rowerrors import OnError
 from tdmap.runtime.skipping import DROP
@@ -402,8 +404,6 @@ class TableGroups:
         Args:
             reducers, **options: as `tdmap.bykey.GroupBy.reduce`, but `out`. Reducers are of columns of tensors.
         """
-        from tdmap.reducers import Min
-
         if not isinstance(reducers, Mapping):
             reducers = {"result": reducers}
         keyed = self._source.exclude(_SPANS)
@@ -441,6 +441,4 @@ class GroupFunction:
 
 
 def _workers(options: Mapping[str, Any]) -> dict[str, Any]:
-    from tdmap.operation import worker_options
-
     return {name: value for name, value in options.items() if name in worker_options()}
