@@ -11,6 +11,7 @@ from tdmap._data import Data, check_rows, data_length, is_data, narrow
 from tdmap.api import policy_for
 from tdmap.append import each_result
 from tdmap.data.writer import RowWriter
+from tdmap.diagnostics.progress import StageBars
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan, is_one_pass, with_chunks
@@ -312,4 +313,6 @@ def make_context(
     if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
         raise ValueError(f"epoch must be an integer of at least 0: got {epoch!r}.")
     policy_for(seed, None, retries, timeout)
+    if options.get("pbar") is True:
+        options = {**options, "pbar": False, "callbacks": (*options.get("callbacks", ()), StageBars())}
     return Context(Execution.of(**options), seed, epoch, prefetch, chunksize, retries=retries, timeout=timeout)
