@@ -32,8 +32,8 @@ import torch
 import tdmap
 from benchmarks._harness import RESULTS, Benchmark, Stopwatch
 from benchmarks._workload import Workload, invert_rows, normalise_rows
-from tdmap import journal
 from tdmap.diagnostics import jobfiles
+from tdmap.resume import journal
 from tdmap.runtime.scheduler import Scheduler, SchedulerPolicy
 from tensordict_lite import TensorDict
 

@@ -54,7 +54,7 @@ def _busy() -> float | None:
 
 def _machine(folder: Path | None, rounds: int, megabytes: int) -> None:
     from tdmap.machine import measure_machine
-    from tdmap.runtime.resources import usable_cores
+    from tdmap.memory.resources import usable_cores
 
     if folder is not None and not folder.is_dir():
         refuse(f"{folder} is not a folder")

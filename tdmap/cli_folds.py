@@ -135,7 +135,7 @@ def _cell(found: Any, name: str, row: int) -> Any:
 
 def _table(columns: list[str], rows: list[dict[str, Any]]) -> str:
     """Columns that line up; as wide as they need to be, for a pipe as for a terminal."""
-    from tdmap.hidden import printable
+    from tdmap.memory.hidden import printable
 
     texts = [[printable(name) for name in columns], *([short(row[name]) for name in columns] for row in rows)]
     widths = [max(len(line[place]) for line in texts) for place in range(len(columns))]
@@ -153,7 +153,7 @@ def short(value: Any) -> str:
     """
     import torch
 
-    from tdmap.hidden import printable
+    from tdmap.memory.hidden import printable
 
     if isinstance(value, torch.Tensor):
         if not value.dim():

@@ -26,7 +26,7 @@ def head(
     sheet: Annotated[Path | None, typer.Option(help="Draw the pictures among the entries there (.png).")] = None,
 ) -> None:
     """Show rows of a dataset; entries that look like pictures can be drawn."""
-    from tdmap.hidden import printable
+    from tdmap.memory.hidden import printable
 
     end_with_reader()
     data = open_dataset(path)
@@ -58,7 +58,7 @@ def head(
 def _short(value: Any, kind: str) -> str:
     import torch
 
-    from tdmap.hidden import printable
+    from tdmap.memory.hidden import printable
 
     if not isinstance(value, torch.Tensor):
         found = getattr(value, "data", value)

@@ -101,7 +101,7 @@ def run_resumable(
     import warnings
 
     from tdmap.errors import AlreadyComplete, FolderInUse, OutputMismatch, ResumeMismatch, UntrustedFile
-    from tdmap.resume import COMMAND
+    from tdmap.resume.run import COMMAND
 
     options, skipped = _collecting(options)
     refusals = (ResumeMismatch, FileExistsError, FolderInUse, UntrustedFile, OutputMismatch, *CANNOT_WRITE)
@@ -124,8 +124,8 @@ def run_resumable(
 def _map_in_place(data: Any, fn: Callable[[Any], Any], source: Path, options: Any) -> RowErrors | None:
     """Change the dataset itself, as the only one who does so from the command line."""
     from tdmap.errors import FolderInUse, UntrustedFile
-    from tdmap.folderlock import locked
     from tdmap.job import function_name
+    from tdmap.memory.folderlock import locked
 
     options, skipped = _collecting(options)
 
@@ -203,7 +203,7 @@ def report_skipped(
 
 
 def _write_list(skipped: RowErrors, place: Path) -> None:
-    from tdmap.hidden import replace_file
+    from tdmap.memory.hidden import replace_file
 
     lines = (
         {"row": bad.row, "type": type(bad.error).__name__, "error": str(bad.error), "traceback": bad.traceback}

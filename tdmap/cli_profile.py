@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tdmap._data import tensors_of
 from tdmap.cli import app, end_with_reader
 from tdmap.cli_answers import answer, say
 from tdmap.cli_requests import find_function, guard, open_dataset, refuse
+from tdmap.data.kinds import tensors_of
 
 ROWS = 100_000
 """Rows of a sample, at most, and bytes of their entries."""

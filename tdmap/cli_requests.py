@@ -75,7 +75,7 @@ def open_dataset(path: Path) -> Any:
     if not path.exists():
         refuse(f"{path} does not exist")
     if path.is_dir() and not (path / "meta.json").exists():
-        from tdmap.hidden import HIDDEN
+        from tdmap.memory.hidden import HIDDEN
 
         if (path / HIDDEN / "journal").exists():
             refuse(

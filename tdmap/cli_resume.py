@@ -19,7 +19,7 @@ from tdmap.cli import app, end_with_reader
 from tdmap.cli_answers import answer, asked
 from tdmap.cli_map import report_skipped, run_resumable
 from tdmap.cli_requests import file_of_module, find_function, import_module, open_dataset, refuse, take_apart
-from tdmap.hidden import HIDDEN, printable
+from tdmap.memory.hidden import HIDDEN, printable
 
 PathArgument = Annotated[Path, typer.Argument(help="Output folder, or dataset of an in-place run.")]
 
@@ -29,7 +29,7 @@ def status(
     path: PathArgument,
 ) -> None:
     """Show how far a resumable run has come: rows done, rate, errors."""
-    from tdmap.status import describe
+    from tdmap.resume.status import describe
 
     end_with_reader()
     found = _status_of(path)
@@ -52,7 +52,7 @@ def resume(
     """Go on with a run that `tdmap map --resume` began: shows what would be run, and asks."""
     if trust and redo:
         refuse("--trust and --redo: give one of them")
-    from tdmap.resume import REDO, TRUST
+    from tdmap.resume.run import REDO, TRUST
 
     found = _status_of(path)
     command = _Command.of(found, path)
@@ -79,7 +79,7 @@ def resume(
 
 
 def _status_of(path: Path) -> Any:
-    from tdmap.status import read_status
+    from tdmap.resume.status import read_status
 
     try:
         found = read_status(path)
@@ -112,7 +112,7 @@ class _Command:
     def of(found: Any, path: Path) -> _Command:
         """The command of a run, or leave with why it cannot be called again."""
         from tdmap.errors import UntrustedFile
-        from tdmap.hidden import open_file
+        from tdmap.memory.hidden import open_file
 
         if found.command is None:
             program = " ".join(found.argv).strip() or "a Python session"

@@ -12,21 +12,21 @@ from typing import Any, TypeAlias
 
 import torch
 
-from tdmap._data import Data, tensors_of
-from tdmap._warn import warn_user
 from tdmap.data.alike import VALID
+from tdmap.data.kinds import Data, tensors_of
 from tdmap.errors import add_note
 from tdmap.execution import Execution
+from tdmap.frames import warn_user
 from tdmap.functions import check_placement
 from tdmap.job import Job
+from tdmap.memory import links as links
+from tdmap.memory.links import Device, resolve_device
 from tdmap.plan import MIN_CHUNKS
 from tdmap.rowerrors import OnError
-from tdmap.runtime import device as links
-from tdmap.runtime.device import Device, resolve_device
 from tdmap.runtime.driver import CommitLog
-from tdmap.runtime.lending import NotLent, can_lend, cannot_lend
 from tdmap.runtime.ondevice import OnDevice, is_on_device
-from tdmap.runtime.pool import WorkerPool
+from tdmap.runtime.wire.lending import NotLent, can_lend, cannot_lend
+from tdmap.runtime.workers.pool import WorkerPool
 from tdmap.sinks import Preallocated, Sink
 from tdmap.sinks.device import DeviceBuffer, check_device_out
 

@@ -9,25 +9,25 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from tdmap._warn import warn_user
 from tdmap.data.sizes import row_bytes_of
 from tdmap.diagnostics.jobfiles import StatusFile, status_folder
 from tdmap.diagnostics.profiler import OperationProfile, check_profile
 from tdmap.diagnostics.progress import ProgressBar
 from tdmap.events import Callback, CallbackList, watching
+from tdmap.frames import warn_user
 from tdmap.job import Job
-from tdmap.runtime import launch
-from tdmap.runtime import worker as worker_module
-from tdmap.runtime.cuts import Cuts
+from tdmap.memory.cuts import Cuts
+from tdmap.memory.resources import usable_cores
+from tdmap.process import forks
+from tdmap.process.owner import Owner
+from tdmap.runtime.crews.foreign import ForeignCrew
+from tdmap.runtime.crews.processes import ProcessCrew
+from tdmap.runtime.crews.serial import SerialCrew
+from tdmap.runtime.crews.threads import ThreadCrew
 from tdmap.runtime.driver import CommitLog, Crew, Driver
-from tdmap.runtime.executors.foreign import ForeignCrew
-from tdmap.runtime.executors.processes import ProcessCrew
-from tdmap.runtime.executors.serial import SerialCrew
-from tdmap.runtime.executors.threads import ThreadCrew
-from tdmap.runtime.launch import START_METHODS
-from tdmap.runtime.owner import Owner
-from tdmap.runtime.pool import WorkerPool, borrow_pool, give_back
-from tdmap.runtime.resources import usable_cores
+from tdmap.runtime.workers import worker as worker_module
+from tdmap.runtime.workers.launch import START_METHODS
+from tdmap.runtime.workers.pool import WorkerPool, borrow_pool, give_back
 from tdmap.sinks import Sink
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def _is_foreign_pool(pool: object) -> bool:
 
 def _nested() -> bool:
     """Whether this is a worker already: of this library, or a daemon of another pool, which may not have children."""
-    if worker_module.in_worker or launch.is_unborn_worker():
+    if worker_module.in_worker or forks.is_unborn_worker():
         nested = True
     else:
         libraries = [multiprocessing, sys.modules.get("multiprocess")]

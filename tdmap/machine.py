@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tdmap.runtime.resources import usable_cores
+from tdmap.memory.resources import usable_cores
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ CHUNKS = 20_000
 
 
 def _timed_map(rows: int, pool: Any = None) -> float:
-    from tdmap.api import map
+    from tdmap.operations.map import map
 
     data = torch.zeros(rows)
     began = time.perf_counter()
@@ -127,7 +127,7 @@ def _warm_call() -> float:
 
 
 def _start(method: str) -> float:
-    from tdmap.runtime.pool import WorkerPool
+    from tdmap.runtime.workers.pool import WorkerPool
 
     began = time.perf_counter()
     pool = WorkerPool(2, method)

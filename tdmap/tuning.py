@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tdmap.events import Callback, JobStarted
-from tdmap.runtime.resources import usable_cores
+from tdmap.memory.resources import usable_cores
 
 AS_GOOD = 1.03
 """Fewer workers that are slower by less than this are taken, and a gain below it is none."""

@@ -220,6 +220,9 @@ class TensorCollection(Families):
 
     @names.setter
     def names(self, value: Sequence[str | None] | None) -> None:
+        self._assign_names(value)
+
+    def _assign_names(self, value: Sequence[str | None] | None) -> None:
         names = check_names(value, len(self._batch_size))
         if names is not None:
             for name in _names_below(self, len(names)):
@@ -295,7 +298,7 @@ class TensorCollection(Families):
         if parent is not None:
             self._lock.append(parent)
         me: weakref.ref[TensorCollection] | None = None
-        for sub in self._nested():
+        for sub in self._lockable():
             me = me or weakref.ref(self)
             sub._propagate_lock(me)
 
@@ -325,15 +328,19 @@ class TensorCollection(Families):
                     "If the tensordict is part of multiple graphs, group the graphs under a common tensordict "
                     f"and unlock this root. self: {self!r}"
                 )
-        for sub in self._nested():
+        for sub in self._lockable():
             sub._check_unlockable(self)
 
     def _drop_lock(self, releasing: TensorCollection | None) -> None:
         self._lock = None
         if getattr(self, "_memmap_path", None) is not None:
             self._memmap_path = None
-        for sub in self._nested():
+        for sub in self._lockable():
             sub._drop_lock(self)
+
+    def _lockable(self) -> Iterable[TensorCollection]:
+        """What is locked and unlocked with this collection."""
+        return self._nested()
 
     def _locked_error(self) -> RuntimeError:
         return RuntimeError(LOCKED_MESSAGE.format(name=type(self).__name__))

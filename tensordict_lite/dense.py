@@ -15,7 +15,7 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import EntryKindError, InplaceWriteError, KeyThroughLeafError
 from tensordict_lite.fitting import Fitting
-from tensordict_lite.indexing import index_batch_size, index_names, normalise_index, rows_mismatch
+from tensordict_lite.indexing import assigned_rows, index_batch_size, index_names, normalise_index, rows_mismatch
 from tensordict_lite.keys import missing_key_error, path_of, require_path
 from tensordict_lite.ops.put import NUMBERS, as_rows, put_rows
 from tensordict_lite.settings import MISSING, settings
@@ -326,7 +326,7 @@ class DenseCollection(Fitting, TensorCollection):
                 return
             size = index_batch_size(self._batch_size, index)
             value = self._plain_class()(self._assign_mappings(index, value), batch_size=size, device=self._device)
-        size = index_batch_size(self._batch_size, index)
+        index, size = assigned_rows(self._batch_size, index)
         if value._batch_size[: len(size)] != size:
             value = self._spread_rows(value, size, index)
         source = self._source

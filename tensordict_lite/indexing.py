@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["index_batch_size", "index_names", "normalise_index", "rows_mismatch"]
+__all__ = ["assigned_rows", "index_batch_size", "index_names", "normalise_index", "rows_mismatch"]
 
 _FULL = slice(None)
 _BASIC = (int, slice, type(None))
@@ -139,6 +139,20 @@ def index_batch_size(batch_size: torch.Size, index: Any) -> torch.Size:
     device = _index_device(index)
     probe = torch.empty((), dtype=torch.bool, device=device).expand(batch_size)
     return probe[index].shape
+
+
+def assigned_rows(batch_size: torch.Size, index: Any) -> tuple[Any, torch.Size]:
+    """A normalised index as entries are best written through, and the batch size of what it selects.
+
+    A mask over the first dimension becomes the numbers of its rows: once, instead of once an entry. That numbers are
+    in range is for torch to say, when an entry is written.
+    """
+    if isinstance(index, Tensor) and index.ndim == 1:
+        if index.dtype is torch.bool and index.shape[0] == batch_size[0]:
+            index = index.nonzero().squeeze(-1)
+        if index.dtype is torch.int64:
+            return index, torch.Size((index.shape[0], *batch_size[1:]))
+    return index, index_batch_size(batch_size, index)
 
 
 def _basic_size(batch_size: torch.Size, index: tuple[Any, ...]) -> torch.Size | None:

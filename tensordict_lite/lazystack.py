@@ -144,6 +144,8 @@ def _densest(items: list[Any], dim: int, kwargs: dict[str, Any]) -> Any:
     first = items[0]
     if any(type(item._source) is list and not item._is_non_tensor for item in items):
         return _densest_stacks(items, dim, kwargs)
+    if first._is_unbatched:
+        return first._stack_entries(items, dim)
     same = all(type(item) is type(first) and item._batch_size == first._batch_size for item in items)
     if not same or type(first._source) is not dict or type(first)._is_non_tensor:
         return lazy_stack(items, dim, **kwargs)

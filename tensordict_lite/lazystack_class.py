@@ -272,8 +272,6 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
                 keys = [key for key in keys if key in source]
         return keys
 
-    valid_keys = TensorCollection.keys
-
     def _column(self, key: str) -> list[Any]:
         """The entries of the members under a key; KeyError when one of them has none."""
         try:

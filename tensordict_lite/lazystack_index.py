@@ -331,6 +331,10 @@ class LazyIndexOps:
                 if plan.squeeze and not scalar:
                     piece = piece.unsqueeze(plan.at)
                 self._assign_member(member, plan.rest, piece)
+        elif plan.members.ndim == 1 and not plan.tensors:
+            numbers, rest = plan.members.tolist(), tuple(plan.rest)
+            for number, piece in zip(numbers, [value] * len(numbers) if scalar else value.unbind(plan.at)):
+                self._assign_member(_checked(number, len(self._source)), rest, piece)
         else:
             for where in product(*(range(n) for n in plan.members.shape)):
                 rest = list(plan.rest)

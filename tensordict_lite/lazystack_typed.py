@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["TypedLazyStack", "typed_stack_class"]
 
 _METADATA = frozenset(("batch_size", "shape", "device", "names"))
+_MAKERS = tuple(
+    f"from_{source}"
+    for source in ("any", "dataclass", "dict", "list", "namedtuple", "pytree", "struct_array", "tensordict", "tuple")
+) + ("fromkeys",)
 _new_object = object.__new__
 
 
@@ -92,6 +96,12 @@ class TypedLazyStack(LazyStackedTensorDict):
             )
         return super()._check_member(value)
 
+    def from_dict_instance(self, input_dict: Any, *others: Any, **kwargs: Any) -> Any:
+        """An instance from a dict, with nested dicts in the types that the members have there."""
+        if not self._source:
+            return self._member_class.from_dict(input_dict, *others, **kwargs)
+        return self._source[0].from_dict_instance(input_dict, *others, **kwargs)
+
     def _none_fields(self) -> list[str]:
         present = set(self._key_list())
         return [name for name in self._field_specs if name not in present]
@@ -117,6 +127,7 @@ def typed_stack_class(cls: Any) -> Any:
     namespace: dict[str, Any] = {"_member_class": cls, "_field_specs": cls._field_specs, "_is_flag_carrier": True}
     namespace.update(_own_methods(cls))
     namespace.update({name: _lazy_property(name) for name in cls._field_specs})
+    namespace.update({name: _maker(name) for name in _MAKERS})
     namespace.update(__module__=cls.__module__, __qualname__=cls.__qualname__, __doc__=cls.__doc__)
     cls._typed_stack = made = TensorClassMeta(cls.__name__, (TypedLazyStack, cls), namespace)
     return made
@@ -131,6 +142,16 @@ def _own_methods(cls: Any) -> dict[str, Any]:
                 if not name.startswith("_") and name not in cls._field_specs and hasattr(LazyStackedTensorDict, name):
                     out[name] = value
     return out
+
+
+def _maker(name: str) -> classmethod[Any, Any, Any]:
+    """The class method of that name of the members' class: what it makes is one instance, and no stack."""
+
+    def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(cls._member_class, name)(*args, **kwargs)
+
+    make.__name__ = name
+    return classmethod(make)
 
 
 def _lazy_property(name: str) -> property:

@@ -178,6 +178,13 @@ class LazyValueOps(LazyUpdateOps):
             raise missing_key_error(old_key, self._key_list(), type(self).__name__)
         return self._each_in_place("rename_key_", old_key, new_key, safe)
 
+    def rename_keys(self, mapping: Mapping[Any, Any], *, strict: bool = True) -> Self:
+        """A stack of the members with other names, which share their values, see :meth:`TensorDict.rename_keys`.
+
+        With ``strict`` each member needs the keys.
+        """
+        return self._each("rename_keys", mapping, strict=strict)  # type: ignore[no-any-return]
+
     def flatten_keys(self, separator: str = ".", inplace: bool = False, is_leaf: Any = None) -> Self:
         """A stack of the members with joined names, see :meth:`TensorDict.flatten_keys`."""
         if inplace:

@@ -21,6 +21,17 @@ if TYPE_CHECKING:
 __all__ = ["LazyWriteOps"]
 
 
+def _takes_tensors(parent: Any, item: Tensor, dims: int) -> bool:
+    """Whether a level of a member stores a row of the tensor as it is, whose leading ``dims`` fit the stack."""
+    return (
+        isinstance(parent, TensorCollection)
+        and type(parent) is parent._plain_class()
+        and parent._lock is None
+        and parent._device is None
+        and len(parent._batch_size) < dims
+    )
+
+
 class LazyWriteOps:
     """``set`` and its in-place and indexed forms, and how a stack is written as an entry of another collection."""
 
@@ -78,14 +89,16 @@ class LazyWriteOps:
         path = (key,) if type(key) is str else require_path(key)
         if self._lock is not None and not (inplace and path in self):
             raise self._locked_error()
+        if type(item) is Tensor and not inplace and not kwargs and self._set_directly(path[-1], item, path[:-1]):
+            return self
         for member, piece in zip(self._source, self._fitting_pieces(item, path, non_blocking)):
             member.set(path, piece, inplace, non_blocking=non_blocking, **kwargs)
         return self
 
     _member_class: Any = None  # the tensorclass of the members, in the stacks of one
 
-    def _set_directly(self, key: str, item: Tensor) -> bool:
-        """Writes a tensor that needs no conversion; False where something has to be looked at."""
+    def _set_directly(self, key: str, item: Tensor, path: tuple[str, ...] = ()) -> bool:
+        """Writes a tensor that needs no conversion, at ``path``; False where something has to be looked at."""
         size = self._batch_size
         if self._lock is not None or self._device is not None or self._member_class is not None:
             return False
@@ -95,8 +108,13 @@ class LazyWriteOps:
             or any(member._lock is not None for member in self._source)
         ):
             return False
-        for member, piece in zip(self._source, item.unbind(self._stack_dim)):
-            member._set_str(key, piece)
+        parents = self._source
+        for part in path:
+            parents = [parent._source.get(part) if type(parent._source) is dict else None for parent in parents]
+            if not all(_takes_tensors(parent, item, len(size)) for parent in parents):
+                return False
+        for parent, piece in zip(parents, item.unbind(self._stack_dim)):
+            parent._set_str(key, piece)
         return True
 
     def _adopt_names(self, names: list[str | None], key: str) -> None:

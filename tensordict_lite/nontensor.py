@@ -26,7 +26,16 @@ from tensordict_lite.tensordict import normalise_device
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["NonTensorData", "NonTensorDataBase", "filled", "from_sequence", "is_non_tensor", "same_payload", "spread"]
+__all__ = [
+    "NonTensorData",
+    "NonTensorDataBase",
+    "filled",
+    "from_sequence",
+    "holds_collections",
+    "is_non_tensor",
+    "same_payload",
+    "spread",
+]
 
 
 class NonTensorDataBase(DenseCollection):
@@ -100,7 +109,7 @@ class NonTensorDataBase(DenseCollection):
     def clone(self, recurse: bool = True, **kwargs: Any) -> Self:
         """A copy, with a deep copy of the object unless ``recurse=False``."""
         new = self._rebuild({}, self._batch_size, self._names)
-        if recurse and type(self._payload) not in _IMMUTABLE:
+        if recurse and type(self._payload) not in IMMUTABLE:
             new._payload = copy.deepcopy(self._payload)
         return new
 
@@ -213,6 +222,23 @@ class NonTensorDataBase(DenseCollection):
             return self if bool(condition) else other
         return self.maybe_to_stack().where(condition, other)
 
+    def set(self, key: Any, item: Any, inplace: bool = False, **kwargs: Any) -> Self:
+        """Another object, under ``"data"``: there are no other entries.
+
+        Raises:
+            KeyError: any other key.
+        """
+        if key != "data":
+            raise no_entries_error(self, key)
+        self.data = item
+        return self
+
+    def flatten_keys(self, *args: Any, **kwargs: Any) -> Self:
+        """Itself: there are no keys."""
+        return self
+
+    unflatten_keys = flatten_keys
+
     def pad(self, pad_size: Sequence[int], value: Any = None, inplace: bool = False, safe: bool = True) -> Any:
         """More rows before and after, which hold ``None``: a stack, unless there are none.
 
@@ -315,7 +341,17 @@ class NonTensorData(NonTensorDataBase):
     __slots__ = ()
 
 
-_IMMUTABLE = frozenset((str, int, float, bool, bytes, complex, type(None), type))
+IMMUTABLE = frozenset((str, int, float, bool, bytes, complex, type(None), type))
+
+
+def holds_collections(values: Sequence[Any]) -> bool:
+    """Whether some of the values are collections, or wrappers, and not objects of their own."""
+    return any(issubclass(cls, TensorCollection) for cls in set(map(type, values)))
+
+
+def no_entries_error(data: TensorCollection, key: Any) -> KeyError:
+    """For a key that is written into non-tensor data."""
+    return KeyError(f"{key!r} cannot be set: a {type(data).__name__} holds objects, and has no entries")
 
 
 def is_non_tensor(value: Any) -> bool:
@@ -420,6 +456,8 @@ def _stacked(item: list[Any], device: Any) -> Any:
         return _stack_tensors(parts)
     from tensordict_lite.nontensor_stack import NonTensorStack
 
+    if parts is item and not holds_collections(item):
+        return NonTensorStack._of_objects(list(item), device=None if device is None else normalise_device(device))
     wrapped = [part if is_non_tensor(part) else NonTensorData(part, device=device) for part in parts]
     return NonTensorStack(*wrapped, device=device)
 

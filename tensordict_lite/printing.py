@@ -258,6 +258,8 @@ def _field(value: Any, dims: int, device: Any, parent: Any = None) -> str | _Blo
     if value._is_unbatched:
         return _tensor_field(value._plain(), value._payload.shape, device)
     if value._is_non_tensor:
+        if not in_stack and hasattr(value, "_payloads"):
+            return type(value).__name__
         while in_stack and isinstance(value._source, list) and value._source:
             value = value._source[0]  # the stack is the parent: what counts is what a member holds
         shown = value._payload if type(value._source) is dict and not hasattr(value, "_parameter") else value

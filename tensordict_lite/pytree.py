@@ -220,17 +220,21 @@ class _Opaque:
 
 
 class LazySpec:
-    """What a lazy stack keeps apart from its children, which are its stacked entries, or its members.
+    """What a lazy stack keeps apart from its children, which are its members.
 
-    Entries where they stack, so that ``torch.vmap`` maps the dimension it is asked to map; members otherwise.
+    Under torch.compile ``torch.vmap`` comes here, and maps a dimension of the children: there they are the stacked
+    entries, where these stack.
     """
 
-    __slots__ = ("cls", "dense", "stack_dim")
+    __slots__ = ("batch_size", "cls", "dense", "device", "names", "stack_dim")
 
     def __init__(self, td: Any, dense: NodeSpec | None) -> None:
         self.cls = type(td)
         self.dense = dense
         self.stack_dim = td._stack_dim
+        self.batch_size = td._batch_size
+        self.device = td._device
+        self.names = td._names
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -246,7 +250,7 @@ class LazySpec:
 
 def _flatten_lazy(td: Any) -> tuple[list[Any], LazySpec]:
     members = td._source
-    if members and len({frozenset(member._key_list()) for member in members}) == 1:
+    if torch.compiler.is_compiling() and members and len({frozenset(member._key_list()) for member in members}) == 1:
         try:
             entries = dict(td._entries())
         except RuntimeError:  # shapes differ
@@ -260,7 +264,7 @@ def _unflatten_lazy(values: Any, spec: LazySpec) -> Any:
     from tensordict_lite.lazystack import LazyStackedTensorDict
 
     if spec.dense is None:
-        return LazyStackedTensorDict(*values, stack_dim=spec.stack_dim)
+        return _restacked(list(values), spec)
     typed = getattr(spec.cls, "_member_class", None)
     dense = _unflatten(values, spec.dense)
     plain = all(isinstance(value, Tensor) or hasattr(value, "_entries") for value in dense._source.values())
@@ -274,6 +278,20 @@ def _unflatten_lazy(values: Any, spec: LazySpec) -> Any:
     return LazyStackedTensorDict._of(
         members, at, torch.Size((*size[:at], *size[at + 1 :])), dense._device, dense._names
     )
+
+
+def _restacked(members: list[Any], spec: LazySpec) -> Any:
+    """The stack around new members, which may have lost dimensions, or their class."""
+    if not members:
+        at, size = spec.stack_dim, spec.batch_size
+        return spec.cls._of([], at, torch.Size((*size[:at], *size[at + 1 :])), spec.device, spec.names)
+    first = members[0]._batch_size
+    cls = spec.cls._class_for(members)
+    dims = len(first)
+    if any(member._batch_size != first for member in members):
+        return cls(*members, stack_dim=min(spec.stack_dim, dims))
+    names = spec.names if dims == len(spec.batch_size) - 1 else None
+    return cls._of(members, min(spec.stack_dim, dims), first, spec.device, None if names is None else list(names))
 
 
 def _unflatten_params(values: Any, spec: NodeSpec) -> Any:

@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from tdmap._data import BLOCK, Data, cut, is_data, is_dense, narrow, plain_tensors, tensors_of
 from tdmap.data.alike import (
     cast,
     check_fit,
@@ -19,9 +18,11 @@ from tdmap.data.alike import (
     same_memory,
     unlike_the_others,
 )
+from tdmap.data.kinds import Data, is_data, is_dense, tensors_of
 from tdmap.data.objects import KeyPath, Pieces, entry_at, object_paths, piece_of, unchanged, without_objects
+from tdmap.data.reader import BLOCK, cut, narrow, plain_tensors
 from tdmap.errors import OutputMismatch
-from tdmap.filecolumn import columns_behind
+from tdmap.memory.filecolumn import columns_behind
 from tdmap.plan import ChunkPlan
 
 Put: TypeAlias = Callable[[Tensor, Tensor], Any]

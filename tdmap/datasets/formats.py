@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from tdmap.data.store import OutputFolder
 from tdmap.datasets.arrow import columns_of, jagged_names, pyarrow, to_arrow
 from tdmap.datasets.columns import Columns, map_columns, write_columns
 from tdmap.datasets.extras import need
@@ -26,7 +27,6 @@ from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import BATCH_ROWS, Table
 from tdmap.datasets.tar import read_tar, write_tar
 from tdmap.operation import operation
-from tdmap.store import OutputFolder
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:

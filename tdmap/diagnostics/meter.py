@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tdmap._data import is_data, is_dense, tensors_of
+from tdmap.data.kinds import is_data, is_dense, tensors_of
 from tdmap.events import Measures
 from tdmap.runtime.ondevice import Runner
 
@@ -236,26 +236,25 @@ class Meter:
         if self._writer is not None and chunks > 0:
             rows = self.loop.plan.count(start, stop) * max(chunks - self._packed, 0) // chunks
             self.bytes_out += rows * self._out_row_bytes
-        return Measures._make(
-            (
-                self._began,
-                ended,
-                chunks,
-                *stages,
-                usage.ru_minflt - before.ru_minflt,
-                usage.ru_majflt - before.ru_majflt,
-                usage.ru_utime - before.ru_utime,
-                usage.ru_stime - before.ru_stime,
-                starved / 1e9,
-                self._starved_before / 1e9,
-                (usage.ru_inblock - before.ru_inblock) * _BLOCK,
-                (usage.ru_oublock - before.ru_oublock) * _BLOCK,
-                self.bytes_out,
-                self._resident(ended),
-                self._own(ended),
-                *self._carried(),
-            )
+        measured = (
+            self._began,
+            ended,
+            chunks,
+            *stages,
+            usage.ru_minflt - before.ru_minflt,
+            usage.ru_majflt - before.ru_majflt,
+            usage.ru_utime - before.ru_utime,
+            usage.ru_stime - before.ru_stime,
+            starved / 1e9,
+            self._starved_before / 1e9,
+            (usage.ru_inblock - before.ru_inblock) * _BLOCK,
+            (usage.ru_oublock - before.ru_oublock) * _BLOCK,
+            self.bytes_out,
+            self._resident(ended),
+            self._own(ended),
+            *self._carried(),
         )
+        return Measures._make(measured)
 
     def _stages(self, chunks: int, whole: float) -> tuple[float, ...]:
         """Of a lease, what `Measures` has from `read` to `write_waits`.

@@ -26,8 +26,8 @@ from tdmap.events import (
     WorkerDied,
     watch,
 )
-from tdmap.operation import running_operation
-from tdmap.runtime.resources import usable_cores
+from tdmap.memory.resources import usable_cores
+from tdmap.process.calls import running_operation
 
 if TYPE_CHECKING:
     from tdmap.diagnostics.flame import Sampler

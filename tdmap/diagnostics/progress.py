@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from typing import Any
 
 from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, RowsSkipped
-from tdmap.operation import running_operation
+from tdmap.process import hooks
+from tdmap.process.calls import running_operation
 
 _shown: weakref.WeakSet[ProgressBar] = weakref.WeakSet()
 
@@ -151,4 +151,4 @@ def _hide_in_child() -> None:
     _shown.clear()
 
 
-os.register_at_fork(after_in_child=_hide_in_child)
+hooks.in_child(hooks.BARS, _hide_in_child)

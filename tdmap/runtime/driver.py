@@ -14,24 +14,25 @@ close, collect or ask for more: the copy tells nobody, stops nobody and writes n
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
+from tdmap.data.skipfile import SkipFile
 from tdmap.data.writer import RowWriter
 from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_rows
 from tdmap.events import CallbackList, ChunkRetried, JobEnded, JobStarted, LeaseDone, ResultTaken, WorkerDied
 from tdmap.job import Job
-from tdmap.plan import ChunkPlan, default_chunk_size
-from tdmap.ranges import merge_ranges
+from tdmap.plan import ChunkPlan, default_chunk_size, merge_ranges
+from tdmap.process.owner import Owner
 from tdmap.runtime.chunkloop import note_rows
-from tdmap.runtime.owner import Owner
 from tdmap.runtime.scheduler import NO_LIMIT, Lease, Scheduler, SchedulerPolicy
-from tdmap.runtime.skipfile import SkipFile
 from tdmap.runtime.skiplog import SkipLog
-from tdmap.runtime.types import Done, Failed, GaveBack, Kind, Lost, Message, Refused, Segment, Skipped
-from tdmap.sinks import Allocate, InPlace, Sink, Stream
+from tdmap.runtime.wire.messages import Done, Failed, GaveBack, Lost, Message, Refused, Segment, Skipped
+from tdmap.sinks import Allocate, Sink
+from tdmap.sinks.base import Kind, Taken
 
 STREAM_BYTES = 4 << 20
 """Input bytes of a lease whose results travel: what a consumer may find in flight, several times a worker."""
@@ -167,6 +168,7 @@ class Driver:
         self.asked_workers = asked_workers
         self.row_bytes = row_bytes
         done, elsewhere = ([], []) if log is None else (log.committed, log.elsewhere)
+        self._demands = sink.demands(job.plan)
         policy = self._policy(row_bytes * job.plan.most_rows)
         self.scheduler = Scheduler(job.plan.num_known, crew.size, policy, merge_ranges([*done, *elsewhere]))
         # Of results of the first chunks; what an earlier run has done is not measured again.
@@ -182,19 +184,18 @@ class Driver:
         self._announced = False
         self._first_result = False
         # Rows that do not fit can be skipped where they are made, so the first result must be known there.
-        self._one_first = bool(job.policy.skip) and getattr(sink, "sets_schema", False)
+        self._one_first = bool(job.policy.skip) and self._demands.first_alone
         self._lost: dict[int, Lost] = {}
         self._owner = Owner()
 
     def _policy(self, chunk_bytes: int) -> SchedulerPolicy:
-        policy = self.job.policy
-        if not self.sink.streams:
-            bound = getattr(self.sink, "max_lease", None)  # results that travel take memory until they are used
-            limit = NO_LIMIT if bound is None else bound(self.job.plan)
+        policy, asked = self.job.policy, self.sink.demands(self.job.plan)
+        if asked.ordered is None:
+            limit = NO_LIMIT if asked.max_lease is None else asked.max_lease
             return SchedulerPolicy(retries=policy.retries, timeout=policy.timeout, max_lease=limit)
         largest = max(min(STREAM_BYTES // max(chunk_bytes, 1), STREAM_CHUNKS), 1)
         window = 2 * largest * self.crew.size + self.crew.size
-        ahead = getattr(self.sink, "ahead", None)
+        ahead = asked.ahead
         if ahead is not None:
             # Beside the one that the consumer has. A worker holds two leases: one that runs, one that waits for it.
             window, largest = max(ahead, 1) + 1, max(ahead // (2 * self.crew.size), 1)
@@ -265,7 +266,8 @@ class Driver:
     def _loop(self) -> Iterator[tuple[int, Any]]:
         scheduler = self.scheduler
         tick = 0.5 if self.job.policy.timeout is None else min(0.5, self.job.policy.timeout / 4)
-        if isinstance(self.sink, Stream):
+        ordered = self._demands.ordered
+        if ordered is not None:
             scheduler.consumed(scheduler.release()[1])  # what an earlier run has yielded
         ticks = self.callbacks.watches_time
         while not scheduler.finished or self.job.plan.is_open:
@@ -278,12 +280,12 @@ class Driver:
                 self.log.tick(time.monotonic())
             if ticks:
                 self.callbacks.on_tick(time.monotonic())
-            if isinstance(self.sink, Stream):
+            if ordered is not None:
                 for chunk in range(*scheduler.release()):
                     if self.callbacks.watches_consumer:
-                        yield from self._watched(chunk, self.sink)
+                        yield from self._watched(chunk, ordered)
                     else:
-                        yield chunk, self.sink.take(chunk)
+                        yield chunk, ordered.take(chunk)
                     self._still_ours()
                     # Back at work: the consumer has had its time, and asks for the next one.
                     scheduler.consumed(chunk + 1)
@@ -300,9 +302,9 @@ class Driver:
     def _require_here(self) -> None:
         self._owner.require(f"the job {self.job.name}")
 
-    def _watched(self, chunk: int, sink: Stream) -> Iterator[tuple[int, Any]]:
+    def _watched(self, chunk: int, ordered: Taken) -> Iterator[tuple[int, Any]]:
         began = time.monotonic()
-        yield chunk, sink.take(chunk)
+        yield chunk, ordered.take(chunk)
         now = time.monotonic()
         self.callbacks.on_result_taken(ResultTaken(self.job.number, chunk, now - began, now))
 
@@ -385,7 +387,7 @@ class Driver:
                 self._sizes[chunk] = self.sink.value_bytes(values[chunk - start]) if kind is Kind.PARCEL else None
             self._settle_plan()
         self._first_result |= kind is not Kind.FAILED
-        self.changed |= kind is Kind.NONE or isinstance(self.sink, InPlace)
+        self.changed |= kind is Kind.NONE or self._demands.in_place
         self.sink.accept(start, stop, kind, values)
         self.scheduler.commit(lease.id, stop)
         self.skips.commit(start, stop)
@@ -493,8 +495,6 @@ class Driver:
 
 def how_it_ended(lost: Lost) -> str:
     """How a worker ended, in words."""
-    import signal
-
     if lost.reason:
         return lost.reason
     if lost.signal is not None:

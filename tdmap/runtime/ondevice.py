@@ -17,14 +17,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, Reader, data_row_bytes, tensors_of
+from tdmap.data.kinds import Data, data_row_bytes, tensors_of
+from tdmap.data.reader import Reader
+from tdmap.data.trees import rebuild, tensors_in
 from tdmap.errors import add_note
 from tdmap.functions import moved
 from tdmap.job import function_name
+from tdmap.memory.links import NO_FORKS, DeviceLink, Mark, is_copied
+from tdmap.memory.shm import align
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.device import NO_FORKS, DeviceLink, Mark, is_copied
-from tdmap.runtime.shm import align
-from tdmap.runtime.trees import rebuild, tensors_in
 
 DEPTH = 2
 """Chunks that are staged at a time: the one that runs and the next."""

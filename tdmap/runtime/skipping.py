@@ -22,16 +22,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from tdmap._data import Data, cut, is_data, narrow
 from tdmap.data.alike import VALID
+from tdmap.data.kinds import Data, is_data, tensors_of
 from tdmap.data.objects import Pieces, blank_like, concat_pieces
+from tdmap.data.reader import cut, narrow
+from tdmap.data.skipfile import append
 from tdmap.errors import add_note
 from tdmap.frames import without_engine
-from tdmap.runtime import control as at
-from tdmap.runtime.remote import pack_error
-from tdmap.runtime.skipfile import append
-from tdmap.runtime.types import Kind, Skipped
 from tdmap.runtime.undo import same_bits
+from tdmap.runtime.wire.messages import Skipped
+from tdmap.runtime.wire.remote import pack_error
+from tdmap.runtime.workers import control as at
+from tdmap.sinks.base import Kind
 
 if TYPE_CHECKING:
     from tdmap.runtime.chunkloop import ChunkLoop
@@ -327,7 +329,7 @@ def _zero(rows: Any) -> None:
     if isinstance(rows, torch.Tensor):
         rows.zero_()
         return
-    for leaf in rows if type(rows) is tuple else rows._leaves():
+    for leaf in rows if type(rows) is tuple else tensors_of(rows):
         leaf.zero_()
 
 

@@ -352,6 +352,10 @@ def _synchronize(device: torch.device) -> None:
 
 def _fill(out: TensorCollection, loaded: TensorCollection) -> TensorCollection:
     """Puts loaded entries into an existing collection; nested ones are reused, other keys go."""
+    if type(out._source) is list and type(loaded._source) is list and len(out._source) == len(loaded._source):
+        for member, part in zip(out._source, loaded._source):
+            _fill(member, part)
+        return out
     for key in out._key_list():
         if key not in loaded._key_list():
             out.del_(key)

@@ -64,7 +64,8 @@ class AutogradOps:
     def detach_(self) -> Self:
         """Takes every tensor out of the autograd graph, in place. Returns ``self``."""
         for leaf in self._leaves():
-            leaf.detach_()
+            if leaf.requires_grad:  # torch refuses views, though there is nothing to do
+                leaf.detach_()
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> Self:

@@ -74,15 +74,23 @@ class CastOps:
             canonical: also copy tensors whose strides are not the row-major ones (torch calls a tensor with a
                 dimension of size 1 contiguous whatever the stride there).
             inplace: replace the tensors in this collection and return it.
+
+        Nested lazy stacks become dense where all members have the same entries (not with ``inplace``).
         """
         fn = _canonical if canonical else Tensor.contiguous
         if inplace:
             return self._swap_leaves([fn(leaf) for leaf in self._leaves()])
-        return self._map_leaves(fn)
+        out = self._map_leaves(fn)
+        for key, value in out._entries():
+            if not isinstance(value, Tensor) and not value._is_non_tensor:
+                dense = value._dense_or_none() if type(value._source) is list else value.contiguous(canonical=canonical)
+                if dense is not None and dense is not value:
+                    out._set_str(key, dense)
+        return out
 
     def is_contiguous(self) -> bool:
-        """Whether every tensor is contiguous."""
-        return all(leaf.is_contiguous() for leaf in self._leaves())
+        """Whether every tensor is contiguous, and there is no lazy stack (whose entries are stacked when read)."""
+        return all(value.is_contiguous() for _, value in self._entries())
 
     # -- to ------------------------------------------------------------------------------------------------
 
@@ -534,6 +542,8 @@ def _moved(node: Any, move: Callable[[Tensor], Tensor], device: torch.device) ->
 
 
 def _put_leaves(node: Any, leaves: Iterator[Tensor]) -> None:
+    if getattr(node, "_objects", None) is not None:  # a column of objects
+        return
     source = node._source
     if isinstance(source, dict):
         for key, value in source.items():

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from tdmap import Callback, MapIterator, Pipeline
     from tdmap.devices import Devices
     from tdmap.functions import Keys
-    from tdmap.resume import Resume
+    from tdmap.memory.links import Device
+    from tdmap.resume.run import Resume
     from tdmap.rowerrors import OnError
-    from tdmap.runtime.device import Device
 
 __all__ = ["EngineOps"]
 

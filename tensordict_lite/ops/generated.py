@@ -135,7 +135,16 @@ def _each_number(each: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
-_LOGIC = {"bitwise_and": operator.and_, "logical_and": lambda a, b: bool(a) and bool(b)}
+def _both(a: Any, b: Any) -> Any:
+    """``logical_and`` of objects: of truth values and numbers; others have no such operator, as under ``&``."""
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return torch.logical_and(a, b)
+    if not (isinstance(a, (bool, int, float)) and isinstance(b, (bool, int, float))):
+        raise TypeError(f"no logical and of {type(a).__name__} and {type(b).__name__}")
+    return bool(a) and bool(b)
+
+
+_LOGIC = {"bitwise_and": operator.and_, "logical_and": _both}
 
 _EACH = {
     "maximum": _each_number(torch.maximum),

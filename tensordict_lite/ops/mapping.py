@@ -311,8 +311,9 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
 
     def non_tensor_items(self, include_nested: bool = False) -> tuple[tuple[Any, Any], ...]:
         """Items whose value is non-tensor data, as :class:`NonTensorData`."""
-        items = self.items(include_nested)
-        return tuple(item for item in items if not isinstance(item[1], Tensor) and item[1]._is_non_tensor)
+        classes = {key: self.entry_class(key) for key in self.keys(include_nested)}
+        objects = [key for key, cls in classes.items() if getattr(cls, "_is_non_tensor", False)]
+        return tuple((key, self._get_path(require_path(key))) for key in objects)
 
     # -- the whole ----------------------------------------------------------------------------------------------
 

@@ -149,17 +149,17 @@ class RestructureOps:
         """Removes nested collections without a leaf, at any depth; non-tensor data is a leaf.
 
         Raises:
-            RuntimeError: the collection is locked.
+            RuntimeError: the collection is locked, and has one.
 
         Returns:
             self
         """
-        if self._lock is not None:
-            raise self._locked_error()
         for key, value in list(self._entries()):
             if isinstance(value, Tensor) or value._is_non_tensor:
                 continue
             if value.is_empty():
+                if self._lock is not None:
+                    raise self._locked_error()
                 self._del_str(key)
             else:
                 value.filter_empty_()

@@ -184,7 +184,7 @@ class ShapeOps:
         start = 0 if start_dim is None else start_dim + ndim if start_dim < 0 else start_dim
         end = ndim - 1 if end_dim is None else end_dim + ndim if end_dim < 0 else end_dim
         if not ndim:
-            return self._inplace_or(inplace, self.view(1))
+            return self._inplace_or(inplace, self.unsqueeze(0))
         if end < start:
             raise ValueError(
                 "The end dimension must be greater or equal to the start dim: got "
@@ -568,7 +568,7 @@ class ShapeOps:
                 raise RuntimeError(
                     f"refine_names: cannot coerce TensorDict names {current} with {list(names)}: {old!r} is already set"
                 )
-        self.names = wanted
+        self._assign_names(wanted)  # type: ignore[attr-defined]
         return self
 
     def _renamed(self, names: tuple[Any, ...], rename_map: dict[str, str]) -> list[str | None]:
@@ -589,12 +589,12 @@ class ShapeOps:
     def rename(self, *names: Any, **rename_map: str) -> Self:
         """A shallow copy with other dimension names, positional or as ``old="new"``."""
         out = self.clone(recurse=False)  # type: ignore[attr-defined]
-        out.names = self._renamed(names, rename_map)
+        out._assign_names(self._renamed(names, rename_map))
         return out
 
     def rename_(self, *names: Any, **rename_map: str) -> Self:
         """Other dimension names, in place."""
-        self.names = self._renamed(names, rename_map)
+        self._assign_names(self._renamed(names, rename_map))  # type: ignore[attr-defined]
         return self
 
 

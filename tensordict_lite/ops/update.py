@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["UpdateOps"]
 
 IsLeaf = Callable[[type], bool]
+_ONLY_TENSORS = frozenset((Tensor,))
 
 
 class UpdateOps:
@@ -125,6 +126,16 @@ class UpdateOps:
             if not same:
                 self._reconcile_batch_size(other, update_batch_size, inplace)
             source = other._source
+            if (
+                same
+                and not (clone or inplace)
+                and type(source) is dict is type(self._source)
+                and self._device is None
+                and self._writes_directly
+                and _ONLY_TENSORS.issuperset(map(type, source.values()))
+            ):
+                self._source.update(source)
+                return
             items = source.items() if type(source) is dict else other._entries()
             self._update_items(items, clone, inplace, non_blocking, is_leaf, same, update_batch_size)
         else:

@@ -18,7 +18,7 @@ import tdmap
 from tdmap.cli import app
 from tdmap.diagnostics import jobfiles, live
 from tdmap.diagnostics.jobfiles import JobStatus, WorkerStatus, read_jobs
-from tdmap.runtime.identity import ProcessId
+from tdmap.process.identity import ProcessId
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """

@@ -32,7 +32,7 @@ DOORS = (
 
 SLOTS = frozenset("_batch_size _entries _leaves _names _payload _rebuild _source _stack_dim _with_leaves".split())
 """Of collections, for `tensordict_lite` alone, and for the room of `tdmap` that cuts and writes rows."""
-MAY_READ_SLOTS = ("tdmap/data/", "tdmap/_data.py")
+MAY_READ_SLOTS = ("tdmap/data/",)
 
 MOST_FILES = 15
 """In a folder; more are rooms that nobody has named."""

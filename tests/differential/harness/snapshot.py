@@ -59,7 +59,7 @@ def snapshot(value: Any) -> Any:
     if isinstance(value, dict):
         return {("type",): type(value).__name__, **{k: snapshot(v) for k, v in value.items()}}
     if isinstance(value, np.ndarray):
-        return ("numpy", str(value.dtype), value.shape, value.tolist())
+        return ("numpy", str(value.dtype), value.shape, repr(value.tolist()))
     if isinstance(value, type):
         return ("class", value.__name__)
     if "Keys" in type(value).__name__ or isinstance(value, (KeysView, ValuesView, ItemsView)):
@@ -92,7 +92,9 @@ def _tree(value: Any) -> Any:
     }
     if hasattr(value, "tensordicts"):
         attributes["stack_dim"] = value.stack_dim
-        return Tree(kind, attributes, {i: snapshot(td) for i, td in enumerate(value.tensordicts)})
+        # A lazy stack of a tensorclass: the reference shows the trees within its members.
+        members = value.tensordicts if kind.startswith("LazyStacked") else value.unbind(value.stack_dim)
+        return Tree(kind, attributes, {i: snapshot(td) for i, td in enumerate(members)})
     return Tree(kind, attributes, {key: snapshot(item) for key, item in value.items()})
 
 

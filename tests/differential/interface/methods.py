@@ -1,0 +1,56 @@
+"""The public methods and properties of both libraries, found by introspection, and those that are drawn elsewhere."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.differential.harness.namespace import PROJECT, REFERENCE, load
+from tests.differential.interface.expressions import EXPRESSIONS
+
+CLASSES = ("TensorDict", "LazyStackedTensorDict", "TensorDictParams", "NonTensorData", "NonTensorStack", "TensorClass")
+
+ELSEWHERE = {
+    "tests/distributed": "all_gather all_reduce arecv asend broadcast from_remote_init gather_and_stack init_remote"
+    " irecv isend recv send",
+    "tests/consolidated": "from_consolidated",
+    "tests/engine": "map_reduce pipeline",
+    "tests/memmap": "checksum sync",
+    "tests/core": "fields from_tensordict",
+    "tests/differential": "register_get_post_hook",
+}
+"""Folder of tests that draw them, and the names: what needs several processes, or belongs to one kind."""
+
+ABSENT = {
+    "readers and writers of files of other formats are functions of tdmap": "from_csv from_h5 from_json from_pandas"
+    " from_parquet from_zarr to_csv to_h5 to_json to_mds to_pandas to_parquet to_store to_zarr",
+    "internals of the reference": "clear_refs_for_compile_ hook_in hook_out pack",
+}
+"""Why this project has no method of the name, and the names."""
+
+
+def public(library: str) -> set[str]:
+    """The public names of all collections of a library, without those of torch.nn.Module."""
+    names = {name for cls in CLASSES for name in dir(getattr(load(library), cls)) if not name.startswith("_")}
+    modules = {name for name in dir(torch.nn.Module) if not name.startswith("_")}
+    plain = {name for cls in CLASSES if cls != "TensorDictParams" for name in dir(getattr(load(library), cls))}
+    return names - (modules - plain)
+
+
+def drawn() -> set[str]:
+    """The names that some line draws."""
+    return {method for expression in EXPRESSIONS for method in expression.methods}
+
+
+def elsewhere() -> set[str]:
+    """The names that other tests draw."""
+    return {name for names in ELSEWHERE.values() for name in names.split()}
+
+
+def absent() -> set[str]:
+    """The names that this project leaves out."""
+    return {name for names in ABSENT.values() for name in names.split()}
+
+
+def undrawn() -> set[str]:
+    """Public names of either library that nobody draws."""
+    return (public(REFERENCE) | public(PROJECT)) - drawn() - elsewhere() - absent()
