@@ -24,6 +24,9 @@ Exit codes:
   130  stopped by Ctrl-C
 """
 
+WIDEST = 1000
+"""Letters of a line of `tdmap info`, at most."""
+
 app = typer.Typer(
     name="tdmap",
     cls=Commands,
@@ -105,6 +108,7 @@ def info(
     tree = Tree(f"[bold]{escape(str(path))}[/bold]  {type(data).__name__} {list(data.batch_size)}, {rows}")
     _grow(tree, data)
     console = Console(highlight=False, soft_wrap=True)
+    console.width = max(console.width, WIDEST)  # a narrow terminal wraps lines, which a tree would cut
     console.print(tree)
     console.print(f"total {human_bytes(total)} in {sum(1 for _ in _leaves(data))} leaves")
 

@@ -211,8 +211,12 @@ def _ended(run: Any) -> int:
         say("stopped")
         return INTERRUPTED
     except Exception as error:
-        more = "" if show_traceback(error) else "; --traceback shows more"
-        say(one_line(error) + more)
+        shown = show_traceback(error)
+        if isinstance(error, OSError) and error.strerror:  # before anything ran: a run has its own words for it
+            place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes, os.PathLike)) else ""
+            say(f"{place}{error.strerror}")
+            return BAD_REQUEST
+        say(one_line(error) + ("" if shown else "; --traceback shows more"))
         return FAILED
 
 

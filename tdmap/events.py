@@ -96,6 +96,10 @@ class Measures(NamedTuple):
     """Resident bytes of the worker's process after the lease."""
     uss: int
     """Those that are its own alone; 0 where that was not looked at."""
+    to_device: int = 0
+    """Bytes that were copied to a device for the function."""
+    from_device: int = 0
+    """Bytes of results that came back from it."""
 
 
 @dataclass(frozen=True, slots=True)
