@@ -168,7 +168,7 @@ class Commands(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The commands, those that people begin with first."""
-        from tdmap.cli_examples import EXAMPLES
+        from tdmap.cli.examples import EXAMPLES
 
         places = {name.split()[0]: place for place, name in enumerate(EXAMPLES)}
         return sorted(super().list_commands(ctx), key=lambda name: (places.get(name, len(places)), name))
@@ -241,7 +241,7 @@ def _path_of(ctx: Any) -> str:
 
 def _complete(command: Any, path: str) -> None:
     """Give a command what all of them have, once."""
-    from tdmap.cli_examples import EXAMPLES
+    from tdmap.cli.examples import EXAMPLES
 
     known = {name for parameter in command.params for name in parameter.opts}
     command.params += [option for option in _options_of_all() if not known.intersection(option.opts)]

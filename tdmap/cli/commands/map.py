@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tdmap.cli import app
-from tdmap.cli_answers import answer, asked, say
-from tdmap.cli_requests import find_function, guard, open_dataset, refuse, require_writable
+from tdmap.cli.answers import answer, asked, say
+from tdmap.cli.app import app
+from tdmap.cli.requests import find_function, guard, open_dataset, refuse, require_writable
 
 if TYPE_CHECKING:
     from tdmap.rowerrors import RowErrors
