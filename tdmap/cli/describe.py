@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+LOOKED_AT = 100
+"""Objects of a column whose types stand for all."""
+
 
 def leaves_of(data: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, int]]:
     """The entries of a dataset that have none themselves: key, value and bytes."""
@@ -36,9 +39,25 @@ def size_of(value: Any) -> int:
 
 
 def type_name(value: Any) -> str:
-    """The dtype of an entry, or what it is instead."""
+    """The dtype of an entry; of objects the type that they all have, judged by the first ones.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> type_name(TensorDict({"name": ["a", "b"]}, [2]).get("name"))
+        'str'
+    """
+    from tensordict_lite import is_non_tensor
+
     dtype = getattr(value, "dtype", None)
-    return str(dtype).removeprefix("torch.") if dtype is not None else f"{type(value).__name__} (not a tensor)"
+    if dtype is not None:
+        return str(dtype).removeprefix("torch.")
+    if not is_non_tensor(value):
+        return type(value).__name__
+    first = value[:LOOKED_AT].tolist() if value.batch_dims else [value.data]
+    for _ in range(value.batch_dims - 1):
+        first = [item for row in first for item in row]
+    kinds = {type(item).__name__ for item in first}
+    return kinds.pop() if len(kinds) == 1 else "object"
 
 
 def human_bytes(size: int) -> str:
