@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
+from tdmap.data.kinds import data_row_bytes
+from tdmap.data.sizes import result_bytes
 from tdmap.data.skipfile import SkipFile
 from tdmap.data.writer import RowWriter
 from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_rows
@@ -426,7 +428,7 @@ class Driver:
             return
         if self.job.plan.is_open:
             for chunk in range(start, stop):
-                self._sizes[chunk] = self.sink.value_bytes(values[chunk - start]) if kind is Kind.PARCEL else None
+                self._sizes[chunk] = self._result_bytes(chunk, kind, values[chunk - start] if kind.travels else None)
             self._settle_plan()
         self._first_result |= kind is not Kind.FAILED
         self.changed |= kind is Kind.NONE or self._demands.in_place
@@ -436,6 +438,17 @@ class Driver:
         if self.log is not None:
             self.log.add(start, stop)
         self.done_rows += self.job.plan.count(start, stop)
+
+    def _result_bytes(self, chunk: int, kind: Kind, value: Any) -> int | None:
+        """Bytes of the result of a chunk, the same however it came; None where there is none."""
+        if kind is Kind.PARCEL:
+            return self.sink.value_bytes(value)
+        writer, plan = self.sink.writer, self.job.plan
+        if writer is None or kind not in (Kind.WRITTEN, Kind.OBJECTS):
+            return None
+        # Written at once: a later chunk, or an earlier run, had shown what the output looks like.
+        tensors = data_row_bytes(writer.out, plan.length) * plan.count(chunk, chunk + 1)
+        return tensors + sum(result_bytes(piece[0]) for piece in value or () if piece is not None)
 
     def _settle_plan(self) -> None:
         """Choose the size of the later chunks by the first one that has a result; whoever comes first is waited for."""
