@@ -40,6 +40,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.ranks import merge_shards
 from tdmap.reducers import Reducer
 from tdmap.rowerrors import RowError, RowErrors, SkippedRows
+from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.workers.pool import WorkerPool, close_pools
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "PipelineIterator",
     "Profiler",
     "ProgressBar",
+    "RayCluster",
     "Reducer",
     "RemoteError",
     "RemoteTraceback",

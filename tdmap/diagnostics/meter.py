@@ -25,6 +25,7 @@ import torch
 
 from tdmap.data.kinds import is_data, is_dense, tensors_of
 from tdmap.events import Measures
+from tdmap.runtime.ondevice import Runner
 
 if TYPE_CHECKING:
     from tdmap.runtime.chunkloop import ChunkLoop
@@ -161,6 +162,8 @@ class Meter:
 
     def _attach(self, loop: ChunkLoop) -> None:
         self._plain_fn = loop.fn
+        self._runner: Any = loop.fn if isinstance(loop.fn, Runner) else None
+        self._sent = self._fetched = 0
         loop.fn = self._timed_fn = _Timed(loop.fn, self.fn)
         loop.pack = self._packing(loop.pack)
         reader: Any = loop.reader
@@ -249,6 +252,7 @@ class Meter:
             self.bytes_out,
             self._resident(ended),
             self._own(ended),
+            *self._carried(),
         )
         return Measures._make(measured)
 
@@ -274,6 +278,15 @@ class Meter:
         return found
 
     # -- what the kernel knows ---------------------------------------------------------------------------
+
+    def _carried(self) -> tuple[int, int]:
+        """Bytes to the device and back since the last lease."""
+        runner = self._runner
+        if runner is None:
+            return 0, 0
+        sent, fetched = runner.sent - self._sent, runner.fetched - self._fetched
+        self._sent, self._fetched = runner.sent, runner.fetched
+        return sent, fetched
 
     def _resident(self, now: float) -> int:
         if now >= self._next_rss:

@@ -36,6 +36,7 @@ from tdmap.resume.cached import map_cached
 from tdmap.resume.resumable import map_in_place, map_to_files, map_to_folder
 from tdmap.resume.run import Resume, check_resume
 from tdmap.rowerrors import MODES, OnError, mode_of
+from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.skipping import DROP, PAD
 from tdmap.seeding import base_seed, permutation
 from tdmap.sinks import Gather, InPlace, Preallocated, Sink, Stream
@@ -71,7 +72,7 @@ def map(
     index_with_generator: bool = False,
     pbar: bool = False,
     mp_start_method: str | None = None,
-    executor: str = "process",
+    executor: str | RayCluster = "process",
     seed: int | None = None,
     retries: int = 2,
     timeout: float | None = None,
@@ -139,7 +140,8 @@ def map(
         pbar: show a progress bar.
         mp_start_method: `"fork"`, `"forkserver"` or `"spawn"`. Default: fork where that is safe (no other Python
             thread, no CUDA context, `worker_threads=1`), else forkserver.
-        executor: `"process"`, `"thread"` or `"serial"`.
+        executor: `"process"`, `"thread"`, `"serial"`, or `"ray"`: actors on a Ray cluster, which a `tdmap.RayCluster`
+            describes further.
         seed: gives each chunk its own random streams (torch, on `device` too, numpy, random), derived from the seed
             and its first row: the same results for any number of workers. Default: workers' streams are independent
             and not reproducible.
@@ -305,7 +307,7 @@ def map_iter(
     index_with_generator: bool = True,
     pbar: bool = False,
     mp_start_method: str | None = None,
-    executor: str = "process",
+    executor: str | RayCluster = "process",
     seed: int | None = None,
     retries: int = 2,
     timeout: float | None = None,
@@ -363,7 +365,7 @@ def map_iter(
     plan = plan_for(data, fn, dim, chunksize, num_chunks, None, factor, results_vary=True)
     policy = policy_for(seed, generator, retries, timeout, undo, on_error, DROP)
     fn = as_function(fn, in_keys, out_keys)
-    check_placement(fn, execution.executor == "process", None)
+    check_placement(fn, execution.in_processes, None)
 
     def begin(position: int, seed: int | None, order_seed: int | None, plan: ChunkPlan, settled: Any) -> Iterator[Any]:
         order = None if order_seed is None else permutation(plan.length, order_seed)

@@ -9,6 +9,7 @@ from typing import Any
 from tdmap.data.kinds import Data, data_length, is_data
 from tdmap.data.reader import narrow
 from tdmap.data.schema import join_pieces
+from tdmap.diagnostics.progress import StageBars
 from tdmap.execution import Execution
 from tdmap.operations.append import each_result
 from tdmap.operations.map import policy_for
@@ -242,4 +243,6 @@ def make_context(
     if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
         raise ValueError(f"epoch must be an integer of at least 0: got {epoch!r}.")
     policy_for(seed, None, retries, timeout)
+    if options.get("pbar") is True:
+        options = {**options, "pbar": False, "callbacks": (*options.get("callbacks", ()), StageBars())}
     return Context(Execution.of(**options), seed, epoch, prefetch, chunksize, retries=retries, timeout=timeout)

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tdmap.cli import app, end_with_reader
-from tdmap.cli_answers import answer, asked
-from tdmap.cli_requests import guard, refuse
+from tdmap.cli.answers import answer, asked
+from tdmap.cli.app import app, end_with_reader
+from tdmap.cli.requests import guard, refuse
 
 PIPE = "-"
 

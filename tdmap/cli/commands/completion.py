@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import typer
 import typer.main
 
-from tdmap.cli import app
-from tdmap.cli_answers import answer, say
-from tdmap.cli_requests import refuse
+from tdmap.cli.answers import answer, say
+from tdmap.cli.app import app
+from tdmap.cli.requests import refuse
 
 PLACES = {
     "bash": ".local/share/bash-completion/completions/tdmap",

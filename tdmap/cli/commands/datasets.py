@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tdmap.cli import app
-from tdmap.cli_answers import FAILED, Commands, answer, asked, say
-from tdmap.cli_requests import guard, refuse
+from tdmap.cli.answers import FAILED, Commands, answer, asked, say
+from tdmap.cli.app import app
+from tdmap.cli.requests import guard, refuse
 
 SHOWN = 10
 """Files left out that are printed."""

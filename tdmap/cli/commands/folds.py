@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tdmap.cli import app
-from tdmap.cli_answers import answer
-from tdmap.cli_map import require_free
-from tdmap.cli_orders import (
+from tdmap.cli.answers import answer
+from tdmap.cli.app import app
+from tdmap.cli.commands.map import require_free
+from tdmap.cli.commands.orders import (
     ByOption,
     OverwriteOption,
     QuietOption,
@@ -24,7 +24,7 @@ from tdmap.cli_orders import (
     run_into,
     worker_options,
 )
-from tdmap.cli_requests import find_function, guard, refuse
+from tdmap.cli.requests import find_function, guard, refuse
 
 NAMES = {
     "count": "Count",

@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
-from tdmap.cli import app, end_with_reader, human_bytes
-from tdmap.cli_requests import refuse
+from tdmap.cli.answers import answer
+from tdmap.cli.app import app, end_with_reader
+from tdmap.cli.describe import human_bytes
+from tdmap.cli.requests import refuse
 
 cache = typer.Typer(no_args_is_help=True, help="The results that map(..., cache=True) keeps.")
 app.add_typer(cache, name="cache")
@@ -27,11 +29,15 @@ def list_command(folder: FolderOption = None) -> None:
     end_with_reader()
     root = cache_folder(folder or True)
     results = kept_results(root)
+    lines = []
     for kept in results:
         state = "" if kept.is_whole else "  (unfinished)"
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.used))
-        typer.echo(f"{used}  {human_bytes(kept.nbytes):>10}  {kept.path.name}{state}")
-    typer.echo(f"{len(results)} results, {human_bytes(sum(kept.nbytes for kept in results))}, in {root}")
+        lines.append(f"{used}  {human_bytes(kept.nbytes):>10}  {kept.path.name}{state}")
+    total = sum(kept.nbytes for kept in results)
+    facts = [{"path": k.path, "bytes": k.nbytes, "used": k.used, "is_whole": k.is_whole} for k in results]
+    last = f"{len(results)} results, {human_bytes(total)}, in {root}"
+    answer({"folder": root, "results": facts, "bytes": total}, *lines, last)
 
 
 @cache.command("prune")
@@ -48,4 +54,6 @@ def prune_command(
         refuse("give --older-than, --max-size or both; or --all")
     limit = 0 if everything else None if max_size is None else int(max_size * 1e9)
     removed = prune(cache_folder(folder or True), limit, None if older_than is None else older_than * DAY)
-    typer.echo(f"{len(removed)} results removed, {human_bytes(sum(kept.nbytes for kept in removed))}")
+    total = sum(kept.nbytes for kept in removed)
+    facts = {"removed": [kept.path for kept in removed], "bytes": total}
+    answer(facts, f"{len(removed)} results removed, {human_bytes(total)}")

@@ -168,7 +168,7 @@ class Commands(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The commands, those that people begin with first."""
-        from tdmap.cli_examples import EXAMPLES
+        from tdmap.cli.examples import EXAMPLES
 
         places = {name.split()[0]: place for place, name in enumerate(EXAMPLES)}
         return sorted(super().list_commands(ctx), key=lambda name: (places.get(name, len(places)), name))
@@ -211,8 +211,12 @@ def _ended(run: Any) -> int:
         say("stopped")
         return INTERRUPTED
     except Exception as error:
-        more = "" if show_traceback(error) else "; --traceback shows more"
-        say(one_line(error) + more)
+        shown = show_traceback(error)
+        if isinstance(error, OSError) and error.strerror:  # before anything ran: a run has its own words for it
+            place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes, os.PathLike)) else ""
+            say(f"{place}{error.strerror}")
+            return BAD_REQUEST
+        say(one_line(error) + ("" if shown else "; --traceback shows more"))
         return FAILED
 
 
@@ -237,7 +241,7 @@ def _path_of(ctx: Any) -> str:
 
 def _complete(command: Any, path: str) -> None:
     """Give a command what all of them have, once."""
-    from tdmap.cli_examples import EXAMPLES
+    from tdmap.cli.examples import EXAMPLES
 
     known = {name for parameter in command.params for name in parameter.opts}
     command.params += [option for option in _options_of_all() if not known.intersection(option.opts)]

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from tdmap.cli_answers import BAD_REQUEST, FAILED, INTERRUPTED, one_line, say, show_traceback
+from tdmap.cli.answers import BAD_REQUEST, FAILED, INTERRUPTED, one_line, say, show_traceback
 
 
 def refuse(message: str) -> NoReturn:

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tdmap.cli import app
-from tdmap.cli_answers import answer, asked, say
-from tdmap.cli_requests import find_function, guard, open_dataset, refuse, require_writable
+from tdmap.cli.answers import answer, asked, say
+from tdmap.cli.app import app
+from tdmap.cli.requests import find_function, guard, open_dataset, refuse, require_writable
 
 if TYPE_CHECKING:
     from tdmap.rowerrors import RowErrors
+
+EXECUTORS = ("process", "thread", "serial", "ray")
+"""Who may run a function."""
 
 SHOWN = 5
 """Failing rows that are printed."""
@@ -31,6 +34,8 @@ def map_command(
     in_place: Annotated[bool, typer.Option("--in-place", help="Change IN itself; no OUT.")] = False,
     chunksize: Annotated[int | None, typer.Option(min=0, help="Rows the function gets at a time.")] = None,
     start_method: Annotated[str | None, typer.Option(help="fork, forkserver or spawn.")] = None,
+    executor: Annotated[str, typer.Option(help="process, thread, serial or ray.")] = "process",
+    address: Annotated[str | None, typer.Option(help="With ray: the cluster, auto or host:port.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT when it is a dataset.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Keep a journal; go on after an interruption.")] = False,
     skip_errors: Annotated[
@@ -48,6 +53,10 @@ def map_command(
         refuse("give OUT, or --in-place: exactly one of them")
     if start_method not in (None, "fork", "forkserver", "spawn"):
         refuse(f"--start-method {start_method!r}: there are fork, forkserver and spawn")
+    if executor not in EXECUTORS:
+        refuse(f"--executor {executor!r}: there are {', '.join(EXECUTORS)}")
+    if address is not None and executor != "ray":
+        refuse("--address is that of a Ray cluster: use --executor ray with it")
     if resume and overwrite:
         refuse("--resume goes on with what is in OUT, and --overwrite removes it: give one of them")
     fn = find_function(function)
@@ -60,6 +69,8 @@ def map_command(
         "mp_start_method": start_method,
         "pbar": not quiet and not asked().json,
         "on_error": "skip" if skip_errors else "raise",
+        "executor": executor,
+        **({} if address is None else {"address": address}),
     }
     if out is None:
         require_writable(source)
@@ -166,7 +177,11 @@ CANNOT_WRITE = (OSError,)
 def _collecting(options: dict[str, Any]) -> tuple[dict[str, Any], RowErrors | None]:
     """The options of a run, and where it puts the rows that it skips; None when it skips none."""
     from tdmap.rowerrors import RowErrors
+    from tdmap.runtime.crews.cluster import RayCluster
 
+    if options.get("executor") == "ray":
+        options = dict(options)
+        options["executor"] = RayCluster(address=options.pop("address", None))
     if options.get("on_error") != "skip":
         return options, None
     errors = RowErrors()

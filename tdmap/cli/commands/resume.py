@@ -15,10 +15,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tdmap.cli import app, end_with_reader
-from tdmap.cli_answers import answer, asked
-from tdmap.cli_map import report_skipped, run_resumable
-from tdmap.cli_requests import file_of_module, find_function, import_module, open_dataset, refuse, take_apart
+from tdmap.cli.answers import answer, asked
+from tdmap.cli.app import app, end_with_reader
+from tdmap.cli.commands.map import report_skipped, run_resumable
+from tdmap.cli.requests import file_of_module, find_function, import_module, open_dataset, refuse, take_apart
 from tdmap.memory.hidden import HIDDEN, printable
 
 PathArgument = Annotated[Path, typer.Argument(help="Output folder, or dataset of an in-place run.")]
@@ -96,6 +96,8 @@ _OPTIONS: dict[str, tuple[type, ...]] = {
     "mp_start_method": (str, type(None)),
     "pbar": (bool,),
     "on_error": (str,),
+    "executor": (str,),
+    "address": (str,),
 }
 
 

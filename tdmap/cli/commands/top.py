@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tdmap.cli import app, end_with_reader
-from tdmap.cli_answers import answer, asked
-from tdmap.cli_requests import refuse
+from tdmap.cli.answers import answer, asked
+from tdmap.cli.app import app, end_with_reader
+from tdmap.cli.requests import refuse
 
 BETWEEN = 0.3
 """Seconds between the two looks that a single report takes."""
