@@ -32,6 +32,7 @@ from tdmap.operations.iterator import MapIterator
 from tdmap.operations.map import map, map_iter
 from tdmap.operations.prefetch import prefetch_to_device
 from tdmap.operations.reduce import map_reduce, reduce
+from tdmap.operations.samplers import BalancedSampler, MixedSampler, WeightedSampler
 from tdmap.operations.shuffle import shuffle
 from tdmap.operations.summary import describe, train_test_split
 from tdmap.pipeline import Pipeline, PipelineIterator
@@ -44,6 +45,7 @@ from tdmap.runtime.workers.pool import WorkerPool, close_pools
 
 __all__ = [
     "AlreadyComplete",
+    "BalancedSampler",
     "Callback",
     "ChunkPlan",
     "ChunkRetried",
@@ -54,6 +56,7 @@ __all__ = [
     "JobStarted",
     "LeaseDone",
     "MapIterator",
+    "MixedSampler",
     "OutputMismatch",
     "Pipeline",
     "PipelineIterator",
@@ -72,6 +75,7 @@ __all__ = [
     "SkippedRows",
     "TdmapError",
     "UntrustedFile",
+    "WeightedSampler",
     "WorkerDied",
     "WorkerLost",
     "WorkerPool",
