@@ -2,7 +2,7 @@
 #   make demo    the main job on real photographs
 #   make test    the test suite (installs what it needs first)
 #   make check   linter, formatter, floors (who may import whom), strict types
-#   make bench   the benchmarks and their charts, into benchmarks/results
+#   make bench   the benchmarks and their charts, into benchmarks/results, and the tables of the README
 #   make gpu     a checklist, tests and figures that need a CUDA device; fails where there is none (see docs/devices.md)
 #   make soak    the long chaos and stress runs
 
@@ -33,14 +33,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.installed-bench
-	$(BIN)/python -m benchmarks.map_throughput
-	$(BIN)/python -m benchmarks.memory
-	$(BIN)/python -m benchmarks.core_ops
-	$(BIN)/python -m benchmarks.serialization
-	$(BIN)/python -m benchmarks.overhead
-	$(BIN)/python -m benchmarks.mapreduce
-	$(BIN)/python -m benchmarks.loader
-	$(BIN)/python -m benchmarks.ingest
+	$(BIN)/python -m benchmarks run
 
 gpu: $(GPU_VENV)/.installed
 	$(GPU_VENV)/bin/python -m benchmarks.gpu

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
+from benchmarks._quiet import ALLOWED, Others, cores_of_others, own_seconds, quietness
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -54,6 +54,9 @@ class Seconds(float):
         made.cpu = cpu
         return made
 
+    def __truediv__(self, parts: float) -> Seconds:  # type: ignore[override]
+        return Seconds(float(self) / parts, self.cpu / parts)
+
 
 class Stopwatch:
     """Times a part of a case, for the case to return.
@@ -67,26 +70,13 @@ class Stopwatch:
     seconds: Seconds
 
     def __enter__(self) -> Stopwatch:
-        self._cpu = _cpu_seconds()
+        self._cpu = own_seconds()
         self._start = time.perf_counter()
         return self
 
     def __exit__(self, *error: object) -> None:
         wall = time.perf_counter() - self._start
-        self.seconds = Seconds(wall, _cpu_seconds() - self._cpu)
-
-
-def _cpu_seconds() -> float:
-    """Processor seconds of this process, its children that have ended, and all that live below it."""
-    own = os.times()
-    total = own.user + own.system + own.children_user + own.children_system
-    for child in psutil.Process().children(recursive=True):
-        try:
-            times = child.cpu_times()
-            total += times.user + times.system + times.children_user + times.children_system
-        except psutil.Error:
-            continue
-    return total
+        self.seconds = Seconds(wall, own_seconds() - self._cpu)
 
 
 @dataclass(frozen=True)
@@ -120,6 +110,8 @@ class Result:
     case: Case
     seconds: list[float] = field(default_factory=list)
     ratio: float | None = None
+    ratios: list[float] = field(default_factory=list)
+    """The ratio of each round."""
     cpu_ratio: float | None = None
     """The same ratio in processor seconds, where both cases measured them."""
     error: str | None = None
@@ -160,6 +152,8 @@ class Benchmark:
         self.cases: dict[str, Case] = {}
         self.results: dict[str, Result] = {}
         self.settings: dict[str, Any] = {}
+        self.quiet: dict[str, Any] = {}
+        """What others did on this machine meanwhile."""
         self._round_seconds: list[dict[str, Any]] = []
 
     def add(self, name: str, run: Callable[[], Any], *, units: int, **options: Any) -> None:
@@ -182,6 +176,7 @@ class Benchmark:
         self.results = {case.name: Result(case) for case in chosen}
         self._round_seconds = []
         order = random.Random(seed)
+        before, others = cores_of_others(), Others()
         for number in range(-warmup, rounds):
             shuffled = list(chosen)
             order.shuffle(shuffled)
@@ -201,6 +196,7 @@ class Benchmark:
                     print(f"  [{label}] {case.name}: {seconds[case.name]:.4g} s", file=sys.stderr, flush=True)
             if number >= 0:
                 self._round_seconds.append(seconds)
+        self.quiet = quietness(before, others.cores())
         self._conclude()
 
     def _choose(self, only: str | None) -> list[Case]:
@@ -220,6 +216,7 @@ class Benchmark:
                 continue
             scale = self.cases[other].units / result.case.units if result.case.measure == "speed" else 1.0
             pairs = [(s[name], s[other] / scale) for s in self._round_seconds if name in s and other in s]
+            result.ratios = [b / a if result.case.measure == "speed" else a / b for a, b in pairs]
             result.ratio = _median_ratio(pairs, result.case.measure)
             cpu = [
                 (s[name].cpu, s[other].cpu / scale)
@@ -235,7 +232,7 @@ class Benchmark:
 
     def table(self) -> str:
         """The results as a Markdown table, in the order in which the cases were added."""
-        head = ["case", f"{self.unit}/s", "median", "ratio", "cpu ratio", "against", "wanted", "met"]
+        head = ["case", f"{self.unit}/s", "median", "ratio", "spread", "cpu ratio", "against", "wanted", "met"]
         rows = [_table_row(result) for result in self.results.values()]
         widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
         lines = [f"### {self.title}", "", _line(head, widths), _line(["-" * w for w in widths], widths)]
@@ -252,22 +249,28 @@ class Benchmark:
                     "name": c.name, "kind": c.kind, "group": c.group, "units": c.units, "median_s": r.median,
                     "rate": r.rate, "seconds": r.seconds, "against": c.against, "measure": c.measure,
                     "cpu_seconds": [s.cpu for s in r.seconds if isinstance(s, Seconds)],
-                    "ratio": r.ratio, "cpu_ratio": r.cpu_ratio, "wanted": c.wanted, "met": r.met, "error": r.error,
+                    "ratio": r.ratio, "ratios": r.ratios, "cpu_ratio": r.cpu_ratio,
+                    "wanted": c.wanted, "met": r.met, "error": r.error,
                 }
             )  # fmt: skip
         return {
             "benchmark": self.name, "title": self.title, "unit": self.unit, "settings": self.settings,
-            "machine": machine(), "cases": cases,
+            "machine": {**machine(), **self.quiet}, "cases": cases,
         }  # fmt: skip
 
     def save(self, folder: Path = RESULTS, *, chart: bool = True) -> None:
-        """Write ``<name>.json`` and, where matplotlib is installed, ``<name>.png`` into ``folder``."""
+        """Write ``<name>.json`` and, where matplotlib is installed, ``<name>.png`` into ``folder``.
+
+        A machine that was busy with something else does not record: the file is then ``<name>.busy.json``, which
+        nothing else reads, unless the variable BENCH_BUSY is set; and either says what others did.
+        """
         folder.mkdir(parents=True, exist_ok=True)
+        stem = recorded_stem(self.name, bool(self.quiet.get("busy")))
         text = json.dumps(_without_nan(self.to_dict()), indent=1)
-        (folder / f"{self.name}.json").write_text(text + "\n")
+        (folder / f"{stem}.json").write_text(text + "\n")
         if chart:
             try:
-                self.chart(folder / f"{self.name}.png")
+                self.chart(folder / f"{stem}.png")
             except ImportError:
                 print("no chart: matplotlib is not installed (extra `bench`)", file=sys.stderr)
 
@@ -305,6 +308,18 @@ class Benchmark:
         figure.tight_layout()
         figure.savefig(path, dpi=130)
         pyplot.close(figure)
+
+
+def recorded_stem(name: str, busy: bool) -> str:
+    """The file that figures go into, without its ending; says so if it is not the usual one."""
+    if not busy or os.environ.get(ALLOWED):
+        return name
+    print(
+        f"this machine was busy with something else, so {name}.json was not recorded: see {name}.busy.json, or set "
+        f"{ALLOWED}=1 to record all the same",
+        file=sys.stderr,
+    )
+    return f"{name}.busy"
 
 
 def _time_once(run: Callable[[], float | None]) -> float:
@@ -395,12 +410,23 @@ def _without_nan(value: Any) -> Any:
 def _table_row(result: Result) -> list[str]:
     case = result.case
     if result.error is not None:
-        return [case.name, "failed", "", "", "", case.against or "", "", result.error[:60]]
+        return [case.name, "failed", "", "", "", "", case.against or "", "", result.error[:60]]
     wanted = "" if case.wanted is None else f"{'≥' if case.measure == 'speed' else '≤'} {case.wanted:g}"
     ratio = "" if result.ratio is None else f"{result.ratio:.3g}"
     cpu = "" if result.cpu_ratio is None else f"{result.cpu_ratio:.3g}"
     met = {True: "yes", False: "NO", None: ""}[result.met]
-    return [case.name, f"{result.rate:,.0f}", _seconds(result.median), ratio, cpu, case.against or "", wanted, met]
+    spread = f"{min(result.ratios):.3g} to {max(result.ratios):.3g}" if result.ratios else ""
+    return [
+        case.name,
+        f"{result.rate:,.0f}",
+        _seconds(result.median),
+        ratio,
+        spread,
+        cpu,
+        case.against or "",
+        wanted,
+        met,
+    ]
 
 
 def _seconds(value: float) -> str:

@@ -27,7 +27,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ import torch
 
 from benchmarks._core_cases import LEAF_BOUND, CoreCase, Kit, all_cases
 from benchmarks._core_grid import grid_cases
-from benchmarks._harness import RESULTS, machine
+from benchmarks._harness import RESULTS, machine, recorded_stem
+from benchmarks._quiet import Others, cores_of_others, quietness
 
 OURS, REFERENCE = "tensordict_lite", "tensordict"
 WANTED_MEAN = 0.6
@@ -54,6 +55,8 @@ class Measured:
     floor: float | None = None
     ratio: float = float("nan")
     floor_ratio: float | None = None
+    ratios: list[float] = field(default_factory=list)
+    """Of each round."""
     error: str | None = None
 
     @property
@@ -84,6 +87,7 @@ def main() -> int:
     gc.freeze()  # what is there now stays: collecting before each case would look through it thousands of times
     print(f"{'case':34} {'ours':>10} {'reference':>10} {'ratio':>7} {'x floor':>8}")
     results = []
+    before, others = cores_of_others(), Others()
     for case in cases:
         result = measure(case, kits, rounds, slice_s)
         if options.grid and result.ratio > 1:
@@ -94,7 +98,8 @@ def main() -> int:
         if not options.grid or options.verbose or result.error is not None or result.ratio > GRID_QUIET:
             print(_line(result), flush=True)
     print(summary(results, WANTED_GRID_MEAN if options.grid else WANTED_MEAN))
-    save(results, options.results, rounds, "core_grid" if options.grid else "core_ops", options.filter)
+    quiet = quietness(before, others.cores())
+    save(results, options.results, rounds, "core_grid" if options.grid else "core_ops", options.filter, quiet)
     return 0 if all(result.met for result in results) else 1
 
 
@@ -126,6 +131,7 @@ def measure(case: CoreCase, kits: list[Kit], rounds: int, slice_s: float) -> Mea
         gc.enable()
     result.ours, result.reference = statistics.median(seen["ours"]), statistics.median(seen["reference"])
     result.ratio = _paired(seen["ours"], seen["reference"])
+    result.ratios = [round(ours / theirs, 4) for ours, theirs in zip(seen["ours"], seen["reference"])]
     if "floor" in seen:
         result.floor = statistics.median(seen["floor"])
         result.floor_ratio = _paired(seen["ours"], seen["floor"])
@@ -183,25 +189,33 @@ def summary(results: list[Measured], wanted: float = WANTED_MEAN) -> str:
     return "\n".join(lines)
 
 
-def save(results: list[Measured], folder: Path, rounds: int, name: str = "core_ops", chosen: str = "") -> None:
+def save(
+    results: list[Measured],
+    folder: Path,
+    rounds: int,
+    name: str = "core_ops",
+    chosen: str = "",
+    quiet: dict[str, Any] | None = None,
+) -> None:
     """Write everything measured to ``<name>.json``."""
     good = [result.ratio for result in results if result.error is None]
     cases = [
         {
             "group": r.case.group, "name": r.case.name, "ours_ns": r.ours, "reference_ns": r.reference,
-            "floor_ns": r.floor, "ratio": r.ratio, "floor_ratio": r.floor_ratio, "wanted": r.case.wanted,
-            "leaf_bound": r.case.leaf_bound, "met": r.met, "error": r.error,
+            "floor_ns": r.floor, "ratio": r.ratio, "ratios": r.ratios, "floor_ratio": r.floor_ratio,
+            "wanted": r.case.wanted, "leaf_bound": r.case.leaf_bound, "met": r.met, "error": r.error,
         }
         for r in results
     ]  # fmt: skip
     for case in cases:
         case.update({key: None for key, value in case.items() if isinstance(value, float) and value != value})
     document = {
-        "benchmark": name, "filter": chosen, "rounds": rounds, "machine": machine(),
+        "benchmark": name, "filter": chosen, "rounds": rounds, "machine": {**machine(), **(quiet or {})},
         "geometric_mean": statistics.geometric_mean(good) if good else None, "cases": cases,
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    stem = recorded_stem(name, bool((quiet or {}).get("busy")))
+    (folder / f"{stem}.json").write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -26,14 +26,14 @@ from torch.utils.data import DataLoader, Dataset
 import tdmap
 from benchmarks._harness import RESULTS, Benchmark
 from benchmarks._pictures import augment
-from tdmap.api import plan_for
 from tdmap.devices import OUT_CHUNKS
 from tdmap.execution import Execution
 from tdmap.functions import OnKeys
 from tdmap.job import Job, Source
-from tdmap.runtime import device as device_module
-from tdmap.runtime.device import DeviceLink, open_link
-from tdmap.runtime.shm import anonymous_file, map_path, release_file
+from tdmap.memory import links as device_module
+from tdmap.memory.links import DeviceLink, open_link
+from tdmap.memory.shm import anonymous_file, map_path, release_file
+from tdmap.operations.map import plan_for
 from tdmap.sinks.device import DeviceBuffer
 from tensordict_lite import TensorDict
 from tests.device.fakelink import FakeLink

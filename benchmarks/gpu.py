@@ -47,7 +47,7 @@ class Place:
         self.there = torch.device("cpu") if fake else torch.device("cuda", 0)
         """Where tensors of the device lie."""
         if fake:
-            from tdmap.runtime import device
+            from tdmap.memory import links as device
             from tests.device.fakelink import FakeLink
 
             device.LINKS["mtia"] = FakeLink
@@ -131,8 +131,8 @@ def locks(place: Place) -> str:
     """Slots of workers can be page-locked, and a failure is survived."""
     import mmap
 
-    from tdmap.runtime.device import open_link
-    from tdmap.runtime.shm import anonymous_file, map_path, release_file
+    from tdmap.memory.links import open_link
+    from tdmap.memory.shm import anonymous_file, map_path, release_file
 
     link, found = open_link(torch.device(place.device)), []
     for megabytes in (1, 8, 64):
@@ -160,8 +160,8 @@ def locks(place: Place) -> str:
 @experiment(needs_cuda=True)
 def link_speed(place: Place) -> str:
     """Bytes a second to the device, by kind of memory and size of copy."""
-    from tdmap.runtime.device import CudaLink
-    from tdmap.runtime.shm import anonymous_file, map_path
+    from tdmap.memory.links import CudaLink
+    from tdmap.memory.shm import anonymous_file, map_path
 
     link, found = CudaLink(place.there), []
     for label, nbytes, count in (("8 MiB", 8 << 20, 60), ("1 MiB", 1 << 20, 200), ("256 KiB", 256 << 10, 400)):
@@ -247,7 +247,7 @@ def conjugates(place: Place) -> str:
 @experiment()
 def sparse(place: Place) -> str:
     """Sparse values are prefetched."""
-    from tdmap.prefetch import prefetch_to_device
+    from tdmap.operations.prefetch import prefetch_to_device
 
     (found,) = prefetch_to_device([torch.eye(3).to_sparse()], place.device)
     check(torch.equal(found.to_dense().cpu(), torch.eye(3)), "wrong values")
@@ -362,7 +362,7 @@ def starting(place: Place) -> str:
 def too_large(place: Place) -> str:
     """Chunks larger than the device are refused before the first row."""
     import tdmap
-    from tdmap.runtime import device as links
+    from tdmap.memory import links as links
 
     row = torch.zeros(1).expand(1 << 38) if not place.fake else torch.zeros(1 << 12)
     if place.fake:

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from tdmap import _entry as _entry  # first: what follows takes its time
-from tdmap.api import map, map_iter
 from tdmap.bykey import GroupBy, group_by, join, sort
 from tdmap.diagnostics.profiler import Profiler
 from tdmap.diagnostics.progress import ProgressBar
@@ -28,17 +27,20 @@ from tdmap.errors import (
     WorkerStartError,
 )
 from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, RowsSkipped, WorkerDied
-from tdmap.filtering import filter, flat_map
-from tdmap.iterator import MapIterator
+from tdmap.operations.filter import filter, flat_map
+from tdmap.operations.iterator import MapIterator
+from tdmap.operations.map import map, map_iter
+from tdmap.operations.prefetch import prefetch_to_device
+from tdmap.operations.reduce import map_reduce, reduce
+from tdmap.operations.shuffle import shuffle
+from tdmap.operations.summary import describe, train_test_split
 from tdmap.pipeline import Pipeline, PipelineIterator
 from tdmap.plan import ChunkPlan
-from tdmap.prefetch import prefetch_to_device
 from tdmap.ranks import merge_shards
 from tdmap.reducers import Reducer
-from tdmap.reduction import map_reduce, reduce
 from tdmap.rowerrors import RowError, RowErrors, SkippedRows
-from tdmap.runtime.pool import WorkerPool, close_pools
-from tdmap.shuffling import shuffle
+from tdmap.runtime.crews.cluster import RayCluster
+from tdmap.runtime.workers.pool import WorkerPool, close_pools
 
 __all__ = [
     "AlreadyComplete",
@@ -57,6 +59,7 @@ __all__ = [
     "PipelineIterator",
     "Profiler",
     "ProgressBar",
+    "RayCluster",
     "Reducer",
     "RemoteError",
     "RemoteTraceback",
@@ -74,6 +77,7 @@ __all__ = [
     "WorkerPool",
     "WorkerStartError",
     "close_pools",
+    "describe",
     "filter",
     "flat_map",
     "group_by",
@@ -86,4 +90,5 @@ __all__ = [
     "reduce",
     "shuffle",
     "sort",
+    "train_test_split",
 ]

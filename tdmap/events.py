@@ -32,7 +32,7 @@ class JobStarted:
     num_workers: int
     """Workers that share the chunks."""
     executor: str
-    """`"serial"`, `"thread"`, `"process"` or `"pool"`."""
+    """`"serial"`, `"thread"`, `"process"`, `"pool"` or `"ray"`."""
     time: float
     """`time.monotonic()` of this moment, in seconds."""
     row_bytes: int = 0
@@ -96,6 +96,10 @@ class Measures(NamedTuple):
     """Resident bytes of the worker's process after the lease."""
     uss: int
     """Those that are its own alone; 0 where that was not looked at."""
+    to_device: int = 0
+    """Bytes that were copied to a device for the function."""
+    from_device: int = 0
+    """Bytes of results that came back from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,8 @@ class LeaseDone:
     """Where the time went; None unless a callback has a `meter`."""
     first_row: int = 0
     """First row of these chunks."""
+    node: str = ""
+    """The machine of the worker, on a cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +174,8 @@ class WorkerDied:
     """Exit code, or None when a signal ended it."""
     chunk: int | None
     """Chunk that was running, or None."""
+    node: str = ""
+    """The machine that it ran on, on a cluster."""
 
 
 @dataclass(frozen=True, slots=True)

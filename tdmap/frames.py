@@ -1,4 +1,4 @@
-"""Tracebacks that show the user's frames, and leave out the engine's between them."""
+"""Frames of the engine: left out of tracebacks between those of the user's, and out of what a warning points at."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import traceback
 from types import TracebackType
 
+from tensordict_lite.callers import HERE as LITE
+from tensordict_lite.callers import warn_caller
 from tensordict_lite.ops import engine
 
 FULL = "TDMAP_FULL_TRACEBACK"
@@ -72,3 +74,13 @@ def _place(line: str) -> tuple[str, int] | None:
 def format_error(error: BaseException) -> str:
     """The traceback of an exception as text."""
     return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+
+
+def warn_user(message: str | Warning, category: type[Warning] = RuntimeWarning) -> None:
+    """`warnings.warn` in the name of whoever called into these packages.
+
+    Args:
+        message: the text, or a warning, whose own class is its category.
+        category: of a text.
+    """
+    warn_caller(message, category, (_HERE, LITE))

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from tdmap._data import Data, is_data
+from tdmap.data.kinds import Data, is_data
 from tdmap.errors import add_note
 from tdmap.job import function_name
 

@@ -7,16 +7,13 @@ import itertools
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, strided
 
-from tdmap._data import Data, tensors_of
+from tdmap.data.kinds import Data, tensors_of
 from tdmap.events import Measures
 from tdmap.plan import CACHE_BYTES, MIN_CHUNKS, ChunkPlan
-
-if TYPE_CHECKING:
-    from tdmap.runtime.ledger import Ledger
 
 _numbers = itertools.count(1)
 
@@ -66,6 +63,14 @@ class Meter(Protocol):
         ...
 
 
+class UndoRooms(Protocol):
+    """Gives workers room in files for rows, to put them back when everybody has died."""
+
+    def room(self) -> Any:
+        """Room for one worker (`tdmap.runtime.undo.Room`)."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """How failures, time and randomness are handled."""
@@ -94,7 +99,7 @@ class Job:
     plan: ChunkPlan
     fn: Callable[[Any], Any]
     policy: Policy = field(default_factory=Policy)
-    ledger: Ledger | None = None
+    ledger: UndoRooms | None = None
     """Of an in-place run that can be resumed: where workers note what is done."""
     on_row_error: Callable[[BaseException, tuple[int, int]], Any] | None = None
     """With `policy.skip`: called by the driver with each exception and its rows; None: a warning at the end."""

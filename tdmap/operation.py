@@ -6,11 +6,12 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from tdmap.errors import RemoteTraceback, TdmapError
+from tdmap.execution import WorkerOptions
 from tdmap.frames import without_engine
+from tdmap.process.calls import CURRENT, Running
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -31,40 +32,12 @@ HABITS = {
 """Names that options have in other libraries."""
 
 
-class Running:
-    """An operation that a user has called and that has not returned yet.
-
-    Args:
-        name: of the function.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._endings: list[Callable[[], Any]] = []
-
-    def at_end(self, fn: Callable[[], Any]) -> None:
-        """Have something called when the operation returns, or raises."""
-        self._endings.append(fn)
-
-    def end(self) -> None:
-        """Call it."""
-        for fn in self._endings:
-            fn()
-
-
-_running: ContextVar[Running | None] = ContextVar("running", default=None)
-
-
-def running_operation() -> Running | None:
-    """The operation that was called in this thread; the outermost one, where one calls another."""
-    return _running.get()
-
-
 def operation(fn: Function, forwards_to: Callable[..., Any] | None = None) -> Function:
     """Make a function an operation of the library.
 
     An option that it does not take is an error that lists those that it does, with the nearest name. What it raises
-    shows the user's frames, and hides those of the engine between them.
+    shows the user's frames, and hides those of the engine between them. Data whose class has names in
+    `__tdmap_operations__` has methods of these names, which are called instead.
 
     Args:
         fn: the function. Its ``**options`` are those of workers, unless ``forwards_to`` says otherwise.
@@ -76,11 +49,13 @@ def operation(fn: Function, forwards_to: Callable[..., Any] | None = None) -> Fu
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if args and fn.__name__ in getattr(type(args[0]), "__tdmap_operations__", ()):
+            return _by_method(fn, args, kwargs)
         unknown = kwargs.keys() - allowed()
         if unknown:
             raise unknown_option(fn.__name__, sorted(unknown)[0], allowed())
-        outermost = _running.get() is None
-        token = _running.set(Running(fn.__name__)) if outermost else None
+        outermost = CURRENT.get() is None
+        token = CURRENT.set(Running(fn.__name__)) if outermost else None
         try:
             return fn(*args, **kwargs)
         except Exception as error:
@@ -88,8 +63,8 @@ def operation(fn: Function, forwards_to: Callable[..., Any] | None = None) -> Fu
             raise
         finally:
             if token is not None:
-                operation = _running.get()
-                _running.reset(token)
+                operation = CURRENT.get()
+                CURRENT.reset(token)
                 if operation is not None:
                     operation.end()
 
@@ -98,6 +73,15 @@ def operation(fn: Function, forwards_to: Callable[..., Any] | None = None) -> Fu
         return frozenset(names) | (frozenset(worker_options()) if open_ended else frozenset())
 
     return call  # type: ignore[return-value]
+
+
+def _by_method(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the method of the data that has the name of a function; later arguments go by name."""
+    method = getattr(args[0], fn.__name__)
+    names, theirs = list(inspect.signature(fn).parameters), list(inspect.signature(method).parameters)
+    first = args[1:2] if theirs[:1] != [] and theirs[0] not in names else ()
+    named = dict(zip(names[1 + len(first) :], args[1 + len(first) :]))
+    return method(*first, **named, **kwargs)
 
 
 def _names_of(fn: Callable[..., Any]) -> list[str]:
@@ -114,8 +98,6 @@ def hide_engine(error: BaseException) -> None:
 @functools.cache
 def worker_options() -> tuple[str, ...]:
     """The names of the options about workers."""
-    from tdmap.execution import WorkerOptions
-
     return tuple(WorkerOptions.__annotations__)
 
 

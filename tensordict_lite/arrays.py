@@ -83,11 +83,13 @@ def _is_missing(value: Any) -> bool:
 
 
 def _stacked(array: np.ndarray, device: Any) -> Any:  # type: ignore[type-arg]
-    from tensordict_lite.nontensor import NonTensorData
+    from tensordict_lite.nontensor import NonTensorData, holds_collections
     from tensordict_lite.nontensor_stack import NonTensorStack
 
     if array.ndim == 1:
         values = array.tolist() if array.dtype.kind in "OUS" else list(array)  # the latter keep units and fields
+        if not holds_collections(values):
+            return NonTensorStack._of_objects(values, device=device)
         rows = [NonTensorData(value, device=device) for value in values]
     else:
         rows = [_stacked(row, device) for row in array]

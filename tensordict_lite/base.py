@@ -298,7 +298,7 @@ class TensorCollection(Families):
         if parent is not None:
             self._lock.append(parent)
         me: weakref.ref[TensorCollection] | None = None
-        for sub in self._nested():
+        for sub in self._lockable():
             me = me or weakref.ref(self)
             sub._propagate_lock(me)
 
@@ -328,15 +328,19 @@ class TensorCollection(Families):
                     "If the tensordict is part of multiple graphs, group the graphs under a common tensordict "
                     f"and unlock this root. self: {self!r}"
                 )
-        for sub in self._nested():
+        for sub in self._lockable():
             sub._check_unlockable(self)
 
     def _drop_lock(self, releasing: TensorCollection | None) -> None:
         self._lock = None
         if getattr(self, "_memmap_path", None) is not None:
             self._memmap_path = None
-        for sub in self._nested():
+        for sub in self._lockable():
             sub._drop_lock(self)
+
+    def _lockable(self) -> Iterable[TensorCollection]:
+        """What is locked and unlocked with this collection."""
+        return self._nested()
 
     def _locked_error(self) -> RuntimeError:
         return RuntimeError(LOCKED_MESSAGE.format(name=type(self).__name__))
@@ -387,6 +391,12 @@ class TensorCollection(Families):
         from tensordict_lite.printing import render
 
         return render(self)
+
+    def _repr_html_(self) -> str | None:
+        """What notebooks show: see :mod:`tensordict_lite.html`."""
+        from tensordict_lite.printing import render_html
+
+        return render_html(self)
 
 
 class TensorDictBase(TensorCollection):

@@ -26,7 +26,16 @@ from tensordict_lite.tensordict import normalise_device
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["NonTensorData", "NonTensorDataBase", "filled", "from_sequence", "is_non_tensor", "same_payload", "spread"]
+__all__ = [
+    "NonTensorData",
+    "NonTensorDataBase",
+    "filled",
+    "from_sequence",
+    "holds_collections",
+    "is_non_tensor",
+    "same_payload",
+    "spread",
+]
 
 
 class NonTensorDataBase(DenseCollection):
@@ -100,7 +109,7 @@ class NonTensorDataBase(DenseCollection):
     def clone(self, recurse: bool = True, **kwargs: Any) -> Self:
         """A copy, with a deep copy of the object unless ``recurse=False``."""
         new = self._rebuild({}, self._batch_size, self._names)
-        if recurse and type(self._payload) not in _IMMUTABLE:
+        if recurse and type(self._payload) not in IMMUTABLE:
             new._payload = copy.deepcopy(self._payload)
         return new
 
@@ -332,7 +341,12 @@ class NonTensorData(NonTensorDataBase):
     __slots__ = ()
 
 
-_IMMUTABLE = frozenset((str, int, float, bool, bytes, complex, type(None), type))
+IMMUTABLE = frozenset((str, int, float, bool, bytes, complex, type(None), type))
+
+
+def holds_collections(values: Sequence[Any]) -> bool:
+    """Whether some of the values are collections, or wrappers, and not objects of their own."""
+    return any(issubclass(cls, TensorCollection) for cls in set(map(type, values)))
 
 
 def no_entries_error(data: TensorCollection, key: Any) -> KeyError:
@@ -442,6 +456,8 @@ def _stacked(item: list[Any], device: Any) -> Any:
         return _stack_tensors(parts)
     from tensordict_lite.nontensor_stack import NonTensorStack
 
+    if parts is item and not holds_collections(item):
+        return NonTensorStack._of_objects(list(item), device=None if device is None else normalise_device(device))
     wrapped = [part if is_non_tensor(part) else NonTensorData(part, device=device) for part in parts]
     return NonTensorStack(*wrapped, device=device)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,11 +20,13 @@ from tensordict_lite.nontensor import (
     NonTensorData,
     NonTensorDataBase,
     filled,
+    holds_collections,
     is_non_tensor,
     no_entries_error,
     same_payload,
     spread,
 )
+from tensordict_lite.object_column import ObjectRows
 from tensordict_lite.ops.rows import check_gather_out, check_pad
 from tensordict_lite.settings import settings
 
@@ -58,6 +61,10 @@ def cat_non_tensors(items: Sequence[Any], dim: int) -> Any:
         size = first._batch_size
         length = sum(item._batch_size[dim] for item in items)
         return first._rebuild({}, torch.Size((*size[:dim], length, *size[dim + 1 :])), first._names)
+    columns = [item._payloads() for item in items if isinstance(item, NonTensorStack) and item._stack_dim == dim]
+    if len(columns) == len(items) and all(column is not None for column in columns):
+        values = list(chain.from_iterable(columns))
+        return NonTensorStack._of_objects(values, dim, first._member_batch_size(), first._device)
     rows = [row for item in items for row in item.unbind(dim)]
     size = first._batch_size
     return NonTensorStack._of(rows, dim, torch.Size((*size[:dim], *size[dim + 1 :])), first._device)
@@ -70,7 +77,7 @@ def _one_value(items: Sequence[Any]) -> bool:
     return all(same_payload(item._payload, items[0]._payload) for item in items[1:])
 
 
-class NonTensorStack(LazyStackedTensorDict):
+class NonTensorStack(ObjectRows):
     """One Python object an element: a lazy stack of :class:`NonTensorData`.
 
     A list of strings assigned to a key is one. ``td[key]`` gives the objects as (nested) lists.
@@ -128,9 +135,9 @@ class NonTensorStack(LazyStackedTensorDict):
 
     def _blank(self, size: torch.Size, repeat: bool) -> Any:
         """A stack of this batch size of the first object, or of None."""
-        value = self._source[0] if repeat and self._source else None
+        value = self._row(0) if repeat and self._batch_size[self._stack_dim] else None
         while isinstance(value, NonTensorStack):
-            value = value._source[0] if value._source else None
+            value = value._row(0) if value._batch_size[value._stack_dim] else None
         blank = NonTensorData(None if value is None else value._payload, batch_size=size, device=self._device)
         return spread(blank)
 
@@ -345,6 +352,9 @@ def _flat_rows(values: list[Any], dims: int) -> list[Any]:
 def _picked(values: list[Any], positions: Any, device: Any) -> Any:
     if not isinstance(positions, list):
         return NonTensorData(values[positions] if positions >= 0 else None, device=device)
+    if positions and not isinstance(positions[0], list) and not holds_collections(values):
+        picked = [values[position] if position >= 0 else None for position in positions]
+        return NonTensorStack._of_objects(picked, device=device)
     rows = [_picked(values, position, device) for position in positions]
     return NonTensorStack._of(rows, 0, rows[0]._batch_size if rows else torch.Size(()), device)
 
@@ -358,6 +368,8 @@ def _without_rows(size: torch.Size, device: Any) -> Any:
 def rows_of(value: Any, size: torch.Size, device: Any) -> Any:
     """A plain value as non-tensor data of the given batch size: a list row by row, anything else for all rows."""
     if isinstance(value, list) and size and len(value) == size[0]:
+        if len(size) == 1 and not holds_collections(value):
+            return NonTensorStack._of_objects(list(value), device=device)
         rows = [rows_of(row, size[1:], device) for row in value]
         return NonTensorStack._of(rows, 0, size[1:], device)
     return NonTensorData(value, batch_size=size, device=device)
@@ -366,7 +378,11 @@ def rows_of(value: Any, size: torch.Size, device: Any) -> Any:
 def _nested_payloads(data: Any, linked: bool) -> Any:
     if isinstance(data, NonTensorDataBase):
         return filled(data._payload, tuple(data._batch_size))
-    values = [_nested_payloads(row, linked) for row in data.unbind(0)]
+    values = data._payloads() if not data._stack_dim else None
+    if values is None:
+        values = [_nested_payloads(row, linked) for row in data.unbind(0)]
+    elif data.batch_dims > 1:
+        values = [filled(value, tuple(data._batch_size[1:])) for value in values]
     return LinkedList(values, td=data) if linked else values
 
 
@@ -378,4 +394,5 @@ def _flat(values: list[Any]) -> list[Any]:
 def _flat_payloads(data: Any) -> list[Any]:
     if isinstance(data, NonTensorDataBase):
         return [data._payload]
-    return [value for member in data._source for value in _flat_payloads(member)]
+    values = data._payloads()
+    return values if values is not None else [value for member in data._source for value in _flat_payloads(member)]

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap._data import Data, is_data, signed_view
-from tdmap.bykey.rows import columns_of, split_rows
+from tdmap.data.columns import columns_of, split_rows
+from tdmap.data.kinds import Data, is_data, signed_view
 from tdmap.reducers import Checksum, Count, Max, Mean, Min, MinMax, Reducer, Std, Sum, Var, exact
 from tdmap.reducers.base import Key, reduced_dims, values_of
 from tdmap.reducers.moments import Moments

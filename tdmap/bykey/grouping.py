@@ -19,31 +19,32 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, data_row_bytes, is_data, narrow
-from tdmap.api import policy_for
-from tdmap.append import Pieces, SpillRows, place_pieces
 from tdmap.bykey import mapping
 from tdmap.bykey.aggregates import Grouped, grouped_form
 from tdmap.bykey.keys import KeyLike, KeySpec
 from tdmap.bykey.prepare import KeyedData, count_partitions, light, plan_rows, prepare
 from tdmap.bykey.reducing import CutChunk, ReducePartition, empty_answer, one_row, select, try_forms
-from tdmap.bykey.rows import Shape, columns_of, is_columnar, schema_of
 from tdmap.bykey.spilling import Partitions
 from tdmap.bykey.splits import Splits
+from tdmap.data.columns import Shape, columns_of, is_columnar, schema_of
 from tdmap.data.entries import require_entry
+from tdmap.data.kinds import Data, data_row_bytes, is_data
 from tdmap.data.objects import entry_at
+from tdmap.data.reader import narrow
+from tdmap.data.schema import Schema, take_apart
+from tdmap.data.store import destination
 from tdmap.errors import add_note
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source, function_name
+from tdmap.memory.spill import Spill
 from tdmap.operation import operation
-from tdmap.placing import Output, spill_folder
+from tdmap.operations.append import Pieces, SpillRows, place_pieces
+from tdmap.operations.map import policy_for
+from tdmap.operations.output import Output, spill_folder
 from tdmap.plan import ChunkPlan
 from tdmap.reducers import Reducer
 from tdmap.reducers.base import Key
-from tdmap.runtime.spill import Spill
-from tdmap.schema import Schema, take_apart
 from tdmap.sinks import Collect
-from tdmap.store import destination
 from tensordict_lite import is_non_tensor
 
 if TYPE_CHECKING:

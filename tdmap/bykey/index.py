@@ -13,20 +13,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap._data import data_row_bytes
 from tdmap.bykey.keys import KeySpec
 from tdmap.bykey.order import Words, group_starts, is_sorted, stable_order
 from tdmap.bykey.prepare import KeyedData, count_partitions, light, plan_rows
 from tdmap.bykey.reducing import CutChunk, select
-from tdmap.bykey.rows import Shape
 from tdmap.bykey.spilling import Partitions
+from tdmap.data.columns import Shape
+from tdmap.data.kinds import data_row_bytes
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.files import mapped_file
-from tdmap.placing import Places
+from tdmap.memory.spill import Spill
+from tdmap.operations.output import Places
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.packing import Arena
-from tdmap.runtime.spill import Spill
+from tdmap.runtime.wire.packing import Arena
 from tdmap.sinks import Collect
 
 HEAP_BYTES = 64 << 20

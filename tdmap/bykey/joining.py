@@ -19,23 +19,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap._data import Data, data_row_bytes, is_dense, narrow, signed_view
-from tdmap.api import policy_for
-from tdmap.append import append_rows
 from tdmap.bykey.index import Index, sorted_rows
 from tdmap.bykey.keys import KeyReader, KeySpec
 from tdmap.bykey.order import Words, equal, group_starts, search, stable_order, take
 from tdmap.bykey.prepare import KeyedData, entries_of, light, plan_rows, prepare, require_rows
 from tdmap.bykey.reducing import select
-from tdmap.bykey.rows import columns_of, is_columnar, reordered, schema_of, with_columns
+from tdmap.data import kinds
+from tdmap.data.columns import columns_of, is_columnar, reordered, schema_of, with_columns
+from tdmap.data.kinds import Data, data_row_bytes, is_dense, signed_view, with_entries
 from tdmap.data.objects import ObjectColumn, object_paths
+from tdmap.data.reader import narrow
+from tdmap.data.schema import Schema, take_apart
+from tdmap.data.store import destination
 from tdmap.execution import Execution
+from tdmap.memory.spill import Spill
 from tdmap.operation import operation
-from tdmap.placing import Output, SharedTensors, spill_folder, travels
+from tdmap.operations.append import append_rows
+from tdmap.operations.map import policy_for
+from tdmap.operations.output import Output, SharedTensors, spill_folder, travels
 from tdmap.reducers.base import Key
-from tdmap.runtime.spill import Spill
-from tdmap.schema import Schema, take_apart
-from tdmap.store import destination
 from tensordict_lite import TensorDict, is_non_tensor, is_tensorclass
 
 if TYPE_CHECKING:
@@ -219,15 +221,15 @@ def _dense(value: Data) -> Data:
         if not is_dense(found):
             return value
         value = found
-    source = {key: _dense(entry) for key, entry in value._source.items()}
-    return value._rebuild(source, value._batch_size, value._names)
+    source = {key: _dense(entry) for key, entry in kinds.entries_of(value).items()}
+    return with_entries(value, source)
 
 
 def _is_by_row(value: Data) -> bool:
     """Whether an entry consists of tensors and of objects by row."""
     if is_non_tensor(value):
         return True
-    return is_columnar(value) or (is_dense(value) and all(map(_is_by_row, value._source.values())))
+    return is_columnar(value) or (is_dense(value) and all(map(_is_by_row, kinds.entries_of(value).values())))
 
 
 def _has_columns(value: Data, left: bool) -> bool:
@@ -241,7 +243,7 @@ def _columns_of(value: Data) -> Any:
         return ObjectColumn(value)
     if isinstance(value, Tensor) or not is_dense(value):
         return value
-    return value[:0], {key: _columns_of(entry) for key, entry in value._source.items()}
+    return value[:0], {key: _columns_of(entry) for key, entry in kinds.entries_of(value).items()}
 
 
 def _taken(value: Any, rows: NDArray[np.int64], missing: Tensor | None) -> Any:
@@ -251,7 +253,7 @@ def _taken(value: Any, rows: NDArray[np.int64], missing: Tensor | None) -> Any:
     if isinstance(value, tuple):
         example, entries = value
         source = {key: _taken(entry, rows, missing) for key, entry in entries.items()}
-        return example._rebuild(source, torch.Size((len(rows), *example._batch_size[1:])), example._names)
+        return with_entries(example, source, len(rows))
     if not isinstance(value, Tensor):
         return value[torch.from_numpy(rows)]
     if not len(value):

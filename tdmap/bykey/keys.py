@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap._data import Data, is_data
 from tdmap.bykey.codec import KeyCodec, KeyColumn
 from tdmap.bykey.order import Words
 from tdmap.data.entries import require_entry
+from tdmap.data.kinds import Data, is_data
 from tdmap.reducers.base import Key
 
 KeyLike: TypeAlias = "Key | list[Key] | Callable[[Any], Any]"

@@ -12,17 +12,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap._data import Data, entries_of, is_data, is_dense, signed_view
 from tdmap.bykey.codec import KeyCodec
 from tdmap.bykey.order import Words, group_starts, is_sorted, stable_order, take
-from tdmap.bykey.rows import Shape, reordered, split_rows
 from tdmap.bykey.spilling import Partitions
 from tdmap.data.alike import not_alike
+from tdmap.data.columns import Shape, reordered, split_rows
+from tdmap.data.kinds import Data, entries_of, is_data, is_dense, signed_view
+from tdmap.data.schema import Schema, take_apart
 from tdmap.errors import add_note
 from tdmap.job import function_name
 from tdmap.memory.files import mapped_file
-from tdmap.runtime.residency import Residency
-from tdmap.schema import Schema, take_apart
+from tdmap.memory.residency import Residency
 
 HEAP_BYTES = 64 << 20
 """A partition of more bytes is put in order in a file, and mapped. A key that has so many bytes of rows has one of its

@@ -15,11 +15,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from tdmap.data.columns import Order
+
 Words: TypeAlias = list[NDArray[np.uint64]]
 """Keys of rows: one array a word, most significant first."""
-
-Order: TypeAlias = NDArray[Any]
-"""Row numbers, of an unsigned or signed integer dtype."""
 
 
 def stable_order(words: Words) -> tuple[Order, Words]:

@@ -9,17 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, data_row_bytes, is_data, is_dense, narrow
 from tdmap.bykey.codec import KeyCodec
 from tdmap.bykey.keys import KeyReader, KeySpec, sample_rows
 from tdmap.bykey.order import Words, group_starts, stable_order
 from tdmap.bykey.splits import Splits
+from tdmap.data.kinds import Data, data_row_bytes, is_data, is_dense, tensors_of
+from tdmap.data.reader import narrow
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
+from tdmap.memory.mapped import MappedFiles
+from tdmap.memory.shm import anonymous_tensor
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Key
-from tdmap.runtime.mapped import check_files
-from tdmap.runtime.shm import anonymous_tensor
 from tdmap.sinks import Collect
 from tensordict_lite import TensorDict
 
@@ -156,7 +157,7 @@ def prepare(
     """
     require_rows(data, what)
     spec.require(data, what)
-    check_files(data)  # a sample of them is read here
+    MappedFiles(tensors_of(data)).check()  # a sample of them is read here
     names = spec.names
     length = int(data.shape[0])
     first = spec.values(narrow(data, 0, 0, min(length, 1)))

@@ -10,16 +10,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap._data import Data, is_data, narrow
 from tdmap.bykey.aggregates import Grouped, States, join_states, pick
 from tdmap.bykey.codec import KeyCodec
 from tdmap.bykey.keys import KeyReader
 from tdmap.bykey.order import Words, equal, group_starts, joined, search, stable_order, take
-from tdmap.bykey.rows import columns_of, gather, reordered, with_columns
 from tdmap.bykey.spilling import Partitions, Run, write_run
 from tdmap.bykey.splits import Splits
+from tdmap.data.columns import columns_of, gather, reordered, with_columns
+from tdmap.data.kinds import Data, is_data
+from tdmap.data.reader import narrow
+from tdmap.memory.spill import Spill
 from tdmap.reducers.base import Key
-from tdmap.runtime.spill import Spill
 from tensordict_lite import TensorDict
 
 BATCH_BYTES = 64 << 20

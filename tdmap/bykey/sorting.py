@@ -6,17 +6,17 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tdmap._data import Data
-from tdmap.api import policy_for
 from tdmap.bykey.index import sorted_rows
 from tdmap.bykey.keys import KeyLike, KeySpec
 from tdmap.bykey.prepare import prepare, require_rows
+from tdmap.data.kinds import Data
+from tdmap.data.store import destination
 from tdmap.execution import Execution
+from tdmap.memory.spill import Spill
 from tdmap.operation import operation
-from tdmap.permute import permute
-from tdmap.placing import Output, spill_folder
-from tdmap.runtime.spill import Spill
-from tdmap.store import destination
+from tdmap.operations.map import policy_for
+from tdmap.operations.output import Output, spill_folder
+from tdmap.operations.permute import permute
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -41,7 +41,7 @@ def sort(
     """The rows of a dataset in the order of their keys; rows with equal keys keep their order.
 
     Keys are cut into ranges, each of which is sorted by itself; then the rows are brought into their order, with
-    sequential passes over the disk where they are small and do not fit into memory (`tdmap.permute`).
+    sequential passes over the disk where they are small and do not fit into memory (`tdmap.operations.permute`).
 
     Args:
         data: a tensor or a collection, with rows in dimension 0.

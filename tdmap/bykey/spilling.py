@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap.bykey.order import Order, Words, stable_order
-from tdmap.bykey.rows import Shape, reordered
+from tdmap.bykey.order import Words, stable_order
 from tdmap.bykey.splits import Splits
-from tdmap.runtime.spill import Extent, Spill
+from tdmap.data.columns import Order, Shape, reordered
+from tdmap.memory.spill import Extent, Spill
 
 
 class Run(NamedTuple):

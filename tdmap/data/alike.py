@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, is_dense
+from tdmap.data.kinds import Data, is_dense
 from tdmap.data.objects import KeyPath
 from tdmap.errors import OutputMismatch
 from tensordict_lite import is_non_tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 
-from tdmap._data import Data
+from tdmap.data.kinds import Data
 from tensordict_lite.errors import KeyThroughLeafError
 from tensordict_lite.views import is_leaf_nontensor
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from tdmap._data import Data, is_dense
+from tdmap.data.kinds import Data, is_dense
 from tdmap.plan import ChunkPlan
 from tensordict_lite import NonTensorData, NonTensorDataBase, NonTensorStack, is_non_tensor, lazy_stack
 from tensordict_lite.memmap.plan import mapped_root
@@ -138,7 +138,9 @@ def piece_of(entry: Any, plan: ChunkPlan) -> Piece:
         return One(entry._payload, entry)
     if plan.unbind:
         return Rows([entry])
-    rows = entry._source if entry._stack_dim == plan.dim else entry.unbind(plan.dim)
+    if entry._stack_dim == plan.dim and (values := entry._payloads()) is not None:
+        return Each(values)
+    rows = entry.unbind(plan.dim)
     if all(isinstance(row, NonTensorData) for row in rows):
         return Each([row._payload for row in rows])
     return Rows(list(rows))
@@ -285,9 +287,9 @@ def _column(parts: list[tuple[int, Piece]], plan: ChunkPlan, size: torch.Size) -
 
 def stack_of(payloads: Sequence[Any], rest: Sequence[int] = (), dim: int = 0) -> NonTensorStack:
     """A column with one object a row; None where it is `MISSING`."""
-    rest = torch.Size(rest)
-    members = [NonTensorData(None if value is MISSING else value, batch_size=rest) for value in payloads]
-    stack: NonTensorStack = NonTensorStack._of(members, dim, rest)
+    stack: NonTensorStack = NonTensorStack._of_objects(
+        [None if value is MISSING else value for value in payloads], dim, torch.Size(rest)
+    )
     return stack
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from tdmap._data import Data, data_row_bytes, is_dense, tensors_of
+from tdmap.data.kinds import Data, data_row_bytes, is_dense, tensors_of
 from tensordict_lite import NonTensorDataBase, is_non_tensor, is_tensor_collection
 
 SAMPLE = 64
@@ -43,9 +43,14 @@ def _object_bytes(node: Data, rows: int) -> int:
     if isinstance(node, NonTensorDataBase):
         return sys.getsizeof(node._payload) * max(rows, 1)
     if is_non_tensor(node):
+        count = node._batch_size[node._stack_dim]
+        first = node if count <= SAMPLE or node._stack_dim else node[:SAMPLE]
+        values = first._payloads()
+        if values is not None:
+            return sum(map(result_bytes, values)) * int(count) // max(len(values), 1)
         members = node._source[:SAMPLE]
         each = [result_bytes(m._payload) if isinstance(m, NonTensorDataBase) else _object_bytes(m, 0) for m in members]
-        return sum(each) * len(node._source) // max(len(each), 1)
+        return sum(each) * int(count) // max(len(each), 1)
     entries: Iterable[Any] = node._source.values() if is_dense(node) else node._source[:SAMPLE]
     total = sum(_object_bytes(entry, rows) for entry in entries)
     return total if is_dense(node) else total * len(node._source) // max(min(len(node._source), SAMPLE), 1)

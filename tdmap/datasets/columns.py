@@ -21,28 +21,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from tdmap._data import Data
-from tdmap.api import handler_of, policy_for
-from tdmap.append import TASK_BYTES, Piece, PlacePieces, SpillRows, tasks_of
-from tdmap.append import Pieces as AppendPieces
-from tdmap.datasets.jagged import Jagged, offsets_of
+from tdmap.data.kinds import Data
+from tdmap.data.schema import Schema
+from tdmap.data.store import OutputFolder
+from tdmap.datasets.flat.copying import CopyTable, Target
+from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import example_of
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
-from tdmap.fingerprint import function_parts
 from tdmap.job import Job, Source, function_name
-from tdmap.placing import Output, Places, spill_folder
+from tdmap.memory.spill import ALIGNMENT, Spill
+from tdmap.operations.append import Pieces as AppendPieces
+from tdmap.operations.append import SpillRows
+from tdmap.operations.map import handler_of, policy_for
+from tdmap.operations.output import Output, spill_folder
 from tdmap.plan import ChunkPlan, make_plan
+from tdmap.resume.fingerprint import function_parts
+from tdmap.resume.rowlog import APPEND, PIECES, SPILL, Piece, PieceLog, finish_run, forget, open_output_run
 from tdmap.rowerrors import OnError
-from tdmap.rowlog import APPEND, PIECES, SPILL, PieceLog, finish_run, forget, open_output_run
-from tdmap.runtime.packing import Arena
 from tdmap.runtime.skipping import DROP
-from tdmap.runtime.spill import Spill
-from tdmap.schema import Schema
-from tdmap.sinks import Collect
-from tdmap.store import OutputFolder
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:
@@ -63,9 +61,9 @@ class Apart:
 
     takes_start = True
 
-    def __init__(self, fn: Callable[..., Columns], names: Sequence[str]) -> None:
+    def __init__(self, fn: Callable[..., Columns], names: Sequence[str] | None) -> None:
         self.fn = fn
-        self.names = list(names)
+        self.names = None if names is None else list(names)
         self._positional = getattr(fn, "takes_start", False)
         self.__qualname__ = function_name(fn)
 
@@ -77,13 +75,19 @@ class Apart:
         return take_apart(self.fn(chunk, start) if self._positional else self.fn(chunk), self.names)
 
 
-def take_apart(columns: Columns, names: Sequence[str]) -> list[TensorDict]:
+def take_apart(columns: Columns, names: Sequence[str] | None) -> list[TensorDict]:
     """The datasets of some rows: all of them with their lengths, and the values of each jagged column.
+
+    Without `names`, the columns are those of the rows, and no rows tell nothing about columns.
 
     Raises:
         OutputMismatch: the columns do not have the same rows, or are others than the jagged ones named.
     """
     rows, jagged = columns
+    if names is None:
+        names = sorted(jagged)
+        if not len(rows) and not any(len(column) for column in jagged.values()):
+            return []
     if set(jagged) != set(names):
         raise OutputMismatch(f"results have the jagged columns {sorted(jagged)}, where {sorted(names)} were expected.")
     count = len(jagged[names[0]]) if names else len(rows)
@@ -95,7 +99,7 @@ def take_apart(columns: Columns, names: Sequence[str]) -> list[TensorDict]:
         if len(column) != count or (ROWS in entries and len(rows) != count):
             raise OutputMismatch(f"{name or 'the jagged column'} has {len(column)} rows, and others have {count}.")
         entries[f"{_LENGTH}{number}"] = column.lengths
-        entries[f"{_KIND}{number}{column.kind}"] = torch.zeros(count, 0)
+        entries[f"{_KIND}:{number}:{column.kind}:{name}"] = torch.zeros(count, 0)
     values = [TensorDict({"values": jagged[name].flat()}, [jagged[name].total]) for name in names]
     return [TensorDict(entries, [count]), *values]
 
@@ -104,16 +108,22 @@ class Pieces(AppendPieces):
     """Pieces of several datasets in turns, each of which must look alike within itself.
 
     Args:
-        names: of the jagged columns.
+        names: of the jagged columns; None: they are those of the first rows.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str] | None) -> None:
         super().__init__()
-        self.names = list(names)
-        self.groups = len(self.names) + 1
+        self._name(names)
         self._firsts: dict[int, int] = {}
 
+    def _name(self, names: Sequence[str] | None) -> None:
+        self.is_named = names is not None
+        self.names = list(names or ())
+        self.groups = len(self.names) + 1
+
     def learn(self, chunk: int, pieces: tuple[Piece, ...] | None) -> None:
+        if not self.is_named and pieces:
+            self._name([name for _, name in _kinds_and_names(self._known(pieces[0]))])
         for number, piece in enumerate(pieces or ()):
             self._known(piece)
             if not piece.rows:
@@ -121,14 +131,24 @@ class Pieces(AppendPieces):
             group = number % self.groups
             first = self._firsts.setdefault(group, piece.digest)
             if piece.digest != first:
-                if not group and len({_kinds_of(self.schemas[digest]) for digest in (first, piece.digest)}) > 1:
-                    raise OutputMismatch(
-                        "jagged rows of one column are of one kind, and some chunks gave "
-                        f"{_kinds_of(self.schemas[first])} where others gave {_kinds_of(self.schemas[piece.digest])}."
-                    )
+                if not group:
+                    self._check_kinds(self.schemas[first], self.schemas[piece.digest])
                 where = f" (in the column {self.names[group - 1]!r})" if group and self.names[group - 1] else ""
                 difference = self.schemas[first].difference(self.schemas[piece.digest])
                 raise OutputMismatch(f"results must look alike to go into one dataset, and {difference}{where}.")
+
+    @staticmethod
+    def _check_kinds(one: Schema, other: Schema) -> None:
+        kinds, others = (_kinds_and_names(schema) for schema in (one, other))
+        if [name for _, name in kinds] != [name for _, name in others]:
+            given = (", ".join(repr(name) for _, name in found) or "none" for found in (kinds, others))
+            raise OutputMismatch("some chunks gave the jagged columns {}, and others {}.".format(*given))
+        if kinds != others:
+            one_kind, other_kind = (", ".join(kind for kind, _ in found) for found in (kinds, others))
+            raise OutputMismatch(
+                f"jagged rows of one column are of one kind, and some chunks gave {one_kind} where others gave "
+                f"{other_kind}."
+            )
 
     def of_group(self, group: int) -> list[Piece]:
         """The pieces with rows of one of the datasets, in their order."""
@@ -141,13 +161,13 @@ class Pieces(AppendPieces):
         return self.schemas[found[0].digest]
 
 
-def run_columns(job: Job, names: Sequence[str], output: Output, execution: Execution, resume: bool) -> None:
+def run_columns(job: Job, names: Sequence[str] | None, output: Output, execution: Execution, resume: bool) -> None:
     """Run a job whose function returns columns into a folder.
 
     Args:
         job: its function is an `Apart`.
         names: of the jagged columns. The only one may be `""`: it lies in the folder itself then, and other columns in
-            `rows`.
+            `rows`. None: those that the function returns.
         output: the folder.
         execution: who does it.
         resume: keep a journal.
@@ -176,7 +196,7 @@ def run_columns(job: Job, names: Sequence[str], output: Output, execution: Execu
 def map_columns(
     data: Data,
     fn: Callable[[Any], Columns],
-    names: Sequence[str],
+    names: Sequence[str] | None,
     out: str | os.PathLike[str],
     *,
     chunksize: int,
@@ -229,8 +249,11 @@ def write_columns(batches: Iterable[Columns], names: Sequence[str], out: str | o
 
 def _place(pieces: Pieces, spill: Spill, output: Output, execution: Execution) -> None:
     """Allocate the folder and bring the pieces to their places."""
+    if not pieces.is_named:
+        raise ValueError("there are no rows at all, so nothing tells what the result looks like: handle this case.")
     names = pieces.names
     schema = pieces.schema_of(0)
+    kinds = _kinds_and_names(schema)
     count = sum(piece.rows for piece in pieces.of_group(0))
     columns = schema.skeleton.get(ROWS, None)
     # One element stands for all of them: nothing is allocated for an example.
@@ -239,7 +262,7 @@ def _place(pieces: Pieces, spill: Spill, output: Output, execution: Execution) -
     for number in range(1, pieces.groups):
         skeleton = pieces.schema_of(number).skeleton["values"]
         total = sum(piece.rows for piece in pieces.of_group(number))
-        values.append(example_of(_kind_of(schema, number - 1), skeleton.dtype, skeleton.shape[1:], count, total))
+        values.append(example_of(kinds[number - 1][0], skeleton.dtype, skeleton.shape[1:], count, total))
     if names == [""]:
         example = values[0]
         if rows is not None:
@@ -254,43 +277,40 @@ def _place(pieces: Pieces, spill: Spill, output: Output, execution: Execution) -
     made = output.store.create(example)
     made_rows = made if not names else made.get(ROWS, None)
     parts = [made] if names == [""] else [made[JAGGED, name] for name in names]
-    lengths = [Arena().empty(torch.int64, torch.Size([count])) for _ in names]
-    targets: list[Tensor | None] = []
-    for field in schema.tensors:
-        if field.path[0] == ROWS:
-            targets.append(made_rows.get(field.path[1:]))
-        else:
-            column = field.path[0].removeprefix(_LENGTH)
-            targets.append(lengths[int(column)] if column != field.path[0] else None)
-    _copy(pieces.of_group(0), schema, spill, targets, execution)
+    table = CopyTable()
+    firsts = table.target([part["offsets"] for part in parts])
+    into = table.target([made_rows.get(field.path[1:]) for field in schema.tensors if field.path[0] == ROWS])
+    _add_rows(table, pieces, schema, firsts, into)
     for number, part in enumerate(parts):
-        group = number + 1
-        _copy(pieces.of_group(group), pieces.schema_of(group), spill, [part["values"]], execution)
-        part["offsets"].copy_(offsets_of(lengths[number]))
+        (target,) = table.target([part["values"]])
+        at = 0
+        for piece in pieces.of_group(number + 1):
+            at += table.copy(target, at, piece.file, piece.offset, piece.rows * target.row_bytes)
+    table.run(spill, execution)
 
 
-def _kinds_of(schema: Schema) -> str:
-    """The kinds of all jagged columns, in words."""
-    names = sorted(field.path[0] for field in schema.tensors if field.path[0].startswith(_KIND))
-    return ", ".join(name.removeprefix(_KIND).lstrip("0123456789") for name in names)
+def _add_rows(table: CopyTable, pieces: Pieces, schema: Schema, firsts: list[Target], into: list[Target]) -> None:
+    """Have the columns of tensors copied, and offsets made of the lengths of jagged rows."""
+    row, totals = 0, [0] * len(firsts)
+    for group in pieces.result():
+        for first in range(0, len(group or ()), pieces.groups):
+            piece, *values = group[first : first + pieces.groups]
+            offset, tensors = piece.offset, iter(into)
+            for field, row_bytes in zip(schema.tensors, schema.row_bytes):
+                name = field.path[0]
+                nbytes = piece.rows * row_bytes
+                if piece.rows and name == ROWS:
+                    target = next(tensors)
+                    table.copy(target, row * target.row_bytes, piece.file, offset, nbytes)
+                elif piece.rows and name.startswith(_LENGTH):
+                    number = int(name.removeprefix(_LENGTH))
+                    table.add_up(firsts[number], (row + 1) * 8, piece.file, offset, nbytes, totals[number])
+                offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
+            row += piece.rows
+            totals = [total + piece.rows for total, piece in zip(totals, values)]
 
 
-def _kind_of(schema: Schema, number: int) -> str:
-    head = f"{_KIND}{number}"
-    names = [field.path[0] for field in schema.tensors if len(field.path) == 1]
-    return next(name[len(head) :] for name in names if name.startswith(head) and not name[len(head)].isdigit())
-
-
-def _copy(
-    pieces: list[Piece], schema: Schema, spill: Spill, targets: list[Tensor | None], execution: Execution
-) -> None:
-    files: list[str] = []
-    row_bytes = schema.row_bytes
-    table = tasks_of(pieces, files, sum(row_bytes))
-    places = Places.of(targets)
-    if not len(table) or places is None:
-        return
-    total = sum(piece.rows for piece in pieces)
-    each = max(total * sum(row_bytes) // len(table), 1)
-    plan = ChunkPlan(len(table), max(min(TASK_BYTES // each, -(-len(table) // 4)), 1))
-    execution.run(Job(Source(table), plan, PlacePieces(spill, files, row_bytes, places)), Collect())
+def _kinds_and_names(schema: Schema) -> list[tuple[str, str]]:
+    """Kind and name of each jagged column, in their order."""
+    found = [field.path[0].split(":", 3) for field in schema.tensors if field.path[0].startswith(f"{_KIND}:")]
+    return [(kind, name) for _, _, kind, name in sorted(found, key=lambda parts: int(parts[1]))]

@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tdmap._data import bytes_of
-from tdmap.datasets.jagged import GATHERED, KINDS, Jagged, gather_rows, offsets_of
+from tdmap.data.store import OutputFolder
+from tdmap.datasets.flat.gathering import gather_rows
+from tdmap.datasets.jagged import KINDS, Jagged
 from tdmap.execution import Execution
-from tdmap.folderlock import locked
 from tdmap.job import Job, Policy, Source
-from tdmap.placing import Places, SharedTensors, Step, travels
+from tdmap.memory.folderlock import locked
+from tdmap.memory.regions import bytes_of
+from tdmap.operations.output import Places, SharedTensors, Step, travels
 from tdmap.plan import ChunkPlan
 from tdmap.sinks import Collect
-from tdmap.store import OutputFolder
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.files import new_file, write_all
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 
 TASK_BYTES = 4 << 20
 """Bytes that a worker gathers between two looks at its messages."""
+
+APPENDED = 1 << 16
+"""Rows that are appended at a time."""
 
 
 def open_jagged(folder: str | os.PathLike[str]) -> Jagged:
@@ -81,19 +85,26 @@ def save_jagged(rows: Jagged, folder: str | os.PathLike[str], **options: Unpack[
     execution = Execution.of(**options)
     store = OutputFolder(folder)
     with store.claimed("save(Jagged)", rows.folder):
-        lengths = rows.lengths
-        total = int(lengths.sum()) if len(rows) else 0
+        total = rows.total
         made = store.create(example_of(rows.kind, rows.dtype, rows.row_shape, len(rows), total))
-        made["offsets"].copy_(offsets_of(lengths))
-        places = Places.of([made["values"]])
-        if total and places is not None:
-            item = rows.values.element_size() * rows.row_shape.numel()
-            plan = ChunkPlan(len(rows), max(len(rows) * TASK_BYTES // max(total * item, 1), 1))
-            shared = SharedTensors([rows.values, made["offsets"]], travels(execution))
-            spans = TensorDict({"start": rows.starts, "end": rows.ends}, [len(rows)])
-            execution.run(Job(Source(spans), plan, PlaceSpans(shared, places), Policy(undo=False)), Collect())
+        fill_jagged(rows, made, execution)
         store.publish()
     return open_jagged(folder)
+
+
+def fill_jagged(rows: Jagged, made: Any, execution: Execution) -> None:
+    """Write rows, wherever they lie, into the files of an `example_of` as many rows and values."""
+    ends = Places.of([made["offsets"]])
+    assert ends is not None
+    with ends.opened() as opened:  # not through the mapping, which costs a fault a page
+        ends.write(0, opened[0], 0, rows.offsets)
+    places, total = Places.of([made["values"]]), len(made["values"])
+    if not total or places is None:
+        return
+    item = rows.values.element_size() * rows.row_shape.numel()
+    plan = ChunkPlan(len(rows), max(len(rows) * TASK_BYTES // max(total * item, 1), 1))
+    shared = SharedTensors([rows.values, made["offsets"]], travels(execution))
+    execution.run(Job(Source(rows.starts), plan, PlaceSpans(shared, places), Policy(undo=False)), Collect())
 
 
 class PlaceSpans(Step):
@@ -104,13 +115,13 @@ class PlaceSpans(Step):
         self.shared = shared
         self.places = places
 
-    def __call__(self, spans: Any, start: int = 0) -> int:
+    def __call__(self, starts: Any, start: int = 0) -> int:
         values, offsets = (tensor.as_subclass(Tensor) for tensor in self.shared.tensors)
-        starts, ends = spans["start"], spans["end"]
-        first, count = int(offsets[start]), int((ends - starts).sum())
+        places = offsets[start : start + len(starts) + 1]
+        first, count = int(places[0]), int(places[-1] - places[0])
         if count:
             block = values.new_empty((count, *values.shape[1:]))
-            gather_rows(values, starts, ends, block)
+            gather_rows(values, starts, starts + places.diff(), block)
             with self.places.opened() as opened:
                 self.places.write(0, opened[0], first, block)
         self.shared.trim()
@@ -135,8 +146,8 @@ def append_jagged(jagged: Jagged, rows: Jagged) -> Jagged:
             if (folder / f"{key}.memmap").exists():
                 os.truncate(folder / f"{key}.memmap", present[key] * bytes_each)
         _set_sizes(folder, present, behind)
-        for at in range(0, len(rows), GATHERED):
-            part = rows[at : at + GATHERED]
+        for at in range(0, len(rows), APPENDED):
+            part = rows[at : at + APPENDED]
             flat = part.flat().contiguous()
             _write(folder / "values.memmap", flat, total * item)
             _write(folder / "offsets.memmap", part.offsets[1:] + total, (count + 1 + at) * 8)

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from tdmap._data import Data
-from tdmap.api import handler_of, policy_for
+from tdmap.data.kinds import Data
 from tdmap.datasets.columns import Apart, Columns, run_columns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import open_jagged
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
-from tdmap.fingerprint import function_parts, source_parts
 from tdmap.job import Job, Source, function_name
 from tdmap.operation import operation
-from tdmap.placing import Output, SharedTensors, travels
+from tdmap.operations.map import handler_of, policy_for
+from tdmap.operations.map import map as map_chunks
+from tdmap.operations.output import Output, SharedTensors, travels
 from tdmap.plan import ChunkPlan, make_plan
+from tdmap.resume.fingerprint import function_parts, source_parts
 from tdmap.rowerrors import OnError
 from tdmap.runtime.skipping import DROP
 from tdmap.sinks import Collect, Gather
@@ -170,7 +171,7 @@ def map_jagged(
             raise ValueError("resume=True keeps its journal in the folder of the result: pass out=a folder.")
         return _joined(execution.run(replace(job, fn=Boxed(wrapped)), Collect()))
     output = Output(out, job.source.data)
-    if rows.folder is not None and output.store is not None and rows.folder == output.store.path:
+    if output.store is not None and output.store.is_at(rows.folder):
         raise FileExistsError(f"{rows.folder} is the folder of the data: choose another one for the result.")
     run_columns(replace(job, fn=Apart(AsColumns(wrapped), [""])), [""], output, execution, resume)
     return open_jagged(out)
@@ -241,16 +242,21 @@ def filter_jagged(
 class Answers:
     """Checks that a predicate returns a bool for each row."""
 
-    def __init__(self, fn: OnJagged) -> None:
+    def __init__(self, fn: Callable[[Any], Any]) -> None:
         self.fn = fn
         self.__qualname__ = function_name(fn)
+
+    def rows_of(self, chunk: Any) -> int:
+        """How many rows a chunk has."""
+        return len(chunk["start"])
 
     def __call__(self, spans: Data) -> Tensor:
         found = self.fn(spans)
         answers = torch.as_tensor(found if not isinstance(found, (map, filter)) else list(found))
-        if answers.dtype is not torch.bool or answers.shape != (len(spans["start"]),):
+        rows = self.rows_of(spans)
+        if answers.dtype is not torch.bool or answers.shape != (rows,):
             raise OutputMismatch(
-                f"a predicate returns a bool for each of the {len(spans['start'])} rows of a chunk, got "
+                f"a predicate returns a bool for each of the {rows} rows of a chunk, got "
                 f"{answers.dtype} {list(answers.shape)}."
             )
         return answers
@@ -263,8 +269,6 @@ def pack_jagged(
     rows: Jagged, block: int, out: str | os.PathLike[str] | None = None, **options: Unpack[WorkerOptions]
 ) -> TensorDict:
     """`Jagged.pack`."""
-    import tdmap
-
     if not rows.is_compact:
         raise ValueError("rows that do not lie one after the other are saved first: rows.save(folder).pack(...).")
     flat, offsets = rows.flat(), rows.offsets
@@ -274,7 +278,7 @@ def pack_jagged(
     numbers = TensorDict({"block": torch.arange(count)}, [count])
     fn = PackBlocks(SharedTensors([flat, offsets], travels(Execution.of(**options))), block)
     chunk = max(min(CHUNK_VALUES // block, -(-count // 8)), 1)
-    return cast(TensorDict, tdmap.map(numbers, fn, out=out, chunksize=chunk, **options))
+    return cast(TensorDict, map_chunks(numbers, fn, out=out, chunksize=chunk, **options))
 
 
 class PackBlocks:

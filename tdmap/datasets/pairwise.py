@@ -12,9 +12,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-import tdmap
 from tdmap.datasets.extras import need
 from tdmap.datasets.text import Tokenizer, fixed_rows, one_thread_each
+from tdmap.operations.filter import flat_map
 from tensordict_lite import TensorClass, TensorDict
 
 ROOT = "~/.cache/tdmap/data"
@@ -229,7 +229,7 @@ def _prepared(
         dataset = _load(split, name, from_disk, columns)
     index = TensorDict({"row": torch.arange(len(dataset))}, [len(dataset)])
     with one_thread_each():
-        data = tdmap.flat_map(
+        data = flat_map(
             index, prepare(dataset, one, max_length), folder, chunksize=CHUNK_ROWS, resume=True, num_workers=num_workers
         )
     if not len(data):

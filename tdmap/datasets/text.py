@@ -15,14 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import tdmap
-from tdmap.datasets.jagged import Jagged, offsets_of
+from tdmap.datasets.flat.gathering import offsets_of
+from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedmap import OnJagged, plan_of, spans_of
 from tdmap.datasets.table import Table
 from tdmap.execution import Execution
-from tdmap.fingerprint import function_parts
 from tdmap.operation import operation
-from tdmap.placing import travels
+from tdmap.operations.map import map as map_chunks
+from tdmap.operations.output import travels
+from tdmap.resume.fingerprint import function_parts
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def tokenise(
         if pad:
             wrapped = OnJagged(fn, texts, travels(Execution.of(**options)))
             size = chunksize or plan_of(texts, None).size
-            return tdmap.map(spans_of(texts), wrapped, out=out, resume=resume, chunksize=size, **options)
+            return map_chunks(spans_of(texts), wrapped, out=out, resume=resume, chunksize=size, **options)
         if pack is None:
             return texts.map(fn, out, resume=resume, chunksize=chunksize, **options)
         with tempfile.TemporaryDirectory(prefix="tdmap-tokens-", dir=None if out is None else _beside(out)) as scratch:

@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tdmap import hidden
 from tdmap.errors import TdmapError
 from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, RowsSkipped, WorkerDied
-from tdmap.operation import running_operation
-from tdmap.runtime.identity import ProcessId
+from tdmap.memory import hidden
+from tdmap.process.calls import running_operation
+from tdmap.process.identity import ProcessId
 
 VARIABLE = "TDMAP_STATUS_DIR"
 """Environment variable: the folder of the files; empty: there are none."""

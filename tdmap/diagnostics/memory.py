@@ -50,7 +50,7 @@ class MemoryWatch:
         self._pid = 0
 
     def __enter__(self) -> MemoryWatch:
-        from tdmap.runtime.launch import register_end  # the watcher, which runs this file, has no need of it
+        from tdmap.process.forks import register_end  # the watcher, which runs this file, has no need of it
 
         self._pid = os.getpid()
         command = [sys.executable, "-I", __file__, str(os.getpid()), str(self.interval)]
@@ -63,7 +63,7 @@ class MemoryWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        from tdmap.runtime.launch import close_end
+        from tdmap.process.forks import close_end
 
         assert self._watcher is not None
         if os.getpid() != self._pid:  # a fork that leaves the block: its parent is still being watched

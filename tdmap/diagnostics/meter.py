@@ -5,8 +5,9 @@
               ──write───► clock ──► rows of the output, copies to send, copies to put back
 
 The loop does not know it: the clocks replace its parts when the job begins, and only where a callback has asked. They
-cost about a microsecond a chunk. What the kernel counts costs more to ask for, so only as many chunks are asked about
-as stay below `BUDGET`.
+cost about two microseconds a chunk. Where that is much, only one lease of `SPARSE` has clocks, and of the others the
+time is known, and divided as in the last one that had. What the kernel counts costs more to ask for, so only as many
+chunks are asked about as stay below `BUDGET`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tdmap._data import is_data, is_dense, tensors_of
+from tdmap.data.kinds import is_data, is_dense, tensors_of
 from tdmap.events import Measures
+from tdmap.runtime.ondevice import Runner
 
 if TYPE_CHECKING:
     from tdmap.runtime.chunkloop import ChunkLoop
@@ -33,6 +35,18 @@ BUDGET = 0.002
 
 SAMPLE_SECONDS = 6e-6
 """What one chunk's questions cost, about."""
+
+SPARSE = 8
+"""Of leases with short chunks, one in so many has clocks."""
+
+DETAILED = 4
+"""The first leases of a job all have."""
+
+SHORT_SECONDS = 400e-6
+"""A chunk that takes less is short: clocks would cost half a percent of it, or more."""
+
+RSS_SECONDS = 0.01
+"""Resident memory is looked at so often at most."""
 
 KEPT_SECONDS = 0.05
 """Samples of so much time count fully."""
@@ -139,10 +153,18 @@ class Meter:
         self._schedstat = starvation_of(task)
         self._statm = Counter("/proc/self/statm")
         self._starved = self._schedstat.read(1)
+        self._leases = 0
+        self._last: tuple[float, ...] | None = None
+        """Seconds of the last lease with clocks, and what they and the kernel said of it."""
+        self._sparse, self._detailed = False, True
+        self._rss, self._next_rss = 0, 0.0
         self._attach(loop)
 
     def _attach(self, loop: ChunkLoop) -> None:
-        loop.fn = _Timed(loop.fn, self.fn)
+        self._plain_fn = loop.fn
+        self._runner: Any = loop.fn if isinstance(loop.fn, Runner) else None
+        self._sent = self._fetched = 0
+        loop.fn = self._timed_fn = _Timed(loop.fn, self.fn)
         loop.pack = self._packing(loop.pack)
         reader: Any = loop.reader
         if reader.order is not None or not (is_dense(reader.data) or isinstance(reader.data, torch.Tensor)):
@@ -179,11 +201,19 @@ class Meter:
             self._writer = writer
             rows = max(loop.plan.length, 1)
             self._out_row_bytes = sum(leaf.numel() * leaf.element_size() for leaf in tensors_of(writer.out)) // rows
-            writer.write = self.write.timed(writer.write)
+            self._plain_write, self._timed_write = writer.write, self.write.timed(writer.write)
+            writer.write = self._timed_write
         undo: Any = loop.undo
         if undo is not self._undo and undo is not None:
             self._undo = undo
             undo.save = self.write.timed(undo.save)
+        detailed = self._last is None or not self._sparse or self._leases % SPARSE == 0 or self._leases < DETAILED
+        if detailed is not self._detailed:
+            self._detailed = detailed
+            loop.fn = self._timed_fn if detailed else self._plain_fn
+            if writer is not None:
+                writer.write = self._timed_write if detailed else self._plain_write
+        self._leases += 1
         self.bytes_out = self._packed = 0
         starved = self._schedstat.read(1)
         self._starved_before, self._starved = starved - self._starved, starved
@@ -202,27 +232,15 @@ class Meter:
         total = self._schedstat.read(1)
         starved, self._starved = total - self._starved, total
         whole = ended - self._began
-        read, read_cpu, _, read_disk, read_waits = self.read.take(chunks, whole)
-        fn, fn_cpu, fn_faults, fn_disk, fn_waits = self.fn.take(chunks, whole)
-        write, write_cpu, _, _, write_waits = self.write.take(chunks, whole)
+        stages = self._stages(chunks, whole)
         if self._writer is not None and chunks > 0:
             rows = self.loop.plan.count(start, stop) * max(chunks - self._packed, 0) // chunks
             self.bytes_out += rows * self._out_row_bytes
-        return Measures(
+        measured = (
             self._began,
             ended,
             chunks,
-            read,
-            fn,
-            write,
-            read_cpu,
-            fn_cpu,
-            write_cpu,
-            fn_faults,
-            fn_disk,
-            read_waits,
-            fn_waits,
-            write_waits,
+            *stages,
             usage.ru_minflt - before.ru_minflt,
             usage.ru_majflt - before.ru_majflt,
             usage.ru_utime - before.ru_utime,
@@ -232,11 +250,49 @@ class Meter:
             (usage.ru_inblock - before.ru_inblock) * _BLOCK,
             (usage.ru_oublock - before.ru_oublock) * _BLOCK,
             self.bytes_out,
-            self._statm.read(1) * _PAGE,
+            self._resident(ended),
             self._own(ended),
+            *self._carried(),
         )
+        return Measures._make(measured)
+
+    def _stages(self, chunks: int, whole: float) -> tuple[float, ...]:
+        """Of a lease, what `Measures` has from `read` to `write_waits`.
+
+        Args:
+            chunks: of the lease.
+            whole: its seconds.
+        """
+        read, read_cpu, _, _, read_waits = self.read.take(chunks, whole)
+        fn, fn_cpu, fn_faults, fn_disk, fn_waits = self.fn.take(chunks, whole)
+        write, write_cpu, _, _, write_waits = self.write.take(chunks, whole)
+        if not self._detailed and self._last is not None:  # what had a clock all the same is in there
+            scale = whole / max(self._last[0], 1e-9)
+            return tuple(value * scale for value in self._last[1:])
+        found = (
+            read, fn, write, read_cpu, fn_cpu, write_cpu, fn_faults, fn_disk, read_waits, fn_waits, write_waits
+        )  # fmt: skip
+        if chunks > 0:
+            self._sparse = whole < SHORT_SECONDS * chunks
+            self._last = (whole, *found)
+        return found
 
     # -- what the kernel knows ---------------------------------------------------------------------------
+
+    def _carried(self) -> tuple[int, int]:
+        """Bytes to the device and back since the last lease."""
+        runner = self._runner
+        if runner is None:
+            return 0, 0
+        sent, fetched = runner.sent - self._sent, runner.fetched - self._fetched
+        self._sent, self._fetched = runner.sent, runner.fetched
+        return sent, fetched
+
+    def _resident(self, now: float) -> int:
+        if now >= self._next_rss:
+            self._next_rss = now + RSS_SECONDS
+            self._rss = self._statm.read(1) * _PAGE
+        return self._rss
 
     def _own(self, now: float) -> int:
         if now < self._next_uss:

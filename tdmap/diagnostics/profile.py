@@ -93,6 +93,10 @@ class WorkerProfile:
     """Bytes of the rows that it had."""
     bytes_out: int = 0
     """Bytes of the results that it made."""
+    to_device: int = 0
+    """Bytes that it copied to a device."""
+    from_device: int = 0
+    """Bytes that it fetched from there."""
     rss: int = 0
     """Most resident bytes after a lease."""
     uss: int = 0
@@ -231,6 +235,8 @@ class JobProfile:
         worker.disk_written += measures.disk_written
         worker.bytes_in += bytes_in
         worker.bytes_out += measures.bytes_out
+        worker.to_device += measures.to_device
+        worker.from_device += measures.from_device
         worker.rss = max(worker.rss, measures.rss)
         worker.uss = max(worker.uss, measures.uss)
         if len(self.spans) < TRACED:

@@ -26,11 +26,15 @@ from tdmap.events import (
     WorkerDied,
     watch,
 )
-from tdmap.operation import running_operation
-from tdmap.runtime.resources import usable_cores
+from tdmap.memory.resources import usable_cores
+from tdmap.process.calls import running_operation
 
 if TYPE_CHECKING:
     from tdmap.diagnostics.flame import Sampler
+
+
+HEARD = 256
+"""So many leases are added up at a time."""
 
 
 class Profiler(Callback):
@@ -54,8 +58,9 @@ class Profiler(Callback):
     meter = Meter
 
     def __init__(self) -> None:
-        self.jobs: list[JobProfile] = []
-        """One for each job: an operation such as a sort has several."""
+        self._jobs: list[JobProfile] = []
+        self._heard: list[tuple[LeaseDone, float]] = []
+        """Leases that are done, and how long the driver had been without a core then: not added up yet."""
         self._open: dict[int, JobProfile] = {}
         self._cpu: dict[int, float] = {}
         self._stalled: dict[int, float] = {}
@@ -112,16 +117,23 @@ class Profiler(Callback):
         operation = running_operation()
         name = "map_iter" if operation is None else operation.name
         self._open[event.job] = profile = JobProfile.of(event, name, _cores())
-        self.jobs.append(profile)
+        self._jobs.append(profile)
         self._cpu[event.job] = time.thread_time()
         self._starved[event.job] = starvation_of("thread-self")
         self._before[event.job] = self._starved[event.job].read(1)
         self._stalled[event.job] = _memory_pressure()
 
     def on_lease_done(self, event: LeaseDone) -> None:
-        profile = self._open.get(event.job)
-        if profile is not None:
-            profile.done(event, self._starved_since(event.job))
+        if event.job in self._open:
+            self._heard.append((event, self._starved_since(event.job)))
+            if len(self._heard) >= HEARD:
+                self._add_up()
+
+    def _add_up(self) -> None:
+        """Add up what the leases took: not while workers wait for the next one, and many at a time."""
+        heard, self._heard = self._heard, []
+        for event, starved in heard:
+            self._open[event.job].done(event, starved)
 
     def _starved_since(self, job: int) -> float:
         """Seconds since the job began that this thread, which gives out its leases, was ready and had no core."""
@@ -130,6 +142,7 @@ class Profiler(Callback):
     def on_result_taken(self, event: ResultTaken) -> None:
         profile = self._open.get(event.job)
         if profile is not None:
+            self._add_up()  # what was heard before is divided by what the consumer had before
             profile.took(event.seconds, event.time)
 
     def on_chunk_retried(self, event: ChunkRetried) -> None:
@@ -145,9 +158,10 @@ class Profiler(Callback):
             self._open[event.job].skipped += len(event.errors)
 
     def on_job_ended(self, event: JobEnded) -> None:
-        profile = self._open.pop(event.job, None)
-        if profile is None:
+        if event.job not in self._open:
             return
+        self._add_up()
+        profile = self._open.pop(event.job)
         starved = self._starved_since(event.job)
         del self._starved[event.job], self._before[event.job]
         profile.driver_cpu = max(time.thread_time() - self._cpu.pop(event.job), 0.0)
@@ -163,6 +177,12 @@ class Profiler(Callback):
         profile.close(profile.began + event.seconds, starved)
 
     # -- what was seen -----------------------------------------------------------------------------------
+
+    @property
+    def jobs(self) -> list[JobProfile]:
+        """One for each job: an operation such as a sort has several."""
+        self._add_up()
+        return self._jobs
 
     @property
     def seen(self) -> list[JobProfile]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from typing import Any
 
 from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, RowsSkipped
-from tdmap.operation import running_operation
+from tdmap.process import hooks
+from tdmap.process.calls import running_operation
 
 _shown: weakref.WeakSet[ProgressBar] = weakref.WeakSet()
 
@@ -37,7 +37,7 @@ class ProgressBar(Callback):
         self._jobs += 1
         if self._bar is None:
             self._rows, self._jobs = event.num_rows, 1
-            self._open(name)
+            self._begin(name)
             if operation is not None:
                 operation.at_end(self.close)
         else:
@@ -45,7 +45,7 @@ class ProgressBar(Callback):
             self._bar.set_description(f"{name}, step {self._jobs}")
         self._scale = self._rows / max(event.num_rows, 1)
 
-    def _open(self, name: str) -> None:
+    def _begin(self, name: str) -> None:
         from tqdm.auto import tqdm
 
         # tqdm's monitor is a thread, and a second thread is what makes forking workers unsafe.
@@ -97,6 +97,51 @@ class ProgressBar(Callback):
             self._trouble = {}
 
 
+class StageBars(Callback):
+    """A bar for each job of a pipeline (`pbar=True` there), under the name of its stages.
+
+    A cache that is written first is a job, and so is each part of a `zip` or `concat`, and what is done to the rows
+    afterwards. Jobs that run together have bars side by side.
+    """
+
+    def __init__(self) -> None:
+        self._bars: dict[int, _StageBar] = {}
+
+    def on_job_started(self, event: JobStarted) -> None:
+        self._bars[event.job] = bar = _StageBar()
+        bar.on_job_started(event)
+
+    def on_lease_done(self, event: LeaseDone) -> None:
+        if event.job in self._bars:
+            self._bars[event.job].on_lease_done(event)
+
+    def on_chunk_retried(self, event: ChunkRetried) -> None:
+        if event.job in self._bars:
+            self._bars[event.job].on_chunk_retried(event)
+
+    def on_rows_skipped(self, event: RowsSkipped) -> None:
+        if event.job in self._bars:
+            self._bars[event.job].on_rows_skipped(event)
+
+    def on_job_ended(self, event: JobEnded) -> None:
+        bar = self._bars.pop(event.job, None)
+        if bar is not None:
+            bar.on_job_ended(event)
+
+
+class _StageBar(ProgressBar):
+    """The bar of one job."""
+
+    def on_job_started(self, event: JobStarted) -> None:
+        self._rows = event.num_rows
+        self._begin(event.name)
+
+    def on_job_ended(self, event: JobEnded) -> None:
+        if self._bar is not None:
+            self._show(event.done_rows)
+        self.close()
+
+
 def _hide_in_child() -> None:
     """A fork collects its copies of bars, and a bar that is collected shows itself once more."""
     for progress in list(_shown):
@@ -106,4 +151,4 @@ def _hide_in_child() -> None:
     _shown.clear()
 
 
-os.register_at_fork(after_in_child=_hide_in_child)
+hooks.in_child(hooks.BARS, _hide_in_child)

@@ -66,6 +66,10 @@ def _headline(job: JobProfile) -> str:
     more.append(f"{job.skipped} rows skipped" if job.skipped else "")
     if job.stalled > 0.1 * max(job.seconds, 1e-9):
         more.append(f"the machine waited {job.stalled:.2g} s for memory")
+    there, back = job.total("to_device"), job.total("from_device")
+    if there or back:
+        seconds = max(job.seconds, 1e-9)
+        more.append(f"device link: {size(there / seconds)}/s there, {size(back / seconds)}/s back")
     if job.state == "failed":
         more.append(f"failed: {job.error}")
     return ", ".join([text, *filter(None, more)])
@@ -123,6 +127,8 @@ def comparison(
         table.add_column(name, justify="left" if not name else "right")
     first, second = _totals(before), _totals(after)
     for name, value in second.items():
+        if "device" in name and not value and not first[name]:
+            continue
         was = first[name]
         ratio = f"{value / was:.2f}" if was else ""
         table.add_row(name, _number(name, was), _number(name, value), ratio)
@@ -140,6 +146,8 @@ def _totals(jobs: Sequence[JobProfile]) -> dict[str, float]:
         "rows/s": rows / max(seconds, 1e-9),
         "bytes in/s": sum(job.total("bytes_in") for job in jobs) / max(seconds, 1e-9),
         "bytes out/s": sum(job.total("bytes_out") for job in jobs) / max(seconds, 1e-9),
+        "bytes to device/s": sum(job.total("to_device") for job in jobs) / max(seconds, 1e-9),
+        "bytes from device/s": sum(job.total("from_device") for job in jobs) / max(seconds, 1e-9),
         **{f"{name}, share": share for name, share in shares.items()},
         "CPU seconds": sum(job.total("cpu") for job in jobs),
         "page faults": sum(job.total("faults") + job.total("reads") for job in jobs),

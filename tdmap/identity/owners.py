@@ -36,7 +36,7 @@ def is_users_own(module: str | None) -> bool:
     and what was made by hand, of which nobody knows a file.
 
     Example:
-        >>> is_users_own("__main__"), is_users_own("torch"), is_users_own("json"), is_users_own("tdmap.api")
+        >>> is_users_own("__main__"), is_users_own("torch"), is_users_own("json"), is_users_own("tdmap.operations.map")
         (True, False, False, False)
     """
     if module is None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tdmap import hidden
 from tdmap.errors import UntrustedFile
+from tdmap.memory import hidden
 from tensordict_lite.memmap.mapping import map_file, reserve
 
 

@@ -12,16 +12,16 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tdmap._data import Data
+from tdmap.data.kinds import Data
+from tdmap.data.store import OutputFolder
 from tdmap.errors import AlreadyComplete, ResumeMismatch, UntrustedFile
-from tdmap.fingerprint import source_parts
-from tdmap.hidden import exists, parse_json, printable, read, replace_file
-from tdmap.pipeline import running
+from tdmap.memory.hidden import exists, parse_json, printable, read, replace_file
+from tdmap.pipeline import writing
 from tdmap.pipeline.planning import Plan, is_one_pass
 from tdmap.pipeline.rounds import Context
 from tdmap.pipeline.stages import Cache, Concat, Stage, Zip
 from tdmap.pipeline.work import stage_parts
-from tdmap.store import OutputFolder
+from tdmap.resume.fingerprint import source_parts
 
 if TYPE_CHECKING:
     from tdmap.pipeline.pipeline import Pipeline
@@ -65,7 +65,7 @@ def dataset_of(before: Pipeline, cache: Cache, plan: Plan, context: Context) -> 
             with store.claimed("Pipeline.cache", resume=resume), warnings.catch_warnings():
                 warnings.simplefilter("ignore", AlreadyComplete)
                 replace_file(note, text)  # first: what is whole is known from its first moment on
-                data = running.write(plan, context, store, resume)
+                data = writing.write(plan, context, store, resume)
                 if not exists(note):  # it has gone with the remains of another run
                     replace_file(note, text)
                 return data

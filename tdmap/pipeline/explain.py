@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tdmap._data import data_length, data_row_bytes, is_data
+from tdmap.data.kinds import data_length, data_row_bytes, is_data
+from tdmap.memory.resources import usable_cores
 from tdmap.pipeline import running
 from tdmap.pipeline.caching import is_written
 from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan, leaf_row_bytes
 from tdmap.pipeline.rounds import chunk_rows, default_ahead
 from tdmap.pipeline.rows import Joined, Pending, View, Zipped
 from tdmap.pipeline.stages import Batch, Cache, Call, Shuffle, Stage
-from tdmap.runtime.resources import usable_cores
 from tdmap.seeding import preserved_generators
 
 if TYPE_CHECKING:

@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
+from tdmap.memory.links import open_link
+from tdmap.memory.resources import one_thread
 from tdmap.operation import hide_engine
+from tdmap.operations.prefetch import prefetch_over
 from tdmap.pipeline.planning import ENDLESS, Plan, with_chunks
 from tdmap.pipeline.rounds import Context, chunk_sizes
 from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import STAGES
 from tdmap.pipeline.streams import State, Stream, open_stream
 from tdmap.pipeline.torchloader import divided
-from tdmap.prefetch import prefetch_over
-from tdmap.runtime.device import open_link
-from tdmap.runtime.resources import one_thread
 
 VERSION = 3
 

@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Any
 import dill
 import torch
 
-from tdmap._data import Data, data_length, is_data, is_tensor_collection
-from tdmap._warn import warn_user
 from tdmap.data.entries import require_entry
+from tdmap.data.kinds import Data, data_length, is_data
+from tdmap.data.store import OutputFolder, destination
 from tdmap.devices import check_start_method
+from tdmap.frames import warn_user
 from tdmap.functions import Keys, as_function
+from tdmap.memory.links import Device, resolve_device
 from tdmap.operation import operation
-from tdmap.pipeline import running
+from tdmap.pipeline import running, writing
 from tdmap.pipeline.caching import dataset_of
-from tdmap.pipeline.epochs import Epochs
 from tdmap.pipeline.explain import Explanation
 from tdmap.pipeline.loader import PipelineIterator
 from tdmap.pipeline.planning import Head, Plan, extend, heads_of, leaf_row_bytes, start
 from tdmap.pipeline.rounds import Context
 from tdmap.pipeline.rows import Pending, View
-from tdmap.pipeline.shares import Share
+from tdmap.pipeline.shares import Epochs, Share
 from tdmap.pipeline.stages import (
     CALLING,
     SAME_ENTRIES,
@@ -49,8 +50,7 @@ from tdmap.pipeline.stages import (
 from tdmap.pipeline.torchloader import for_loader, worker_place
 from tdmap.ranks.shard import ShardLike, rank_of
 from tdmap.reducers import Reducer, as_reducer
-from tdmap.runtime.device import Device, resolve_device
-from tdmap.store import OutputFolder, destination
+from tensordict_lite import is_tensor_collection
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -384,13 +384,13 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         context = self._context(dict(options), 0, None, chunksize, retries, timeout)
         out = destination(out, overwrite)
         if not isinstance(out, (str, os.PathLike, OutputFolder)):
-            return running.write(self._opened(context), context, out, resume)
+            return writing.write(self._opened(context), context, out, resume)
         store = OutputFolder.of(out)
         heads = heads_of(self._plan(Pipeline._pending))
         if any(store.is_at(folder) for head in heads for folder in head.view.folders):
             raise FileExistsError(f"{store.path} is the folder of the data: choose another one for the result.")
         with store.claimed("Pipeline.write", resume=resume):  # before the caches are written
-            return running.write(self._opened(context), context, store, resume)
+            return writing.write(self._opened(context), context, store, resume)
 
     @operation
     def reduce(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
-from tdmap._data import Data, data_length, data_row_bytes
+from tdmap.data.kinds import Data, data_length, data_row_bytes
 from tdmap.pipeline.rows import Joined, View, Zipped
 from tdmap.pipeline.stages import (
     ROW_WISE,

@@ -9,22 +9,24 @@ from typing import Any
 
 import torch
 
-from tdmap._data import Data, Reader, data_length, is_dense, is_tensor_collection, narrow, tensors_of, with_tensors
+from tdmap.data.kinds import Data, data_length, is_dense, tensors_of, with_tensors
+from tdmap.data.reader import Reader, narrow
 from tdmap.data.sizes import result_bytes
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
+from tdmap.memory.cuts import Cuts
+from tdmap.memory.links import DeviceLink
+from tdmap.memory.shm import shared_region
 from tdmap.pipeline.planning import ENDLESS, Both, Head, Local, Plan, leaf_row_bytes
 from tdmap.pipeline.rows import Joined, Picks, Table, View, Zipped, epoch_seed
 from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import Batch, Shard
 from tdmap.pipeline.work import Work
 from tdmap.plan import LEAD_ROWS, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
-from tdmap.runtime.cuts import Cuts
-from tdmap.runtime.device import DeviceLink
-from tdmap.runtime.packing import Arena
-from tdmap.runtime.shm import shared_region
+from tdmap.runtime.wire.packing import Arena
 from tdmap.seeding import derive, preserved_generators, seed_everything
 from tdmap.sinks import Collect
+from tensordict_lite import is_tensor_collection
 
 OUTPUT_FACTOR = 4
 """A row's result is taken to be so many times its bytes (uint8 to float32)."""
@@ -54,7 +56,7 @@ class Context:
 
     def keep(self, data: Data) -> Data:
         """A dataset, moved to shared memory the first time, where workers are processes and jobs are many."""
-        if self.shared is None or self.execution is None or self.execution.executor != "process":
+        if self.shared is None or self.execution is None or not self.execution.in_processes:
             return data
         if id(data) not in self.shared:
             self.shared[id(data)] = shared_copy(data)

@@ -18,12 +18,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, data_length, is_data, is_tensor_collection, narrow, tensors_of
-from tdmap.data.alike import not_alike
+from tdmap.data.kinds import Data, data_length, is_data, tensors_of
+from tdmap.data.reader import narrow
+from tdmap.data.schema import join_pieces
 from tdmap.pipeline.stages import CALLING, Shard, Shuffle, Skip, Stage, Take
-from tdmap.resume import folder_of
-from tdmap.schema import Schema
+from tdmap.pipeline.work import run_stages
+from tdmap.resume.run import folder_of
 from tdmap.seeding import derive, preserved_generators, seed_everything
+from tensordict_lite import is_tensor_collection
 
 Picks: TypeAlias = "range | Tensor"
 """Row numbers: a run of them, or int64 in any order."""
@@ -189,8 +191,6 @@ class _Part:
 
     def read(self, rows: Picks) -> Data:
         """These rows of the view, in new memory."""
-        from tdmap.pipeline.work import run_stages
-
         rows = self.index[rows.start : rows.stop] if isinstance(rows, range) else _at(self.index, rows)
         chunk = narrow(self.table, 0, rows.start, rows.stop).clone() if isinstance(rows, range) else self.table[rows]
         return run_stages(self.stages, chunk)
@@ -310,32 +310,6 @@ class ZippedTable(Table):
 
     def read(self, rows: Picks) -> Data:
         return merge([part.read(rows) for part in self.parts])
-
-
-def join_pieces(pieces: list[Data]) -> Data:
-    """Rows after one another.
-
-    Raises:
-        OutputMismatch: they do not look alike; names the entry that differs.
-    """
-    if len(pieces) == 1:
-        return pieces[0]
-    first = pieces[0]
-    for piece in pieces[1:]:
-        check_alike(first, piece)
-    return torch.cat(pieces)
-
-
-def check_alike(first: Data, other: Data) -> None:
-    """Raise OutputMismatch unless two chunks can be rows of one dataset."""
-    schemas = [Schema(piece[:0]) for piece in (first, other)]
-    if schemas[0].digest != schemas[1].digest:
-        raise not_alike(
-            schemas[0].difference(schemas[1]),
-            what="rows",
-            purpose="to come after one another",
-            advice="Use .select(...) or .map(...) on one of the two.",
-        )
 
 
 def merge(pieces: list[Data]) -> Data:

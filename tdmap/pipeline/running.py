@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from tdmap._data import Data, check_rows, data_length, is_data, narrow
-from tdmap.api import policy_for
-from tdmap.append import each_result
-from tdmap.data.writer import RowWriter
-from tdmap.errors import OutputMismatch
+from tdmap.data.kinds import Data, data_length, is_data
+from tdmap.data.reader import narrow
+from tdmap.data.schema import join_pieces
+from tdmap.diagnostics.progress import StageBars
 from tdmap.execution import Execution
+from tdmap.operations.append import each_result
+from tdmap.operations.map import policy_for
+from tdmap.operations.reduce import FoldChunk
 from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan, is_one_pass, with_chunks
 from tdmap.pipeline.rounds import Context, Rounds, chunk_rows, chunk_sizes, head_job, is_open, open_plan
-from tdmap.pipeline.rows import Joined, View, Zipped, join_pieces, merge
+from tdmap.pipeline.rows import Joined, View, Zipped, merge
 from tdmap.pipeline.stages import ROW_WISE, Batch, Concat, FlatMap, Map, Stage, Unbatch
 from tdmap.pipeline.streams import open_stream
 from tdmap.pipeline.work import apply_stage
-from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Reducer
-from tdmap.reduction import FoldChunk
-from tdmap.resumable import map_to_files, map_to_folder
-from tdmap.sinks import Collect, Fold, Gather, Preallocated
-from tdmap.store import OutputFolder
+from tdmap.sinks import Collect, Fold, Gather
 
 
 def check_ends(plan: Plan) -> None:
@@ -163,72 +160,6 @@ def _dry_stages(stages: tuple[Stage, ...], value: Any) -> Any:
     return value
 
 
-# -- write ---------------------------------------------------------------------------------------------
-
-
-def write(plan: Plan, context: Context, out: Data | str | os.PathLike[str] | OutputFolder, resume: bool) -> Data:
-    """All rows into a folder, or into rows that exist already."""
-    check_ends(plan)
-    if is_data(out):
-        return _write_into(plan, context, out, resume)
-    if not isinstance(out, (str, os.PathLike, OutputFolder)):
-        raise TypeError(f".write() takes the path of a folder, or a dataset to write into: got a {type(out).__name__}.")
-    store = OutputFolder.of(out)
-    if keeps_rows(plan):
-        assert isinstance(plan, Head) and context.execution is not None
-        job = one_job(plan, context, True)
-        if job.plan.length == 0:
-            job = replace(job, source=replace(job.source, data=no_rows(plan), order=None))
-        return map_to_folder(job, store, resume, context.execution.run)
-    from tdmap.pipeline.growing import write_growing
-
-    return write_growing(plan, context, store, resume)
-
-
-def _write_into(plan: Plan, context: Context, out: Data, resume: bool) -> Data:
-    room = data_length(out, 0)
-    if keeps_rows(plan):
-        assert isinstance(plan, Head) and context.execution is not None
-        job = one_job(plan, context)
-        rows = job.plan.length
-        if rows > room:
-            raise too_small(rows, room)
-        target = out if rows == room else out[:rows]
-        check_rows(target, job.plan, (rows,))
-        if rows == 0:
-            return out
-        if resume:
-            if rows != room:
-                raise ValueError(f"resume=True needs an out of exactly {rows} rows: got {room}.")
-            map_to_files(job, out, context.execution.run)
-        else:
-            context.execution.run(job, Preallocated(target))
-        return out
-    if resume:
-        raise ValueError(
-            "resume=True needs a number of rows that is known before: write to a folder (a path), which can be resumed."
-        )
-    at = 0
-    for piece in pieces_of(plan, context):
-        rows = int(piece.shape[0])
-        if at + rows > room:
-            counted = plan.elements if not plan.batched else None
-            raise too_small(counted, room)
-        writer = RowWriter(out[at : at + rows], ChunkPlan(rows, rows), exact=False)
-        writer.write(next(writer.rows(0, 1)), piece)
-        at += rows
-    return out
-
-
-def too_small(rows: int | None, room: int) -> OutputMismatch:
-    """The error for an output that does not hold the result."""
-    needs = "more" if rows is None else f"{rows} rows"
-    return OutputMismatch(
-        f"out has {room} rows and the pipeline gives {needs}: allocate a larger one, use .take({room}), or write to a "
-        "folder, which gets as many rows as there are."
-    )
-
-
 # -- reduce --------------------------------------------------------------------------------------------
 
 
@@ -312,4 +243,6 @@ def make_context(
     if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
         raise ValueError(f"epoch must be an integer of at least 0: got {epoch!r}.")
     policy_for(seed, None, retries, timeout)
+    if options.get("pbar") is True:
+        options = {**options, "pbar": False, "callbacks": (*options.get("callbacks", ()), StageBars())}
     return Context(Execution.of(**options), seed, epoch, prefetch, chunksize, retries=retries, timeout=timeout)

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from tdmap._data import Data, is_data, is_tensor_collection, tensors_of
-from tdmap.append import each_result
+from tdmap.data.kinds import Data, is_data, tensors_of
+from tdmap.data.schema import check_alike, join_pieces
 from tdmap.errors import add_note
-from tdmap.filtering import as_mask
-from tdmap.fingerprint import function_parts
 from tdmap.job import function_name
-from tdmap.pipeline.rows import check_alike, join_pieces
+from tdmap.operations.append import each_result
+from tdmap.operations.filter import as_mask
 from tdmap.pipeline.stages import Batch, Call, Filter, FlatMap, Map, MapRows, Select, Stage, Unbatch
+from tdmap.resume.fingerprint import function_parts
+from tensordict_lite import is_tensor_collection
 
 
 class Nothing:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap._data import bytes_of
+from tdmap.memory.regions import bytes_of
 from tdmap.plaindata.classes import find_class, has_plain_new
 from tdmap.plaindata.kinds import COLLECTIONS, COMPLEX, DEPTH, FACTORIES, FLOATS, LENGTH, NUMBER, TEXTS
 from tensordict_lite import TensorCollection

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap._data import bytes_of
+from tdmap.data.kinds import payload_of
 from tdmap.errors import SerializationError
+from tdmap.memory.regions import bytes_of
 from tdmap.plaindata.classes import find_class, has_plain_new
 from tdmap.plaindata.kinds import COLLECTIONS, COMPLEX, DEPTH, FACTORIES, FLOATS, INT64, LENGTH, NUMBER, TEXTS
 from tensordict_lite import NonTensorData, TensorCollection
@@ -183,7 +184,7 @@ class Writer:
     def _collection(self, value: Any) -> None:
         name, state = type(value).__name__, value.__reduce_ex__(4)[2]
         if isinstance(value, NonTensorData):
-            name, state = "NonTensorData", {**state, "payload": value._payload}
+            name, state = "NonTensorData", {**state, "payload": payload_of(value)}
         if COLLECTIONS.get(name) is None or type(value).__module__.partition(".")[0] != "tensordict_lite":
             name = self._class_name(value)
         self.parts.append(b"C")

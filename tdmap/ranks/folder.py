@@ -23,18 +23,18 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tdmap import hidden
-from tdmap import journal as journals
-from tdmap._data import Data
+from tdmap.data.kinds import Data
 from tdmap.data.objects import KeyPath
 from tdmap.errors import FolderInUse, ResumeMismatch
-from tdmap.folderlock import Holder, holder_of, locked
-from tdmap.hidden import HIDDEN, NO_LOCKS
 from tdmap.job import Job
-from tdmap.journal import Contents, Journal
-from tdmap.ranges import merge_ranges
+from tdmap.memory import hidden
+from tdmap.memory.folderlock import Holder, holder_of, locked
+from tdmap.memory.hidden import HIDDEN, NO_LOCKS
+from tdmap.plan import merge_ranges
 from tdmap.ranks.shard import Ranges, Rank
-from tdmap.resume import IN_PLACE, Resume, Run, contents_for, identify
+from tdmap.resume import journal as journals
+from tdmap.resume.journal import Contents, Journal
+from tdmap.resume.run import IN_PLACE, Resume, Run, contents_for, identify
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.format import META, NodeMeta
 from tensordict_lite.memmap.load import Loader

@@ -7,20 +7,19 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from tdmap import hidden
-from tdmap import journal as journals
-from tdmap._data import Data
+from tdmap.data import skipfile
+from tdmap.data.kinds import Data
+from tdmap.data.objectlog import ObjectLog
 from tdmap.data.objects import ObjectColumns, with_objects
 from tdmap.errors import ShardsMissing, describe_rows
-from tdmap.hidden import HIDDEN
-from tdmap.journal import Contents
-from tdmap.objectlog import ObjectLog
+from tdmap.memory import hidden
+from tdmap.memory.hidden import HIDDEN
 from tdmap.operation import operation
-from tdmap.plan import ChunkPlan
-from tdmap.ranges import subtract_ranges
+from tdmap.plan import ChunkPlan, subtract_ranges
 from tdmap.ranks.folder import RankFolder
-from tdmap.resume import check_identity, files_of, plan_of
-from tdmap.runtime import skipfile
+from tdmap.resume import journal as journals
+from tdmap.resume.journal import Contents
+from tdmap.resume.run import check_identity, files_of, plan_of
 from tensordict_lite.memmap.format import META
 
 

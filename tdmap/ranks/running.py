@@ -11,25 +11,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from tdmap import journal as journals
-from tdmap._data import Data, is_tensor_collection, leaves_hold_rows, narrow
-from tdmap._warn import warn_user
+from tdmap.data.join import result_of_no_rows
+from tdmap.data.kinds import Data, leaves_hold_rows
+from tdmap.data.reader import narrow
+from tdmap.data.skipfile import SkipFile
+from tdmap.data.store import OutputFolder, require_room_for_hidden
 from tdmap.errors import AlreadyComplete, OutputMismatch, describe_rows
-from tdmap.folderlock import locked
-from tdmap.hidden import HIDDEN
+from tdmap.frames import warn_user
 from tdmap.job import Job, Source
-from tdmap.norows import result_of_no_rows
-from tdmap.ranges import merge_ranges, subtract_ranges
+from tdmap.memory.folderlock import locked
+from tdmap.memory.hidden import HIDDEN
+from tdmap.plan import merge_ranges, subtract_ranges
 from tdmap.ranks.folder import RankFolder
 from tdmap.ranks.merging import merge
 from tdmap.ranks.shard import Ranges, Rank
-from tdmap.resumable import Execute, own_folder
-from tdmap.resume import IN_PLACE, MAP, TRUST, Resume, Run, files_of, folder_of, open_run
-from tdmap.runtime.skipfile import SkipFile
-from tdmap.runtime.types import Kind
+from tdmap.resume import journal as journals
+from tdmap.resume.resumable import Execute, own_folder
+from tdmap.resume.run import IN_PLACE, MAP, TRUST, Resume, Run, files_of, folder_of, open_run
 from tdmap.sinks import Folder, InPlace, Preallocated, Sink
+from tdmap.sinks.base import Kind
 from tdmap.sinks.folder import check_for_folder, returned_none
-from tdmap.store import OutputFolder, require_room_for_hidden
+from tensordict_lite import is_tensor_collection
 
 
 def part_of(job: Job, rank: Rank) -> Job:

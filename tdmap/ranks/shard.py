@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch.distributed
 
-from tdmap.plan import ChunkPlan
-from tdmap.ranges import merge_ranges, subtract_ranges
+from tdmap.plan import ChunkPlan, merge_ranges, subtract_ranges
 
 AUTO = "auto"
 

@@ -22,10 +22,10 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from tdmap._data import is_data
+from tdmap.data.kinds import is_data
+from tdmap.data.trees import tensors_in
 from tdmap.errors import add_note
-from tdmap.runtime.trees import tensors_in
-from tensordict_lite import is_tensorclass
+from tensordict_lite import TensorDict, is_tensorclass
 
 S = TypeVar("S")
 
@@ -148,8 +148,6 @@ class Several(Reducer[dict[str, Any]]):
         return {name: merged(part, a[name], b[name]) for name, part in self._folds.items()}
 
     def finish(self, state: dict[str, Any]) -> Any:
-        from tensordict_lite import TensorDict
-
         return TensorDict({name: part.finish(state[self._folded[name]]) for name, part in self.parts.items()}, [])
 
 

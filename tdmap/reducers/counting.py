@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap._data import flat_bytes
+from tdmap.memory.regions import flat_bytes
 from tdmap.reducers.base import Key, Reducer, values_of
 from tdmap.reducers.blocks import BLOCK, blocks, byte_counts, byte_values
 from tdmap.reducers.moments import _Keyed
 from tdmap.reducers.objects import best, counted, in_order, objects_of
 from tdmap.reducers.ranks import ranked, unranked
-from tensordict_lite import NonTensorStack
+from tensordict_lite import NonTensorStack, TensorDict
 
 __all__ = ["Checksum", "Histogram", "Quantile", "TopK", "Unique", "ValueCounts"]
 
@@ -85,8 +85,6 @@ class Histogram(_Keyed):
         return a + b
 
     def finish(self, state: Any) -> Any:
-        from tensordict_lite import TensorDict
-
         counts = torch.zeros(self.bins + 2, dtype=torch.int64) if state is None else state
         edges = torch.linspace(*self.range, self.bins + 1, dtype=torch.float64)
         return TensorDict(
@@ -232,8 +230,6 @@ class ValueCounts(_Keyed):
         return out
 
     def finish(self, state: Any) -> Any:
-        from tensordict_lite import TensorDict
-
         if isinstance(state, Counter):
             found = in_order(state)
             counts = torch.tensor([state[value] for value in found], dtype=torch.int64)
@@ -318,8 +314,6 @@ class TopK(Reducer[Any]):
         return self._best(torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]]))
 
     def finish(self, state: Any) -> Any:
-        from tensordict_lite import TensorDict
-
         if state is None:
             return TensorDict({"value": torch.empty(0), "row": torch.empty(0, dtype=torch.int64)}, [0])
         if isinstance(state, list):

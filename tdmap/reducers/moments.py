@@ -15,6 +15,7 @@ from tdmap.reducers import exact
 from tdmap.reducers.base import Key, Reducer, reduced_dims, values_of
 from tdmap.reducers.blocks import moments, wide_sum
 from tdmap.reducers.ranks import larger, ranked, smaller, unranked
+from tensordict_lite import TensorDict
 
 __all__ = ["Count", "CovarianceMatrix", "Max", "Mean", "Min", "MinMax", "Std", "Sum", "Var"]
 
@@ -225,8 +226,6 @@ class MinMax(_Keyed):
         return smaller(a[0], b[0]), larger(a[1], b[1])
 
     def finish(self, state: Any) -> Any:
-        from tensordict_lite import TensorDict
-
         low, high = self.need(state)
         return TensorDict({"min": low, "max": high}, [])
 

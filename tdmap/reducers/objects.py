@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from operator import itemgetter
 from typing import Any
 
+from tdmap.data.kinds import entries_of
 from tdmap.reducers.base import Key
 from tensordict_lite import is_non_tensor, is_tensorclass
 
@@ -24,7 +25,7 @@ def objects_of(chunk: Any, key: Key | None) -> list[Any] | None:
 def _entry(chunk: Any, key: Key) -> Any:
     node = chunk
     for name in (key,) if isinstance(key, str) else key:
-        node = node._source.get(name) if is_tensorclass(node) else node.get(name, None)
+        node = entries_of(node).get(name) if is_tensorclass(node) else node.get(name, None)
         if node is None:
             return None
     return node

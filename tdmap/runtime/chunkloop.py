@@ -20,25 +20,28 @@ from typing import Any
 
 import torch
 
-from tdmap._data import Data, Reader, tensors_of
 from tdmap.data.alike import assigned
+from tdmap.data.kinds import Data, tensors_of
+from tdmap.data.objectlog import append
+from tdmap.data.reader import Reader
 from tdmap.data.writer import RowWriter
 from tdmap.errors import RemoteError, add_note, describe_rows
 from tdmap.job import Policy
-from tdmap.objectlog import append
+from tdmap.memory.cuts import Cuts
+from tdmap.memory.links import is_lost
+from tdmap.memory.mapped import MappedFiles
 from tdmap.plan import ChunkPlan
+from tdmap.process import hooks
+from tdmap.process.interrupts import installed_handlers, interrupting
 from tdmap.reducers.base import MergeTree
-from tdmap.runtime import control as at
-from tdmap.runtime.control import Control
-from tdmap.runtime.cuts import Cuts
-from tdmap.runtime.device import is_lost
-from tdmap.runtime.interrupts import installed_handlers, interrupting
-from tdmap.runtime.mapped import check_files
 from tdmap.runtime.ondevice import OnDevice
 from tdmap.runtime.skipping import Settled, Skipper
-from tdmap.runtime.types import Done, GaveBack, Kind, Segment
 from tdmap.runtime.undo import Undo
+from tdmap.runtime.wire.messages import Done, GaveBack, Segment
+from tdmap.runtime.workers import control as at
+from tdmap.runtime.workers.control import Control
 from tdmap.seeding import ChunkStreams
+from tdmap.sinks.base import Kind
 from tensordict_lite.errors import DatasetError
 
 FLUSH_SECONDS = 0.005
@@ -69,7 +72,7 @@ def _next_generation() -> None:
     _generation += 1
 
 
-os.register_at_fork(after_in_child=_next_generation)
+hooks.in_child(hooks.CHUNKS, _next_generation)
 
 
 def _leave(error: BaseException | None) -> None:
@@ -112,9 +115,11 @@ class ChunkLoop:
         cuts: Cuts | None = None,
     ) -> None:
         self.settle: Callable[[], None] | None = None
+        self._runner: Any = None
         if isinstance(fn, OnDevice):
             runner = fn.open(control[at.RANK], own_fn)
             fn, reader, self.settle = runner, runner.reader(reader), runner.settle
+            self._runner = runner
             devices = [runner.device]
             self._is_lost: list[Callable[[], bool]] = [runner.link.is_lost]
         else:
@@ -146,6 +151,12 @@ class ChunkLoop:
         self._skipper = Skipper(self, policy.skip) if policy.skip else None
         # Tensors of torch's inference mode count no versions.
         self._leaves = [leaf for leaf in tensors_of(reader.data) if not leaf.is_inference()]
+        self._versions = self._version()
+
+    def look_at(self, reader: Reader) -> None:
+        """Go on with other rows: those of the chunks that come next."""
+        self.reader = reader if self._runner is None else self._runner.reader(reader)
+        self._leaves = [leaf for leaf in tensors_of(self.reader.data) if not leaf.is_inference()]
         self._versions = self._version()
 
     @property
@@ -256,7 +267,7 @@ class ChunkLoop:
             return cut
         if isinstance(error, OSError) and error.errno == errno.EFAULT:  # the kernel has met its end, in a system call
             try:
-                check_files(self.reader.data)
+                MappedFiles(tensors_of(self.reader.data)).check()
             except DatasetError as cut:
                 return cut
         return None

@@ -14,30 +14,37 @@ close, collect or ask for more: the copy tells nobody, stops nobody and writes n
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
+from tdmap.data.skipfile import SkipFile
 from tdmap.data.writer import RowWriter
 from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_rows
 from tdmap.events import CallbackList, ChunkRetried, JobEnded, JobStarted, LeaseDone, ResultTaken, WorkerDied
 from tdmap.job import Job
-from tdmap.plan import ChunkPlan, default_chunk_size
-from tdmap.ranges import merge_ranges
+from tdmap.plan import ChunkPlan, default_chunk_size, merge_ranges
+from tdmap.process.owner import Owner
 from tdmap.runtime.chunkloop import note_rows
-from tdmap.runtime.owner import Owner
-from tdmap.runtime.scheduler import NO_LIMIT, Lease, Scheduler, SchedulerPolicy
-from tdmap.runtime.skipfile import SkipFile
+from tdmap.runtime.scheduler import NO_LIMIT, TARGET_SECONDS, Lease, Scheduler, SchedulerPolicy
 from tdmap.runtime.skiplog import SkipLog
-from tdmap.runtime.types import Done, Failed, GaveBack, Kind, Lost, Message, Refused, Segment, Skipped
-from tdmap.sinks import Allocate, InPlace, Sink, Stream
+from tdmap.runtime.wire.messages import Done, Failed, GaveBack, Lost, Message, Refused, Segment, Skipped
+from tdmap.sinks import Allocate, Sink
+from tdmap.sinks.base import Kind, Taken
 
 STREAM_BYTES = 4 << 20
 """Input bytes of a lease whose results travel: what a consumer may find in flight, several times a worker."""
 
 STREAM_CHUNKS = 256
 """And its chunks, at most."""
+
+LEASE_COST = 1e-4
+"""Seconds of this process that a lease may cost, whatever the number of workers: of many, each is given more work."""
+
+ASKED_AT_ONCE = 16
+"""Workers that are asked to give work back before the others are listened to again."""
 
 
 class Joined(NamedTuple):
@@ -98,6 +105,10 @@ class Crew(Protocol):
 
     def pid(self, worker: int) -> int:
         """Its process id, or its own number within this process."""
+        ...
+
+    def node(self, worker: int) -> str:
+        """The machine that a worker runs on; empty for this one."""
         ...
 
     def require_open(self) -> None:
@@ -167,6 +178,7 @@ class Driver:
         self.asked_workers = asked_workers
         self.row_bytes = row_bytes
         done, elsewhere = ([], []) if log is None else (log.committed, log.elsewhere)
+        self._demands = sink.demands(job.plan)
         policy = self._policy(row_bytes * job.plan.most_rows)
         self.scheduler = Scheduler(job.plan.num_known, crew.size, policy, merge_ranges([*done, *elsewhere]))
         # Of results of the first chunks; what an earlier run has done is not measured again.
@@ -178,23 +190,26 @@ class Driver:
         self.chunks = job.plan.num_chunks - sum(stop - start for start, stop in elsewhere)
         self.changed = False
         self.skips = SkipLog(job, callbacks, None if log is None else log.skips)
-        self._workers: set[int] = set()
+        self._idle: set[int] = set()
+        """Workers that hold nothing."""
+        self._hungry: set[int] = set()
+        """Workers that hold something, and could hold more."""
         self._announced = False
         self._first_result = False
         # Rows that do not fit can be skipped where they are made, so the first result must be known there.
-        self._one_first = bool(job.policy.skip) and getattr(sink, "sets_schema", False)
+        self._one_first = bool(job.policy.skip) and self._demands.first_alone
         self._lost: dict[int, Lost] = {}
         self._owner = Owner()
 
     def _policy(self, chunk_bytes: int) -> SchedulerPolicy:
-        policy = self.job.policy
-        if not self.sink.streams:
-            bound = getattr(self.sink, "max_lease", None)  # results that travel take memory until they are used
-            limit = NO_LIMIT if bound is None else bound(self.job.plan)
-            return SchedulerPolicy(retries=policy.retries, timeout=policy.timeout, max_lease=limit)
+        policy, asked = self.job.policy, self.sink.demands(self.job.plan)
+        if asked.ordered is None:
+            limit = NO_LIMIT if asked.max_lease is None else asked.max_lease
+            seconds = max(TARGET_SECONDS, LEASE_COST * self.crew.size)
+            return SchedulerPolicy(policy.retries, policy.timeout, target_seconds=seconds, max_lease=limit)
         largest = max(min(STREAM_BYTES // max(chunk_bytes, 1), STREAM_CHUNKS), 1)
         window = 2 * largest * self.crew.size + self.crew.size
-        ahead = getattr(self.sink, "ahead", None)
+        ahead = asked.ahead
         if ahead is not None:
             # Beside the one that the consumer has. A worker holds two leases: one that runs, one that waits for it.
             window, largest = max(ahead, 1) + 1, max(ahead // (2 * self.crew.size), 1)
@@ -265,7 +280,8 @@ class Driver:
     def _loop(self) -> Iterator[tuple[int, Any]]:
         scheduler = self.scheduler
         tick = 0.5 if self.job.policy.timeout is None else min(0.5, self.job.policy.timeout / 4)
-        if isinstance(self.sink, Stream):
+        ordered = self._demands.ordered
+        if ordered is not None:
             scheduler.consumed(scheduler.release()[1])  # what an earlier run has yielded
         ticks = self.callbacks.watches_time
         while not scheduler.finished or self.job.plan.is_open:
@@ -278,12 +294,12 @@ class Driver:
                 self.log.tick(time.monotonic())
             if ticks:
                 self.callbacks.on_tick(time.monotonic())
-            if isinstance(self.sink, Stream):
+            if ordered is not None:
                 for chunk in range(*scheduler.release()):
                     if self.callbacks.watches_consumer:
-                        yield from self._watched(chunk, self.sink)
+                        yield from self._watched(chunk, ordered)
                     else:
-                        yield chunk, self.sink.take(chunk)
+                        yield chunk, ordered.take(chunk)
                     self._still_ours()
                     # Back at work: the consumer has had its time, and asks for the next one.
                     scheduler.consumed(chunk + 1)
@@ -300,9 +316,9 @@ class Driver:
     def _require_here(self) -> None:
         self._owner.require(f"the job {self.job.name}")
 
-    def _watched(self, chunk: int, sink: Stream) -> Iterator[tuple[int, Any]]:
+    def _watched(self, chunk: int, ordered: Taken) -> Iterator[tuple[int, Any]]:
         began = time.monotonic()
-        yield chunk, sink.take(chunk)
+        yield chunk, ordered.take(chunk)
         now = time.monotonic()
         self.callbacks.on_result_taken(ResultTaken(self.job.number, chunk, now - began, now))
 
@@ -312,28 +328,54 @@ class Driver:
         if not self._announced and self.sink.writer is not None:
             self.crew.output(self.sink.writer)
             self._announced = True
-        for worker in list(self._workers):
-            self._fill(worker)
+        if self._fill_some(self._idle):
+            self._fill_some(self._hungry)
+        self._share_out()
 
-    def _fill(self, worker: int) -> None:
+    def _fill_some(self, workers: set[int]) -> bool:
+        """Give to these workers until there is nothing to give; whether there is."""
+        for worker in list(workers):
+            more = self._fill(worker)
+            self._note(worker)
+            if not more:
+                return False
+        return True
+
+    def _note(self, worker: int) -> None:
+        """Know how much a worker holds, after that has changed. Those who hold enough are not looked at every time."""
+        self._idle.discard(worker)
+        self._hungry.discard(worker)
+        if not self.scheduler.holds(worker):
+            self._idle.add(worker)
+        elif not self.scheduler.is_full(worker):
+            self._hungry.add(worker)
+
+    def _share_out(self) -> None:
+        """Where nothing is left to be given, have those who hold much give some of it back."""
         now = time.monotonic()
-        while True:
+        for _ in range(min(len(self._idle), ASKED_AT_ONCE)):
+            straggler = self.scheduler.straggler(now)
+            if straggler is None:
+                return
+            self.crew.ask_back(straggler.worker)
+
+    def _fill(self, worker: int) -> bool:
+        """Give a worker all it may hold; False where there is nothing to be given to anybody like it."""
+        now = time.monotonic()
+        while not self.scheduler.is_full(worker):
             limit = self.crew.limit(worker)
             if limit == 0:
                 break
             if not self._first_result and not self._announced:
                 # Nothing is known about the results yet: one chunk each, which travels, and then the place is set.
                 if self._one_first and self.scheduler.in_flight:
-                    break
+                    return False
                 limit = 1
             lease = self.scheduler.lease(worker, now, limit)
             if lease is None:
-                break
+                return False
             self.crew.grant(worker, lease)
-        if not self.scheduler.holds(worker):
-            straggler = self.scheduler.straggler(now)
-            if straggler is not None:
-                self.crew.ask_back(straggler.worker)
+        return True
 
     def _check_clock(self) -> None:
         running = self.crew.running()
@@ -352,15 +394,17 @@ class Driver:
             if lease is not None:
                 start = lease.start
                 self.scheduler.done(message.lease, message.upto, message.seconds, time.monotonic())
+                self._note(worker)
                 self._report(worker, start, message)
         elif isinstance(message, Segment):
             self._segment(message)
         elif isinstance(message, Skipped):
             self.skips.add(message)
         elif isinstance(message, Joined):
-            self._workers.add(worker)
+            self._note(worker)
         elif isinstance(message, GaveBack):
             self.scheduler.shrunk(message.lease, message.stop)
+            self._note(worker)  # who may have given back a whole lease
         elif isinstance(message, Failed):
             self.changed |= message.mutated
             note_rows(message.error, self.job.plan, message.chunk, self.job.name, self.crew.describe(worker))
@@ -385,7 +429,7 @@ class Driver:
                 self._sizes[chunk] = self.sink.value_bytes(values[chunk - start]) if kind is Kind.PARCEL else None
             self._settle_plan()
         self._first_result |= kind is not Kind.FAILED
-        self.changed |= kind is Kind.NONE or isinstance(self.sink, InPlace)
+        self.changed |= kind is Kind.NONE or self._demands.in_place
         self.sink.accept(start, stop, kind, values)
         self.scheduler.commit(lease.id, stop)
         self.skips.commit(start, stop)
@@ -429,17 +473,26 @@ class Driver:
                 time.monotonic(),
                 done.measures,
                 self.job.plan.first_row(start),
+                self.crew.node(worker),
             )
         )
 
     def _handle_loss(self, worker: int, lost: Lost) -> None:
-        self._workers.discard(worker)
+        self._idle.discard(worker)
+        self._hungry.discard(worker)
         lease = self.scheduler.get(lost.lease)
         if lease is not None and lease.worker == worker and not lost.kind.travels:
             self._safe(lease, min(lost.committed, lease.stop), lost.kind, ())
         loss = self.scheduler.worker_lost(worker, lost.running)
         self.callbacks.on_worker_died(
-            WorkerDied(self.job.number, self.crew.pid(worker), lost.signal, lost.exit_code, loss.chunk)
+            WorkerDied(
+                self.job.number,
+                self.crew.pid(worker),
+                lost.signal,
+                lost.exit_code,
+                loss.chunk,
+                self.crew.node(worker),
+            )
         )
         if lost.unprotected and loss.chunk is not None:
             raise self._loss_error(worker, lost, loss.chunk, loss.attempts, half_changed=True)
@@ -493,8 +546,6 @@ class Driver:
 
 def how_it_ended(lost: Lost) -> str:
     """How a worker ended, in words."""
-    import signal
-
     if lost.reason:
         return lost.reason
     if lost.signal is not None:

@@ -17,14 +17,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, Reader, data_row_bytes, tensors_of
+from tdmap.data.kinds import Data, data_row_bytes, tensors_of
+from tdmap.data.reader import Reader
+from tdmap.data.trees import rebuild, tensors_in
 from tdmap.errors import add_note
 from tdmap.functions import moved
 from tdmap.job import function_name
+from tdmap.memory.links import NO_FORKS, DeviceLink, Mark, is_copied
+from tdmap.memory.shm import align
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.device import NO_FORKS, DeviceLink, Mark, is_copied
-from tdmap.runtime.shm import align
-from tdmap.runtime.trees import rebuild, tensors_in
 
 DEPTH = 2
 """Chunks that are staged at a time: the one that runs and the next."""
@@ -110,6 +111,8 @@ class Runner:
         self._staging = [_Staging(link) for _ in range(DEPTH)]
         self._turn = 0
         self._staged: deque[_Staged] = deque()
+        self.sent = self.fetched = 0
+        """Bytes that went to the device, and came back."""
 
     def reader(self, reader: Reader) -> Reader:
         """A reader whose next chunk is on its way while the one that it gave is used.
@@ -140,6 +143,7 @@ class Runner:
         leaves = tensors_in(chunk)
         staging, self._turn = self._staging[self._turn], (self._turn + 1) % DEPTH
         block, views = staging.send([leaf for leaf in leaves if is_copied(leaf)])
+        self.sent += sum(view.nbytes for view in views)
         arrived = iter(views)
         # `data`: a version counter of its own, which tells later whether the function has changed it in place.
         there = [next(arrived).data if is_copied(leaf) else leaf.to(self.link.device) for leaf in leaves]
@@ -178,6 +182,7 @@ class Runner:
     def _change(self, chunk: Data, tensors: list[Tensor], changed: list[int]) -> None:
         """The function has changed tensors of its chunk in place: so are the rows of the source."""
         rows = tensors_in(chunk)
+        self.fetched += sum(tensors[n].nbytes for n in changed)
         for number, new in zip(changed, self.link.fetch([tensors[n] for n in changed])):
             if rows[number] is not tensors[number]:
                 rows[number].copy_(new)
@@ -186,6 +191,7 @@ class Runner:
     def _fetch(self, result: Any) -> Any:
         # The bytes travel as they are, and what reads them at the other end knows no lazy conjugate.
         found = [tensor.detach().resolve_conj().resolve_neg() for tensor in tensors_in(result)]
+        self.fetched += sum(tensor.nbytes for tensor in found)
         return rebuild(result, iter(self.link.fetch(found)))
 
     def settle(self) -> None:

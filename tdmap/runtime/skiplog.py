@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tdmap._warn import warn_user
+from tdmap.data.skipfile import SkipFile
 from tdmap.errors import OutputMismatch, RemoteTraceback, add_note
 from tdmap.events import Callback, RowsSkipped
+from tdmap.frames import warn_user
 from tdmap.job import Job
 from tdmap.rowerrors import RowError, RowErrors, SkippedRows
-from tdmap.runtime.remote import unpack_error
-from tdmap.runtime.skipfile import SkipFile
-from tdmap.runtime.types import Skipped
+from tdmap.runtime.wire.messages import Skipped
+from tdmap.runtime.wire.remote import unpack_error
 
 MISFIT_ROWS = 64
 """After so many rows, more results that do not fit than do end the job: it would go on in vain."""

@@ -22,16 +22,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from tdmap._data import Data, cut, is_data, narrow
 from tdmap.data.alike import VALID
+from tdmap.data.kinds import Data, is_data, tensors_of
 from tdmap.data.objects import Pieces, blank_like, concat_pieces
+from tdmap.data.reader import cut, narrow
+from tdmap.data.skipfile import append
 from tdmap.errors import add_note
 from tdmap.frames import without_engine
-from tdmap.runtime import control as at
-from tdmap.runtime.remote import pack_error
-from tdmap.runtime.skipfile import append
-from tdmap.runtime.types import Kind, Skipped
 from tdmap.runtime.undo import same_bits
+from tdmap.runtime.wire.messages import Skipped
+from tdmap.runtime.wire.remote import pack_error
+from tdmap.runtime.workers import control as at
+from tdmap.sinks.base import Kind
 
 if TYPE_CHECKING:
     from tdmap.runtime.chunkloop import ChunkLoop
@@ -187,16 +189,13 @@ class Skipper:
 
     def _mark(self, chunk: int, bad: list[int]) -> None:
         writer = self.loop.writer
-        if writer is None or writer.exact or isinstance(writer.out, torch.Tensor):
+        if writer is None or writer.exact:
             return
-        mask = getattr(writer.out, "_source", {}).get(VALID)
-        if isinstance(mask, torch.Tensor):
-            plan = self.loop.plan
-            start, stop = plan.rows(chunk)
-            rows = mask.narrow(plan.dim, start, stop - start)
+        rows = writer.column(VALID, chunk)
+        if rows is not None:
             rows.fill_(True)
             for offset in bad:
-                rows.narrow(plan.dim, offset, 1).fill_(False)
+                rows.narrow(self.loop.plan.dim, offset, 1).fill_(False)
 
 
 def _without_gaps(
@@ -286,7 +285,7 @@ class _Search:
         loop, plan = self.loop, self.loop.plan
         undo = loop.undo
         if undo is not None and loop.control[at.UNDO] == self.chunk + 1:
-            first = plan.rows(self.chunk)[0]
+            first = plan.rows(self.chunk)[0] - undo.base
             for leaf, buffer in zip(undo.leaves, undo.buffers):
                 kept = buffer.narrow(plan.dim, start, stop - start)
                 rows = leaf.narrow(plan.dim, first + start, stop - start)
@@ -327,7 +326,7 @@ def _zero(rows: Any) -> None:
     if isinstance(rows, torch.Tensor):
         rows.zero_()
         return
-    for leaf in rows if type(rows) is tuple else rows._leaves():
+    for leaf in rows if type(rows) is tuple else tensors_of(rows):
         leaf.zero_()
 
 

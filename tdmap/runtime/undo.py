@@ -15,18 +15,38 @@ copy in all. When everybody dies, the same protocol over files puts rows back at
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import fcntl
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, is_flat, tensors_of
+from tdmap.data.kinds import Data, entries_of, is_flat, tensors_of
+from tdmap.memory.hidden import NO_LOCKS, open_file
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.ledger import Room
 
 MAX_BYTES = 1 << 28
 """Chunks larger than this are not copied, unless in files: a worker that dies in one ends the job instead."""
+
+
+class Room(NamedTuple):
+    """Where a worker keeps the rows of the chunk that it runs."""
+
+    buffers: Sequence[Tensor]
+    """Room for one chunk of each tensor of the dataset."""
+    mark: Tensor | None = None
+    """int64 `[1]`: one more than the chunk whose rows are in `buffers`, or 0. None: the control block tells."""
+    done: Tensor | None = None
+    """uint8 `[chunks]`: 1 for chunks that are done; None when nobody wants to know."""
+    lock: str | None = None
+    """A file that the worker locks, shared, as long as it may write rows."""
+    skipped: str | None = None
+    """Where the worker notes rows on which the function raises (see `skipfile`)."""
+    objects: str | None = None
+    """Where it notes entries of results that are no tensors (see `tdmap.data.objectlog`)."""
 
 
 class Undo:
@@ -36,12 +56,14 @@ class Undo:
         data: the dataset.
         plan: how its rows are cut.
         room: room for one chunk of each of its tensors.
+        base: the row of the plan that is the first of `data`.
 
     Attributes:
         done: bytes, one a chunk, that are to be 1 when it is done; None when nobody wants to know.
     """
 
-    def __init__(self, data: Data, plan: ChunkPlan, room: Room) -> None:
+    def __init__(self, data: Data, plan: ChunkPlan, room: Room, base: int = 0) -> None:
+        self.base = base
         self.leaves = tensors_of(data)
         self.plan = plan
         self.buffers = list(room.buffers)
@@ -77,7 +99,7 @@ class Undo:
         self.release()
         start, stop = self.plan.rows(chunk)
         if self._direct and stop - start == self.plan.size:
-            leaves = [rows] if isinstance(rows, Tensor) else list(rows._source.values())
+            leaves = [rows] if isinstance(rows, Tensor) else list(entries_of(rows).values())
             if len(leaves) == 1:
                 self._whole[0].copy_(leaves[0])
             else:
@@ -85,7 +107,7 @@ class Undo:
         else:
             dim, count = self.plan.dim, stop - start
             for leaf, buffer in zip(self.leaves, self.buffers):
-                buffer.narrow(dim, 0, count).copy_(leaf.narrow(dim, start, count))
+                buffer.narrow(dim, 0, count).copy_(leaf.narrow(dim, start - self.base, count))
         if self._mark is not None:
             self._mark[0] = chunk + 1
 
@@ -94,7 +116,7 @@ class Undo:
         start, stop = self.plan.rows(chunk)
         dim, count = self.plan.dim, stop - start
         for leaf, buffer in zip(self.leaves, self.buffers):
-            rows, copy = leaf.narrow(dim, start, count), buffer.narrow(dim, 0, count)
+            rows, copy = leaf.narrow(dim, start - self.base, count), buffer.narrow(dim, 0, count)
             if not same_bits(rows, copy):
                 rows.copy_(copy)
 
@@ -102,6 +124,18 @@ class Undo:
         """The buffers hold nothing that is to be put back."""
         if self._mark is not None:
             self._mark[0] = 0
+
+
+def lock_shared(path: str) -> int:
+    """Hold a file as one of many; the descriptor, which is to be closed."""
+    descriptor = open_file(Path(path), os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            os.close(descriptor)
+            raise
+    return descriptor
 
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -2,18 +2,65 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
 from tdmap.data.sizes import result_bytes
 from tdmap.data.writer import RowWriter
+from tdmap.memory.links import PageLocker
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.types import Kind
+
+
+class Kind(enum.IntEnum):
+    """What became of the result of a chunk."""
+
+    WRITTEN = 0
+    """It was copied into the output."""
+    NONE = 1
+    """The function returned None."""
+    PARCEL = 2
+    """It travels to the driver."""
+    FAILED = 3
+    """There is none: the function raised on every row, and rows that raise are skipped."""
+    OBJECTS = 4
+    """Its tensors were copied into the output; its entries that are no tensors travel to the driver."""
+
+    @property
+    def travels(self) -> bool:
+        """Whether a value of each chunk goes to the driver: a chunk is not safe before it is there."""
+        return self in (Kind.PARCEL, Kind.OBJECTS)
+
 
 Allocate: TypeAlias = Callable[[torch.dtype, torch.Size], torch.Tensor]
 """Makes a tensor that the workers of a job can write into."""
+
+
+class Taken(Protocol):
+    """Hands results on."""
+
+    def take(self, chunk: int) -> Any:
+        """The result of `chunk`, which is not kept any longer."""
+        ...
+
+
+class Demands(NamedTuple):
+    """What a sink asks of those who run its job."""
+
+    ordered: Taken | None = None
+    """Results are handed to a consumer in order, taken from here, instead of being kept."""
+    ahead: int | None = None
+    """Then: chunks that may be under way or done before they are wanted; None leaves it to the engine."""
+    max_lease: int | None = None
+    """Chunks that a worker may be given at once: results that travel take memory until they are used."""
+    first_alone: bool = False
+    """The first result says what all others must look like."""
+    in_place: bool = False
+    """Results go back into the rows that they came from."""
+    locker: PageLocker | None = None
+    """Page-locks the slots of results, which go on to a device."""
 
 
 class Sink(Protocol):
@@ -22,9 +69,8 @@ class Sink(Protocol):
     A worker writes into the sink's memory through `writer`; what it could not write reaches `accept` as a value.
     """
 
-    @property
-    def streams(self) -> bool:
-        """Results are handed to the consumer in order, instead of being kept."""
+    def demands(self, plan: ChunkPlan) -> Demands:
+        """What the sink asks of those who run its job."""
         ...
 
     def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
@@ -59,6 +105,10 @@ class Sink(Protocol):
 
 class PlainSink:
     """What most sinks do where there is nothing special to do."""
+
+    def demands(self, plan: ChunkPlan) -> Demands:
+        """Nothing."""
+        return Demands()
 
     def abandon(self) -> None:
         """There is nothing to keep."""

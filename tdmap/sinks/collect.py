@@ -6,14 +6,12 @@ from typing import Any
 
 from tdmap.data.writer import RowWriter
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate, PlainSink
+from tdmap.sinks.base import Allocate, Kind, PlainSink
 
 
 class Collect(PlainSink):
     """Keeps one value a chunk: counts, extents, errors. Its result is their list, None where there is none."""
 
-    streams = False
     writer: RowWriter | None = None
 
     def __init__(self) -> None:

@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdmap._data import Data, data_row_bytes, is_data, is_dense, tensors_of
 from tdmap.data.alike import check_leaf, not_a_collection
+from tdmap.data.kinds import Data, data_row_bytes, entries_of, is_data, is_dense, tensors_of
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, add_note, describe_rows
+from tdmap.memory.links import DeviceLink, Mark
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.device import DeviceLink, Mark
-from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate, PlainSink
+from tdmap.sinks.base import Allocate, Demands, Kind, PlainSink
 
 IN_FLIGHT_BYTES = 32 << 20
 """Bytes of results whose copies have begun and not ended, beyond the last chunk's."""
@@ -55,7 +54,6 @@ class DeviceBuffer(PlainSink):
         link: the way there.
     """
 
-    streams = False
     writer: RowWriter | None = None
 
     def __init__(self, out: Data, link: DeviceLink) -> None:
@@ -80,10 +78,9 @@ class DeviceBuffer(PlainSink):
             self._copying.clear()
             self._bytes = 0
 
-    def max_lease(self, plan: ChunkPlan) -> int:
-        """Chunks that a worker may be given at once: each of them takes a slot."""
-        chunk_bytes = data_row_bytes(self.out, plan.length) * plan.size
-        return min(max(LEASE_BYTES // max(chunk_bytes, 1), 1), 16)
+    def demands(self, plan: ChunkPlan) -> Demands:
+        chunk_bytes = data_row_bytes(self.out, plan.length) * plan.size  # each chunk of a lease takes a slot
+        return Demands(max_lease=min(max(LEASE_BYTES // max(chunk_bytes, 1), 1), 16), locker=self.link)
 
     def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
         self._rows = RowWriter(self.out, plan, exact=False)
@@ -180,8 +177,8 @@ def pairs_of(rows: Data, result: Data, path: tuple[str, ...]) -> Iterator[tuple[
         return  # no tensors in it, or `check_device_out` would have refused it
     if isinstance(result, Tensor) or not is_data(result):
         raise not_a_collection(rows, result)
-    theirs = result._source if is_dense(result) else None
-    for key, row in rows._source.items():
+    theirs = entries_of(result) if is_dense(result) else None
+    for key, row in entries_of(rows).items():
         entry = theirs.get(key) if theirs is not None else result.get(key, None)
         if entry is not None:
             yield from pairs_of(row, entry, (*path, key))
@@ -218,5 +215,5 @@ def _all_dense(data: Data) -> bool:
     if isinstance(data, Tensor):
         return True
     if not is_dense(data):
-        return not data._leaves()
-    return all(_all_dense(value) for value in data._source.values())
+        return not tensors_of(data)
+    return all(_all_dense(value) for value in entries_of(data).values())

@@ -8,8 +8,7 @@ from typing import Any
 from tdmap.data.writer import RowWriter
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import MergeTree, Node, Reducer, merged, nodes
-from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate, PlainSink
+from tdmap.sinks.base import Allocate, Kind, PlainSink
 
 
 class Fold(PlainSink):
@@ -20,7 +19,6 @@ class Fold(PlainSink):
     A handful of states wait for a neighbour at any time, one a level of the tree and worker in the usual order.
     """
 
-    streams = False
     writer: RowWriter | None = None
 
     def __init__(self, reducer: Reducer[Any], restored: list[Node] | None = None) -> None:

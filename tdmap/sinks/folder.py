@@ -7,16 +7,16 @@ from typing import Any, Protocol
 
 import torch
 
-from tdmap._data import Data, allocate_like, entries_of, gatherable, is_dense
 from tdmap.data.alike import unlike_the_others
+from tdmap.data.join import allocate_like, gatherable
+from tdmap.data.kinds import Data, entries_of, is_dense
+from tdmap.data.objectlog import ObjectLog, check_storable
 from tdmap.data.objects import KeyPath, ObjectColumns, Pieces, object_paths, without_objects
+from tdmap.data.store import require_room_for_hidden
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
-from tdmap.objectlog import ObjectLog, check_storable
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate, PlainSink
-from tdmap.store import require_room_for_hidden
+from tdmap.sinks.base import Allocate, Demands, Kind, PlainSink
 
 
 class Store(Protocol):
@@ -82,10 +82,6 @@ class Folder(PlainSink):
         log: of a run that can be resumed: keeps what is not written yet.
     """
 
-    streams = False
-    sets_schema = True
-    """The first result says what all others must look like."""
-
     def __init__(self, store: Store, created: Callable[[Data], None], log: ObjectLog | None = None) -> None:
         self._store = store
         self._created = created
@@ -97,6 +93,9 @@ class Folder(PlainSink):
     @property
     def writer(self) -> RowWriter | None:
         return self._writer
+
+    def demands(self, plan: ChunkPlan) -> Demands:
+        return Demands(first_alone=True)
 
     def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
         self._plan = plan

@@ -6,15 +6,16 @@ from typing import Any
 
 import torch
 
-from tdmap._data import Data, allocate_like, gatherable, is_data, join, joinable, narrow, tensors_of
-from tdmap._warn import warn_user
 from tdmap.data.alike import describe_difference, not_alike
+from tdmap.data.join import allocate_like, gatherable, join, joinable
+from tdmap.data.kinds import Data, is_data, tensors_of
 from tdmap.data.objects import ObjectColumns, blank_like, object_paths, with_objects, without_objects
+from tdmap.data.reader import narrow
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
+from tdmap.frames import warn_user
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate, PlainSink
+from tdmap.sinks.base import Allocate, Kind, PlainSink
 
 
 class Gather(PlainSink):
@@ -29,8 +30,6 @@ class Gather(PlainSink):
         name: of the function, for a warning where only some of its results are None; empty where that is meant.
         drops: rows that raise are left out, and are no zeros.
     """
-
-    streams = False
 
     def __init__(self, name: str = "", drops: bool = False) -> None:
         self._name = name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tdmap.plan import ChunkPlan
+from tdmap.sinks.base import Demands
 from tdmap.sinks.preallocated import Preallocated
 
 
@@ -9,3 +11,6 @@ class InPlace(Preallocated):
     """A `Preallocated` sink whose output is the source: what the function changed in place is not copied again."""
 
     aliased = True
+
+    def demands(self, plan: ChunkPlan) -> Demands:
+        return Demands(in_place=True)

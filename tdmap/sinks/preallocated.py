@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdmap._data import Data, describe_rows
+from tdmap.data.kinds import Data
+from tdmap.data.objectlog import ObjectLog
 from tdmap.data.objects import ObjectColumns, assign_objects
 from tdmap.data.writer import RowWriter
-from tdmap.errors import OutputMismatch
-from tdmap.objectlog import ObjectLog
+from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate, PlainSink
+from tdmap.sinks.base import Allocate, Kind, PlainSink
 
 
 class Preallocated(PlainSink):
@@ -22,7 +21,6 @@ class Preallocated(PlainSink):
         log: of a run that can be resumed: keeps the results' entries that are no tensors.
     """
 
-    streams = False
     aliased = False
 
     def __init__(self, out: Data, log: ObjectLog | None = None) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tdmap.data.writer import RowWriter
+from tdmap.memory.links import PageLocker
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.parcels import PageLocker
-from tdmap.runtime.types import Kind
-from tdmap.sinks.base import Allocate, PlainSink
+from tdmap.sinks.base import Allocate, Demands, Kind, PlainSink
 
 
 class Stream(PlainSink):
@@ -19,13 +18,15 @@ class Stream(PlainSink):
         link: what page-locks the slots of results that go on to a device.
     """
 
-    streams = True
     writer: RowWriter | None = None
 
     def __init__(self, ahead: int | None = None, link: PageLocker | None = None) -> None:
         self.ahead = ahead
         self.link = link
         self._waiting: dict[int, Any] = {}
+
+    def demands(self, plan: ChunkPlan) -> Demands:
+        return Demands(ordered=self, ahead=self.ahead, locker=self.link)
 
     def open(self, plan: ChunkPlan, allocate: Allocate) -> None:
         pass

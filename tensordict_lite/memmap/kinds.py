@@ -178,18 +178,22 @@ def _regular_depth(values: Any) -> int:
     """How many levels of lists have one length each: the batch dims of objects that are not lists."""
     if type(values) not in (list, tuple) or not values:  # tuples become lists in JSON
         return 0
+    if not {list, tuple}.intersection(map(type, values)):
+        return 1
     inner = {(_regular_depth(value), len(value) if type(value) in (list, tuple) else -1) for value in values}
     return 1 + (next(iter(inner))[0] if len(inner) == 1 else 0)
 
 
 def _stack_objects(path: str, values: Any, dims: int, device: torch.device) -> Any:
-    from tensordict_lite.nontensor import NonTensorData
+    from tensordict_lite.nontensor import NonTensorData, holds_collections
     from tensordict_lite.nontensor_stack import NonTensorStack
 
     if dims == 0:
         return NonTensorData(values, device=device)
     if type(values) is not list:
         raise DatasetError(path, "the lists of a stack of objects are not of one depth")
+    if dims == 1 and not holds_collections(values):
+        return NonTensorStack._of_objects(values, device=device)
     members = [_stack_objects(path, value, dims - 1, device) for value in values]
     sizes = {member.batch_size for member in members}
     if len(sizes) > 1:

@@ -173,7 +173,7 @@ class SharedHandle(NamedTuple):
             info = os.stat(self.path)
         except OSError as err:
             raise DatasetError(self.path, self._gone(err)) from None
-        if self.anonymous and (info.st_dev, info.st_ino) != (self.device, self.inode):
+        if self._is_other(info):
             raise DatasetError(self.path, self._gone(None))
         if info.st_size < self.nbytes:
             raise DatasetError(self.path, f"{self.nbytes:,} bytes are expected and the file has {info.st_size:,}")
@@ -185,13 +185,20 @@ class SharedHandle(NamedTuple):
             _remember(key, storage)
         return storage
 
+    def _is_other(self, info: os.stat_result) -> bool:
+        if self.anonymous:
+            return (info.st_dev, info.st_ino) != (self.device, self.inode)
+        return self.inode not in (0, info.st_ino)  # machines that share a folder number its device differently
+
     def _gone(self, err: OSError | None) -> str:
         if self.anonymous:
             return (
                 "this memory belonged to a process that has released it or ended; keep the tensor alive in the "
                 "process that made it until others have received it, or give it a filename"
             )
-        return f"the file of a memory-mapped tensor cannot be opened ({err.strerror if err else 'replaced'})"
+        if err is None:
+            return "another file has taken the place of the one that was mapped: load the dataset again"
+        return f"the file of a memory-mapped tensor cannot be opened ({err.strerror})"
 
 
 # Mappings of this process that are still in use, so that a tensor received twice is mapped once.

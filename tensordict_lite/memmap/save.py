@@ -360,6 +360,9 @@ def _mark(node: Any, original: Any, paths: dict[int, list[str]], root: str | Non
     if own:  # else it is an object of a stack of objects, which are in one file
         path = own.pop(0)  # an object may be in several places
         node._memmap_path = "" if root is None else (os.path.join(root, path) if path else root)
+    if getattr(node, "_objects", None) is not None:  # a column of objects
+        node._objects.device = _CPU
+        return
     for child, original_child in zip(node._nested(), original._nested()):
         _mark(child, original_child, paths, root)
 

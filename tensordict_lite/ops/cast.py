@@ -547,6 +547,8 @@ def _moved(node: Any, move: Callable[[Tensor], Tensor], device: torch.device) ->
 
 
 def _put_leaves(node: Any, leaves: Iterator[Tensor]) -> None:
+    if getattr(node, "_objects", None) is not None:  # a column of objects
+        return
     source = node._source
     if isinstance(source, dict):
         for key, value in source.items():

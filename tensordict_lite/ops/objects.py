@@ -125,7 +125,7 @@ def _answer(a: Any, b: Any, op: Callable[[Any, Any], Any]) -> bool:
 
 def _elements(data: Any, size: torch.Size) -> list[Any] | None:
     """The objects in row-major order; ``None`` where one stands for all."""
-    if type(data._source) is dict:
+    if not hasattr(data, "_payloads") and type(data._source) is dict:
         return None
     rows = data.tolist() if data._batch_size == size else data.expand(size).tolist()
     for _ in size[1:]:

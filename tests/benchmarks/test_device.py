@@ -7,7 +7,7 @@ import torch
 
 import tdmap
 from benchmarks import device
-from tdmap.runtime import device as device_module
+from tdmap.memory import links as device_module
 
 
 @pytest.fixture(autouse=True)

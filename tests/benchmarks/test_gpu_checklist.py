@@ -10,7 +10,7 @@ import torch
 
 import tdmap
 from benchmarks import gpu
-from tdmap.runtime import device
+from tdmap.memory import links as device
 
 PLAYED = [one for one in gpu.EXPERIMENTS if not one.needs_cuda]
 

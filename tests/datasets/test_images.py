@@ -17,14 +17,14 @@ import torch
 
 import tdmap
 from tdmap.errors import ResumeMismatch
-from tensordict_lite import TensorDict
+from tensordict_lite import DatasetError, TensorDict
 
 pytest.importorskip("PIL")
 
 from PIL import Image, ImageOps
 
 from tdmap.datasets import images
-from tdmap.datasets.images import PictureError, Pictures, SkippedPictures
+from tdmap.datasets.images import PictureError, Pictures, SkippedPictures, ingesting
 from tdmap.datasets.images.pixels import Look, decode
 
 
@@ -220,14 +220,74 @@ def test_a_spoilt_file_ends_the_call_and_is_named(tmp_path: Path) -> None:
     assert len(pictures) == 24
 
 
-def test_another_folder_does_not_take_the_place_of_an_unfinished_one(tmp_path: Path) -> None:
+def test_another_folder_does_not_take_the_place_of_an_unfinished_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingesting, "CHUNK_BYTES", 1)  # a picture is a chunk: some are done
     for name in ("in", "other"):
         make_folder(tmp_path / name)
         (tmp_path / name / "b" / "bad.jpg").write_bytes(name.encode())
     with pytest.raises(PictureError):
-        images.ingest(tmp_path / "in", tmp_path / "out", size=16, num_workers=2)
+        images.ingest(tmp_path / "in", tmp_path / "out", size=16, num_workers=0)
     with pytest.raises(ResumeMismatch, match="files"):
-        images.ingest(tmp_path / "other", tmp_path / "out", size=16, num_workers=2, on_error="skip")
+        images.ingest(tmp_path / "other", tmp_path / "out", size=16, num_workers=0, on_error="skip")
+
+
+def test_a_run_goes_on_under_another_on_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingesting, "CHUNK_BYTES", 1)
+    read: list[int] = []
+    monkeypatch.setattr(ingesting.DecodeFiles, "read", _counting(ingesting.DecodeFiles.read, read))
+    make_folder(tmp_path / "in")
+    (tmp_path / "in" / "b" / "bad.jpg").write_bytes(b"nothing")
+    with pytest.raises(PictureError):
+        images.ingest(tmp_path / "in", tmp_path / "out", size=16, num_workers=0)
+    before = set(read)
+    read.clear()
+    with pytest.warns(SkippedPictures):
+        pictures = images.ingest(tmp_path / "in", tmp_path / "out", size=16, num_workers=0, on_error="skip")
+    assert len(pictures) == 24
+    assert len(before) > 5 and len(before & set(read)) == 1  # the spoilt one
+
+
+def _counting(real: Any, read: list[int]) -> Any:
+    def counts(self: Any, number: int) -> Any:
+        read.append(number)
+        return real(self, number)
+
+    return counts
+
+
+def test_a_call_that_dies_before_rows_are_left_out_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_folder(tmp_path / "in")
+    (tmp_path / "in" / "b" / "bad.jpg").write_bytes(b"nothing")
+    (tmp_path / "in" / "a" / "000.png").write_bytes(b"")
+
+    def dies(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    for step in ("permute", "_write_beside", "exchange"):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(ingesting, step, dies)
+            images.ingest(tmp_path / "in", tmp_path / "out", size=16, num_workers=0, on_error="skip")
+        with pytest.raises(DatasetError, match=r"pictures\.json"):
+            images.Pictures.open(tmp_path / "out")
+    with pytest.warns(SkippedPictures):
+        pictures = images.ingest(tmp_path / "in", tmp_path / "out", size=16, num_workers=0, on_error="skip")
+    assert [name for name, _ in pictures.skipped] == ["a/000.png", "b/bad.jpg"]
+    assert len(pictures) == 23 and int(pictures.data["file"].min()) > 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+def test_a_folder_of_spoilt_files_becomes_no_dataset(tmp_path: Path) -> None:
+    for name in ("x.png", "y.jpg"):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(b"nothing")
+    with pytest.raises(PictureError, match="none of the 2 files can be read"):
+        images.ingest(tmp_path / "in", tmp_path / "out", size=16, num_workers=0, on_error="skip")
+    with pytest.raises(DatasetError):
+        TensorDict.load_memmap(tmp_path / "out")
 
 
 def test_encoded_pictures_are_the_bytes_of_their_files(tmp_path: Path) -> None:

@@ -306,8 +306,10 @@ def test_bad_input_is_told(tmp_path: Path) -> None:
     saved = Jagged.from_list(["a"]).save(tmp_path / "j", num_workers=0)
     with pytest.raises(FileExistsError):
         saved.save(tmp_path / "j")
-    with pytest.raises(FileExistsError):
-        saved.map(lambda chunk: list(chunk), tmp_path / "j")
+    (tmp_path / "link").symlink_to(tmp_path / "j")
+    for name in ("j", "link"):  # the same folder, under both names
+        with pytest.raises(FileExistsError, match="is the folder of the data"):
+            saved.map(lambda chunk: list(chunk), tmp_path / name)
 
 
 @pytest.mark.parametrize("offsets", [[0, 2, 1], [-1, 0, 1], [0, 1, 99]])

@@ -10,9 +10,11 @@ import pytest
 pytest.importorskip("PIL")
 
 import numpy as np
+import torch
 from PIL import Image
 
-from tdmap.datasets import Jagged, images
+from tdmap.datasets import Jagged, Table, images
+from tensordict_lite import TensorDict
 from tests.datasets.killing import contents, kill_until_done
 
 
@@ -71,3 +73,30 @@ Jagged.open({str(tmp_path / "in")!r}).map(fn, {str(tmp_path / "out")!r}, resume=
     whole = Jagged.open(tmp_path / "in").map(fn, tmp_path / "whole", num_workers=0)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert len(whole) == 60_000 and kills >= 1
+
+
+@pytest.mark.slow
+def test_a_killed_map_of_a_table_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    words = Jagged.from_list([f"{number} " * (number % 23) for number in range(40_000)])
+    Table(TensorDict({"x": torch.arange(40_000)}, [40_000]), {"word": words}).save(tmp_path / "in")
+    program = """
+from tdmap.datasets import Table
+
+def fn(rows):
+    kept = rows["x"] % 3 > 0
+    return {"x": rows["x"][kept], "word": [word[::-1] for word in rows["word"][kept]], "twice": rows["word"][kept]}
+"""
+    script = f"""
+import warnings
+warnings.simplefilter("ignore")
+{program}
+Table.open({str(tmp_path / "in")!r}).map(fn, {str(tmp_path / "out")!r}, resume=True, num_workers=2, chunksize=100)
+"""
+    kills = kill_until_done(script, tmp_path / "out")
+    names: dict[str, Any] = {}
+    exec(program, names)
+    whole = Table.open(tmp_path / "in").map(names["fn"], tmp_path / "whole", num_workers=0)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    kept = [number for number in range(40_000) if number % 3]
+    assert whole.rows["x"].tolist() == kept and kills >= 1
+    assert whole["word"].tolist() == [(f"{number} " * (number % 23))[::-1] for number in kept]

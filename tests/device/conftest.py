@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tdmap.runtime import device as device_module
+from tdmap.memory import links as device_module
 from tests.device.fakelink import FakeLink
 
 FAKE = "mtia"

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from tdmap.runtime.device import Mark
+from tdmap.memory.links import Mark
 
 POISON = 0xA5
 """Every byte of device memory that nothing was copied to."""

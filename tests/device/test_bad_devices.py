@@ -11,8 +11,8 @@ import torch
 import tdmap
 from tdmap.devices import Placement, check_start_method, devices_of
 from tdmap.execution import Execution
-from tdmap.runtime import device as device_module
-from tdmap.runtime.device import resolve_device
+from tdmap.memory import links as device_module
+from tdmap.memory.links import resolve_device
 from tensordict_lite import TensorDict
 from tests.device.fakelink import FakeLink
 

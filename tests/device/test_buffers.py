@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import tdmap
-from tdmap._data import narrow
-from tdmap.api import plan_for
+from tdmap.data.reader import narrow
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
-from tdmap.runtime.pool import WorkerPool
+from tdmap.operations.map import plan_for
+from tdmap.runtime.workers.pool import WorkerPool
 from tdmap.sinks.device import DeviceBuffer, check_device_out
 from tensordict_lite import LazyStackedTensorDict, TensorDict, tensorclass
 from tests.device.fakelink import POISON, FakeLink

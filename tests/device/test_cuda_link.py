@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tdmap._data import Data
+from tdmap.data.kinds import Data
 from tdmap.execution import Execution
 from tdmap.job import Job, Source
+from tdmap.memory.links import CudaLink
+from tdmap.operations.prefetch import prefetch_over
 from tdmap.plan import ChunkPlan
-from tdmap.prefetch import prefetch_over
-from tdmap.runtime.device import CudaLink
 from tdmap.sinks.device import DeviceBuffer
 
 HERE = torch.device("cpu")

@@ -8,9 +8,9 @@ import mmap
 import pytest
 import torch
 
-from tdmap._data import Reader
+from tdmap.data.reader import Reader
+from tdmap.operations.prefetch import prefetch_over, send
 from tdmap.plan import ChunkPlan
-from tdmap.prefetch import prefetch_over, send
 from tdmap.runtime import ondevice
 from tests.device.fakelink import POISON, FakeLink, launch
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.prefetch import prefetch_to_device
-from tdmap.runtime.device import CudaLink
-from tdmap.runtime.lending import can_lend
-from tdmap.runtime.shm import anonymous_file, map_path, release_file
+from tdmap.memory.links import CudaLink
+from tdmap.memory.shm import anonymous_file, map_path, release_file
+from tdmap.operations.prefetch import prefetch_to_device
+from tdmap.runtime.wire.lending import can_lend
 from tensordict_lite import TensorDict, tensorclass
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

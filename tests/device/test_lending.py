@@ -15,10 +15,10 @@ import tdmap
 from tdmap.devices import Placement
 from tdmap.execution import Execution
 from tdmap.job import Job, Source
+from tdmap.memory import links as device_module
 from tdmap.plan import ChunkPlan
-from tdmap.runtime import device as device_module
-from tdmap.runtime import lending, packing
-from tdmap.runtime.executors import payload, processes
+from tdmap.runtime.crews import processes
+from tdmap.runtime.wire import lending, packing, payload
 from tdmap.sinks import Preallocated
 from tests.device.fakelink import FakeLink
 

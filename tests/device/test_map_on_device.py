@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import tdmap
-from tdmap._data import Reader
+from tdmap.data.reader import Reader
+from tdmap.memory import links as device_module
 from tdmap.plan import ChunkPlan
-from tdmap.runtime import device as device_module
 from tdmap.runtime import ondevice
 from tensordict_lite import TensorDict
 from tests.device.fakelink import FakeLink

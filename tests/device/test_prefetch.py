@@ -11,8 +11,8 @@ import weakref
 import pytest
 import torch
 
-from tdmap.prefetch import prefetch_over, prefetch_to_device
-from tdmap.runtime import device as device_module
+from tdmap.memory import links as device_module
+from tdmap.operations.prefetch import prefetch_over, prefetch_to_device
 from tensordict_lite import TensorDict, lazy_stack, tensorclass
 from tests.device.fakelink import FakeLink
 

@@ -10,9 +10,9 @@ import torch
 import tdmap
 from tdmap.devices import FN_WORKERS, Placement
 from tdmap.execution import Execution
-from tdmap.runtime import device as device_module
+from tdmap.memory import links as device_module
+from tdmap.process.torchsettings import ProcessSettings, ThreadSettings
 from tdmap.runtime import ondevice
-from tdmap.runtime.torchsettings import ProcessSettings, ThreadSettings
 from tests.device.fakelink import FakeLink
 
 FAKE = "mtia"
@@ -21,7 +21,7 @@ FAKE = "mtia"
 @pytest.fixture
 def no_forks(monkeypatch):
     """The fake is a device that no fork can use, as CUDA is once anything has asked for it. CPU workers are forks."""
-    monkeypatch.setattr("tdmap.runtime.launch.safe_to_fork", lambda worker_threads: True)
+    monkeypatch.setattr("tdmap.runtime.workers.launch.safe_to_fork", lambda worker_threads: True)
     monkeypatch.setitem(device_module.LINKS, FAKE, FakeLink)
     monkeypatch.setattr(device_module, "NO_FORKS", {FAKE})
     monkeypatch.setattr(ondevice, "NO_FORKS", {FAKE})

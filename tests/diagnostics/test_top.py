@@ -18,7 +18,7 @@ import tdmap
 from tdmap.cli import app
 from tdmap.diagnostics import jobfiles, live
 from tdmap.diagnostics.jobfiles import JobStatus, WorkerStatus, read_jobs
-from tdmap.runtime.identity import ProcessId
+from tdmap.process.identity import ProcessId
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -230,3 +230,48 @@ def test_top_in_a_terminal_follows_a_job_and_leaves_on_ctrl_c(job):
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     finally:
         os.close(terminal)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_folder_of_a_real_other_user_is_refused(tmp_path):
+    """What a user meets who looks into a folder of root's."""
+    folder = tmp_path / "status"
+    folder.mkdir(mode=0o700)
+    here, there = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            os.setgid(65534)
+            os.setuid(65534)
+            answer = CliRunner().invoke(app, ["top", str(folder)])
+            os.write(there, answer.stderr.encode()[:4000])
+            code = answer.exit_code
+        finally:
+            os._exit(code)
+    os.close(there)
+    with os.fdopen(here, "rb") as file:
+        said = file.read().decode()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    # Where a folder above is closed as well, it is not even seen that there is one.
+    assert "belongs to another user" in said or "does not exist" in said or "Permission denied" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_files_and_datasets_that_go_while_it_looks_harm_nobody(status_folder, monkeypatch):
+    """A job ends, and its file and dataset go, between the look at the folder and that into the file."""
+    status(status_folder, "1-1.json", rows_done=100)
+    status(status_folder, "2-2.json", job=2, program="of data that is gone")
+    names = [*os.listdir(status_folder), "9-9.json"]
+    with monkeypatch.context() as patch:
+        patch.setattr(jobfiles.os, "listdir", lambda folder: names)
+        (status_folder / "1-1.json").unlink()
+        assert [job.job for job in read_jobs(status_folder)] == [2]
+    watcher = live.Watcher()
+    for rows in (200, 50, 1000, 2000):  # another run into the same folder begins again, or has more rows
+        made = status(status_folder, "2-2.json", job=2, rows_done=rows, rate=0.0)
+        (job,) = read_jobs(status_folder)
+        assert job.rows_done == rows and made.rows == job.rows
+        facts = live.facts(job, watcher.look(job))
+        assert facts["rows_done"] == rows and facts["remaining"] is None
+        assert CliRunner().invoke(app, ["top"]).exit_code == 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.runtime.executors import threads
+from tdmap.runtime.crews import threads
 from tensordict_lite import TensorDict
 from tests.engine._steps import Steps, spread
 
@@ -195,12 +195,12 @@ def test_at_any_step_of_another_job(method):
             return tdmap.map(X, double, pool=pool, chunksize=20)
 
     leave(method)
-    with Steps(files=("launch.py", "pool.py", "processes.py", "driver.py")) as steps:
+    with Steps(files=("launch.py", "forks.py", "pool.py", "processes.py", "driver.py")) as steps:
         run()
     gc.collect()
     for at in spread(steps.count, 25):
         leave(method)
-        with Steps(at, gc.collect, files=("launch.py", "pool.py", "processes.py", "driver.py")):
+        with Steps(at, gc.collect, files=("launch.py", "forks.py", "pool.py", "processes.py", "driver.py")):
             assert torch.equal(run(), 2 * X)
         gc.collect()
 

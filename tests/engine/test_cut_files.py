@@ -177,7 +177,7 @@ def test_a_chunk_that_was_read_from_a_cut_file_is_not_done(tmp_path):
     try:
         tdmap.map(data, fn, out="out", resume=True, num_workers=0, chunksize=1000)
     except tdmap.errors.ResumeMismatch:  # the source is not the same file
-        from tdmap import journal
+        from tdmap.resume import journal
         from pathlib import Path
         assert journal.read(Path("out/.tdmap/journal")).ranges(None) == [(0, 3)]
         print("ok")

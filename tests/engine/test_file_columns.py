@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import tdmap
-from tdmap import filecolumn
 from tdmap.data.writer import RowWriter
-from tdmap.filecolumn import PERIOD, PROBES, FileColumn, columns_behind
+from tdmap.memory import filecolumn
+from tdmap.memory.filecolumn import PERIOD, PROBES, FileColumn, columns_behind
 from tdmap.plan import ChunkPlan
 from tensordict_lite import MemoryMappedTensor, TensorDict
 

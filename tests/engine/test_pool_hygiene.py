@@ -143,7 +143,7 @@ def pause(x):
 
 @pytest.mark.parametrize("when", ["idle", "at work"])
 def test_a_worker_that_was_stopped_is_replaced_after_the_timeout(when, monkeypatch):
-    from tdmap.runtime.executors import processes
+    from tdmap.runtime.crews import processes
 
     monkeypatch.setattr(processes, "START_SECONDS", 0.5)
     x = torch.arange(300)

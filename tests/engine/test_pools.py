@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.runtime import pool as pools
+from tdmap.runtime.workers import pool as pools
 
 
 def pid_of(x):

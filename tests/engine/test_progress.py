@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 
 import torch
 
 import tdmap
 from tdmap.events import JobEnded, JobStarted, LeaseDone
+from tensordict_lite import TensorDict
 
 
 def started(rows: int) -> JobStarted:
@@ -74,3 +76,63 @@ def test_the_bar_of_an_operation_that_fails_is_ended():
     with contextlib.suppress(ZeroDivisionError):
         tdmap.map(torch.arange(1000), lambda x: 1 // 0, num_workers=0, callbacks=[bar])
     assert bar._bar is None and text.getvalue().endswith("\n")
+
+
+class Terminal(io.StringIO):
+    """A terminal that remembers what was shown."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def double(chunk):
+    return chunk * 2
+
+
+def negate(chunk):
+    return -chunk
+
+
+def names_shown(text: str) -> set[str]:
+    return {part.split(":")[0].strip() for part in re.split(r"[\r\n]|\x1b\[A", text) if "%|" in part}
+
+
+def plus_one(chunk):
+    return TensorDict({"x": chunk["x"] + 1}, chunk.batch_size)
+
+
+def minus_one(chunk):
+    return TensorDict({"x": chunk["x"] - 1}, chunk.batch_size)
+
+
+def test_a_pipeline_has_a_bar_for_each_job_under_the_name_of_its_stages(tmp_path, monkeypatch):
+    rows = TensorDict({"x": torch.arange(1000)}, [1000])
+    for run in (
+        lambda chain: list(chain.batch(10).iter(num_workers=2, pbar=True)),
+        lambda chain: chain.collect(num_workers=2, pbar=True),
+    ):
+        terminal = Terminal()
+        monkeypatch.setattr("sys.stderr", terminal)
+        folder = tmp_path / f"cache{len(list(tmp_path.iterdir()))}"
+        run(rows.pipeline().map(plus_one).cache(folder).map(minus_one))
+        shown = terminal.getvalue()
+        assert names_shown(shown) == {"plus_one", "minus_one"}, shown
+        assert shown.count("1.00k/1.00k") >= 2, "both end full"
+
+
+def test_parts_of_a_pipeline_have_bars_of_their_own(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    left, right = tdmap.Pipeline(torch.arange(600)).map(double), tdmap.Pipeline(torch.arange(600)).map(negate)
+    both = left.filter(everything).concat(right.filter(everything))
+    assert sum(1 for _ in both.batch(100).iter(num_workers=2, pbar=True)) == 12
+    assert {name.split(" + ")[0] for name in names_shown(terminal.getvalue())} == {"double", "negate"}
+
+
+def everything(chunk):
+    return torch.ones(len(chunk), dtype=torch.bool)
+
+
+def test_bars_of_a_pipeline_are_quiet_where_nobody_looks(capsys):
+    tdmap.Pipeline(torch.arange(100)).map(double).collect(num_workers=0, pbar=True)
+    assert capsys.readouterr().err == ""

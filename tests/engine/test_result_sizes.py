@@ -9,7 +9,7 @@ import torch
 
 import tdmap
 from tdmap.plan import CACHE_BYTES, LEAD_CHUNKS, LEAD_ROWS, ChunkPlan, make_plan
-from tdmap.status import read_status
+from tdmap.resume.status import read_status
 from tensordict_lite import TensorDict
 
 ROWS = 3000

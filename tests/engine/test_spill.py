@@ -15,8 +15,8 @@ import torch
 import tdmap
 from tdmap.execution import Execution
 from tdmap.job import Job, Source
+from tdmap.memory.spill import ALIGNMENT, Extent, Spill
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.spill import ALIGNMENT, Extent, Spill
 from tdmap.sinks import Collect
 
 
@@ -82,7 +82,7 @@ def test_a_spill_travels_by_its_folder(tmp_path):
 def test_a_full_disk_names_the_folder(tmp_path):
     script = f"""
 import resource, signal, torch
-from tdmap.runtime.spill import Spill
+from tdmap.memory.spill import Spill
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, {resource.RLIM_INFINITY}))
 try:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.runtime import resources, shm
+from tdmap.memory import resources, shm
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -139,7 +139,7 @@ def test_under_pytest_xdist(tmp_path):
 def test_memory_that_is_refused_leaves_no_file_and_no_descriptor(tmp_path):
     script = f"""
         import os, resource, signal, tempfile
-        from tdmap.runtime import shm
+        from tdmap.memory import shm
         shm._fallback_folder = lambda nbytes: {str(tmp_path)!r}
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))

@@ -22,8 +22,8 @@ import psutil
 import torch
 
 import tdmap
-from tdmap import journal
 from tdmap.reducers import Reducer
+from tdmap.resume import journal
 from tensordict_lite import TensorDict
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.fingerprint import function_parts
 from tdmap.identity import owners, walk
+from tdmap.resume.fingerprint import function_parts
 from tensordict_lite import TensorDict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -393,7 +393,7 @@ STABLE = """
     import numpy as np, torch
     import one, two
     from tensordict_lite import tensorclass, TensorDict
-    from tdmap.fingerprint import function_parts
+    from tdmap.resume.fingerprint import function_parts
 
     class Color(enum.Enum):
         RED = 1

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import tdmap
-from tdmap import checkpoint, journal
 from tdmap.reducers import Reducer
+from tdmap.resume import checkpoint, journal
 from tdmap.runtime import chunkloop, undo
 from tensordict_lite import TensorDict
 from tests.processes import in_child, kill_at

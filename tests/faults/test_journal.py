@@ -12,9 +12,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from tdmap import journal
-from tdmap.journal import RECORD_BYTES, Journal, Record, Type
-from tdmap.ranges import merge_ranges
+from tdmap.plan import merge_ranges
+from tdmap.resume import journal
+from tdmap.resume.journal import RECORD_BYTES, Journal, Record, Type
 
 
 def open_journal(path, **options):
@@ -154,7 +154,7 @@ def test_the_helper_goes_on_to_the_disk_when_the_driver_is_killed(tmp_path):
     code = """
 import os, signal, sys, time
 from pathlib import Path
-from tdmap import journal
+from tdmap.resume import journal
 path = Path(sys.argv[1])
 journal.create(path, {})
 log = journal.Journal(path, journal.read(path), [sys.argv[2]], commit_seconds=0, sync_seconds=0)

@@ -17,10 +17,11 @@ import pytest
 import torch
 
 import tdmap
-from tdmap import folderlock, journal
 from tdmap.errors import FolderInUse
-from tdmap.folderlock import holder_of, locked
-from tdmap.status import read_status
+from tdmap.memory import folderlock
+from tdmap.memory.folderlock import holder_of, locked
+from tdmap.resume import journal
+from tdmap.resume.status import read_status
 from tensordict_lite import TensorDict
 from tests.processes import forked
 
@@ -105,7 +106,7 @@ def test_an_output_that_fails_leaves_nothing(tmp_path, name, monkeypatch):
             raise ArithmeticError("stop")
 
     if name == "map without rows":
-        monkeypatch.setattr("tdmap.resumable.result_of_no_rows", lambda *arguments: 1 / 0)
+        monkeypatch.setattr("tdmap.resume.resumable.result_of_no_rows", lambda *arguments: 1 / 0)
     with pytest.raises(ArithmeticError):
         OUT_OF_PLACE[name](make(), tmp_path / "out", num_workers=0, callbacks=[Stop()])
     if name == "cache":  # it goes on

@@ -480,7 +480,7 @@ def test_pieces_are_kept_or_their_chunks_are_done_again(tmp_path, kept, monkeypa
 
     with monkeypatch.context() as patch:
         if not kept:
-            patch.setattr("tdmap.rowlog.dump", refuse)
+            patch.setattr("tdmap.resume.rowlog.dump", refuse)
         with contextlib.nullcontext() if kept else pytest.warns(RuntimeWarning, match="done again.*a file"):
             with pytest.raises(InterruptedError):
                 run(callbacks=[Stop()])
@@ -493,8 +493,8 @@ def test_modules_of_what_an_operation_puts_around_a_function():
     import functools
     import json
 
+    from tdmap.operations.reduce import FoldChunk
     from tdmap.reducers.base import Associative, Several
-    from tdmap.reduction import FoldChunk
 
     assert modules_of(FoldChunk(Several({"a": Handle()}), functools.partial(json.dumps, indent=1))) == {
         __name__,

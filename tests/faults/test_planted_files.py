@@ -16,11 +16,11 @@ import pytest
 import torch
 
 import tdmap
-from tdmap import checkpoint, journal, rowlog
 from tdmap.errors import ResumeMismatch, UntrustedFile
 from tdmap.pipeline.caching import NAME as NOTE
 from tdmap.plaindata import dump
-from tdmap.status import describe, read_status
+from tdmap.resume import checkpoint, journal, rowlog
+from tdmap.resume.status import describe, read_status
 from tensordict_lite import TensorDict
 
 from .operations import IN_DATASET, OUT_OF_PLACE, RESUMABLE, Total, make, quietly, same
@@ -344,7 +344,7 @@ def test_pieces_do_not_lie_outside_of_their_folder(tmp_path, file):
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "secret").write_bytes(PRECIOUS)
     schema = TensorDict({"x": torch.zeros(0, dtype=torch.int64)}, [0])
-    from tdmap.schema import Schema
+    from tdmap.data.schema import Schema
 
     columns = [[2] * 6, [Schema(schema).digest] * 6, [file] * 6, [0] * 6]
     body = dump([0, 6, [1] * 6, columns, {}, {0: schema}])

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 import tdmap
-from tdmap import hidden, journal
-from tdmap.status import describe, read_status
+from tdmap.memory import hidden
+from tdmap.resume import journal
+from tdmap.resume.status import describe, read_status
 from tensordict_lite import TensorDict
 
 from .operations import IN_DATASET, OUT_OF_PLACE, RESUMABLE, make, quietly, same
@@ -179,7 +180,7 @@ def test_a_full_disk_tells_no_lies_about_who_writes(tmp_path):
         (mount / "out" / ".tdmap").mkdir(parents=True)
         (mount / "out" / ".tdmap" / "lock").touch()
         fill(mount / "filler")
-        from tdmap import folderlock
+        from tdmap.memory import folderlock
 
         lock = folderlock.take(mount / "out", "map(f)")
         with pytest.raises(tdmap.FolderInUse, match="by somebody"):
@@ -228,7 +229,7 @@ def test_an_overlay_file_system(tmp_path, name):
         data, out = TensorDict.load_memmap(merged / "in"), merged / "out"
         result = {**OUT_OF_PLACE, **IN_DATASET}[name](data, out, num_workers=0)
         assert len(result) == len(TensorDict.load_memmap(out)) if name != "map without rows" else True
-        from tdmap.folderlock import locked
+        from tdmap.memory.folderlock import locked
 
         with locked(out, "another"), pytest.raises(tdmap.FolderInUse), locked(out, "second"):
             pass

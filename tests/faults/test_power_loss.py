@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import tdmap
-from tdmap import journal
-from tdmap.cli_resume import app
+from tdmap.cli.commands.resume import app
 from tdmap.errors import ResumeMismatch
-from tdmap.runtime.ledger import Ledger
-from tdmap.status import describe, read_status
+from tdmap.resume import journal
+from tdmap.resume.ledger import Ledger
+from tdmap.resume.status import describe, read_status
 from tensordict_lite import LazyStackedTensorDict, TensorDict
 
 ROOT = Path(__file__).resolve().parents[2]

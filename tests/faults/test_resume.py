@@ -18,10 +18,10 @@ import tensordict as reference
 import torch
 
 import tdmap
-from tdmap import journal
 from tdmap.errors import AlreadyComplete, OutputMismatch, ResumeMismatch
-from tdmap.ranges import subtract_ranges
+from tdmap.plan import subtract_ranges
 from tdmap.reducers import Mean, Reducer
+from tdmap.resume import journal
 from tensordict_lite import TensorDict
 
 ROOT = Path(__file__).resolve().parents[2]

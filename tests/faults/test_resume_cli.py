@@ -14,8 +14,8 @@ import torch
 from typer.testing import CliRunner
 
 import tdmap
-from tdmap import journal
 from tdmap.cli import app
+from tdmap.resume import journal
 from tensordict_lite import TensorDict
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from tdmap.fingerprint import function_parts, source_parts
+from tdmap.resume.fingerprint import function_parts, source_parts
 from tensordict_lite import TensorDict
 
 ROOT = Path(__file__).resolve().parents[2]
 
 MODULE = """
     import functools, re, torch, numpy as np
-    from tdmap.fingerprint import function_parts
+    from tdmap.resume.fingerprint import function_parts
 
     NAMES = {"alpha", "beta", "gamma", "delta"}
     PATTERN = re.compile("a+")

@@ -70,7 +70,8 @@ def left_behind(session):
 )
 def test_a_terminated_driver_leaves_no_process_and_no_memory(tmp_path, method, number):
     code = """
-        import sys, time, torch, tdmap
+        import signal, sys, time, torch, tdmap
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a suite that was started by nohup ignores it
         mark = sys.argv[1]
         def slow(x):
             open(mark, "w").close()

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 import tdmap
+from tdmap.data import skipfile
+from tdmap.data.skipfile import SkipFile
 from tdmap.errors import AlreadyComplete, RemoteError
 from tdmap.reducers import Count
-from tdmap.runtime import skipfile
-from tdmap.runtime.skipfile import SkipFile
-from tdmap.status import describe, read_status
+from tdmap.resume.status import describe, read_status
 from tensordict_lite import TensorDict
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 KNOWN = Path(__file__).with_name("known_violations.txt")
 PACKAGES = ("tdmap", "tensordict_lite")
 
-LATE = {"PIL", "bz2", "lzma", "psutil", "rich", "safetensors", "tqdm", "typer"}
+LATE = {"PIL", "bz2", "lzma", "psutil", "ray", "rich", "safetensors", "tqdm", "typer"}
 """Modules that are imported where they are needed: they may be missing, or are slow to import."""
 DOORS = (
     "tdmap/cli",  # the command answers --help before torch is there
@@ -32,7 +32,7 @@ DOORS = (
 
 SLOTS = frozenset("_batch_size _entries _leaves _names _payload _rebuild _source _stack_dim _with_leaves".split())
 """Of collections, for `tensordict_lite` alone, and for the room of `tdmap` that cuts and writes rows."""
-MAY_READ_SLOTS = ("tdmap/data/", "tdmap/_data.py")
+MAY_READ_SLOTS = ("tdmap/data/",)
 
 MOST_FILES = 15
 """In a folder; more are rooms that nobody has named."""

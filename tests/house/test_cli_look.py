@@ -98,10 +98,10 @@ def test_rows_are_shown_as_they_are(folder):
     assert "red: pictures" in answer.stdout
 
 
-def test_rows_are_json_lines_with_all_numbers(folder):
+def test_rows_are_json_with_all_numbers(folder):
     data = TensorDict.load_memmap(folder)
     answer = run("head", folder, "--start", -3, "--json")
-    rows = [json.loads(line) for line in answer.stdout.splitlines()]
+    rows = json.loads(answer.stdout)["rows"]
     assert [row["row"] for row in rows] == [ROWS - 3, ROWS - 2, ROWS - 1]
     assert [row["wide"] for row in rows] == data["wide"][-3:].tolist()
     assert rows[0]["name"] == f"row {ROWS - 3}\x1b[2J" and rows[0]["empty"] == "nan"

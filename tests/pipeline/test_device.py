@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from tdmap.runtime import device as links
+from tdmap.memory import links as links
 from tests.device.fakelink import FakeLink
 
 

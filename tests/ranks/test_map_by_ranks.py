@@ -15,8 +15,8 @@ import torch
 
 import tdmap
 from tdmap.errors import FolderInUse, OutputMismatch, ResumeMismatch, ShardsMissing, UntrustedFile
-from tdmap.folderlock import locked
-from tdmap.status import describe, read_status
+from tdmap.memory.folderlock import locked
+from tdmap.resume.status import describe, read_status
 from tensordict_lite import TensorDict, is_leaf_nontensor, tensorclass
 from tests.processes import forked
 

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tdmap
-from tdmap.append import append_rows
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
+from tdmap.operations.append import append_rows
 from tdmap.plan import ChunkPlan
 from tensordict_lite import TensorDict
 
@@ -192,14 +192,14 @@ def test_outputs_that_are_too_small_or_the_source():
 
 
 def test_pieces_larger_than_a_task_are_cut(monkeypatch, tmp_path):
-    monkeypatch.setattr("tdmap.append.TASK_BYTES", 1000)
+    monkeypatch.setattr("tdmap.operations.append.TASK_BYTES", 1000)
     data = make()
     rows = append_rows(data, lambda td: [td, td], tmp_path / "out", Execution(2), ChunkPlan(200, 100))
     assert bits(rows) == bits(torch.cat([data[:100], data[:100], data[100:], data[100:]]))
 
 
 def test_copies_without_help_of_the_kernel(monkeypatch):
-    monkeypatch.setattr("tdmap.append._copies_in_kernel", False)
+    monkeypatch.setattr("tdmap.operations.append._copies_in_kernel", False)
     data = make()
     assert bits(tdmap.flat_map(data, repeat, num_workers=0, chunksize=7)) == bits(wanted_rows(data, 7))
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import tdmap
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
-from tdmap.permute import choose_method, permute
-from tdmap.runtime.resources import available_memory
+from tdmap.memory.resources import available_memory
+from tdmap.operations.permute import choose_method, permute
 from tensordict_lite import TensorDict
 
 from .conftest import WORKERS, Sample, bits, kinds, make
@@ -22,9 +22,9 @@ from .conftest import WORKERS, Sample, bits, kinds, make
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Several chunks, buckets and blocks for small data."""
-    monkeypatch.setattr("tdmap.scatter.SMALLEST", 1 << 10)
-    monkeypatch.setattr("tdmap.scatter.SEGMENT", 64)
-    monkeypatch.setattr("tdmap.permute.BLOCK_BYTES", 1 << 10)
+    monkeypatch.setattr("tdmap.operations.scatter.SMALLEST", 1 << 10)
+    monkeypatch.setattr("tdmap.operations.scatter.SEGMENT", 64)
+    monkeypatch.setattr("tdmap.operations.permute.BLOCK_BYTES", 1 << 10)
 
 
 ORDERS = {
@@ -55,8 +55,8 @@ def test_any_order_gives_what_indexing_gives(data, rows, method):
     width = data.draw(st.integers(0, 9))
     source = TensorDict({"x": torch.arange(rows), "w": torch.randint(0, 9, (rows, width), dtype=torch.uint8)}, [rows])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tdmap.scatter.SMALLEST", data.draw(st.integers(1, 500)))
-        patch.setattr("tdmap.scatter.SEGMENT", 1)
+        patch.setattr("tdmap.operations.scatter.SMALLEST", data.draw(st.integers(1, 500)))
+        patch.setattr("tdmap.operations.scatter.SEGMENT", 1)
         assert bits(permute(source, order, None, Execution.of(num_workers=0), method=method)) == bits(source[order])
 
 
@@ -101,7 +101,7 @@ def test_orders_that_cannot_be_are_named(order, error, message):
 
 
 def test_small_rows_that_do_not_fit_into_memory_go_over_the_disk(monkeypatch):
-    monkeypatch.setattr("tdmap.permute.available_memory", lambda: 1000)
+    monkeypatch.setattr("tdmap.operations.permute.available_memory", lambda: 1000)
     rows = torch.zeros(100, 16, dtype=torch.uint8)
     assert choose_method([16], [rows[:20]]) == "gather"
     assert choose_method([16], [rows]) == "scatter"
@@ -177,7 +177,7 @@ def test_a_shuffle_is_the_epoch_that_map_iter_draws(tmp_path):
 def test_an_order_in_shared_memory_is_the_same_order(monkeypatch):
     x = torch.arange(500)
     wanted = tdmap.shuffle(x, 2**63 + 5, num_workers=2)
-    monkeypatch.setattr("tdmap.shuffling.INLINE_ROWS", 10)
+    monkeypatch.setattr("tdmap.operations.shuffle.INLINE_ROWS", 10)
     for method in ("gather", "scatter"):
         assert torch.equal(tdmap.shuffle(x, 2**63 + 5, num_workers=2, method=method), wanted)
 

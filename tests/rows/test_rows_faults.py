@@ -13,9 +13,10 @@ import pytest
 import torch
 
 import tdmap
-from tdmap import hidden, journal
 from tdmap.errors import AlreadyComplete, ResumeMismatch
-from tdmap.rowlog import pack_record, read_records
+from tdmap.memory import hidden
+from tdmap.resume import journal
+from tdmap.resume.rowlog import pack_record, read_records
 from tensordict_lite import TensorDict
 
 from .conftest import Killer, bits, make
@@ -26,10 +27,10 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Every job has many chunks, so that there is somebody to kill in the middle of it."""
-    monkeypatch.setattr("tdmap.scatter.SMALLEST", 1 << 9)
-    monkeypatch.setattr("tdmap.scatter.SEGMENT", 16)
-    monkeypatch.setattr("tdmap.permute.BLOCK_BYTES", 1 << 9)
-    monkeypatch.setattr("tdmap.append.TASK_BYTES", 1 << 9)
+    monkeypatch.setattr("tdmap.operations.scatter.SMALLEST", 1 << 9)
+    monkeypatch.setattr("tdmap.operations.scatter.SEGMENT", 16)
+    monkeypatch.setattr("tdmap.operations.permute.BLOCK_BYTES", 1 << 9)
+    monkeypatch.setattr("tdmap.operations.append.TASK_BYTES", 1 << 9)
 
 
 def third(td):
@@ -80,9 +81,9 @@ def test_a_function_that_kills_its_worker_gives_its_rows_once(tmp_path):
 
 SCRIPT = """
     import os, signal, sys, time, warnings
-    import tdmap, tdmap.append, tdmap.permute
+    import tdmap, tdmap.operations.append, tdmap.operations.permute
     from tensordict_lite import TensorDict
-    tdmap.append.TASK_BYTES = tdmap.permute.BLOCK_BYTES = 1 << 9
+    tdmap.operations.append.TASK_BYTES = tdmap.operations.permute.BLOCK_BYTES = 1 << 9
     warnings.simplefilter("error")
 
     class Killer(tdmap.Callback):
@@ -260,11 +261,11 @@ def test_a_nested_output_whose_publishing_was_interrupted_is_gone_on_with(name, 
     for _ in range(2):  # the run that goes on is interrupted as well
         with monkeypatch.context() as patch:
             moves.clear()
-            patch.setattr("tdmap.store.os.replace", moving)
+            patch.setattr("tdmap.data.store.os.replace", moving)
             if step == "finish":
-                patch.setattr("tdmap.resume.Run.finish", interrupt)
+                patch.setattr("tdmap.resume.run.Run.finish", interrupt)
             if step == "clean":
-                patch.setattr("tdmap.store.hidden.remove_tree", cleaning)
+                patch.setattr("tdmap.data.store.hidden.remove_tree", cleaning)
             with pytest.raises(KeyboardInterrupt):
                 run(data, out)
             if name == "map" and step != "finish":
@@ -279,7 +280,7 @@ def test_a_nested_output_whose_publishing_was_interrupted_is_gone_on_with(name, 
 def test_a_run_whose_end_was_lost_with_the_machine_is_done_again(name, durable, tmp_path, monkeypatch):
     data, run, out = nested(make()), PUBLISHERS[name], tmp_path / "out"
     wanted = bits(run(data, tmp_path / "wanted"))
-    monkeypatch.setattr("tdmap.journal.Helper.finish", lambda helper: None)  # it did not get to the disk
+    monkeypatch.setattr("tdmap.resume.journal.Helper.finish", lambda helper: None)  # it did not get to the disk
     run(data, out)
     path = out / ".tdmap" / "journal"
     log = journal.read(path)
@@ -288,7 +289,7 @@ def test_a_run_whose_end_was_lost_with_the_machine_is_done_again(name, durable, 
         with open(path, "ab") as file:
             file.write(journal.Record(journal.Type.DURABLE, log.position(end), session=1).pack())
     boot = journal.boot_number() + 1
-    monkeypatch.setattr("tdmap.journal.boot_number", lambda: boot)
+    monkeypatch.setattr("tdmap.resume.journal.boot_number", lambda: boot)
     if name != "map":
         with pytest.raises(ResumeMismatch):
             PUBLISHERS["flat_map" if name == "filter" else "filter"](data, out)

@@ -17,7 +17,7 @@ SCRIPT = """
     import json, sys, psutil, torch, tdmap
     from tensordict_lite import TensorDict
     torch.set_num_threads(1)
-    tdmap.scatter.SMALLEST = tdmap.scatter.LARGEST = 1 << 20
+    tdmap.operations.scatter.SMALLEST = tdmap.operations.scatter.LARGEST = 1 << 20
 
     class Watch(tdmap.Callback):
         worker = main = 0

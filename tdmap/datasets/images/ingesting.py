@@ -18,22 +18,25 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-import tdmap
-from tdmap import journal
 from tdmap.datasets.columns import Columns, map_columns
+from tdmap.datasets.flat.gathering import offsets_of
 from tdmap.datasets.images.files import Files, list_files
 from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, open_picture, pillow
-from tdmap.datasets.jagged import Jagged, bytes_tensor, offsets_of
+from tdmap.datasets.jagged import Jagged, bytes_tensor
 from tdmap.errors import AlreadyComplete
-from tdmap.hidden import HIDDEN
+from tdmap.execution import Execution
+from tdmap.memory.folderlock import locked
+from tdmap.memory.hidden import remove, remove_tree
 from tdmap.operation import operation
-from tdmap.resume import MAP, check_identity
-from tdmap.rowlog import APPEND
-from tdmap.store import OutputFolder
+from tdmap.operations.map import map as map_chunks
+from tdmap.operations.permute import permute
+from tdmap.rowerrors import RowErrors, SkippedRows
 from tensordict_lite import TensorDict
 from tensordict_lite.memmap.files import new_file, write_all
+from tensordict_lite.memmap.staging import exchange
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -129,14 +132,11 @@ def ingest(
     path = Path(os.path.abspath(os.fspath(out)))
     if (path / ABOUT).exists():
         return _reopen(path, files, look, keep, on_error, resume)
-    errors = tdmap.RowErrors("drop")
-    run_options: dict[str, Any] = {"resume": resume, "on_error": errors if on_error == "skip" else "raise", **options}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AlreadyComplete)
-        warnings.simplefilter("ignore", tdmap.SkippedRows)
-        _run(files, path, look, keep, run_options)
-    skipped = [(name, _reason(bad.error, name)) for bad in errors for name in [files.names[bad.row]]]
-    _write_beside(path, files, look, keep, on_error, skipped)
+        warnings.simplefilter("ignore", SkippedRows)
+        run = _decode if look.is_fixed else _copy
+        skipped = run(files, path, look, keep, on_error, {"resume": resume, **options})
     if skipped:
         warnings.warn(SkippedPictures(skipped, len(files.names), path / SKIPPED), stacklevel=3)
     from tdmap.datasets.images.pictures import Pictures
@@ -152,35 +152,57 @@ def _reason(error: BaseException, name: str) -> str:
     return next(filter(None, lines), str(error))
 
 
-def _run(files: Files, path: Path, look: Look, keep: str, options: dict[str, Any]) -> None:
+def _copy(
+    files: Files, path: Path, look: Look, keep: str, on_error: str, options: dict[str, Any]
+) -> list[tuple[str, str]]:
+    """Rows of different lengths: those of files that cannot be read are left out at once."""
+    errors = RowErrors("drop")
+    fn = ReadFiles(files, look) if keep == "encoded" else DecodeRagged(files, look)
+    how = errors if on_error == "skip" else "raise"
+    map_columns(_index(files), fn, [""], path, chunksize=64 if keep == "encoded" else 8, on_error=how, **options)
+    skipped = [(name, _reason(bad.error, name)) for bad in errors for name in [files.names[bad.row]]]
+    _write_beside(path, files, look, keep, on_error, skipped)
+    return skipped
+
+
+def _decode(
+    files: Files, path: Path, look: Look, keep: str, on_error: str, options: dict[str, Any]
+) -> list[tuple[str, str]]:
+    """Rows of one size: all have a place, where pixels are written once; only when files cannot be read, which is
+    seldom, the other rows are copied to new places. A run can be gone on with under another `on_error`, too."""
+    channels, height, width = look.shape
+    chunk = max(min(CHUNK_BYTES // (channels * height * width), 64), 1)
+    fn = DecodeFiles(files, look, on_error == "skip")
+    data: Any = map_chunks(_index(files), fn, out=path, chunksize=chunk, **options)
+    numbers = data["file"]
+    bad = [UNREAD - number for number in numbers[numbers < 0].tolist()]
+    if bad and on_error == "raise":
+        fn.read(bad[0])  # an earlier session was to skip it
+    skipped = [(files.names[number], fn.reason(number)) for number in bad]
+    if not bad:
+        _write_beside(path, files, look, keep, on_error, skipped)
+    elif len(bad) == len(data):
+        remove(path / "meta.json")  # it is none
+        name, reason = skipped[0]
+        raise PictureError(f"{reason}; none of the {len(bad):,} files can be read", name)
+    else:
+        workers = {name: value for name, value in options.items() if name != "resume"}
+        real = Path(os.path.realpath(path))
+        new = real.with_name(f".{real.name}.tdmap-kept")
+        with locked(real, "images.ingest"):
+            remove_tree(new)  # of a call that was killed
+            permute(data, torch.from_numpy(np.flatnonzero(numbers.numpy() >= 0)), new, Execution.of(**workers))
+            _write_beside(new, files, look, keep, on_error, skipped)
+            exchange(str(new), str(real))
+            remove_tree(new)
+    return skipped
+
+
+def _index(files: Files) -> TensorDict:
     index = TensorDict({"file": torch.arange(len(files.names))}, [len(files.names)])
     if files.labels is not None:
         index["label"] = torch.tensor(files.labels)
-    if look.is_fixed:
-        channels, height, width = look.shape
-        chunk = max(min(CHUNK_BYTES // (channels * height * width), 64), 1)
-        fn = DecodeFiles(files, look)
-        if options["resume"]:
-            _forget_other_mode(path, fn, MAP if options["on_error"] == "raise" else APPEND)
-        tdmap.map(index, fn, out=path, chunksize=chunk, **options)
-        return
-    if keep == "encoded":
-        map_columns(index, ReadFiles(files, look), [""], path, chunksize=64, **options)
-    else:
-        map_columns(index, DecodeRagged(files, look), [""], path, chunksize=8, **options)
-
-
-def _forget_other_mode(path: Path, fn: DecodeFiles, kind: str) -> None:
-    """Begin anew where the same files were begun with the other `on_error`: its rows lie at other places."""
-    contents = journal.read(path / HIDDEN / "journal")
-    if contents is None:
-        return
-    identity = check_identity(contents, path)
-    parts = {name.removeprefix("fn: "): value for name, value in identity["function"].items()}
-    if identity["kind"] != kind and fn.identity_parts().items() <= parts.items():
-        store = OutputFolder(path)
-        with store.claimed("images.ingest", resume=True):
-            store.begin_anew()
+    return index
 
 
 class _OnFiles:
@@ -236,17 +258,45 @@ class _OnFiles:
         raise NotImplementedError
 
 
+UNREAD = -1
+"""A row whose file cannot be read has `UNREAD - number` for the number of the file."""
+
+
 class DecodeFiles(_OnFiles):
-    """Files become rows of pixels of one size."""
+    """Files become rows of pixels of one size.
+
+    Args:
+        skip: rows of files that cannot be read are zeros, and marked (see `UNREAD`).
+    """
+
+    def __init__(self, files: Files, look: Look, skip: bool) -> None:
+        super().__init__(files, look)
+        self.skip = skip
 
     def __call__(self, chunk: TensorDict) -> TensorDict:
-        pixels = self.each(chunk["file"].tolist())
-        images = torch.empty((len(pixels), *self.look.shape), dtype=torch.uint8)
-        for image, picture in zip(images, pixels):
-            image.copy_(picture.permute(2, 0, 1))
+        numbers = chunk["file"]
+        images = torch.empty((len(numbers), *self.look.shape), dtype=torch.uint8)
+        kept = numbers.clone()
+        for row, number in enumerate(numbers.tolist()):
+            try:
+                images[row].copy_(self.read(number).permute(2, 0, 1))
+            except Exception:
+                if not self.skip:
+                    raise
+                images[row].zero_()
+                kept[row] = UNREAD - number
         rows = chunk.copy()
+        rows["file"] = kept
         rows["image"] = images
         return rows
+
+    def reason(self, number: int) -> str:
+        """Why a file cannot be read."""
+        try:
+            self.read(number)
+        except Exception as error:
+            return _reason(error, self.names[number])
+        return "could not be read, and can be by now"
 
     def one(self, path: str) -> torch.Tensor:
         return _tensor(decode(path, self.look))

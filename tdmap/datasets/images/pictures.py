@@ -17,7 +17,7 @@ from tdmap.datasets.images.ingesting import ABOUT, FILES, SKIPPED
 from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, pillow
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import jagged_of
-from tdmap.placing import SharedTensors
+from tdmap.operations.output import SharedTensors
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
 
@@ -189,7 +189,7 @@ class Decoder:
 
     def identity_parts(self) -> dict[str, str]:
         """What a resumed run must find unchanged."""
-        from tdmap.fingerprint import source_parts
+        from tdmap.resume.fingerprint import source_parts
 
         return {
             "options": repr(self.look),

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import tdmap
 from tdmap.datasets.images.pixels import pillow
+from tdmap.operations.map import map as map_chunks
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def write_files(pictures: Pictures, folder: Path, format: str, options: Any) -> 
     if there is not None:
         raise FileExistsError(f"{folder / there} is there already: choose another folder, or remove it.")
     rows = TensorDict({"row": torch.arange(len(pictures))}, [len(pictures)])
-    written = tdmap.map(rows, WriteFiles(str(pictures.path), str(folder), targets), chunksize=CHUNK, **options)
+    written = map_chunks(rows, WriteFiles(str(pictures.path), str(folder), targets), chunksize=CHUNK, **options)
     return int(written.sum())
 
 

@@ -1,0 +1,236 @@
+"""The tables of the README, from what the benchmarks have recorded.
+
+Every figure between the two marks of the README comes from a file of ``benchmarks/results``; a test holds them equal.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks._harness import RESULTS
+
+README = Path(__file__).parents[1] / "README.md"
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+
+THROUGHPUT = {
+    "tdmap, `out=` memmap, default chunk": "tdmap out=memmap, chunk default",
+    "tdmap, `out=` memmap, chunk 256": "tdmap out=memmap, chunk 256",
+    "tdmap, `out=` memmap, chunk 256, workers by forkserver": "tdmap out=memmap, chunk 256, forkserver",
+    "tdmap, `out=` memmap, chunk 16": "tdmap out=memmap, chunk 16",
+    "tdmap, gathered, default chunk": "tdmap gather, chunk default",
+    "tdmap, in place, chunk 256": "tdmap in place, chunk 256",
+    "joblib (loky, memmap, warm), chunk 256": "joblib loky, memmap, chunk 256",
+    "tensordict.map, `out=` memmap, chunk 256": "tensordict.map out=memmap, chunk 256",
+    "tensordict.map, `out=` memmap, chunk 16": "tensordict.map out=memmap, chunk 16",
+    "tensordict.map, gathered, chunk 256": "tensordict.map gather, chunk 256",
+    "datasets.map, 2 processes": "datasets.map(num_proc=2), batch 256",
+    "torch DataLoader that writes its batches": "DataLoader by batches, batch 256",
+    "Ray Data": "Ray Data, batch 256",
+}
+"""Rows of the first table, and the cases that they show."""
+
+
+class Recorded:
+    """The files of a folder of results, by benchmark."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[str, dict[str, Any]] = {}
+
+    def file(self, name: str) -> dict[str, Any]:
+        """What a benchmark has recorded."""
+        if name not in self._files:
+            self._files[name] = json.loads((self.folder / f"{name}.json").read_text())
+        return self._files[name]
+
+    def case(self, name: str, case: str) -> dict[str, Any]:
+        """One case of it.
+
+        Raises:
+            KeyError: there is none; names the benchmark.
+        """
+        for one in self.file(name)["cases"]:
+            if one["name"] == case:
+                found: dict[str, Any] = one
+                return found
+        raise KeyError(f"{name}.json has no case {case!r}")
+
+    def ratio(self, name: str, case: str, inverse: bool = False, which: str = "ratio") -> float:
+        """Median ratio of a case beside the one that it is compared with."""
+        value = float(self.case(name, case)[which])
+        return 1 / value if inverse else value
+
+
+def number(value: float) -> str:
+    """Three digits, or two of what is small; thousands with a thin gap.
+
+    >>> number(0.7373), number(3.349), number(15.87), number(483254.4)
+    ('0.74', '3.35', '15.9', '483 254')
+    """
+    if value >= 1000:
+        return f"{round(value):,}".replace(",", " ")
+    return f"{value:.{max(2 - max(math.floor(math.log10(max(value, 0.1))), 0), 0)}f}"
+
+
+def _paragraph(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def _facts(file: dict[str, Any]) -> str:
+    """Where and when the rounds ran."""
+    machine, settings = file["machine"], file.get("settings", {})
+    rounds = settings.get("rounds") or file.get("rounds")
+    parts = [f"{machine['cores']} cores"]
+    if rounds:
+        parts.append(f"{rounds} rounds")
+    others = machine.get("cores_of_others")
+    if others is not None:
+        parts.append(f"{max(others.values()):.1f} cores of other programs' work meanwhile")
+    else:
+        parts.append(f"load {machine['load_1m']:.1f}")
+    return ", ".join(parts)
+
+
+def _throughput(recorded: Recorded) -> Iterator[str]:
+    file = recorded.file("map_throughput")
+    rows = number(file["settings"]["rows"])
+    yield _paragraph(
+        f"`benchmarks.map_throughput`: {rows} rows of uint8 `[3, 32, 32]` to float32, {file['settings']['workers']} "
+        f"workers ({_facts(file)}). The floor is a hand-written loop in two forked processes over reserved "
+        "memory-mapped files, at the same chunk size. The range is that of the rounds."
+    )
+    yield ""
+    yield "| case | rows/s | of the floor | range |"
+    yield "|---|---|---|---|"
+    for label, name in THROUGHPUT.items():
+        case = _find(recorded, name)
+        if case is None:
+            continue
+        low, high = _spread(case, file)
+        yield f"| {label} | {number(case['rate'])} | {number(case['ratio'])} | {number(low)} to {number(high)} |"
+    yield ""
+    calls = {one["start_method"]: one["beyond_ms"] for one in file["settings"]["latency"]}
+    told = ", ".join(f"{number(value)} ms ({method})" for method, value in calls.items())
+    yield f"A call on a warm pool over 1000 rows costs beyond the work: {told}."
+
+
+def _find(recorded: Recorded, name: str) -> dict[str, Any] | None:
+    cases = {one["name"]: one for one in recorded.file("map_throughput")["cases"]}
+    found = cases.get(name) or cases.get(name.replace(", batch 256", " of 256"))
+    return found if found is not None and found.get("ratio") else None
+
+
+def _spread(case: dict[str, Any], file: dict[str, Any]) -> tuple[float, float]:
+    """The smallest and the largest ratio of a round."""
+    ratios = case.get("ratios")
+    if not ratios:
+        other = next(one for one in file["cases"] if one["name"] == case["against"])
+        scale = case["units"] / other["units"]
+        ratios = [theirs / mine * scale for mine, theirs in zip(case["seconds"], other["seconds"])]
+    return min(ratios), max(ratios)
+
+
+def _core(recorded: Recorded) -> Iterator[str]:
+    file = recorded.file("core_ops")
+    worst = max(case["ratio"] for case in file["cases"] if case["ratio"])
+    mean = number(file["geometric_mean"])
+    yield _paragraph(
+        f"`benchmarks.core_ops`: {len(file['cases'])} operations of `tensordict_lite` take {mean} of the time of the "
+        f"reference package (geometric mean), the slowest {number(worst)}."
+    )
+
+
+def _serialization(recorded: Recorded) -> Iterator[str]:
+    settings = recorded.file("serialization")["settings"]
+    tensors, megabytes = settings["transformer: tensors, MB, threads"][:2]
+    small = settings["small: tensors, MB, threads"][0]
+    yield _paragraph(
+        f"`benchmarks.serialization`, seconds over seconds: a transformer of {megabytes} MB in {tensors} tensors, and "
+        f"{number(small)} tensors of 256 bytes (a file each, in this format)."
+    )
+    yield ""
+    yield "| | transformer | many small tensors |"
+    yield "|---|---|---|"
+    lines = {
+        "save, beside `torch.save`": "save {}: ours",
+        "save, beside `tensordict`": "save {}: ours (again)",
+        "load, beside `torch.load(mmap=True)`": "load {}: ours (again)",
+        "load, beside `tensordict`": "load {}: ours",
+    }
+    for label, case in lines.items():
+        values = [number(recorded.ratio("serialization", case.format(what))) for what in ("transformer", "small")]
+        yield f"| {label} | {' | '.join(values)} |"
+
+
+BESIDE = (
+    ("mean and variance of 2 GB of float32, beside two processes of numpy", "mapreduce_moments", "tdmap.reduce", False),
+    ("10 M rows by 1 M keys, summed and counted, beside Polars", "mapreduce_group", "tdmap.group_by", False),
+    ("the same beside DuckDB", "mapreduce_group", "DuckDB, own table", True),
+    ("the same beside Dask DataFrame", "mapreduce_group", "Dask DataFrame, split_out=1", True),
+    ("the same beside Ray Data", "mapreduce_group", "Ray Data groupby", True),
+    ("5 GB in random order, beside `cp`: 12 KiB a row", "mapreduce_shuffle", "tdmap.shuffle, 12288 bytes a row", False),
+    ("the same, 256 bytes a row", "mapreduce_shuffle", "tdmap.shuffle, 256 bytes a row", False),
+    ("epochs of pictures, beside torch's DataLoader by batches", "loader", "torch DataLoader by batches", True),
+    ("the same beside torch's DataLoader by rows", "loader", "torch DataLoader by rows", True),
+    ("the same beside `datasets`", "loader", "datasets.IterableDataset in a DataLoader", True),
+    ("the same beside mosaicml-streaming", "loader", "mosaicml-streaming in a DataLoader", True),
+    ("the same beside grain", "loader", "grain", True),
+)  # fmt: skip
+"""Rows of the last table: label, file, case, and whether its ratio is the other's over ours."""
+
+
+def _beside(recorded: Recorded) -> Iterator[str]:
+    facts = _facts(recorded.file("loader"))
+    yield f"`benchmarks.mapreduce` and `benchmarks.loader`, 2 workers, all contenders interleaved ({facts}):"
+    yield ""
+    yield "| case | as fast | work per processor second |"
+    yield "|---|---|---|"
+    for label, file, case, inverse in BESIDE:
+        ratio = number(recorded.ratio(file, case, inverse))
+        yield f"| {label} | {ratio} × | {number(recorded.ratio(file, case, inverse, 'cpu_ratio'))} × |"
+
+
+def _overhead(recorded: Recorded) -> Iterator[str]:
+    yield "`benchmarks.overhead`, time with over time without:"
+    yield ""
+    yield "| | ratio |"
+    yield "|---|---|"
+    for case in recorded.file("overhead")["cases"]:
+        if case["ratio"] and case["name"].endswith(", with"):
+            yield f"| {case['name'].removesuffix(', with')} | {number(case['ratio'])} |"
+
+
+def render(folder: Path = RESULTS) -> str:
+    """All tables, from the files of a folder."""
+    recorded = Recorded(folder)
+    parts = [_throughput(recorded), _core(recorded), _serialization(recorded), _beside(recorded), _overhead(recorded)]
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def section(text: str) -> tuple[str, str, str]:
+    """What is before the tables of the README, the tables, and what is behind."""
+    before, _, rest = text.partition(BEGIN + "\n")
+    tables, _, behind = rest.partition("\n" + END)
+    return before + BEGIN + "\n", tables, "\n" + END + behind
+
+
+def update(check: bool, readme: Path = README, folder: Path = RESULTS) -> int:
+    """Write the tables into the README, or only say whether they are there; the exit code."""
+    text = readme.read_text()
+    before, tables, behind = section(text)
+    wanted = render(folder)
+    if tables == wanted:
+        print("the tables of the README are those of the recorded files")
+        return 0
+    if check:
+        print("the tables of the README differ from the recorded files: python -m benchmarks tables", file=sys.stderr)
+        return 1
+    readme.write_text(before + wanted + behind)
+    print("wrote the tables of the README")
+    return 0

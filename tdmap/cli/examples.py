@@ -1,0 +1,45 @@
+"""The examples in the help of each command. The tests run every one of them."""
+
+from __future__ import annotations
+
+EXAMPLES = {
+    "info": ["tdmap info photos", "tdmap info photos --json | jq .bytes"],
+    "head": ["tdmap head photos -n 3", "tdmap head photos -n 24 --sheet photos.png"],
+    "stats": ["tdmap stats photos", "tdmap stats photos image label --plot photos.png"],
+    "verify": ["tdmap verify --store photos", "tdmap verify photos"],
+    "map": [
+        "tdmap map mymodule:normalise photos small --workers 2",
+        "tdmap map mymodule.py:invert photos --in-place",
+        "tdmap map mymodule:normalise photos large --resume",
+    ],
+    "filter": [
+        "tdmap filter 'label == 3' photos threes",
+        "tdmap filter mymodule:is_bright photos bright --workers 2",
+    ],
+    "sort": ["tdmap sort photos sorted --by label", "tdmap sort photos newest --by label --by time --descending"],
+    "shuffle": ["tdmap shuffle photos shuffled --seed 0"],
+    "reduce": [
+        "tdmap reduce photos count mean:image:dim=all std:image:dim=0,2,3",
+        "tdmap reduce photos max:label --json | jq '.results[\"max:label\"]'",
+    ],
+    "group": [
+        "tdmap group photos --by label count mean:image:dim=all",
+        "tdmap group photos --by label --by time count --out groups",
+    ],
+    "convert": [
+        "tdmap convert photos labels.csv --columns label,time",
+        "tdmap convert photos - --to jsonl --columns label | head",
+        "cat labels.csv | tdmap convert - labels --from csv",
+    ],
+    "ingest images": ["tdmap ingest images folder ingested --size 32", "tdmap ingest images folder all --skip-errors"],
+    "status": ["tdmap status large", "tdmap status large --json | jq .fraction"],
+    "resume": ["tdmap resume large --yes"],
+    "top": ["tdmap top --once", "tdmap top --json | jq '.jobs[].rate'"],
+    "profile": [
+        "tdmap profile mymodule:normalise photos",
+        "tdmap profile mymodule:normalise photos --workers 2 --plot profile.png --trace trace.json",
+    ],
+    "bench": ["tdmap bench --quick", "tdmap bench mymodule:normalise photos --quick"],
+    "completion": ["tdmap completion bash > tdmap.bash", "tdmap completion fish"],
+}
+"""By the words that choose the command."""

@@ -1,0 +1,118 @@
+"""Results as one dataset: joined, or what the output of all of them looks like; also without any rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdmap.data.kinds import Data, is_data, is_dense
+from tdmap.data.reader import narrow
+from tdmap.errors import OutputMismatch
+from tdmap.plan import ChunkPlan
+from tdmap.process.interrupts import let_through
+from tensordict_lite import NonTensorData, is_non_tensor
+
+
+def gatherable(result: Data, rows: int, plan: ChunkPlan) -> bool:
+    """Whether results like this one, of a chunk of `rows` rows, can be written into one preallocated output."""
+    if isinstance(result, Tensor):
+        if result.layout is not torch.strided or result.device.type != "cpu" or result.is_quantized:
+            return False
+        return plan.unbind or (result.dim() > plan.dim and result.shape[plan.dim] == rows)
+    if not is_dense(result) or not has_rows(result, rows, plan):
+        return False
+    # Python objects travel beside the tensors (see `tdmap.data.objects`).
+    return all(
+        has_rows(value, rows, plan) if is_non_tensor(value) else gatherable(value, rows, plan)
+        for value in result._source.values()
+    )
+
+
+def has_rows(result: Data, rows: int, plan: ChunkPlan) -> bool:
+    """Whether a collection has as many rows as its chunk; with `chunksize=0` it stands for one, whatever its shape."""
+    shape = result._batch_size
+    return plan.unbind or (len(shape) > plan.dim and shape[plan.dim] == rows)
+
+
+def allocate_like(result: Data, plan: ChunkPlan, allocate: Callable[[torch.dtype, torch.Size], Tensor]) -> Data:
+    """An output for every row of the plan, with the keys, dtypes and row shapes of one gatherable result."""
+    shape = result.shape
+    if plan.unbind:
+        full = torch.Size((*shape[: plan.dim], plan.length, *shape[plan.dim :]))
+    else:
+        full = torch.Size((*shape[: plan.dim], plan.length, *shape[plan.dim + 1 :]))
+    if isinstance(result, Tensor):
+        return allocate(result.dtype, full)
+    if is_non_tensor(result):
+        return NonTensorData(None, batch_size=full)
+    source = {key: allocate_like(value, plan, allocate) for key, value in result._source.items()}
+    names = result._names
+    if names is not None and plan.unbind:
+        names = [*names[: plan.dim], None, *names[plan.dim :]]
+    return result._rebuild(source, full, names)
+
+
+def join(parts: list[Data], plan: ChunkPlan) -> Data:
+    """Results in order as one value: concatenated along the plan's dimension, or stacked when it unbinds.
+
+    Raises:
+        TypeError: a result is neither a tensor nor a collection.
+    """
+    for part in parts:
+        if not is_data(part):
+            raise TypeError(
+                f"map joins tensors or collections of tensors, and the function returned a {type(part).__name__}. "
+                "Return one of those or None, or use map_iter, which yields any value."
+            )
+    if len(parts) == 1 and not plan.unbind:
+        return parts[0]
+    return torch.stack(parts, plan.dim) if plan.unbind else torch.cat(parts, plan.dim)
+
+
+def joinable(parts: list[Data], plan: ChunkPlan) -> bool:
+    """Whether results can be joined."""
+    try:
+        join(parts, plan)
+        return True
+    except (RuntimeError, KeyError, ValueError, IndexError, TypeError):
+        return False
+
+
+def check_rows(out: Data, plan: ChunkPlan, source_shape: Sequence[int]) -> None:
+    """Raise OutputMismatch unless `out` has the plan's rows along its dimension."""
+    shape = tuple(out.shape)
+    if len(shape) <= plan.dim or shape[plan.dim] != plan.length:
+        raise OutputMismatch(
+            f"out must have {plan.length} rows along dimension {plan.dim}, as the data of shape "
+            f"{tuple(source_shape)} has: got an out of shape {shape}."
+        )
+
+
+def result_of_no_rows(fn: Callable[[Any], Any], data: Data, plan: ChunkPlan) -> Data | None:
+    """The result for a dataset without rows: what the function makes of zero rows tells what rows would look like.
+
+    Returns:
+        Zero rows; None when the function returns None.
+
+    Raises:
+        ValueError: the function does not work on zero rows, or wants single ones.
+        TypeError: it returns neither a tensor nor a collection.
+    """
+    advice = "Pass out=, or handle this case before the call."
+    if plan.unbind:
+        raise ValueError(f"the data has no rows, and chunksize=0 leaves nothing to call the function with. {advice}")
+    try:
+        result = fn(narrow(data, plan.dim, 0, 0))
+    except Exception as error:
+        let_through(error)
+        raise ValueError(
+            f"the data has no rows, and the function does not work on zero rows, so nothing tells what the result "
+            f"looks like ({type(error).__name__}: {error}). {advice}"
+        ) from error
+    if result is None:
+        return None
+    joined = join([result], plan)
+    return narrow(joined, plan.dim, 0, 0) if len(joined.shape) > plan.dim else joined

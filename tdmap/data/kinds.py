@@ -1,0 +1,94 @@
+"""What a dataset may be, and what it consists of.
+
+Everything else in the engine treats a dataset and a result as opaque values. The files of this room are the only
+ones that look into the collections of `tensordict_lite`. Dense ones go through the trusted constructor, because a chunk
+of a valid collection is valid; other kinds (lazy stacks, non-tensor data) go through their public interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from tensordict_lite import NonTensorData
+from tensordict_lite.base import TensorCollection
+from tensordict_lite.dense import DenseCollection
+
+Data: TypeAlias = Any
+"""A tensor or any collection of `tensordict_lite`."""
+
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def signed_view(tensor: Tensor) -> Tensor:
+    """The same bits in a dtype that torch can index: for unsigned integers of two bytes or more it cannot."""
+    signed = _SIGNED.get(tensor.dtype)
+    return tensor if signed is None else tensor.view(signed)
+
+
+def is_data(value: object) -> bool:
+    """Whether `value` is a tensor or a collection of tensors."""
+    return isinstance(value, (Tensor, TensorCollection))
+
+
+def is_dense(value: object) -> bool:
+    """A collection whose entries are in a plain dict: `TensorDict` and tensorclasses."""
+    return isinstance(value, DenseCollection) and type(value._source) is dict and not value._is_non_tensor
+
+
+def is_flat(data: Data) -> bool:
+    """A tensor, or a collection of tensors without any levels."""
+    if isinstance(data, Tensor):
+        return True
+    return is_dense(data) and all(isinstance(value, Tensor) for value in data._source.values())
+
+
+def data_length(data: Data, dim: int) -> int:
+    """Rows of `data` along `dim`."""
+    return int(data.shape[dim])
+
+
+def tensors_of(data: Data) -> list[Tensor]:
+    """The tensors in `data`, as a flat list."""
+    if isinstance(data, Tensor):
+        return [data]
+    return list(data._leaves())
+
+
+def with_tensors(data: Data, tensors: Sequence[Tensor]) -> Data:
+    """The same tree around other tensors of the same batch size, in the order of `tensors_of`."""
+    return tensors[0] if isinstance(data, Tensor) else data._with_leaves(iter(tensors))
+
+
+def entries_of(data: Data) -> Mapping[str, Any]:
+    """The entries of a dense collection as they are: what `items()` would unwrap is not."""
+    entries: Mapping[str, Any] = data._source
+    return entries
+
+
+def with_entries(example: Data, entries: dict[str, Any], rows: int | None = None) -> Data:
+    """A dense collection like `example` with other entries, and another number of rows, if that is given."""
+    shape = example._batch_size
+    return example._rebuild(entries, shape if rows is None else torch.Size((rows, *shape[1:])), example._names)
+
+
+def payload_of(value: NonTensorData) -> Any:
+    """The object that an entry without tensors holds, as it is."""
+    return value._payload
+
+
+def leaves_hold_rows(data: Data) -> bool:
+    """Whether every tensor in `data` has the rows along the same dim; the members of a lazy stack need not."""
+    if isinstance(data, Tensor):
+        return True
+    if is_dense(data):
+        return all(leaves_hold_rows(value) for value in data._source.values())
+    return not data._leaves()
+
+
+def data_row_bytes(data: Data, length: int) -> int:
+    """Bytes of one of `length` rows of `data`."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in tensors_of(data)) // max(length, 1)

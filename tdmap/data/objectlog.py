@@ -1,0 +1,138 @@
+"""The entries of results that are no tensors, in a file beside the journal, until a run that can be resumed is over.
+
+    objects.jsonl    {"columns": [["name"], ["meta", "path"]]}         first: where they belong
+                     {"chunk": 12, "pieces": [["each", [...], []], ["one", "x"]]}
+
+Whoever calls a chunk done appends its line before: the driver, or in place the worker itself. The last line of a
+chunk is the one that holds; lines of chunks that are not done do not count. Objects are kept as JSON, as the dataset
+will keep them: opening the file runs no code.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tdmap.data.objects import MISSING, Each, KeyPath, One, Piece, Pieces, Rows
+from tdmap.data.skipfile import OBJECTS, append_line, last_lines
+from tdmap.errors import OutputMismatch, UntrustedFile
+from tdmap.memory.hidden import remove
+from tdmap.memory.resources import available_memory
+from tensordict_lite import MetaData, NonTensorData, NonTensorStack
+from tensordict_lite.memmap.plan import holds_json
+
+
+class ObjectLog:
+    """The objects of the run in a folder.
+
+    Args:
+        folder: the hidden folder of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / OBJECTS
+
+    def begin(self, paths: Sequence[KeyPath]) -> None:
+        """A run with these columns begins."""
+        remove(self.path)
+        append_line(self.path, {"columns": [list(path) for path in paths]})
+
+    def columns(self) -> tuple[KeyPath, ...]:
+        """The columns of the run that has begun; none where there is no file."""
+        first: dict[str, Any] = next(iter(self._lines("columns").values()), {"columns": []})
+        try:
+            return tuple(tuple(map(str, path)) for path in first["columns"])
+        except TypeError:
+            raise UntrustedFile(self.path, "does not say of which columns it is") from None
+
+    def _lines(self, key: str) -> dict[Any, dict[str, Any]]:
+        return last_lines(self.path, key, available_memory() // 2)
+
+    def add(self, chunk: int, pieces: Pieces) -> None:
+        """Note the objects of a chunk."""
+        append(self.path, chunk, pieces)
+
+    def load(self, paths: Sequence[KeyPath]) -> dict[int, Pieces]:
+        """What was noted of each chunk, for these columns."""
+        if not paths or self.columns() != tuple(paths):
+            return {}
+        try:
+            found = self._lines("chunk").items()
+            pieces = {int(number): tuple(map(_read, line["pieces"])) for number, line in found}
+        except (TypeError, ValueError, LookupError, RuntimeError) as error:
+            raise UntrustedFile(self.path, f"holds no objects of rows ({type(error).__name__}: {error})") from None
+        if any(len(found) != len(paths) for found in pieces.values()):
+            raise UntrustedFile(self.path, "holds objects of other columns")
+        return pieces
+
+    def forget(self) -> None:
+        """The run is over."""
+        remove(self.path)
+
+
+def append(path: str | os.PathLike[str], chunk: int, pieces: Pieces) -> None:
+    """Append the line of a chunk, in one write."""
+    append_line(path, {"chunk": chunk, "pieces": [_noted(piece) for piece in pieces]})
+
+
+def check_storable(pieces: Pieces, paths: Sequence[KeyPath], where: str) -> None:
+    """Raise OutputMismatch unless the folder of a dataset can hold these objects.
+
+    Args:
+        pieces: of one chunk.
+        paths: their columns.
+        where: the rows, for the message.
+    """
+    for piece, path in zip(pieces, paths):
+        for value in _values(piece):
+            if not holds_json(value):
+                key = repr(path[0] if len(path) == 1 else path)
+                raise OutputMismatch(
+                    f"{where}: the entry {key} holds a {type(value).__name__}, and a folder holds strings, numbers, "
+                    "None, lists and dicts with strings for keys. Encode it (bytes as a uint8 tensor, for one), or "
+                    "leave out=None and call .memmap(folder, allow_pickle=True) on the result."
+                )
+
+
+def _values(piece: Piece) -> Sequence[Any]:
+    if piece is None:
+        return ()
+    if isinstance(piece, One):
+        return [piece.value]
+    if isinstance(piece, Each):
+        return [value for value in piece.values if value is not MISSING]
+    return [entry.tolist() for entry in piece.entries if entry is not MISSING]
+
+
+def _noted(piece: Piece) -> Any:
+    if piece is None:
+        return None
+    if isinstance(piece, One):
+        return ["one" if piece.entry is None else "whole", piece.value]
+    if isinstance(piece, Each):
+        gaps = [number for number, value in enumerate(piece.values) if value is MISSING]
+        return ["each", [None if value is MISSING else value for value in piece.values], gaps]
+    return ["rows", [None if e is MISSING else [e.batch_dims, e.tolist()] for e in piece.entries]]
+
+
+def _read(noted: Any) -> Piece:
+    if noted is None:
+        return None
+    if noted[0] == "one":
+        return One(noted[1])
+    if noted[0] == "whole":
+        return One(noted[1], MetaData(noted[1]))
+    if noted[0] == "each":
+        values = list(noted[1])
+        for number in noted[2]:
+            values[number] = MISSING
+        return Each(values)
+    return Rows([MISSING if row is None else _entry(row[1], int(row[0])) for row in noted[1]])
+
+
+def _entry(values: Any, dims: int) -> Any:
+    if not dims:
+        return NonTensorData(values)
+    return NonTensorStack(*[_entry(value, dims - 1) for value in values])

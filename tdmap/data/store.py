@@ -1,0 +1,321 @@
+"""A dataset that is being made in a folder, out of sight until it is whole, by one call at a time.
+
+    out/.tdmap/lock     held by the call that makes it (see `folderlock`)
+    out/.tdmap/data/    the dataset while the run goes on
+    out/.tdmap/moving   says that it is over, and that its files are on their way
+    out/                where they are moved, `meta.json` last
+
+So a folder whose run was interrupted holds no dataset, and one that holds a dataset holds a whole one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdmap.data.kinds import Data, is_dense
+from tdmap.data.objects import KeyPath, with_objects
+from tdmap.errors import OutputMismatch
+from tdmap.memory import hidden
+from tdmap.memory.folderlock import HELD, LOCK, FolderLock, locked, refuse_writers
+from tdmap.memory.hidden import HIDDEN
+from tensordict_lite import TensorDict, is_tensorclass
+from tensordict_lite.memmap.staging import exchange
+
+META = "meta.json"
+
+
+_ABSENT = torch.empty(0)
+
+
+class OutputFolder:
+    """The folder that an operation writes its results to.
+
+    Args:
+        path: the folder; it need not exist.
+        overwrite: a dataset may be there, whose place the new one takes when it is whole.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
+        self._lie_in(Path(os.path.abspath(os.fspath(path))))
+        self._overwrite = overwrite
+        self._replaced: Path | None = None
+        self._lock: FolderLock | None = None
+        self._keeps = False
+
+    def _lie_in(self, path: Path) -> None:
+        self.path = path
+        self.hidden = self.path / HIDDEN
+        self._meta = f"{self.path}/{META}"
+        self._journal = f"{self.hidden}/journal"
+        self._data = f"{self.hidden}/data"
+        self._moving = f"{self.hidden}/moving"
+
+    @staticmethod
+    def of(out: str | os.PathLike[str] | OutputFolder) -> OutputFolder:
+        """The folder of a path; one that an operation has claimed already stays what it is."""
+        return out if isinstance(out, OutputFolder) else OutputFolder(out)
+
+    def is_at(self, folder: str | os.PathLike[str] | None) -> bool:
+        """Whether this is that folder, under whatever name."""
+        return folder is not None and os.path.realpath(folder) == os.path.realpath(self.path)
+
+    @contextlib.contextmanager
+    def claimed(self, call: str, source: Path | None = None, resume: bool = False) -> Iterator[None]:
+        """Be the only one who writes here. Within another claim of this object it does nothing.
+
+        What a killed run has left is removed first, and what was begun when the block raises. Both stay with `resume`.
+
+        Args:
+            call: what others are told, such as `map(double)`.
+            source: the folder of the data that is read.
+            resume: an unfinished run may be here, and may be gone on with.
+
+        Raises:
+            FolderInUse: somebody else writes it; says who.
+            FileExistsError: it holds something else, or is no folder.
+        """
+        if self._lock is not None:
+            yield
+            return
+        if resume and self._overwrite:
+            raise ValueError(
+                "resume=True goes on with what is in the folder, and overwrite=True replaces it: pass one."
+            )
+        if self._overwrite and self.is_whole and not self.is_at(source):
+            with self._replacing(call):
+                yield
+            return
+        with self._refusing_writers():  # before anything is made
+            self.require_free(source, resume)
+        with locked(self.path, call) as lock:
+            self._lock = lock
+            try:
+                self._take_over(source, resume)  # somebody may have been here before, and be done by now
+                try:
+                    yield
+                except BaseException:
+                    if not resume:
+                        self._discard()
+                    raise
+            finally:
+                self._lock = None
+
+    @contextlib.contextmanager
+    def _replacing(self, call: str) -> Iterator[None]:
+        """Write beside the dataset that is here; `publish` exchanges them.
+
+        Whoever is killed meanwhile leaves the old dataset or the new one, whole.
+        """
+        old = Path(os.path.realpath(self.path))
+        new = old.with_name(f".{old.name}.tdmap-new")
+        with locked(old, call) as lock:
+            hidden.remove_tree(new)  # of somebody who was killed while he held this lock
+            self._lock, self._replaced = lock, self.path
+            self._lie_in(new)
+            try:
+                os.makedirs(self.hidden)
+                yield
+            finally:
+                self._lie_in(self._replaced)
+                self._lock = self._replaced = None
+                if lock.is_mine:  # and not in a fork of the program
+                    hidden.remove_tree(new)
+
+    def _take_over(self, source: Path | None, resume: bool) -> None:
+        """Refuse what is in the way, and remove what a killed run has left."""
+        if self._can_be_finished and not self._goes_on(resume):
+            self._move()  # it was killed in its last moment
+        self.require_free(source, resume)
+        if not self._goes_on(resume):
+            self._discard()
+
+    @contextlib.contextmanager
+    def _refusing_writers(self) -> Iterator[None]:
+        try:
+            yield
+        except FileExistsError:
+            if not self.is_whole:  # what is in the way may be somebody's who is at work
+                refuse_writers(self.path)
+            raise
+
+    @property
+    def _is_on_its_way(self) -> bool:
+        """Whether a whole dataset is being moved to its place, or whoever did that was killed."""
+        return os.path.lexists(self._moving)
+
+    @property
+    def _can_be_finished(self) -> bool:
+        """Whether whoever moved a dataset was killed, and nothing is in the way of what has not been moved."""
+        if not self._is_on_its_way or not os.path.exists(f"{self._data}/{META}"):
+            return False
+        return not (set(os.listdir(self._data)) - {META}) & self._names()
+
+    def begin_anew(self) -> None:
+        """Forget the run that is here: what it was about has been removed.
+
+        Raises:
+            FileExistsError: there is something else.
+        """
+        hidden.remove(self.hidden / "journal")
+        self.require_free(None, False)
+        self._discard()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the folder holds a dataset."""
+        return os.path.exists(self._meta)
+
+    @property
+    def has_journal(self) -> bool:
+        """Whether a run that can be gone on with has been begun here."""
+        return os.path.lexists(self._journal)
+
+    def _goes_on(self, resume: bool) -> bool:
+        return resume and self.has_journal
+
+    def require_free(self, source: Path | None, resume: bool) -> None:
+        """Raise FileExistsError unless a new dataset can be put here, or an unfinished run gone on with."""
+        if self.is_at(source):
+            raise FileExistsError(f"{self.path} is the folder of the data: to change it in place, pass out=data.")
+        names = self._names()
+        if not names or self._goes_on(resume):
+            return
+        if META in names:
+            raise FileExistsError(
+                f"{self.path} holds a dataset already: choose another folder, or pass overwrite=True, which replaces "
+                "it when the new one is whole. To write into its rows, load it and pass it as out=."
+            )
+        if HIDDEN in names and self.has_journal:
+            raise FileExistsError(
+                f"{self.path} holds an unfinished run: pass resume=True to go on with it, or remove the folder."
+            )
+        others = sorted(names - {HIDDEN})
+        if others and not self._can_be_finished:
+            raise FileExistsError(f"{self.path} is not empty ({', '.join(others[:3])}...): choose a folder of its own.")
+
+    def _names(self) -> set[str]:
+        """What is in the folder; nothing when there is none."""
+        try:
+            return set(os.listdir(self.path))
+        except (FileNotFoundError, NotADirectoryError):
+            if os.path.lexists(self.path):
+                raise FileExistsError(
+                    f"{self.path} is a file, and a dataset is a folder: choose another path."
+                ) from None
+            return set()
+
+    def load(self) -> Data | None:
+        """The dataset, whole or begun; None when there is neither. One that was being moved to its place gets there."""
+        if self._is_on_its_way:
+            self._move()
+        for folder in (str(self.path), self._data):
+            if os.path.exists(f"{folder}/{META}"):
+                return TensorDict.load_memmap(folder)
+        return None
+
+    def create(self, example: Data) -> Data:
+        """Files for a dataset with the schema of `example`, zeroed and reserved.
+
+        Raises:
+            OutputMismatch: it has an entry whose folder would be the hidden one.
+        """
+        self._make_room(example)
+        return example.memmap_like(self._data)
+
+    def put(self, data: Data) -> Data:
+        """A dataset that is made at once. Errors as `create`."""
+        self._make_room(data)
+        return data.memmap(self._data)
+
+    def _make_room(self, data: Data) -> None:
+        require_room_for_hidden(data)
+        hidden.remove(self._moving)  # what was on its way is made anew
+        hidden.remove_tree(self._data)
+
+    def complete(self, data: Data, columns: dict[KeyPath, Any]) -> Data:
+        """Add the entries that are no tensors to a dataset that `create` has made; its metadata is replaced at once."""
+        whole = with_objects(data, columns)
+        return whole.memmap_(self._data)
+
+    def publish(self) -> Data:
+        """Move a finished dataset to its place, and open it there. May be repeated after an interruption.
+
+        Raises:
+            FileExistsError: somebody has put something else there meanwhile; the result stays where it was made.
+        """
+        self._move()
+        if self._replaced is None:
+            return TensorDict.load_memmap(self.path)
+        assert self._lock is not None
+        if self._lock.is_mine:
+            with contextlib.suppress(FileNotFoundError):
+                os.rmdir(self.hidden)
+            exchange(str(self.path), os.path.realpath(self._replaced))
+        return TensorDict.load_memmap(self._replaced)
+
+    def _move(self) -> None:
+        if os.path.exists(f"{self._data}/{META}"):
+            if not self._is_on_its_way:
+                self._require_nothing_else()
+                # From now on, neither folder holds a dataset until it is done.
+                os.close(hidden.open_file(self._moving, os.O_WRONLY | os.O_CREAT))
+            hidden.remove(self._meta)  # of the same run, which was interrupted and has made it anew
+            for name in sorted(os.listdir(self._data)):
+                if name != META:
+                    hidden.remove_tree(f"{self.path}/{name}")  # of the same run, too
+                    os.replace(f"{self._data}/{name}", f"{self.path}/{name}")
+            os.replace(f"{self._data}/{META}", self._meta)
+            if self._lock is not None:
+                self._lock.made = False  # it stays
+        if self._is_on_its_way:
+            hidden.remove_tree(self._data)
+            hidden.remove(self._moving)
+
+    def _require_nothing_else(self) -> None:
+        others = sorted(self._names() - {HIDDEN})
+        if others and not self.has_journal:
+            self._keeps = True
+            raise FileExistsError(
+                f"{self.path} was empty when the run began, and now holds {', '.join(others[:3])}, which was left "
+                f"alone. The result is whole, in {self._data}: move it from there."
+            )
+
+    def _discard(self) -> None:
+        """Remove what an unfinished run that cannot be resumed has left; nothing of anybody who holds the lock."""
+        if self._lock is None or not self._lock.is_mine or self._keeps:
+            return
+        with contextlib.suppress(FileNotFoundError):  # somebody has removed it all
+            for name in os.listdir(self.hidden):
+                if name not in (LOCK, HELD):
+                    hidden.remove_tree(self.hidden / name)
+
+
+def destination(out: Any, overwrite: bool) -> Any:
+    """`out` of an operation, as `OutputFolder.of` and `Output` take it.
+
+    Raises:
+        ValueError: `overwrite`, and it is not a folder.
+    """
+    if not overwrite:
+        return out
+    if not isinstance(out, (str, os.PathLike)):
+        what = "it is None" if out is None else f"got a {type(out).__name__}, whose rows are written over as it is"
+        raise ValueError(f"overwrite=True replaces the dataset in a folder, so out must be its path: {what}.")
+    return OutputFolder(out, overwrite=True)
+
+
+def require_room_for_hidden(data: Data) -> None:
+    """Raise OutputMismatch when an entry of a dataset would lie in its hidden folder."""
+    entries = data._source if is_dense(data) and not is_tensorclass(data) else {}
+    if not isinstance(entries.get(HIDDEN, _ABSENT), Tensor):  # a tensor lies in a file of another name
+        raise OutputMismatch(
+            f"the entry {HIDDEN!r} would lie in the folder {HIDDEN}, where the state of runs is kept: give it another "
+            "name (rename_key_), or keep the result in memory (out=None)."
+        )

@@ -1,0 +1,143 @@
+"""Rows that lie anywhere in flat values, copied one after the other, at about what copying their bytes costs.
+
+A row is copied as windows of a fixed number of bytes, thousands of them in one call: `out[places] = values[starts]`
+over arrays whose elements are the windows that begin at every byte. The last window of a row reaches beyond its end,
+into the place of the rows behind it, which are written later: what it leaves there is written over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdmap.memory.regions import flat_bytes
+
+LONG_ROW = 1 << 12
+"""Rows of so many bytes are copied one by one."""
+
+BLOCK_BYTES = 1 << 18
+"""Bytes that are gathered at a time: they stay in the processor's cache."""
+
+BLOCK_ROWS = 1 << 12
+"""Rows that are gathered at a time."""
+
+WIDEST = 1 << 9
+"""Bytes of a window, at most."""
+
+
+def offsets_of(lengths: Tensor) -> Tensor:
+    """int64 `[n + 1]` of rows of these lengths, one after the other.
+
+    Example:
+        >>> offsets_of(torch.tensor([2, 0, 3]))
+        tensor([0, 2, 2, 5])
+    """
+    out = torch.zeros(len(lengths) + 1, dtype=torch.int64)
+    torch.cumsum(lengths, 0, out=out[1:])
+    return out
+
+
+def gather_rows(values: Tensor, starts: Tensor, ends: Tensor, out: Tensor) -> None:
+    """Copy rows that lie anywhere, one after the other.
+
+    Args:
+        values: `[total, ...]`.
+        starts, ends: int64 `[n]`: the rows.
+        out: `[sum of lengths, ...]`, contiguous.
+
+    Raises:
+        ValueError: rows lie outside of the values.
+
+    Example:
+        >>> out = torch.empty(3)
+        >>> gather_rows(torch.arange(4.0), torch.tensor([2, 0]), torch.tensor([4, 1]), out)
+        >>> out
+        tensor([2., 3., 0.])
+    """
+    if not len(starts) or not out.numel():
+        return
+    lengths = ends - starts
+    if int(lengths.min()) < 0 or int(starts.min()) < 0 or int(ends.max()) > len(values):
+        raise ValueError("the offsets of these rows do not fit their values: the file is damaged.")
+    item = values.element_size() * values.shape[1:].numel()
+    source: Any = flat_bytes(values.contiguous()).numpy()
+    target: Any = flat_bytes(out).numpy()
+    first, nbytes = (tensor.numpy() * item for tensor in _runs(starts, ends, lengths))
+    places = np.zeros(len(first) + 1, np.int64)
+    np.cumsum(nbytes, out=places[1:])
+    if places[-1] >= len(first) * LONG_ROW:
+        _copy_each(source, target, first, places)
+        return
+    low = 0
+    while low < len(first):
+        high = int(np.searchsorted(places, places[low] + BLOCK_BYTES, side="right")) - 1
+        high = min(max(high, low + 1), low + BLOCK_ROWS, len(first))
+        _copy_block(source, target, first[low:high], places[low : high + 1])
+        low = high
+
+
+def _runs(starts: Tensor, ends: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Where rows that lie one behind the other begin, and how long they are together; rows without elements are left
+    out."""
+    full = lengths > 0
+    if not bool(full.all()):
+        at = torch.from_numpy(np.flatnonzero(full.numpy()))
+        starts, ends, lengths = (tensor.index_select(0, at) for tensor in (starts, ends, lengths))
+    new = torch.ones(len(starts), dtype=torch.bool)
+    torch.ne(starts[1:], ends[:-1], out=new[1:])
+    at = torch.from_numpy(np.flatnonzero(new.numpy()))
+    if len(at) > len(starts) * 3 // 4:
+        return starts, lengths
+    firsts = starts.index_select(0, at)
+    lasts = torch.cat([at[1:] - 1, torch.tensor([len(starts) - 1])])
+    return firsts, ends.index_select(0, lasts) - firsts
+
+
+def _copy_block(source: Any, target: Any, first: Any, places: Any) -> None:
+    nbytes = np.diff(places)
+    width = _width(nbytes)
+    if width > WIDEST or width > len(source) or width > len(target):
+        _copy_each(source, target, first, places)
+        return
+    at = places[:-1]
+    if int(nbytes.max()) > width:
+        first, at = _windows(first, at, nbytes, width)
+    inside = (first <= len(source) - width) & (at <= len(target) - width)
+    if inside.all():
+        _every(target, width)[at] = _every(source, width)[first]
+        return
+    _every(target, width)[at[inside]] = _every(source, width)[first[inside]]
+    ends = np.append(at[1:], places[-1])
+    for number in np.flatnonzero(~inside):  # they would reach beyond the end of a file: only as much as there is
+        target[at[number] : ends[number]] = source[first[number] : first[number] + ends[number] - at[number]]
+
+
+def _windows(first: Any, at: Any, nbytes: Any, width: int) -> tuple[Any, Any]:
+    """Windows of rows that are longer than one."""
+    counts = -(-nbytes // width)
+    ends = np.cumsum(counts)
+    within = (np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)) * width
+    return np.repeat(first, counts) + within, np.repeat(at, counts) + within
+
+
+def _width(nbytes: Any) -> int:
+    """Bytes of a window for rows of these lengths: one window a row where they are about alike, else twice their
+    mean."""
+    longest, mean = int(nbytes.max()), int(nbytes.mean()) + 1
+    wanted = longest if longest <= 64 or longest <= 4 * mean else 2 * mean
+    return -(-wanted // 8) * 8
+
+
+def _every(flat: Any, width: int) -> Any:
+    """The windows that begin at every byte."""
+    return np.ndarray((len(flat) - width + 1,), dtype=f"V{width}", buffer=flat, strides=(1,))
+
+
+def _copy_each(source: Any, target: Any, first: Any, places: Any) -> None:
+    at = int(places[0])
+    for start, end in zip(first.tolist(), places[1:].tolist()):
+        target[at:end] = source[start : start + end - at]
+        at = end

@@ -1,0 +1,128 @@
+"""Blocks of rows go into a mapped file through its descriptor, where that is faster than storing into the mapping.
+
+A store into a page that this process has not touched yet is a fault: the kernel is entered once for every few pages,
+and again to allocate them. `pwrite` enters it once for a whole block, copies straight into the page cache and leaves
+nothing in this process's page table. One process or a few gain a third to a half of the time by it. Many that write
+into one file may not, because most file systems let one of them in at a time. So both ways are timed now and then,
+and the faster one is used.
+
+Both reach the same page cache, so readers of the mapping see the rows at once either way.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from tdmap.memory.mapped import inodes_of_mappings
+from tdmap.memory.regions import bytes_of, region_of
+from tdmap.process.owner import Owner
+
+SMALLEST = 16 << 10
+"""Bytes of a block from which `pwrite` pays for its call; measured on ext4 and on shared memory."""
+
+PROBES = 4
+"""Blocks that are written each way before the ways are compared,"""
+
+PERIOD = 512
+"""and how many blocks later that is done again: other writers may have come or gone."""
+
+MARGIN = 1.2
+"""The descriptor is given up for the mapping when it takes so many times as long."""
+
+MOST_FILES = 128
+"""Columns of one job that a worker holds descriptors for."""
+
+
+class FileColumn:
+    """Writes blocks of one contiguous tensor that lies in a file.
+
+    Args:
+        fd: descriptor of the file, for writing; closed with this object.
+        path: how messages name the file.
+    """
+
+    def __init__(self, fd: int, path: str) -> None:
+        self._fd = fd
+        self._path = path
+        self._count = 0
+        self._seconds = [0.0, 0.0]
+        self._use_file = True
+        self._owner = Owner()
+
+    def __del__(self) -> None:
+        if self._owner.is_here:  # a fork may have closed everything, and use the number for something else
+            os.close(self._fd)
+
+    def write(self, rows: Tensor, values: Tensor) -> None:
+        """Copy `values` into `rows`, a part of the tensor with the same shape and dtype; both are contiguous.
+
+        Raises:
+            OSError: the file system is full.
+        """
+        at = self._count % PERIOD
+        self._count += 1
+        if at >= 2 * PROBES:
+            if self._use_file:
+                self._pwrite(rows, values)
+            else:
+                rows.copy_(values)
+            return
+        began = time.perf_counter()
+        if at & 1:
+            rows.copy_(values)
+        else:
+            self._pwrite(rows, values)
+        self._seconds[at & 1] += time.perf_counter() - began
+        if at == 2 * PROBES - 1:
+            through_file, through_map = self._seconds
+            self._use_file = through_file < MARGIN * through_map
+            self._seconds = [0.0, 0.0]
+
+    def _pwrite(self, rows: Tensor, values: Tensor) -> None:
+        view = bytes_of(values)
+        at = int(rows.storage_offset()) * rows.element_size()
+        done = 0
+        try:
+            while done < len(view):  # once, but for a signal or more than 2 GiB
+                done += os.pwrite(self._fd, view[done:], at + done)
+        except OSError as error:
+            error.filename = self._path
+            raise
+
+
+def columns_behind(leaves: Iterable[Tensor], block_rows: int) -> dict[int, FileColumn]:
+    """A column for each tensor whose blocks of `block_rows` rows are worth one, by the address of its storage."""
+    found: dict[int, FileColumn] = {}
+    mapped: dict[int, int] | None = None
+    for leaf in leaves:
+        block = block_rows * (leaf.numel() // max(len(leaf), 1)) * leaf.element_size() if leaf.dim() else 0
+        if block < SMALLEST or not leaf.is_contiguous() or leaf.is_conj() or leaf.is_neg() or len(found) >= MOST_FILES:
+            continue
+        region = region_of(leaf)
+        if region is None or not region.writable:
+            continue
+        if mapped is None:
+            mapped = inodes_of_mappings()
+        storage = leaf.untyped_storage()
+        fd = _open(region.handle.path, mapped.get(storage.data_ptr()))
+        if fd is not None:
+            found[storage.data_ptr()] = FileColumn(fd, region.handle.path)
+    return found
+
+
+def _open(path: str, inode: int | None) -> int | None:
+    """A descriptor of the very file that is mapped, not of one that has its name now; None when there is none."""
+    if inode is None:
+        return None
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    if os.fstat(fd).st_ino == inode:
+        return fd
+    os.close(fd)
+    return None

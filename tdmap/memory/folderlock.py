@@ -1,0 +1,387 @@
+"""One writer a folder: whoever comes second is told at once who writes.
+
+    out/.tdmap/lock    held with flock(2), which the kernel ends with its holder; it says who that is
+
+The lock belongs to one call, in one thread of one process. Workers that are forked for the call share it: when their
+driver is killed, it is free once they are gone too. No other child of the process does, and a worker that stays warm
+gives it up with its driver. A file is locked and not a folder, because network file systems lock files only.
+
+Where a file system has no locks, a file that only one can make takes their place (`lock.held`). Nobody removes it
+when its maker is killed, and so the next call says which file is in the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tdmap.errors import FolderInUse, UntrustedFile
+from tdmap.memory import hidden
+from tdmap.memory.hidden import HIDDEN, NO_LOCKS, printable
+from tdmap.process import hooks
+from tdmap.process.identity import ProcessId
+
+LOCK, HELD = "lock", "lock.held"
+"""Names in the hidden folder."""
+
+STRAY_SECONDS = 10.0
+"""What a killed process has started may take so long to vanish."""
+
+UNKNOWN_SECONDS = 1.0
+"""So long is waited for a lock of which nobody can tell whose it is: it may be about to be."""
+
+_PAUSE = 0.01
+_NOBODY = bytes(1)  # in place of the first byte of what a holder says
+_END = b"\n"  # what is behind it was said by another holder, who had more to say
+
+
+class Holder(NamedTuple):
+    """Who writes a folder."""
+
+    process: ProcessId
+    thread: str
+    since: float
+    """Seconds since 1970."""
+    call: str
+    """Such as `map(double)`."""
+    program: str
+
+    @staticmethod
+    def own(call: str) -> Holder:
+        """This thread, now."""
+        name = threading.current_thread().name
+        return Holder(ProcessId.own(), name, time.time(), call, " ".join(sys.argv)[:500])
+
+    def pack(self) -> bytes:
+        """As it is written into the lock."""
+        return json.dumps([*self.process, *self[1:]]).encode() + _END
+
+    @staticmethod
+    def unpack(data: bytes) -> Holder | None:
+        """What `pack` wrote; None when it is something else."""
+        try:
+            pid, host, boot, space, start, thread, since, call, program = hidden.parse_json(data.partition(_END)[0])
+            numbers = [int(number) for number in (pid, boot, space, start)]
+            process = ProcessId(numbers[0], printable(host), *numbers[1:])
+            return Holder(process, printable(thread), float(since), printable(call), printable(program))
+        except (ValueError, TypeError, OverflowError):
+            return None
+
+    def describe(self) -> str:
+        """Who, where and since when."""
+        pid, host = self.process.pid, self.process.host
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(min(max(self.since, 0), 1 << 36)))
+        place = "" if host == os.uname().nodename else f" on {host}"
+        if self.process == ProcessId.own():
+            return f"{self.call}, in the thread {self.thread} of this process ({pid}), since {when}"
+        return f"{self.call}, in process {pid}{place}, since {when} ({self.program})"
+
+
+class FolderLock:
+    """The right to write a folder, held by the call that made this object; see `locked`.
+
+    Attributes:
+        made: the folder was not there; it is removed again when it stays empty.
+    """
+
+    def __init__(self, folder: Path, fd: int, made: bool, held: Path | None) -> None:
+        self.made = made
+        self._folder = folder
+        self._hidden = os.path.join(folder, HIDDEN)
+        self._fd = fd
+        self._pid = os.getpid()
+        self._held = held
+        _locks.add(self)
+
+    def __del__(self) -> None:  # an exception from a signal handler has come between taking and holding it
+        with contextlib.suppress(Exception):
+            self.release()
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process holds it: not a fork of the one that took it, and not after its release."""
+        return self._fd >= 0 and self._pid == os.getpid()
+
+    def release(self) -> None:
+        """Let others write, and remove the lock and its folders where nothing else is in them."""
+        if not self.is_mine:
+            return
+        _locks.discard(self)
+        fd, self._fd = self._fd, -1
+        try:
+            with contextlib.suppress(OSError):
+                self._clear(fd)
+        finally:  # by name: workers that stay warm have inherited the descriptor, and are not at work any more
+            if self._held is not None:
+                hidden.remove(self._held)
+            else:
+                fcntl.flock(fd, fcntl.LOCK_UN)
+            os.close(fd)
+
+    def _clear(self, fd: int) -> None:
+        path = os.path.join(self._hidden, LOCK)
+        if set(os.listdir(self._hidden)) - {LOCK, HELD}:
+            os.pwrite(fd, _NOBODY, 0)  # not cut: a file system may take care that such a file reaches the disk
+            return
+        if not _is_file(fd, path):
+            return
+        os.unlink(path)  # whoever has opened it already sees that it is gone, and makes another
+        if self._held is not None:
+            os.unlink(self._held)
+        os.rmdir(self._hidden)
+        if self.made and not os.listdir(self._folder):
+            os.rmdir(self._folder)
+
+
+_locks: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+_inherited: list[int] = []  # in a worker: descriptors of the locks of its driver
+_forking = threading.local()
+
+
+@contextlib.contextmanager
+def shared_with_worker() -> Iterator[None]:
+    """A child that this thread forks meanwhile is a worker of its call, and keeps the lock until it ends."""
+    _forking.worker = True
+    try:
+        yield
+    finally:
+        _forking.worker = False
+
+
+def _leave_to_parent() -> None:
+    for lock in list(_locks):
+        _inherited.append(lock._fd)
+        lock._fd = -1
+    _locks.clear()
+    if not getattr(_forking, "worker", False):
+        for fd in _inherited:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        _inherited.clear()
+    _forking.worker = False
+
+
+hooks.in_child(hooks.LOCKS, _leave_to_parent)
+
+
+@contextlib.contextmanager
+def locked(folder: Path, call: str) -> Iterator[FolderLock]:
+    """Be the only one who writes a folder, which is made if it is not there.
+
+    Args:
+        folder: the folder of a dataset.
+        call: what others are told, such as `map(double)`.
+
+    Raises:
+        FolderInUse: somebody else writes it; says who.
+        UntrustedFile: the hidden folder, or the lock, is a link or something else.
+        OSError: the folder cannot be written.
+    """
+    lock = take(folder, call)
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+def take(folder: Path, call: str) -> FolderLock:
+    """The lock of a folder, without waiting for anybody who works. Errors as `locked`."""
+    began, made, path = time.monotonic(), False, folder / HIDDEN / LOCK
+    while True:
+        made |= _make(folder, path.parent)
+        try:
+            fd = hidden.open_file(path, os.O_RDWR | os.O_CREAT)
+        except FileNotFoundError as error:  # its holder has just removed it all
+            if time.monotonic() - began > STRAY_SECONDS:
+                raise _cannot_write(folder, error) from None
+            continue
+        except OSError as error:
+            raise _cannot_write(folder, error) from None
+        held: Path | None = None
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _wait_for(_holder_in(fd), path, began)
+                continue
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
+                held = _make_held(path, _holder_in(fd))
+            if not _is_file(fd, path):
+                continue
+            with contextlib.suppress(OSError):  # a full disk: others are told less
+                os.pwrite(fd, Holder.own(call).pack(), 0)
+            lock, fd = FolderLock(folder, fd, made, held), -1
+            return lock
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+
+def _make(folder: Path, inner: Path) -> bool:
+    """Make the folder and its hidden one; whether the folder was not there."""
+    try:
+        made = not os.path.exists(folder)
+        if made:
+            os.makedirs(folder, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # its holder has just removed it: once more, then
+            hidden.make_folder(inner)
+        return made
+    except OSError as error:
+        raise _cannot_write(folder, error) from None
+
+
+def _cannot_write(folder: Path, error: OSError) -> OSError:
+    """The same error, with what it means here."""
+    if isinstance(error, (UntrustedFile, FileExistsError)):
+        return error
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT) and _has_no_inodes(folder):
+        reason = "the file system has room, but not for another file: its inodes are used up"
+    return OSError(
+        error.errno,
+        f"nothing can be written there ({reason}); choose another folder, or make this one fit",
+        str(folder),
+    )
+
+
+def _has_no_inodes(folder: Path) -> bool:
+    while not folder.exists():
+        folder = folder.parent
+    with contextlib.suppress(OSError):
+        info = os.statvfs(folder)
+        return info.f_files > 0 and info.f_favail == 0
+    return False
+
+
+def _is_file(fd: int, path: str | Path) -> bool:
+    """Whether a descriptor is the file that has this name now."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _make_held(path: Path, holder: Holder | None) -> Path:
+    held, folder = path.with_name(HELD), path.parent.parent
+    try:
+        os.close(hidden.open_file(held, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        who = "somebody" if holder is None else holder.describe()
+        text = (
+            f"{folder} is being written by {who}. Its file system has no locks, so nobody can tell whether that still "
+            f"runs: if it has ended, remove {held}."
+        )
+        raise _in_use(text, folder, holder) from None
+    return held
+
+
+def _holder_in(fd: int) -> Holder | None:
+    """Who says to hold a lock that is open."""
+    return Holder.unpack(os.pread(fd, 1 << 16, 0))
+
+
+def _wait_for(holder: Holder | None, path: Path, began: float) -> None:
+    """Wait a moment for the holder of a lock, if it is about to give it up.
+
+    Raises:
+        FolderInUse: it is not.
+    """
+    folder, waited = path.parent.parent, time.monotonic() - began
+    alive = None if holder is None else holder.process.is_alive
+    if alive is False and waited < STRAY_SECONDS or alive is None and waited < UNKNOWN_SECONDS:
+        time.sleep(_PAUSE)
+        return
+    if holder is None:
+        text = f"{folder} is being written by somebody, who holds {path}."
+    elif alive is False:
+        text = (
+            f"{folder} was being written by {holder.describe()}, which has ended; but something that it started has "
+            f"not, and holds {path}. End that, or wait for it."
+        )
+    else:
+        text = f"{folder} is being written by {holder.describe()}. Wait until that is done, or choose another folder."
+    raise _in_use(text, folder, holder)
+
+
+def _in_use(text: str, folder: Path, holder: Holder | None) -> FolderInUse:
+    if holder is None:
+        return FolderInUse(text, str(folder))
+    return FolderInUse(text, str(folder), holder.process.pid, holder.process.host, holder.since, holder.call)
+
+
+class Somebody(NamedTuple):
+    """Who writes a folder, when nobody says who it is."""
+
+    def describe(self) -> str:
+        return "somebody"
+
+
+def holder_of(folder: Path) -> Holder | Somebody | None:
+    """Who writes a folder at this moment; None when nobody does. Nothing is written, made or waited for.
+
+    Raises:
+        UntrustedFile: the lock is a link or something else.
+    """
+    path = folder / HIDDEN / LOCK
+    try:
+        fd = hidden.open_file(path, own=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        return _holder_in(fd) or Somebody()
+    except OSError:  # no locks here
+        return (_holder_in(fd) or Somebody()) if hidden.exists(path.with_name(HELD)) else None
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def without_strays(path: Path) -> Iterator[None]:
+    """Hold a lock that workers share as long as they may write rows: those of a killed driver may live for a moment.
+
+    Raises:
+        FolderInUse: they do not end.
+    """
+    fd, began = hidden.open_file(path, os.O_RDWR | os.O_CREAT), time.monotonic()
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() - began > STRAY_SECONDS:
+                    folder = path.parent.parent
+                    text = (
+                        f"workers of an earlier run still change rows of {folder} (they hold {path}): end them first."
+                    )
+                    raise FolderInUse(text, str(folder)) from None
+                time.sleep(_PAUSE)
+            except OSError as error:
+                if error.errno in NO_LOCKS:
+                    break
+                raise
+        yield
+    finally:
+        os.close(fd)
+
+
+def refuse_writers(folder: Path) -> None:
+    """Raise FolderInUse when somebody writes a folder at this moment, and is not about to leave."""
+    began = time.monotonic()
+    while (holder := holder_of(folder)) is not None:
+        _wait_for(holder if isinstance(holder, Holder) else None, folder / HIDDEN / LOCK, began)

@@ -1,0 +1,196 @@
+"""Memory that several processes map.
+
+    owner                                        any other process of the same user
+    ─────                                        ──────────────────────────────────
+    anonymous_tensor(n) ── memfd ──► storage     Region(handle="/proc/<owner>/fd/<n>", dtype, shape...)
+         │                                            │ open + mmap, once per process
+         └── region_of(view) ──── pickled ──────────► plain tensor over the same bytes
+
+Anonymous memory is a `memfd`: a file without a name, so that nothing is left in `/dev/shm` when every process is
+killed, and the size of that mount does not matter. Others open it through the owner's entry in `/proc`, which
+needs no descriptor to be passed and works under every start method. Where there is no `memfd_create`, or `/proc`
+is hidden, a temporary file takes its place and is unlinked by its owner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import tempfile
+import weakref
+
+import torch
+
+from tdmap.frames import warn_user
+from tdmap.memory.mapped import MappedFiles, is_replaced
+from tdmap.memory.regions import Region, SharedHandle, region_of
+from tensordict_lite.memmap.mapping import map_anonymous
+
+ALIGNMENT = 64
+"""Tensors in a block start at multiples of this, the length of a cache line."""
+
+
+def high_fd(fd: int) -> int:
+    """`fd`, moved above the standard streams when one of those was closed and its number reused."""
+    if fd > 2:
+        return fd
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(fd)
+    return moved
+
+
+def align(offset: int) -> int:
+    """The next multiple of `ALIGNMENT`."""
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def anonymous_file(nbytes: int) -> tuple[int, str, str | None]:
+    """A file of `nbytes` zeros that lives in memory.
+
+    Returns:
+        Its descriptor, the path by which other processes open it, and the path that its owner must unlink
+        (None for a memfd).
+    """
+    nbytes = max(nbytes, 1)
+    if hasattr(os, "memfd_create"):
+        with contextlib.suppress(OSError):
+            fd = high_fd(os.memfd_create("tdmap", os.MFD_CLOEXEC))
+            path = f"/proc/{os.getpid()}/fd/{fd}"
+            try:
+                if os.access(path, os.R_OK | os.W_OK):
+                    os.ftruncate(fd, nbytes)
+                    return fd, path, None
+            except OSError:
+                os.close(fd)
+                raise
+            os.close(fd)
+    folder = _fallback_folder(nbytes)
+    fd, path = tempfile.mkstemp(prefix="tdmap-", dir=folder)
+    try:
+        fd = high_fd(fd)
+        os.posix_fallocate(fd, 0, nbytes)
+    except BaseException:  # no room: nothing may stay there
+        os.close(fd)
+        os.unlink(path)
+        raise
+    return fd, path, path
+
+
+def _fallback_folder(nbytes: int) -> str | None:
+    with contextlib.suppress(OSError):
+        room = os.statvfs("/dev/shm")
+        if os.access("/dev/shm", os.W_OK):
+            if room.f_bavail * room.f_frsize > nbytes:
+                return "/dev/shm"
+            warn_user(
+                f"/dev/shm has no room for {nbytes:,} bytes: using files in {tempfile.gettempdir()} instead, "
+                "which is slower"
+            )
+    return None
+
+
+def release_file(fd: int, unlink: str | None, owner: int) -> None:
+    """Close an anonymous file; mappings of it stay. Does nothing in a fork of the owner."""
+    if os.getpid() != owner:
+        return
+    with contextlib.suppress(OSError):
+        os.close(fd)
+    if unlink is not None:
+        with contextlib.suppress(OSError):
+            os.unlink(unlink)
+
+
+def anonymous_tensor(nbytes: int) -> torch.Tensor:
+    """`nbytes` zeros (uint8) that other processes can open, by `region_of`, while any view of them lives here.
+
+    Pages are allocated as they are written, by whoever writes them.
+
+    Raises:
+        MemoryError: the machine does not have so much memory to spare.
+
+    Example:
+        >>> block = anonymous_tensor(4096)
+        >>> region_of(block[64:]).offset, region_of(torch.zeros(4096)) is None
+        (64, True)
+    """
+    check_memory(nbytes)
+    fd, path, unlink = anonymous_file(nbytes)
+    try:
+        storage = map_anonymous(fd, path, max(nbytes, 1))
+    except BaseException:
+        release_file(fd, unlink, os.getpid())
+        raise
+    weakref.finalize(storage, release_file, fd, unlink, os.getpid()).atexit = unlink is not None
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,), (1,))
+
+
+def check_memory(nbytes: int) -> None:
+    """Raise MemoryError when `nbytes` exceed what the machine has to spare: better than a killed worker later."""
+    if nbytes < 1 << 28:
+        return
+    import psutil
+
+    spare = psutil.virtual_memory().available
+    if nbytes > spare:
+        raise MemoryError(
+            f"{nbytes:,} bytes of results do not fit into memory ({spare:,} bytes are available): pass out=, "
+            "a memory-mapped TensorDict, so that results go to files"
+        )
+
+
+def shared_region(tensor: torch.Tensor) -> Region | None:
+    """Where a CPU tensor lies in memory or files that other processes can open now; None when it does not.
+
+    It does not where another file has the name of the one that is mapped. The region names the very file, so that
+    one that takes its name later is not opened in its place.
+
+    Raises:
+        DatasetError: its file has been cut.
+    """
+    if type(tensor).__torch_function__ is not torch.Tensor.__torch_function__:
+        tensor = tensor.as_subclass(torch.Tensor)
+    region = region_of(tensor)
+    if region is not None:
+        info = _reachable(region.handle)
+        if info is not None and region.handle.anonymous:
+            return region
+        if info is not None and not is_replaced(tensor.untyped_storage().data_ptr(), region.handle.path, info.st_ino):
+            return region._replace(handle=region.handle._replace(device=info.st_dev, inode=info.st_ino))
+        MappedFiles([tensor]).check()  # a copy of what is left of the file would end this process
+        return None
+    storage = tensor.untyped_storage()
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not storage.is_shared():
+        return None
+    if torch.multiprocessing.get_sharing_strategy() != "file_descriptor":
+        return None
+    try:
+        fd, nbytes = storage._share_fd_cpu_()  # the storage keeps this descriptor as long as it lives
+        info = os.fstat(fd)
+        handle = SharedHandle(f"/proc/{os.getpid()}/fd/{fd}", nbytes, info.st_dev, info.st_ino)
+    except (OSError, RuntimeError):
+        return None
+    if _reachable(handle) is None:
+        return None
+    return Region(handle, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+
+def _reachable(handle: SharedHandle) -> os.stat_result | None:
+    """What opening the handle's path would give now; None when that is not the bytes that it stands for."""
+    try:
+        info = os.stat(handle.path)
+    except OSError:
+        return None
+    if handle.inode and (info.st_dev, info.st_ino) != (handle.device, handle.inode):
+        return None
+    return info if info.st_size >= handle.nbytes else None
+
+
+def map_path(path: str, nbytes: int) -> mmap.mmap:
+    """A shared, writable mapping of an anonymous file of any process."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(fd, nbytes)
+    finally:
+        os.close(fd)

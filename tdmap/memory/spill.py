@@ -1,0 +1,151 @@
+"""Bytes that do not fit into memory wait in files: each worker appends to one of its own.
+
+    worker 1 ──append──► spill/4711-0.bin   ┐
+    worker 2 ──append──► spill/4712-0.bin   ├── Extent(file, offset, nbytes) travels, the bytes do not
+                                            ┘
+An extent is the only way to what it stands for. So a worker that dies leaves bytes that nobody looks for, its chunk
+runs again and gets another extent, and what is read is what was committed, once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tdmap.errors import UntrustedFile
+from tdmap.memory.hidden import open_file
+from tdmap.memory.regions import bytes_of
+from tdmap.process.owner import Owner
+
+ALIGNMENT = 64
+"""Extents begin at multiples of it, so that they can be mapped as tensors of any dtype."""
+
+
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Extent(NamedTuple):
+    """Where bytes lie."""
+
+    file: str
+    """Name of a file in the folder."""
+    offset: int
+    """Of its first byte."""
+    nbytes: int
+
+
+class Spill:
+    """A folder for such files; travels to workers, who open files of their own in it.
+
+    Args:
+        folder: made when it does not exist, for nobody but the caller. None: a new one in the temporary folder.
+        prefix: of the names of files, in a folder that holds others as well: those are left alone.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None, prefix: str = "") -> None:
+        if folder is None:
+            folder = tempfile.mkdtemp(prefix="tdmap-spill-")
+        self.folder = Path(os.path.abspath(folder))
+        self.folder.mkdir(0o700, parents=True, exist_ok=True)
+        self.prefix = prefix
+        self._owner = Owner()
+
+    def append(self, tensors: Sequence[Tensor]) -> list[Extent]:
+        """Append the bytes of contiguous CPU tensors to this worker's file; one extent each.
+
+        Raises:
+            OSError: the disk is full; names the folder and the bytes that were wanted.
+        """
+        # Opened each time: a warm worker that kept it open would keep the room of a file that was deleted long ago.
+        name = f"{self.prefix}{os.getpid()}-{threading.get_native_id()}.bin"
+        # Not with all the care of `open_file`: the folder is private, or the name is nobody's to know.
+        fd = os.open(f"{self.folder}/{name}", _APPEND, 0o600)
+        try:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
+                raise UntrustedFile(self.folder / name, "is not the file of intermediate results that it should be")
+            end = -(-info.st_size // ALIGNMENT) * ALIGNMENT
+            extents = []
+            for tensor in tensors:
+                view = bytes_of(tensor)
+                extents.append(Extent(name, end, len(view)))
+                _write(fd, view, end)
+                end += -(-len(view) // ALIGNMENT) * ALIGNMENT
+        except UntrustedFile:
+            raise
+        except OSError as error:
+            wanted = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            free = shutil.disk_usage(self.folder).free
+            raise OSError(
+                error.errno,
+                f"{error.strerror} while {wanted} bytes of intermediate results were written, with {free} bytes "
+                "free: make room, or choose another place for them",
+                str(self.folder),
+            ) from error
+        finally:
+            os.close(fd)
+        return extents
+
+    def read(self, extent: Extent, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+        """The tensor that an extent holds, in new memory."""
+        out = torch.empty(tuple(shape), dtype=dtype)
+        if out.numel() * out.element_size() != extent.nbytes:
+            raise ValueError(f"{extent} does not hold {dtype} of shape {tuple(shape)}.")
+        self.read_into(extent, out)
+        return out
+
+    def read_into(self, extent: Extent, out: Tensor) -> None:
+        """Read the bytes of an extent into a contiguous tensor of as many bytes."""
+        self.read_many([(extent, out)])
+
+    def read_many(self, pieces: Iterable[tuple[Extent, Tensor]]) -> None:
+        """Read many extents, each into a contiguous tensor of as many bytes; every file is opened once."""
+        opened: dict[str, int] = {}
+        try:
+            for extent, out in pieces:
+                fd = opened.get(extent.file)
+                if fd is None:
+                    fd = opened[extent.file] = open_file(self.folder / extent.file)
+                self._read(fd, extent, bytes_of(out))
+        finally:
+            for fd in opened.values():
+                os.close(fd)
+
+    def _read(self, fd: int, extent: Extent, view: memoryview) -> None:
+        at = 0
+        while at < extent.nbytes:
+            got = os.preadv(fd, [view[at : extent.nbytes]], extent.offset + at)
+            if got == 0:
+                raise OSError(f"{self.folder / extent.file} ends before byte {extent.offset + extent.nbytes}.")
+            at += got
+
+    def remove(self) -> None:
+        """Delete everything; nothing in a fork of the process that made it, nor in a worker."""
+        if not self._owner.is_here:
+            return
+        if not self.prefix:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return
+        for path in self.folder.glob(f"{self.prefix}*"):
+            path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Spill:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
+
+
+def _write(fd: int, view: memoryview, at: int) -> None:
+    done = 0
+    while done < len(view):
+        done += os.pwrite(fd, view[done:], at + done)

@@ -1,0 +1,1 @@
+"""What users call: each maps rows to rows, over a `Job` or several."""

@@ -1,0 +1,376 @@
+"""Results with any number of rows, as one contiguous dataset in the order of the chunks.
+
+    first job    chunk k ──fn──► rows ──► spill file of the worker        pieces of chunk k: (rows, file, offset)
+    between      prefix sum over the pieces: each has its place           the output is allocated, exactly
+    second job   piece ──copy_file_range──► its place in the output       in parallel, any order
+
+`fn` runs once a chunk: it may be costly, or random. Bytes are written twice, which is the price of not knowing how
+many rows there will be; the second time they do not pass through any process. What travels is a few numbers a chunk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdmap.data.alike import not_alike
+from tdmap.data.kinds import Data, is_data
+from tdmap.data.schema import Schema, join_objects, take_apart
+from tdmap.data.sizes import result_bytes
+from tdmap.errors import OutputMismatch, describe_rows
+from tdmap.execution import Execution
+from tdmap.job import Job, Policy, Source, function_name
+from tdmap.memory.hidden import open_file
+from tdmap.memory.spill import ALIGNMENT, Spill
+from tdmap.operations.output import Output, Places, Step, spill_folder
+from tdmap.plan import ChunkPlan
+from tdmap.resume.rowlog import APPEND, PIECES, SPILL, Piece, PieceLog, finish_run, forget, open_output_run
+from tdmap.sinks import Collect
+from tdmap.sinks.base import Kind
+
+TASK_BYTES = 32 << 20
+"""Bytes that a worker copies between two looks at its messages."""
+
+
+class SpillRows:
+    """What a worker calls in the first job.
+
+    Args:
+        fn: the user's function: rows, None, or an iterable of them.
+        spill: where rows wait.
+    """
+
+    takes_start = True
+
+    def __init__(self, fn: Callable[..., Any], spill: Spill) -> None:
+        self.fn = fn
+        self.spill = spill
+        # By thread: another one's pieces may reach the driver first, and what is under way may never do.
+        self._sent: dict[int, set[int]] = {}
+        self._positional = getattr(fn, "takes_start", False)
+        self.__qualname__ = function_name(fn)  # messages and progress bars name what the user wrote
+
+    def __call__(self, chunk: Any, start: int = 0) -> tuple[Piece, ...]:
+        result = self.fn(chunk, start) if self._positional else self.fn(chunk)
+        sent = self._sent.setdefault(threading.get_ident(), set())
+        known = set(sent)
+        pieces = tuple(self._spill(rows, known) for rows in each_result(result))
+        sent |= known
+        return pieces
+
+    def join_states(self, states: list[tuple[Piece, ...]]) -> tuple[Piece, ...]:
+        """The pieces of a chunk whose parts were processed one by one, because some of its rows raise."""
+        return tuple(piece for state in states for piece in state)
+
+    def _spill(self, rows: Data, known: set[int]) -> Piece:
+        parts = take_apart(rows)
+        digest = parts.schema.digest
+        file, offset = "", 0
+        tensors = [tensor.contiguous() for tensor in parts.tensors]
+        if parts.rows and tensors:
+            file, offset, _ = self.spill.append(tensors)[0]
+        new = digest not in known
+        known.add(digest)
+        return Piece(parts.rows, digest, file, offset, parts.objects, parts.schema if new else None)
+
+
+def each_result(result: Any) -> Iterator[Data]:
+    """The datasets that a function has returned: one, none, or those of an iterable."""
+    if result is None:
+        return
+    if is_data(result):
+        yield result
+    elif isinstance(result, Iterable) and not isinstance(result, (str, bytes, dict)):
+        for part in result:
+            yield from each_result(part)
+    else:
+        raise OutputMismatch(
+            "the function must return a tensor or a collection with rows in dimension 0, None for no rows, or an "
+            f"iterable of those: got a {type(result).__name__}."
+        )
+
+
+class Pieces(Collect):
+    """Keeps the pieces of every chunk, and refuses rows that do not look like those before.
+
+    Args:
+        output: refuses rows for which it has no place.
+
+    Attributes:
+        schemas: every schema that was met, by its digest.
+        restored: the pieces of chunks that an earlier session has done, by their number.
+    """
+
+    def __init__(self, output: Output | None = None) -> None:
+        super().__init__()
+        self._output = output
+        self.schemas: dict[int, Schema] = {}
+        self.restored: dict[int, tuple[Piece, ...]] = {}
+        self._first: tuple[int, int] | None = None
+
+    def open(self, plan: ChunkPlan, allocate: Any) -> None:
+        super().open(plan, allocate)
+        self._plan = plan
+        for chunk, pieces in self.restored.items():
+            self._values[chunk] = pieces
+            self.learn(chunk, pieces)
+
+    def replan(self, plan: ChunkPlan) -> None:
+        super().replan(plan)
+        self._plan = plan
+
+    def value_bytes(self, value: Any) -> int:
+        total = 0
+        for piece in value:
+            schema = self._known(piece)
+            total += piece.rows * sum(schema.row_bytes) + result_bytes(piece.objects)
+        return total
+
+    def _known(self, piece: Piece) -> Schema:
+        """The schema of a piece, which came with it or with an earlier one of its worker."""
+        if piece.schema is not None:
+            self.schemas.setdefault(piece.digest, piece.schema)
+        return self.schemas[piece.digest]
+
+    def of(self, start: int, stop: int) -> tuple[Any, ...]:
+        """What is known of the chunks `start..stop`."""
+        return tuple(self._values[start:stop])
+
+    def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
+        super().accept(start, stop, kind, values)
+        for chunk, pieces in zip(range(start, stop), values):
+            self.learn(chunk, pieces)
+
+    def learn(self, chunk: int, pieces: tuple[Piece, ...] | None) -> None:
+        """Take note of what the rows of a chunk look like.
+
+        Raises:
+            OutputMismatch: they look different from others.
+        """
+        for piece in pieces or ():
+            self._known(piece)
+            if not piece.rows:
+                continue
+            if self._first is None:
+                self._first = chunk, piece.digest
+                if self._output is not None:
+                    self._output.check(self.schemas[piece.digest], 0)
+            if piece.digest != self._first[1]:
+                other, digest = self._first
+                difference = self.schemas[digest].difference(self.schemas[piece.digest])
+                raise not_alike(
+                    f"{difference} (for {describe_rows(*self._plan.rows(other))})",
+                    where=describe_rows(*self._plan.rows(chunk)),
+                )
+            if self._output is not None and piece.objects:
+                self._output.check_objects(piece.objects, describe_rows(*self._plan.rows(chunk)))
+
+    @property
+    def all(self) -> list[Piece]:
+        """The pieces that have rows, in the order of the chunks."""
+        return [piece for pieces in self.result() for piece in pieces or () if piece.rows]
+
+    @property
+    def schema(self) -> Schema | None:
+        """Of the first rows; without any, of the first empty result; else None."""
+        for wanted in (self.all, [piece for pieces in self.result() for piece in pieces or ()]):
+            if wanted:
+                return self.schemas[wanted[0].digest]
+        return None
+
+
+class PlacePieces(Step):
+    """The second job: copies pieces to their place.
+
+    Its chunks are rows of an int64 table: first row in the output, rows, file, offset of the piece, rows of the
+    piece, first row in the piece.
+    """
+
+    def __init__(self, spill: Spill, files: list[str], row_bytes: list[int], places: Places) -> None:
+        super().__init__("append_rows")
+        self.spill = spill
+        self.files = files
+        self.row_bytes = row_bytes
+        self.places = places
+
+    def __call__(self, tasks: Tensor, start: int = 0) -> int:
+        sources: dict[int, int] = {}
+        try:
+            with self.places.opened() as targets:
+                for row, rows, file, offset, piece_rows, skip in tasks.tolist():
+                    if file not in sources:
+                        sources[file] = open_file(self.spill.folder / self.files[file])
+                    self._place(sources[file], targets, row, rows, offset, piece_rows, skip)
+        finally:
+            for fd in sources.values():
+                os.close(fd)
+        return len(tasks)
+
+    def _place(
+        self, source: int, targets: list[int], row: int, rows: int, offset: int, piece_rows: int, skip: int
+    ) -> None:
+        for place, target, row_bytes in zip(self.places.places, targets, self.row_bytes):
+            if place is not None:
+                copy_bytes(source, offset + skip * row_bytes, target, place.offset + row * row_bytes, rows * row_bytes)
+            offset += -(-piece_rows * row_bytes // ALIGNMENT) * ALIGNMENT
+
+
+_copies_in_kernel = hasattr(os, "copy_file_range")
+
+
+def copy_bytes(source: int, start: int, target: int, at: int, nbytes: int) -> None:
+    """Copy bytes from one file to another, within the kernel where the file systems allow it."""
+    if _copies_in_kernel:
+        with contextlib.suppress(OSError):  # other file systems, or one that cannot
+            while nbytes:
+                done = os.copy_file_range(source, target, nbytes, start, at)
+                if not done:
+                    break
+                start, at, nbytes = start + done, at + done, nbytes - done
+    while nbytes:
+        block = os.pread(source, min(nbytes, 4 << 20), start)
+        if not block:
+            raise OSError(f"intermediate results end {nbytes} bytes too early: their file was cut.")
+        done = os.pwrite(target, block, at)
+        start, at, nbytes = start + done, at + done, nbytes - done
+
+
+def tasks_of(pieces: Sequence[Piece], files: list[str], row_bytes: int) -> Tensor:
+    """The table of the second job; adds the names of files to `files`."""
+    numbers: dict[str, int] = {}
+    most = max(TASK_BYTES // max(row_bytes, 1), 1)
+    table, row = [], 0
+    for piece in pieces:
+        if piece.file:
+            number = numbers.setdefault(piece.file, len(numbers))
+            for skip in range(0, piece.rows, most):
+                rows = min(most, piece.rows - skip)
+                table.append((row + skip, rows, number, piece.offset, piece.rows, skip))
+        row += piece.rows
+    files += numbers
+    return torch.tensor(table, dtype=torch.int64).reshape(-1, 6)
+
+
+def place_pieces(pieces: Sequence[Piece], schema: Schema, spill: Spill, output: Output, execution: Execution) -> None:
+    """Allocate the output, and bring every piece to its place."""
+    objects = (
+        {path: join_objects([piece.objects[path] for piece in pieces]) for path in pieces[0].objects} if pieces else {}
+    )
+    total = sum(piece.rows for piece in pieces)
+    places = output.open(schema, total, objects)
+    files: list[str] = []
+    row_bytes = schema.row_bytes
+    table = tasks_of(pieces, files, sum(row_bytes))
+    if not len(table):
+        return
+    each = max(total * sum(row_bytes) // len(table), 1)
+    plan = ChunkPlan(len(table), max(min(TASK_BYTES // each, -(-len(table) // 4)), 1))
+    job = Job(Source(table), plan, PlacePieces(spill, files, row_bytes, places), Policy(undo=False))
+    execution.run(job, Collect())
+
+
+def append_rows(
+    data: Data,
+    fn: Callable[..., Any],
+    out: Data | str | os.PathLike[str] | Output | None,
+    execution: Execution,
+    plan: ChunkPlan,
+    policy: Policy | None = None,
+    *,
+    order: Tensor | None = None,
+    resume: bool = False,
+    spill_dir: str | os.PathLike[str] | None = None,
+    on_row_error: Callable[[BaseException, tuple[int, int]], Any] | None = None,
+    empty: Schema | None = None,
+) -> Data:
+    """Apply `fn` to the chunks of a dataset, and put the rows that it returns one after the other.
+
+    Args:
+        data: the dataset.
+        fn: called once with each chunk (with a row without its dimension where the plan unbinds; with the number of
+            the chunk's first row besides, where it has an attribute `takes_start` that is true). It returns rows in
+            dimension 0, as many as it likes, None for none, or an iterable of those.
+        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
+        execution: who does it.
+        plan: how the rows are cut, along any dimension.
+        policy: seed, retries, timeout, what becomes of rows that raise (they are left out).
+        order: int64 permutation of the rows, or some of them, or None; chunks take their rows in that order.
+        resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
+            interruption, and the result has the same bits.
+        spill_dir: folder for the rows between the two jobs; a new one in it is made and removed. Default: within `out`
+            when that is a path, else the temporary folder.
+        on_row_error: told of each row that raises, with `policy.skip`.
+        empty: the schema of zero rows, where no result tells it.
+
+    Returns:
+        The rows, in the order of the chunks: `out`, cut to the rows that were written; the dataset loaded from the
+        folder; or a new one.
+
+    Raises:
+        OutputMismatch: results differ in keys, dtypes or shapes, or do not fit `out`; names rows and key.
+        ValueError: there are zero rows, and nothing tells what they look like.
+        OSError: there is no room for the rows, or for the intermediate ones; names the folder.
+        Exception: as `tdmap.map`.
+    """
+    output = Output.of(out, data)
+    job = Job(Source(data, order), plan, fn, policy or Policy(), on_row_error=on_row_error)
+    if resume:
+        return _append_resumable(job, output, execution, empty)
+    with output.claimed(f"flat_map({job.name})"):
+        with Spill(spill_folder(output, spill_dir)) as spill:
+            pieces = Pieces(output)
+            if plan.length:
+                execution.run(replace(job, fn=SpillRows(fn, spill)), pieces)
+            _place_all(job, pieces, empty, spill, output, execution)
+        return output.result()
+
+
+def _append_resumable(job: Job, output: Output, execution: Execution, empty: Schema | None) -> Data:
+    identity = job if job.source.order is None else replace(job, fn=_Ordered(job.fn, job.source.order))
+    with open_output_run(output, identity, APPEND, PIECES, Path.touch) as run:
+        assert output.store is not None
+        if run.is_complete:
+            forget(run)
+            return output.store.publish()
+        prefix = f"{SPILL}{secrets.token_hex(4)}-"  # nobody knows the names before
+        spill, pieces = Spill(run.folder, prefix), Pieces(output)
+        if job.plan.length:
+            with PieceLog(run, pieces, job.fn) as log:
+                execution.run(replace(run.planned(job), fn=SpillRows(job.fn, spill)), pieces, log)
+        _place_all(job, pieces, empty, spill, output, execution)
+        return finish_run(run, output, job.plan.length)
+
+
+class _Ordered:
+    """A function and the order of its rows: what a run with an order is known by."""
+
+    def __init__(self, fn: Callable[..., Any], order: Tensor) -> None:
+        self.fn = fn
+        self.order = order
+        self.__qualname__ = function_name(fn)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.fn(*args)
+
+
+def _place_all(
+    job: Job, pieces: Pieces, empty: Schema | None, spill: Spill, output: Output, execution: Execution
+) -> None:
+    schema = pieces.schema or empty
+    if schema is None and output.given is not None:
+        schema = take_apart(output.given[:0]).schema
+    if schema is None:
+        raise ValueError(
+            f"{job.name} gave no rows at all, so nothing tells what the result looks like. Return an empty "
+            "TensorDict with its keys instead of None, or handle this case before the call."
+        )
+    place_pieces(pieces.all, schema, spill, output, execution)

@@ -1,0 +1,423 @@
+"""Rows by their place: reading and writing datasets through the names of their files.
+
+    SharedTensors   tensors that workers map: a source
+    Places          tensors that workers write with `pwrite`: an output
+    Output          what `out=` stands for, allocated once the number of rows is known
+
+Writing through a descriptor, instead of a mapping, spares a page fault for every page of an output that is written
+once from its beginning to its end, and it counts for nobody's memory. Shared memory has descriptors too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tdmap.data.alike import check_dtype, not_a_collection, wrong_shape
+from tdmap.data.kinds import Data, entries_of, is_data, is_dense, tensors_of
+from tdmap.data.objectlog import check_storable
+from tdmap.data.objects import assign_objects, entry_at, piece_of
+from tdmap.data.reader import narrow
+from tdmap.data.schema import Field, KeyPath, Schema, key_name, take_apart
+from tdmap.data.store import OutputFolder, require_room_for_hidden
+from tdmap.data.writer import RowWriter
+from tdmap.errors import OutputMismatch
+from tdmap.execution import Execution
+from tdmap.memory.mapped import MappedFiles
+from tdmap.memory.regions import SharedHandle, bytes_of
+from tdmap.memory.residency import Residency
+from tdmap.memory.shm import shared_region
+from tdmap.plan import ChunkPlan
+from tdmap.resume.run import folder_of
+from tdmap.runtime.wire.packing import Arena
+from tensordict_lite.errors import DatasetError
+
+
+class SharedTensors:
+    """Tensors that travel to workers by the name of their memory. What lies in ordinary memory is moved, once.
+
+    Args:
+        tensors: plain CPU tensors.
+        share: move them to memory that other processes can open; False when no process is to have them.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], share: bool) -> None:
+        arena = Arena()
+        self.tensors = [_shared(tensor, arena) if share else tensor for tensor in tensors]
+        self._residency: Residency | None = None
+
+    def __getstate__(self) -> list[Any]:
+        return [shared_region(tensor) if tensor.numel() else tensor for tensor in self.tensors]
+
+    def __setstate__(self, regions: list[Any]) -> None:
+        self.tensors = [region if isinstance(region, Tensor) else region.open() for region in regions]
+        self._residency = Residency()
+        self._residency.watch(self.tensors)
+
+    def trim(self) -> None:
+        """Let go of the pages that have been read, in a worker process."""
+        if self._residency is not None:
+            self._residency.trim()
+
+
+def _shared(tensor: Tensor, arena: Arena) -> Tensor:
+    if not tensor.numel() or shared_region(tensor) is not None:
+        return tensor
+    return arena.copy_of(tensor)
+
+
+class Step:
+    """What a worker calls in a job that no function of the user's takes part in.
+
+    Args:
+        name: how messages and progress bars call it.
+    """
+
+    takes_start = True
+
+    def __init__(self, name: str) -> None:
+        self.__qualname__ = name
+
+
+class Place(NamedTuple):
+    """Where the rows of one tensor lie, one after the other."""
+
+    handle: SharedHandle
+    offset: int
+    """Of the first row's first byte."""
+    row_bytes: int
+
+
+class Places:
+    """Where the rows of an output lie; travels as names.
+
+    Args:
+        places: one a tensor; None for a tensor that is not wanted, or that has no bytes.
+    """
+
+    def __init__(self, places: Sequence[Place | None]) -> None:
+        self.places = list(places)
+
+    @staticmethod
+    def of(tensors: Sequence[Tensor | None]) -> Places | None:
+        """The places of contiguous tensors in files or shared memory; None when one of them is something else.
+
+        Something else is a lazy conjugate, too: bytes that are written there come out as other values.
+        """
+        places: list[Place | None] = []
+        for tensor in tensors:
+            if tensor is None or not tensor.numel():
+                places.append(None)
+                continue
+            region = shared_region(tensor)
+            if region is None or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+                return None
+            if not region.writable:
+                raise PermissionError(f"out lies in {region.handle.path}, which may only be read. Open it for writing.")
+            size = tensor.element_size()
+            places.append(Place(region.handle, region.offset * size, tensor.numel() // tensor.shape[0] * size))
+        return Places(places)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[list[int]]:
+        """A descriptor for each tensor, -1 where there is none."""
+        opened: dict[str, int] = {}
+        try:
+            yield [-1 if place is None else _open(place.handle, opened) for place in self.places]
+        finally:
+            for fd in opened.values():
+                os.close(fd)
+
+    def write(self, number: int, fd: int, row: int, block: Tensor) -> None:
+        """Write contiguous rows of tensor `number` from `row` on."""
+        place = self.places[number]
+        if place is not None and block.numel():
+            view, at = bytes_of(block), place.offset + row * place.row_bytes
+            done = 0
+            try:
+                while done < len(view):
+                    done += os.pwrite(fd, view[done:], at + done)
+            except OSError as error:
+                error.filename = place.handle.path
+                raise
+
+
+def _open(handle: SharedHandle, opened: dict[str, int]) -> int:
+    fd = opened.get(handle.path)
+    if fd is None:
+        fd = opened[handle.path] = os.open(handle.path, os.O_RDWR | os.O_CLOEXEC)
+        info = os.fstat(fd)
+        if handle.inode and (info.st_dev, info.st_ino) != (handle.device, handle.inode):
+            raise DatasetError(handle.path, "the output's memory has been released by the process that owned it")
+    return fd
+
+
+class Output:
+    """Where the rows of an operation go: new shared memory, a new folder, or a dataset that there is.
+
+    Args:
+        out: None, a folder or its path, or a tensor or collection.
+        source: the dataset that is read.
+
+    Raises:
+        FileExistsError: the folder is in use.
+        ValueError: `out` is, or shares memory with, the source.
+        TypeError: `out` is none of these.
+    """
+
+    def __init__(self, out: Data | str | os.PathLike[str] | OutputFolder | None, source: Data) -> None:
+        self.store: OutputFolder | None = None
+        self.given: Data | None = None
+        self._made: Data | None = None
+        self._staged = False
+        self._rows = 0
+        self._objects: Mapping[KeyPath, Any] = {}
+        if isinstance(out, (str, os.PathLike, OutputFolder)):
+            self.store = OutputFolder.of(out)
+            folder = folder_of(source)
+            if self.store.is_at(folder):
+                raise FileExistsError(f"{folder} is the folder of the data: choose another one for the result.")
+        elif out is not None:
+            if not is_data(out):
+                raise TypeError(f"out must be a tensor, a collection of tensors or a path, got a {type(out).__name__}.")
+            require_apart(source, out)
+            self.given = out
+
+    @staticmethod
+    def of(out: Data | str | os.PathLike[str] | Output | None, source: Data) -> Output:
+        """The output that `out=` stands for; one that an operation has claimed already stays what it is."""
+        return out if isinstance(out, Output) else Output(out, source)
+
+    @contextlib.contextmanager
+    def claimed(self, call: str, resume: bool = False) -> Iterator[None]:
+        """Be the only one who writes the folder, if it is one (see `OutputFolder.claimed`)."""
+        with contextlib.nullcontext() if self.store is None else self.store.claimed(call, resume=resume):
+            yield
+
+    def refuse_hidden_key(self, data: Data) -> None:
+        """Raise OutputMismatch when the rows of a dataset cannot be put into the folder, for want of a free name."""
+        if self.store is not None:
+            require_room_for_hidden(data)
+
+    def check(self, schema: Schema, rows: int) -> None:
+        """Raise OutputMismatch unless results of this schema, and so many rows, fit the output."""
+        out = self.given
+        if self.store is not None:
+            if isinstance(schema.skeleton, Tensor):
+                raise OutputMismatch(
+                    "out is a folder, which holds a collection, and the rows are a tensor: use TensorDict({'x': ...}), "
+                    "or pass a tensor as out."
+                )
+            require_room_for_hidden(schema.skeleton)
+        if out is None:
+            return
+        if isinstance(out, Tensor) is not isinstance(schema.skeleton, Tensor):
+            raise not_a_collection(out, schema.skeleton)
+        if not len(out.shape) or out.shape[0] < rows:
+            found = out.shape[0] if len(out.shape) else "no"
+            raise OutputMismatch(
+                f"out has {found} rows and the result has {rows}: pass an out with {rows} rows or more."
+            )
+        entries = [field for field in schema.fields if field.kind in ("tensor", "object")]
+        found = False
+        for field in entries:
+            target = _entry(out, field.path)
+            if target is not None:
+                found = True
+                _check_entry(target, field)
+        if not found:
+            keys = ", ".join(key_name(field.path) for field in entries)
+            raise OutputMismatch(f"out has none of the entries of the result ({keys}): nothing would be written.")
+
+    def check_objects(self, objects: Mapping[KeyPath, Any], where: str) -> None:
+        """Raise OutputMismatch unless the output can hold these entries, which are no tensors, of some rows.
+
+        Args:
+            objects: the entries.
+            where: how messages call the rows.
+        """
+        if self.store is not None:
+            plan = ChunkPlan(0, 1)
+            check_storable(tuple(piece_of(entry, plan) for entry in objects.values()), list(objects), where)
+
+    def open(self, schema: Schema, rows: int, objects: Mapping[KeyPath, Any] | None = None) -> Places:
+        """Memory for `rows` rows, each of which is to be written once.
+
+        Args:
+            schema: of the rows.
+            rows: how many.
+            objects: the entries that are no tensors.
+
+        Raises:
+            OutputMismatch: a given output is too small, or does not fit.
+            OSError: there is no room.
+        """
+        self.check(schema, rows)
+        self._rows = rows
+        self._objects = objects or {}
+        if self.given is not None:
+            places = self._given_places(schema)
+            if places is not None:
+                return places
+            self._staged = True
+        if self.store is None:
+            self._made = schema.build(rows, Arena().empty, objects)
+        else:
+            self._made = self.store.create(self._example(schema, rows, objects))
+        made = Places.of(schema.tensors_of(self._made))
+        assert made is not None
+        return made
+
+    def _example(self, schema: Schema, rows: int, objects: Mapping[KeyPath, Any] | None) -> Data:
+        # One element stands for all of them: nothing is allocated for an example.
+        return schema.build(rows, lambda dtype, shape: torch.zeros((), dtype=dtype).expand(shape), objects)
+
+    def _given_places(self, schema: Schema) -> Places | None:
+        """Places in the given output itself; None when rows have to be brought there by a copy."""
+        targets: list[Tensor | None] = []
+        if not is_data(self.given) or not (isinstance(self.given, Tensor) or is_dense(self.given)):
+            return None
+        for field in schema.tensors:
+            target = _entry(self.given, field.path)
+            if target is not None and target.dtype is not field.dtype:
+                return None
+            targets.append(target)
+        return Places.of(targets)
+
+    def result(self) -> Data:
+        """The output, with every row in its place; a larger one than was needed is cut."""
+        if self.store is not None:
+            return self.store.publish()
+        if self.given is None:
+            return self._made
+        if self._staged and self._rows:
+            rows = narrow(self.given, 0, 0, self._rows)
+            RowWriter(self.given, ChunkPlan(self._rows, self._rows), exact=False).write(rows, self._made)
+        self._assign_objects()
+        given: Data = self.given
+        return given if given.shape[0] == self._rows else narrow(given, 0, 0, self._rows)
+
+    def _assign_objects(self) -> None:
+        """Put the entries that are no tensors into the first rows of a given output."""
+        given: Data = self.given
+        columns = {}
+        for path, entry in self._objects.items():
+            old = entry_at(given, path)
+            if old is not None and self._rows:
+                columns[path] = entry if given.shape[0] == self._rows else torch.cat([entry, old[self._rows :]])
+        assign_objects(given, columns)
+
+
+def spill_folder(output: Output, spill_dir: str | os.PathLike[str] | None) -> Path | None:
+    """Where intermediate files go: a new folder in `spill_dir`, one within a new output, or None for the default.
+
+    Nobody else can look into it, or know its name before.
+    """
+    if spill_dir is not None:
+        os.makedirs(spill_dir, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix="tdmap-spill-", dir=spill_dir))
+    return None if output.store is None else Path(tempfile.mkdtemp(prefix="spill-", dir=output.store.hidden))
+
+
+def travels(execution: Execution) -> bool:
+    """Whether what a job works on is sent to other processes."""
+    return execution.in_processes or execution.pool is not None
+
+
+def _entry(data: Data, path: KeyPath) -> Any:
+    if not path:
+        return data
+    return data.get(path if len(path) > 1 else path[0], None)
+
+
+def _check_entry(target: Any, field: Field) -> None:
+    """Raise OutputMismatch unless rows of a tensor can go into an entry of the output."""
+    key = key_name(field.path)
+    if not isinstance(target, Tensor) or field.dtype is None:
+        if isinstance(target, Tensor) is not (field.dtype is not None):
+            kinds = ("a tensor", "Python objects") if isinstance(target, Tensor) else ("Python objects", "a tensor")
+            raise OutputMismatch(f"{key}: out holds {kinds[0]}, and the result {kinds[1]}.")
+        return
+    if tuple(target.shape[1:]) != field.shape:
+        raise wrong_shape(key, target.shape[1:], field.shape, "a row and the result has")
+    check_dtype(key, target.dtype, field.dtype, "the result has")
+
+
+def require_apart(source: Data, out: Data) -> None:
+    """Raise ValueError when two datasets share memory: rows would be overwritten before they are read."""
+    ours = _spans(source)
+    for name, (key, start, stop) in _spans(out).items():
+        for other_key, other_start, other_stop in ours.values():
+            if key == other_key and start < other_stop and other_start < stop:
+                raise ValueError(
+                    f"out ({name}) shares memory with the data: rows would be overwritten before they are read. Write "
+                    "elsewhere: out=None, a folder, or another dataset."
+                )
+
+
+def _spans(data: Data) -> dict[str, tuple[Any, int, int]]:
+    """The bytes that each tensor spans, and what file or memory they are of."""
+    spans: dict[str, tuple[Any, int, int]] = {}
+    tensors = [((), data)] if isinstance(data, Tensor) else data.items(True, True)
+    for path, tensor in tensors:
+        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or not tensor.numel():
+            continue
+        reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride())) + 1
+        region = shared_region(tensor.detach()) if tensor.device.type == "cpu" else None
+        key: Any
+        if region is None:
+            key, start = str(tensor.device), tensor.data_ptr()
+        else:
+            info = os.stat(region.handle.path)
+            key, start = (info.st_dev, info.st_ino), region.offset * tensor.element_size()
+        path = path if isinstance(path, tuple) else (path,)
+        spans[key_name(path) if path else "a tensor"] = (key, start, start + reach * tensor.element_size())
+    return spans
+
+
+class SourceRows:
+    """What is known of a dataset before its rows are read.
+
+    Attributes:
+        schema: of its rows.
+        tensors: its tensors in the order of the schema; None when rows have to be asked for through the public
+            interface (lazy stacks, lazily conjugated tensors).
+
+    Raises:
+        DatasetError: one of its files has been cut.
+        OutputMismatch: its rows cannot be written one by one.
+    """
+
+    def __init__(self, data: Data) -> None:
+        MappedFiles(tensors_of(data)).check()
+        dense = (isinstance(data, Tensor) or is_dense(data)) and _is_plain(data)
+        # Not all rows: what is no tensor in a file is made dense to be taken apart.
+        parts = take_apart(data if dense else narrow(data, 0, 0, min(int(data.shape[0]), 1)))
+        self.schema = parts.schema
+        self.tensors = parts.tensors if dense else None
+        self._objects: dict[KeyPath, Any] = parts.objects if dense else {path: data.get(path) for path in parts.objects}
+
+    def check(self, output: Output) -> None:
+        """Raise OutputMismatch unless rows of this dataset can go into an output."""
+        output.check(self.schema, 0)
+        output.check_objects(self._objects, "the data")
+
+    def objects_at(self, rows: Tensor) -> dict[KeyPath, Any]:
+        """The entries that are no tensors, at the given rows."""
+        return {path: value[rows] for path, value in self._objects.items()}
+
+
+def _is_plain(data: Data) -> bool:
+    """Whether every tensor can be read where it lies."""
+    if isinstance(data, Tensor):
+        return data.device.type == "cpu" and not data.is_conj() and not data.is_neg()
+    if not is_dense(data):
+        return bool(getattr(data, "_is_non_tensor", False))
+    return all(_is_plain(value) for value in entries_of(data).values())

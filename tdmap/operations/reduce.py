@@ -1,0 +1,189 @@
+"""`reduce` and `map_reduce`: a dataset in, one answer out, the same bits for any number of workers."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tdmap.data.kinds import Data, data_row_bytes
+from tdmap.events import Callback
+from tdmap.execution import Execution
+from tdmap.functions import as_function, check_placement
+from tdmap.job import Job, Source
+from tdmap.operation import operation
+from tdmap.operations.map import handler_of, plan_for, policy_for
+from tdmap.plan import default_chunk_size
+from tdmap.reducers import Reducer, as_reducer
+from tdmap.reducers.base import merged
+from tdmap.resume.resumable import fold_resumable
+from tdmap.rowerrors import OnError
+from tdmap.runtime.crews.cluster import RayCluster
+from tdmap.runtime.skipping import DROP
+from tdmap.sinks import Fold
+
+FOLD_BYTES = 8 << 20
+"""Bytes of a default chunk that is folded as it is: the reducers cut it to the size of the cache themselves, and each
+chunk costs a state that travels and a merge."""
+
+
+class FoldChunk:
+    """What a worker calls: the state of one chunk, after an optional function of the user's.
+
+    Args:
+        reducer: folds the rows.
+        mapper: applied to the chunk first, or None.
+        dim: the dimension of the chunk that holds its rows; None when the chunk is one row without it.
+    """
+
+    takes_start = True
+
+    def __init__(self, reducer: Reducer[Any], mapper: Callable[[Any], Any] | None, dim: int | None = 0) -> None:
+        self.reducer = reducer
+        self.mapper = mapper
+        self.dim = dim
+        # Messages and progress bars name what the user wrote.
+        named = mapper if mapper is not None else type(reducer)
+        self.__qualname__ = getattr(named, "__qualname__", type(named).__qualname__)
+
+    def __call__(self, chunk: Any, start: int = 0) -> Any:
+        if self.mapper is not None:
+            rows = self.mapper(chunk)
+        elif self.dim is None:
+            rows = chunk.unsqueeze(0)
+        else:  # reducers take rows in dimension 0
+            rows = chunk if self.dim == 0 else chunk.movedim(self.dim, 0)
+        return self.reducer.update(self.reducer.init(), rows, start)
+
+    def merge_states(self, a: Any, b: Any) -> Any:
+        """The state of neighbouring chunks; workers merge those that they have both of."""
+        return merged(self.reducer, a, b)
+
+    def join_states(self, states: list[Any]) -> Any:
+        """The state of a chunk whose parts were folded one by one."""
+        return functools.reduce(self.merge_states, states) if states else self.reducer.init()
+
+
+@operation
+def map_reduce(
+    data: Data,
+    mapper: Callable[[Any], Any] | None,
+    reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
+    num_workers: int | None = None,
+    *,
+    dim: int = 0,
+    chunksize: int | None = None,
+    num_chunks: int | None = None,
+    pool: Any = None,
+    generator: torch.Generator | None = None,
+    worker_threads: int = 1,
+    pbar: bool = False,
+    mp_start_method: str | None = None,
+    executor: str | RayCluster = "process",
+    seed: int | None = None,
+    retries: int = 2,
+    timeout: float | None = None,
+    on_error: OnError = "raise",
+    resume: str | os.PathLike[str] | None = None,
+    ordered: bool = True,
+    callbacks: Iterable[Callback] = (),
+    profile: bool | str | os.PathLike[str] = False,
+) -> Any:
+    """Fold `mapper(chunk)` over all chunks of a dataset.
+
+    Workers fold their chunks into states; states merge in a fixed binary tree over the chunk numbers. So the
+    answer is the same, bit for bit, for any number of workers, any executor and any crash. It depends on the chunk
+    size where the arithmetic rounds (`tdmap.reducers` says which does).
+
+    Args:
+        data: a tensor or a collection of tensors, with rows along `dim`.
+        mapper: applied to each chunk before it is folded, a module or a transform too (see `tdmap.functions`); the
+            reducer takes dimension 0 of its result for rows. None folds the chunk itself, whose rows are moved from
+            `dim` to dimension 0.
+        reducer: a `tdmap.reducers.Reducer`, a mapping of names to reducers (all in one pass; the answer is a
+            TensorDict), or an associative function of two mapped chunks.
+        num_workers: processes or threads; 0 runs in the caller. Default: the cores that this process may use.
+        dim, chunksize, num_chunks, pool, generator, worker_threads, pbar, mp_start_method, executor, seed, retries,
+            timeout, on_error, callbacks, profile: as `tdmap.map`; skipped rows are left out of the answer.
+        resume: a folder for the states of a run that is interrupted: the same call goes on from there, and the answer
+            has the same bits. A call that was complete gives its answer again, and warns. States are kept as data,
+            not as pickles: tensors, arrays, numbers, texts, containers of them, and instances of classes at the top of
+            the reducer's own module.
+        ordered: states always merge with their neighbours, in the order of the rows: that costs nothing, and gives
+            the same bits. So False is refused.
+
+    Returns:
+        What `reducer.finish` makes of the merged state; for zero rows, of `reducer.init()`.
+
+    Raises:
+        ValueError: the reduction of zero rows is not defined, merging changes the states that it is given, or an option
+            is out of range.
+        ResumeMismatch: the folder holds another run; names what differs.
+        FolderInUse: another call works in the folder.
+        SerializationError: `resume`, and a state holds something that is no data.
+        Exception: as `tdmap.map`.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> data = TensorDict({"x": torch.arange(6.0)}, batch_size=[6])
+        >>> map_reduce(data, lambda td: td["x"].sum(), lambda a, b: a + b, num_workers=2, chunksize=2)
+        tensor(15.)
+    """
+    reducer = as_reducer(reducer)
+    if not ordered:
+        raise ValueError(
+            "ordered=False: states merge with their neighbours, in the order of the rows, whoever made them and "
+            "whenever; out of order nothing would be faster. Leave it out. A function need not be commutative, but "
+            "it must be associative: f(f(a, b), c) == f(a, f(b, c))."
+        )
+    if mapper is not None and not callable(mapper):
+        raise TypeError(f"mapper must be a function or None, got {mapper!r}.")
+    mapper = None if mapper is None else as_function(mapper)
+    processes = executor in ("process", "ray") or isinstance(executor, RayCluster)
+    check_placement(mapper, processes and num_workers != 0, None)
+    fn = FoldChunk(reducer, mapper, None if chunksize == 0 else dim)
+    plan = plan_for(data, fn, dim, chunksize, num_chunks, None)
+    if mapper is None and chunksize is None and num_chunks is None:
+        row_bytes = data_row_bytes(data, plan.length)
+        plan = replace(plan, size=default_chunk_size(plan.length, row_bytes, FOLD_BYTES))
+    policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
+    job = Job(Source(data), plan, fn, policy, on_row_error=handler_of(on_error))
+    execution = Execution.of(
+        num_workers=num_workers,
+        pool=pool,
+        executor=executor,
+        mp_start_method=mp_start_method,
+        worker_threads=worker_threads,
+        pbar=pbar,
+        callbacks=callbacks,
+        profile=profile,
+    )
+    if plan.length == 0:
+        return reducer.finish(reducer.init())
+    if resume is not None:
+        return reducer.finish(fold_resumable(job, resume, reducer, execution.run))
+    return reducer.finish(execution.run(job, Fold(reducer)))
+
+
+@functools.partial(operation, forwards_to=map_reduce)
+def reduce(
+    data: Data,
+    reducer: Reducer[Any] | Mapping[str, Reducer[Any]] | Callable[[Any, Any], Any],
+    num_workers: int | None = None,
+    **options: Any,
+) -> Any:
+    """Fold the chunks of a dataset: `map_reduce` without a mapper, with the same options.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> from tdmap.reducers import Count, Mean
+        >>> data = TensorDict({"x": torch.arange(6.0)}, batch_size=[6])
+        >>> stats = reduce(data, {"mean": Mean("x"), "n": Count()}, num_workers=2)
+        >>> float(stats["mean"]), int(stats["n"])
+        (2.5, 6)
+    """
+    return map_reduce(data, None, reducer, num_workers, **options)

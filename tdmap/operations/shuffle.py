@@ -1,0 +1,83 @@
+"""`shuffle`: a whole dataset in a uniformly random order, which the seed decides."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from tdmap.data.kinds import Data, is_data
+from tdmap.data.store import destination
+from tdmap.execution import Execution, WorkerOptions
+from tdmap.operation import operation
+from tdmap.operations.output import Output, travels
+from tdmap.operations.permute import permute
+from tdmap.runtime.wire.packing import Arena
+from tdmap.seeding import permutation
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+INLINE_ROWS = 1 << 16
+"""An order of more rows than these is drawn into shared memory."""
+
+
+@operation
+def shuffle(
+    data: Data,
+    seed: int | None = None,
+    out: Data | str | os.PathLike[str] | None = None,
+    *,
+    overwrite: bool = False,
+    method: str | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
+    **options: Unpack[WorkerOptions],
+) -> Data:
+    """Write the rows of a dataset in a random order.
+
+    Every order is equally likely, over the whole dataset, and it depends on the number of rows and the seed alone: it
+    is `torch.randperm` with a CPU generator of that seed, which `map_iter(shuffle=True, seed=seed)` draws as well. So
+    reading the result in its own order gives the epoch that shuffled reading gives, without random reads.
+
+    Args:
+        data: a tensor or a collection, with rows in dimension 0. It is not changed.
+        seed: decides the order. None draws one from torch's global random stream, as `torch.randperm` does.
+        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows,
+            which must not share memory with the data.
+        overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
+        method, spill_dir: as `tdmap.permute.permute`: how rows that do not fit into memory are brought to their places.
+        **options: about workers, as `tdmap.map`.
+
+    Returns:
+        `out`, cut to as many rows as there are; the dataset loaded from the folder; or a new one. Zero rows give zero
+        rows.
+
+    Raises:
+        ValueError: `out` is, or shares memory with, the data.
+        OutputMismatch: `out` is too small, or has other shapes or dtypes.
+        OSError: there is no room. The order takes 8 bytes a row of memory, the result as much as the data, and the
+            way over the disk as much again meanwhile.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> data = TensorDict({"x": torch.arange(5)}, [5])
+        >>> mixed = shuffle(data, seed=1, num_workers=2)
+        >>> mixed["x"].tolist() == torch.randperm(5, generator=torch.Generator().manual_seed(1)).tolist()
+        True
+    """
+    if not is_data(data) or not len(data.shape):
+        raise TypeError(
+            f"shuffle needs a tensor or a collection with rows in dimension 0: got a {type(data).__name__}."
+        )
+    if seed is None:
+        seed = int(torch.empty((), dtype=torch.int64).random_().item())
+    elif isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be an integer or None: got {seed!r}.")
+    execution, rows = Execution.of(**options), int(data.shape[0])
+    # Drawn where workers can read it: a second copy of 8 bytes a row would be a lot.
+    place = Arena().empty(torch.int64, torch.Size([rows])) if travels(execution) and rows > INLINE_ROWS else None
+    output = Output(destination(out, overwrite), data)
+    output.refuse_hidden_key(data)
+    with output.claimed("shuffle"):
+        return permute(data, permutation(rows, seed, place), output, execution, method=method, spill_dir=spill_dir)

@@ -1,0 +1,1 @@
+"""What a process knows of itself: who made something, who interrupts, which threads torch has."""

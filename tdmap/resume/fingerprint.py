@@ -1,0 +1,125 @@
+"""Digests of functions and datasets that are the same in every process, to tell whether a run may be resumed.
+
+    function ──► {"code": ..., "default 0": ..., "global SIZE": ..., "helper images.crop": ..., "package torch": ...}
+    dataset  ──► {"('obs', 'image')": "uint8 [1000, 3, 64, 64], image.memmap, 12288000 bytes, changed at ..."}
+
+Both are mappings of a part to its digest or description, so that a mismatch can name the part.
+
+What a function does is its bytecode, its constants, defaults and closure, and what its code names: globals, attributes
+of modules, what it imports while it runs. Functions and classes of the user's own modules are followed, each to a part
+of its own (see `tdmap.identity.walk`); those of installed packages count by the version of the package.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdmap.data.kinds import Data
+from tdmap.identity.owners import is_users_own
+from tdmap.identity.walk import Reached, function_pieces
+from tdmap.memory.regions import region_of
+from tensordict_lite.views import is_leaf_nontensor
+
+PACKAGE = "package "
+"""Parts with such names hold versions of installed packages."""
+
+
+def function_parts(fn: Any) -> dict[str, str]:
+    """The parts that a function consists of, each with its digest.
+
+    Args:
+        fn: a function, a bound method, a partial, or any callable object; one with a method `identity_parts` says
+            itself what it consists of. Tensors and arrays that it refers to count by their content, those of more than
+            64 MiB by pieces of it.
+
+    Example:
+        >>> import functools, torch
+        >>> list(function_parts(functools.partial(torch.clamp, min=0)))
+        ['function callable', 'function package torch', 'argument min']
+    """
+    if hasattr(type(fn), "identity_parts"):
+        return dict(fn.identity_parts())
+    if isinstance(fn, functools.partial):
+        parts = {f"function {name}": value for name, value in function_parts(fn.func).items()}
+        given = {f"argument {number}": value for number, value in enumerate(fn.args)}
+        return parts | _digests(given | {f"argument {name}": value for name, value in fn.keywords.items()})
+    if isinstance(fn, types.MethodType):
+        return _digests({"object": fn.__self__}) | function_parts(fn.__func__)
+    if isinstance(fn, types.FunctionType) and is_users_own(fn.__globals__.get("__name__")):
+        return _parts_of(fn)
+    plain = isinstance(fn, (types.FunctionType, types.BuiltinFunctionType, type, torch.jit.ScriptFunction))
+    if plain or not hasattr(fn, "__dict__") or hasattr(fn, "__wrapped__"):
+        return _digests({"callable": fn})
+    if isinstance(fn, torch.nn.Module):
+        return _digests({"class": type(fn), "module": fn})
+    values: dict[str, Any] = {"class": type(fn)}
+    inner: dict[str, str] = {}
+    for name, value in sorted(vars(fn).items()):
+        if isinstance(value, (types.FunctionType, functools.partial)) or hasattr(type(value), "identity_parts"):
+            inner |= {f"{name}: {part}": digest for part, digest in function_parts(value).items()}
+        else:
+            values[f"attribute {name}"] = value
+    return _digests(values) | inner
+
+
+def _parts_of(fn: types.FunctionType) -> dict[str, str]:
+    reached = Reached()
+    reached.skip(fn)
+    parts = {name: reached.digest_of(add) for name, add in function_pieces(fn)}
+    reached.add_imports(fn)
+    return parts | reached.settle()
+
+
+def _digests(values: dict[str, Any]) -> dict[str, str]:
+    """Digests of values, and the parts that they lead to."""
+    reached = Reached()
+    parts = {name: reached.digest(value) for name, value in values.items()}
+    return parts | reached.settle()
+
+
+def _digest(value: Any) -> str:
+    """The digest of data, all of it."""
+    return Reached(bounded=False).digest(value)
+
+
+def source_parts(data: Data, contents: bool = True) -> dict[str, str]:
+    """What a dataset consists of: for each tensor its key, dtype, shape and file, or a digest of its content.
+
+    Args:
+        data: a tensor or a collection.
+        contents: tell one content from another: by the time when a file was last written, or by a digest of
+            memory. False for a dataset that the run itself changes.
+    """
+    return {_key_name(key): _describe_leaf(leaf, contents) for key, leaf in _leaves(data)}
+
+
+def _leaves(data: Data) -> Iterator[tuple[Any, Any]]:
+    if isinstance(data, Tensor):
+        yield "the tensor", data
+    else:
+        yield from data.items(True, True, is_leaf_nontensor)
+
+
+def _key_name(key: Any) -> str:
+    return repr(key) if not isinstance(key, tuple) or len(key) > 1 else repr(key[0])
+
+
+def _describe_leaf(leaf: Any, contents: bool) -> str:
+    if not isinstance(leaf, Tensor):
+        return f"{type(leaf).__name__} {_digest(getattr(leaf, 'data', None))}"
+    text = f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}"
+    plain = leaf.as_subclass(Tensor) if type(leaf) is not Tensor else leaf
+    region = region_of(plain) if leaf.layout is torch.strided else None
+    if region is None or region.handle.anonymous:
+        return f"{text}, content {_digest(plain)}" if contents else f"{text}, in memory"
+    info = os.stat(region.handle.path)
+    text += f", {os.path.basename(region.handle.path)} from element {region.offset}, strides {list(region.stride)}"
+    text += f", {info.st_size} bytes" + ", conjugated" * leaf.is_conj() + ", negated" * leaf.is_neg()
+    return f"{text}, written at {info.st_mtime_ns}" if contents else text

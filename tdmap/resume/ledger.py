@@ -1,0 +1,119 @@
+"""Which chunks of an in-place run are done, and copies of the rows of those that are not, in files.
+
+    worker                                         whoever resumes, when everybody has been killed
+    ──────                                         ──────────────────────────────────────────────
+    mark := 0                nothing to put back
+    copy rows ──► undo file
+    mark := chunk + 1        the copy is complete
+    run the function                               mark names a chunk that is not done: undo file ──► rows
+    done[chunk] := 1         the chunk is done     chunks that are done never run again
+
+Both are mapped files: a store to a mapped file survives the death of the process that made it, at any instruction.
+A store is one aligned integer or byte, so nothing is half-written. Rows may be put back twice, because the copy
+stays until the chunk is done.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tdmap.data.kinds import Data, tensors_of
+from tdmap.data.skipfile import NAME as SKIPPED
+from tdmap.data.skipfile import OBJECTS
+from tdmap.memory.files import mapped_file
+from tdmap.memory.hidden import remove, remove_tree
+from tdmap.memory.shm import ALIGNMENT, align
+from tdmap.plan import ChunkPlan
+from tdmap.runtime.undo import Room, Undo
+
+
+class Ledger:
+    """The files of one in-place run.
+
+    Args:
+        folder: where they are, or will be.
+        data: the dataset.
+        plan: how its rows are cut.
+    """
+
+    def __init__(self, folder: Path, data: Data, plan: ChunkPlan) -> None:
+        self.folder = folder
+        self.data = data
+        self.plan = plan
+        self.done = _kept(folder / "done", max(plan.num_chunks, 1))[: plan.num_chunks]
+        self._numbers = iter(range(1 << 30))
+
+    @property
+    def lock(self) -> Path:
+        """Locked, shared, by workers that may write rows."""
+        return self.folder / "workers.lock"
+
+    def room(self) -> Room:
+        """A new undo file, for one worker."""
+        path = self.folder / f"undo-{next(self._numbers)}"
+        return self._room(path)
+
+    def _room(self, path: Path) -> Room:
+        shapes, total = self._layout()
+        storage = _kept(path, total)
+        buffers = [
+            storage[offset : offset + shape.numel() * dtype.itemsize].view(dtype).view(shape)
+            for offset, dtype, shape in shapes
+        ]
+        mark, skipped, objects = storage[:8].view(torch.int64), self.folder / SKIPPED, self.folder / OBJECTS
+        return Room(buffers, mark, self.done, str(self.lock), str(skipped), str(objects))
+
+    def _layout(self) -> tuple[list[tuple[int, torch.dtype, torch.Size]], int]:
+        plan, offset, shapes = self.plan, ALIGNMENT, []
+        rows = plan.most_rows
+        for leaf in tensors_of(self.data):
+            shape = torch.Size((*leaf.shape[: plan.dim], rows, *leaf.shape[plan.dim + 1 :]))
+            shapes.append((offset, leaf.dtype, shape))
+            offset = align(offset + shape.numel() * leaf.element_size())
+        return shapes, offset
+
+    def committed(self) -> list[tuple[int, int]]:
+        """The chunks that are done, as runs."""
+        edges = torch.diff(self.done.to(torch.int8), prepend=torch.zeros(1, dtype=torch.int8))
+        starts = (edges == 1).nonzero().flatten().tolist()
+        stops = (edges == -1).nonzero().flatten().tolist()
+        return list(zip(starts, [*stops, self.plan.num_chunks]))
+
+    def recover(self) -> int:
+        """Put back the rows of chunks that were running when everybody died; how many chunks those were."""
+        count = 0
+        for path in sorted(self.folder.glob("undo-*")):
+            if path.lstat().st_size == self._layout()[1]:
+                room = self._room(path)
+                assert room.mark is not None
+                chunk = int(room.mark[0]) - 1
+                if 0 <= chunk < self.plan.num_chunks and not self.done[chunk]:
+                    with torch.no_grad():
+                        Undo(self.data, self.plan, room).restore(chunk)
+                    count += 1
+        self._forget_undo()
+        return count
+
+    def restart(self, done: list[tuple[int, int]]) -> None:
+        """Take only these chunks for done, and leave all rows as they are now."""
+        self._forget_undo()
+        self.done.zero_()
+        for start, stop in done:
+            self.done[start:stop] = 1
+
+    def forget(self) -> None:
+        """The run is over: remove its files."""
+        self._forget_undo()
+        remove(self.folder / "done")
+
+    def _forget_undo(self) -> None:
+        for path in self.folder.glob("undo-*"):
+            remove_tree(path)
+
+
+def _kept(path: Path, nbytes: int) -> Tensor:
+    """The bytes of a file; those of an earlier session, if it has made it."""
+    return mapped_file(path, nbytes, keep=True, mode=0o666)

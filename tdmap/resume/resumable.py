@@ -1,0 +1,164 @@
+"""The ways to run a job whose result lies in files: into a folder, into mapped tensors, and in place."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tdmap.data.join import result_of_no_rows
+from tdmap.data.kinds import Data, leaves_hold_rows
+from tdmap.data.objects import object_paths
+from tdmap.data.store import OutputFolder, require_room_for_hidden
+from tdmap.errors import SerializationError
+from tdmap.job import Job
+from tdmap.memory.folderlock import locked
+from tdmap.memory.hidden import HIDDEN
+from tdmap.reducers import Reducer
+from tdmap.resume import checkpoint
+from tdmap.resume.run import IN_PLACE, MAP, REDUCE, Resume, Run, can_begin_anew, files_of, folder_of, open_run
+from tdmap.runtime.driver import CommitLog
+from tdmap.sinks import Fold, Folder, InPlace, Preallocated, Sink
+from tdmap.sinks.folder import check_for_folder, returned_none
+
+Execute: TypeAlias = Callable[[Job, Sink, "CommitLog | None"], Any]
+"""Runs a job to its end."""
+
+
+def map_to_folder(job: Job, out: str | os.PathLike[str] | OutputFolder, resume: Resume, execute: Execute) -> Data:
+    """Run a job whose results become a new dataset in a folder.
+
+    Raises:
+        FolderInUse: somebody else writes it.
+        FileExistsError: the folder holds something else, or the unfinished run of a call with `resume=True`.
+        ResumeMismatch: the folder holds another run.
+    """
+    store = OutputFolder.of(out)
+    with store.claimed(f"map({job.name})", folder_of(job.source.data), bool(resume)):
+        if job.plan.length == 0:
+            execute = functools.partial(_execute_nothing, store)
+        if resume:
+            return _resume_to_folder(job, store, execute, resume)
+        execute(job, Folder(store, _ignore), None)
+        return store.publish()
+
+
+def _execute_nothing(store: OutputFolder, job: Job, sink: Sink, log: CommitLog | None) -> None:
+    """Put what the function makes of zero rows where the results of chunks would be."""
+    rows = result_of_no_rows(job.fn, job.source.data, job.plan)
+    if rows is None:
+        raise returned_none("the data has no rows")
+    check_for_folder(rows, 0, job.plan, "the data has no rows")
+    store.put(rows)
+
+
+def _resume_to_folder(job: Job, store: OutputFolder, execute: Execute, resume: Resume) -> Data:
+    if store.load() is None and store.has_journal and can_begin_anew(store.hidden / "journal", MAP):
+        store.begin_anew()  # nothing was begun, or somebody removed it
+    with open_run(store.hidden, job, MAP, [], resume) as run:
+        if run.is_complete:
+            return store.publish()
+        execute(run.planned(job), Folder(store, lambda data: _use_files(run, data), run.objects), run)
+        result = store.publish()
+        _use_files(run, result)  # their names have changed
+        run.finish(job.plan.length)
+        run.objects.forget()
+    return result
+
+
+def _use_files(run: Run, data: Data) -> None:
+    assert run.journal is not None
+    run.journal.files = [*files_of(data), str(run.objects.path)]
+
+
+def map_to_files(job: Job, out: Data, execute: Execute, resume: Resume = True) -> Data:
+    """Run a job whose results go into the memory-mapped dataset `out`, so that it can be resumed.
+
+    Raises:
+        ValueError: `out` does not lie in a folder of its own.
+        ResumeMismatch: the folder holds another run.
+    """
+    folder = own_folder(out, "out")
+    with locked(folder, f"map({job.name})"), open_run(folder / HIDDEN, job, MAP, files_of(out), resume) as run:
+        if not run.is_complete:
+            _expect_objects(run, out)
+            execute(job, Preallocated(out, run.objects), run)
+            run.finish(job.plan.length)
+            run.objects.forget()
+    return out
+
+
+def map_in_place(job: Job, execute: Execute, resume: Resume = True) -> Data:
+    """Run a job that changes its own source, so that it can be resumed.
+
+    Raises:
+        ValueError: the source does not lie in a folder of its own, or is a lazy stack; or `undo=False`.
+        ResumeMismatch: the folder holds another run that is not finished.
+    """
+    data = job.source.data
+    if not job.policy.undo:
+        raise ValueError("resume=True with out=data needs undo=True: rows that were interrupted must be put back.")
+    if not leaves_hold_rows(data):
+        raise ValueError(
+            f"resume=True with out=data keeps copies of the rows that are being changed, and the tensors of a "
+            f"{type(data).__name__} do not have the rows along one dimension. Run out of place (out='folder'), or in "
+            "place without resume=True; or save a dense copy: data.contiguous().memmap(folder)."
+        )
+    folder, call = own_folder(data, "data"), f"map({job.name}) in place"
+    with locked(folder, call), open_run(folder / HIDDEN, job, IN_PLACE, files_of(data), resume) as run:
+        if not run.is_complete:
+            _expect_objects(run, data)
+            execute(replace(job, ledger=run.ledger), InPlace(data, run.objects), run)
+            run.finish(job.plan.length)
+            run.objects.forget()
+    return data
+
+
+def _expect_objects(run: Run, out: Data) -> None:
+    """Have room for the entries of `out` that are no tensors until the run is over."""
+    paths = object_paths(out)
+    if paths and not run.objects.columns():
+        run.objects.begin(paths)
+    if paths:
+        assert run.journal is not None
+        run.journal.files = [*run.journal.files, str(run.objects.path)]
+
+
+def fold_resumable(job: Job, folder: str | os.PathLike[str], reducer: Reducer[Any], execute: Execute) -> Any:
+    """Run a reduction that can be resumed, and return its merged state."""
+    path = Path(os.path.abspath(os.fspath(folder)))
+    with locked(path, f"map_reduce({job.name})"), open_run(path / HIDDEN, job, REDUCE, []) as run:
+        if run.is_complete:
+            return checkpoint.answer(run, reducer)
+        sink = Fold(reducer, checkpoint.restore(run, reducer))
+        log = checkpoint.FoldLog(run, sink)
+        try:
+            execute(job, sink, log)
+        except BaseException:
+            with contextlib.suppress(OSError, SerializationError):  # what ends the run is told
+                log.save()
+            raise
+        log.save()
+        run.finish(job.plan.length)
+    return sink.result()
+
+
+def own_folder(data: Data, name: str) -> Path:
+    """The folder of a dataset that is mapped whole; ValueError when it has none."""
+    folder = folder_of(data)
+    if folder is None:
+        raise ValueError(
+            f"resume=True needs {name} to be a whole memory-mapped dataset, which has a folder to keep the journal "
+            f"in: got a {type(data).__name__} in memory, or a part of a dataset. Save it with memmap(folder), or pass "
+            "out='folder'."
+        )
+    require_room_for_hidden(data)
+    return folder
+
+
+def _ignore(data: Data) -> None:
+    pass

@@ -1,0 +1,315 @@
+"""Runs whose number of rows is only known at the end, and that can be interrupted at any instant.
+
+    out/.tdmap/            beside the journal (see `resume`)
+      spill-*              rows that wait for their place (see `append`)
+      pieces               what is in them: a record for each run of chunks, written before the journal says "done"
+      mask                 of a filter: a byte a row
+
+Everything is there before the journal says so, and is brought to the disk before the journal calls it durable. The
+second job starts anew when it is interrupted: it only copies, and writes the same bytes to the same places.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import struct
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from tdmap.data.kinds import Data
+from tdmap.data.schema import KeyPath, Schema
+from tdmap.data.skipfile import SkipFile
+from tdmap.data.store import OutputFolder
+from tdmap.errors import SerializationError
+from tdmap.frames import warn_user
+from tdmap.job import Job
+from tdmap.memory.hidden import exists, naming, open_file, read, remove, remove_tree
+from tdmap.memory.resources import available_memory
+from tdmap.plaindata import dump, load, modules_of
+from tdmap.plan import merge_ranges
+from tdmap.resume import journal as journals
+from tdmap.resume.run import Run, can_begin_anew, check_identity, files_of, open_run
+
+APPEND, FILTER = "append", "filter"
+"""Kinds of runs."""
+
+_CALLS = {APPEND: "flat_map", FILTER: "filter"}
+
+SPILL, PIECES, MASK = "spill-", "pieces", "mask"
+"""Names in the hidden folder."""
+
+SECONDS = 0.1
+"""Records are written so often."""
+
+_HEAD = struct.Struct("<II")
+
+
+@contextlib.contextmanager
+def open_output_run(output: FolderOutput, job: Job, kind: str, file: str, make: Callable[[Path], Any]) -> Iterator[Run]:
+    """Begin a run whose output is a folder, or go on with the one that is there.
+
+    Args:
+        output: where rows go.
+        job: the first of the run, with the user's own function.
+        kind: `APPEND` or `FILTER`.
+        file: name of the file that says what the first job has found.
+        make: makes that file.
+
+    Raises:
+        ValueError: the output is no folder.
+        FileExistsError: the folder holds something else.
+        ResumeMismatch: the folder holds another run; names what differs.
+    """
+    store = output.store
+    if store is None:
+        raise ValueError("resume=True keeps its journal in the folder of the result: pass out=a folder.")
+    with output.claimed(f"{_CALLS[kind]}({job.name})", resume=True):
+        path = store.hidden / file
+        if store.has_journal and not exists(path):
+            if not store.is_whole:
+                if can_begin_anew(store.hidden / "journal", kind):
+                    remove(store.hidden / "journal")  # somebody has removed what it was about
+            elif _was_lost(store.hidden / "journal", kind):
+                make(path)
+        if not store.has_journal:
+            store.begin_anew()
+            make(path)
+        with open_run(store.hidden, job, kind, [str(path)]) as run:
+            yield run
+
+
+def _was_lost(journal: Path, kind: str) -> bool:
+    """Whether the end of a run did not reach the disk before the machine went down, though what it needs is removed.
+
+    What its first job had done does not count any more, then. A journal that cannot be read is removed.
+    """
+    contents = journals.read(journal)
+    if contents is None:
+        remove(journal)
+        return False
+    if check_identity(contents, journal)["kind"] != kind or contents.is_complete(journals.boot_number()):
+        return False
+    journals.create(journal, contents.header)  # another run is still told from this one
+    return True
+
+
+def forget(run: Run) -> None:
+    """Remove what the first job has left: the run is over."""
+    # What names others goes first: were the machine to go down, nobody would look for them.
+    for path in [run.folder / PIECES, run.folder / MASK, *run.folder.glob(f"{SPILL}*")]:
+        remove_tree(path)
+
+
+def finish_run(run: Run, output: FolderOutput, rows: int) -> Data:
+    """Publish the result of a run that has come to its end."""
+    assert run.journal is not None
+    result = output.result()
+    run.journal.files = files_of(result)
+    run.finish(rows)
+    forget(run)
+    return result
+
+
+def flush_journal(run: Run) -> None:
+    """The first job is over: what it has done must not be done again when the second one is interrupted."""
+    assert run.journal is not None
+    run.journal.flush()
+
+
+class Piece(NamedTuple):
+    """Rows that wait in a spill file, tensor after tensor."""
+
+    rows: int
+    digest: int
+    """Of their schema."""
+    file: str
+    offset: int
+    objects: dict[KeyPath, Any]
+    """Entries that are no tensors; they travel."""
+    schema: Schema | None
+    """The first time that a worker sends this one."""
+
+
+class PieceKeeper(Protocol):
+    """Keeps the pieces of every chunk: the sink of the first job."""
+
+    schemas: dict[int, Schema]
+    """Every schema that was met, by its digest."""
+    restored: dict[int, tuple[Piece, ...]]
+    """The pieces of chunks that an earlier session has done, by their number."""
+
+    def of(self, start: int, stop: int) -> tuple[Any, ...]:
+        """What is known of the chunks `start..stop`."""
+        ...
+
+
+class FolderOutput(Protocol):
+    """An output that may be a folder."""
+
+    store: OutputFolder | None
+
+    def claimed(self, call: str, resume: bool = False) -> AbstractContextManager[None]:
+        """Be the only one who writes it."""
+        ...
+
+    def result(self) -> Data:
+        """The output, with every row in its place."""
+        ...
+
+
+class PieceLog:
+    """The commit log of the first job of `append`.
+
+    Args:
+        run: the run.
+        pieces: the sink; gets the pieces of chunks that an earlier session has done.
+        fn: the function of the job. Objects among the rows may be of classes of its module.
+    """
+
+    def __init__(self, run: Run, pieces: PieceKeeper, fn: Any) -> None:
+        self.run = run
+        self.pieces = pieces
+        self._path = run.folder / PIECES
+        self._warned = False
+        self.elsewhere: list[tuple[int, int]] = []
+        self._pending: list[tuple[int, int]] = []
+        self._next = time.monotonic() + SECONDS
+        self._modules = modules_of(fn)
+        records, length = read_records(self._path, self._modules)
+        self._fd = open_file(self._path, os.O_WRONLY | os.O_APPEND)
+        os.ftruncate(self._fd, length)
+        self._restore(records)
+
+    def _restore(self, records: list[tuple[int, int, tuple[Any, ...]]]) -> None:
+        found: dict[int, tuple[Any, ...]] = {}
+        for start, stop, values in records:
+            found.update(zip(range(start, stop), values))  # a chunk that was done again counts as it was last
+        known = {piece.digest: piece.schema for value in found.values() for piece in value or () if piece.schema}
+        done = {chunk for start, stop in self.run.committed for chunk in range(start, stop)}
+        for chunk, value in sorted(found.items()):
+            if chunk in done and all(piece.digest in known for piece in value or ()):
+                self.pieces.restored[chunk] = value
+        self.pieces.schemas.update(known)
+        self.committed = merge_ranges((chunk, chunk + 1) for chunk in self.pieces.restored)
+
+    @property
+    def skips(self) -> SkipFile:
+        return self.run.skips
+
+    def add(self, start: int, stop: int) -> None:
+        self._pending.append((start, stop))
+        self.run.add(start, stop)
+
+    def tick(self, now: float) -> None:
+        if now >= self._next:
+            self._next = now + SECONDS
+            self.flush()
+            self.run.tick(now)
+
+    def flush(self) -> None:
+        """Write the pieces of the chunks that were done."""
+        data = b"".join(self._record(start, stop) for start, stop in merge_ranges(self._pending))
+        self._pending.clear()
+        with naming(self._path):
+            while data:
+                data = data[os.write(self._fd, data) :]
+
+    def _record(self, start: int, stop: int) -> bytes:
+        try:
+            return pack_record(start, stop, self.pieces.of(start, stop), self._modules)
+        except SerializationError as error:
+            if not self._warned:
+                self._warned = True
+                warn_user(
+                    f"chunks whose rows hold such objects are done again when this run is interrupted: {error}",
+                )
+            return b""
+
+    def __enter__(self) -> PieceLog:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Write what is left; no room for that must not hide the error that ends the job."""
+        assert self.run.journal is not None
+        try:
+            if self.run.journal.is_mine:
+                self.flush()
+                flush_journal(self.run)
+        except OSError:
+            if kind is None:
+                raise
+        finally:
+            os.close(self._fd)
+
+
+def pack_record(start: int, stop: int, values: tuple[Any, ...], modules: Collection[str]) -> bytes:
+    """The pieces of the chunks `start..stop` as a record.
+
+    Raises:
+        SerializationError: their rows hold objects that are no data.
+    """
+    pieces = [piece for found in values for piece in found or ()]
+    counts = [-1 if found is None else len(found) for found in values]
+    columns = [[piece[column] for piece in pieces] for column in range(4)]  # rows, digest, file, offset
+    objects = {number: piece.objects for number, piece in enumerate(pieces) if piece.objects}
+    skeletons = {number: piece.schema.skeleton for number, piece in enumerate(pieces) if piece.schema is not None}
+    body = dump([start, stop, counts, columns, objects, skeletons], modules)
+    return _HEAD.pack(len(body), zlib.crc32(body)) + body
+
+
+def read_records(path: Path, modules: Collection[str]) -> tuple[list[tuple[int, int, tuple[Any, ...]]], int]:
+    """The records in a file of pieces, and where the last whole one ends.
+
+    Records that cannot be read as pieces count as if they were not there: their chunks are done again.
+
+    Raises:
+        UntrustedFile: the file is not this library's, or not the caller's.
+    """
+    data, at = memoryview(read(path, available_memory() // 2) or b""), 0
+    records = []
+    while at + _HEAD.size <= len(data):
+        length, crc = _HEAD.unpack_from(data, at)
+        body = data[at + _HEAD.size : at + _HEAD.size + length]
+        # Without a length: zeros, which a file may end in when the machine went down. They are their own CRC.
+        if not length or len(body) < length or zlib.crc32(body) != crc:
+            break
+        with contextlib.suppress(ValueError):
+            records.append(_unpack_record(body, modules))
+        at += _HEAD.size + length
+    return records, at
+
+
+def _unpack_record(body: memoryview, modules: Collection[str]) -> tuple[int, int, tuple[Any, ...]]:
+    try:
+        start, stop, counts, columns, objects, skeletons = load(body, modules)
+        pieces = [
+            _piece_of(rows, digest, file, offset, objects.get(number, {}), skeletons.get(number))
+            for number, (rows, digest, file, offset) in enumerate(zip(*columns, strict=True))
+        ]
+        numbers = [start, stop, *counts]
+    except (TypeError, AttributeError) as error:
+        raise ValueError("not a record of pieces") from error
+    if any(type(number) is not int for number in numbers) or stop - start != len(counts):
+        raise ValueError("not a record of pieces")
+    ends = list(itertools.accumulate(max(count, 0) for count in counts))
+    if ends and ends[-1] != len(pieces):
+        raise ValueError("not a record of pieces")
+    found = [None if count < 0 else tuple(pieces[end - count : end]) for count, end in zip(counts, ends)]
+    return start, stop, tuple(found)
+
+
+def _piece_of(rows: Any, digest: Any, file: Any, offset: Any, objects: Any, skeleton: Any) -> Piece:
+    if not all(type(number) is int and number >= 0 for number in (rows, digest, offset)):
+        raise ValueError("numbers are missing")
+    if type(file) is not str or (file and (os.path.basename(file) != file or not file.startswith(SPILL))):
+        raise ValueError(f"{file!r} is no file of this folder")
+    schema = None if skeleton is None else Schema(skeleton)
+    if type(objects) is not dict or (schema is not None and schema.digest != digest):
+        raise ValueError("rows are not as they were described")
+    return Piece(rows, digest, file, offset, objects, schema)

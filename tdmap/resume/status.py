@@ -1,0 +1,236 @@
+"""How far a resumable run has come, read from its journal by anybody, at any time."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tdmap.data import skipfile
+from tdmap.data.skipfile import row_errors
+from tdmap.errors import RemoteError
+from tdmap.memory.folderlock import Holder, Somebody, holder_of
+from tdmap.memory.hidden import HIDDEN, SMALL, lines, printable
+from tdmap.plan import ChunkPlan, merge_ranges
+from tdmap.ranks.folder import RankFolder
+from tdmap.resume import journal
+from tdmap.resume.journal import Type
+from tdmap.resume.run import AFTER_CRASH, IN_PLACE, check_identity, plan_of
+from tdmap.rowerrors import RowError
+
+SKIPPED_SHOWN = 10
+"""Skipped rows that a status lists."""
+
+
+@dataclass
+class Status:
+    """What a journal says about its run."""
+
+    name: str
+    """Name of the function."""
+    kind: str
+    """ "map", "in place" or "reduce"."""
+    state: str
+    """ "complete", "running" or "interrupted"."""
+    rows: int
+    """Rows of the source."""
+    rows_done: int
+    """Rows whose results are safe."""
+    rows_per_second: float | None
+    """In the last session that did any; None when none did."""
+    seconds: float
+    """Time that all sessions took."""
+    sessions: int
+    """How often the run was begun or gone on with."""
+    began: float
+    """Seconds since 1970."""
+    argv: list[str] = field(default_factory=list)
+    """The program that began it."""
+    command: dict[str, Any] | None = None
+    """How `tdmap resume` calls it again; None when a program of the user's began it."""
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    """What sessions ended with, if not well; oldest first."""
+    skipped_rows: int = 0
+    """Rows on which the function raised, and which `on_error` let it skip."""
+    skipped: list[dict[str, Any]] = field(default_factory=list)
+    """The first of them: row, type and message of its exception."""
+    writer: dict[str, Any] | None = None
+    """Who writes there at this moment: pid, host, since, call and program, as far as that is known."""
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    """Of a run that ranks share, until all of them are done: rank, world_size and state of each that has begun."""
+    torn: bool = False
+    """The machine went down while rows were changed in place, and nobody knows which changes reached the disk."""
+
+    @property
+    def fraction(self) -> float:
+        """Between 0 and 1."""
+        return self.rows_done / self.rows if self.rows else 1.0
+
+
+def read_status(path: str | os.PathLike[str]) -> Status | None:
+    """The state of the run in a folder; None when no run was ever journalled there.
+
+    Args:
+        path: the output folder, or the dataset of an in-place run.
+
+    Nothing is written, run or imported, and files of other users may be looked at. Texts have no control characters.
+
+    Raises:
+        UntrustedFile: the journal is a link or a device, or larger than one gets, or says nothing of a run.
+        ValueError: it was written by a later version.
+    """
+    folder = Path(path) / HIDDEN
+    contents = journal.read(folder / "journal", own=False)
+    if contents is None:
+        return None
+    identity = check_identity(contents, folder / "journal")
+    plan = plan_of(identity["plan"], contents)
+    rate, seconds, sessions = _rate(contents, plan)
+    skipped = row_errors(skipfile.read(folder / skipfile.NAME, own=False))
+    complete, writer, done = contents.is_complete(), _writer_of(Path(path)), contents.ranges()
+    ranks, errors = [], _errors(folder / "errors.jsonl")
+    if contents.header.get("ranks") and not complete:
+        for rank, home in RankFolder(path).homes():
+            own = journal.read(home / HIDDEN / "journal", own=False)
+            if own is None:
+                continue
+            done = merge_ranges([*done, *own.ranges()])
+            at_work = _writer_of(home)
+            writer = writer or at_work
+            state = "complete" if own.is_complete() else "interrupted" if at_work is None else "running"
+            ranks.append({"rank": rank.rank, "world_size": rank.world_size, "state": state})
+            _, took, begun = _rate(own, plan)
+            seconds, sessions = max(seconds, took), sessions + begun
+            errors += _errors(home / HIDDEN / "errors.jsonl")
+            skipped += row_errors(skipfile.read(home / HIDDEN / skipfile.NAME, own=False))
+    return Status(
+        name=printable(identity["name"]),
+        kind=printable(identity["kind"]),
+        state="complete" if complete else "interrupted" if writer is None else "running",
+        rows=plan.length,
+        rows_done=plan.length if complete else sum(plan.count(*span) for span in done),
+        rows_per_second=rate,
+        seconds=seconds,
+        sessions=sessions,
+        began=_seconds(contents.header.get("began")),
+        argv=[printable(word) for word in _list(contents.header.get("argv"))],
+        command=_command(contents.header.get("command")),
+        errors=sorted(errors, key=lambda error: error["time"]),
+        writer=_describe_writer(writer),
+        skipped_rows=len(skipped),
+        skipped=[_row(bad) for bad in skipped[:SKIPPED_SHOWN]],
+        ranks=ranks,
+        torn=identity["kind"] == IN_PLACE and not contents.is_settled(journal.boot_number()),
+    )
+
+
+def _rate(contents: journal.Contents, plan: ChunkPlan) -> tuple[float | None, float, int]:
+    rows: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for record in contents.records:
+        if record.type is Type.DURABLE:
+            continue
+        last[record.session] = max(last.get(record.session, 0), record.milliseconds)
+        if record.type is Type.RANGE:
+            rows[record.session] = rows.get(record.session, 0) + plan.count(record.a, record.b)
+    seconds = sum(last.values()) / 1000
+    if not rows:
+        return None, seconds, len(last)
+    session = max(rows)
+    return rows[session] / max(last[session] / 1000, 1e-3), seconds, len(last)
+
+
+def _writer_of(folder: Path) -> Holder | Somebody | None:
+    writer = holder_of(folder)
+    if isinstance(writer, Holder) and writer.process.is_alive is False:
+        return None  # killed; its workers are about to vanish
+    return writer
+
+
+def _describe_writer(writer: Holder | Somebody | None) -> dict[str, Any] | None:
+    if not isinstance(writer, Holder):
+        return None if writer is None else {}
+    pid, host = writer.process.pid, writer.process.host
+    return {"pid": pid, "host": host, "since": writer.since, "call": writer.call, "program": writer.program}
+
+
+def _seconds(value: Any) -> float:
+    """A time, whatever a file says; one that a calendar has."""
+    plain = type(value) in (int, float) and 0 <= value < 1 << 36
+    return float(value) if plain else 0.0
+
+
+def _list(value: Any) -> list[Any]:
+    return value if type(value) is list else []
+
+
+def _command(value: Any) -> dict[str, Any] | None:
+    return value if type(value) is dict else None
+
+
+def _errors(path: Path) -> list[dict[str, Any]]:
+    found = []
+    for line in lines(path, SMALL, own=False):
+        if type(line) is dict:
+            notes = [printable(note) for note in _list(line.get("notes"))]
+            texts = {"type": printable(line.get("type", "")), "error": _text(line.get("error", ""))}
+            found.append({"time": _seconds(line.get("time")), **texts, "notes": notes})
+    return found
+
+
+def _text(value: Any) -> str:
+    """A message of several lines."""
+    return "\n".join(printable(line) for line in str(value).splitlines()[:20])
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+def _row(bad: RowError) -> dict[str, Any]:
+    name = bad.error.type_name if isinstance(bad.error, RemoteError) else type(bad.error).__name__
+    text = str(bad.error).removeprefix(f"{name}: ")
+    return {"row": bad.row, "type": printable(name.rpartition(".")[2]), "error": _text(text)}
+
+
+def describe(status: Status) -> list[str]:
+    """The same for people, line by line."""
+    rate = "" if status.rows_per_second is None else f", {status.rows_per_second:,.0f} rows/s"
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.began))
+    lines = [
+        f"{status.name} ({status.kind}): {status.state}",
+        f"{status.rows_done:,} of {status.rows:,} rows done ({status.fraction:.1%}){rate}",
+        f"began {began}, {status.sessions} session{'s' if status.sessions != 1 else ''}, {status.seconds:.1f} s in all",
+    ]
+    if status.command is not None:
+        function, source = (printable(status.command.get(key, "?")) for key in ("function", "source"))
+        lines.append(f"begun from the command line: {function} on {source}")
+    elif status.argv:
+        lines.append(f"begun by {' '.join(status.argv)}")
+    if status.writer:
+        who = status.writer
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(_seconds(who["since"])))
+        lines.append(
+            f"process {who['pid']} on {who['host']} is at work since {since}: {who['call']} ({who['program']})"
+        )
+    for state in ("running", "interrupted", "complete"):
+        found = [str(rank["rank"]) for rank in status.ranks if rank["state"] == state]
+        if found:
+            lines.append(f"{state}: {'rank' if len(found) == 1 else 'ranks'} {', '.join(found)}")
+    for error in status.errors[-5:]:
+        when = time.strftime("%H:%M:%S", time.localtime(error["time"]))
+        note = f" ({error['notes'][0]})" if error.get("notes") else ""
+        what = ": ".join(filter(None, (error["type"], _first_line(error["error"]))))
+        lines.append(f"{when} {what}{note}")
+    if status.skipped_rows:
+        rows = "1 row was" if status.skipped_rows == 1 else f"{status.skipped_rows:,} rows were"
+        lines.append(f"{rows} skipped, because the function raised:")
+        lines += [f"  row {bad['row']}: {bad['type']}: {_first_line(bad['error'])}" for bad in status.skipped]
+        if status.skipped_rows > len(status.skipped):
+            lines.append(f"  and {status.skipped_rows - len(status.skipped):,} more")
+    if status.torn:
+        lines.append("the machine went down meanwhile, and nobody knows which changes reached the disk")
+        lines += AFTER_CRASH.splitlines()
+    return lines

@@ -1,0 +1,264 @@
+"""A crew made of somebody else's `multiprocessing.Pool`: torch's, multiprocess's or the standard library's.
+
+Such a pool takes tasks and gives no choice of the process that runs them. So a task is a whole lease, every
+process keeps the last few jobs it has seen, and the payload lies in shared memory where each can fetch it.
+Results that have no place travel back through the pool's own pipe.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import time
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from tdmap.data.writer import RowWriter
+from tdmap.errors import WorkerLost, describe_rows
+from tdmap.job import Job
+from tdmap.memory.shm import anonymous_file, map_path, release_file
+from tdmap.plan import ChunkPlan
+from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
+from tdmap.runtime.driver import Joined
+from tdmap.runtime.scheduler import Lease
+from tdmap.runtime.wire.messages import Done, Failed, Message, Refused, Segment
+from tdmap.runtime.wire.packing import unpack
+from tdmap.runtime.wire.parcels import ParcelReader, ParcelWriter
+from tdmap.runtime.wire.payload import JobPacker
+from tdmap.runtime.wire.remote import pack_error, unpack_error
+from tdmap.runtime.workers.control import local_control
+from tdmap.runtime.workers.worker import load_loop
+from tdmap.sinks import Allocate, Sink
+
+KEPT_JOBS = 4
+"""Jobs that a process of the pool remembers."""
+
+
+class _Bytes(NamedTuple):
+    """Bytes in shared memory."""
+
+    path: str
+    nbytes: int
+
+    def read(self) -> bytes:
+        mapped = map_path(self.path, self.nbytes)
+        with mapped:
+            return mapped[:]
+
+
+class _Task(NamedTuple):
+    """A lease, and where its job can be found."""
+
+    owner: int
+    job: int
+    payload: _Bytes
+    output: _Bytes | None
+    plan: ChunkPlan
+    lease: int
+    start: int
+    stop: int
+
+
+# -- in a process of the pool ------------------------------------------------------------------------
+
+_loops: OrderedDict[tuple[int, int], ChunkLoop] = OrderedDict()
+
+
+def run_task(task: _Task) -> bytes:
+    """Run a lease; the messages about it."""
+    messages: list[Any] = []
+    try:
+        loop = _loop_of(task)
+    except Exception as error:
+        return pickle.dumps([Refused(task.job, pack_error(error))])
+    loop.emit = messages.append
+    try:
+        messages.append(loop.run(task.lease, task.start, task.stop))
+    except ChunkError as failure:
+        cause = failure.__cause__
+        assert cause is not None
+        messages.append(Failed(task.job, task.lease, failure.chunk, pack_error(cause), loop.mutated))
+    return pickle.dumps(messages, pickle.HIGHEST_PROTOCOL)
+
+
+def _loop_of(task: _Task) -> ChunkLoop:
+    key = (task.owner, task.job)
+    loop = _loops.get(key)
+    if loop is None:
+        parcels = ParcelWriter(small_bytes=1 << 62)
+        loop = load_loop(task.job, task.payload.read(), local_control(), parcels.pack, None, own_process=False)
+        _loops[key] = loop
+        while len(_loops) > KEPT_JOBS:
+            _loops.popitem(last=False)
+    if loop.writer is None and task.output is not None:
+        writer: RowWriter = unpack(task.output.read())
+        writer.prepare()
+        loop.writer = writer
+    if loop.plan != task.plan:
+        loop.replan(task.plan)
+    return loop
+
+
+def forget_job(key: tuple[int, int]) -> None:
+    """Let go of a job's memory, in whatever process of the pool this runs."""
+    _loops.pop(key, None)
+
+
+# -- in the driver -------------------------------------------------------------------------------------
+
+
+class ForeignCrew:
+    """The processes of a foreign pool; each "worker" here is one task in flight.
+
+    Args:
+        pool: an open pool.
+    """
+
+    kind = "pool"
+    forks = False
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self.size = int(pool._processes)
+        self._packing = JobPacker()
+        self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self._reader = ParcelReader()
+        self._files: list[tuple[int, str | None]] = []
+        self._output: _Bytes | None = None
+        self._flying: dict[int, Lease] = {}
+        self._joined = False
+        self._broken = False
+
+    def allocate(self) -> Allocate:
+        return self._packing.arena.empty
+
+    def _publish(self, data: bytes) -> _Bytes:
+        fd, path, unlink = anonymous_file(len(data))
+        self._files.append((fd, unlink))
+        with map_path(path, len(data)) as mapped:
+            mapped[:] = data
+        return _Bytes(path, len(data))
+
+    def open(self, job: Job, sink: Sink) -> None:
+        self._job = job
+        self._payload = self._publish(self._packing.pack(job, sink))
+        self._pids = self._alive()
+
+    def output(self, writer: RowWriter) -> None:
+        self._output = self._publish(self._packing.pack_writer(writer))
+
+    def replan(self, plan: ChunkPlan) -> None:
+        self._job = replace(self._job, plan=plan)
+
+    def _alive(self) -> set[int]:
+        return {process.pid for process in self._pool._pool}
+
+    def limit(self, worker: int) -> int | None:
+        return 0 if worker in self._flying else None
+
+    def grant(self, worker: int, lease: Lease) -> None:
+        job = self._job
+        task = _Task(os.getpid(), job.number, self._payload, self._output, job.plan, lease.id, lease.start, lease.stop)
+        self._flying[worker] = lease
+        self._pool.apply_async(
+            run_task,
+            (task,),
+            callback=lambda data: self._inbox.put((worker, data)),
+            error_callback=lambda error: self._inbox.put((worker, error)),
+        )
+
+    def wait(self, timeout: float) -> list[tuple[int, Message | Joined]]:
+        if not self._joined:
+            self._joined = True
+            return [(worker, Joined()) for worker in range(self.size)]
+        events: list[tuple[int, Message | Joined]] = []
+        try:
+            worker, data = self._inbox.get(timeout=timeout)
+            while True:
+                events += ((worker, message) for message in self._read(worker, data))
+                worker, data = self._inbox.get_nowait()
+        except queue.Empty:
+            if not events:
+                self._look_for_deaths()
+        return events
+
+    def _read(self, worker: int, data: Any) -> list[Message]:
+        self._flying.pop(worker, None)
+        if isinstance(data, BaseException):
+            raise data
+        messages = []
+        for message in pickle.loads(data):
+            if isinstance(message, Segment):
+                message = self._opened(message)
+            elif isinstance(message, Done) and message.segment is not None:
+                message = message._replace(segment=self._opened(message.segment))
+            elif isinstance(message, (Failed, Refused)):
+                message = message._replace(error=unpack_error(message.error))
+            if isinstance(message, (Done, Failed)):
+                self._packing.check_mutation(message.mutated)
+            messages.append(message)
+        return messages
+
+    def _opened(self, segment: Segment) -> Segment:
+        if not segment.kind.travels:
+            return segment
+        return segment._replace(values=tuple(self._reader.unpack(parcel) for parcel in segment.values))
+
+    def _look_for_deaths(self) -> None:
+        """A foreign pool replaces dead processes and forgets their tasks: without this, the job would hang."""
+        now = self._alive()
+        if now == self._pids or self._pool._maxtasksperchild is not None:
+            return
+        gone, self._pids = self._pids - now, now
+        if gone and self._flying:
+            self._broken = True
+            rows = [self._job.plan.span(lease.start, lease.stop) for lease in self._flying.values()]
+            raise WorkerLost(
+                f"process {', '.join(map(str, sorted(gone)))} of the pool died while {self._job.name} ran "
+                f"{', '.join(describe_rows(*span) for span in rows)}. A pool of the standard library cannot tell "
+                "which of them it had, nor run it again: use num_workers= or a tdmap.WorkerPool to have lost rows "
+                "retried.",
+                rows[0],
+            )
+
+    def ask_back(self, worker: int) -> None:
+        pass
+
+    def running(self) -> dict[int, tuple[int, float]]:
+        return {}
+
+    def kill(self, worker: int, reason: str) -> None:
+        pass
+
+    def describe(self, worker: int) -> str:
+        return "in a process of the pool"
+
+    def pid(self, worker: int) -> int:
+        return worker
+
+    def node(self, worker: int) -> str:
+        return ""
+
+    def require_open(self) -> None:
+        pass
+
+    def close(self, ok: bool, changed: bool) -> None:
+        deadline = time.monotonic() + 5.0
+        while self._flying and not self._broken and time.monotonic() < deadline:
+            try:  # leases in flight write into our memory: let them end
+                self._flying.pop(self._inbox.get(timeout=0.1)[0], None)
+            except queue.Empty:
+                continue
+        try:
+            if ok:
+                for _ in range(self.size):
+                    self._pool.apply_async(forget_job, ((os.getpid(), self._job.number),))
+        finally:
+            for fd, unlink in self._files:
+                release_file(fd, unlink, os.getpid())
+            with torch.no_grad():
+                self._packing.write_back(changed)

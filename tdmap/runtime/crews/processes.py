@@ -1,0 +1,369 @@
+"""A crew of worker processes."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tdmap.data.writer import RowWriter
+from tdmap.job import Job
+from tdmap.memory.links import PageLocker
+from tdmap.plan import ChunkPlan
+from tdmap.runtime.driver import Joined
+from tdmap.runtime.ondevice import is_on_device
+from tdmap.runtime.scheduler import Lease
+from tdmap.runtime.undo import Room
+from tdmap.runtime.wire.lending import Loan, NotLent, take_back
+from tdmap.runtime.wire.messages import (
+    Begin,
+    Done,
+    Drop,
+    Dropped,
+    Failed,
+    Grant,
+    Hello,
+    Lost,
+    Message,
+    Output,
+    Planned,
+    Protect,
+    Refused,
+    Segment,
+)
+from tdmap.runtime.wire.payload import JobPacker
+from tdmap.runtime.wire.remote import unpack_error
+from tdmap.runtime.workers import control as at
+from tdmap.runtime.workers.pool import Member, WorkerPool
+from tdmap.sinks import Allocate, Sink
+from tdmap.sinks.base import Kind
+
+GRACE_SECONDS = 0.3
+"""After an error or Ctrl-C, workers have so long to end their chunk before they are killed."""
+
+
+LET_GO_SECONDS = 2.0
+"""Workers have so long to let go of a device's memory that they were lent. Later they do it unheard."""
+
+START_SECONDS = 30.0
+"""With a timeout: a worker that was given work has so long to begin with it, besides."""
+
+
+class ProcessCrew:
+    """The members of a pool, for one job.
+
+    Args:
+        pool: a reserved pool.
+        wanted: how many of its workers.
+    """
+
+    kind = "process"
+    forks = False
+
+    def __init__(self, pool: WorkerPool, wanted: int) -> None:
+        self.pool = pool
+        self.size = wanted
+        self._starts: dict[int, int] = {}
+        self._firsts: dict[int, int] = {}
+        self._packing = JobPacker()
+        self._output: bytes | None = None
+        self._planned: bytes | None = None
+        self._pids: dict[int, int] = {}
+        self._reasons: dict[int, str] = {}
+        self._begun: set[int] = set()
+        self._undo: dict[int, Room] = {}
+        self._free_rooms: list[Room] = []
+        self._safe: dict[int, tuple[int, int]] = {}
+        self._in_place = False
+        self._locker: PageLocker | None = None
+        self._device_writer: RowWriter | None = None
+        self._loans: dict[int, list[Loan]] = {}
+        """What workers were lent, and have not let go of."""
+        self._refused: NotLent | None = None
+        self._ran = False
+        """A worker that has left had run something."""
+        self._forks = True
+        """Workers may be forks of this process: they use no device."""
+
+    # -- the job -------------------------------------------------------------------------------------
+
+    def allocate(self) -> Allocate:
+        return self._packing.arena.empty
+
+    def open(self, job: Job, sink: Sink) -> None:
+        self._job = job
+        asked = sink.demands(job.plan)
+        self._in_place, self._locker = asked.in_place, asked.locker
+        if sink.writer is not None and is_on_device(sink.writer.out):
+            self._device_writer = sink.writer
+            self._forks = False
+        self._forks = self._forks and getattr(job.fn, "forks", True)
+        self.pool.refresh(self.size, self._forks)  # first of all: workers that have to start do so while we pack
+        payload = self._packing.pack(job, sink)
+        self._begin = pickle.dumps(Begin(job.number, payload), pickle.HIGHEST_PROTOCOL)
+
+    def output(self, writer: RowWriter) -> None:
+        self._output = pickle.dumps(
+            Output(self._job.number, self._packing.pack_writer(writer)), pickle.HIGHEST_PROTOCOL
+        )
+        for number in self._begun:
+            self.pool.members[number].send_bytes(self._output)
+
+    def replan(self, plan: ChunkPlan) -> None:
+        self._job = replace(self._job, plan=plan)
+        self._planned = pickle.dumps(Planned(self._job.number, plan), pickle.HIGHEST_PROTOCOL)
+        for number in self._begun:
+            self.pool.members[number].send_bytes(self._planned)
+
+    # -- talking to workers --------------------------------------------------------------------------
+
+    def _join(self, member: Member) -> Joined:
+        member.control[at.CANCEL] = member.control[at.GIVE_BACK] = 0
+        taken = {int(self.pool.members[number].control[at.RANK]) for number in self._begun}
+        member.control[at.RANK] = next(rank for rank in range(self.size) if rank not in taken)
+        member.new_job(self._locker)
+        member.control[at.UNDO] = 0
+        member.control[at.LEASE] = -1
+        member.send_bytes(self._begin)
+        if self._planned is not None:  # before what is as large as the chunks are now
+            member.send_bytes(self._planned)
+        room = self._free_rooms.pop() if self._free_rooms else self._packing.undo_room(self._job)
+        if room is not None:
+            self._undo[member.number] = room
+            member.send(Protect(self._job.number, self._packing.pack_room(room)))
+        if self._device_writer is not None:
+            # Memory of a device is lent to one receiver at a time.
+            payload, self._loans[member.number] = self._packing.lend_writer(self._device_writer)
+            member.send(Output(self._job.number, payload))
+        if self._output is not None:
+            member.send_bytes(self._output)
+        self._begun.add(member.number)
+        self._pids[member.number] = member.pid
+        return Joined()
+
+    def limit(self, worker: int) -> int | None:
+        member, most = self.pool.members.get(worker), self.pool.max_tasks_per_child
+        if member is None or self.pool.is_worn(member):
+            return 0
+        return None if most is None else most - member.granted
+
+    def grant(self, worker: int, lease: Lease) -> None:
+        member = self.pool.members[worker]
+        if not member.outstanding:
+            member.heard = time.monotonic()
+        member.outstanding += 1
+        self._firsts[worker] = lease.start
+        member.granted += lease.stop - lease.start
+        self._starts[lease.id] = lease.start
+        freed = member.reader.take_freed()
+        member.send(Grant(self._job.number, lease.id, lease.start, lease.stop, freed))
+
+    def ask_back(self, worker: int) -> None:
+        self.pool.members[worker].control[at.GIVE_BACK] = 1
+
+    def running(self) -> dict[int, tuple[int, float]]:
+        found = {}
+        for number, member in list(self.pool.members.items()):
+            since, chunk = member.control[at.SINCE], member.control[at.RUNNING]
+            if not member.outstanding:
+                continue
+            if chunk < 0:  # between two chunks, or still busy with the job's imports; or it has been stopped
+                found[number] = (self._firsts.get(number, 0), member.heard + START_SECONDS)
+            elif since == member.control[at.SINCE]:
+                found[number] = (chunk, since / 1e9)
+        return found
+
+    def kill(self, worker: int, reason: str) -> None:
+        self._reasons[worker] = reason
+        self.pool.members[worker].process.kill()
+
+    def describe(self, worker: int) -> str:
+        return f"in worker process {self._pids.get(worker, 0)}"
+
+    def pid(self, worker: int) -> int:
+        return self._pids.get(worker, 0)
+
+    # -- listening -----------------------------------------------------------------------------------
+
+    def wait(self, timeout: float) -> list[tuple[int, Message | Joined]]:
+        events: list[tuple[int, Message | Joined]] = []
+        for member in list(self.pool.members.values()):
+            if member.ready and member.number not in self._begun and len(self._begun) < self.size:
+                events.append((member.number, self._join(member)))
+        if events:
+            return events
+        for member in self.pool.wait(timeout):
+            # Asked before reading: what a dead worker sent is all in the pipe by then.
+            ended = member.has_ended()
+            try:
+                for message in member.receive():
+                    event = self._event(member, message)
+                    if event is not None:
+                        events.append((member.number, event))
+            except EOFError:
+                ended = True
+            if ended:
+                events.append((member.number, self._lose(member)))
+            elif not member.outstanding and self.pool.is_worn(member):
+                self._retire(member)
+        return events
+
+    def _event(self, member: Member, message: Any) -> Message | Joined | None:
+        if isinstance(message, Hello):
+            return self._join(member) if len(self._begun) < self.size else None
+        if message.job != self._job.number:  # the last word of a worker on a job that was over before it came
+            return None
+        if isinstance(message, (Done, Failed)):
+            member.outstanding -= 1
+            member.heard = time.monotonic()
+        if isinstance(message, Done):
+            first = self._starts.pop(message.lease, message.upto)
+            member.chunks += message.upto - first
+            member.rows += self._job.plan.count(first, message.upto)
+        if isinstance(message, (Done, Failed)):
+            self._in_place |= message.mutated
+            self._packing.check_mutation(message.mutated)
+        if isinstance(message, Segment):
+            self._safe[member.number] = (message.lease, message.stop)
+            return _opened(member, message)
+        if isinstance(message, Done) and message.segment is not None:
+            segment = _opened(member, message.segment)
+            # A parcel that cannot be opened any more belongs to a worker that has died: its chunks run again.
+            return message._replace(segment=segment) if segment is not None else None
+        if isinstance(message, (Failed, Refused)):
+            message = message._replace(error=unpack_error(message.error))
+        if isinstance(message, Refused) and message.output and self._device_writer is not None:
+            self._refused = NotLent(f"memory of the output could not be opened {self.describe(member.number)}")
+            self._refused.__cause__ = message.error
+            message = message._replace(error=self._refused)
+        event: Message = message
+        return event
+
+    def _take_back(self, number: int) -> None:
+        """A worker has ended, and has not said that it let go of what it was lent."""
+        self._ran = True
+        take_back(self._loans.pop(number, ()))
+
+    def _lose(self, member: Member) -> Lost:
+        control = member.control
+        running = int(control[at.RUNNING])
+        code = self.pool.remove(member, lost=True, kill=False)
+        self._take_back(member.number)
+        self._put_back(member)
+        self._begun.discard(member.number)
+        self._pids.setdefault(member.number, member.pid)
+        if member.number in self._undo:
+            self._free_rooms.append(self._undo[member.number])  # the copy has been put back, or is not needed
+        self.pool.fill(self.size, self._forks)
+        return Lost(
+            signal=-code if code is not None and code < 0 else None,
+            exit_code=code if code is not None and code >= 0 else None,
+            running=running if running >= 0 and member.outstanding else None,
+            lease=int(control[at.LEASE]),
+            committed=int(control[at.COMMITTED]),
+            kind=Kind(control[at.KIND]),
+            peak_memory=int(control[at.PEAK]),
+            reason=self._reasons.pop(member.number, ""),
+            unprotected=self._in_place and member.number not in self._undo,
+        )
+
+    def _put_back(self, member: Member) -> None:
+        """Undo what a worker that has ended did to the rows of the chunk that it ran."""
+        control = member.control
+        running, room = int(control[at.RUNNING]), self._undo.get(member.number)
+        if room is None or not member.outstanding or running < 0:
+            return
+        # Results that travel are safe once they are here, which their sender may not have lived to note.
+        lease, safe = self._safe.get(member.number, (-1, 0))
+        if lease == control[at.LEASE] and safe > running:
+            return
+        if control[at.UNDO] == running + 1 and control[at.COMMITTED] <= running:
+            self._packing.restore(self._job, room, running)
+
+    def _retire(self, member: Member) -> None:
+        """Replace a worker that is worn out."""
+        self.pool.recycle(member)
+        self._take_back(member.number)
+        self._begun.discard(member.number)
+        if member.number in self._undo:
+            self._free_rooms.append(self._undo[member.number])
+        self.pool.fill(self.size, self._forks)
+
+    # -- the end -------------------------------------------------------------------------------------
+
+    def node(self, worker: int) -> str:
+        return ""
+
+    def require_open(self) -> None:
+        self.pool.check_open()
+
+    def close(self, ok: bool, changed: bool) -> None:
+        try:
+            if not ok:
+                self._stop()
+            for number in self._begun:
+                member = self.pool.members.get(number)
+                if member is not None:
+                    # After an error nobody knows which slots the worker still believes to be in use.
+                    member.keeps_slots = ok and self._locker is not None
+                    member.send(Drop(self._job.number, member.keeps_slots, number in self._loans))
+            self._have_back()
+        finally:
+            with torch.no_grad():
+                self._packing.write_back(changed)
+
+    def _have_back(self) -> None:
+        """Wait, for a moment, until workers have let go of what they were lent; those that end never will."""
+        deadline = time.monotonic() + LET_GO_SECONDS
+        while self._loans and (left := deadline - time.monotonic()) > 0:
+            for number in [number for number in self._loans if number not in self.pool.members]:
+                self._take_back(number)
+            for member in self.pool.wait(left) if self._loans else ():
+                ended = member.has_ended()
+                try:
+                    for message in member.receive():
+                        if isinstance(message, Dropped) and message.job == self._job.number:
+                            self._loans.pop(member.number, None)
+                except EOFError:
+                    ended = True
+                if ended:
+                    self.pool.remove(member)
+
+    def _stop(self) -> None:
+        """Let workers end their chunk, for a moment; then end them."""
+        if self.pool.is_closed:  # the collector ends a pool and a job on it in any order: nobody is left to stop
+            return
+        busy = [m for m in list(self.pool.members.values()) if m.outstanding]
+        for member in busy:
+            member.control[at.CANCEL] = 1
+        deadline = time.monotonic() + GRACE_SECONDS
+        while (left := deadline - time.monotonic()) > 0 and any(
+            m.outstanding and m.number in self.pool.members for m in busy
+        ):
+            for member in self.pool.wait(left):
+                try:
+                    for message in member.receive():
+                        if isinstance(message, (Done, Failed)) and message.job == self._job.number:
+                            member.outstanding -= 1
+                except EOFError:
+                    self.pool.remove(member)
+        if self._refused is not None:
+            begun = [self.pool.members[number] for number in self._begun if number in self.pool.members]
+            self._refused.begun = self._ran or any(member.control[at.LEASE] >= 0 for member in begun)
+        for member in busy:
+            if member.outstanding and member.number in self.pool.members:
+                self._begun.discard(member.number)
+                self.pool.remove(member)
+                self._put_back(member)
+
+
+def _opened(member: Member, segment: Segment) -> Segment | None:
+    if not segment.kind.travels:
+        return segment
+    try:
+        return segment._replace(values=tuple(member.reader.unpack(parcel) for parcel in segment.values))
+    except OSError:
+        return None

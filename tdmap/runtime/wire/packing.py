@@ -1,0 +1,320 @@
+"""Objects as bytes, with tensors as handles to memory that the receiver maps.
+
+This is the way from the driver to a worker: the source, the output and the function of a job. A tensor that lies
+in a file or in shared memory becomes its `Region`; other tensors are first copied to shared memory, once, or, for
+what the function carries and each worker must own, copied again by the receiver. `parcels` is the way back.
+
+Functions, classes and instances of `__main__` go by value with dill, because a worker never imports the user's
+script: no `if __name__ == "__main__"` guard is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import io
+import pickle
+import sys
+import types
+from typing import Any
+
+import dill
+import torch
+from torch import Tensor
+
+from tdmap.memory.regions import Region, SharedHandle, bytes_of
+from tdmap.memory.shm import align, anonymous_tensor, shared_region
+from tdmap.process.interrupts import let_through
+from tdmap.runtime.wire.byvalue import Namespaces
+from tdmap.runtime.wire.lending import Loan, is_lendable, lend
+
+INLINE_BYTES = 4096
+"""Tensors of at most so many bytes that are not shared already travel as bytes."""
+
+ARENA_BYTES = 1 << 26
+"""Size of the blocks that hold copies of tensors; untouched pages cost nothing."""
+
+_PLAIN_TYPES: set[type] = {Tensor, torch.nn.Parameter}
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in _PLAIN_TYPES:
+        return True
+    if isinstance(value, Tensor) and type(value).__name__ == "MemoryMappedTensor":
+        _PLAIN_TYPES.add(type(value))
+        return True
+    return False
+
+
+# -- rebuilding, in the receiver --------------------------------------------------------------------
+
+
+def open_shared(handle: tuple[Any, ...], *fields: Any) -> Tensor:
+    """The tensor over memory or a file of another process."""
+    return Region(SharedHandle(*handle), *fields).open()
+
+
+def open_private(handle: tuple[Any, ...], *fields: Any) -> Tensor:
+    """A copy of that tensor."""
+    return open_shared(handle, *fields).clone()
+
+
+def rebuild_bytes(dtype: torch.dtype, shape: tuple[int, ...], data: bytes) -> Tensor:
+    """A tensor from its bytes."""
+    if not data:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+
+
+def open_lazily(build: Any, fields: tuple[Any, ...], conj: bool, neg: bool) -> Tensor:
+    """A tensor that is the conjugate, or the negative, of what `build(*fields)` gives."""
+    tensor: Tensor = build(*fields)
+    tensor = torch._neg_view(tensor) if neg else tensor
+    return tensor.conj() if conj else tensor
+
+
+def open_parameter(build: Any, fields: tuple[Any, ...], requires_grad: bool) -> Tensor:
+    """An `nn.Parameter` around what `build(*fields)` gives."""
+    return as_parameter(build(*fields), requires_grad)
+
+
+def open_there(device: str, build: Any, fields: tuple[Any, ...]) -> Tensor:
+    """A copy on a device of what `build(*fields)` gives."""
+    tensor: Tensor = build(*fields)
+    return tensor.to(device)
+
+
+def as_parameter(tensor: Tensor, requires_grad: bool) -> Tensor:
+    """An `nn.Parameter` around `tensor`."""
+    return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+
+
+_main_classes: dict[tuple[str, str], type] = {}
+
+
+def rebuild_main_class(name: str, digest: str, data: bytes) -> type:
+    """A class of the driver's `__main__`, made once and put into ours, so that its instances pickle back by name."""
+    known = _main_classes.get((name, digest))
+    if known is None:
+        known = _main_classes[name, digest] = dill.loads(data)
+        if "." not in name:
+            setattr(sys.modules["__main__"], name, known)
+    return known
+
+
+# -- packing, in the driver ---------------------------------------------------------------------------
+
+
+class Arena:
+    """Shared memory for copies of tensors, given out from the front of large blocks."""
+
+    def __init__(self) -> None:
+        self._block: Tensor | None = None
+        self._used = 0
+
+    def like(self, tensor: Tensor) -> Tensor:
+        """Uninitialised shared memory for a copy of `tensor`; its expanded dimensions stay expanded."""
+        compact = tuple(1 if s == 0 else n for n, s in zip(tensor.shape, tensor.stride()))
+        view = self.empty(tensor.dtype, torch.Size(compact))
+        return view.expand(tensor.shape)
+
+    def copy_of(self, tensor: Tensor) -> Tensor:
+        """A copy of `tensor` in shared memory."""
+        copy = self.like(tensor)
+        _base(copy).copy_(_base(tensor))
+        return copy
+
+    def empty(self, dtype: torch.dtype, shape: torch.Size) -> Tensor:
+        """Zeroed shared memory as a contiguous tensor."""
+        nbytes = shape.numel() * dtype.itemsize
+        start = align(self._used)
+        if self._block is None or start + nbytes > self._block.numel():
+            self._block = anonymous_tensor(max(ARENA_BYTES, nbytes))
+            start = 0
+        self._used = start + nbytes
+        return self._block[start : start + nbytes].view(dtype).view(shape)
+
+
+class Packer:
+    """Packs what a worker needs; keep it alive as long as workers may open what it packed.
+
+    Args:
+        private: tensors are copied by each receiver (for what a function carries), instead of shared. An object
+            with a method `shared_tensors` says which parameters in it are shared all the same.
+
+    Attributes:
+        staged: pairs of a tensor and its copy in shared memory.
+        read_only: True when a packed tensor lies in a file that may only be read.
+    """
+
+    def __init__(self, private: bool = False) -> None:
+        self.private = private
+        self.staged: list[tuple[Tensor, Tensor]] = []
+        self.read_only = False
+        self._keep: list[Tensor] = []
+        self._shared: set[int] = set()
+        self._loans: list[Loan] = []
+        self._copies: dict[tuple[Any, ...], Tensor] = {}
+        self._arena = Arena()
+
+    def dumps(self, value: Any, by_value: bool = False) -> bytes:
+        """The bytes of `value`.
+
+        Args:
+            value: anything that pickle, or dill, can handle.
+            by_value: use dill from the start, for functions.
+        """
+        if not by_value:
+            try:
+                return self._dump(_FastPickler, value)
+            except Exception as error:  # whatever an object's own reduction raises: dill may know better, or explain it
+                let_through(error)
+        try:
+            return self._dump(_DillPickler, value)
+        except RecursionError:  # functions that refer to each other in a circle
+            return self._dump(_CirclePickler, value)
+
+    def _dump(self, pickler: Any, value: Any) -> bytes:
+        buffer = io.BytesIO()
+        pickler(self, buffer).dump(value)
+        return buffer.getvalue()
+
+    def reduce(self, value: Any) -> Any:
+        """How to pack one object; NotImplemented leaves it to pickle."""
+        if isinstance(value, Tensor):
+            if type(value) is torch.nn.Parameter:
+                return self._reduce_parameter(value)
+            return self._reduce_tensor(value, self.private) if _is_plain(value) else NotImplemented
+        if isinstance(value, types.ModuleType) and value.__name__ != "__main__":
+            # By name always: dill would send the whole content of modules outside site-packages.
+            return importlib.import_module, (value.__name__,)
+        if isinstance(value, type) and value.__module__ == "__main__":
+            data = dill.dumps(value, byref=False, recurse=True)
+            return rebuild_main_class, (value.__qualname__, hashlib.sha1(data).hexdigest(), data)
+        if self.private and hasattr(type(value), "shared_tensors"):
+            self._shared.update(id(tensor) for tensor in value.shared_tensors())
+        return NotImplemented
+
+    def take_loans(self) -> list[Loan]:
+        """The memory of devices that was lent since the last call: to one receiver, for what was packed for it."""
+        loans, self._loans = self._loans, []
+        return loans
+
+    def _reduce_parameter(self, parameter: torch.nn.Parameter) -> Any:
+        if id(parameter) in self._shared:
+            lendable = is_lendable(parameter)
+            reduce = self._reduce_through_memory if lendable else self._reduce_tensor
+            reduced = reduce(parameter.data, private=False)
+            if reduced is not NotImplemented:
+                return open_parameter, (*reduced, parameter.requires_grad)
+        return as_parameter, (parameter.data, parameter.requires_grad)
+
+    def _reduce_tensor(self, tensor: Tensor, private: bool) -> Any:
+        if not private and is_lendable(tensor):
+            # torch's own way to lend a device's memory to another process: a handle, and a count of its users.
+            memory, conj, neg = _memory_of(tensor.detach())
+            build, fields, loan = lend(memory)
+            self._loans.append(loan)
+            return open_lazily, (build, fields, conj, neg)
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
+            return NotImplemented
+        return self._reduce_here(tensor.detach(), private)
+
+    def _reduce_here(self, tensor: Tensor, private: bool) -> Any:
+        if tensor.is_conj() or tensor.is_neg():  # no region says that its memory is not its values
+            memory, conj, neg = _memory_of(tensor)
+            return open_lazily, (*self._reduce_here(memory, private), conj, neg)
+        region = shared_region(tensor)
+        if region is None:
+            nbytes = tensor.numel() * tensor.element_size()
+            if nbytes == 0 or (private and nbytes <= INLINE_BYTES):
+                return rebuild_bytes, (tensor.dtype, tuple(tensor.shape), _raw(tensor))
+            region = shared_region(self._stage(tensor))
+            assert region is not None
+        else:
+            self._keep.append(tensor)
+        self.read_only |= not region.writable
+        build = open_private if private and not _is_file(region) else open_shared
+        return build, (tuple(region.handle), *region[1:])
+
+    def _reduce_through_memory(self, tensor: Tensor, private: bool) -> Any:
+        """A copy on the device for each receiver, by way of one in shared memory.
+
+        What is lent to one receiver after the other would have to be counted for each; and a worker that runs a module
+        on a device has its own buffers there as well.
+        """
+        build, fields = self._reduce_here(tensor.cpu(), private)
+        return open_there, (str(tensor.device), build, fields)
+
+    def _stage(self, tensor: Tensor) -> Tensor:
+        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        copy = self._copies.get(key)
+        if copy is None:
+            copy = self._copies[key] = self._arena.copy_of(tensor)
+            self.staged.append((tensor, copy))
+        return copy
+
+    def write_back(self, start: int = 0) -> None:
+        """Copy the staged memory, from the pair `start` on, back to the tensors that it stands for."""
+        for tensor, copy in self.staged[start:]:
+            _base(tensor).copy_(_base(copy))
+
+
+def _is_file(region: Region) -> bool:
+    return not region.handle.anonymous
+
+
+def _base(tensor: Tensor) -> Tensor:
+    """`tensor` with its expanded dimensions cut to one element."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def _memory_of(tensor: Tensor) -> tuple[Tensor, bool, bool]:
+    """The values that lie in the memory of a tensor, and whether it is their conjugate and their negative."""
+    conj, neg = tensor.is_conj(), tensor.is_neg()
+    memory = tensor.conj() if conj else tensor
+    return torch._neg_view(memory) if neg else memory, conj, neg
+
+
+def _raw(tensor: Tensor) -> bytes:
+    return bytes_of(tensor.contiguous()).tobytes()
+
+
+class _FastPickler(pickle.Pickler):
+    def __init__(self, packer: Packer, file: Any) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._packer = packer
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, types.FunctionType) and (value.__module__ == "__main__" or "<" in value.__qualname__):
+            return dill.loads, (self._packer.dumps(value, by_value=True),)
+        return self._packer.reduce(value)
+
+
+class _DillPickler(dill.Pickler):  # type: ignore[misc]
+    def __init__(self, packer: Packer, file: Any) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL, byref=False, recurse=True)
+        self._packer = packer
+
+    def reducer_override(self, value: Any) -> Any:
+        return self._packer.reduce(value)
+
+
+class _CirclePickler(dill.Pickler):  # type: ignore[misc]
+    def __init__(self, packer: Packer, file: Any) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL, byref=False, recurse=False)
+        self._packer = packer
+        self._namespaces = Namespaces()
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is types.FunctionType:
+            return self._namespaces.reduce(value)
+        return self._packer.reduce(value)
+
+
+def unpack(data: bytes) -> Any:
+    """What `Packer.dumps` packed."""
+    return dill.loads(data)

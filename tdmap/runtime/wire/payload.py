@@ -1,0 +1,128 @@
+"""A job as bytes for worker processes, and the memory that these bytes refer to."""
+
+from __future__ import annotations
+
+import pickle
+
+import torch
+
+from tdmap.data.kinds import Data, data_row_bytes, leaves_hold_rows, tensors_of
+from tdmap.data.writer import RowWriter
+from tdmap.errors import SerializationError
+from tdmap.job import Job
+from tdmap.memory.regions import region_of
+from tdmap.process.interrupts import let_through
+from tdmap.runtime.ondevice import is_on_device
+from tdmap.runtime.undo import MAX_BYTES, Room, Undo
+from tdmap.runtime.wire.culprit import explain_unpicklable
+from tdmap.runtime.wire.lending import Loan, take_back
+from tdmap.runtime.wire.packing import Arena, Packer, unpack
+from tdmap.runtime.workers.surroundings import Surroundings
+from tdmap.runtime.workers.worker import Payload
+from tdmap.sinks import Sink
+from tensordict_lite.errors import DatasetError
+
+
+class JobPacker:
+    """Packs one job; keep it as long as workers run it."""
+
+    def __init__(self) -> None:
+        self.arena = Arena()
+        self._packer = Packer()
+        self._fn_packer = Packer(private=True)
+        self._num_source = 0
+        self._read_only_source = False
+        self._name = ""
+        self._source = b""
+
+    def pack(self, job: Job, sink: Sink) -> bytes:
+        """The payload of a job.
+
+        Raises:
+            SerializationError: the function or the data cannot be sent; names the part that cannot.
+            DatasetError: a file of the data has been cut.
+            PermissionError: the output may only be read.
+        """
+        self._name = job.name
+        try:
+            fn = self._fn_packer.dumps(job.fn, by_value=True)
+        except DatasetError:  # of rows that it refers to
+            raise
+        except Exception as error:
+            let_through(error)
+            raise SerializationError(explain_unpicklable(job.fn, error)) from error
+        try:
+            source = self._source = self._packer.dumps((job.source.data, job.source.order))
+            self._num_source = len(self._packer.staged)
+            self._read_only_source, self._packer.read_only = self._packer.read_only, False
+            there = sink.writer is not None and is_on_device(sink.writer.out)
+            writer = self._packer.dumps(None if there else sink.writer)
+        except (OSError, MemoryError, DatasetError):
+            raise
+        except Exception as error:
+            let_through(error)
+            raise SerializationError(
+                f"the data cannot be sent to the workers: {type(error).__name__}: {error}"
+            ) from error
+        if self._packer.read_only:
+            raise PermissionError("out lies in files that may only be read. Open them for writing, or write elsewhere.")
+        payload = Payload(source, job.plan, job.policy, writer, fn)
+        return pickle.dumps((Surroundings.here(), payload), pickle.HIGHEST_PROTOCOL)
+
+    def describe(self, job: Job) -> None:
+        """Know a job that is not packed: whose rows nobody else sees."""
+        self._name = job.name
+        regions = [region_of(leaf) for leaf in tensors_of(job.source.data)]
+        self._read_only_source = any(region is not None and not region.writable for region in regions)
+
+    def shared_source(self) -> Data:
+        """The dataset, as workers see it: copies stand for what lies in ordinary memory."""
+        return unpack(self._source)[0]
+
+    def pack_writer(self, writer: RowWriter) -> bytes:
+        """A writer that has come later."""
+        return self._packer.dumps(writer)
+
+    def lend_writer(self, writer: RowWriter) -> tuple[bytes, list[Loan]]:
+        """A writer into a device's memory, for one worker, and what it is lent."""
+        try:
+            return self._packer.dumps(writer), self._packer.take_loans()
+        except BaseException:
+            take_back(self._packer.take_loans())
+            raise
+
+    def undo_room(self, job: Job) -> Room | None:
+        """Room for the rows of one chunk; None when chunks are copies or too large."""
+        plan = job.plan
+        if job.ledger is not None:
+            room: Room = job.ledger.room()
+            return room
+        chunk_bytes = data_row_bytes(job.source.data, plan.length) * plan.most_rows
+        if not job.policy.undo or job.source.order is not None or chunk_bytes > MAX_BYTES:
+            return None
+        if not leaves_hold_rows(job.source.data):
+            return None
+        return Undo.allocate(job.source.data, plan, self.arena.empty)
+
+    def pack_room(self, room: Room) -> bytes:
+        """It, for a worker."""
+        return self._packer.dumps(room)
+
+    def restore(self, job: Job, room: Room, chunk: int) -> None:
+        """Put the rows of a chunk back into the memory that the workers see."""
+        undo = Undo(self.shared_source(), job.plan, room)
+        with torch.no_grad():
+            undo.restore(chunk)
+        undo.release()
+
+    def check_mutation(self, mutated: bool) -> None:
+        """Raise PermissionError when a function changes rows that may only be read."""
+        if mutated and self._read_only_source:
+            raise PermissionError(
+                f"{self._name} changes rows in place, and the data lie in files that may only be read: "
+                "nothing was written. Open the dataset for writing, or pass out=."
+            )
+
+    def write_back(self, changed: bool) -> None:
+        """Bring what workers wrote into copies of ordinary memory back to where it belongs."""
+        self._packer.write_back(0 if changed else self._num_source)

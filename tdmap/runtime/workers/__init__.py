@@ -1,0 +1,1 @@
+"""Processes that run jobs: how they are started, kept, controlled and ended."""

@@ -1,0 +1,476 @@
+"""Long-lived worker processes, one pipe each.
+
+    WorkerPool ── Member ── pipe ──────► worker process
+        │            ├── pidfd (the sentinel: a death is seen even when a grandchild holds the pipe)
+        │            └── control block (what ran when it died)
+        └── used by one job at a time (`reserve`); other jobs meanwhile get a pool of their own
+
+Pools are warm: `borrow_pool` hands out one that has the wanted size and start method, and `give_back` keeps it for
+the next call. A worker that idles leaves by itself; it is started again when needed. There is no thread in this
+process, because a thread would make forking unsafe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pickle
+import select
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, NoReturn
+
+from tdmap.errors import WorkerStartError
+from tdmap.memory.links import PageLocker
+from tdmap.memory.resources import usable_cores
+from tdmap.process import forks, hooks
+from tdmap.process.owner import Owner
+from tdmap.runtime.wire.messages import Hello
+from tdmap.runtime.wire.parcels import ParcelReader
+from tdmap.runtime.workers import control as at
+from tdmap.runtime.workers import launch
+from tdmap.runtime.workers.reservation import Reservation, TakenHere
+
+IDLE_SECONDS = 30.0
+"""A worker without a job leaves after so long."""
+
+MAX_WARM = 3
+"""Idle pools that are kept."""
+
+numbers = itertools.count(1)
+"""Of members, in all pools."""
+
+
+class Member:
+    """The driver's view of one worker process."""
+
+    def __init__(self, method: str, threads: int, idle_seconds: float) -> None:
+        self.number = next(numbers)
+        self.block = at.ControlBlock()
+        try:
+            self.process, self.connection = launch.start_worker(method, self.block.path, threads, idle_seconds)
+        except BaseException:
+            self.block.close()
+            raise
+        self.method = method
+        self.control: Any = self.block.slots
+        self.reader = ParcelReader()
+        self.keeps_slots = False
+        """Its slots, page-locked here, are kept for the next job."""
+        self.ready = False
+        self.outstanding = 0
+        """Leases that it has not answered."""
+        self.granted = 0
+        """Chunks that it was given since it started, those that it gave back included."""
+        self.chunks = 0
+        """Chunks that it has done since it started."""
+        self.rows = 0
+        """Rows that it has done since it started."""
+        self.closed = False
+        self._owner = Owner()
+        self.started = self.heard = time.monotonic()
+        """`heard`: when it last sent something, or got work while it had none."""
+        try:
+            self.pidfd = os.pidfd_open(self.process.pid)
+        except (AttributeError, OSError):
+            self.pidfd = -1
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    def send(self, message: Any) -> None:
+        """Send a message; a worker that has gone is noticed by whoever waits."""
+        self.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send a message that is packed already."""
+        with contextlib.suppress(OSError):
+            self.connection.send_bytes(data)
+
+    def new_job(self, locker: PageLocker | None = None) -> None:
+        """Forget what belonged to the last job; its results stay with those who hold them."""
+        if self.keeps_slots:
+            self.reader.relock(locker)
+        else:
+            self.reader.close()
+            self.reader = ParcelReader(locker)
+        self.outstanding = 0
+
+    def descriptors(self) -> Iterable[int]:
+        """What becomes readable when it has sent something, or has ended."""
+        return self.connection.fileno(), self.pidfd
+
+    def receive(self) -> Iterator[Any]:
+        """Whatever it has sent so far.
+
+        Raises:
+            EOFError: the pipe is closed, and everything that was in it has been yielded.
+        """
+        while self.connection.poll(0):
+            try:
+                data = self.connection.recv_bytes()
+            except (OSError, EOFError):
+                raise EOFError from None
+            message = pickle.loads(data)
+            if isinstance(message, Hello):
+                self.ready = True
+                self.block.close()
+            yield message
+
+    def has_ended(self) -> bool:
+        """Whether the process is over."""
+        if self.pidfd < 0:
+            return self.process.poll() is not None
+        poller = select.poll()
+        poller.register(self.pidfd, select.POLLIN)
+        return bool(poller.poll(0))
+
+    def close(self, kill: bool = True) -> int | None:
+        """End the process and give its resources back; its exit status. Nothing in a fork of the one it serves."""
+        if not self._owner.is_here:
+            return None
+        if self.closed:
+            return self.process.poll()
+        self.closed = True
+        self.reader.close()
+        forks.close_end(self.connection)
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+        self.block.close()
+        code = launch.wait_exit(self.process, 0.0 if kill else 1.0)
+        if code is None:
+            self.process.kill()
+            code = launch.wait_exit(self.process, 5.0)
+        return code
+
+
+class WorkerPool:
+    """Worker processes that stay for many calls.
+
+    Args:
+        num_workers: how many; None: the cores that this process may use.
+        start_method: `"fork"`, `"forkserver"`, `"spawn"`, or None: fork where that is safe, else forkserver.
+        worker_threads: threads that torch uses in each worker.
+        idle_seconds: workers without work leave after so long; they are started again when needed.
+        max_tasks_per_child: a worker is replaced by a fresh one after so many chunks; None: never.
+        max_memory: a worker is replaced, between leases, when the memory that it has gained since it started exceeds so
+            many bytes; None: never. Memory-mapped files and shared memory do not count.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> import torch, tdmap
+        >>> with WorkerPool(num_workers=2) as pool:
+        ...     data = TensorDict({"x": torch.arange(4)}, [4])
+        ...     tdmap.map(data, lambda td: td["x"] + 1, pool=pool)
+        tensor([1, 2, 3, 4])
+    """
+
+    def __init__(
+        self,
+        num_workers: int | None = None,
+        start_method: str | None = None,
+        worker_threads: int = 1,
+        *,
+        idle_seconds: float = IDLE_SECONDS,
+        max_tasks_per_child: int | None = None,
+        max_memory: int | None = None,
+    ) -> None:
+        for name, value in (("max_tasks_per_child", max_tasks_per_child), ("max_memory", max_memory)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be an integer of at least 1, or None: got {value!r}.")
+        if num_workers is None:
+            num_workers = usable_cores()
+        if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1:
+            raise ValueError(f"num_workers must be an integer of at least 1, or None: got {num_workers!r}.")
+        if start_method is not None and start_method not in launch.START_METHODS:
+            raise ValueError(
+                f"mp_start_method must be one of {', '.join(launch.START_METHODS)}, or None: got {start_method!r}."
+            )
+        if isinstance(worker_threads, bool) or not isinstance(worker_threads, int) or worker_threads < 1:
+            raise ValueError(f"worker_threads must be an integer of at least 1: got {worker_threads!r}.")
+        self.num_workers = num_workers
+        self.start_method = start_method
+        self.worker_threads = worker_threads
+        self.idle_seconds = idle_seconds
+        self.max_tasks_per_child = max_tasks_per_child
+        self.max_memory = max_memory
+        self.members: dict[int, Member] = {}
+        self._owner = Owner()
+        self._reservation = Reservation()
+        self._closed = False
+        self._started = 0
+        self._lost = 0
+        self._recycled = 0
+        self._gone_rows = 0
+        _all_pools.add(self)
+
+    # -- use by one job at a time ------------------------------------------------------------------
+
+    def reserve(self, blocking: bool = True) -> bool:
+        """Take the pool for a job; False when it is in use and `blocking` is False."""
+        self._require_usable()
+        try:
+            taken = self._reservation.take(blocking)
+        except TakenHere:
+            raise RuntimeError(
+                "this WorkerPool is at work for a map that this thread has not finished: close that iterator first, or "
+                "give the inner call, in a loop or in a signal handler, another pool (without pool= it gets one by "
+                "itself)"
+            ) from None
+        if taken:
+            try:
+                self._require_usable()  # it may have been closed while we waited
+            except RuntimeError:
+                self._reservation.give_up()
+                raise
+        return taken
+
+    def _require_usable(self) -> None:
+        if self._closed:
+            raise RuntimeError("this WorkerPool is closed")
+        self._owner.require("this WorkerPool")
+
+    def release(self) -> None:
+        """The job is over."""
+        self._reservation.give_up()
+
+    def refresh(self, wanted: int, forks: bool = True) -> None:
+        """Forget workers that have left or are worn out, and start others until there are `wanted`.
+
+        Args:
+            wanted: how many.
+            forks: workers may be forks of this process. Without, those that are leave, and others take their place.
+        """
+        for member in list(self.members.values()):
+            if member.has_ended():
+                self.remove(member)
+            elif self.is_worn(member) or (member.method == "fork" and not forks):
+                self.recycle(member)
+        self.fill(wanted, forks)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended its workers for good."""
+        return self._closed
+
+    def fill(self, wanted: int, forks: bool = True) -> None:
+        """Start workers until there are `wanted`. Those that have ended stay, for whoever must know what they ran."""
+        while len(self.members) < wanted:
+            self.start(forks)
+
+    def start(self, forks: bool = True) -> Member:
+        """Start one more worker.
+
+        Raises:
+            RuntimeError: the pool was closed meanwhile.
+            WorkerStartError: it does not start.
+        """
+        self.check_open()
+        method = self.start_method
+        if method is None:
+            method = "fork" if forks and launch.safe_to_fork(self.worker_threads) else "forkserver"
+        member = Member(method, self.worker_threads, self.idle_seconds)
+        self.members[member.number] = member
+        self._started += 1
+        return member
+
+    def is_worn(self, member: Member) -> bool:
+        """Whether a worker has run as many chunks, or holds as much memory, as it may."""
+        if self.max_tasks_per_child is not None and member.granted >= self.max_tasks_per_child:
+            return True
+        return self.max_memory is not None and int(member.control[at.OWN_MEMORY]) > self.max_memory
+
+    def recycle(self, member: Member) -> None:
+        """End a worker that is worn out and has nothing to do."""
+        self._recycled += 1
+        self.remove(member, kill=False)
+
+    def remove(self, member: Member, lost: bool = False, kill: bool = True) -> int | None:
+        """End a worker; its exit status."""
+        self.members.pop(member.number, None)
+        self._lost += lost
+        self._gone_rows += member.rows
+        member.rows = 0
+        return member.close(kill)
+
+    def wait(self, timeout: float | None) -> list[Member]:
+        """Members that have sent something, or ended, within `timeout` seconds.
+
+        Raises:
+            RuntimeError: the pool was closed, so that nobody is left to wait for.
+        """
+        self.check_open()
+        poller = select.poll()
+        by_fd: dict[int, Member] = {}
+        for member in list(self.members.values()):
+            for fd in member.descriptors():
+                if fd >= 0:
+                    by_fd[fd] = member
+                    poller.register(fd, select.POLLIN)
+        events = poller.poll(None if timeout is None else max(timeout * 1000, 0))
+        self.check_open()  # by another thread, meanwhile
+        return list({by_fd[fd].number: by_fd[fd] for fd, _ in events}.values())
+
+    def check_open(self) -> None:
+        """Raise RuntimeError when the pool was closed, by a signal handler or another thread, under a job."""
+        if self._closed:
+            raise RuntimeError(
+                "the WorkerPool was closed while a job ran on it: finish the job, or close its map_iter, before the "
+                "pool is closed (by leaving its `with` block, pool.close() or tdmap.close_pools())"
+            )
+
+    # -- for users ---------------------------------------------------------------------------------
+
+    def warm_up(self) -> None:
+        """Start every worker now and wait until all are ready.
+
+        Raises:
+            WorkerStartError: a worker ends before it is ready.
+        """
+        self.reserve()
+        try:
+            self.refresh(self.num_workers)
+            while any(not member.ready for member in list(self.members.values())):
+                for member in self.wait(None):
+                    try:
+                        for _ in member.receive():
+                            pass
+                        ended = not member.ready and member.has_ended()
+                    except EOFError:
+                        ended = True
+                    if ended:
+                        code = self.remove(member, lost=True)
+                        raise WorkerStartError(f"a worker ended while it started (exit status {code})")
+        finally:
+            self.release()
+
+    def stats(self) -> dict[str, Any]:
+        """Numbers about the pool.
+
+        Returns:
+            `num_workers`: the size; `pids`, `alive`: its processes now; `started`, `lost` (died), `recycled`
+            (replaced for `max_tasks_per_child` or `max_memory`) and `restarts` (both) since it was made;
+            `total_rows`: rows done since then. By process id, for those alive: `chunks` and `rows` done,
+            `memory` gained since it started and `peak_memory` (the whole resident set), in bytes.
+
+        Example:
+            >>> import tdmap, torch
+            >>> with WorkerPool(num_workers=1) as pool:
+            ...     _ = tdmap.map(torch.arange(10), lambda x: x, chunksize=5, pool=pool)
+            ...     stats = pool.stats()
+            >>> stats["total_rows"], list(stats["chunks"].values()), stats["restarts"]
+            (10, [2], 0)
+        """
+        alive = [m for m in list(self.members.values()) if not m.has_ended()]
+        return {
+            "num_workers": self.num_workers,
+            "pids": [m.pid for m in alive],
+            "alive": len(alive),
+            "started": self._started,
+            "lost": self._lost,
+            "recycled": self._recycled,
+            "restarts": self._lost + self._recycled,
+            "total_rows": self._gone_rows + sum(m.rows for m in list(self.members.values())),
+            "chunks": {m.pid: m.chunks for m in alive},
+            "rows": {m.pid: m.rows for m in alive},
+            "memory": {m.pid: int(m.control[at.OWN_MEMORY]) for m in alive},
+            "peak_memory": {m.pid: int(m.control[at.PEAK]) for m in alive},
+        }
+
+    def close(self) -> None:
+        """End every worker. The pool cannot be used afterwards."""
+        if not self._owner.is_here or self._closed:
+            return
+        self._closed = True
+        for member in list(self.members.values()):
+            member.process.kill()
+        for member in list(self.members.values()):
+            self.remove(member)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_closed"):
+            self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a WorkerPool belongs to the process that made it and cannot be sent to another one: make a pool where it "
+            "is used, or call map without pool="
+        )
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tail: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{len(self.members)} running"
+        return f"WorkerPool({self.num_workers} workers, {self.start_method or 'default'} start, {state})"
+
+
+# -- warm pools --------------------------------------------------------------------------------------
+
+_Key = tuple[int, "str | None", int]
+_all_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+_warm: list[tuple[_Key, WorkerPool]] = []
+_warm_lock = threading.RLock()  # the collector may end a stream, which gives its pool back, within any of our lines
+
+
+def borrow_pool(num_workers: int, start_method: str | None, worker_threads: int) -> WorkerPool:
+    """A reserved pool, warm if one is idle; pass it to `give_back` at the end."""
+    key = (num_workers, start_method, worker_threads)
+    with _warm_lock:
+        # The collector ends a stream and the pool that it has given back in any order: some may be closed.
+        _warm[:] = [entry for entry in _warm if not entry[1]._closed and entry[1]._owner.is_here]
+        # The one used last: its workers are warm, and a second one of the same kind may fall idle and leave.
+        entry = next((entry for entry in reversed(_warm) if entry[0] == key), None)
+        if entry in _warm:
+            _warm.remove(entry)
+        else:
+            entry = None
+    pool = WorkerPool(num_workers, start_method, worker_threads) if entry is None else entry[1]
+    pool.reserve()
+    return pool
+
+
+def give_back(pool: WorkerPool) -> None:
+    """Keep a borrowed pool for the next call."""
+    pool.release()
+    surplus = []
+    with _warm_lock:
+        _warm.append(((pool.num_workers, pool.start_method, pool.worker_threads), pool))
+        while len(_warm) > MAX_WARM:
+            surplus.append(_warm.pop(0)[1])
+    for old in surplus:
+        old.close()
+
+
+def close_pools() -> None:
+    """End every worker of this process, and the template that they are forked from."""
+    with _warm_lock:
+        _warm.clear()
+    for pool in list(_all_pools):
+        pool.close()
+    launch.close_template()
+
+
+def _forget_in_child() -> None:
+    global _warm_lock
+    _warm.clear()
+    _all_pools.clear()
+    _warm_lock = threading.RLock()
+
+
+hooks.at_exit(hooks.POOLS, close_pools)
+hooks.in_child(hooks.POOLS, _forget_in_child)

@@ -1,0 +1,76 @@
+"""What a function may take for granted about its process: the caller's import path, arguments, folder, environment
+and settings of torch.
+
+A worker may have been started long before the call, by another process or in another folder. So every job brings the
+caller's surroundings, and a function that opens a relative path or reads a variable finds what the caller would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tdmap.process.torchsettings import ProcessSettings, ThreadSettings
+
+_own_variables = {"OMP_NUM_THREADS"}
+"""Variables that workers are started with, and keep."""
+
+
+def keep_variables(names: Iterable[str]) -> None:
+    """Have this process keep more variables of its own, whatever those of its callers are."""
+    _own_variables.update(names)
+
+
+class Surroundings(NamedTuple):
+    """Of the process that called `map`."""
+
+    path: tuple[str, ...]
+    """`sys.path`, absolute."""
+    argv: tuple[str, ...]
+    """`sys.argv`."""
+    folder: str
+    """The working directory; empty when it has been removed."""
+    environment: dict[str, str]
+    """The environment variables."""
+    settings: ProcessSettings
+    """Of torch, for the process."""
+    thread: ThreadSettings
+    """Of torch, for the thread that called."""
+
+    @classmethod
+    def here(cls) -> Surroundings:
+        """Those of this process, now."""
+        folder, path = "", tuple(sys.path)
+        with contextlib.suppress(FileNotFoundError):
+            folder = os.getcwd()
+            path = tuple(os.path.join(folder, entry) for entry in sys.path)
+        return cls(
+            path,
+            tuple(getattr(sys, "argv", ())),
+            folder,
+            dict(os.environ),
+            ProcessSettings.here(),
+            ThreadSettings.here(),
+        )
+
+    def enter(self, own_process: bool = True) -> None:
+        """Make them those of this process. One that belongs to somebody else's pool gets the import path only."""
+        for entry in reversed(self.path):
+            if entry not in sys.path:
+                sys.path.insert(0, entry)
+        if not own_process:
+            return
+        sys.argv = list(self.argv)
+        if self.folder:
+            with contextlib.suppress(OSError):  # removed since
+                os.chdir(self.folder)
+        self.settings.enter()
+        self.thread.enter()
+        if self.environment != os.environ:
+            own = {name: os.environ[name] for name in _own_variables if name in os.environ}
+            for name in os.environ.keys() - self.environment.keys() - own.keys():
+                del os.environ[name]
+            os.environ.update({**self.environment, **own})

@@ -1,0 +1,325 @@
+"""A worker process: waits for messages, runs leases, and leaves when nobody needs it.
+
+The process never imports the user's script; whatever it runs comes in a `Begin` message. It ignores SIGINT,
+because Ctrl-C reaches every process of the terminal and the driver alone decides what it means. It ends when the
+driver's end of the pipe closes, when it has idled for `idle_seconds`, or when it is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import multiprocessing
+import os
+import pickle
+import resource
+import signal
+import sys
+import threading
+import traceback
+from collections import deque
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from tdmap.data.kinds import tensors_of
+from tdmap.data.reader import Reader
+from tdmap.data.writer import RowWriter
+from tdmap.frames import without_engine
+from tdmap.job import Policy
+from tdmap.memory.residency import Residency
+from tdmap.plan import ChunkPlan
+from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
+from tdmap.runtime.undo import Undo, lock_shared
+from tdmap.runtime.wire.messages import (
+    Begin,
+    Done,
+    Drop,
+    Dropped,
+    Failed,
+    Grant,
+    Hello,
+    Output,
+    Planned,
+    Protect,
+    Refused,
+)
+from tdmap.runtime.wire.packing import unpack
+from tdmap.runtime.wire.parcels import ParcelWriter
+from tdmap.runtime.wire.remote import pack_error
+from tdmap.runtime.workers import control as at
+from tdmap.seeding import seed_everything
+
+in_worker = False
+"""True in a worker process of this library: nested maps run serially there."""
+
+
+def run_worker(connection: Connection, control: str, threads: int, idle_seconds: float, parent: int) -> None:
+    """Serve until the driver is gone or has no work for `idle_seconds`; never returns."""
+    code = 1
+    try:
+        _settle(threads)
+        Worker(connection, control, threads, idle_seconds, parent).serve()
+        code = 0
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        code = 0  # the driver has gone
+    except _DeviceLost:
+        pass  # the driver knows
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+        with contextlib.suppress(Exception):
+            sys.stderr.flush()
+        os._exit(code)
+
+
+class _DeviceLost(Exception):
+    """This process can use its device no more, and leaves."""
+
+
+def _settle(threads: int) -> None:
+    """Signals, standard input, threads and random streams of a fresh worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    with contextlib.suppress(OSError):
+        null = os.open(os.devnull, os.O_RDONLY)
+        if null != 0:
+            os.dup2(null, 0)
+            os.close(null)
+    for library in (multiprocessing, sys.modules.get("multiprocess")):
+        if library is not None:
+            library.current_process().name = f"tdmap-{os.getpid()}"  # what loggers show
+    settle(threads)
+
+
+def settle(threads: int) -> None:
+    """Threads and random streams of a process that is a worker from now on."""
+    global in_worker
+    in_worker = True
+    torch.set_num_threads(threads)
+    # Unseeded maps: each worker draws other numbers, as forks of one process otherwise would not.
+    seed_everything(int.from_bytes(os.urandom(8), "little") >> 1)
+    np.random.seed(int.from_bytes(os.urandom(4), "little"))
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel for SIGKILL when the parent thread ends; leave at once if it has ended already."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def watch_parent(lifeline: int) -> None:
+    """End this process when the other end of `lifeline` closes, even while the user's function runs."""
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            os.read(lifeline, 1)
+        os._exit(0)
+
+    threading.Thread(target=wait, name="tdmap-lifeline", daemon=True).start()
+
+
+class Worker:
+    """The state of a worker process: at most one job.
+
+    Args:
+        connection: to the driver.
+        control: path of the control block.
+        threads: threads that torch uses.
+        idle_seconds: without a job, it serves no longer than this; None: for ever.
+        parent: the process that started this one.
+    """
+
+    def __init__(
+        self, connection: Connection, control: str, threads: int, idle_seconds: float | None, parent: int
+    ) -> None:
+        self.connection = connection
+        self.threads = threads
+        self.control = at.map_control(control)
+        self.idle_seconds = idle_seconds
+        self.parent = parent
+        self.inbox: deque[Any] = deque()
+        self.loop: ChunkLoop | None = None
+        self.parcels = ParcelWriter()
+        self.lock: int | None = None
+        self.failed = 0
+        self.residency = Residency()
+        self.first_memory = anonymous_memory()
+
+    def send(self, message: Any) -> None:
+        self.connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+    def serve(self) -> None:
+        """Handle messages until the driver is gone or silent for too long."""
+        self.send(Hello(os.getpid()))
+        while True:
+            if self.loop is None and not self.connection.poll(self.idle_seconds):
+                return
+            message = pickle.loads(self.connection.recv_bytes())
+            if isinstance(message, Grant):
+                self.grant(message)
+            elif isinstance(message, Begin):
+                self.begin(message)
+            elif isinstance(message, Output):
+                self.output(message)
+            elif isinstance(message, Planned):
+                if self.loop is not None and self.loop.job == message.job:
+                    self.loop.replan(message.plan)
+            elif isinstance(message, Protect):
+                self.protect(message)
+            elif isinstance(message, Drop):
+                self.drop(message.keep_slots)
+                if message.answer:
+                    self.send(Dropped(message.job))
+
+    def begin(self, message: Begin) -> None:
+        """Take a job: open its memory, read its function."""
+        self.drop(keep_slots=True)  # the last job has had its own `Drop`
+        if torch.get_num_threads() != self.threads:  # a function of the last job has changed it
+            torch.set_num_threads(self.threads)
+        try:
+            self.loop = load_loop(message.job, message.payload, self.control, self.parcels.pack, self.send)
+            self.residency.watch(tensors_of(self.loop.reader.data))
+            if self.loop.writer is not None:
+                self.residency.watch(tensors_of(self.loop.writer.out))
+        except Exception as error:
+            self.loop = None
+            self.send(Refused(message.job, pack_error(error)))
+
+    def output(self, message: Output) -> None:
+        """Results have a place from now on."""
+        if self.loop is not None and self.loop.job == message.job:
+            try:
+                writer: RowWriter = unpack(message.payload)
+                writer.prepare()
+            except Exception as error:  # a device's memory that cannot be opened here, for one
+                self.drop()
+                self.send(Refused(message.job, pack_error(error), output=True))
+                return
+            self.residency.watch(tensors_of(writer.out))
+            self.loop.writer = writer
+
+    def protect(self, message: Protect) -> None:
+        """Rows can be put back from now on."""
+        if self.loop is not None and self.loop.job == message.job:
+            reader = self.loop.reader
+            try:
+                self.loop.undo = undo = Undo(reader.data, reader.plan, unpack(message.payload))
+                if undo.lock is not None:
+                    self.lock = lock_shared(undo.lock)
+            except Exception as error:  # most often: the job is over already, and its memory is gone
+                self.drop()
+                self.send(Refused(message.job, pack_error(error)))
+
+    def grant(self, message: Grant) -> None:
+        """Run a lease and report."""
+        self.parcels.freed(message.freed)
+        loop = self.loop
+        if loop is None or loop.job != message.job or message.job == self.failed:
+            self.send(Done(message.job, message.lease, message.start, 0.0, False, None, 0))
+            return
+        try:
+            done = loop.run(message.lease, message.start, message.stop)
+        except ChunkError as failure:
+            cause = failure.__cause__
+            assert cause is not None
+            if isinstance(cause, (EOFError, BrokenPipeError, ConnectionResetError)) and self.orphaned:
+                raise EOFError from None
+            cause.__traceback__ = without_engine(cause.__traceback__)
+            self.failed = message.job  # leases that wait already would change rows after the error
+            self.send(Failed(message.job, message.lease, failure.chunk, pack_error(cause), loop.mutated))
+            if loop.lost_device:
+                raise _DeviceLost from None
+            return
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+        self.residency.trim()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        self.control[at.PEAK] = peak
+        memory = anonymous_memory()
+        self.first_memory = min(self.first_memory, memory)  # a fork frees some of what it was born with
+        self.control[at.OWN_MEMORY] = memory - self.first_memory
+        self.send(done._replace(peak_memory=peak))
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether the driver has gone."""
+        return os.getppid() != self.parent
+
+    def drop(self, keep_slots: bool = False) -> None:
+        """Forget the job and its memory."""
+        raised = False
+        if self.loop is not None:
+            raised = self.loop.raised
+            self.loop.close()
+            self.loop = None
+        self.residency.forget()
+        if torch.cuda.is_initialized():
+            give_up_memory(raised)
+        if not keep_slots:
+            self.parcels.close()
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
+
+
+def give_up_memory(raised: bool) -> None:
+    """Give back what this process keeps of a device's memory: others need it more than a worker that may idle.
+
+    Page-locked memory here is kept for the next job, since locking takes long; it goes with a worker that idles.
+
+    Args:
+        raised: the function has raised, and tracebacks, which are circles, may hold tensors.
+    """
+    if raised:
+        gc.collect()
+    torch.clear_autocast_cache()  # of parameters in another dtype
+    with contextlib.suppress(RuntimeError):  # the device is lost
+        torch.cuda.empty_cache()
+
+
+def anonymous_memory() -> int:
+    """Resident bytes of this process that belong to no file and no shared memory; 0 where that cannot be told."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            _, resident, shared, *_ = file.read().split()
+    except (OSError, ValueError):
+        return 0
+    return (int(resident) - int(shared)) * resource.getpagesize()
+
+
+class Payload(NamedTuple):
+    """What a worker needs to know about a job; `fn` is packed on its own, so that errors can name it."""
+
+    source: bytes
+    """The data and their order."""
+    plan: ChunkPlan
+    policy: Policy
+    writer: bytes
+    """A RowWriter, or None."""
+    fn: bytes
+
+
+def load_loop(job: int, data: bytes, control: Any, pack: Any, emit: Any, own_process: bool = True) -> ChunkLoop:
+    """The loop of a job from its payload, which brings the driver's surroundings to a process of our own."""
+    payload: Payload
+    surroundings, payload = pickle.loads(data)
+    surroundings.enter(own_process)
+    fn = unpack(payload.fn)  # first: classes of the driver's script come with it
+    dataset, order = unpack(payload.source)
+    loop = ChunkLoop(job, Reader(dataset, payload.plan, order), fn, payload.policy, control, pack, emit, own_fn=True)
+    writer: RowWriter | None = unpack(payload.writer)
+    if writer is not None:
+        writer.prepare()
+        loop.writer = writer
+    return loop

@@ -1,0 +1,233 @@
+"""Operations on tables with jagged columns: against plain lists of Python's."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tdmap
+from tdmap.datasets import Jagged, Table
+from tdmap.errors import OutputMismatch
+from tdmap.reducers import Count, Sum
+from tensordict_lite import TensorDict
+
+WORDS = ["ant", "", "bee", "größer", "日本", "a" * 30, "z", "a" * 31]
+
+
+def plain(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Rows as dicts: a number, a key, a text, some numbers, a nested matrix."""
+    choose = random.Random(seed)
+    return [
+        {
+            "x": number,
+            "key": choose.randrange(5),
+            "word": choose.choice(WORDS),
+            "ids": [choose.randrange(100) for _ in range(choose.randrange(6))],
+            "deep.m": [[number, 1], [2, choose.randrange(9)]],
+        }
+        for number in range(count)
+    ]
+
+
+def table_of(rows: list[dict[str, Any]]) -> Table:
+    tensors = {
+        "x": torch.tensor([row["x"] for row in rows]),
+        "key": torch.tensor([row["key"] for row in rows], dtype=torch.int32),
+        ("deep", "m"): torch.tensor([row["deep.m"] for row in rows], dtype=torch.float32),
+    }
+    ids = Jagged.from_list([torch.tensor(row["ids"], dtype=torch.int64) for row in rows])
+    return Table(
+        TensorDict(tensors, [len(rows)]), {"word": Jagged.from_list([row["word"] for row in rows]), "ids": ids}
+    )
+
+
+def listed(table: Table) -> list[dict[str, Any]]:
+    names = table.keys()
+    columns = [table[name].tolist() for name in names]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+@pytest.fixture(params=["memory", "folder"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """The data in memory or mapped, and the result too."""
+    numbers = itertools.count()
+
+    def place(rows: list[dict[str, Any]]) -> tuple[Table, Any]:
+        table = table_of(rows)
+        if request.param == "memory":
+            return table, None
+        number = next(numbers)
+        return table.save(tmp_path / f"in{number}", batch_rows=37), tmp_path / f"out{number}"
+
+    return place
+
+
+@pytest.mark.parametrize("count", [0, 1, 101])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_filter_sort_and_shuffle(where: Any, count: int, workers: int) -> None:
+    rows = plain(count) or plain(1)
+    kept = [row for row in rows if row["word"] > "b" and row["x"] % 3] if count else []
+    table, out = where(rows)
+    options: Any = {"num_workers": workers}
+    step: Any = lambda name: None if out is None else out.with_name(f"{out.name}{name}")  # noqa: E731
+
+    def predicate(part: Table) -> list[bool]:
+        return [bool(count and word > "b" and x % 3) for word, x in zip(part["word"], part["x"].tolist(), strict=True)]
+
+    assert listed(table.filter(predicate, step("f"), chunksize=10, **options)) == kept
+    assert listed(tdmap.filter(table, predicate, step("g"), **options)) == kept
+    for key in ("word", ["key", "word"], "x"):
+        keys = [key] if isinstance(key, str) else key
+        expected = sorted(rows, key=lambda row: [row[name] for name in keys])
+        name = "".join(keys)
+        assert listed(table.sort(key, step(name), **options)) == expected
+        down = sorted(rows, key=lambda row: [row[name] for name in keys], reverse=True)
+        found = listed(tdmap.sort(table, key, step(f"{name}d"), descending=True, **options))
+        assert [[row[name] for name in keys] for row in found] == [[row[name] for name in keys] for row in down]
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(5)).tolist()
+    assert listed(table.shuffle(step("s"), seed=5, **options)) == [rows[number] for number in order]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("how", ["inner", "left"])
+@pytest.mark.parametrize("on", ["word", ["key", "word"]])
+def test_join(where: Any, workers: int, how: str, on: Any) -> None:
+    left, right = plain(60, 1), [row for row in plain(40, 2) if row["word"] != "z"]
+    table, out = where(left)
+    other, _ = where(right)
+    keys = [on] if isinstance(on, str) else on
+    expected = []
+    for row in left:
+        partners = [other for other in right if all(row[key] == other[key] for key in keys)]
+        for partner in partners:
+            added = {
+                (name if name not in row else f"{name}_right"): v for name, v in partner.items() if name not in keys
+            }
+            expected.append({**row, **added, **({"__matched__": True} if how == "left" else {})})
+        if not partners and how == "left":
+            empty = {"x_right": 0, "key_right": 0, "word_right": "", "ids_right": [], "deep.m_right": [[0, 0], [0, 0]]}
+            added = {name: value for name, value in empty.items() if name.removesuffix("_right") not in keys}
+            expected.append({**row, **added, "__matched__": False})
+    found = listed(table.join(other, on, how, out, num_workers=workers))
+    assert found == expected
+
+
+@pytest.mark.parametrize("key", ["word", ["key", "word"], "key"])
+def test_group_by(where: Any, key: Any) -> None:
+    rows = plain(90)
+    table, _ = where(rows)
+    keys = [key] if isinstance(key, str) else key
+    groups: dict[Any, list[Any]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in keys), []).append(row)
+    found = listed(tdmap.group_by(table, key).reduce({"n": Count(), "total": Sum("x")}, num_workers=2))
+    expected = [
+        {**dict(zip(keys, values, strict=True)), "n": len(group), "total": sum(row["x"] for row in group)}
+        for values, group in sorted(groups.items())
+    ]
+    assert found == expected
+
+    def longest(group: Table) -> TensorDict:
+        return TensorDict({"letters": group["word"].lengths.sum()[None], "ids": group["ids"].lengths.max()[None]}, [1])
+
+    each = table.group_by(key).map_groups(longest, num_workers=2)
+    assert each["ids"].tolist() == [max(len(row["ids"]) for row in group) for _, group in sorted(groups.items())]
+    assert each["letters"].tolist() == [
+        sum(len(row["word"].encode()) for row in group) for _, group in sorted(groups.items())
+    ]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_map_and_flat_map_return_any_columns(where: Any, workers: int) -> None:
+    rows = plain(100)
+    table, out = where(rows)
+
+    def words(part: Table) -> dict[str, Any]:
+        pairs = [(x, letter) for x, word in zip(part["x"].tolist(), part["word"], strict=True) for letter in word]
+        letters: Any = [letter for _, letter in pairs] or Jagged.from_list([""])[:0]
+        return {"x": torch.tensor([x for x, _ in pairs], dtype=torch.int64), "letter": letters}
+
+    expected = [{"x": row["x"], "letter": letter} for row in rows for letter in row["word"]]
+    found = tdmap.flat_map(table, words, out, chunksize=7, num_workers=workers)
+    assert listed(found) == expected
+    sums = table.map(lambda part: TensorDict({"n": part["ids"].lengths}, [len(part)]), num_workers=workers)
+    assert sums.rows["n"].tolist() == [len(row["ids"]) for row in rows]
+    with pytest.raises(OutputMismatch, match="must return rows"):
+        table.map(lambda part: 3, num_workers=0)
+
+
+def test_rows_that_raise_are_left_out(where: Any) -> None:
+    table, out = where(plain(50))
+
+    def fn(part: Table) -> Table:
+        if (part["x"] % 10 == 7).any():
+            raise ValueError("seven")
+        return part
+
+    errors = tdmap.RowErrors()
+    assert table.map(fn, out, on_error=errors, chunksize=4, num_workers=2).rows["x"].tolist() == [
+        x for x in range(50) if x % 10 != 7
+    ]
+    assert errors.rows == [7, 17, 27, 37, 47]
+
+
+def test_jagged_rows_alone_go_through_the_functions_of_tdmap() -> None:
+    rows = [word * (number % 3) for number, word in enumerate(WORDS * 3)]
+    jagged = Jagged.from_list(rows)
+    assert tdmap.sort(jagged, key="value").tolist() == sorted(rows)
+    assert tdmap.sort(jagged, key="value", descending=True).tolist() == sorted(rows, reverse=True)
+    assert tdmap.filter(jagged, lambda part: part.lengths > 2, num_workers=0).tolist() == [
+        row for row in rows if len(row.encode()) > 2
+    ]
+    assert tdmap.map(jagged, lambda part: [row + "!" for row in part], num_workers=0).tolist() == [
+        r + "!" for r in rows
+    ]
+    assert tdmap.shuffle(jagged, seed=1).tolist() == jagged.shuffle(seed=1).tolist()
+    assert tdmap.shuffle(jagged, 1).tolist() == jagged.shuffle(seed=1).tolist()  # by position, as for tensors
+    assert tdmap.sort(jagged, "value").tolist() == sorted(rows)
+    counts = tdmap.group_by(jagged, "rows").reduce({"n": Count()}, num_workers=0)
+    assert dict(zip(counts["rows"].tolist(), counts["n"].tolist(), strict=True)) == {
+        row: rows.count(row) for row in sorted(set(rows))
+    }
+    other = Table.of({"rows": Jagged.from_list(["ant", "z"]), "n": torch.tensor([7, 8])})
+    joined = tdmap.join(jagged, other, "rows")
+    assert [(row["rows"], row["n"]) for row in listed(joined)] == [
+        (r, {"ant": 7, "z": 8}[r]) for r in rows if r in ("ant", "z")
+    ]
+
+
+def test_keys_that_cannot_be_are_told() -> None:
+    table = table_of(plain(5))
+    with pytest.raises(KeyError, match="no column 'wrod'; there are 'x', 'key'"):
+        table.sort("wrod")
+    with pytest.raises(TypeError, match="'ids' are tensors of different lengths"):
+        table.group_by("ids")
+    with pytest.raises(TypeError, match="never equal"):
+        table.join(table, {"x": "word"})
+    with pytest.raises(ValueError, match="would have the name"):
+        table.join(table, "x", suffix="")
+    with pytest.raises(IndexError):
+        table.take(torch.tensor([5]))
+
+
+def test_chunks_without_rows_tell_nothing_and_others_must_agree(tmp_path: Path) -> None:
+    table = table_of(plain(40))
+
+    def late(part: Table) -> dict[str, Any]:
+        return {"word": [word for x, word in zip(part["x"].tolist(), part["word"], strict=True) if x >= 35]}
+
+    for out in (None, tmp_path / "out"):
+        assert table.map(late, out, chunksize=5, num_workers=2)["word"].tolist() == table["word"][35:].tolist()
+        with pytest.raises(ValueError, match="no rows at all"):
+            table.map(lambda part: {"word": []}, None if out is None else tmp_path / "none", num_workers=0)
+
+    def changes(part: Table) -> dict[str, Any]:
+        return {"a" if part["x"][0] < 20 else "b": part["word"]}
+
+    with pytest.raises(OutputMismatch, match="the jagged columns 'a', and others 'b'"):
+        table.map(changes, tmp_path / "mixed", chunksize=10, num_workers=0)

@@ -1,0 +1,139 @@
+"""A dataset whose files somebody has replaced since it was mapped: its rows are those that were mapped, everywhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+import torch
+
+import tdmap
+from tdmap import reducers
+from tensordict_lite import TensorDict
+from tensordict_lite.errors import DatasetError
+
+ROWS = 60
+SEVEN = TensorDict({"key": torch.arange(7), "w": torch.ones(7)}, [7])
+
+
+def dataset(shift: int = 0) -> TensorDict:
+    x = torch.arange(ROWS * 3).reshape(ROWS, 3) + shift
+    return TensorDict({"x": x, "key": (x[:, 0] % 7) * (1 if not shift else -1), "n": {"v": x.float()}}, [ROWS])
+
+
+def replaced(folder, how: str) -> TensorDict:
+    """What was loaded from a folder that another dataset of the same shape has been put in place of."""
+    dataset().memmap(folder)
+    loaded = TensorDict.load_memmap(folder, mode="r" if how == "read only" else "r+") if how != "made" else None
+    loaded = dataset().memmap(folder) if loaded is None else loaded
+    if how == "folder":
+        dataset(1000).memmap(folder.with_name("other"))
+        folder.rename(folder.with_name("kept"))
+        folder.with_name("other").rename(folder)
+    else:
+        dataset(1000).memmap(folder)
+    return loaded
+
+
+def add_one(chunk):
+    return TensorDict({"y": chunk["x"] + 1, "v": chunk["n", "v"] * 2}, chunk.batch_size)
+
+
+def double(chunk):
+    chunk["x"].mul_(2)
+
+
+def is_even(chunk):
+    return chunk["x"][:, 0] % 2 == 0
+
+
+OPERATIONS = {
+    "map": lambda data, out, **o: tdmap.map(data, add_one, **o),
+    "map to a folder": lambda data, out, **o: tdmap.map(data, add_one, out=out, **o),
+    "map_iter": lambda data, out, **o: torch.cat(list(tdmap.map_iter(data, add_one, chunksize=7, **o))),
+    "reduce": lambda data, out, **o: tdmap.reduce(data, {"x": reducers.Sum("x"), "v": reducers.Max(("n", "v"))}, **o),
+    "filter": lambda data, out, **o: tdmap.filter(data, is_even, out=out, **o),
+    "flat_map": lambda data, out, **o: tdmap.flat_map(data, lambda chunk: chunk[is_even(chunk)], **o),
+    "sort": lambda data, out, **o: tdmap.sort(data, "key", out=out, **o),
+    "shuffle": lambda data, out, **o: tdmap.shuffle(data, seed=3, out=out, **o),
+    "write": lambda data, out, **o: tdmap.Pipeline(data).map(add_one).write(out, **o),
+    "collect": lambda data, out, **o: tdmap.Pipeline(data).map(add_one).collect(**o),
+    "join": lambda data, out, **o: tdmap.join(data, SEVEN, "key", **o),
+    "group_by": lambda data, out, **o: tdmap.group_by(data, "key").reduce({"s": reducers.Sum("x")}, **o),
+}
+
+
+def values_of(result) -> list[torch.Tensor]:
+    if isinstance(result, TensorDict):
+        return [result[key] for key in sorted(result.keys(True, True), key=str)]
+    return [torch.as_tensor(result[key]) for key in sorted(result)]
+
+
+CASES = [(name, "writable") for name in OPERATIONS]
+CASES += [(name, how) for name in ("map", "filter", "shuffle", "group_by") for how in ("read only", "made", "folder")]
+
+
+@pytest.mark.parametrize(("name", "how"), CASES)
+def test_every_operation_reads_the_rows_that_were_mapped(tmp_path, name, how):
+    data = replaced(tmp_path / "data", how)
+    expected = OPERATIONS[name](dataset(), tmp_path / "wanted", num_workers=0)
+    found = OPERATIONS[name](data, tmp_path / "out", num_workers=2)
+    assert torch.equal(*(torch.cat([x.double().flatten() for x in values_of(r)]) for r in (found, expected)))
+
+
+def test_in_place_writes_the_rows_that_are_mapped_and_no_others(tmp_path):
+    data = replaced(tmp_path / "data", "writable")
+    tdmap.map(data, double, num_workers=2)
+    assert torch.equal(data["x"], dataset()["x"] * 2)
+    assert torch.equal(TensorDict.load_memmap(tmp_path / "data")["x"], dataset(1000)["x"])
+
+
+def test_results_go_to_the_output_that_is_mapped_and_to_no_other(tmp_path):
+    out = TensorDict({"y": torch.zeros(ROWS, 3, dtype=torch.int64), "v": torch.zeros(ROWS, 3)}, [ROWS])
+    mapped = out.memmap(tmp_path / "out")
+    out.memmap(tmp_path / "out")
+    tdmap.map(dataset(), add_one, out=mapped, num_workers=2)
+    assert torch.equal(mapped["y"], dataset()["x"] + 1)
+    assert not TensorDict.load_memmap(tmp_path / "out")["y"].any()
+
+
+class Replace(tdmap.Callback):
+    """Puts another dataset in place of the one that is being read, so that a new worker finds that."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.done = False
+
+    def on_lease_done(self, event):
+        if not self.done:
+            self.done = True
+            dataset(1000).memmap(self.folder)
+
+
+def test_a_worker_that_comes_later_does_not_open_another_file(tmp_path):
+    """It takes the place of a killed one, when the files have been replaced under the running job."""
+    dataset().memmap(tmp_path / "data")
+    data, flag = TensorDict.load_memmap(tmp_path / "data"), tmp_path / "killed"
+
+    def dies_once(chunk):
+        if chunk["x"][0, 0] >= 90 and not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), 9)
+        return add_one(chunk)
+
+    try:
+        found = tdmap.map(
+            data, dies_once, num_workers=1, chunksize=5, retries=3, callbacks=[Replace(tmp_path / "data")]
+        )
+    except DatasetError as error:
+        assert "another file has taken the place" in str(error)
+    else:
+        assert torch.equal(found["y"], dataset()["x"] + 1)
+
+
+def test_a_dataset_whose_folder_has_gone(tmp_path):
+    dataset().memmap(tmp_path / "data")
+    data = TensorDict.load_memmap(tmp_path / "data")
+    shutil.rmtree(tmp_path / "data")
+    assert torch.equal(tdmap.map(data, add_one, num_workers=2)["y"], dataset()["x"] + 1)

@@ -1,0 +1,379 @@
+"""What all commands have in common, and those that reorder, select and fold rows: answers against torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import typer.main
+from PIL import Image
+from typer.testing import CliRunner
+
+import tdmap
+from tdmap.cli import app
+from tdmap.cli.answers import plain
+from tdmap.cli.commands.completion import script, words
+from tdmap.cli.examples import EXAMPLES
+from tensordict_lite import TensorDict
+
+ROOT = Path(__file__).parents[2]
+ROWS = 60
+MODULE = """
+def normalise(chunk):
+    chunk = chunk.copy()
+    chunk["image"] = chunk["image"].float() / 255
+    return chunk
+
+def invert(chunk):
+    chunk["image"].bitwise_not_()
+
+def is_bright(chunk):
+    return chunk["image"].float().mean(dim=(1, 2, 3)) > 127
+
+def fails_on_threes(chunk):
+    if (chunk["label"] == 3).any():
+        raise ArithmeticError("three is\\ncursed")
+    return chunk["label"] > 5
+"""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _end_workers_at_the_end():
+    yield
+    tdmap.close_pools()
+
+
+def make_folder(path: Path) -> Path:
+    torch.manual_seed(1)
+    entries = {
+        "image": torch.randint(0, 256, (ROWS, 3, 16, 16), dtype=torch.uint8),
+        "label": torch.arange(ROWS) % 7,
+        "time": torch.rand(ROWS, dtype=torch.float64),
+        "meta": {"name": [f"n{row % 3}" for row in range(ROWS)]},
+    }
+    TensorDict(entries, [ROWS]).memmap(path / "photos")
+    (path / "mymodule.py").write_text(MODULE)
+    (path / "labels.csv").write_text("label,time\n1,0.5\n2,1.5\n")
+    for name, colour in (("a", "red"), ("b", "blue")):
+        (path / "folder" / name).mkdir(parents=True)
+        Image.new("RGB", (40, 40), colour).save(path / "folder" / name / "one.png")
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("commands"))
+
+
+@pytest.fixture
+def run(folder, monkeypatch):
+    """Run a command line in the folder, in this process."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("TDMAP_STATUS_DIR", str(folder / "status"))
+    (folder / "status").mkdir(exist_ok=True)
+
+    def command(line: str, stdin: str | None = None):
+        return CliRunner().invoke(app, shlex.split(line), input=stdin)
+
+    yield command
+    sys.modules.pop("mymodule", None)
+
+
+def rows_of(path: Path) -> TensorDict:
+    return TensorDict.load_memmap(path)
+
+
+# -------- rows selected and reordered
+
+
+def test_filter_writes_the_rows_of_a_comparison(run, folder):
+    photos = rows_of(folder / "photos")
+    for number, (text, mask) in enumerate(
+        [
+            ("label == 3", photos["label"] == 3),
+            ("label in [1, 2]", (photos["label"] == 1) | (photos["label"] == 2)),
+            ("time<=0.5", photos["time"] <= 0.5),
+            ("meta/name != 'n1'", torch.arange(ROWS) % 3 != 1),
+            ("meta/name in ['n1', 'n2']", torch.arange(ROWS) % 3 != 0),
+        ]
+    ):
+        done = run(f'filter "{text}" photos kept{number} --workers 0 --json')
+        assert done.exit_code == 0, done.stderr
+        told = json.loads(done.stdout)
+        assert (told["rows"], told["of"]) == (int(mask.sum()), ROWS)
+        kept = rows_of(folder / f"kept{number}")
+        assert torch.equal(kept["image"], photos["image"][mask]) and torch.equal(kept["time"], photos["time"][mask])
+
+
+def test_filter_takes_a_function_and_lists_rows_on_which_it_raises(run, folder):
+    photos = rows_of(folder / "photos")
+    assert run("filter mymodule:is_bright photos bright --workers 2 --quiet").exit_code == 0
+    mask = photos["image"].float().mean(dim=(1, 2, 3)) > 127
+    assert torch.equal(rows_of(folder / "bright")["label"], photos["label"][mask])
+    done = run("filter mymodule:fails_on_threes photos six --workers 0 --skip-errors --chunksize 4")
+    assert done.exit_code == 0 and "which are left out" in done.stderr
+    assert torch.equal(rows_of(folder / "six")["label"], torch.full((int((photos["label"] == 6).sum()),), 6))
+    listed = (folder / "six.skipped.jsonl").read_text().splitlines()
+    assert [json.loads(line)["row"] for line in listed] == [row for row in range(ROWS) if row % 7 == 3]
+
+
+@pytest.mark.parametrize(
+    "predicate, said",
+    [
+        ("lable == 3", "no entry 'lable'; there is label"),
+        ("image == 3", "needs one value a row"),
+        ("label == three", "is no number"),
+        ("label == 'three'", "label is int64"),
+        ("label in 3", "wants a list"),
+        ("label", "not of the form module:function"),
+    ],
+)
+def test_a_comparison_that_cannot_be_made_is_refused(predicate, said, run, folder):
+    done = run(f'filter "{predicate}" photos never')
+    assert done.exit_code == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
+    assert not (folder / "never").exists()
+
+
+def test_sort_and_shuffle_are_those_of_torch(run, folder):
+    photos = rows_of(folder / "photos")
+    assert run("sort photos by_time --by time --descending --workers 0").exit_code == 0
+    order = photos["time"].argsort(descending=True, stable=True)
+    assert torch.equal(rows_of(folder / "by_time")["image"], photos["image"][order])
+    assert run("sort photos by_both --by meta/name --by time --workers 0").exit_code == 0
+    names = [f"n{row % 3}" for row in range(ROWS)]
+    expected = sorted(range(ROWS), key=lambda row: (names[row], float(photos["time"][row])))
+    assert torch.equal(rows_of(folder / "by_both")["time"], photos["time"][torch.tensor(expected)])
+    assert run("shuffle photos mixed --seed 4 --workers 0").exit_code == 0
+    order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(4))
+    assert torch.equal(rows_of(folder / "mixed")["time"], photos["time"][order])
+
+
+def test_a_shuffle_without_a_seed_says_which_it_took(run, folder):
+    told = json.loads(run("shuffle photos any1 --workers 0 --json").stdout)
+    assert run(f"shuffle photos any2 --workers 0 --seed {told['seed']}").exit_code == 0
+    assert torch.equal(rows_of(folder / "any1")["time"], rows_of(folder / "any2")["time"])
+
+
+@pytest.mark.parametrize("command", ["sort photos {} --by label", "shuffle photos {}", "filter 'label == 1' photos {}"])
+def test_what_is_in_the_way_is_left_alone(command, run, folder):
+    for place, said in (("photos", "OUT is IN"), ("photos/inner", "lies inside IN"), ("mymodule.py", "is a file")):
+        done = run(command.format(place))
+        assert done.exit_code == 2 and said in done.stderr
+    (folder / "taken").mkdir(exist_ok=True)
+    (folder / "taken" / "notes").write_text("mine")
+    assert run(command.format("taken") + " --overwrite").exit_code == 2
+    assert (folder / "taken" / "notes").read_text() == "mine"
+
+
+# -------- rows folded
+
+
+def test_reduce_gives_what_the_reducers_give(run, folder):
+    photos = rows_of(folder / "photos")
+    line = "reduce photos count mean:image:dim=all std:image:dim=0,2,3 top:time:k=2 unique:meta/name --workers 2"
+    done = run(line + " --json")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)["results"]
+    assert found["count"] == ROWS and found["unique:meta/name"] == ["n0", "n1", "n2"]
+    assert found["mean:image:dim=all"] == pytest.approx(photos["image"].double().mean().item())
+    expected = photos["image"].double().transpose(0, 1).flatten(1).std(dim=1).tolist()
+    assert found["std:image:dim=0,2,3"] == pytest.approx(expected)
+    assert found["top:time:k=2"]["value"] == photos["time"].topk(2).values.tolist()
+    assert re.search(rf"count +{ROWS}", run(line).stdout)
+
+
+def test_reduce_folds_what_a_function_makes(run, folder):
+    done = run("reduce photos max:image:dim=all --map mymodule:normalise --workers 0 --json")
+    largest = rows_of(folder / "photos")["image"].max().item() / 255
+    assert json.loads(done.stdout)["results"]["max:image:dim=all"] == pytest.approx(largest)
+
+
+def test_group_gives_one_row_a_key(run, folder):
+    photos = rows_of(folder / "photos")
+    told = json.loads(run("group photos --by label count sum:time --workers 0 --json").stdout)
+    assert told["groups"] == 7 and [row["label"] for row in told["rows"]] == list(range(7))
+    for row in told["rows"]:
+        mine = photos["label"] == row["label"]
+        assert row["count"] == int(mine.sum()) and row["sum:time"] == pytest.approx(photos["time"][mine].sum().item())
+    table = run("group photos --by meta/name count --workers 0 --show 2").stdout.splitlines()
+    assert [line.split() for line in table[:3]] == [["meta/name", "count"], ["n0", "20"], ["n1", "20"]]
+    assert "1 more groups" in table[3]
+    assert run("group photos --by label --by meta/name count --out grouped --workers 0").exit_code == 0
+    assert rows_of(folder / "grouped")["count"].sum() == ROWS
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("reduce photos meen:image", "Did you mean mean?"),
+        ("reduce photos mean", "say which entry, as mean:KEY"),
+        ("reduce photos mean:imag", "no entry 'imag'; there is image"),
+        ("reduce photos mean:image:dims=0", "there is no option 'dims'; there is dim"),
+        ("reduce photos mean:image:dim=x", "'x' is no number"),
+        ("reduce photos quantile:time:q=3", "q"),
+        ("group photos --by nothing count", "no entry 'nothing'"),
+        ("group photos count", "--by"),
+    ],
+)
+def test_what_cannot_be_folded_is_refused_in_one_line(line, said, run):
+    done = run(line)
+    assert done.exit_code == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+# -------- pipes
+
+
+def test_convert_reads_and_writes_pipes(run, folder):
+    done = run("convert photos - --to csv --columns label,time")
+    lines = done.stdout.splitlines()
+    assert done.exit_code == 0 and len(lines) == ROWS + 1 and "label" in lines[0]
+    again = run("convert - piped --from csv", stdin=done.stdout)
+    assert again.exit_code == 0, again.stderr
+    assert torch.equal(rows_of(folder / "piped")["label"], rows_of(folder / "photos")["label"])
+    for line, said in (
+        ("convert photos -", "give --to"),
+        ("convert photos - --to xml", "'xml' is none"),
+        ("convert photos x.csv --to csv", "has an ending"),
+        ("convert photos - --to csv --json", "both be on standard output"),
+    ):
+        refused = run(line)
+        assert refused.exit_code == 2 and said in refused.stderr
+
+
+# -------- all commands
+
+
+def commands() -> list[str]:
+    known = words()
+    return [path for path, (below, _) in known.items() if path and not below]
+
+
+def test_every_command_has_help_with_an_example():
+    assert sorted(commands()) == sorted(EXAMPLES)
+    for path in commands():
+        text = CliRunner().invoke(app, [*path.split(), "--help"]).stdout
+        assert f"Examples:\n    {EXAMPLES[path][0]}" in text
+        assert "--json" in text and "--traceback" in text
+
+
+def test_the_examples_of_the_help_run(tmp_path, monkeypatch):
+    make_folder(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("TDMAP_STATUS_DIR", str(tmp_path / "status"))
+    lines = [line for name, example in EXAMPLES.items() if name not in ("bench", "verify") for line in example]
+    for line in [*lines, *EXAMPLES["verify"]]:
+        before, _, behind = line.rpartition(" | ") if " | tdmap" in line else ("", "", line)
+        typed = shlex.split(behind.split(" | ")[0].split(" > ")[0])
+        stdin = (tmp_path / before.removeprefix("cat ")).read_text() if before else None
+        if "--out" in typed or typed[1] in ("filter", "sort", "shuffle"):
+            typed.append("--overwrite")
+        done = CliRunner().invoke(app, typed[1:], input=stdin)
+        assert typed[0] == "tdmap" and done.exit_code == 0, (line, done.stderr)
+    sys.modules.pop("mymodule", None)
+
+
+def test_answers_are_one_object_with_the_same_head(run):
+    lines = [
+        "info photos", "head photos", "stats photos label --workers 0", "status photos", "top", "verify photos",
+        "verify --store photos", "map mymodule:normalise photos mapped --workers 0", "completion bash",
+        "filter 'label == 1' photos filtered --workers 0", "convert photos out.csv --columns label",
+        "ingest images folder pictures --size 8 --workers 0", "profile mymodule:normalise photos --workers 0",
+        "info nothing", "map mymodule:nothing photos x", "frobnicate", "info --frobnicate", "reduce photos x",
+        "filter mymodule:fails_on_threes photos x --workers 0",
+    ]  # fmt: skip
+    for line in lines:
+        done = run(line + " --json")
+        told = json.loads(done.stdout)
+        assert list(told)[:4] == ["schema", "command", "ok", "exit_code"], line
+        assert (told["schema"], told["exit_code"], told["ok"]) == (1, done.exit_code, done.exit_code == 0), line
+        assert told["command"] == line.split()[0]
+        assert ("error" in told and told["error"] in done.stderr.replace("tdmap: ", "")) or told["ok"], line
+
+
+def test_numbers_that_json_does_not_know_are_texts():
+    value = {"a": torch.tensor([1.0, float("nan"), -float("inf")]), ("b", "c"): {2, 1}, "d": Path("x"), "e": [None, 1]}
+    assert plain(value) == {"a": [1.0, "nan", "-inf"], "b/c": [1, 2], "d": "x", "e": [None, 1]}
+    assert plain(torch.tensor([1 + 2j])) == [[1.0, 2.0]]
+
+
+def test_an_error_is_one_line_and_its_traceback_on_demand(run):
+    line = "filter mymodule:fails_on_threes photos x --workers 2"
+    done = run(line)
+    assert done.exit_code == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+    for said in ("ArithmeticError: three is cursed", "fails_on_threes", "mymodule.py:15", "nothing was written to x"):
+        assert said in done.stderr
+    told = run("--traceback " + line)
+    assert "Traceback (most recent call last)" in told.stderr and told.stderr.splitlines()[-1].startswith("tdmap: ")
+    assert "in fails_on_threes" in run(line + " --traceback").stderr
+
+
+@pytest.mark.parametrize("line", ["info", "info a b", "info --frobnicate", "frobnicate", "stats photos --workers x"])
+def test_a_misused_command_is_one_line_that_names_its_help(line, run):
+    done = run(line)
+    assert done.exit_code == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
+    assert "--help)" in done.stderr
+
+
+def test_no_colour_where_nobody_looks(folder):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
+    env.pop("NO_COLOR", None)
+    for arguments in (["info", "photos"], ["info", "nothing"], ["--help"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "tdmap", *arguments],
+            cwd=folder,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert "\x1b" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_every_command_and_option(shell, tmp_path):
+    text = script(shell)
+    root = typer.main.get_command(app)
+    for name in root.commands:
+        assert name in text
+    for option in ("--descending", "--chunksize", "--max-pixels", "--json"):
+        assert option.lstrip("-") in text
+    if shutil.which(shell):
+        (tmp_path / "script").write_text(text)
+        subprocess.run([shell, "-n", str(tmp_path / "script")], check=True, timeout=60)
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash")
+def test_bash_completes_commands_options_and_paths(tmp_path):
+    (tmp_path / "tdmap.bash").write_text(script("bash"))
+    (tmp_path / "photos").mkdir()
+
+    def complete(*typed: str) -> list[str]:
+        program = f"source tdmap.bash; COMP_WORDS=({shlex.join(typed)}); COMP_CWORD={len(typed) - 1}; _tdmap; "
+        program += 'printf "%s\\n" "${COMPREPLY[@]}"'
+        done = subprocess.run(["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        return done.stdout.split()
+
+    assert complete("tdmap", "sh") == ["shuffle"]
+    assert complete("tdmap", "sort", "--des") == ["--descending"]
+    assert complete("tdmap", "ingest", "im") == ["images"]
+    assert complete("tdmap", "ingest", "images", "--max") == ["--max-pixels"]
+    assert complete("tdmap", "info", "pho") == ["photos"]
+
+
+def test_completion_is_installed_where_the_shell_looks(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SHELL", "/bin/fish")
+    assert CliRunner().invoke(app, ["completion", "--install"]).exit_code == 0
+    assert (tmp_path / ".config/fish/completions/tdmap.fish").read_text() == script("fish")
+    refused = CliRunner().invoke(app, ["completion", "tcsh"])
+    assert refused.exit_code == 2 and "bash, zsh, fish" in refused.stderr
