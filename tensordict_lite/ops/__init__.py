@@ -14,6 +14,7 @@ from tensordict_lite.ops.engine import EngineOps
 from tensordict_lite.ops.frames import FrameOps
 from tensordict_lite.ops.mapping import MappingOps
 from tensordict_lite.ops.module import ModuleOps
+from tensordict_lite.ops.naming import NameOps
 from tensordict_lite.ops.pointwise import PointwiseOps
 from tensordict_lite.ops.reduction import ReductionOps
 from tensordict_lite.ops.rows import RowOps
@@ -26,6 +27,7 @@ __all__ = ["Families"]
 class Families(
     MappingOps,
     ShapeOps,
+    NameOps,
     RowOps,
     ApplyOps,
     PointwiseOps,
