@@ -17,6 +17,8 @@ import tdmap
 from tdmap import RayCluster
 from tensordict_lite import TensorDict
 
+pytestmark = pytest.mark.timeout(600)  # a worker imports torch, and others may be at it on the same cores
+
 TRANSPORTS = ("auto", "folder", "store")
 ROWS = 997
 
@@ -202,7 +204,7 @@ class Deaths(tdmap.Callback):
         self.nodes.add(event.node)
 
 
-@pytest.mark.parametrize("transport", ["auto", "store"])
+@pytest.mark.parametrize("transport", [pytest.param("auto", marks=pytest.mark.soak), "store"])
 def test_killed_node_loses_no_rows_and_does_none_twice(cluster: Any, transport: str, tmp_path: Path) -> None:
     """Two nodes that only these workers may use, of which one ends while it works."""
     small = {"num_cpus": 0, "object_store_memory": 80 << 20}
@@ -232,6 +234,7 @@ def slow_growth(chunk: TensorDict) -> None:
         torch.rand(100, 100) @ torch.rand(100, 100)
 
 
+@pytest.mark.soak
 def test_rows_that_kill_every_worker_are_named(cluster: Any, transport: str) -> None:
     if transport != "store":
         pytest.skip("one is enough: a worker of processes is tested elsewhere")

@@ -129,7 +129,7 @@ class RayCrew(ProcessCrew):
             if self._sink.writer is not None:
                 self._travel.set_writer(self._seen(self._sink.writer))
         member.new_job()
-        member.on_answer = lambda answer: self._arrived(member, answer)
+        member.on_answer = self._arrived
         self._travel.begin(member)
         self._begun.add(member.number)
         self._pids[member.number] = member.pid
@@ -180,9 +180,8 @@ class RayCrew(ProcessCrew):
 
     # -- what comes back from other machines -------------------------------------------------------------
 
-    def _arrived(self, member: RayMember, answer: Answer | None) -> Iterator[Any]:
+    def _arrived(self, grant: Grant, answer: Answer | None) -> Iterator[Any]:
         """The messages of an answer, once its rows are in their place."""
-        grant = member.leases.popleft()
         if answer is None:  # the job could not be begun there, which it has said
             yield Done(self._job.number, grant.lease, grant.start, 0.0, False, None, 0)
             return

@@ -74,7 +74,7 @@ class RayMember(Member):
     """
 
     process: Any
-    on_answer: Callable[[Answer | None], Iterable[Any]]
+    on_answer: Callable[[Grant, Answer | None], Iterable[Any]]
     """What becomes of the answers of a worker on another machine."""
 
     def __init__(self, ray: Any, cluster: RayCluster, threads: int, folder: int) -> None:
@@ -82,7 +82,7 @@ class RayMember(Member):
         self.method = "ray"
         self.place: Place | None = None
         self.failure: BaseException | None = None
-        self.mail: deque[tuple[str, Any]] = deque()
+        self.mail: deque[tuple[str, Any, Any]] = deque()
         self.block = at.ControlBlock()
         self.control: Any = self.block.slots
         self.keeps_slots = self.ready = self.closed = self.gone = False
@@ -119,13 +119,13 @@ class RayMember(Member):
     def call(self, method: str, *arguments: Any) -> None:
         """Call a method of the actor; what comes of it is put into the mailbox."""
         reference = getattr(self.actor, method).remote(*arguments)
-        reference.future().add_done_callback(lambda future: self._deliver(method, future))
+        reference.future().add_done_callback(lambda future: self._deliver(method, arguments, future))
 
-    def _deliver(self, method: str, future: Any) -> None:
-        """On a thread of Ray's."""
+    def _deliver(self, method: str, arguments: tuple[Any, ...], future: Any) -> None:
+        """On a thread of Ray's, and not always in the order in which things have happened."""
         with self._lock:
             if not self.closed:
-                self.mail.append((method, future))
+                self.mail.append((method, arguments[0] if arguments else None, future))
                 os.eventfd_write(self._bell, 1)
 
     def descriptors(self) -> Iterable[int]:
@@ -165,27 +165,40 @@ class RayMember(Member):
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)
         while self.mail:
-            method, future = self.mail.popleft()
+            method, argument, future = self.mail.popleft()
             try:
                 answer = future.result()
             except Exception as error:
-                self.failure, self.gone = error, True
-                raise EOFError from None
-            yield from self.answered(method, answer)
+                self._failed(error)
+            else:
+                yield from self.answered(method, argument, answer)
         if self._listener is not None and _is_readable(self._listener.fileno()):
             self._accept(self._listener)
         if self.connection is not None:
             yield from super().receive()
+        if self.gone:
+            raise EOFError
 
-    def answered(self, method: str, answer: Any) -> Iterator[Any]:
-        """What the actor has returned."""
+    def _failed(self, error: Exception) -> None:
+        """Ray says that the actor has died, or cannot start."""
+        self.failure = error
+        if self.pidfd >= 0 or self.connection is not None:
+            # Ray may have lost sight of a process that is still at work, and writes rows. It has ended when the kernel
+            # says so, and not before: then all that it has sent is here, and its notes do not change any more.
+            self.process.kill()
+        else:
+            self.gone = True
+
+    def answered(self, method: str, argument: Any, answer: Any) -> Iterator[Any]:
+        """What the actor has returned from a call with this first argument."""
         if method == "where":
             self._settle(answer)
-        elif method == "serve":  # it serves no more
-            self.gone = True
-            raise EOFError
+        elif method == "serve":  # it serves no more, which its socket says as well, if there is one
+            self.gone = self.connection is None
         elif method == "run":
-            yield from self.on_answer(answer)
+            if argument in self.leases:  # else of a job that is over
+                self.leases.remove(argument)
+                yield from self.on_answer(argument, answer)
         elif method in ("begin", "output") and answer is not None:
             yield Refused(self.job, answer)
         elif method == "begin":
