@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tdmap.cli import app, human_bytes
 from tdmap.cli_answers import answer, asked, say
+from tdmap.cli_app import app
+from tdmap.cli_info import human_bytes
 from tdmap.cli_profile import safe_sample, sample_of
 from tdmap.cli_requests import find_function, guard, open_dataset, refuse
 
@@ -53,7 +54,7 @@ def _busy() -> float | None:
 
 
 def _machine(folder: Path | None, rounds: int, megabytes: int) -> None:
-    from tdmap.machine import measure_machine
+    from tdmap.measuring.machine import measure_machine
     from tdmap.memory.resources import usable_cores
 
     if folder is not None and not folder.is_dir():
@@ -81,7 +82,7 @@ def _warn(load: float | None) -> None:
 
 def _tune(fn: Any, sample: Any, rounds: int) -> None:
     import tdmap
-    from tdmap.tuning import tune
+    from tdmap.measuring.tuning import tune
 
     load = _busy()
     rows = guard(lambda: safe_sample(fn, sample), "DATA is as it was")

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 import typer.main
 
-from tdmap.cli import app
 from tdmap.cli_answers import answer, say
+from tdmap.cli_app import app
 from tdmap.cli_requests import refuse
 
 PLACES = {

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tdmap.cli import app, end_with_reader
 from tdmap.cli_answers import answer, asked
+from tdmap.cli_app import app, end_with_reader
 from tdmap.cli_requests import guard, refuse
 
 PIPE = "-"

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tdmap.cli import app
 from tdmap.cli_answers import FAILED, Commands, answer, asked, say
+from tdmap.cli_app import app
 from tdmap.cli_requests import guard, refuse
 
 SHOWN = 10

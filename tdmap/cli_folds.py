@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tdmap.cli import app
 from tdmap.cli_answers import answer
+from tdmap.cli_app import app
 from tdmap.cli_map import require_free
 from tdmap.cli_orders import (
     ByOption,

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tdmap.cli import _leaves, _type_name, app, end_with_reader
 from tdmap.cli_answers import answer, asked, say
+from tdmap.cli_app import app, end_with_reader
+from tdmap.cli_info import leaves_of, type_name
 from tdmap.cli_requests import open_dataset, refuse
 
 SHOWN = 6
@@ -37,13 +38,13 @@ def head(
     if first >= length > 0:
         refuse(f"{path} has {length:,} rows, so there is no row {start:,}")
     chosen = range(first, min(first + rows, length))
-    entries = [(key, leaf) for key, leaf, _ in _leaves(data)]
+    entries = [(key, leaf) for key, leaf, _ in leaves_of(data)]
     if asked().json:
         answer({"rows": [{"row": row, **{"/".join(key): leaf[row] for key, leaf in entries}} for row in chosen]})
     for row in () if asked().json else chosen:
         typer.echo(f"row {row}")
         for key, leaf in entries:
-            typer.echo(f"  {printable('/'.join(key))}  {_short(leaf[row], _type_name(leaf))}")
+            typer.echo(f"  {printable('/'.join(key))}  {_short(leaf[row], type_name(leaf))}")
     pictures = [(key, leaf) for key, leaf in entries if looks_like_pictures(leaf)]
     if sheet is not None:
         if not pictures:
@@ -98,7 +99,7 @@ def _draw(pictures: list[tuple[tuple[str, ...], Any]], rows: range, path: Path) 
     canvas = Image.new("RGB", (gap + across * (CELL + gap), height + gap), "white")
     draw, top = ImageDraw.Draw(canvas), gap
     for key, leaf in pictures:
-        draw.text((gap, top), f"{'/'.join(key)}  {_type_name(leaf)} {list(leaf.shape[1:])}", "black")
+        draw.text((gap, top), f"{'/'.join(key)}  {type_name(leaf)} {list(leaf.shape[1:])}", "black")
         top += line
         for place, row in enumerate(rows):
             left = gap + place % across * (CELL + gap)

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tdmap.cli import app
 from tdmap.cli_answers import answer, asked
+from tdmap.cli_app import app
 from tdmap.cli_map import CANNOT_WRITE, report_skipped, require_free
 from tdmap.cli_requests import find_function, guard, open_dataset, refuse
 
@@ -37,9 +37,9 @@ def key_of(name: str, data: Any, path: Path) -> str | tuple[str, ...]:
     """The entry that `a/b` names, or leave with those that there are."""
     import difflib
 
-    from tdmap.cli import _leaves
+    from tdmap.cli_info import leaves_of
 
-    names = {"/".join(key): key for key, _, _ in _leaves(data)}
+    names = {"/".join(key): key for key, _, _ in leaves_of(data)}
     if name not in names:
         close = difflib.get_close_matches(name, names, 3) or sorted(names)[:5]
         refuse(f"{path} has no entry {name!r}; there is {', '.join(close)}")

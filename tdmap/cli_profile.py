@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tdmap.cli import app, end_with_reader
 from tdmap.cli_answers import answer, say
+from tdmap.cli_app import app, end_with_reader
 from tdmap.cli_requests import find_function, guard, open_dataset, refuse
 from tdmap.data.kinds import tensors_of
 

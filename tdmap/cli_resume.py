@@ -15,8 +15,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tdmap.cli import app, end_with_reader
 from tdmap.cli_answers import answer, asked
+from tdmap.cli_app import app, end_with_reader
 from tdmap.cli_map import report_skipped, run_resumable
 from tdmap.cli_requests import file_of_module, find_function, import_module, open_dataset, refuse, take_apart
 from tdmap.memory.hidden import HIDDEN, printable

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tdmap.cli import _leaves, _type_name, app, end_with_reader
 from tdmap.cli_answers import answer, asked, say
+from tdmap.cli_app import app, end_with_reader
+from tdmap.cli_info import leaves_of, type_name
 from tdmap.cli_requests import guard, open_dataset, refuse
 
 
@@ -63,7 +64,7 @@ def _numbers_of(
 
     import torch
 
-    leaves = {key: leaf for key, leaf, _ in _leaves(data)}
+    leaves = {key: leaf for key, leaf, _ in leaves_of(data)}
     names = {"/".join(key): key for key in leaves}
     for name in keys or ():
         if name not in names:
@@ -75,7 +76,7 @@ def _numbers_of(
     for key in chosen:
         leaf = leaves[key]
         real = isinstance(leaf, torch.Tensor) and not leaf.is_complex() and not leaf.is_nested
-        (numbers if real else others)[key] = _type_name(leaf)
+        (numbers if real else others)[key] = type_name(leaf)
     return numbers, others
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from tdmap.memory.resources import usable_cores
+from tdmap.operations.map import map as tdmap_map
+from tdmap.runtime.workers.pool import WorkerPool
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,10 @@ def measure_machine(folder: Path | None = None, rounds: int = 5, megabytes: int 
         ]
         for method in ("fork", "forkserver", "spawn"):
             cases.append((f"2 workers and a first call, {method}", "s", lambda method=method: _start(method)))  # type: ignore[misc]
-        for number in range(-1 if rounds > 2 else 0, rounds):  # the first of many does not count
+        for number in range(-1, rounds):  # the first does not count
             for name, unit, run in cases:
+                if number < 0 and "first call" in name:  # a start has nothing to warm up
+                    continue
                 value = run()
                 if number >= 0:
                     found.setdefault(name, Figure(name, unit, [])).values.append(value)
@@ -109,11 +113,9 @@ CHUNKS = 20_000
 
 
 def _timed_map(rows: int, pool: Any = None) -> float:
-    from tdmap.operations.map import map
-
     data = torch.zeros(rows)
     began = time.perf_counter()
-    map(data, _nothing, num_workers=2, chunksize=1, pool=pool)
+    tdmap_map(data, _nothing, num_workers=2, chunksize=1, pool=pool)
     return time.perf_counter() - began
 
 
@@ -127,8 +129,6 @@ def _warm_call() -> float:
 
 
 def _start(method: str) -> float:
-    from tdmap.runtime.workers.pool import WorkerPool
-
     began = time.perf_counter()
     pool = WorkerPool(2, method)
     try:
