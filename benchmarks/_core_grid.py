@@ -83,8 +83,9 @@ def _class_of(kit: Kit, layout: Layout) -> Any:
     fields = dict.fromkeys(path[0] for path in layout.names())
     body = "\n".join(f"    {name}: {'TensorDict' if name == 'n' else 'torch.Tensor'}" for name in fields)
     scope = {"torch": torch, "tensorclass": kit.lib.tensorclass, "TensorDict": kit.TD, "__name__": "benchmarks"}
-    exec(compile(f"@tensorclass\nclass Record:\n{body}\n", "<grid>", "exec", dont_inherit=True), scope)
-    return scope["Record"]
+    name = f"Record{layout.keys}x{layout.levels}"  # its own: a folder names the class of what it holds
+    exec(compile(f"@tensorclass\nclass {name}:\n{body}\n", "<grid>", "exec", dont_inherit=True), scope)
+    return scope[name]
 
 
 Operation = Callable[[Any, Kit, Layout, tuple[int, ...]], Call]

@@ -2,14 +2,16 @@
 
     python -m benchmarks.core_ops                    # every case, a minute or two
     python -m benchmarks.core_ops --filter index --quick
-    python -m benchmarks.core_ops --grid             # 0 to 3 batch dimensions x layouts x kinds: some 2 500 cases
+    python -m benchmarks.core_ops --grid --quick     # 0 to 3 batch dimensions x layouts x kinds: a quarter of an hour
 
 Prints a line a case: nanoseconds a call for both, their ratio (below 1 is faster than the reference), and how
 many times the bare-tensor loop it costs. Times are of this thread (torch has one here); ratios are medians of
 ratios within rounds, and the order within a round changes, so that a noisy machine slows both sides alike.
 Ends with the geometric mean, and writes `core_ops.json` (`core_grid.json`) into `benchmarks/results`. Of the grid,
-cases that the reference refuses are left out, and one that comes out slower is measured again with more rounds: of
-thousands of short measurements on a shared machine a few are chance.
+cases that the reference refuses are left out. Two groups are slower for a reason: ``detach`` of a mapped tree, where
+the reference hands out one object again and again, to which ``requires_grad_()`` sticks; and ``memmap, over another``,
+where ours replaces each file at once, and a killed save leaves the old dataset or the new one. What comes out slower
+is measured again with more rounds: of thousands of short measurements on a shared machine a few are chance.
 """
 
 from __future__ import annotations
@@ -82,6 +84,7 @@ def main() -> int:
     kits = [Kit(importlib.import_module(name)) for name in (OURS, REFERENCE)]
     every = grid_cases() if options.grid else all_cases()
     cases = [case for case in every if re.search(options.filter, f"{case.group}: {case.name}")]
+    gc.freeze()  # what is there now stays: collecting before each case would look through it thousands of times
     print(f"{'case':34} {'ours':>10} {'reference':>10} {'ratio':>7} {'x floor':>8}")
     results = []
     before, others = cores_of_others(), Others()

@@ -32,16 +32,20 @@ from tdmap.operations.iterator import MapIterator
 from tdmap.operations.map import map, map_iter
 from tdmap.operations.prefetch import prefetch_to_device
 from tdmap.operations.reduce import map_reduce, reduce
+from tdmap.operations.samplers import BalancedSampler, MixedSampler, WeightedSampler
 from tdmap.operations.shuffle import shuffle
+from tdmap.operations.summary import describe, train_test_split
 from tdmap.pipeline import Pipeline, PipelineIterator
 from tdmap.plan import ChunkPlan
 from tdmap.ranks import merge_shards
 from tdmap.reducers import Reducer
 from tdmap.rowerrors import RowError, RowErrors, SkippedRows
+from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.workers.pool import WorkerPool, close_pools
 
 __all__ = [
     "AlreadyComplete",
+    "BalancedSampler",
     "Callback",
     "ChunkPlan",
     "ChunkRetried",
@@ -52,11 +56,13 @@ __all__ = [
     "JobStarted",
     "LeaseDone",
     "MapIterator",
+    "MixedSampler",
     "OutputMismatch",
     "Pipeline",
     "PipelineIterator",
     "Profiler",
     "ProgressBar",
+    "RayCluster",
     "Reducer",
     "RemoteError",
     "RemoteTraceback",
@@ -69,11 +75,13 @@ __all__ = [
     "SkippedRows",
     "TdmapError",
     "UntrustedFile",
+    "WeightedSampler",
     "WorkerDied",
     "WorkerLost",
     "WorkerPool",
     "WorkerStartError",
     "close_pools",
+    "describe",
     "filter",
     "flat_map",
     "group_by",
@@ -86,4 +94,5 @@ __all__ = [
     "reduce",
     "shuffle",
     "sort",
+    "train_test_split",
 ]

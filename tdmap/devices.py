@@ -78,7 +78,7 @@ class Placement:
 
     def check(self, data: Data, out: Data | None, execution: Execution, resume: bool, on_error: OnError) -> None:
         """Raise ValueError for what cannot work together."""
-        processes = execution.executor == "process"
+        processes = execution.in_processes
         if processes:
             for device in {*self.devices, *([] if self.out_device is None else [self.out_device])}:
                 check_start_method(execution, device)
@@ -110,7 +110,7 @@ class Placement:
 
     def function(self, fn: Callable[[Any], Any], execution: Execution) -> Callable[[Any], Any]:
         """`fn`, for chunks of the source."""
-        check_placement(fn, execution.executor == "process", self.devices[0] if self.devices else None)
+        check_placement(fn, execution.in_processes, self.devices[0] if self.devices else None)
         if not self.devices:
             return fn
         opened = tuple(functools.partial(links.LINKS[device.type], device) for device in self.devices)
@@ -120,7 +120,7 @@ class Placement:
         """Whether results go from the device into `out` without coming back to this machine's memory."""
         if not self.devices or self.out_device is None:
             return False
-        return execution.executor != "process" or can_lend(self.out_device)
+        return not execution.in_processes or can_lend(self.out_device)
 
     def run(self, job: Job, out: Data, execution: Execution, log: CommitLog | None = None) -> Any:
         """Run a job whose results go into an existing `out`.
@@ -199,7 +199,7 @@ def devices_of(device: Devices) -> tuple[torch.device, ...]:
 
 def check_start_method(execution: Execution, device: torch.device) -> None:
     """Raise ValueError where workers would be forks of a process that uses CUDA."""
-    if device.type not in links.NO_FORKS or execution.executor != "process":
+    if device.type not in links.NO_FORKS or not execution.in_processes:
         return
     pool = execution.pool
     method = pool.start_method if isinstance(pool, WorkerPool) else None if pool else execution.mp_start_method

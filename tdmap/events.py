@@ -32,7 +32,7 @@ class JobStarted:
     num_workers: int
     """Workers that share the chunks."""
     executor: str
-    """`"serial"`, `"thread"`, `"process"` or `"pool"`."""
+    """`"serial"`, `"thread"`, `"process"`, `"pool"` or `"ray"`."""
     time: float
     """`time.monotonic()` of this moment, in seconds."""
     row_bytes: int = 0
@@ -126,6 +126,8 @@ class LeaseDone:
     """Where the time went; None unless a callback has a `meter`."""
     first_row: int = 0
     """First row of these chunks."""
+    node: str = ""
+    """The machine of the worker, on a cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,8 @@ class WorkerDied:
     """Exit code, or None when a signal ended it."""
     chunk: int | None
     """Chunk that was running, or None."""
+    node: str = ""
+    """The machine that it ran on, on a cluster."""
 
 
 @dataclass(frozen=True, slots=True)

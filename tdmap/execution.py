@@ -20,8 +20,11 @@ from tdmap.memory.cuts import Cuts
 from tdmap.memory.resources import usable_cores
 from tdmap.process import forks
 from tdmap.process.owner import Owner
+from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.crews.foreign import ForeignCrew
 from tdmap.runtime.crews.processes import ProcessCrew
+from tdmap.runtime.crews.ray import RayCrew
+from tdmap.runtime.crews.raypool import borrow_ray_pool
 from tdmap.runtime.crews.serial import SerialCrew
 from tdmap.runtime.crews.threads import ThreadCrew
 from tdmap.runtime.driver import CommitLog, Crew, Driver
@@ -33,7 +36,7 @@ from tdmap.sinks import Sink
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-EXECUTORS = ("process", "thread", "serial")
+EXECUTORS = ("process", "thread", "serial", "ray")
 
 
 class WorkerOptions(TypedDict, total=False):
@@ -43,8 +46,8 @@ class WorkerOptions(TypedDict, total=False):
     """Processes or threads; 0 runs in the caller. Default: the cores that this process may use."""
     pool: Any
     """Run there; the other options about workers are ignored then."""
-    executor: str
-    """`"process"`, `"thread"` or `"serial"`."""
+    executor: str | RayCluster
+    """`"process"`, `"thread"`, `"serial"`, `"ray"`, or a `RayCluster`."""
     mp_start_method: str | None
     """`"fork"`, `"forkserver"` or `"spawn"`."""
     worker_threads: int
@@ -72,7 +75,7 @@ class Execution:
 
     num_workers: int | None = None
     pool: Any = None
-    executor: str = "process"
+    executor: str | RayCluster = "process"
     mp_start_method: str | None = None
     worker_threads: int = 1
     max_tasks_per_child: int | None = None
@@ -92,8 +95,12 @@ class Execution:
         if self.pool is None and self.num_workers == 0 and not isinstance(self.num_workers, bool):
             object.__setattr__(self, "num_workers", None)
             object.__setattr__(self, "executor", "serial")
-        if self.executor not in EXECUTORS:
-            raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}: got {self.executor!r}.")
+        if self.executor == "ray":
+            object.__setattr__(self, "executor", RayCluster())
+        if isinstance(self.executor, RayCluster):
+            self._check_cluster(self.executor)
+        elif self.executor not in EXECUTORS:
+            raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}, or a RayCluster: got {self.executor!r}.")
         workers = self.num_workers
         if self.pool is None and workers is not None and not _is_count(workers):
             raise ValueError(
@@ -116,6 +123,13 @@ class Execution:
                 f"pool must be a tdmap.WorkerPool or a multiprocessing pool, got a {type(self.pool).__name__}."
             )
 
+    def _check_cluster(self, cluster: RayCluster) -> None:
+        """Raise for options that say where else workers should come from."""
+        cluster.require()
+        for name in ("pool", "mp_start_method", "max_tasks_per_child", "max_memory"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}= is about processes of this machine, and executor= names a Ray cluster.")
+
     @classmethod
     def of(cls, **options: Unpack[WorkerOptions]) -> Execution:
         """From the options of an operation.
@@ -134,13 +148,18 @@ class Execution:
         return self.pool is not None and not isinstance(self.pool, WorkerPool)
 
     @property
+    def in_processes(self) -> bool:
+        """Whether the workers are other processes, which do not see the memory of this one as it is."""
+        return self.executor == "process" or isinstance(self.executor, RayCluster)
+
+    @property
     def workers(self) -> int:
         """How many there will be, given enough chunks."""
         if self.executor == "serial":
             return 1
         if isinstance(self.pool, WorkerPool):
             return self.pool.num_workers
-        return self.num_workers or usable_cores()
+        return self._count()
 
     def run(self, job: Job, sink: Sink, log: CommitLog | None = None) -> Any:
         """Run a job to its end, and return the sink's result."""
@@ -170,12 +189,21 @@ class Execution:
             if owner.is_here:  # a fork's copy of this generator, which it collects, has no pool to give back
                 finish()
 
+    def _count(self) -> int:
+        """Workers that are asked for, or that there is room for."""
+        if self.num_workers:
+            return self.num_workers
+        return self.executor.slots() if isinstance(self.executor, RayCluster) else usable_cores()
+
     def _crew(self, job: Job) -> tuple[Crew, Callable[[], None]]:
         """Those who run the job, and what to call when they have."""
-        if self.executor == "serial" or (self.executor == "process" and _nested()):
+        if self.executor == "serial" or (self.in_processes and _nested()):
             return SerialCrew(), _nothing
-        count = self.num_workers or usable_cores()
+        count = self._count()
         wanted = min(count, job.plan.num_chunks)
+        if isinstance(self.executor, RayCluster):
+            actors, finish = borrow_ray_pool(self.executor, count, self.worker_threads)
+            return RayCrew(actors, wanted), finish
         if self.executor == "thread":
             return ThreadCrew(wanted, self.worker_threads, job.policy.seed is not None), _nothing
         if isinstance(self.pool, WorkerPool):

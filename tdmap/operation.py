@@ -50,7 +50,7 @@ def operation(fn: Function, forwards_to: Callable[..., Any] | None = None) -> Fu
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         if args and fn.__name__ in getattr(type(args[0]), "__tdmap_operations__", ()):
-            return getattr(args[0], fn.__name__)(*args[1:], **kwargs)
+            return _by_method(fn, args, kwargs)
         unknown = kwargs.keys() - allowed()
         if unknown:
             raise unknown_option(fn.__name__, sorted(unknown)[0], allowed())
@@ -73,6 +73,15 @@ def operation(fn: Function, forwards_to: Callable[..., Any] | None = None) -> Fu
         return frozenset(names) | (frozenset(worker_options()) if open_ended else frozenset())
 
     return call  # type: ignore[return-value]
+
+
+def _by_method(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the method of the data that has the name of a function; later arguments go by name."""
+    method = getattr(args[0], fn.__name__)
+    names, theirs = list(inspect.signature(fn).parameters), list(inspect.signature(method).parameters)
+    first = args[1:2] if theirs[:1] != [] and theirs[0] not in names else ()
+    named = dict(zip(names[1 + len(first) :], args[1 + len(first) :]))
+    return method(*first, **named, **kwargs)
 
 
 def _names_of(fn: Callable[..., Any]) -> list[str]:

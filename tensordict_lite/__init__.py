@@ -49,7 +49,6 @@ from tensordict_lite.nn import (
 from tensordict_lite.nontensor import NonTensorData, NonTensorDataBase, is_non_tensor
 from tensordict_lite.nontensor_stack import NonTensorStack
 from tensordict_lite.parsing import parse_tensor_dict_string
-from tensordict_lite.printing import get_printoptions, set_printoptions
 from tensordict_lite.pytree import from_pytree
 from tensordict_lite.safetensor_files import from_safetensors, to_safetensors
 from tensordict_lite.settings import (
@@ -62,6 +61,7 @@ from tensordict_lite.settings import (
     set_lazy_legacy,
     set_list_to_stack,
 )
+from tensordict_lite.shown import get_printoptions, set_printoptions
 from tensordict_lite.tensorclass import TensorClass, from_dataclass, is_tensorclass, tensorclass
 from tensordict_lite.tensordict import TensorDict
 from tensordict_lite.testing import assert_allclose_td, assert_close

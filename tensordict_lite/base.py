@@ -392,6 +392,12 @@ class TensorCollection(Families):
 
         return render(self)
 
+    def _repr_html_(self) -> str | None:
+        """What notebooks show: see :mod:`tensordict_lite.html`."""
+        from tensordict_lite.printing import render_html
+
+        return render_html(self)
+
 
 class TensorDictBase(TensorCollection):
     """Base of :class:`TensorDict` and :class:`LazyStackedTensorDict`, not of tensorclasses."""

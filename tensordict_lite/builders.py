@@ -45,7 +45,8 @@ def from_mapping(
             entries[key] = from_mapping(cls, value, None, None, size, device, None, new._names)
             continue
         template = like.get(key, None) if like is not None else None
-        if size and type(value) in (int, float, bool):
+        held = getattr(template, "_payload", template)  # of an object, the object
+        if (size or type(held) is type(value)) and type(value) in (int, float, bool):
             new.set_non_tensor(key, value)
         elif template is not None and isinstance(value, Mapping) and hasattr(template, "_entries"):
             new.set(key, _from_template(template, value, size, device))

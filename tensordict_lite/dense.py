@@ -15,9 +15,10 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import EntryKindError, InplaceWriteError, KeyThroughLeafError
 from tensordict_lite.fitting import Fitting
-from tensordict_lite.indexing import assigned_rows, index_batch_size, index_names, normalise_index, rows_mismatch
+from tensordict_lite.indexing import index_batch_size, index_names, normalise_index
 from tensordict_lite.keys import missing_key_error, path_of, require_path
-from tensordict_lite.ops.put import NUMBERS, as_rows, put_rows
+from tensordict_lite.ops.put import put_rows
+from tensordict_lite.rowwrites import RowWrites
 from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.views import public
 
@@ -30,7 +31,7 @@ _FULL = slice(None)
 _new_object = object.__new__
 
 
-class DenseCollection(Fitting, TensorCollection):
+class DenseCollection(Fitting, RowWrites, TensorCollection):
     """Entries in ``_source: dict[str, Tensor | TensorCollection]``, each of shape ``[*batch_size, ...]``."""
 
     __slots__ = ()
@@ -119,7 +120,8 @@ class DenseCollection(Fitting, TensorCollection):
                 None if self._names is None else self._names[1:],
             )
         if cls is slice and self._source and self._batch_size:
-            return self if index == _FULL else self._slice_rows(index)
+            whole = index.start is None and index.stop is None and index.step is None
+            return self if whole else self._slice_rows(index)
         if cls is tuple:
             path = path_of(index)
             if path:
@@ -254,6 +256,9 @@ class DenseCollection(Fitting, TensorCollection):
     def _slice_rows(self, index: slice) -> Self:
         """Rows of a slice of the first batch dimension."""
         out = {key: value[index] for key, value in self._source.items()}
+        first = next(iter(out.values()))
+        if type(first) is Tensor and not first.is_nested:  # which says the size at less than half the price
+            return self._rebuild(out, first.shape[: len(self._batch_size)], self._names)
         return self._rebuild(out, index_batch_size(self._batch_size, index), self._names)
 
     def _index_tensor(self, index: Tensor) -> Self:
@@ -312,90 +317,6 @@ class DenseCollection(Fitting, TensorCollection):
             self.set(str(index), value)
             return
         self._set_index(normalise_index(index, len(self._batch_size)), value)
-
-    def _set_index(self, index: Any, value: Any) -> None:
-        """Writes rows. Keys that do not exist yet are allocated, zero-filled (lazy preallocation)."""
-        if not isinstance(value, TensorCollection):
-            if not isinstance(value, Mapping):
-                plain = isinstance(value, NUMBERS)
-                for key, entry in self._source.items():
-                    if isinstance(entry, Tensor):
-                        entry[index] = value if plain else as_rows(value, entry, key)
-                    elif not entry._is_unbatched:  # which has no rows
-                        self._assign_entry(index, key, entry, value)
-                return
-            size = index_batch_size(self._batch_size, index)
-            value = self._plain_class()(self._assign_mappings(index, value), batch_size=size, device=self._device)
-        index, size = assigned_rows(self._batch_size, index)
-        if value._batch_size[: len(size)] != size:
-            value = self._spread_rows(value, size, index)
-        source = self._source
-        for key in value._key_list():
-            item = value._get_str(key)
-            entry = source.get(key, MISSING)
-            if entry is MISSING:
-                if self._lock is not None:
-                    raise self._locked_error()
-                entry = source[key] = self._allocate_like(item, len(size))
-            if isinstance(entry, Tensor):
-                if not isinstance(item, Tensor):
-                    raise EntryKindError(key, entry, item)
-                entry[index] = item
-            else:
-                self._assign_entry(index, key, entry, item)
-
-    def _spread_rows(self, value: TensorCollection, size: torch.Size, index: Any) -> TensorCollection:
-        """A source of fewer batch dimensions at those of the rows: the same for each, or with entries that fit."""
-        theirs = value._batch_size
-        dims = len(theirs)
-        if 0 < dims < len(size):
-            if theirs == size[len(size) - dims :]:
-                return value.expand(*size)
-            try:
-                value = value.copy()
-                value._change_batch_size(size)
-                return value
-            except RuntimeError:
-                pass
-        raise rows_mismatch(size, theirs, self._batch_size, index)
-
-    def _assign_entry(self, index: Any, key: str, entry: TensorCollection, item: Any) -> None:
-        replaced = entry._assign_rows(index, item)
-        if replaced is not entry:  # non-tensor data that turned into a stack
-            self._source[key] = replaced
-
-    def _assign_mappings(self, index: Any, value: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Writes nested mappings into the collections that are there; what is left has none yet, or is no mapping."""
-        rest = {}
-        for key, item in value.items():
-            entry = self._source.get(key) if type(key) is str else None
-            nested = isinstance(item, Mapping) and not isinstance(item, TensorCollection)
-            if nested and isinstance(entry, TensorCollection) and not entry._is_non_tensor:
-                entry._set_index(index, item)
-            else:
-                rest[key] = item
-        return rest
-
-    def _assign_rows(self, index: Any, item: Any) -> TensorCollection:
-        """``self[index] = item``; the collection to keep, since non-tensor values may change class."""
-        if isinstance(item, TensorCollection) and item._is_non_tensor:
-            raise EntryKindError("", self, item)
-        self._set_index(index, item)
-        return self
-
-    def _allocate_like(self, item: Any, index_dims: int) -> Any:
-        """A zero entry of the full batch size for an item whose first ``index_dims`` dims are indexed away."""
-        if isinstance(item, Tensor):
-            shape = (*self._batch_size, *item.shape[index_dims:])
-            device = self._device or item.device
-            return torch.zeros(shape, dtype=item.dtype, device=device)
-        return item._empty_rows(self._batch_size, index_dims, self._device)
-
-    def _empty_rows(self, lead: torch.Size, index_dims: int, device: torch.device | None) -> TensorCollection:
-        size = torch.Size((*lead, *self._batch_size[index_dims:]))
-        new = self._rebuild({}, size)
-        new._device = device
-        return new
 
     def set(self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False) -> Self:
         """Writes an entry, replacing or (``inplace=True``) overwriting the one that is there.

@@ -107,12 +107,15 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         member_size: torch.Size,
         device: torch.device | None = None,
         names: list[str | None] | None = None,
+        batch_size: torch.Size | None = None,
     ) -> Self:
-        """Trusted constructor: the members are known to go together."""
+        """Trusted constructor: the members are known to go together (``batch_size``: of the stack, if known)."""
         new = _new_object(cls)
         new._source = members
         new._stack_dim = dim
-        new._batch_size = torch.Size((*member_size[:dim], len(members), *member_size[dim:]))
+        if batch_size is None:
+            batch_size = torch.Size((*member_size[:dim], len(members), *member_size[dim:]))
+        new._batch_size = batch_size
         new._device = device
         new._names = names
         new._lock = None

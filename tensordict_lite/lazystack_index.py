@@ -307,6 +307,8 @@ class LazyIndexOps:
 
     def _restricted(self) -> Any:
         """The stack without the leaves that only some members have: what a plain value is written to."""
+        if _same_tensors(self._source):
+            return self
         leaves = [set(member.keys(True, True, is_leaf_nontensor)) for member in self._source]
         common = set.intersection(*leaves) if leaves else set()
         if all(len(found) == len(common) for found in leaves):
@@ -386,3 +388,18 @@ def _positions(shape: torch.Size, prefix: tuple[int, ...] = ()) -> Any:
     if not shape:
         return prefix
     return [_positions(shape[1:], (*prefix, k)) for k in range(shape[0])]
+
+
+def _same_tensors(members: list[Any]) -> bool:
+    """Whether all members have tensors under the same keys, and nothing else: looked at the quick way."""
+    first = members[0]._source.keys() if members and type(members[0]._source) is dict else None
+    if first is None:
+        return False
+    for member in members:
+        source = member._source
+        if type(source) is not dict or source.keys() != first or member._is_non_tensor:
+            return False
+        for value in source.values():
+            if not isinstance(value, Tensor):
+                return False
+    return True

@@ -307,6 +307,20 @@ class LazyShapeOps:
         full = slice(None)
         return tuple(self._index((*[full] * dim, slice(a, b))) for a, b in stops)
 
+    def _in_steps(self, step: int, dim: int) -> tuple[Any, ...]:
+        """Consecutive parts of ``step`` rows, the last one shorter."""
+        size = self._batch_size
+        total = size[dim]
+        if dim != self._stack_dim or self._lock is not None or -1 in size:
+            return self._cut([min(step, total - start) for start in range(0, total, step)], dim)
+        of, members, device, names = type(self)._of, self._source, self._device, self._names  # type: ignore[attr-defined]
+        lead, tail = size[:dim], size[dim + 1 :]
+        inner, outer = lead + tail, torch.Size((*lead, step, *tail))
+        parts = [of(members[at : at + step], dim, inner, device, names, outer) for at in range(0, total, step)]
+        if total % step:
+            parts[-1]._batch_size = torch.Size((*lead, total % step, *tail))
+        return tuple(parts)
+
     def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
         """Consecutive parts of ``split_size`` rows (the last one shorter), or of the given sizes."""
         dim = self._positive(dim)
@@ -314,7 +328,7 @@ class LazyShapeOps:
             raise ValueError(f"split: split_size must be positive, got {split_size}.")
         total = self._batch_size[dim]
         if isinstance(split_size, int) and total > 0:
-            return self._cut(_steps(total, split_size), dim)
+            return self._in_steps(split_size, dim)
         probe = torch.empty((), dtype=torch.bool).expand(total)
         sizes = [len(part) for part in probe.split(split_size if isinstance(split_size, int) else list(split_size))]
         return self._cut(sizes, dim)
@@ -326,7 +340,7 @@ class LazyShapeOps:
         dim = self._positive(dim)
         total = self._batch_size[dim]
         if total > 0:
-            return self._cut(_steps(total, -(-total // chunks)), dim)
+            return self._in_steps(-(-total // chunks), dim)
         probe = torch.empty((), dtype=torch.bool).expand(total)
         return self._cut([len(part) for part in probe.chunk(chunks)], dim)
 
@@ -521,11 +535,6 @@ class LazyShapeOps:
             return padded  # type: ignore[no-any-return]
         self._source, self._batch_size = padded._source, padded._batch_size
         return self  # type: ignore[return-value]
-
-
-def _steps(total: int, step: int) -> list[int]:
-    """The sizes of consecutive parts of ``step`` rows, the last one shorter."""
-    return [min(step, total - start) for start in range(0, total, step)]
 
 
 def _blank(member: Any, count: int, value: float) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tensordict_lite.printing import SHORT_DTYPES
+from tensordict_lite.shown import SHORT_DTYPES
 from tensordict_lite.tensordict import TensorDict
 
 __all__ = ["parse_tensor_dict_string"]

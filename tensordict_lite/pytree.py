@@ -81,12 +81,13 @@ def _unflatten(values: Any, spec: NodeSpec) -> Any:
     values = list(values)
     size = spec.batch_size
     names = spec.names
-    sized, complete = _sized(values, spec.ndims)
+    kept = _keep_shape(values, spec)
+    sized, complete = ([], False) if kept else _sized(values, spec.ndims)
     if sized and complete:
         size = _batch_size_of(sized, spec)
         if names is not None and len(size) != len(names):
             names = _names_of(size, spec)
-    if tuple in map(type, values):
+    if not kept and tuple in map(type, values):
         from tensordict_lite.nontensor_tuple import TupleEntry
 
         values = [TupleEntry(value, batch_size=size) if type(value) is tuple else value for value in values]
@@ -102,6 +103,19 @@ def _unflatten(values: Any, spec: NodeSpec) -> Any:
     for key, value in template._source.items():
         out[key] = resized(value, size)
     return template._rebuild({**entries, **out}, size, None if names is None else list(names))
+
+
+def _keep_shape(values: list[Any], spec: NodeSpec) -> bool:
+    """Whether all entries have as many dimensions as before, the batch in front: the usual case, told quickly."""
+    size, dims = spec.batch_size, len(spec.batch_size)
+    if torch.compiler.is_compiling():
+        return False
+    for value, ndim in zip(values, spec.ndims):
+        if not isinstance(value, Tensor) and not hasattr(value, "_batch_size"):
+            return False
+        if value.ndim != ndim or (dims and value.shape[:dims] != size):
+            return False
+    return True
 
 
 def _says_nothing(value: Any) -> bool:

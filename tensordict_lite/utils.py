@@ -18,7 +18,6 @@ from tensordict_lite.memmap import TensorDictFuture
 from tensordict_lite.nontensor import is_non_tensor
 from tensordict_lite.ops.shape import positive_dim
 from tensordict_lite.parsing import parse_tensor_dict_string
-from tensordict_lite.printing import get_printoptions, set_printoptions
 from tensordict_lite.settings import (
     capture_non_tensor_stack,
     lazy_legacy,
@@ -27,6 +26,7 @@ from tensordict_lite.settings import (
     set_lazy_legacy,
     set_list_to_stack,
 )
+from tensordict_lite.shown import get_printoptions, set_printoptions
 from tensordict_lite.tensorclass import is_tensorclass
 from tensordict_lite.testing import assert_allclose_td, assert_close
 from tensordict_lite.views import entry_of

@@ -47,6 +47,7 @@ def add_cases(bench: Benchmark, work: Workload) -> None:
 def start(workers: int) -> None:
     """Start Ray on this machine, quietly, with so many processes."""
     ray.init(
+        address="local",  # whoever else has a cluster on this machine
         num_cpus=workers,
         include_dashboard=False,
         log_to_driver=False,

@@ -23,23 +23,25 @@ class Reader:
         data: the dataset.
         plan: how its rows are cut.
         order: int64 permutation of the rows, or None for their own order.
+        base: the row of the plan that is the first of `data`: a worker may have only some of the rows.
     """
 
-    def __init__(self, data: Data, plan: ChunkPlan, order: Tensor | None = None) -> None:
+    def __init__(self, data: Data, plan: ChunkPlan, order: Tensor | None = None, base: int = 0) -> None:
+        self.base = base
         self.data = plain_tensors(data)
         self.plan = plan
         self.order = order
 
     def read(self, start: int, stop: int) -> Iterator[Data]:
         """The chunks `start..stop`; views of the dataset unless there is an order."""
-        plan = self.plan
+        plan, base = self.plan, self.base
         for begin, end, size in plan.runs(start, stop, BLOCK):
             if self.order is not None:
                 yield from self._gather(begin, end, size)
             elif plan.unbind:
-                yield from narrow(self.data, plan.dim, begin, end).unbind(plan.dim)
+                yield from narrow(self.data, plan.dim, begin - base, end - base).unbind(plan.dim)
             else:
-                yield from cut(self.data, plan.dim, begin, end, size)
+                yield from cut(self.data, plan.dim, begin - base, end - base, size)
 
     def replan(self, plan: ChunkPlan) -> None:
         """The size of the later chunks is settled."""

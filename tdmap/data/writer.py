@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -43,6 +44,9 @@ class RowWriter:
         aliased: `out` is the source itself, so a result may lie in the rows already.
         strict: with `exact`, a result that is refused has nowhere else to go.
         objects: entries of results that are no tensors. Default: those of `out`.
+
+    Attributes:
+        base: the row of the plan that is the first of `out`: a worker may have only some of the rows.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class RowWriter:
         self._before = out if aliased and self.objects else None
         self.out = without_objects(out)
         self.strict = strict
+        self.base = 0
         self.plan = plan
         self.exact = exact
         self.aliased = aliased
@@ -72,10 +77,18 @@ class RowWriter:
         new._before, new._names, new._one_level = self._before, self._names, self._one_level
         return new
 
+    def over(self, out: Data, base: int) -> RowWriter:
+        """Another one, for some of the rows: those in `out`, of which the first is row `base`."""
+        new = copy.copy(self)
+        new.out, new.base, new._flat, new._files = without_objects(out), base, (), {}
+        new._before = out if self.aliased and self.objects else None
+        return new
+
     def rows(self, start: int, stop: int) -> Iterator[Data]:
         """Views of the output rows of the chunks `start..stop`: collections, or tuples of tensors when it is flat."""
-        plan = self.plan
+        plan, base = self.plan, self.base
         for begin, end, size in plan.runs(start, stop, BLOCK):
+            begin, end = begin - base, end - base
             if self._flat:
                 yield from zip(*(cut(self.out._source[key], plan.dim, begin, end, size) for key in self._flat))
             elif plan.unbind:
@@ -102,9 +115,18 @@ class RowWriter:
         pieces = tuple(piece_of(entry_at(result, path), self.plan) for path in self.objects)
         if self._before is None:
             return pieces
+        first, last = first - self.base, last - self.base
         before = [narrow(entry_at(self._before, path), self.plan.dim, first, last) for path in self.objects]
         same = [unchanged(piece, entry, self.plan) for piece, entry in zip(pieces, before)]
         return None if all(same) else tuple(None if kept else piece for kept, piece in zip(same, pieces))
+
+    def column(self, key: str, chunk: int) -> Tensor | None:
+        """The rows of a chunk in one entry of the output; None where it has no such tensor."""
+        entry = None if isinstance(self.out, Tensor) else getattr(self.out, "_source", {}).get(key)
+        if not isinstance(entry, Tensor):
+            return None
+        start, stop = self.plan.rows(chunk)
+        return entry.narrow(self.plan.dim, start - self.base, stop - start)
 
     def misfit(self, rows: Data, result: Data) -> OutputMismatch | None:
         """What is wrong with a result for these rows, found before anything is written; None when it is welcome."""

@@ -25,7 +25,7 @@ import torch
 from tdmap.data.kinds import Data
 from tdmap.data.schema import Schema
 from tdmap.data.store import OutputFolder
-from tdmap.datasets.copying import CopyTable, Target
+from tdmap.datasets.flat.copying import CopyTable, Target
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import example_of
 from tdmap.errors import OutputMismatch

@@ -1,4 +1,5 @@
-"""Files of other tools as datasets, and back: Parquet, Arrow, CSV, JSON Lines, NumPy, tar files of WebDataset's.
+"""Files of other tools as datasets, and back: Parquet, Arrow, CSV, JSON Lines, NumPy, HDF5, Zarr, tar files
+of WebDataset's.
 
 Parquet is read by workers, a row group at a time; the others are a stream that one process reads. Memory holds some
 thousand rows, or a row group a worker. A path may be any URL that fsspec knows, where that is installed.
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 
 from tdmap.data.store import OutputFolder
+from tdmap.datasets.arrays import read_hdf5, read_zarr, write_hdf5, write_zarr
 from tdmap.datasets.arrow import columns_of, jagged_names, pyarrow, to_arrow
 from tdmap.datasets.columns import Columns, map_columns, write_columns
 from tdmap.datasets.extras import need
@@ -66,8 +68,8 @@ def read(
         source: a file, several files with the same columns, a pattern such as `"data/*.parquet"`, a folder of them, or
             a URL that fsspec knows.
         out: folder for the dataset. None: into memory.
-        format: `"parquet"`, `"arrow"`, `"csv"`, `"tsv"`, `"jsonl"`, `"numpy"`, `"tar"`. Default: by the
-            ending of the name.
+        format: `"parquet"`, `"arrow"`, `"csv"`, `"tsv"`, `"jsonl"`, `"numpy"`, `"hdf5"`, `"zarr"`,
+            `"tar"`. Default: by the ending of the name.
         columns: only these. Default: all.
         nulls: `"raise"`, or `"mask"`: nulls become zeros and empty rows, and each column `x` gets one of bools beside
             it, `x.valid`.
@@ -189,7 +191,7 @@ def find_files(source: Any) -> list[str]:
         text = os.fspath(source)
         if "://" in text:
             return [text]
-        if os.path.isdir(text):
+        if os.path.isdir(text) and not text.rstrip("/").endswith(".zarr"):
             suffixes = tuple(suffix for form in FORMATS.values() for suffix in form.suffixes)
             names = sorted(os.listdir(text))
             files = [os.path.join(text, name) for name in names if name.lower().endswith(suffixes)]
@@ -492,6 +494,8 @@ FORMATS: dict[str, Format] = {
     "tsv": Format((".tsv",), _csv_batches("\t"), _write_csv("\t")),
     "jsonl": Format((".jsonl", ".ndjson"), _json_batches, _write_json),
     "numpy": Format((".npz", ".npy"), _numpy_batches, _write_numpy),
+    "hdf5": Format((".h5", ".hdf5"), read_hdf5, write_hdf5),
+    "zarr": Format((".zarr",), read_zarr, write_zarr),
     "tar": Format(
         (".tar", ".tar.gz", ".tgz"),
         lambda path, columns: read_tar(path, columns, opened),

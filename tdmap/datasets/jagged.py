@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.datasets.gathering import gather_rows, offsets_of
+from tdmap.datasets.flat.gathering import gather_rows, offsets_of
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from tdmap.datasets.table import Table
-    from tdmap.datasets.tableops import TableGroups
-    from tdmap.datasets.tablepipeline import TablePipeline
+    from tdmap.datasets.tables.ops import TableGroups
+    from tdmap.datasets.tables.pipeline import TablePipeline
     from tdmap.execution import WorkerOptions
 
 KINDS = ("tensor", "str", "bytes")
@@ -373,7 +373,7 @@ class Jagged:
         self,
         out: str | os.PathLike[str] | None = None,
         *,
-        by: str = "length",
+        key: str = "length",
         descending: bool = False,
         **options: Unpack[WorkerOptions],
     ) -> Jagged:
@@ -381,15 +381,15 @@ class Jagged:
 
         Args:
             out: the folder.
-            by: `"length"`, or `"value"`: strings and bytes as Python orders them.
+            key: `"length"`, or `"value"`: strings and bytes as Python orders them.
             descending: from large to small.
             **options: about workers, as `tdmap.map`.
         """
-        if by not in ("length", "value"):
-            raise ValueError(f"by must be 'length' or 'value': got {by!r}.")
-        from tdmap.datasets.ranks import ranks_of
+        if key not in ("length", "value"):
+            raise ValueError(f"key must be 'length' or 'value': got {key!r}.")
+        from tdmap.datasets.tables.ranks import ranks_of
 
-        keys = self.lengths if by == "length" else ranks_of([self])[0]
+        keys = self.lengths if key == "length" else ranks_of([self])[0]
         rows = self.take(torch.sort(keys, stable=True, descending=descending).indices)
         return rows if out is None else rows.save(out, **options)
 

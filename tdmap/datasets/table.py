@@ -13,13 +13,15 @@ from torch import Tensor
 from tdmap.datasets.columns import JAGGED, ROWS, Columns, write_columns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import jagged_of
+from tdmap.execution import Execution
+from tdmap.operations.summary import describe, train_test_split
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.views import is_leaf_nontensor
 
 if TYPE_CHECKING:
-    from tdmap.datasets.tableops import TableGroups
-    from tdmap.datasets.tablepipeline import TablePipeline
+    from tdmap.datasets.tables.ops import TableGroups
+    from tdmap.datasets.tables.pipeline import TablePipeline
 
 BATCH_ROWS = 1 << 16
 """Rows that go through memory at a time."""
@@ -134,7 +136,7 @@ class Table:
             >>> table.map(lambda rows: {"n": rows["x"] + rows["word"].lengths}, num_workers=0).rows["n"]
             tensor([3, 4])
         """
-        from tdmap.datasets.tableops import map_table
+        from tdmap.datasets.tables.ops import map_table
 
         return map_table(self, fn, out, **options)
 
@@ -148,7 +150,7 @@ class Table:
             out: folder for a copy. None: in memory; jagged columns share their values.
             **options: `chunksize`, `on_error` as `tdmap.filter`, and those about workers.
         """
-        from tdmap.datasets.tableops import filter_table
+        from tdmap.datasets.tables.ops import filter_table
 
         return filter_table(self, predicate, out, **options)
 
@@ -160,7 +162,7 @@ class Table:
             out: as `filter`.
             **options: `descending` as `tdmap.sort`, and those about workers.
         """
-        from tdmap.datasets.tableops import sort_table
+        from tdmap.datasets.tables.ops import sort_table
 
         return sort_table(self, key, out, **options)
 
@@ -171,8 +173,7 @@ class Table:
 
     def take(self, rows: Tensor, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
         """The rows with these numbers, int64 `[m]`, in their order. `out` and workers as `filter`."""
-        from tdmap.datasets.tableops import take
-        from tdmap.execution import Execution
+        from tdmap.datasets.tables.ops import take
 
         return take(self, torch.as_tensor(rows), out, Execution.of(**options), "take")
 
@@ -186,19 +187,32 @@ class Table:
             out: as `filter`.
             **options: `suffix`, `indicator` as `tdmap.join`, and those about workers.
         """
-        from tdmap.datasets.tableops import join_table
+        from tdmap.datasets.tables.ops import join_table
 
         return join_table(self, Table.of(other), on, how, out, **options)
 
     def group_by(self, key: Any) -> TableGroups:
         """The groups of rows with equal keys: `.reduce({...})`, `.map_groups(fn)`; see `tdmap.group_by`."""
-        from tdmap.datasets.tableops import TableGroups
+        from tdmap.datasets.tables.ops import TableGroups
 
         return TableGroups(self, key)
 
+    def head(self, n: int = 5) -> Table:
+        """The first rows."""
+        first: Table = self[:n]
+        return first
+
+    def describe(self, **options: Any) -> Any:
+        """Figures of each column; see `tdmap.describe`."""
+        return describe(self, **options)
+
+    def train_test_split(self, test_size: float = 0.25, **options: Any) -> tuple[Table, Table]:
+        """Two parts of the rows; see `tdmap.train_test_split`."""
+        return train_test_split(self, test_size, **options)
+
     def pipeline(self, *, seed: int | None = None) -> TablePipeline:
         """A pipeline over the rows, with `.pad`, `.pack` and `.bucket` for jagged columns."""
-        from tdmap.datasets.tablepipeline import TablePipeline
+        from tdmap.datasets.tables.pipeline import TablePipeline
 
         return TablePipeline(self, seed=seed)
 

@@ -53,7 +53,7 @@ class Watcher:
         """The workers of a job; those that are gone, or another user's, are left out."""
         if not job.alive:
             return {}
-        own = job.executor not in ("process", "pool")
+        own = job.executor not in ("process", "pool", "ray")
         numbers = [job.process.pid] if own else [worker.worker for worker in job.workers]
         found: dict[int, Look] = {}
         for number in numbers:

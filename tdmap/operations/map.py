@@ -24,6 +24,7 @@ from tdmap.functions import Keys, as_function, check_placement
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.links import Device, DeviceLink, open_link, resolve_device
 from tdmap.operation import operation
+from tdmap.operations.habits import with_habits
 from tdmap.operations.iterator import MapIterator
 from tdmap.operations.keeping import map_dropping, marking
 from tdmap.operations.prefetch import check_prefetch, prefetch_over
@@ -31,9 +32,11 @@ from tdmap.plan import CACHE_BYTES, MIN_CHUNKS, ChunkPlan, default_chunk_size, m
 from tdmap.process import hooks
 from tdmap.ranks import running as by_ranks
 from tdmap.ranks.shard import ShardLike, rank_of
+from tdmap.resume.cached import map_cached
 from tdmap.resume.resumable import map_in_place, map_to_files, map_to_folder
 from tdmap.resume.run import Resume, check_resume
 from tdmap.rowerrors import MODES, OnError, mode_of
+from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.skipping import DROP, PAD
 from tdmap.seeding import base_seed, permutation
 from tdmap.sinks import Gather, InPlace, Preallocated, Sink, Stream
@@ -53,8 +56,11 @@ def map(
     device: Devices = None,
     in_keys: Keys | None = None,
     out_keys: Keys | None = None,
+    with_indices: bool = False,
+    fn_kwargs: Mapping[str, Any] | None = None,
     resume: Resume = False,
     overwrite: bool = False,
+    cache: bool | str | os.PathLike[str] = False,
     shard: ShardLike = None,
     chunksize: int | None = None,
     num_chunks: int | None = None,
@@ -66,7 +72,7 @@ def map(
     index_with_generator: bool = False,
     pbar: bool = False,
     mp_start_method: str | None = None,
-    executor: str = "process",
+    executor: str | RayCluster = "process",
     seed: int | None = None,
     retries: int = 2,
     timeout: float | None = None,
@@ -100,6 +106,9 @@ def map(
             results come back, unless `out` is on a device too. Default, and `"cpu"`: chunks stay where they are.
         in_keys, out_keys: call `fn` with these entries of a chunk, and put its results there (`out_keys`, by default
             `in_keys`); the other entries stay. See `tdmap.functions.OnKeys`.
+        with_indices: call `fn` with the numbers of the rows as second argument, int64 `[rows]` (an int with
+            `chunksize=0`).
+        fn_kwargs: call `fn` with these keyword arguments as well.
         resume: keep a journal in a hidden folder of `out`, so that the same call goes on after any interruption,
             `kill -9` of every process included, and the result has the same bits. A call that was complete does
             nothing, and warns (`tdmap.errors.AlreadyComplete`). Needs `out`: a path, a memory-mapped dataset, or
@@ -108,6 +117,8 @@ def map(
             order. `"redo"` runs every chunk again that is not known to have reached the disk: right for functions that
             do no harm to rows that they have changed already.
         overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
+        cache: keep the result in a folder by what made it: the same call with the same function, data and options opens
+            it again. True: in `$TDMAP_CACHE` or `~/.cache/tdmap/maps`; or a folder. `tdmap cache` lists and prunes it.
         shard: `(rank, world_size)`: run one of so many parts of the chunks, while other programs run the others; or
             `"auto"`, the rank that torchrun or `torch.distributed` gives this program. All ranks make the same call,
             at the same time or not. With a path as `out`, they fill one folder: each keeps a journal there, so `resume`
@@ -129,7 +140,8 @@ def map(
         pbar: show a progress bar.
         mp_start_method: `"fork"`, `"forkserver"` or `"spawn"`. Default: fork where that is safe (no other Python
             thread, no CUDA context, `worker_threads=1`), else forkserver.
-        executor: `"process"`, `"thread"` or `"serial"`.
+        executor: `"process"`, `"thread"`, `"serial"`, or `"ray"`: actors on a Ray cluster, which a `tdmap.RayCluster`
+            describes further.
         seed: gives each chunk its own random streams (torch, on `device` too, numpy, random), derived from the seed
             and its first row: the same results for any number of workers. Default: workers' streams are independent
             and not reproducible.
@@ -180,6 +192,8 @@ def map(
         >>> map(data, lambda td: td.apply(lambda x: x * x), num_workers=2, chunksize=2)["x"]
         tensor([ 0,  1,  4,  9, 16, 25])
     """
+    if cache:
+        return map_cached(map, dict(locals()))
     check_no_device(out, data)
     path = out if isinstance(out, (str, os.PathLike)) else None
     target = destination(out, overwrite)
@@ -208,7 +222,7 @@ def map(
         )
     )
     where.check(data, buffer, execution, bool(resume), on_error)
-    fn = as_function(fn, in_keys, out_keys)
+    fn = with_habits(as_function(fn, in_keys, out_keys), with_indices, fn_kwargs, plan.unbind)
     if mode_of(on_error) == "mark":
         fn = marking(fn, buffer)
     fn = where.function(fn, execution)
@@ -293,7 +307,7 @@ def map_iter(
     index_with_generator: bool = True,
     pbar: bool = False,
     mp_start_method: str | None = None,
-    executor: str = "process",
+    executor: str | RayCluster = "process",
     seed: int | None = None,
     retries: int = 2,
     timeout: float | None = None,
@@ -351,7 +365,7 @@ def map_iter(
     plan = plan_for(data, fn, dim, chunksize, num_chunks, None, factor, results_vary=True)
     policy = policy_for(seed, generator, retries, timeout, undo, on_error, DROP)
     fn = as_function(fn, in_keys, out_keys)
-    check_placement(fn, execution.executor == "process", None)
+    check_placement(fn, execution.in_processes, None)
 
     def begin(position: int, seed: int | None, order_seed: int | None, plan: ChunkPlan, settled: Any) -> Iterator[Any]:
         order = None if order_seed is None else permutation(plan.length, order_seed)

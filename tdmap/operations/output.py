@@ -328,7 +328,7 @@ def spill_folder(output: Output, spill_dir: str | os.PathLike[str] | None) -> Pa
 
 def travels(execution: Execution) -> bool:
     """Whether what a job works on is sent to other processes."""
-    return execution.executor == "process" or execution.pool is not None
+    return execution.in_processes or execution.pool is not None
 
 
 def _entry(data: Data, path: KeyPath) -> Any:

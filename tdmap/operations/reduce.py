@@ -22,6 +22,7 @@ from tdmap.reducers import Reducer, as_reducer
 from tdmap.reducers.base import merged
 from tdmap.resume.resumable import fold_resumable
 from tdmap.rowerrors import OnError
+from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.skipping import DROP
 from tdmap.sinks import Fold
 
@@ -82,7 +83,7 @@ def map_reduce(
     worker_threads: int = 1,
     pbar: bool = False,
     mp_start_method: str | None = None,
-    executor: str = "process",
+    executor: str | RayCluster = "process",
     seed: int | None = None,
     retries: int = 2,
     timeout: float | None = None,
@@ -142,7 +143,8 @@ def map_reduce(
     if mapper is not None and not callable(mapper):
         raise TypeError(f"mapper must be a function or None, got {mapper!r}.")
     mapper = None if mapper is None else as_function(mapper)
-    check_placement(mapper, executor == "process" and num_workers != 0, None)
+    processes = executor in ("process", "ray") or isinstance(executor, RayCluster)
+    check_placement(mapper, processes and num_workers != 0, None)
     fn = FoldChunk(reducer, mapper, None if chunksize == 0 else dim)
     plan = plan_for(data, fn, dim, chunksize, num_chunks, None)
     if mapper is None and chunksize is None and num_chunks is None:

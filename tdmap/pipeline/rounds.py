@@ -56,7 +56,7 @@ class Context:
 
     def keep(self, data: Data) -> Data:
         """A dataset, moved to shared memory the first time, where workers are processes and jobs are many."""
-        if self.shared is None or self.execution is None or self.execution.executor != "process":
+        if self.shared is None or self.execution is None or not self.execution.in_processes:
             return data
         if id(data) not in self.shared:
             self.shared[id(data)] = shared_copy(data)

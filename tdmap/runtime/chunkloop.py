@@ -115,9 +115,11 @@ class ChunkLoop:
         cuts: Cuts | None = None,
     ) -> None:
         self.settle: Callable[[], None] | None = None
+        self._runner: Any = None
         if isinstance(fn, OnDevice):
             runner = fn.open(control[at.RANK], own_fn)
             fn, reader, self.settle = runner, runner.reader(reader), runner.settle
+            self._runner = runner
             devices = [runner.device]
             self._is_lost: list[Callable[[], bool]] = [runner.link.is_lost]
         else:
@@ -149,6 +151,12 @@ class ChunkLoop:
         self._skipper = Skipper(self, policy.skip) if policy.skip else None
         # Tensors of torch's inference mode count no versions.
         self._leaves = [leaf for leaf in tensors_of(reader.data) if not leaf.is_inference()]
+        self._versions = self._version()
+
+    def look_at(self, reader: Reader) -> None:
+        """Go on with other rows: those of the chunks that come next."""
+        self.reader = reader if self._runner is None else self._runner.reader(reader)
+        self._leaves = [leaf for leaf in tensors_of(self.reader.data) if not leaf.is_inference()]
         self._versions = self._version()
 
     @property

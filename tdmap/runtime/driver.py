@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
+from tdmap.data.kinds import data_row_bytes
+from tdmap.data.sizes import result_bytes
 from tdmap.data.skipfile import SkipFile
 from tdmap.data.writer import RowWriter
 from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_rows
@@ -28,7 +30,7 @@ from tdmap.job import Job
 from tdmap.plan import ChunkPlan, default_chunk_size, merge_ranges
 from tdmap.process.owner import Owner
 from tdmap.runtime.chunkloop import note_rows
-from tdmap.runtime.scheduler import NO_LIMIT, Lease, Scheduler, SchedulerPolicy
+from tdmap.runtime.scheduler import NO_LIMIT, TARGET_SECONDS, Lease, Scheduler, SchedulerPolicy
 from tdmap.runtime.skiplog import SkipLog
 from tdmap.runtime.wire.messages import Done, Failed, GaveBack, Lost, Message, Refused, Segment, Skipped
 from tdmap.sinks import Allocate, Sink
@@ -39,6 +41,12 @@ STREAM_BYTES = 4 << 20
 
 STREAM_CHUNKS = 256
 """And its chunks, at most."""
+
+LEASE_COST = 1e-4
+"""Seconds of this process that a lease may cost, whatever the number of workers: of many, each is given more work."""
+
+ASKED_AT_ONCE = 16
+"""Workers that are asked to give work back before the others are listened to again."""
 
 
 class Joined(NamedTuple):
@@ -99,6 +107,10 @@ class Crew(Protocol):
 
     def pid(self, worker: int) -> int:
         """Its process id, or its own number within this process."""
+        ...
+
+    def node(self, worker: int) -> str:
+        """The machine that a worker runs on; empty for this one."""
         ...
 
     def require_open(self) -> None:
@@ -180,7 +192,10 @@ class Driver:
         self.chunks = job.plan.num_chunks - sum(stop - start for start, stop in elsewhere)
         self.changed = False
         self.skips = SkipLog(job, callbacks, None if log is None else log.skips)
-        self._workers: set[int] = set()
+        self._idle: set[int] = set()
+        """Workers that hold nothing."""
+        self._hungry: set[int] = set()
+        """Workers that hold something, and could hold more."""
         self._announced = False
         self._first_result = False
         # Rows that do not fit can be skipped where they are made, so the first result must be known there.
@@ -192,7 +207,8 @@ class Driver:
         policy, asked = self.job.policy, self.sink.demands(self.job.plan)
         if asked.ordered is None:
             limit = NO_LIMIT if asked.max_lease is None else asked.max_lease
-            return SchedulerPolicy(retries=policy.retries, timeout=policy.timeout, max_lease=limit)
+            seconds = max(TARGET_SECONDS, LEASE_COST * self.crew.size)
+            return SchedulerPolicy(policy.retries, policy.timeout, target_seconds=seconds, max_lease=limit)
         largest = max(min(STREAM_BYTES // max(chunk_bytes, 1), STREAM_CHUNKS), 1)
         window = 2 * largest * self.crew.size + self.crew.size
         ahead = asked.ahead
@@ -314,28 +330,54 @@ class Driver:
         if not self._announced and self.sink.writer is not None:
             self.crew.output(self.sink.writer)
             self._announced = True
-        for worker in list(self._workers):
-            self._fill(worker)
+        if self._fill_some(self._idle):
+            self._fill_some(self._hungry)
+        self._share_out()
 
-    def _fill(self, worker: int) -> None:
+    def _fill_some(self, workers: set[int]) -> bool:
+        """Give to these workers until there is nothing to give; whether there is."""
+        for worker in list(workers):
+            more = self._fill(worker)
+            self._note(worker)
+            if not more:
+                return False
+        return True
+
+    def _note(self, worker: int) -> None:
+        """Know how much a worker holds, after that has changed. Those who hold enough are not looked at every time."""
+        self._idle.discard(worker)
+        self._hungry.discard(worker)
+        if not self.scheduler.holds(worker):
+            self._idle.add(worker)
+        elif not self.scheduler.is_full(worker):
+            self._hungry.add(worker)
+
+    def _share_out(self) -> None:
+        """Where nothing is left to be given, have those who hold much give some of it back."""
         now = time.monotonic()
-        while True:
+        for _ in range(min(len(self._idle), ASKED_AT_ONCE)):
+            straggler = self.scheduler.straggler(now)
+            if straggler is None:
+                return
+            self.crew.ask_back(straggler.worker)
+
+    def _fill(self, worker: int) -> bool:
+        """Give a worker all it may hold; False where there is nothing to be given to anybody like it."""
+        now = time.monotonic()
+        while not self.scheduler.is_full(worker):
             limit = self.crew.limit(worker)
             if limit == 0:
                 break
             if not self._first_result and not self._announced:
                 # Nothing is known about the results yet: one chunk each, which travels, and then the place is set.
                 if self._one_first and self.scheduler.in_flight:
-                    break
+                    return False
                 limit = 1
             lease = self.scheduler.lease(worker, now, limit)
             if lease is None:
-                break
+                return False
             self.crew.grant(worker, lease)
-        if not self.scheduler.holds(worker):
-            straggler = self.scheduler.straggler(now)
-            if straggler is not None:
-                self.crew.ask_back(straggler.worker)
+        return True
 
     def _check_clock(self) -> None:
         running = self.crew.running()
@@ -354,15 +396,17 @@ class Driver:
             if lease is not None:
                 start = lease.start
                 self.scheduler.done(message.lease, message.upto, message.seconds, time.monotonic())
+                self._note(worker)
                 self._report(worker, start, message)
         elif isinstance(message, Segment):
             self._segment(message)
         elif isinstance(message, Skipped):
             self.skips.add(message)
         elif isinstance(message, Joined):
-            self._workers.add(worker)
+            self._note(worker)
         elif isinstance(message, GaveBack):
             self.scheduler.shrunk(message.lease, message.stop)
+            self._note(worker)  # who may have given back a whole lease
         elif isinstance(message, Failed):
             self.changed |= message.mutated
             note_rows(message.error, self.job.plan, message.chunk, self.job.name, self.crew.describe(worker))
@@ -384,7 +428,7 @@ class Driver:
             return
         if self.job.plan.is_open:
             for chunk in range(start, stop):
-                self._sizes[chunk] = self.sink.value_bytes(values[chunk - start]) if kind is Kind.PARCEL else None
+                self._sizes[chunk] = self._result_bytes(chunk, kind, values[chunk - start] if kind.travels else None)
             self._settle_plan()
         self._first_result |= kind is not Kind.FAILED
         self.changed |= kind is Kind.NONE or self._demands.in_place
@@ -394,6 +438,17 @@ class Driver:
         if self.log is not None:
             self.log.add(start, stop)
         self.done_rows += self.job.plan.count(start, stop)
+
+    def _result_bytes(self, chunk: int, kind: Kind, value: Any) -> int | None:
+        """Bytes of the result of a chunk, the same however it came; None where there is none."""
+        if kind is Kind.PARCEL:
+            return self.sink.value_bytes(value)
+        writer, plan = self.sink.writer, self.job.plan
+        if writer is None or kind not in (Kind.WRITTEN, Kind.OBJECTS):
+            return None
+        # Written at once: a later chunk, or an earlier run, had shown what the output looks like.
+        tensors = data_row_bytes(writer.out, plan.length) * plan.count(chunk, chunk + 1)
+        return tensors + sum(result_bytes(piece[0]) for piece in value or () if piece is not None)
 
     def _settle_plan(self) -> None:
         """Choose the size of the later chunks by the first one that has a result; whoever comes first is waited for."""
@@ -431,17 +486,26 @@ class Driver:
                 time.monotonic(),
                 done.measures,
                 self.job.plan.first_row(start),
+                self.crew.node(worker),
             )
         )
 
     def _handle_loss(self, worker: int, lost: Lost) -> None:
-        self._workers.discard(worker)
+        self._idle.discard(worker)
+        self._hungry.discard(worker)
         lease = self.scheduler.get(lost.lease)
         if lease is not None and lease.worker == worker and not lost.kind.travels:
             self._safe(lease, min(lost.committed, lease.stop), lost.kind, ())
         loss = self.scheduler.worker_lost(worker, lost.running)
         self.callbacks.on_worker_died(
-            WorkerDied(self.job.number, self.crew.pid(worker), lost.signal, lost.exit_code, loss.chunk)
+            WorkerDied(
+                self.job.number,
+                self.crew.pid(worker),
+                lost.signal,
+                lost.exit_code,
+                loss.chunk,
+                self.crew.node(worker),
+            )
         )
         if lost.unprotected and loss.chunk is not None:
             raise self._loss_error(worker, lost, loss.chunk, loss.attempts, half_changed=True)

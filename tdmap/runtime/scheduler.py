@@ -22,6 +22,9 @@ from dataclasses import dataclass, field
 NO_LIMIT = 1 << 62
 """More chunks than there are."""
 
+TARGET_SECONDS = 0.03
+"""Work that a lease holds."""
+
 
 @dataclass(slots=True)
 class Lease:
@@ -62,7 +65,7 @@ class SchedulerPolicy:
     """Results are released in the order of the chunks, and unreleased work is bounded by `window`."""
     window: int = NO_LIMIT
     """With `ordered`: how many chunks past the last consumed one may be leased."""
-    target_seconds: float = 0.03
+    target_seconds: float = TARGET_SECONDS
     """Work that a lease should hold."""
     max_lease: int = NO_LIMIT
     """Most chunks in a lease."""
@@ -72,19 +75,29 @@ class SchedulerPolicy:
 
 @dataclass(slots=True)
 class Ranges:
-    """A set of chunk numbers, kept as a front (everything below is in) and the islands beyond it."""
+    """A set of chunk numbers, kept as a front (everything below is in) and the islands beyond it.
+
+    Islands that touch become one: there are no more of them than there are gaps, however long the front stands still.
+    """
 
     front: int = 0
     islands: dict[int, int] = field(default_factory=dict)
+    """Where they end, by where they begin."""
+    ends: dict[int, int] = field(default_factory=dict)
+    """Where they begin, by where they end."""
 
     def add(self, start: int, stop: int) -> None:
         """Add `start..stop`, which must not be in yet."""
-        if start != self.front:
-            self.islands[start] = stop
+        end = self.islands.pop(stop, None)
+        if end is not None:
+            del self.ends[end]
+            stop = end
+        if start == self.front:
+            self.front = stop
             return
-        self.front = stop
-        while (end := self.islands.pop(self.front, None)) is not None:
-            self.front = end
+        begin = self.ends.pop(start, start)
+        self.islands[begin] = stop
+        self.ends[stop] = begin
 
 
 class Scheduler:
@@ -161,6 +174,10 @@ class Scheduler:
     def holds(self, worker: int) -> bool:
         """Whether `worker` has chunks in hand."""
         return bool(self._held.get(worker))
+
+    def is_full(self, worker: int) -> bool:
+        """Whether `worker` holds as many leases as it may."""
+        return len(self._held.get(worker, ())) >= self.policy.depth
 
     def get(self, lease_id: int) -> Lease | None:
         """The lease with this number, while a worker holds it."""

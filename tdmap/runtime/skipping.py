@@ -189,16 +189,13 @@ class Skipper:
 
     def _mark(self, chunk: int, bad: list[int]) -> None:
         writer = self.loop.writer
-        if writer is None or writer.exact or isinstance(writer.out, torch.Tensor):
+        if writer is None or writer.exact:
             return
-        mask = getattr(writer.out, "_source", {}).get(VALID)
-        if isinstance(mask, torch.Tensor):
-            plan = self.loop.plan
-            start, stop = plan.rows(chunk)
-            rows = mask.narrow(plan.dim, start, stop - start)
+        rows = writer.column(VALID, chunk)
+        if rows is not None:
             rows.fill_(True)
             for offset in bad:
-                rows.narrow(plan.dim, offset, 1).fill_(False)
+                rows.narrow(self.loop.plan.dim, offset, 1).fill_(False)
 
 
 def _without_gaps(
@@ -288,7 +285,7 @@ class _Search:
         loop, plan = self.loop, self.loop.plan
         undo = loop.undo
         if undo is not None and loop.control[at.UNDO] == self.chunk + 1:
-            first = plan.rows(self.chunk)[0]
+            first = plan.rows(self.chunk)[0] - undo.base
             for leaf, buffer in zip(undo.leaves, undo.buffers):
                 kept = buffer.narrow(plan.dim, start, stop - start)
                 rows = leaf.narrow(plan.dim, first + start, stop - start)

@@ -56,12 +56,14 @@ class Undo:
         data: the dataset.
         plan: how its rows are cut.
         room: room for one chunk of each of its tensors.
+        base: the row of the plan that is the first of `data`.
 
     Attributes:
         done: bytes, one a chunk, that are to be 1 when it is done; None when nobody wants to know.
     """
 
-    def __init__(self, data: Data, plan: ChunkPlan, room: Room) -> None:
+    def __init__(self, data: Data, plan: ChunkPlan, room: Room, base: int = 0) -> None:
+        self.base = base
         self.leaves = tensors_of(data)
         self.plan = plan
         self.buffers = list(room.buffers)
@@ -105,7 +107,7 @@ class Undo:
         else:
             dim, count = self.plan.dim, stop - start
             for leaf, buffer in zip(self.leaves, self.buffers):
-                buffer.narrow(dim, 0, count).copy_(leaf.narrow(dim, start, count))
+                buffer.narrow(dim, 0, count).copy_(leaf.narrow(dim, start - self.base, count))
         if self._mark is not None:
             self._mark[0] = chunk + 1
 
@@ -114,7 +116,7 @@ class Undo:
         start, stop = self.plan.rows(chunk)
         dim, count = self.plan.dim, stop - start
         for leaf, buffer in zip(self.leaves, self.buffers):
-            rows, copy = leaf.narrow(dim, start, count), buffer.narrow(dim, 0, count)
+            rows, copy = leaf.narrow(dim, start - self.base, count), buffer.narrow(dim, 0, count)
             if not same_bits(rows, copy):
                 rows.copy_(copy)
 

@@ -11,8 +11,10 @@ from tensordict_lite.ops.construct import ConstructOps
 from tensordict_lite.ops.convert import ConvertOps
 from tensordict_lite.ops.distributed import DistributedOps
 from tensordict_lite.ops.engine import EngineOps
+from tensordict_lite.ops.frames import FrameOps
 from tensordict_lite.ops.mapping import MappingOps
 from tensordict_lite.ops.module import ModuleOps
+from tensordict_lite.ops.naming import NameOps
 from tensordict_lite.ops.pointwise import PointwiseOps
 from tensordict_lite.ops.reduction import ReductionOps
 from tensordict_lite.ops.rows import RowOps
@@ -25,6 +27,7 @@ __all__ = ["Families"]
 class Families(
     MappingOps,
     ShapeOps,
+    NameOps,
     RowOps,
     ApplyOps,
     PointwiseOps,
@@ -39,6 +42,7 @@ class Families(
     ModuleOps,
     DistributedOps,
     EngineOps,
+    FrameOps,
 ):
     """All of them. Named one by one, so that a type checker follows the bases."""
 

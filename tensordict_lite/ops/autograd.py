@@ -64,7 +64,7 @@ class AutogradOps:
     def detach_(self) -> Self:
         """Takes every tensor out of the autograd graph, in place. Returns ``self``."""
         for leaf in self._leaves():
-            if leaf.requires_grad:  # torch refuses views, though there is nothing to do
+            if type(leaf) is Tensor or leaf.requires_grad:  # an unbatched tensor is a view, which torch refuses
                 leaf.detach_()
         return self
 

@@ -80,13 +80,18 @@ class CastOps:
         fn = _canonical if canonical else Tensor.contiguous
         if inplace:
             return self._swap_leaves([fn(leaf) for leaf in self._leaves()])
-        out = self._map_leaves(fn)
-        for key, value in out._entries():
-            if not isinstance(value, Tensor) and not value._is_non_tensor:
-                dense = value._dense_or_none() if type(value._source) is list else value.contiguous(canonical=canonical)
-                if dense is not None and dense is not value:
-                    out._set_str(key, dense)
-        return out
+        if self._is_non_tensor:
+            return self._map_leaves(fn)
+
+        def below(value: Any) -> Any:
+            dense = value._dense_or_none() if type(value._source) is list else value.contiguous(canonical=canonical)
+            return value._map_leaves(fn) if dense is None else dense
+
+        return self._rebuild(
+            {key: fn(value) if isinstance(value, Tensor) else below(value) for key, value in self._source.items()},
+            self._batch_size,
+            self._names,
+        )
 
     def is_contiguous(self) -> bool:
         """Whether every tensor is contiguous, and there is no lazy stack (whose entries are stacked when read)."""

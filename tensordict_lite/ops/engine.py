@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -65,8 +65,11 @@ class EngineOps:
         device: Devices = None,
         in_keys: Keys | None = None,
         out_keys: Keys | None = None,
+        with_indices: bool = False,
+        fn_kwargs: Mapping[str, Any] | None = None,
         resume: Resume = False,
         overwrite: bool = False,
+        cache: bool | str | os.PathLike[str] = False,
         shard: tuple[int, int] | str | None = None,
         chunksize: int | None = None,
         num_chunks: int | None = None,
@@ -78,7 +81,7 @@ class EngineOps:
         index_with_generator: bool = False,
         pbar: bool = False,
         mp_start_method: str | None = None,
-        executor: str = "process",
+        executor: Any = "process",
         seed: int | None = None,
         retries: int = 2,
         timeout: float | None = None,
@@ -131,7 +134,7 @@ class EngineOps:
         index_with_generator: bool = True,
         pbar: bool = False,
         mp_start_method: str | None = None,
-        executor: str = "process",
+        executor: Any = "process",
         seed: int | None = None,
         retries: int = 2,
         timeout: float | None = None,

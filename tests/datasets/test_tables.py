@@ -179,8 +179,8 @@ def test_rows_that_raise_are_left_out(where: Any) -> None:
 def test_jagged_rows_alone_go_through_the_functions_of_tdmap() -> None:
     rows = [word * (number % 3) for number, word in enumerate(WORDS * 3)]
     jagged = Jagged.from_list(rows)
-    assert tdmap.sort(jagged, by="value").tolist() == sorted(rows)
-    assert tdmap.sort(jagged, by="value", descending=True).tolist() == sorted(rows, reverse=True)
+    assert tdmap.sort(jagged, key="value").tolist() == sorted(rows)
+    assert tdmap.sort(jagged, key="value", descending=True).tolist() == sorted(rows, reverse=True)
     assert tdmap.filter(jagged, lambda part: part.lengths > 2, num_workers=0).tolist() == [
         row for row in rows if len(row.encode()) > 2
     ]
@@ -188,6 +188,8 @@ def test_jagged_rows_alone_go_through_the_functions_of_tdmap() -> None:
         r + "!" for r in rows
     ]
     assert tdmap.shuffle(jagged, seed=1).tolist() == jagged.shuffle(seed=1).tolist()
+    assert tdmap.shuffle(jagged, 1).tolist() == jagged.shuffle(seed=1).tolist()  # by position, as for tensors
+    assert tdmap.sort(jagged, "value").tolist() == sorted(rows)
     counts = tdmap.group_by(jagged, "rows").reduce({"n": Count()}, num_workers=0)
     assert dict(zip(counts["rows"].tolist(), counts["n"].tolist(), strict=True)) == {
         row: rows.count(row) for row in sorted(set(rows))

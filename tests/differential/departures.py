@@ -156,6 +156,11 @@ TREES = [
         "a lazy stack of a tensorclass is a class of the same name, of which isinstance(stack, C) holds",
     ),
     (
+        "(U := type('U', (), {'__annotations__': {'a': torch.Tensor}}), tensorclass(U) is U)[1]",
+        "False",
+        "the decorator makes a class of its own, and leaves the plain one as it was",
+    ),
+    (
         "(TD({'e': {}, 'z': torch.ones(2)}, [2]) + 1).keys() == {'e', 'z'}",
         "True",
         "a level without tensors stays, as it does under apply, clone and indexing",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 import torch
@@ -213,6 +214,41 @@ def test_a_resumed_run_keeps_its_chunks(row, call, index, log, tmp_path):
     assert max(rows for _, rows in calls) == CACHE_BYTES // (LARGE + 16)
     assert sum(rows for _, rows in calls) - before == ROWS - done, "what was done is not done again"
     assert read_status(out).rows_done == ROWS
+
+
+@pytest.mark.parametrize("words", [False, True])
+@pytest.mark.parametrize("call", ["map", "flat_map", "write"])
+def test_a_first_chunk_that_comes_last_settles_the_same_chunks(call, words, index, log, tmp_path):
+    """Another one has shown what results look like, in an earlier run: the first goes straight to its place."""
+    marker, out = tmp_path / "marker", tmp_path / "out"
+
+    def drawn(chunk):
+        rows = draw(chunk)
+        return rows.set("word", [f"row {row:09d}" for row in chunk["row"].tolist()]) if words else rows
+
+    def late(chunk):
+        if int(chunk["row"][0]) == 0 and not marker.exists():
+            until = time.monotonic() + 60
+            while not (out.exists() and read_status(out).rows_done) and time.monotonic() < until:
+                time.sleep(0.02)
+            marker.touch()
+            raise Interrupt
+        return noted(log, drawn)(chunk)
+
+    def run(data, fn, path, **options):
+        if call == "write":
+            return data.pipeline().map(fn).write(path, num_workers=2, **options)
+        operation = {"map": tdmap.map, "flat_map": tdmap.flat_map}[call]
+        return operation(data, fn, out=path, num_workers=2, **options)
+
+    with pytest.raises(Interrupt):
+        run(index, late, out, resume=True)
+    assert 0 < read_status(out).rows_done < ROWS
+    assert torch.equal(run(index, late, out, resume=True)["row"], torch.arange(ROWS))
+    resumed = max(rows for _, rows in calls_in(log))
+    log.unlink()
+    run(index, noted(log, drawn), tmp_path / "undisturbed")
+    assert resumed == max(rows for _, rows in calls_in(log))
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

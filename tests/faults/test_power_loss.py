@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.cli_resume import app
+from tdmap.cli.commands.resume import app
 from tdmap.errors import ResumeMismatch
 from tdmap.resume import journal
 from tdmap.resume.ledger import Ledger

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 import tdmap
 from tdmap.cli import app
-from tdmap.cli_answers import plain
-from tdmap.cli_completion import script, words
-from tdmap.cli_examples import EXAMPLES
+from tdmap.cli.answers import plain
+from tdmap.cli.commands.completion import script, words
+from tdmap.cli.examples import EXAMPLES
 from tensordict_lite import TensorDict
 
 ROOT = Path(__file__).parents[2]

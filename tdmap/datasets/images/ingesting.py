@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from tdmap.datasets.columns import Columns, map_columns
-from tdmap.datasets.gathering import offsets_of
+from tdmap.datasets.flat.gathering import offsets_of
 from tdmap.datasets.images.files import Files, list_files
 from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, open_picture, pillow
 from tdmap.datasets.jagged import Jagged, bytes_tensor

@@ -240,6 +240,9 @@ class ForeignCrew:
     def pid(self, worker: int) -> int:
         return worker
 
+    def node(self, worker: int) -> str:
+        return ""
+
     def require_open(self) -> None:
         pass
 

@@ -294,6 +294,9 @@ class ProcessCrew:
 
     # -- the end -------------------------------------------------------------------------------------
 
+    def node(self, worker: int) -> str:
+        return ""
+
     def require_open(self) -> None:
         self.pool.check_open()
 

@@ -120,6 +120,9 @@ class SerialCrew:
     def pid(self, worker: int) -> int:
         return worker
 
+    def node(self, worker: int) -> str:
+        return ""
+
     def require_open(self) -> None:
         pass
 

@@ -150,6 +150,9 @@ class ThreadCrew:
     def pid(self, worker: int) -> int:
         return worker
 
+    def node(self, worker: int) -> str:
+        return ""
+
     def require_open(self) -> None:
         pass
 

@@ -6,10 +6,11 @@ import pickle
 
 import torch
 
-from tdmap.data.kinds import data_row_bytes, leaves_hold_rows
+from tdmap.data.kinds import Data, data_row_bytes, leaves_hold_rows, tensors_of
 from tdmap.data.writer import RowWriter
 from tdmap.errors import SerializationError
 from tdmap.job import Job
+from tdmap.memory.regions import region_of
 from tdmap.process.interrupts import let_through
 from tdmap.runtime.ondevice import is_on_device
 from tdmap.runtime.undo import MAX_BYTES, Room, Undo
@@ -68,6 +69,16 @@ class JobPacker:
         payload = Payload(source, job.plan, job.policy, writer, fn)
         return pickle.dumps((Surroundings.here(), payload), pickle.HIGHEST_PROTOCOL)
 
+    def describe(self, job: Job) -> None:
+        """Know a job that is not packed: whose rows nobody else sees."""
+        self._name = job.name
+        regions = [region_of(leaf) for leaf in tensors_of(job.source.data)]
+        self._read_only_source = any(region is not None and not region.writable for region in regions)
+
+    def shared_source(self) -> Data:
+        """The dataset, as workers see it: copies stand for what lies in ordinary memory."""
+        return unpack(self._source)[0]
+
     def pack_writer(self, writer: RowWriter) -> bytes:
         """A writer that has come later."""
         return self._packer.dumps(writer)
@@ -99,8 +110,7 @@ class JobPacker:
 
     def restore(self, job: Job, room: Room, chunk: int) -> None:
         """Put the rows of a chunk back into the memory that the workers see."""
-        data, _ = unpack(self._source)
-        undo = Undo(data, job.plan, room)
+        undo = Undo(self.shared_source(), job.plan, room)
         with torch.no_grad():
             undo.restore(chunk)
         undo.release()

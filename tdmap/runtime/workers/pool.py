@@ -20,7 +20,7 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -41,14 +41,15 @@ IDLE_SECONDS = 30.0
 MAX_WARM = 3
 """Idle pools that are kept."""
 
-_numbers = itertools.count(1)
+numbers = itertools.count(1)
+"""Of members, in all pools."""
 
 
 class Member:
     """The driver's view of one worker process."""
 
     def __init__(self, method: str, threads: int, idle_seconds: float) -> None:
-        self.number = next(_numbers)
+        self.number = next(numbers)
         self.block = at.ControlBlock()
         try:
             self.process, self.connection = launch.start_worker(method, self.block.path, threads, idle_seconds)
@@ -100,6 +101,10 @@ class Member:
             self.reader.close()
             self.reader = ParcelReader(locker)
         self.outstanding = 0
+
+    def descriptors(self) -> Iterable[int]:
+        """What becomes readable when it has sent something, or has ended."""
+        return self.connection.fileno(), self.pidfd
 
     def receive(self) -> Iterator[Any]:
         """Whatever it has sent so far.
@@ -307,7 +312,7 @@ class WorkerPool:
         poller = select.poll()
         by_fd: dict[int, Member] = {}
         for member in list(self.members.values()):
-            for fd in (member.connection.fileno(), member.pidfd):
+            for fd in member.descriptors():
                 if fd >= 0:
                     by_fd[fd] = member
                     poller.register(fd, select.POLLIN)

@@ -10,12 +10,18 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from tdmap.process.torchsettings import ProcessSettings, ThreadSettings
 
-OWN_VARIABLES = ("OMP_NUM_THREADS",)
+_own_variables = {"OMP_NUM_THREADS"}
 """Variables that workers are started with, and keep."""
+
+
+def keep_variables(names: Iterable[str]) -> None:
+    """Have this process keep more variables of its own, whatever those of its callers are."""
+    _own_variables.update(names)
 
 
 class Surroundings(NamedTuple):
@@ -64,7 +70,7 @@ class Surroundings(NamedTuple):
         self.settings.enter()
         self.thread.enter()
         if self.environment != os.environ:
-            own = {name: os.environ[name] for name in OWN_VARIABLES if name in os.environ}
+            own = {name: os.environ[name] for name in _own_variables if name in os.environ}
             for name in os.environ.keys() - self.environment.keys() - own.keys():
                 del os.environ[name]
             os.environ.update({**self.environment, **own})

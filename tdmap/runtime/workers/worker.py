@@ -62,7 +62,7 @@ def run_worker(connection: Connection, control: str, threads: int, idle_seconds:
     code = 1
     try:
         _settle(threads)
-        _Worker(connection, control, threads, idle_seconds, parent).serve()
+        Worker(connection, control, threads, idle_seconds, parent).serve()
         code = 0
     except (EOFError, BrokenPipeError, ConnectionResetError):
         code = 0  # the driver has gone
@@ -84,8 +84,6 @@ class _DeviceLost(Exception):
 
 def _settle(threads: int) -> None:
     """Signals, standard input, threads and random streams of a fresh worker."""
-    global in_worker
-    in_worker = True
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
@@ -98,6 +96,13 @@ def _settle(threads: int) -> None:
     for library in (multiprocessing, sys.modules.get("multiprocess")):
         if library is not None:
             library.current_process().name = f"tdmap-{os.getpid()}"  # what loggers show
+    settle(threads)
+
+
+def settle(threads: int) -> None:
+    """Threads and random streams of a process that is a worker from now on."""
+    global in_worker
+    in_worker = True
     torch.set_num_threads(threads)
     # Unseeded maps: each worker draws other numbers, as forks of one process otherwise would not.
     seed_everything(int.from_bytes(os.urandom(8), "little") >> 1)
@@ -123,10 +128,20 @@ def watch_parent(lifeline: int) -> None:
     threading.Thread(target=wait, name="tdmap-lifeline", daemon=True).start()
 
 
-class _Worker:
-    """The state of a worker process: at most one job."""
+class Worker:
+    """The state of a worker process: at most one job.
 
-    def __init__(self, connection: Connection, control: str, threads: int, idle_seconds: float, parent: int) -> None:
+    Args:
+        connection: to the driver.
+        control: path of the control block.
+        threads: threads that torch uses.
+        idle_seconds: without a job, it serves no longer than this; None: for ever.
+        parent: the process that started this one.
+    """
+
+    def __init__(
+        self, connection: Connection, control: str, threads: int, idle_seconds: float | None, parent: int
+    ) -> None:
         self.connection = connection
         self.threads = threads
         self.control = at.map_control(control)

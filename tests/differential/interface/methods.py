@@ -15,14 +15,16 @@ ELSEWHERE = {
     "tests/consolidated": "from_consolidated",
     "tests/engine": "map_reduce pipeline",
     "tests/memmap": "checksum sync",
-    "tests/core": "fields from_tensordict",
+    "tests/core": "fields from_pandas from_parquet from_tensordict to_pandas",
     "tests/differential": "register_get_post_hook",
 }
 """Folder of tests that draw them, and the names: what needs several processes, or belongs to one kind."""
 
+FORMATS = ("parquet", "csv", "json")
+"""Readers and writers that ``tests/core/test_frames.py`` draws by the names of the formats."""
+
 ABSENT = {
-    "readers and writers of files of other formats are functions of tdmap": "from_csv from_h5 from_json from_pandas"
-    " from_parquet from_zarr to_csv to_h5 to_json to_mds to_pandas to_parquet to_store to_zarr",
+    "formats that no function here reads or writes": "from_h5 from_zarr to_h5 to_mds to_store to_zarr",
     "internals of the reference": "clear_refs_for_compile_ hook_in hook_out pack",
 }
 """Why this project has no method of the name, and the names."""
@@ -43,7 +45,8 @@ def drawn() -> set[str]:
 
 def elsewhere() -> set[str]:
     """The names that other tests draw."""
-    return {name for names in ELSEWHERE.values() for name in names.split()}
+    formats = {f"{way}_{kind}" for way in ("from", "to") for kind in FORMATS}
+    return formats | {name for names in ELSEWHERE.values() for name in names.split()}
 
 
 def absent() -> set[str]:

@@ -11,7 +11,7 @@ from tests.differential.interface.departures import explained
 from tests.differential.interface.drawing import parts
 from tests.differential.interface.expressions import EXPRESSIONS, Expression
 from tests.differential.interface.kinds import KINDS
-from tests.differential.interface.methods import ELSEWHERE, absent, public, undrawn
+from tests.differential.interface.methods import ELSEWHERE, FORMATS, absent, public, undrawn
 
 ROOT = Path(__file__).parents[3]
 
@@ -35,3 +35,9 @@ def test_what_is_left_out_is_not_there() -> None:
 def test_methods_drawn_elsewhere_are_drawn_there(folder: str, names: str) -> None:
     text = "\n".join(path.read_text() for path in (ROOT / folder).rglob("*.py") if path.parent.name != "interface")
     assert not [name for name in names.split() if f".{name}(" not in text]
+
+
+def test_formats_are_drawn_by_their_names() -> None:
+    text = (ROOT / "tests/core/test_frames.py").read_text()
+    assert 'f"to_{name}"' in text
+    assert all(f'"{kind}"' in text for kind in FORMATS)

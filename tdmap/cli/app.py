@@ -1,0 +1,72 @@
+"""The application that every command belongs to."""
+
+from __future__ import annotations
+
+import signal
+from typing import Annotated
+
+import typer
+
+from tdmap import _entry
+from tdmap.cli.answers import Commands
+
+EXIT_CODES = """\b
+Exit codes:
+  0    done; rows that --skip-errors has skipped are counted and listed
+  1    the run failed: a function raised, a worker was lost, bytes differ
+  2    refused, and nothing was written: no such dataset or option
+  130  stopped by Ctrl-C
+"""
+
+app = typer.Typer(
+    name="tdmap",
+    cls=Commands,
+    rich_markup_mode=None,
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Look at memory-mapped tensor datasets, and map functions over them on every core.",
+)
+
+
+def main() -> None:
+    """Entry point of the ``tdmap`` command."""
+    global _is_program
+    _is_program = True
+    _entry.ready()
+    app()
+
+
+_is_program = False
+
+
+def end_with_reader() -> None:
+    """End quietly when whoever reads our output has seen enough, as in ``tdmap info photos | head -1``.
+
+    By the signal, like other commands of a pipe. Only for commands that read: to a run, a pipe that breaks is that of
+    a worker.
+    """
+    if _is_program:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(f"tdmap {version('tdmap')}")
+        except PackageNotFoundError:
+            typer.echo("tdmap, from a checkout that is not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass

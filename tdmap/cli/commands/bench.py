@@ -1,0 +1,114 @@
+"""The command ``tdmap bench``: what this machine gives, or which settings suit a function and a dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tdmap.cli.answers import answer, asked, say
+from tdmap.cli.app import app
+from tdmap.cli.commands.profile import safe_sample, sample_of
+from tdmap.cli.describe import human_bytes
+from tdmap.cli.requests import find_function, guard, open_dataset, refuse
+
+
+@app.command("bench")
+def bench_command(
+    function: Annotated[
+        str | None, typer.Argument(metavar="[MODULE:FUNCTION]", help="What to run on each chunk.")
+    ] = None,
+    source: Annotated[Path | None, typer.Argument(metavar="[DATA]", help="Folder of the dataset.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="How often each case is measured; 5.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Rows to run it on; a sample, if not given.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Whose disk is measured; the temporary folder.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds and smaller files: a rough answer.")] = False,
+) -> None:
+    """Measure this machine; or, of a function and a dataset, find the best chunk size and number of workers.
+
+    Cases are measured in turns, and a gain is the median of the ratios within the rounds. DATA is not changed, and
+    results are thrown away.
+    """
+    if (function is None) != (source is None):
+        refuse("give MODULE:FUNCTION and DATA, or neither to measure this machine")
+    count = rounds or (2 if quick else 5)
+    if function is None or source is None:
+        _machine(folder, count, 16 if quick else 256)
+        return
+    if folder is not None:
+        refuse("--folder is about the disk of this machine: leave out MODULE:FUNCTION and DATA to measure it")
+    fn = find_function(function)
+    data = open_dataset(source)
+    if not len(data.batch_size) or not data.batch_size[0]:
+        refuse(f"{source} has batch size {list(data.batch_size)}, so there are no rows to run the function on")
+    _tune(fn, sample_of(data, rows), count)
+
+
+def _busy() -> float | None:
+    """How many cores others use, where that is so many that figures suffer."""
+    import os
+
+    load = os.getloadavg()[0]
+    return load if load > 0.5 else None
+
+
+def _machine(folder: Path | None, rounds: int, megabytes: int) -> None:
+    from tdmap.cli.machine import measure_machine
+    from tdmap.memory.resources import usable_cores
+
+    if folder is not None and not folder.is_dir():
+        refuse(f"{folder} is not a folder")
+    load = _busy()
+    figures = guard(lambda: measure_machine(folder, rounds, megabytes), "what was written is removed", (OSError,))
+    width = max(len(figure.name) for figure in figures)
+    lines = [
+        f"{figure.name:<{width}}  {_value(figure.median, figure.unit):>10}  "
+        f"({_value(min(figure.values), figure.unit)} to {_value(max(figure.values), figure.unit)})"
+        for figure in figures
+    ]
+    facts = [
+        {"name": figure.name, "unit": figure.unit, "median": figure.median, "values": figure.values}
+        for figure in figures
+    ]
+    answer({"figures": facts, "cores": usable_cores(), "load_before": load or 0.0}, *lines)
+    _warn(load)
+
+
+def _warn(load: float | None) -> None:
+    if load is not None and not asked().json:
+        say(f"other programs ran meanwhile (load {load:.1f} before): figures of a quiet machine are better")
+
+
+def _tune(fn: Any, sample: Any, rounds: int) -> None:
+    import tdmap
+    from tdmap.cli.tuning import tune
+
+    load = _busy()
+    rows = guard(lambda: safe_sample(fn, sample), "DATA is as it was")
+    found = guard(
+        lambda: tune(lambda part, options: tdmap.map(part, fn, **options), rows, rounds=rounds), "DATA is as it was"
+    )
+    lines = [f"{'workers':>7}  {'chunk':>8}  {'rows/s':>12}  {'spread':>20}"]
+    for setting, seconds in sorted(found.tried.items(), key=lambda one: sorted(one[1])[len(one[1]) // 2]):
+        middle = sorted(seconds)[len(seconds) // 2]
+        spread = f"{found.rows / max(seconds):,.0f} to {found.rows / min(seconds):,.0f}"
+        mark = "  default" if setting == found.default else ""
+        lines.append(f"{setting[0]:>7}  {setting[1]:>8}  {found.rows / middle:>12,.0f}  {spread:>20}{mark}")
+    tried = [{**setting._asdict(), "seconds": seconds} for setting, seconds in found.tried.items()]
+    facts = {
+        "rows": found.rows, "default": found.default._asdict(), "best": found.best._asdict(), "gain": found.gain,
+        "spread": found.spread, "pays": found.pays, "rate": found.rate, "advice": found.advice, "tried": tried,
+        "load_before": load or 0.0,
+    }  # fmt: skip
+    answer(facts, *lines, found.advice)
+    _warn(load)
+
+
+def _value(value: float, unit: str) -> str:
+    if unit == "B/s":
+        return f"{human_bytes(int(value))}/s"
+    for scale, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if value >= scale:
+            return f"{value / scale:.3g} {name}"
+    return f"{value * 1e9:.3g} ns"

@@ -1,0 +1,84 @@
+"""The command ``tdmap convert SRC DST``; `-` is standard input or output."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tdmap.cli.answers import answer, asked
+from tdmap.cli.app import app, end_with_reader
+from tdmap.cli.requests import guard, refuse
+
+PIPE = "-"
+
+
+@app.command("convert")
+def convert_command(
+    source: Annotated[
+        str, typer.Argument(metavar="SRC", help="A dataset, a file, a pattern, a folder of files, or -.")
+    ],
+    target: Annotated[str, typer.Argument(metavar="DST", help="A file, a folder for a dataset, or -.")],
+    columns: Annotated[str | None, typer.Option(help="Only these, with commas between them.")] = None,
+    nulls: Annotated[str, typer.Option(help="raise, or mask: zeros, and a column of bools beside each.")] = "raise",
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes that read Parquet.")] = None,
+    read_as: Annotated[str | None, typer.Option("--from", help="Format of SRC, where that is -.")] = None,
+    write_as: Annotated[str | None, typer.Option("--to", help="Format of DST, where that is -.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No summary.")] = False,
+) -> None:
+    """Turn files of another tool into a dataset, or a dataset into a file, by the endings of their names.
+
+    Endings are .parquet, .arrow, .feather, .csv, .tsv, .jsonl, .npz, .npy and .tar; a name without one is a dataset.
+    Formats are parquet, arrow, csv, tsv, jsonl, numpy and tar.
+    """
+    from tdmap.datasets import convert
+
+    ending_in, ending_out = _ending("--from", read_as, source), _ending("--to", write_as, target)
+    if target == PIPE and asked().json:
+        refuse("--json and the rows cannot both be on standard output: give DST a name")
+    wanted = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
+    with tempfile.TemporaryDirectory(prefix="tdmap-convert-") as scratch:
+        place_in = _from_pipe(Path(scratch, f"in{ending_in}")) if source == PIPE else source
+        place_out = str(Path(scratch, f"out{ending_out}")) if target == PIPE else target
+        _guarded(lambda: convert(place_in, place_out, columns=wanted, nulls=nulls, num_workers=workers), target)
+        if target == PIPE:
+            end_with_reader()
+            with open(place_out, "rb") as file:
+                shutil.copyfileobj(file, sys.stdout.buffer)
+            sys.stdout.flush()
+            return
+    answer({"source": source, "out": target}, *([] if quiet else [f"{source} written to {target}"]))
+
+
+def _guarded(run: Callable[[], Any], target: str) -> None:
+    from tdmap.errors import FolderInUse
+
+    refusals = (ImportError, ValueError, TypeError, FileNotFoundError, FileExistsError, FolderInUse)
+    guard(run, f"nothing was written to {target}", refusals)
+
+
+def _ending(option: str, name: str | None, place: str) -> str:
+    """The ending of files of a format; one has to be said for a pipe, which has no name."""
+    from tdmap.datasets.formats import FORMATS
+
+    if place != PIPE:
+        if name is not None:
+            refuse(f"{option} is the format of a pipe (-), and {place} has an ending")
+        return ""
+    if name not in FORMATS:
+        said = "" if name is None else f"{name!r} is none: "
+        refuse(f"a pipe has no ending that tells its format: {said}give {option} {', '.join(FORMATS)}")
+    return FORMATS[name].suffixes[0]
+
+
+def _from_pipe(place: Path) -> str:
+    if sys.stdin.isatty():
+        refuse("SRC is -, and standard input is a terminal: pipe a file into it")
+    with open(place, "wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    return str(place)

@@ -1,0 +1,119 @@
+"""The commands ``tdmap ingest images FOLDER OUT`` and others that make datasets out of what people have."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tdmap.cli.answers import FAILED, Commands, answer, asked, say
+from tdmap.cli.app import app
+from tdmap.cli.requests import guard, refuse
+
+SHOWN = 10
+"""Files left out that are printed."""
+
+ingest_app = typer.Typer(
+    cls=Commands, rich_markup_mode=None, no_args_is_help=True, help="Make a dataset of a folder of files."
+)
+app.add_typer(ingest_app, name="ingest")
+
+
+@ingest_app.callback()
+def _ingest() -> None:
+    pass
+
+
+@ingest_app.command("images")
+def ingest_images(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Pictures; folders in it are the classes.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder for the dataset.")],
+    size: Annotated[str | None, typer.Option(help="Pixels, or HEIGHTxWIDTH; none: each picture its own.")] = None,
+    resize: Annotated[str, typer.Option(help="crop, pad, exact or shorter.")] = "crop",
+    mode: Annotated[str, typer.Option(help="RGB, L or RGBA.")] = "RGB",
+    keep: Annotated[str, typer.Option(help="decoded: pixels; encoded: the files as they are.")] = "decoded",
+    labels: Annotated[Path | None, typer.Option(help="CSV or JSONL with a file and a label in each line.")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes; as many as usable cores.")] = None,
+    max_pixels: Annotated[int, typer.Option(min=1, help="Larger pictures are refused.")] = 89_478_485,
+    skip_errors: Annotated[
+        bool, typer.Option("--skip-errors", help="Leave out files that cannot be read, and list them.")
+    ] = False,
+    preview: Annotated[Path | None, typer.Option(help="Draw a contact sheet there, such as sheet.png.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar, no summary.")] = False,
+) -> None:
+    """Decode and scale the pictures of a folder into a memory-mapped dataset, on several processes.
+
+    An interrupted run goes on where it was when the same command is given again.
+    """
+    from tdmap.datasets import images
+    from tdmap.errors import FolderInUse, ResumeMismatch, UntrustedFile
+
+    refusals = (ImportError, ValueError, FileNotFoundError, FileExistsError, FolderInUse, ResumeMismatch, UntrustedFile)
+    options: dict[str, Any] = {
+        "size": _parse_size(size),
+        "resize": resize,
+        "mode": mode,
+        "keep": keep,
+        "labels": labels,
+        "max_pixels": max_pixels,
+        "on_error": "skip" if skip_errors else "raise",
+        "num_workers": workers,
+        "pbar": not quiet and not asked().json,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", images.SkippedPictures)
+        pictures = guard(
+            lambda: _ingested(images, folder, out, options),
+            "what is done stays done, and the same command goes on from there",
+            refusals,
+        )
+    if preview is not None:
+        guard(lambda: pictures.preview(preview), "the dataset is whole", (ValueError, OSError))
+    if pictures.skipped:
+        _print_skipped(pictures.skipped, out / "skipped.jsonl")
+    classes = f" in {len(pictures.classes)} classes" if pictures.classes else ""
+    ignored = pictures.about["ignored"]
+    others = f" ({ignored:,} other files were not looked at)" if ignored else ""
+    line = f"{len(pictures):,} pictures{classes} written to {out}{others}"
+    facts = {"rows": len(pictures), "classes": list(pictures.classes or ()), "ignored": ignored, "out": out}
+    left_out = [{"file": name, "reason": reason} for name, reason in pictures.skipped or ()]
+    answer({**facts, "skipped": left_out}, *([] if quiet else [line]))
+
+
+def _ingested(images: Any, folder: Path, out: Path, options: dict[str, Any]) -> Any:
+    """The dataset; a file that cannot be read is one line instead of a traceback."""
+    try:
+        return images.ingest(folder, out, **options)
+    except images.PictureError as error:
+        say(f"{error} (--skip-errors leaves such files out)")
+        say("the run failed; what is done stays done, and the same command goes on from there")
+        raise typer.Exit(FAILED) from None
+
+
+def _parse_size(text: str | None) -> int | tuple[int, int] | None:
+    if text is None:
+        return None
+    parts = text.lower().split("x")
+    if not 1 <= len(parts) <= 2 or not all(part.isdecimal() and int(part) for part in parts):
+        refuse(f"--size {text!r}: give pixels, such as 224, or HEIGHTxWIDTH, such as 224x320")
+    return int(parts[0]) if len(parts) == 1 else (int(parts[0]), int(parts[1]))
+
+
+def _print_skipped(skipped: list[tuple[str, str]], place: Path) -> None:
+    """A table of files and reasons, on standard error."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=f"{len(skipped):,} files were left out", title_justify="left")
+    table.add_column("file", overflow="fold")
+    table.add_column("reason", overflow="fold")
+    for name, reason in skipped[:SHOWN]:
+        table.add_row(escape(name), escape(reason))
+    if len(skipped) > SHOWN:
+        table.add_row("...", f"and {len(skipped) - SHOWN:,} more")
+    console = Console(stderr=True, highlight=False)
+    console.print(table)
+    console.print(f"all of them: {place}", soft_wrap=True)

@@ -1,0 +1,227 @@
+"""The commands that fold rows: ``tdmap reduce DATA REDUCER...`` and ``tdmap group DATA --by KEY REDUCER...``."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tdmap.cli.answers import answer
+from tdmap.cli.app import app
+from tdmap.cli.commands.map import require_free
+from tdmap.cli.commands.orders import (
+    ByOption,
+    OverwriteOption,
+    QuietOption,
+    SourceArgument,
+    WorkersOption,
+    key_of,
+    open_rows,
+    run_into,
+    worker_options,
+)
+from tdmap.cli.requests import find_function, guard, refuse
+
+NAMES = {
+    "count": "Count",
+    "sum": "Sum",
+    "mean": "Mean",
+    "var": "Var",
+    "std": "Std",
+    "min": "Min",
+    "max": "Max",
+    "quantile": "Quantile",
+    "histogram": "Histogram",
+    "unique": "Unique",
+    "value-counts": "ValueCounts",
+    "top": "TopK",
+    "checksum": "Checksum",
+    "covariance": "CovarianceMatrix",
+}
+"""Reducers by the words of the command line."""
+
+SHOWN = 8
+"""Numbers of a value that are shown, of those that it has."""
+
+GROUPS = 20
+"""Groups that are shown."""
+
+ReducersArgument = Annotated[
+    list[str], typer.Argument(metavar="REDUCER...", help="NAME, NAME:KEY or NAME:KEY:OPTION=VALUE, such as mean:image.")
+]
+
+
+@app.command("reduce")
+def reduce_command(
+    source: SourceArgument,
+    reducers: ReducersArgument,
+    function: Annotated[
+        str | None, typer.Option("--map", metavar="MODULE:FUNCTION", help="Run on each chunk before.")
+    ] = None,
+    workers: WorkersOption = None,
+    chunksize: Annotated[int | None, typer.Option(min=1, help="Rows that are folded at a time.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Fold all rows into statistics, in one pass.
+
+    Reducers are count, sum, mean, var, std, min, max, quantile, histogram, unique, value-counts, top, checksum and
+    covariance; their options those of tdmap.reducers, such as dim=0,2,3, dim=all (every element), q=0.1,0.9 or k=3.
+    """
+    import tdmap
+
+    data = open_rows(source)
+    wanted = {text: parse_reducer(text, None if function else data, source) for text in reducers}
+    fn = None if function is None else find_function(function)
+    options = {"chunksize": chunksize, **worker_options(workers, quiet)}
+    found = guard(
+        lambda: tdmap.map_reduce(data, fn, wanted, **options),
+        f"{source} was only read",
+        (KeyError, TypeError, ValueError, OverflowError),
+    )
+    width = max(len(text) for text in wanted)
+    results = {text: found[text] for text in wanted}
+    answer(
+        {"rows": int(data.batch_size[0]), "results": results},
+        *(f"{text:<{width}}  {short(results[text])}" for text in wanted),
+    )
+
+
+@app.command("group")
+def group_command(
+    source: SourceArgument,
+    reducers: ReducersArgument,
+    by: ByOption,
+    out: Annotated[Path | None, typer.Option(help="Folder for a dataset of one row a group.")] = None,
+    drop_nan: Annotated[bool, typer.Option("--drop-nan", help="Leave out rows whose key is NaN.")] = False,
+    show: Annotated[int, typer.Option(min=0, help="Groups to show, where there is no --out; 0: all.")] = GROUPS,
+    workers: WorkersOption = None,
+    overwrite: OverwriteOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Fold the rows of each group into statistics: one row for each key, sorted by key."""
+    import tdmap
+
+    data = open_rows(source)
+    keys = [key_of(name, data, source) for name in by]
+    wanted = {text: parse_reducer(text, data, source) for text in reducers}
+    if out is not None:
+        require_free(out, source, overwrite)
+    groups = tdmap.group_by(data, keys if len(keys) > 1 else keys[0], dropna=drop_nan or None)
+    options: dict[str, Any] = {"out": out, "overwrite": overwrite, **worker_options(workers, quiet)}
+    found = run_into(
+        lambda: groups.reduce(wanted, **options), out or source, None if out else f"{source} was only read"
+    )
+    count = int(found.batch_size[0])
+    if out is not None:
+        answer({"groups": count, "out": out}, *([] if quiet else [f"{count:,} groups written to {out}"]))
+        return
+    columns = [*dict.fromkeys("/".join(key) if isinstance(key, tuple) else key for key in keys), *wanted]
+    upto = count if not show else min(show, count)
+    table = [{name: _cell(found, name, row) for name in columns} for row in range(upto)]
+    more = [] if upto == count else [f"... and {count - upto:,} more groups: --show 0 shows all, --out writes them"]
+    answer({"groups": count, "rows": table}, _table(columns, table), *more)
+
+
+def _cell(found: Any, name: str, row: int) -> Any:
+    from tensordict_lite import is_non_tensor
+
+    value = found.get(tuple(name.split("/")) if name not in found.keys() and "/" in name else name)[row]
+    return value.data if is_non_tensor(value) else value
+
+
+def _table(columns: list[str], rows: list[dict[str, Any]]) -> str:
+    """Columns that line up; as wide as they need to be, for a pipe as for a terminal."""
+    from tdmap.memory.hidden import printable
+
+    texts = [[printable(name) for name in columns], *([short(row[name]) for name in columns] for row in rows)]
+    widths = [max(len(line[place]) for line in texts) for place in range(len(columns))]
+    lines = ("  ".join(text.rjust(width) for text, width in zip(line, widths)) for line in texts)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def short(value: Any) -> str:
+    """A value for people: the first of its numbers.
+
+    Example:
+        >>> import torch
+        >>> short(torch.arange(20.0)), short(3)
+        ('[0, 1, 2, 3, 4, 5, 6, 7, ... 12 more]', '3')
+    """
+    import torch
+
+    from tdmap.memory.hidden import printable
+
+    if isinstance(value, torch.Tensor):
+        if not value.dim():
+            return _number(value.item())
+        flat = value.reshape(-1)
+        more = [f"... {flat.numel() - SHOWN:,} more"] if flat.numel() > SHOWN else []
+        shape = f" {list(value.shape)}" if value.dim() > 1 else ""
+        return f"[{', '.join([*map(_number, flat[:SHOWN].tolist()), *more])}]{shape}"
+    if hasattr(value, "keys"):
+        return "  ".join(f"{name} {short(value.get(name))}" for name in sorted(value.keys()))
+    if hasattr(value, "tolist") or isinstance(value, (list, tuple)):
+        objects = list(value.tolist() if hasattr(value, "tolist") else value)
+        more = [f"... {len(objects) - SHOWN:,} more"] if len(objects) > SHOWN else []
+        return f"[{', '.join([*map(short, objects[:SHOWN]), *more])}]"
+    return printable(str(value) if isinstance(value, str) else _number(value), 200)
+
+
+def _number(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+# -------- what is folded
+
+
+def parse_reducer(text: str, data: Any, path: Path) -> Any:
+    """The reducer of `NAME:KEY:OPTION=VALUE`, or leave with why there is none.
+
+    Args:
+        text: what was given.
+        data: whose entries there are; None when a function makes them.
+        path: of the dataset.
+    """
+    import difflib
+
+    import tdmap.reducers
+
+    name, *rest = text.split(":")
+    if name not in NAMES:
+        close = difflib.get_close_matches(name, NAMES, 1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        refuse(f"{text!r}: there is no reducer {name!r}.{hint} There are {', '.join(NAMES)}")
+    kind: Callable[..., Any] = getattr(tdmap.reducers, NAMES[name])
+    takes = list(inspect.signature(kind).parameters)
+    given = dict(_option(text, part, takes) for part in rest if "=" in part)
+    keys = [part for part in rest if "=" not in part]
+    if "key" not in takes:
+        if keys:
+            refuse(f"{text!r}: {name} takes no entry")
+        return kind(**given)
+    if len(keys) != 1 and name != "checksum":
+        refuse(f"{text!r}: say which entry, as {name}:KEY")
+    if keys:
+        parts = tuple(keys[0].split("/"))
+        given["key"] = (parts if len(parts) > 1 else parts[0]) if data is None else key_of(keys[0], data, path)
+    try:
+        return kind(**given)
+    except (TypeError, ValueError) as error:
+        refuse(f"{text!r}: {error}")
+
+
+def _option(text: str, part: str, takes: list[str]) -> tuple[str, Any]:
+    name, _, said = part.partition("=")
+    options = [one for one in takes if one != "key"]
+    if name not in options:
+        refuse(f"{text!r}: there is no option {name!r}; there is {', '.join(options) or 'none'}")
+    if name == "dim" and said == "all":
+        return name, None
+    try:
+        return name, ast.literal_eval(said)
+    except (ValueError, SyntaxError):
+        refuse(f"{text!r}: {said!r} is no number and no list of numbers")

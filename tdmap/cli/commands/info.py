@@ -1,0 +1,108 @@
+"""The commands ``tdmap info`` and ``tdmap verify``.
+
+Commands that only read end by SIGPIPE when nobody reads on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tdmap.cli.answers import DONE, FAILED, answer, asked, say
+from tdmap.cli.app import app, end_with_reader
+from tdmap.cli.describe import human_bytes, is_branch, leaves_of, shape_of, size_of, type_name
+from tdmap.cli.requests import open_dataset, refuse
+
+# -------- tdmap info
+
+
+WIDEST = 1000
+"""Letters of a line, at most."""
+
+
+@app.command()
+def info(
+    path: Annotated[Path, typer.Argument(help="Folder of the dataset, or file of an archive.")],
+) -> None:
+    """Show the keys of a dataset with their shapes, types and sizes."""
+    end_with_reader()
+    data = open_dataset(path)
+    total = sum(size for _, _, size in leaves_of(data))
+    if asked().json:
+        keys = [
+            {"key": list(key), "shape": list(shape_of(leaf)), "dtype": type_name(leaf), "bytes": size}
+            for key, leaf, size in leaves_of(data)
+        ]
+        kind = type(data).__name__
+        answer({"type": kind, "batch_size": list(data.batch_size), "keys": keys, "bytes": total})
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.tree import Tree
+
+    rows = f"{data.batch_size[0]:,} rows" if len(data.batch_size) else "no rows"
+    tree = Tree(f"[bold]{escape(str(path))}[/bold]  {type(data).__name__} {list(data.batch_size)}, {rows}")
+    _grow(tree, data)
+    console = Console(highlight=False, soft_wrap=True)
+    console.width = max(console.width, WIDEST)  # a narrow terminal wraps lines, which a tree would cut
+    console.print(tree)
+    console.print(f"total {human_bytes(total)} in {sum(1 for _ in leaves_of(data))} leaves")
+
+
+def _grow(tree: Any, data: Any) -> None:
+    from rich.markup import escape
+
+    for name in sorted(data.keys()):
+        value = data.get(name)
+        if is_branch(value):
+            branch = tree.add(f"[bold]{escape(name)}[/bold]  {type(value).__name__} {list(value.batch_size)}")
+            _grow(branch, value)
+        else:
+            size = human_bytes(size_of(value)) if size_of(value) else "-"
+            tree.add(f"{escape(name)}  [cyan]{type_name(value)}[/cyan] {escape(str(list(shape_of(value))))}  {size}")
+
+
+# -------- tdmap verify
+
+
+@app.command()
+def verify(
+    path: Annotated[Path, typer.Argument(help="Folder of the dataset, or file of an archive.")],
+    store: Annotated[bool, typer.Option("--store", help="Record the checksums of the files as they are now.")] = False,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads that read; default: the usable cores.")] = None,
+) -> None:
+    """Check every byte of a dataset against the checksums that were stored with it."""
+    from tensordict_lite import DatasetError
+    from tensordict_lite.memmap import checksum
+
+    end_with_reader()
+    open_dataset(path)
+    if store:
+        recorded = checksum.store(path, threads)
+        place = path if path.is_file() else path / checksum.CHECKSUMS
+        said = f"stored the checksums of {len(recorded)} files in {place}"
+        answer({"stored": len(recorded), "checksums": place}, said)
+        return
+    if not path.is_file() and not (path / checksum.CHECKSUMS).exists():
+        refuse(f"{path} has no checksums to check against: store them with `tdmap verify --store {path}`")
+    try:
+        report = checksum.verify(path, threads)
+    except DatasetError as error:
+        refuse(str(error))
+    for problem in report.problems:
+        say(str(problem))
+    checked = f"{report.files} files, {human_bytes(report.nbytes)}"
+    problems = [str(problem) for problem in report.problems]
+    facts = {"files": report.files, "bytes": report.nbytes, "problems": problems}
+    answer(
+        facts,
+        *([f"{path} is as it was saved: {checked}"] if report.ok else []),
+        exit_code=DONE if report.ok else FAILED,
+    )
+    if not report.ok:
+        count = len(report.problems)
+        say(f"{path} is not as it was saved: {count} problem{'s'[: count > 1]} in {checked}")
+        typer.echo(f"If it was changed on purpose since then: tdmap verify --store {path}", err=True)
+        raise typer.Exit(FAILED)

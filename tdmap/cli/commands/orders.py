@@ -1,0 +1,221 @@
+"""The commands that write rows of a dataset as another one: ``tdmap filter``, ``tdmap sort`` and ``tdmap shuffle``."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tdmap.cli.answers import answer, asked
+from tdmap.cli.app import app
+from tdmap.cli.commands.map import CANNOT_WRITE, report_skipped, require_free
+from tdmap.cli.requests import find_function, guard, open_dataset, refuse
+
+SourceArgument = Annotated[Path, typer.Argument(metavar="IN", help="Folder of the dataset, or file of an archive.")]
+OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="Folder for the result.")]
+WorkersOption = Annotated[int | None, typer.Option(min=0, help="Processes; as many as usable cores.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace OUT when it is a dataset.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress bar, no summary.")]
+ByOption = Annotated[list[str], typer.Option("--by", metavar="KEY", help="An entry, as a/b; the first counts most.")]
+
+
+def open_rows(path: Path) -> Any:
+    """A dataset that has rows, or leave with why it has none."""
+    data = open_dataset(path)
+    if not len(data.batch_size):
+        refuse(f"{path} has batch size [], so there are no rows")
+    return data
+
+
+def key_of(name: str, data: Any, path: Path) -> str | tuple[str, ...]:
+    """The entry that `a/b` names, or leave with those that there are."""
+    import difflib
+
+    from tdmap.cli.describe import leaves_of
+
+    names = {"/".join(key): key for key, _, _ in leaves_of(data)}
+    if name not in names:
+        close = difflib.get_close_matches(name, names, 3) or sorted(names)[:5]
+        refuse(f"{path} has no entry {name!r}; there is {', '.join(close)}")
+    return names[name] if len(names[name]) > 1 else names[name][0]
+
+
+def run_into(run: Callable[[], Any], out: Path, state: str | None = None) -> Any:
+    """Run an operation that writes a dataset; what it refuses is said in one line."""
+    from tdmap.errors import FolderInUse, OutputMismatch, ResumeMismatch, UntrustedFile
+
+    refusals = (FileExistsError, FolderInUse, UntrustedFile, OutputMismatch, ResumeMismatch, KeyError, TypeError)
+    return guard(run, state or f"nothing was written to {out}", (*refusals, ValueError, *CANNOT_WRITE))
+
+
+def worker_options(workers: int | None, quiet: bool) -> dict[str, Any]:
+    """Those of every operation."""
+    return {"num_workers": workers, "pbar": not quiet and not asked().json}
+
+
+# -------- tdmap filter
+
+
+@app.command("filter")
+def filter_command(
+    predicate: Annotated[str, typer.Argument(metavar="PREDICATE", help="module:function, or 'KEY OPERATOR VALUE'.")],
+    source: SourceArgument,
+    out: OutArgument,
+    workers: WorkersOption = None,
+    chunksize: Annotated[int | None, typer.Option(min=0, help="Rows the function gets at a time.")] = None,
+    overwrite: OverwriteOption = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep a journal; go on after an interruption.")] = False,
+    skip_errors: Annotated[
+        bool, typer.Option("--skip-errors", help="Leave out rows on which the function raises, and list them.")
+    ] = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Write the rows for which a predicate is true, in their order.
+
+    A function gets a chunk of rows and returns a bool for each. Operators are ==, !=, <, <=, >, >= and in; they compare
+    an entry that has one value a row with a number, a text in quotes, or (in) a list of them.
+    """
+    import tdmap
+    from tdmap.rowerrors import RowErrors
+
+    if resume and overwrite:
+        refuse("--resume goes on with what is in OUT, and --overwrite removes it: give one of them")
+    data = open_rows(source)
+    test = Where.parse(predicate, data, source) or find_function(predicate)
+    if not resume:
+        require_free(out, source, overwrite)
+    skipped = RowErrors() if skip_errors else None
+    options = {"chunksize": chunksize, "overwrite": overwrite, "resume": resume, **worker_options(workers, quiet)}
+    if skipped is not None:
+        options["on_error"] = skipped
+    state = "what is done stays done, and the same command goes on from there" if resume else None
+    result = run_into(lambda: tdmap.filter(data, test, out, **options), out, state)
+    rows, kept = int(data.batch_size[0]), int(result.batch_size[0])
+    place = out.with_name(f"{out.name}.skipped.jsonl")
+    report_skipped(skipped, rows, False, place, written=False, fate="are left out")
+    facts = {"rows": kept, "of": rows, "skipped": len(skipped or ()), "out": out}
+    answer(facts, *([] if quiet else [f"{kept:,} of {rows:,} rows written to {out}"]))
+
+
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_COMPARISON = re.compile(r"\s*(.+?)\s*(==|!=|<=|>=|<|>|\bin\b)\s*(.+?)\s*$")
+
+
+@dataclass(frozen=True)
+class Where:
+    """A comparison of an entry with a value, as a predicate.
+
+    Example:
+        >>> import torch
+        >>> from tensordict_lite import TensorDict
+        >>> Where("label", ">", 1)(TensorDict({"label": torch.tensor([0, 1, 2, 3])}, [4]))
+        tensor([False, False,  True,  True])
+    """
+
+    key: Any
+    operator: str
+    value: Any
+
+    @staticmethod
+    def parse(text: str, data: Any, path: Path) -> Where | None:
+        """What `KEY OPERATOR VALUE` says; None if it says something else. Leaves with why it cannot be met."""
+        import torch
+
+        found = _COMPARISON.match(text)
+        if found is None:
+            return None
+        name, sign, said = found.groups()
+        key = key_of(name, data, path)
+        try:
+            value = ast.literal_eval(said)
+        except (ValueError, SyntaxError):
+            refuse(f"{said!r} in {text!r} is no number, no text in quotes and no list of them")
+        if sign == "in" and not isinstance(value, (list, tuple, set)):
+            refuse(f"{text!r}: `in` wants a list, such as [1, 2]")
+        leaf = data.get(key)
+        if isinstance(leaf, torch.Tensor):
+            if leaf.dim() != 1:
+                refuse(f"{name} has rows of shape {list(leaf.shape[1:])}: a comparison needs one value a row")
+            if any(isinstance(one, str) for one in (value if sign == "in" else [value])):
+                refuse(f"{name} is {str(leaf.dtype).removeprefix('torch.')}, and {said} is a text")
+        return Where(key, sign, value)
+
+    def __call__(self, chunk: Any) -> Any:
+        import torch
+
+        column = chunk.get(self.key)
+        if isinstance(column, torch.Tensor):
+            if self.operator == "in":
+                return torch.isin(column, torch.tensor(list(self.value)))
+            return _OPERATORS[self.operator](column, self.value)
+        objects = list(column.tolist() if hasattr(column, "tolist") else column)
+        if self.operator == "in":
+            return [one in self.value for one in objects]
+        return [bool(_OPERATORS[self.operator](one, self.value)) for one in objects]
+
+
+# -------- tdmap sort, tdmap shuffle
+
+
+@app.command("sort")
+def sort_command(
+    source: SourceArgument,
+    out: OutArgument,
+    by: ByOption,
+    descending: Annotated[bool, typer.Option("--descending", help="From large to small.")] = False,
+    workers: WorkersOption = None,
+    overwrite: OverwriteOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Write the rows in the order of one or more entries; rows with equal keys keep their order."""
+    import tdmap
+
+    data = open_rows(source)
+    keys = [key_of(name, data, source) for name in by]
+    require_free(out, source, overwrite)
+    options = {"descending": descending, "overwrite": overwrite, **worker_options(workers, quiet)}
+    run_into(lambda: tdmap.sort(data, keys, out, **options), out)
+    _written(data, out, quiet, {"by": by, "descending": descending})
+
+
+@app.command("shuffle")
+def shuffle_command(
+    source: SourceArgument,
+    out: OutArgument,
+    seed: Annotated[int | None, typer.Option(help="Decides the order; a new one each time, if not given.")] = None,
+    workers: WorkersOption = None,
+    overwrite: OverwriteOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Write the rows in a random order, in which every order is equally likely."""
+    import torch
+
+    import tdmap
+
+    data = open_rows(source)
+    require_free(out, source, overwrite)
+    if seed is None:
+        torch.seed()
+        seed = int(torch.randint(1 << 62, ()))
+    options = {"overwrite": overwrite, **worker_options(workers, quiet)}
+    run_into(lambda: tdmap.shuffle(data, seed, out, **options), out)
+    _written(data, out, quiet, {"seed": seed})
+
+
+def _written(data: Any, out: Path, quiet: bool, facts: dict[str, Any]) -> None:
+    rows = int(data.batch_size[0])
+    said = "".join(f", seed {value}" for name, value in facts.items() if name == "seed")
+    answer({"rows": rows, "out": out, **facts}, *([] if quiet else [f"{rows:,} rows written to {out}{said}"]))

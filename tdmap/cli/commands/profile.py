@@ -1,0 +1,98 @@
+"""The command ``tdmap profile module:function DATA``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tdmap.cli.answers import answer, say
+from tdmap.cli.app import app, end_with_reader
+from tdmap.cli.requests import find_function, guard, open_dataset, refuse
+from tdmap.data.kinds import tensors_of
+
+ROWS = 100_000
+"""Rows of a sample, at most, and bytes of their entries."""
+
+BYTES = 1 << 30
+
+
+@app.command("profile")
+def profile_command(
+    function: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="What to run on each chunk.")],
+    source: Annotated[Path, typer.Argument(metavar="DATA", help="Folder of the dataset.")],
+    rows: Annotated[int | None, typer.Option(min=1, help="Rows to run it on; a sample, if not given.")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes; as many as usable cores.")] = None,
+    chunksize: Annotated[int | None, typer.Option(min=0, help="Rows the function gets at a time.")] = None,
+    start_method: Annotated[str | None, typer.Option(help="fork, forkserver or spawn.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev there.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw timeline, throughput and memory there (.png).")] = None,
+    flame: Annotated[Path | None, typer.Option(help="Write stacks of the function there (.svg, .json, .txt).")] = None,
+) -> None:
+    """Run a function on rows of a dataset, and say what bounds it and what to set.
+
+    Results are kept in memory and thrown away. DATA is not changed: a function that changes its chunk gets a copy.
+    """
+    end_with_reader()
+    if start_method not in (None, "fork", "forkserver", "spawn"):
+        refuse(f"--start-method {start_method!r}: there are fork, forkserver and spawn")
+    fn = find_function(function)
+    data = open_dataset(source)
+    if not len(data.batch_size) or not data.batch_size[0]:
+        refuse(f"{source} has batch size {list(data.batch_size)}, so there are no rows to run the function on")
+    sample = sample_of(data, rows)
+    options: dict[str, Any] = {"num_workers": workers, "chunksize": chunksize, "mp_start_method": start_method}
+    prof = guard(lambda: _run(fn, sample, options, flame), "DATA is as it was")
+    if trace is not None:
+        _write(lambda: prof.save_trace(trace), trace)
+    if plot is not None:
+        _write(lambda: prof.plot(plot), plot)
+    lines = [prof.summary()]
+    if sample.batch_size[0] < data.batch_size[0]:
+        lines.append(f"on {sample.batch_size[0]:,} of {data.batch_size[0]:,} rows; --rows runs more")
+    answer(prof.to_dict(), *lines)
+
+
+def sample_of(data: Any, rows: int | None) -> Any:
+    """The first rows of a dataset, as views: so many that the figures mean something, and no more."""
+    length = int(data.batch_size[0])
+    if rows is None:
+        total = sum(leaf.numel() * leaf.element_size() for leaf in tensors_of(data))
+        rows = max(min(ROWS, BYTES * length // max(total, 1)), 1)
+    return data[: min(rows, length)]
+
+
+def safe_sample(fn: Any, sample: Any, by_row: bool = False) -> Any:
+    """The sample, or a copy of it where the function changes its chunk: the dataset itself is never given to it then.
+
+    Args:
+        by_row: it is called with single rows.
+    """
+    import torch
+
+    probe = sample[:1].clone()
+    before = [leaf._version for leaf in tensors_of(probe)]
+    with torch.random.fork_rng(devices=[]):
+        fn(probe[0] if by_row else probe)
+    return sample if [leaf._version for leaf in tensors_of(probe)] == before else sample.clone()
+
+
+def _run(fn: Any, sample: Any, options: dict[str, Any], flame: Path | None) -> Any:
+    import tdmap
+
+    sample = safe_sample(fn, sample, options["chunksize"] == 0)
+    tdmap.map(sample[:16], fn, **options)  # workers start, and import what the function needs
+    with tdmap.Profiler() as prof:
+        if flame is not None:
+            prof.flame(flame)
+        tdmap.map(sample, fn, **options)
+    return prof
+
+
+def _write(run: Any, path: Path) -> None:
+    try:
+        run()
+    except (OSError, ValueError, ModuleNotFoundError) as error:
+        refuse(f"{path} was not written: {error}")
+    say(f"wrote {path}")

@@ -1,0 +1,178 @@
+"""The commands about runs that can be resumed: ``tdmap status PATH`` and ``tdmap resume PATH``.
+
+A journal says which function its run is to be gone on with, and it may have come with the dataset, from anybody. So
+it is shown before it is run, somebody has to say yes, and nothing is imported from inside the dataset.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tdmap.cli.answers import answer, asked
+from tdmap.cli.app import app, end_with_reader
+from tdmap.cli.commands.map import report_skipped, run_resumable
+from tdmap.cli.requests import file_of_module, find_function, import_module, open_dataset, refuse, take_apart
+from tdmap.memory.hidden import HIDDEN, printable
+
+PathArgument = Annotated[Path, typer.Argument(help="Output folder, or dataset of an in-place run.")]
+
+
+@app.command()
+def status(
+    path: PathArgument,
+) -> None:
+    """Show how far a resumable run has come: rows done, rate, errors."""
+    from tdmap.resume.status import describe
+
+    end_with_reader()
+    found = _status_of(path)
+    answer({**dataclasses.asdict(found), "fraction": found.fraction}, *describe(found))
+
+
+@app.command()
+def resume(
+    path: PathArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Run the function that is shown without asking.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar, no summary.")] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="In place, the machine went down, but in order: take the files as they are.")
+    ] = False,
+    redo: Annotated[
+        bool,
+        typer.Option("--redo", help="In place, the machine went down: run again what may not have reached the disk."),
+    ] = False,
+) -> None:
+    """Go on with a run that `tdmap map --resume` began: shows what would be run, and asks."""
+    if trust and redo:
+        refuse("--trust and --redo: give one of them")
+    from tdmap.resume.run import REDO, TRUST
+
+    found = _status_of(path)
+    command = _Command.of(found, path)
+    datasets = [path.resolve(), Path(command.source)]
+    file = command.file_of_function(datasets)
+    for line in command.describe(file):
+        typer.echo(line, err=True)
+    if not yes:
+        _ask(path)
+    os.chdir(command.cwd)  # where the function was found
+    sys.path[:] = [entry for entry in sys.path if not _lies_in(Path(entry or "."), datasets)]
+    sys.path.insert(0, str(file.parent) if command.function.partition(":")[0].endswith(".py") else command.cwd)
+    _require_file(import_module(take_apart(command.function)[0]), file)
+    fn = find_function(command.function)
+    how = TRUST if trust else REDO if redo else True
+    options = {**command.options, "pbar": not quiet and not asked().json}
+    in_place = found.kind == "in place"
+    out = None if in_place else datasets[0]
+    skipped = run_resumable(open_dataset(Path(command.source)), fn, out, options, dataclasses.asdict(command), how)
+    report_skipped(skipped, found.rows, in_place, datasets[0] / HIDDEN / "skipped.jsonl", written=True)
+    done = found.rows - len(skipped or ())
+    line = f"{done:,} rows done in {path}"
+    answer({"rows": done, "skipped": len(skipped or ()), "out": path}, *([] if quiet else [line]))
+
+
+def _status_of(path: Path) -> Any:
+    from tdmap.resume.status import read_status
+
+    try:
+        found = read_status(path)
+    except (OSError, ValueError) as error:
+        refuse(f"{path} cannot be read: {error}")
+    if found is None:
+        refuse(f"{path} holds no journal of a run: none was begun there with resume=True or --resume")
+    return found
+
+
+_OPTIONS: dict[str, tuple[type, ...]] = {
+    "num_workers": (int, type(None)),
+    "chunksize": (int, type(None)),
+    "mp_start_method": (str, type(None)),
+    "pbar": (bool,),
+    "on_error": (str,),
+    "executor": (str,),
+    "address": (str,),
+}
+
+
+@dataclass(frozen=True)
+class _Command:
+    """How a journal says that its run was called."""
+
+    function: str
+    source: str
+    cwd: str
+    options: dict[str, Any]
+
+    @staticmethod
+    def of(found: Any, path: Path) -> _Command:
+        """The command of a run, or leave with why it cannot be called again."""
+        from tdmap.errors import UntrustedFile
+        from tdmap.memory.hidden import open_file
+
+        if found.command is None:
+            program = " ".join(found.argv).strip() or "a Python session"
+            refuse(f"{path} was begun by a program ({program}): run that again, and it goes on where it ended")
+        try:
+            os.close(open_file(path / HIDDEN / "journal"))
+        except UntrustedFile as error:
+            refuse(f"{error} It says which function is run; use tdmap map --resume, which you say yourself.")
+        texts, options = [found.command.get(key) for key in ("function", "source", "cwd")], found.command.get("options")
+        known = type(options) is dict and all(type(v) in _OPTIONS.get(k, ()) for k, v in options.items())
+        if not known or not all(type(text) is str and text == printable(text, 4096) for text in texts):
+            refuse(f"the journal in {path} does not say how its run was begun: use tdmap map --resume")
+        function, source, cwd = texts
+        return _Command(function, source, cwd, options)
+
+    def file_of_function(self, datasets: list[Path]) -> Path:
+        """The file of the function's module, or leave where it is not one to be imported."""
+        if not os.path.isabs(self.cwd) or not os.path.isdir(self.cwd):
+            refuse(f"the folder where the run was begun is gone ({self.cwd}): use tdmap map --resume from another one")
+        module, _ = take_apart(self.function)
+        file = file_of_module(module, self.cwd)
+        if file is None:
+            refuse(f"there is no module {module!r} in {self.cwd}, where the run was begun, or among the installed ones")
+        for place in (file, Path(self.cwd)):
+            if _lies_in(place, datasets):
+                refuse(
+                    f"{place} lies inside the dataset, and nothing is imported from there. If you know the function, "
+                    "move it elsewhere, and go on with tdmap map --resume"
+                )
+        return file
+
+    def describe(self, file: Path) -> list[str]:
+        """What will be run, for whoever has to say yes."""
+        _, name = take_apart(self.function)
+        given = [f"{key}={value!r}" for key, value in self.options.items() if value is not None and key != "pbar"]
+        return [
+            f"function  {name} of {file}",
+            f"on        {self.source}",
+            f"options   {', '.join(given) or 'none'}",
+            f"from      {self.cwd}, where its other modules are looked for first",
+        ]
+
+
+def _lies_in(place: Path, folders: list[Path]) -> bool:
+    inner = place.resolve()
+    return any(folder.resolve() in (inner, *inner.parents) for folder in folders)
+
+
+def _ask(path: Path) -> None:
+    """Go on only when somebody says yes."""
+    if not sys.stdin.isatty():
+        refuse(f"whoever wrote {path} has said so: look at it, and give --yes to run it")
+    if not typer.confirm("Run it?", err=True):
+        refuse("nothing was run")
+
+
+def _require_file(module: Any, file: Path) -> None:
+    """Leave unless the module that was imported is the one that was shown."""
+    found = getattr(module, "__file__", None)
+    if found is None or Path(found).resolve() != file:
+        refuse(f"{file} was to be imported, and Python has another module of that name ({found}): rename one of them")

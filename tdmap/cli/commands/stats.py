@@ -1,0 +1,124 @@
+"""The command ``tdmap stats``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tdmap.cli.answers import answer, asked, say
+from tdmap.cli.app import app, end_with_reader
+from tdmap.cli.describe import leaves_of, type_name
+from tdmap.cli.requests import guard, open_dataset, refuse
+
+
+@app.command()
+def stats(
+    path: Annotated[Path, typer.Argument(help="Folder of the dataset, or file of an archive.")],
+    keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY]...", help="Entries, as a/b; all of them.")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes; as many as usable cores.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the histograms there (.png).")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Show count, range, mean, deviation, quantiles and a small histogram of each entry, in one pass.
+
+    All elements of an entry count alike; statistics are of the finite ones. Quantiles are within one percent.
+    """
+    import tdmap
+    from tdmap.diagnostics.columns import Column, Columns, draw_columns
+
+    end_with_reader()
+    data = open_dataset(path)
+    if not len(data.batch_size):
+        refuse(f"{path} has batch size [], so there are no rows")
+    wanted, others = _numbers_of(data, path, keys)
+    found: dict[tuple[str, ...], Any] = {}
+    if wanted:
+        reducers = {"/".join(key): Column(key) for key in wanted}
+        values = guard(
+            lambda: tdmap.map_reduce(data, None, Columns(reducers), workers, pbar=not quiet and not asked().json),
+            f"{path} was only read",
+        )
+        found = {key: values["/".join(key)] for key in wanted}
+    if plot is not None:
+        try:
+            draw_columns([("/".join(key), one) for key, one in found.items()], str(plot))
+        except (OSError, ValueError, ModuleNotFoundError) as error:
+            refuse(f"{plot} was not written: {error}")
+        say(f"wrote {plot}")
+    if asked().json:
+        entries = [{"key": list(key), "dtype": wanted[key], **asdict(one)} for key, one in found.items()]
+        rest = [{"key": list(key), "dtype": kind} for key, kind in others.items()]
+        answer({"rows": int(data.batch_size[0]), "keys": [*entries, *rest]})
+        return
+    _print(found, wanted, others)
+
+
+def _numbers_of(
+    data: Any, path: Path, keys: list[str] | None
+) -> tuple[dict[tuple[str, ...], str], dict[tuple[str, ...], str]]:
+    """The entries that are wanted and their types: real numbers, and others."""
+    import difflib
+
+    import torch
+
+    leaves = {key: leaf for key, leaf, _ in leaves_of(data)}
+    names = {"/".join(key): key for key in leaves}
+    for name in keys or ():
+        if name not in names:
+            close = difflib.get_close_matches(name, names, 3) or sorted(names)[:5]
+            refuse(f"{path} has no entry {name!r}; there is {', '.join(close)}")
+    chosen = [names[name] for name in dict.fromkeys(keys)] if keys else list(leaves)
+    numbers: dict[tuple[str, ...], str] = {}
+    others: dict[tuple[str, ...], str] = {}
+    for key in chosen:
+        leaf = leaves[key]
+        real = isinstance(leaf, torch.Tensor) and not leaf.is_complex() and not leaf.is_nested
+        (numbers if real else others)[key] = type_name(leaf)
+    return numbers, others
+
+
+def _print(found: dict[tuple[str, ...], Any], types: dict[tuple[str, ...], str], others: Any) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from tdmap.diagnostics.columns import QUANTILES, number
+
+    console = Console(highlight=False, markup=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    columns = (
+        "key",
+        "type",
+        "count",
+        "NaN",
+        "min",
+        "max",
+        "mean",
+        "std",
+        *(f"{q:.0%}" for q in QUANTILES),
+        "histogram",
+    )
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("key", "type", "histogram") else "right", no_wrap=True)
+    for key, one in found.items():
+        bad = f"{one.nan:,}" + (f" +{one.infinite:,} inf" if one.infinite else "")
+        quantiles = [number(value) for value in one.quantiles] or ["-"] * len(QUANTILES)
+        figures = [number(value) for value in (one.min, one.max, one.mean, one.std)]
+        table.add_row("/".join(key), types[key], f"{one.count:,}", bad, *figures, *quantiles, one.sparkline)
+    for key, kind in others.items():
+        table.add_row("/".join(key), kind)
+    if console.width < 100 and not console.is_terminal:
+        console.width = 140  # a file has no edge
+    if console.width >= 100:
+        console.print(table)
+        return
+    for key, one in found.items():
+        console.print(
+            f"{'/'.join(key)}: {types[key]}, {one.count:,} values, {one.nan:,} NaN, {number(one.min)} to "
+            f"{number(one.max)}, mean {number(one.mean)}, std {number(one.std)}  {one.sparkline}"
+        )
+    for key, kind in others.items():
+        console.print(f"{'/'.join(key)}: {kind}")

@@ -1,0 +1,75 @@
+"""What commands say of a dataset: its entries, their types and sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+LOOKED_AT = 100
+"""Objects of a column whose types stand for all."""
+
+
+def leaves_of(data: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, int]]:
+    """The entries of a dataset that have none themselves: key, value and bytes."""
+    for name in sorted(data.keys()):
+        value = data.get(name)
+        if is_branch(value):
+            yield from leaves_of(value, (*prefix, name))
+        else:
+            yield (*prefix, name), value, size_of(value)
+
+
+def is_branch(value: Any) -> bool:
+    """Whether an entry has entries."""
+    from tensordict_lite import is_non_tensor, is_tensor_collection
+
+    return bool(is_tensor_collection(value)) and not is_non_tensor(value)
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """The shape of an entry; none for what has none."""
+    return tuple(getattr(value, "shape", ()))
+
+
+def size_of(value: Any) -> int:
+    """Bytes of a tensor."""
+    import torch
+
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+
+
+def type_name(value: Any) -> str:
+    """The dtype of an entry; of objects the type that they all have, judged by the first ones.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> type_name(TensorDict({"name": ["a", "b"]}, [2]).get("name"))
+        'str'
+    """
+    from tensordict_lite import is_non_tensor
+
+    dtype = getattr(value, "dtype", None)
+    if dtype is not None:
+        return str(dtype).removeprefix("torch.")
+    if not is_non_tensor(value):
+        return type(value).__name__
+    first = value[:LOOKED_AT].tolist() if value.batch_dims else [value.data]
+    for _ in range(value.batch_dims - 1):
+        first = [item for row in first for item in row]
+    kinds = {type(item).__name__ for item in first}
+    return kinds.pop() if len(kinds) == 1 else "object"
+
+
+def human_bytes(size: int) -> str:
+    """Write a number of bytes for people.
+
+    Example:
+        >>> human_bytes(1_572_864)
+        '1.5 MiB'
+    """
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.3g} {unit}" if unit != "B" else f"{size} B"
+        value /= 1024
+    return f"{value:.3g} TiB"

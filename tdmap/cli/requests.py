@@ -1,0 +1,178 @@
+"""What a command line names: datasets and functions. What it cannot have, and why."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.machinery
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import typer
+
+from tdmap.cli.answers import BAD_REQUEST, FAILED, INTERRUPTED, one_line, say, show_traceback
+
+
+def refuse(message: str) -> NoReturn:
+    """Say why the request cannot be met and leave with exit code 2."""
+    say(message)
+    raise typer.Exit(BAD_REQUEST)
+
+
+def guard(run: Callable[[], Any], state: str, refusals: tuple[type[Exception], ...] = ()) -> Any:
+    """Run it; end with code 1, the error and what is on disk in one line if it raises, with 130 on Ctrl-C.
+
+    Args:
+        run: called without arguments.
+        state: what is on disk when it does not end well.
+        refusals: exceptions that mean that the request cannot be met, and whose message says why; not where the
+            user's function has raised them.
+    """
+    try:
+        return run()
+    except KeyboardInterrupt:
+        say(f"stopped; {state}")
+        raise typer.Exit(INTERRUPTED) from None
+    except typer.Exit:
+        raise
+    except Exception as error:
+        if isinstance(error, refusals) and not _is_of_function(error):
+            refuse(str(error))
+        shown = show_traceback(error)
+        said = str(error) if _speaks_for_itself(error) else one_line(error)
+        say(f"the run failed: {said}; {state}{'' if shown else ' (--traceback shows more)'}")
+        raise typer.Exit(FAILED) from error
+
+
+def _is_of_function(error: Exception) -> bool:
+    """Whether the user's function has raised it: the engine has noted its rows then."""
+    from tdmap.errors import TdmapError
+
+    return not isinstance(error, TdmapError) and bool(getattr(error, "__notes__", None))
+
+
+def _speaks_for_itself(error: Exception) -> bool:
+    """Whether the engine has raised it, in words that say it all."""
+    from tdmap.errors import RemoteError, TdmapError
+
+    return isinstance(error, TdmapError) and not isinstance(error, RemoteError)
+
+
+# -------- datasets
+
+
+def open_dataset(path: Path) -> Any:
+    """Open a dataset, or leave with a message that says what is wrong with it.
+
+    Returns:
+        The collection that was saved there, memory-mapped.
+    """
+    from tensordict_lite import TensorDict
+
+    if not path.exists():
+        refuse(f"{path} does not exist")
+    if path.is_dir() and not (path / "meta.json").exists():
+        from tdmap.memory.hidden import HIDDEN
+
+        if (path / HIDDEN / "journal").exists():
+            refuse(
+                f"{path} is no dataset yet: a run into it has not come to its end. `tdmap status {path}` shows how far "
+                "it is; `tdmap resume` goes on with it"
+            )
+        found = [str(p.parent) for p in sorted(path.glob("*/meta.json"))[:3]]
+        hint = f"; did you mean {' or '.join(found)}?" if found else ""
+        refuse(f"{path} is not a dataset: it has no meta.json{hint}")
+    try:
+        return TensorDict.load_memmap(path)
+    except (RuntimeError, ValueError, TypeError, KeyError, OSError) as error:
+        refuse(f"{path} cannot be opened: {error}")
+
+
+def require_writable(path: Path) -> None:
+    """Leave unless the files of a dataset can be changed."""
+    if path.is_file():
+        refuse(f"--in-place needs a folder, and {path} is an archive: unpack it first, or give OUT")
+    blocked = [p for p in [path, *path.rglob("*.memmap")] if not os.access(p, os.W_OK)]
+    if blocked:
+        refuse(f"--in-place needs to write, and {blocked[0]} is read-only")
+
+
+# -------- functions
+
+
+def find_function(name: str) -> Callable[[Any], Any]:
+    """Find ``module:function`` or ``file.py:function``; the working directory counts as a place of modules.
+
+    Example:
+        >>> find_function("math:sqrt")
+        <built-in function sqrt>
+    """
+    module_name, attribute = take_apart(name)
+    found: Any = import_module(module_name)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            close = difflib.get_close_matches(part, [n for n in dir(found) if not n.startswith("_")], n=3)
+            hint = f"; there is {', '.join(close)}" if close else ""
+            refuse(f"{module_name} has no {part!r}{hint}")
+        found = getattr(found, part)
+    if not callable(found):
+        refuse(f"{name} is a {type(found).__name__}, not a function")
+    return found  # type: ignore[no-any-return]
+
+
+def take_apart(name: str) -> tuple[str, str]:
+    """Module and function of ``module:function``."""
+    module_name, separator, attribute = name.rpartition(":")
+    if not separator or not module_name or not attribute:
+        refuse(f"{name!r} is not of the form module:function")
+    return module_name, attribute
+
+
+def file_of_module(name: str, folder: str) -> Path | None:
+    """The file that a module would be imported from, which is not done here; None when there is none.
+
+    Args:
+        name: of a module, or the path of a .py file.
+        folder: where relative paths begin, and where modules are looked for first.
+    """
+    if name.endswith(".py"):
+        path = Path(folder, name)
+        return path.resolve() if path.is_file() else None
+    places: Any = [folder, *sys.path]
+    spec = None
+    for number in range(name.count(".") + 1):
+        full = ".".join(name.split(".")[: number + 1])
+        spec = importlib.machinery.PathFinder.find_spec(full, places)
+        if spec is None:
+            return None
+        places = spec.submodule_search_locations or []
+    return Path(spec.origin).resolve() if spec is not None and spec.origin and spec.has_location else None
+
+
+def import_module(name: str) -> Any:
+    """The module of that name, or in that .py file; or leave with why there is none."""
+    if name.endswith(".py"):
+        path = Path(name).resolve()
+        if not path.is_file():
+            refuse(f"there is no file {name}")
+        folder, name = str(path.parent), path.stem
+    else:
+        folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # worker processes get the same path, so they find the module too
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and name.split(".")[: error.name.count(".") + 1] == error.name.split("."):
+            refuse(f"there is no module {name!r} here ({os.getcwd()}) or among the installed ones")
+        _refuse_module(name, error)
+    except Exception as error:
+        _refuse_module(name, error)
+
+
+def _refuse_module(name: str, error: Exception) -> NoReturn:
+    more = "" if show_traceback(error) else "; --traceback shows more"
+    refuse(f"{name} could not be imported: {one_line(error)}{more}")

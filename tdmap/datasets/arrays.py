@@ -1,0 +1,171 @@
+"""HDF5 files and Zarr stores as tables, and back: an array for each column, groups for nested ones.
+
+Nothing outside of the file is read: links to other files, and arrays whose bytes lie in other files, are refused.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tdmap.datasets.arrow import to_arrow
+from tdmap.datasets.extras import need
+from tdmap.datasets.jagged import Jagged
+from tdmap.datasets.table import BATCH_ROWS, Table
+
+PART_BYTES = 32 << 20
+"""Bytes of a row group that is read at a time."""
+
+
+def read_hdf5(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
+    """Tables of Arrow's of the datasets in an HDF5 file; their names, those of groups before them, joined by dots."""
+    h5py = need("h5py", "hdf5", "reading HDF5")
+    with h5py.File(_local(path), "r") as file:
+        yield from _tables(path, dict(_of_hdf5(h5py, file, path, "")), columns)
+
+
+def _of_hdf5(h5py: Any, group: Any, path: str, prefix: str) -> Iterator[tuple[str, Any]]:
+    for name in group:
+        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+            raise ValueError(f"{path}: {prefix}{name} is a link, which may lead to another file: copy what it is of.")
+        entry = group[name]
+        if isinstance(entry, h5py.Group):
+            yield from _of_hdf5(h5py, entry, path, f"{prefix}{name}.")
+        elif isinstance(entry, h5py.Dataset):
+            if entry.is_virtual or entry.external:
+                raise ValueError(f"{path}: the bytes of {prefix}{name} lie in other files, which are not read.")
+            yield f"{prefix}{name}", entry.asstr() if h5py.check_string_dtype(entry.dtype) else entry
+
+
+def read_zarr(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
+    """Tables of Arrow's of the arrays in a Zarr store, named as those of `read_hdf5`."""
+    zarr = need("zarr", "zarr", "reading Zarr")
+    group = zarr.open(_local(path), mode="r")
+    if not hasattr(group, "members"):
+        yield from _tables(path, {"values": group}, columns)
+        return
+    found = {name.replace("/", "."): array for name, array in group.members(max_depth=None) if hasattr(array, "dtype")}
+    yield from _tables(path, found, columns)
+
+
+def _tables(path: str, arrays: dict[str, Any], columns: Sequence[str] | None) -> Generator[Any, None, None]:
+    if columns is not None:
+        missing = sorted(set(columns) - set(arrays))
+        if missing:
+            raise KeyError(f"{path} has no array {missing[0]!r}; there are {', '.join(map(repr, arrays))}.")
+        arrays = {name: arrays[name] for name in columns}
+    lengths = {name: _rows(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) != 1:
+        raise ValueError(f"{path}: arrays have different numbers of rows, {lengths}: pass columns=.")
+    count = next(iter(lengths.values()))
+    each = sum(_row_bytes(array) for array in arrays.values())
+    step = max(min(PART_BYTES // max(each, 1), BATCH_ROWS), 1)
+    for start in range(0, count, step):
+        part = {name: _column(path, name, array[start : start + step]) for name, array in arrays.items()}
+        yield to_arrow(Table.of(part))
+
+
+def _rows(array: Any) -> int:
+    shape = getattr(array, "shape", None)
+    return len(array) if shape is None else int(shape[0]) if shape else 0
+
+
+def _row_bytes(array: Any) -> int:
+    shape, dtype = getattr(array, "shape", ()), getattr(array, "dtype", None)
+    return int(np.prod(shape[1:], dtype=np.int64)) * getattr(dtype, "itemsize", 16)
+
+
+def _column(path: str, name: str, values: Any) -> Any:
+    array = np.asarray(values)
+    if array.dtype.kind in "OTUS":
+        rows = array.tolist()
+        if rows and not isinstance(rows[0], (str, bytes)):
+            rows = [torch.from_numpy(np.array(row)) for row in values]
+        return Jagged.from_list(rows)
+    try:
+        return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))
+    except TypeError as error:
+        raise TypeError(f"{path}: the array {name!r} is {array.dtype}, which is no tensor ({error}).") from None
+
+
+def write_hdf5(path: str, parts: Iterator[Table]) -> None:
+    """Write parts of a table as an HDF5 file: text as strings, rows of different lengths as `vlen`."""
+    h5py = need("h5py", "hdf5", "writing HDF5")
+    partial = f"{_local(path)}.partial"
+    try:
+        with h5py.File(partial, "w") as file:
+            for part in parts:
+                for name, values, kind in _arrays(part):
+                    dtype = values.dtype
+                    if kind == "str":
+                        dtype = h5py.string_dtype()
+                    elif kind == "tensor":
+                        dtype = h5py.vlen_dtype(values[0].dtype if len(values) else np.int64)
+                    elif kind == "bytes":
+                        raise TypeError(f"the rows of {name!r} are bytes, which HDF5 would cut at zeros: use Parquet.")
+                    if name not in file:
+                        shape = (0, *values.shape[1:])
+                        file.create_dataset(name, shape, dtype, maxshape=(None, *shape[1:]), chunks=True)
+                    first = len(file[name])
+                    file[name].resize(first + len(values), 0)
+                    if kind != "tensor":
+                        file[name][first:] = values
+                    for number, row in enumerate(values if kind == "tensor" else ()):  # h5py takes one at a time only
+                        file[name][first + number] = row
+        os.replace(partial, path)
+    finally:
+        if os.path.lexists(partial):
+            os.unlink(partial)
+
+
+def write_zarr(path: str, parts: Iterator[Table]) -> None:
+    """Write parts of a table as a Zarr 3 store."""
+    zarr = need("zarr", "zarr", "writing Zarr")
+    partial = f"{_local(path).rstrip('/')}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        group, made = zarr.open_group(partial, mode="w", zarr_format=3), {}
+        for part in parts:
+            for name, values, kind in _arrays(part):
+                if kind:
+                    raise TypeError(f"the rows of {name!r} have different lengths, which no array of Zarr's has.")
+                if name not in made:
+                    chunks = (max(len(values), 1), *(max(size, 1) for size in values.shape[1:]))
+                    made[name] = group.create_array(
+                        name, shape=(0, *values.shape[1:]), chunks=chunks, dtype=values.dtype
+                    )
+                first = made[name].shape[0]
+                made[name].resize((first + len(values), *values.shape[1:]))
+                made[name][first:] = values
+        if os.path.isdir(path):
+            shutil.rmtree(path)
+        os.replace(partial, path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _arrays(part: Table) -> Iterator[tuple[str, Any, str]]:
+    """Name, values and kind of each column; the kind of tensors is empty."""
+    for key in part.rows.keys(True, True):
+        leaf = part.rows.get(key)
+        name = key if isinstance(key, str) else "/".join(key)
+        try:
+            yield name, leaf.contiguous().numpy(), ""
+        except TypeError:
+            raise TypeError(f"the column {name!r} is {leaf.dtype}, which NumPy has not: convert it before.") from None
+    for name, column in part.jagged.items():
+        values = np.empty(len(column), dtype=object)
+        for number, row in enumerate(column):
+            values[number] = row.numpy() if column.kind == "tensor" else row
+        yield name.replace(".", "/"), values, column.kind
+
+
+def _local(path: str) -> str:
+    if "://" in path:
+        raise ValueError(f"{path}: HDF5 and Zarr are read and written on local disks: copy it there before.")
+    return path

@@ -1,0 +1,1 @@
+"""Operations and pipelines over tables: columns of tensors beside jagged ones."""

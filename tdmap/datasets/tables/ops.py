@@ -1,0 +1,444 @@
+"""Operations on tables: the engine works on numbers of rows, and on where jagged ones lie; values stay in their files.
+
+sort, shuffle, filter, join    numbers of rows ──engine──► their order ──► columns of tensors by `permute`,
+                                                                           jagged ones by `fill_jagged`
+map, flat_map                  columns + where rows start and end ──engine──► chunks, which are tables
+group_by                       strings as numbers in their order (`ranks_of`) ──engine──► groups
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdmap.bykey import group_by, join, sort
+from tdmap.data.store import OutputFolder
+from tdmap.datasets.columns import JAGGED, ROWS, Columns, map_columns
+from tdmap.datasets.jagged import Jagged
+from tdmap.datasets.jaggedfile import example_of, fill_jagged
+from tdmap.datasets.jaggedmap import CHUNK_VALUES, Answers
+from tdmap.datasets.table import Table
+from tdmap.datasets.tables.ranks import ranks_of
+from tdmap.errors import OutputMismatch
+from tdmap.execution import Execution
+from tdmap.job import Job, Source, function_name
+from tdmap.operation import worker_options
+from tdmap.operations.map import handler_of, policy_for
+from tdmap.operations.output import SharedTensors, travels
+from tdmap.operations.permute import permute
+from tdmap.plan import make_plan
+from tdmap.reducers import Min
+from tdmap.resume.fingerprint import function_parts, source_parts
+from tdmap.rowerrors import OnError
+from tdmap.runtime.skipping import DROP
+from tdmap.sinks import Collect, Gather
+from tensordict_lite import TensorDict
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tdmap.execution import WorkerOptions
+
+_ROW, _OTHER, _SPANS, _MATCHED = "__row__", "__other__", "__spans__", "__matched__"
+
+
+# -- rows by their numbers ---------------------------------------------------------------------------------------------
+
+
+def take(table: Table, order: Tensor, out: Any, execution: Execution, call: str) -> Table:
+    """The rows with these numbers: in memory, sharing the values of jagged columns; or written to a new folder."""
+    return placed([(table, order, None)], out, execution, call)
+
+
+def placed(parts: Sequence[tuple[Table, Tensor, Tensor | None]], out: Any, execution: Execution, call: str) -> Table:
+    """Columns of several tables side by side, each with rows in an order of its own.
+
+    Args:
+        parts: tables without names in common; int64 `[n]` numbers of rows, and None or bool `[n]`: rows that are
+            zeros, or empty, where it is False.
+        out: None, or a folder.
+    """
+    chosen = {
+        name: _emptied(column.take(order), kept)
+        for table, order, kept in parts
+        for name, column in table.jagged.items()
+    }
+    count = len(parts[0][1])
+    if out is None:
+        rows: dict[Any, Any] = {}
+        for table, order, kept in parts:
+            for key in table.rows.keys():
+                rows[key] = _zeroed(table.rows.get(key)[order], kept)
+        return Table(TensorDict(rows, [count]), chosen)
+    store = OutputFolder.of(out)
+    with store.claimed(call):
+        example = {
+            key: torch.zeros((), dtype=value.dtype).expand(count, *value.shape[1:])
+            for table, _, _ in parts
+            for key, value in table.rows.items(True, True)
+        }
+        like: Any = TensorDict(example, [count])
+        if chosen:
+            entries = {
+                name: example_of(column.kind, column.dtype, column.row_shape, count, column.total)
+                for name, column in chosen.items()
+            }
+            like = TensorDict({JAGGED: TensorDict(entries, []), **({ROWS: like} if example else {})}, [])
+        made: Any = store.create(like)
+        target = made if not chosen else made.get(ROWS, None)
+        for table, order, kept in parts:
+            keys = list(table.rows.keys(True, True))
+            if keys and count:
+                into = target.select(*keys)
+                permute(table.rows, order, into, execution)
+                _zeroed(into, kept)
+        for name, column in chosen.items():
+            fill_jagged(column, made[JAGGED, name], execution)
+        store.publish()
+    return Table.open(store.path)
+
+
+def _emptied(column: Jagged, kept: Tensor | None) -> Jagged:
+    if kept is None:
+        return column
+    return Jagged.of_spans(column.values, column.starts, torch.where(kept, column.ends, column.starts), column.kind)
+
+
+def _zeroed(values: Any, kept: Tensor | None) -> Any:
+    if kept is None or bool(kept.all()):
+        return values
+    for leaf in [values] if isinstance(values, Tensor) else values.values(True, True):
+        leaf[~kept] = 0
+    return values
+
+
+# -- functions of chunks -----------------------------------------------------------------------------------------------
+
+
+class OnTable:
+    """Calls a function with chunks that are tables, where the engine has only where jagged rows start and end."""
+
+    def __init__(self, fn: Callable[[Table], Any], table: Table, share: bool) -> None:
+        self.fn = fn
+        self.kinds = {name: column.kind for name, column in table.jagged.items()}
+        self.shared = SharedTensors([column.values for column in table.jagged.values()], share)
+        self._sources = [column.values for column in table.jagged.values()]
+        self.__qualname__ = function_name(fn)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_sources": []}
+
+    def identity_parts(self) -> dict[str, str]:
+        """What a resumed run must find unchanged."""
+        parts = function_parts(self.fn)
+        for name, values in zip(self.kinds, self._sources):
+            parts.update({f"{name} {key}": text for key, text in source_parts(values).items()})
+        return parts
+
+    def table(self, chunk: TensorDict) -> Table:
+        """The rows of a chunk."""
+        jagged = {}
+        for number, (name, kind) in enumerate(self.kinds.items()):
+            spans = chunk[_SPANS, str(number)]
+            values = self.shared.tensors[number].as_subclass(Tensor)
+            jagged[name] = Jagged.of_spans(values, spans[:, 0], spans[:, 1], kind)
+        rows = chunk.exclude(_SPANS)
+        return Table(TensorDict({key: rows.get(key) for key in rows.keys()}, chunk.batch_size[:1]), jagged)
+
+    def __call__(self, chunk: Any) -> Any:
+        result = self.fn(self.table(chunk))
+        self.shared.trim()
+        return result
+
+
+class ToColumns:
+    """A function of tables whose results are columns."""
+
+    def __init__(self, fn: OnTable) -> None:
+        self.fn = fn
+        self.__qualname__ = function_name(fn)
+
+    def identity_parts(self) -> dict[str, str]:
+        """Those of the function."""
+        return self.fn.identity_parts()
+
+    def __call__(self, chunk: Any) -> Columns:
+        return columns_of_result(self.fn(chunk))
+
+
+def columns_of_result(result: Any) -> Columns:
+    """What a function of a table has returned, as columns.
+
+    Raises:
+        OutputMismatch: it is something else; says what may be returned.
+    """
+    if not isinstance(result, (Table, Jagged, Mapping)) and not hasattr(result, "batch_size"):
+        raise OutputMismatch(
+            "the function must return rows: a Table, a TensorDict, a Jagged, or a dict of columns (tensors, arrays, "
+            f"lists of strings, Jagged); got a {type(result).__name__}."
+        )
+    try:
+        if isinstance(result, Mapping) and not hasattr(result, "batch_size"):
+            result = {name: _column_of(values) for name, values in result.items()}
+        table = Table.of(result)
+    except (TypeError, ValueError) as error:
+        raise OutputMismatch(f"what the function returned are no columns: {error}") from error
+    return table.rows, table.jagged
+
+
+def _column_of(values: Any) -> Any:
+    """A list of sequences is jagged, even where those of one chunk happen to have one length."""
+    if isinstance(values, list) and values:
+        first = values[0]
+        if isinstance(first, (list, tuple)) or (isinstance(first, (Tensor, np.ndarray)) and len(first.shape)):
+            return Jagged.from_list(values)
+    return values
+
+
+def source_of(table: Table) -> TensorDict:
+    """The table as a dataset for the engine: columns of tensors, and where rows of the jagged ones start and end."""
+    entries: dict[Any, Any] = {key: table.rows.get(key) for key in table.rows.keys()}
+    spans = {
+        str(number): torch.stack([column.starts, column.ends], 1) for number, column in enumerate(table.jagged.values())
+    }
+    if spans:
+        entries[_SPANS] = TensorDict(spans, [len(table)])
+    return TensorDict(entries, [len(table)])
+
+
+def rows_of_chunk(table: Table, chunksize: int | None) -> int:
+    """Rows of a chunk: by default, as many as have about a million elements."""
+    if chunksize is not None:
+        return chunksize
+    count = max(len(table), 1)
+    each = sum(leaf.numel() for leaf in table.rows.values(True, True)) + sum(c.total for c in table.jagged.values())
+    return max(min(int(CHUNK_VALUES / max(each / count, 1.0)), -(-count // 8)), 1)
+
+
+def map_table(
+    table: Table,
+    fn: Callable[[Table], Any],
+    out: Any = None,
+    *,
+    resume: bool = False,
+    chunksize: int | None = None,
+    on_error: OnError = "raise",
+    **options: Unpack[WorkerOptions],
+) -> Table:
+    """`Table.map`."""
+    if not len(table):
+        raise ValueError("there are no rows, so nothing tells what the result looks like: handle this case before.")
+    execution = Execution.of(**options)
+    wrapped = ToColumns(OnTable(fn, table, travels(execution)))
+    source, size = source_of(table), rows_of_chunk(table, chunksize)
+    if out is not None:
+        map_columns(source, wrapped, None, out, chunksize=size, resume=resume, on_error=on_error, **options)
+        return Table.open(out)
+    if resume:
+        raise ValueError("resume=True keeps its journal in the folder of the result: pass out=a folder.")
+    policy = policy_for(None, None, 2, None, on_error=on_error, skip=DROP)
+    job = Job(Source(source), make_plan(len(table), chunksize=size), InMemory(wrapped), policy,
+              on_row_error=handler_of(on_error))  # fmt: skip
+    found = [columns for values in execution.run(job, Collect()) for columns in values or ()]
+    if not found:
+        raise ValueError("there are no rows at all, so nothing tells what the result looks like: handle this case.")
+    return Table.cat(found)
+
+
+class InMemory:
+    """Columns that travel to the caller."""
+
+    def __init__(self, fn: ToColumns) -> None:
+        self.fn = fn
+        self.__qualname__ = function_name(fn)
+
+    def __call__(self, chunk: Any) -> tuple[Columns, ...]:
+        rows, jagged = self.fn(chunk)
+        if not len(rows) and not any(map(len, jagged.values())):
+            return ()  # whose columns may be of any kind
+        return ((rows.clone(), {name: column.compact() for name, column in jagged.items()}),)
+
+    def join_states(self, states: list[tuple[Columns, ...]]) -> tuple[Columns, ...]:
+        """The results of a chunk whose parts were processed one by one."""
+        return tuple(columns for state in states for columns in state)
+
+
+def filter_table(
+    table: Table,
+    predicate: Callable[[Table], Any],
+    out: Any = None,
+    *,
+    chunksize: int | None = None,
+    on_error: OnError = "raise",
+    **options: Unpack[WorkerOptions],
+) -> Table:
+    """`Table.filter`."""
+    execution = Execution.of(**options)
+    order = torch.zeros(0, dtype=torch.int64)
+    if len(table):
+        policy = policy_for(None, None, 2, None, on_error=on_error, skip="pad")
+        fn = TableAnswers(OnTable(predicate, table, travels(execution)))
+        plan = make_plan(len(table), chunksize=rows_of_chunk(table, chunksize))
+        job = Job(Source(source_of(table)), plan, fn, policy, on_row_error=handler_of(on_error))
+        found: Any = execution.run(job, Gather(job.name))
+        order = torch.from_numpy(np.flatnonzero(found.numpy()))
+    return take(table, order, out, execution, f"filter({function_name(predicate)})")
+
+
+class TableAnswers(Answers):
+    """Checks that a predicate returns a bool for each row."""
+
+    def rows_of(self, chunk: Any) -> int:
+        return len(chunk)
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+def keys_of(table: Table, key: Any, call: str) -> dict[str, Tensor]:
+    """Columns of keys, strings as numbers in their order.
+
+    Raises:
+        KeyError: there is no such column; lists those that there are.
+        TypeError: its rows cannot be keys.
+    """
+    return {name: ranks_of([column])[0] if isinstance(column, Jagged) else column
+            for name, column in _columns(table, key, call).items()}  # fmt: skip
+
+
+def _columns(table: Table, key: Any, call: str) -> dict[str, Any]:
+    names = [key] if isinstance(key, str) else list(key)
+    for name in names:
+        if not isinstance(name, str) or name not in table.keys():
+            raise KeyError(f"{call}: there is no column {name!r}; there are {', '.join(map(repr, table.keys()))}.")
+        column = table[name]
+        if isinstance(column, Jagged) and column.kind == "tensor":
+            raise TypeError(f"{call}: rows of {name!r} are tensors of different lengths, which have no order.")
+    return {name: table[name] for name in names}
+
+
+def sort_table(
+    table: Table, key: Any, out: Any = None, *, descending: Any = False, **options: Unpack[WorkerOptions]
+) -> Table:
+    """`Table.sort`."""
+    keys = list(keys_of(table, key, "sort").values())
+    index = TensorDict({**{str(n): values for n, values in enumerate(keys)}, _ROW: torch.arange(len(table))},
+                       [len(table)])  # fmt: skip
+    by: Any = [str(number) for number in range(len(keys))]
+    order: Any = sort(index, by, descending=descending, **options)
+    return take(table, order[_ROW].clone(), out, Execution.of(**options), "sort")
+
+
+def join_table(
+    table: Table,
+    other: Table,
+    on: Any,
+    how: str = "inner",
+    out: Any = None,
+    *,
+    suffix: str = "_right",
+    indicator: str = _MATCHED,
+    **options: Unpack[WorkerOptions],
+) -> Table:
+    """`Table.join`."""
+    pairs = dict(on) if isinstance(on, Mapping) else {name: name for name in ([on] if isinstance(on, str) else on)}
+    ours, theirs = _columns(table, list(pairs), "join"), _columns(other, list(pairs.values()), "join")
+    left: dict[str, Tensor] = {}
+    right: dict[str, Tensor] = {}
+    for number, (a, b) in enumerate(pairs.items()):
+        mine, yours = ours[a], theirs[b]
+        if isinstance(mine, Jagged) is not isinstance(yours, Jagged):
+            raise TypeError(f"join: {a!r} and {b!r} are a column of text and one of numbers, which are never equal.")
+        if isinstance(mine, Jagged):
+            mine, yours = ranks_of([mine, yours])
+        left[str(number)], right[str(number)] = mine, yours
+    names: Any = list(left)
+    both: Any = join(
+        TensorDict({**left, _ROW: torch.arange(len(table))}, [len(table)]),
+        TensorDict({**right, _OTHER: torch.arange(len(other))}, [len(other)]),
+        names, how, indicator=_MATCHED, **options,
+    )  # fmt: skip
+    kept = both[_MATCHED].clone() if how == "left" else None
+    second = renamed(other, set(pairs.values()), set(table.keys()), suffix)
+    taken = set(table.keys()) & set(second.keys())
+    if taken or (kept is not None and indicator in {*table.keys(), *second.keys()}):
+        raise ValueError(f"join: two columns would have the name {(sorted(taken) or [indicator])[0]!r}: see suffix=.")
+    parts = [(table, both[_ROW].clone(), None), (second, both[_OTHER].clone(), kept)]
+    if kept is not None:
+        marks = Table(TensorDict({indicator: kept}, [len(kept)]))
+        parts.append((marks, torch.arange(len(kept)), None))
+    return placed(parts, out, Execution.of(**options), "join")
+
+
+def renamed(table: Table, without: set[str], taken: set[str], suffix: str) -> Table:
+    """A table without some columns; names that are taken get a suffix."""
+    columns = {name: table[name] for name in table.keys() if name not in without}
+    named = {f"{name}{suffix}" if name in taken else name: column for name, column in columns.items()}
+    jagged = {name: column for name, column in named.items() if isinstance(column, Jagged)}
+    rows = {name: column for name, column in named.items() if name not in jagged}
+    return Table(TensorDict(rows, [len(table)]), jagged) if rows or jagged else Table(TensorDict({}, [len(table)]))
+
+
+class TableGroups:
+    """The groups of a table; made by `Table.group_by`."""
+
+    def __init__(self, table: Table, key: Any) -> None:
+        self._table = table
+        self._columns = _columns(table, key, "group_by")
+        ranks = keys_of(table, list(self._columns), "group_by")
+        self._keys: Any = [f"__key{number}__" for number in range(len(ranks))]
+        self._source = source_of(table)
+        for name, values in zip(self._keys, ranks.values()):
+            self._source[name] = values
+
+    def __repr__(self) -> str:
+        return f"TableGroups({len(self._table):,} rows, key={', '.join(map(repr, self._columns))})"
+
+    def reduce(self, reducers: Any, **options: Any) -> Table:
+        """One row for each key, in their order: the key columns, and an entry for each reducer.
+
+        Args:
+            reducers, **options: as `tdmap.bykey.GroupBy.reduce`, but `out`. Reducers are of columns of tensors.
+        """
+        if not isinstance(reducers, Mapping):
+            reducers = {"result": reducers}
+        keyed = self._source.exclude(_SPANS)
+        keyed[_ROW] = torch.arange(len(self._table))
+        found: Any = group_by(keyed, self._keys).reduce({**reducers, _ROW: Min(_ROW)}, **options)
+        first = found[_ROW].clone()  # the first row of each group has its key
+        jagged = {name: column.take(first) for name, column in self._columns.items() if isinstance(column, Jagged)}
+        rows: dict[Any, Any] = {
+            name: column[first] for name, column in self._columns.items() if not isinstance(column, Jagged)
+        }
+        rows.update({name: found[name] for name in reducers})
+        return Table(TensorDict(rows, [len(first)]), jagged)
+
+    def map_groups(self, fn: Callable[[Table], Any], **options: Any) -> Any:
+        """Apply a function to each group, a `Table`, and put the rows that it returns one after the other.
+
+        Args:
+            fn: returns a TensorDict of rows.
+            **options: as `tdmap.bykey.GroupBy.map_groups`.
+        """
+        wrapped = GroupFunction(OnTable(fn, self._table, travels(Execution.of(**_workers(options)))), self._keys)
+        return group_by(self._source, self._keys).map_groups(wrapped, **options)
+
+
+class GroupFunction:
+    """Calls a function of a table with a group."""
+
+    def __init__(self, fn: OnTable, keys: list[str]) -> None:
+        self.fn = fn
+        self.keys = keys
+        self.__qualname__ = function_name(fn)
+
+    def __call__(self, rows: Any) -> Any:
+        return self.fn(rows.exclude(*self.keys))
+
+
+def _workers(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name in worker_options()}

@@ -1,1 +1,0 @@
-"""Measurements of a machine, and of which settings suit a function: what `tdmap bench` runs."""

@@ -1,0 +1,203 @@
+"""Which rows a loader takes: by weight, equally many of each class, or of several datasets by ratio.
+
+An order is a function of the seed and the epoch alone, so it is the same for any number of workers, and whoever knows
+how many numbers were taken goes on behind them.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from tdmap.seeding import derive
+
+
+class RowSampler(Sampler[int]):
+    """Numbers of rows, an order for each epoch; for `DataLoader(sampler=)`, or `for rows in sampler.batches(n)`.
+
+    Args:
+        num_samples: numbers in an epoch.
+        seed: of the orders.
+
+    Attributes:
+        epoch: the one that is iterated; see `set_epoch`.
+        position: numbers that were taken of it. A `DataLoader` with workers takes some ahead.
+    """
+
+    def __init__(self, num_samples: int, seed: int) -> None:
+        if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
+            raise ValueError(f"num_samples must be an integer of at least 1: got {num_samples!r}.")
+        self.num_samples = num_samples
+        self.seed = int(seed)
+        self.epoch = 0
+        self.position = 0
+
+    @abstractmethod
+    def draw(self, generator: torch.Generator) -> Tensor:
+        """int64 `[num_samples]`, drawn with a generator."""
+
+    def order(self, epoch: int | None = None) -> Tensor:
+        """int64 `[num_samples]`: the rows of an epoch, by default of the current one; see `tdmap.permute.permute`."""
+        epoch = self.epoch if epoch is None else epoch
+        return self.draw(torch.Generator().manual_seed(derive(self.seed, epoch)))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch."""
+        self.epoch, self.position = int(epoch), 0
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __iter__(self) -> Iterator[int]:
+        for rows in self.batches(1024, one_by_one=True):
+            for row in rows.tolist():
+                self.position += 1
+                yield row
+
+    def batches(self, batch_size: int, *, one_by_one: bool = False) -> Iterator[Tensor]:
+        """int64 `[batch_size]`, as in `data[rows]`; the last one may be shorter. At the end, the next epoch begins.
+
+        Args:
+            batch_size: rows in a batch.
+            one_by_one: the caller counts what it takes, in `position`.
+        """
+        order = self.order()
+        while self.position < len(order):
+            rows = order[self.position : self.position + batch_size]
+            if not one_by_one:
+                self.position += len(rows)
+            yield rows
+        self.set_epoch(self.epoch + 1)
+
+    def state_dict(self) -> dict[str, int]:
+        """Where it is; plain numbers."""
+        return {"seed": self.seed, "epoch": self.epoch, "position": self.position, "num_samples": self.num_samples}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another one was.
+
+        Raises:
+            ValueError: that one had another seed, or another number of samples.
+        """
+        mine = self.state_dict()
+        for name in ("seed", "num_samples"):
+            if state[name] != mine[name]:
+                raise ValueError(f"this sampler has {name}={mine[name]}, and the state is of one with {state[name]}.")
+        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+
+
+class WeightedSampler(RowSampler):
+    """Rows with a probability in proportion to their weight.
+
+    Args:
+        weights: `[n]`, not negative.
+        num_samples: numbers in an epoch. Default: as many as there are weights.
+        replacement: a row may come again. Else no row does, heavy ones come early, and those of weight 0 never.
+        seed: of the orders.
+
+    Example:
+        >>> WeightedSampler([0.0, 1.0, 0.0], 4, seed=0).order().tolist()
+        [1, 1, 1, 1]
+    """
+
+    def __init__(
+        self, weights: Any, num_samples: int | None = None, *, replacement: bool = True, seed: int = 0
+    ) -> None:
+        found = torch.as_tensor(weights, dtype=torch.float64)
+        if found.dim() != 1 or not len(found) or not bool(torch.isfinite(found).all()) or bool((found < 0).any()):
+            raise ValueError("weights must be finite and not negative, one for each row.")
+        able = int((found > 0).sum())
+        super().__init__(len(found) if num_samples is None else num_samples, seed)
+        if not able or (not replacement and able < self.num_samples):
+            raise ValueError(f"{self.num_samples} rows cannot be drawn of {able} whose weight is not 0.")
+        self.weights = found
+        self.replacement = replacement
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        if self.replacement:
+            sums = self.weights.cumsum(0)
+            at = torch.rand(self.num_samples, dtype=torch.float64, generator=generator) * sums[-1]
+            last = int((self.weights > 0).nonzero()[-1])
+            return torch.searchsorted(sums, at, right=True).clamp_(max=last)
+        # Efraimidis and Spirakis: the largest u ** (1 / weight), as logarithms.
+        keys = torch.rand(len(self.weights), dtype=torch.float64, generator=generator).log() / self.weights
+        return torch.topk(keys.nan_to_num(neginf=-torch.inf), self.num_samples).indices
+
+
+class BalancedSampler(RowSampler):
+    """Equally many rows of each class, give or take one. Rows of small classes come again, after all others of it.
+
+    Args:
+        labels: int64 `[n]`.
+        num_samples: numbers in an epoch. Default: as many as there are labels.
+        seed: of the orders.
+
+    Example:
+        >>> labels = torch.tensor([0, 0, 0, 0, 1])
+        >>> labels[BalancedSampler(labels, 6, seed=0).order()].bincount().tolist()
+        [3, 3]
+    """
+
+    def __init__(self, labels: Any, num_samples: int | None = None, *, seed: int = 0) -> None:
+        found = torch.as_tensor(labels)
+        if found.dim() != 1 or not len(found) or found.is_floating_point():
+            raise ValueError("labels must be integers, one for each row.")
+        super().__init__(len(found) if num_samples is None else num_samples, seed)
+        self.groups = [(found == label).nonzero()[:, 0] for label in found.unique()]
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        return _mixed(self.groups, [1.0] * len(self.groups), self.num_samples, generator)
+
+
+class MixedSampler(RowSampler):
+    """Rows of several datasets by ratio, as numbers in all of them one behind the other (`ConcatDataset`).
+
+    Args:
+        lengths: rows of each dataset, or the datasets.
+        ratios: `[datasets]`, how much of each.
+        num_samples: numbers in an epoch. Default: as many as all have.
+        seed: of the orders. Rows of a dataset come again after all others of it.
+
+    Example:
+        >>> order = MixedSampler([100, 10], [3, 1], 8, seed=0).order()
+        >>> int((order < 100).sum()), int((order >= 100).sum())
+        (6, 2)
+    """
+
+    def __init__(
+        self, lengths: Sequence[Any], ratios: Sequence[float], num_samples: int | None = None, *, seed: int = 0
+    ) -> None:
+        counts = [length if isinstance(length, int) else len(length) for length in lengths]
+        if len(counts) != len(ratios) or not counts or min(ratios) < 0 or sum(ratios) <= 0:
+            raise ValueError(f"{len(counts)} datasets need as many ratios, not negative and not all 0: got {ratios}.")
+        empty = next((n for n, (count, ratio) in enumerate(zip(counts, ratios)) if ratio and not count), None)
+        if empty is not None:
+            raise ValueError(f"dataset {empty} has no rows, and the ratio {ratios[empty]}.")
+        super().__init__(sum(counts) if num_samples is None else num_samples, seed)
+        self.groups = list(torch.arange(sum(counts)).split(counts))
+        self.ratios = [float(ratio) for ratio in ratios]
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        return _mixed(self.groups, self.ratios, self.num_samples, generator)
+
+
+def _mixed(groups: list[Tensor], ratios: list[float], count: int, generator: torch.Generator) -> Tensor:
+    """So many rows, of each group its share; within a group, each row comes before any comes again."""
+    wanted = torch.tensor(ratios, dtype=torch.float64) / sum(ratios) * count
+    shares = wanted.floor().to(torch.int64)
+    rest = count - int(shares.sum())
+    # What is left over goes to those who lost most, equal ones at random.
+    lost = torch.where(wanted > 0, wanted - shares, -1.0) + torch.rand(len(ratios), generator=generator) * 1e-9
+    shares[torch.topk(lost, rest).indices] += 1
+    parts = []
+    for group, share in zip(groups, shares.tolist()):
+        rounds = [torch.randperm(len(group), generator=generator) for _ in range(-(-share // max(len(group), 1)))]
+        if rounds:
+            parts.append(group[torch.cat(rounds)[:share]])
+    rows = torch.cat(parts)
+    return rows[torch.randperm(len(rows), generator=generator)]

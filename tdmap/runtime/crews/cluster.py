@@ -1,0 +1,148 @@
+"""Which machines of a Ray cluster work for a job, and what each worker has there.
+
+Ray itself is imported when the first job needs it, and not before: `import tdmap` is no slower for it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tdmap.errors import WorkerStartError
+
+TRANSPORTS = ("auto", "memory", "folder", "store")
+"""How rows get to workers."""
+
+
+@dataclass(frozen=True)
+class RayCluster:
+    """Runs jobs on a Ray cluster: give it as `executor=` to any operation. `executor="ray"` is `RayCluster()`.
+
+    A worker is a Ray actor, which stays for the next jobs until it has idled for a minute. It gets the same chunks and
+    seeds as a process here, and a chunk that its death has left undone runs again elsewhere, so results are the same,
+    bit for bit. Workers on the caller's machine read rows from shared memory and files, and write results there.
+    Workers elsewhere get rows through Ray's object store, and so do their results come back.
+
+    Args:
+        address: of the cluster: `"auto"`, `"host:port"`. Default: the one that this program is connected to, else the
+            one of `RAY_ADDRESS` or of this machine, else a new one on this machine.
+        num_cpus: CPUs that one worker takes.
+        num_gpus: GPUs that one worker takes; may be a fraction.
+        resources: custom resources that one worker takes.
+        runtime_env: packages, files and environment variables of workers, as Ray wants them.
+        scheduling_strategy: where Ray puts workers: `"DEFAULT"`, `"SPREAD"`, or one of its strategy objects.
+        transport: how rows get to workers. `"auto"` finds out for each of them. `"memory"`: only workers that can open
+            this program's memory take part. `"folder"`: workers open files of a shared folder, and other rows go
+            through the object store. `"store"`: all rows do.
+        start_timeout: seconds to wait for the first worker.
+
+    Raises:
+        ValueError: an option is out of range.
+
+    Example:
+        >>> RayCluster(num_cpus=2, num_gpus=0.5).options["num_gpus"]
+        0.5
+    """
+
+    address: str | None = None
+    num_cpus: float = 1
+    num_gpus: float = 0
+    resources: Mapping[str, float] = field(default_factory=dict)
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)
+    scheduling_strategy: Any = None
+    transport: str = "auto"
+    start_timeout: float = 300.0
+
+    def __post_init__(self) -> None:
+        for name in ("num_cpus", "num_gpus"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+                raise ValueError(f"{name} must be a number of at least 0: got {value!r}.")
+        if not self.num_cpus and not self.num_gpus and not self.resources:
+            raise ValueError("a worker must take something, or there would be no end of them: num_cpus=0.5, for one.")
+        if self.transport not in TRANSPORTS:
+            raise ValueError(f"transport must be one of {', '.join(TRANSPORTS)}: got {self.transport!r}.")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What Ray is told about each worker."""
+        options: dict[str, Any] = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, "max_restarts": 0}
+        if self.resources:
+            options["resources"] = dict(self.resources)
+        if self.runtime_env:
+            options["runtime_env"] = dict(self.runtime_env)
+        if self.transport == "memory":
+            options["scheduling_strategy"] = _on_this_machine()
+        elif self.scheduling_strategy is not None:
+            options["scheduling_strategy"] = self.scheduling_strategy
+        return options
+
+    @property
+    def demand(self) -> dict[str, float]:
+        """What one worker takes, by the names of resources."""
+        wanted = {"CPU": float(self.num_cpus), "GPU": float(self.num_gpus), **self.resources}
+        return {name: amount for name, amount in wanted.items() if amount}
+
+    @property
+    def key(self) -> str:
+        """Equal for clusters whose workers may take each other's place."""
+        return repr((self.address, self.demand, self.runtime_env, self.scheduling_strategy, self.transport))
+
+    def require(self) -> None:
+        """Raise ModuleNotFoundError unless Ray is installed."""
+        if importlib.util.find_spec("ray") is None:
+            raise ModuleNotFoundError(
+                'executor="ray" needs the package ray, which is not installed: pip install "tdmap[ray]".', name="ray"
+            )
+
+    def connect(self) -> Any:
+        """The module `ray`, connected to the cluster.
+
+        Raises:
+            ModuleNotFoundError: Ray is not installed.
+            ConnectionError: there is no cluster at the address.
+        """
+        self.require()
+        import ray
+
+        if ray.is_initialized():
+            return ray
+        if self.address is not None or os.environ.get("RAY_ADDRESS"):
+            ray.init(address=self.address, logging_level=logging.WARNING)
+            return ray
+        try:
+            ray.init(address="auto", logging_level=logging.WARNING)
+        except ConnectionError:
+            ray.init(include_dashboard=False, logging_level=logging.WARNING)
+        return ray
+
+    def slots(self) -> int:
+        """How many workers the machines that are there now have room for; at least one.
+
+        Raises:
+            WorkerStartError: no machine is large enough for one worker.
+        """
+        nodes = [node["Resources"] for node in self.connect().nodes() if node["Alive"]]
+        demand = self.demand
+        room = sum(min(int(node.get(name, 0) / amount) for name, amount in demand.items()) for node in nodes)
+        if room == 0 and not self._may_grow():
+            wanted = ", ".join(f"{amount:g} {name}" for name, amount in demand.items())
+            there = "; ".join(", ".join(f"{node.get(name, 0):g} {name}" for name in demand) for node in nodes)
+            raise WorkerStartError(f"a worker takes {wanted}, and no machine of the cluster has so much: {there}.")
+        return max(room, 1)
+
+    def _may_grow(self) -> bool:
+        """Whether machines may come that are not there yet."""
+        return bool(os.environ.get("RAY_ENABLE_AUTOSCALER_V2") or os.environ.get("RAY_CLOUD_INSTANCE_ID"))
+
+
+def _on_this_machine() -> Any:
+    """Ray's word for: on the machine of this program, or nowhere."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)

@@ -1,0 +1,399 @@
+"""Workers on a Ray cluster, as a pool: each member is an actor.
+
+    RayMember ── actor call `where` ──► Place     then, for a worker on this machine:
+        └─────── socket ──────────────► the worker of the process pool, in the actor
+
+What Ray says comes on a thread of Ray's. It is put into the member's mailbox, and an eventfd wakes whoever waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tdmap.errors import WorkerStartError
+from tdmap.process.owner import Owner
+from tdmap.runtime.crews.cluster import RayCluster
+from tdmap.runtime.crews.probes import Probes
+from tdmap.runtime.crews.slot import Place, Slot
+from tdmap.runtime.crews.windows import Answer
+from tdmap.runtime.wire.messages import Grant, Refused
+from tdmap.runtime.wire.parcels import ParcelReader
+from tdmap.runtime.workers import control as at
+from tdmap.runtime.workers.pool import Member, WorkerPool, numbers
+
+PROBE_SECONDS = 60.0
+"""A worker that has nothing else to do must look at a folder within so long."""
+
+IDLE_SECONDS = 60.0
+"""Workers without a job keep their part of the cluster for so long."""
+
+
+class _ActorProcess:
+    """The process of an actor, as far as it is known here."""
+
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray = ray
+        self._actor = actor
+        self.pid = 0
+        self.near = False
+
+    def poll(self) -> int | None:
+        """Its exit status, which Ray does not tell."""
+        return None
+
+    def kill(self) -> None:
+        """End it, without waiting."""
+        if self.near and self.pid:  # at once: Ray's own way takes a round through the cluster
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(Exception):  # of a cluster that has been left meanwhile
+            self._ray.kill(self._actor, no_restart=True)
+
+
+class RayMember(Member):
+    """The driver's view of one actor.
+
+    Args:
+        ray: the module.
+        cluster: what the actor takes.
+        threads: threads that torch uses in it.
+        folder: for sockets, open to nobody else.
+    """
+
+    process: Any
+    on_answer: Callable[[Grant, Answer | None], Iterable[Any]]
+    """What becomes of the answers of a worker on another machine."""
+
+    def __init__(self, ray: Any, cluster: RayCluster, threads: int, folder: int) -> None:
+        self.number = next(numbers)
+        self.method = "ray"
+        self.place: Place | None = None
+        self.failure: BaseException | None = None
+        self.mail: deque[tuple[str, Any, Any]] = deque()
+        self.block = at.ControlBlock()
+        self.control: Any = self.block.slots
+        self.keeps_slots = self.ready = self.closed = self.gone = False
+        self.outstanding = self.granted = self.chunks = self.rows = 0
+        self.reader = ParcelReader()
+        self.started = self.heard = time.monotonic()
+        self.pidfd = -1
+        self.connection: Any = None
+        self._owner = Owner()
+        self._ray = ray
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
+        self._known: dict[tuple[str, bool], bool] = {}
+        self.leases: deque[Grant] = deque()
+        """Those that have been sent to another machine, and have not been answered."""
+        self.job = 0
+        """The one that it works for."""
+        self.has_begun = False
+        """It has read the function of that job."""
+        self._listener: socket.socket | None = _listen(folder, self.number)
+        self._address = f"/proc/{os.getpid()}/fd/{folder}/{self.number}"
+        variables = tuple(cluster.runtime_env.get("env_vars", ()))
+        number = self.control[at.SINCE] = secrets.randbits(62)
+        self._forced = cluster.transport
+        self.actor = ray.remote(Slot).options(**cluster.options).remote(threads, variables)
+        self.process = _ActorProcess(ray, self.actor)
+        self.call("where", self.block.path, number)
+
+    @property
+    def node(self) -> str:
+        """The machine that it runs on; empty as long as Ray has not started it."""
+        return "" if self.place is None else self.place.host
+
+    def call(self, method: str, *arguments: Any) -> None:
+        """Call a method of the actor; what comes of it is put into the mailbox."""
+        reference = getattr(self.actor, method).remote(*arguments)
+        reference.future().add_done_callback(lambda future: self._deliver(method, arguments, future))
+
+    def _deliver(self, method: str, arguments: tuple[Any, ...], future: Any) -> None:
+        """On a thread of Ray's, and not always in the order in which things have happened."""
+        with self._lock:
+            if not self.closed:
+                self.mail.append((method, arguments[0] if arguments else None, future))
+                os.eventfd_write(self._bell, 1)
+
+    def descriptors(self) -> Iterable[int]:
+        there = [self._bell, self.pidfd]
+        if self._listener is not None:
+            there.append(self._listener.fileno())
+        if self.connection is not None:
+            there.append(self.connection.fileno())
+        return there
+
+    @property
+    def is_far(self) -> bool:
+        """It works on rows that travel."""
+        return self.ready and self.connection is None
+
+    def reaches(self, files: Iterable[str], written: bool) -> bool:
+        """Whether it has the folders of these files; asks it, and waits for the answer.
+
+        Args:
+            files: their paths.
+            written: it will write them.
+        """
+        if self._forced == "store":
+            return False
+        folders = {(os.path.dirname(file), written) for file in files}
+        if not folders <= self._known.keys():
+            with Probes(files, written) as probes:
+                answers = self._ray.get(self.actor.reaches.remote(probes.questions), timeout=PROBE_SECONDS)
+                self._known.update(dict.fromkeys(folders, probes.accept(answers)))
+        return all(self._known[folder] for folder in folders)
+
+    def send_bytes(self, data: bytes) -> None:
+        if self.connection is not None:
+            super().send_bytes(data)
+
+    def receive(self) -> Iterator[Any]:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        while self.mail:
+            method, argument, future = self.mail.popleft()
+            try:
+                answer = future.result()
+            except Exception as error:
+                self._failed(error)
+            else:
+                yield from self.answered(method, argument, answer)
+        if self._listener is not None and _is_readable(self._listener.fileno()):
+            self._accept(self._listener)
+        if self.connection is not None:
+            yield from super().receive()
+        if self.gone:
+            raise EOFError
+
+    def _failed(self, error: Exception) -> None:
+        """Ray says that the actor has died, or cannot start."""
+        self.failure = error
+        if self.pidfd >= 0 or self.connection is not None:
+            # Ray may have lost sight of a process that is still at work, and writes rows. It has ended when the kernel
+            # says so, and not before: then all that it has sent is here, and its notes do not change any more.
+            self.process.kill()
+        else:
+            self.gone = True
+
+    def answered(self, method: str, argument: Any, answer: Any) -> Iterator[Any]:
+        """What the actor has returned from a call with this first argument."""
+        if method == "where":
+            self._settle(answer)
+        elif method == "serve":  # it serves no more, which its socket says as well, if there is one
+            self.gone = self.connection is None
+        elif method == "run":
+            if argument in self.leases:  # else of a job that is over
+                self.leases.remove(argument)
+                yield from self.on_answer(argument, answer)
+        elif method in ("begin", "output") and answer is not None:
+            yield Refused(self.job, answer)
+        elif method == "begin":
+            self.has_begun, self.heard = True, time.monotonic()
+
+    def _settle(self, place: Place) -> None:
+        self.place = place
+        self.process.pid = place.pid
+        self.process.near = place.near
+        if place.near:
+            with contextlib.suppress(AttributeError, OSError):
+                self.pidfd = os.pidfd_open(place.pid)
+        if place.near and self._forced in ("auto", "memory"):
+            self.call("serve", self._address, self.block.path)
+            return
+        self._close_listener()
+        self.control = at.local_control()
+        self.block.close()
+        self.ready = True
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            end, _ = listener.accept()
+            end.setblocking(True)
+            self.connection = Connection(end.detach())
+            self._close_listener()
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._listener.getsockname())
+            self._listener.close()
+            self._listener = None
+
+    def has_ended(self) -> bool:
+        if self.gone or self.pidfd < 0:
+            return self.gone
+        return _is_readable(self.pidfd)
+
+    def close(self, kill: bool = True) -> int | None:
+        if not self._owner.is_here:
+            return None
+        with self._lock:
+            if self.closed:
+                return None
+            self.closed = True
+            os.close(self._bell)
+        self.process.kill()
+        self.reader.close()
+        if self.pidfd >= 0:
+            _wait_end(self.pidfd, 5.0)
+            os.close(self.pidfd)
+        if self.connection is not None:
+            self.connection.close()
+        self._close_listener()
+        self.block.close()
+        return None
+
+
+def _listen(folder: int, number: int) -> socket.socket:
+    """A socket in a folder, which is named by its descriptor: the names of sockets may not be long."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.setblocking(False)
+    listener.bind(f"/proc/self/fd/{folder}/{number}")
+    listener.listen(1)
+    return listener
+
+
+def _is_readable(descriptor: int) -> bool:
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(0))
+
+
+def _wait_end(pidfd: int, seconds: float) -> None:
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    poller.poll(seconds * 1000)
+
+
+class RayPool(WorkerPool):
+    """Actors that stay for many jobs.
+
+    Args:
+        cluster: where, and what each takes.
+        num_workers: how many.
+        worker_threads: threads that torch uses in each.
+    """
+
+    def __init__(self, cluster: RayCluster, num_workers: int, worker_threads: int = 1) -> None:
+        super().__init__(num_workers, None, worker_threads)
+        self.cluster = cluster
+        self._ray = cluster.connect()
+        self.session = session_of(self._ray)
+        self._path = tempfile.mkdtemp(prefix="tdmap-ray-")
+        self._folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._waiting_since = time.monotonic()
+        self.retirement: threading.Timer | None = None
+        """Ends it when nobody uses it any more."""
+
+    def start(self, forks: bool = True) -> Member:
+        self.check_open()
+        if not any(member.ready for member in self.members.values()):
+            self._waiting_since = time.monotonic()
+        member = RayMember(self._ray, self.cluster, self.worker_threads, self._folder)
+        self.members[member.number] = member
+        self._started += 1
+        return member
+
+    def wait(self, timeout: float | None) -> list[Member]:
+        found = super().wait(timeout)
+        if not found and not any(member.ready for member in self.members.values()):
+            waited = time.monotonic() - self._waiting_since
+            if waited > self.cluster.start_timeout:
+                raise WorkerStartError(f"no worker has started within {waited:.0f} s. {self._why_not()}")
+        return found
+
+    def has_lost_node(self, member: RayMember) -> bool:
+        """Whether a member ended because its machine did; Ray may need a moment to notice."""
+        if member.place is None:
+            return False
+        with contextlib.suppress(Exception):
+            nodes = {node["NodeID"]: node["Alive"] for node in self._ray.nodes()}
+            if not nodes.get(member.place.node, False):
+                return True
+        return "node" in str(member.failure).lower() and "died" in str(member.failure).lower()
+
+    def _why_not(self) -> str:
+        wanted = ", ".join(f"{amount:g} {name}" for name, amount in self.cluster.demand.items())
+        free = self._ray.available_resources()
+        there = ", ".join(f"{free.get(name, 0):g} {name}" for name in self.cluster.demand)
+        return (
+            f"A worker takes {wanted}; the cluster has {there} that nobody uses. Free some, ask for less "
+            "(RayCluster(num_cpus=...)), or wait longer (start_timeout=)."
+        )
+
+    def close(self) -> None:
+        if not self._owner.is_here or self._closed:
+            return
+        super().close()
+        if getattr(self, "retirement", None) is not None:
+            self.retirement.cancel()  # type: ignore[union-attr]
+        with contextlib.suppress(OSError, AttributeError):  # of a pool that could not be made
+            os.close(self._folder)
+            shutil.rmtree(self._path, ignore_errors=True)
+
+    def __repr__(self) -> str:
+        return f"RayPool({self.num_workers} workers, {len(self.members)} running)"
+
+
+def session_of(ray: Any) -> str:
+    """Which connection to which cluster this is: actors of another one, or of the parent of a fork, are not ours."""
+    context = ray.get_runtime_context()
+    return f"{os.getpid()}/{context.get_node_id()}/{context.get_job_id()}"
+
+
+# -- warm pools --------------------------------------------------------------------------------------
+
+_Key = tuple[str, int, int, str]
+_warm: dict[_Key, RayPool] = {}
+_warm_lock = threading.RLock()
+
+
+def borrow_ray_pool(cluster: RayCluster, num_workers: int, worker_threads: int) -> tuple[RayPool, Callable[[], None]]:
+    """A reserved pool, warm if one is idle, and what to call when the job is over."""
+    key = (cluster.key, num_workers, worker_threads, session_of(cluster.connect()))
+    with _warm_lock:
+        pool = _warm.pop(key, None)
+        others = [_warm.pop(other) for other in list(_warm) if other[3] != key[3] or other[0] != key[0]]
+    for other in others:  # they may hold what this one needs
+        other.close()
+    if pool is not None and pool.retirement is not None:
+        pool.retirement.cancel()
+    if pool is None or pool.is_closed:
+        pool = RayPool(cluster, num_workers, worker_threads)
+    pool.reserve()
+    return pool, lambda: _give_back(key, pool)
+
+
+def _give_back(key: _Key, pool: RayPool) -> None:
+    pool.release()
+    with _warm_lock:
+        old = _warm.pop(key, None)
+        _warm[key] = pool
+    if old is not None:
+        old.close()
+    pool.retirement = threading.Timer(IDLE_SECONDS, _retire, (key, pool))
+    pool.retirement.daemon = True
+    pool.retirement.start()
+
+
+def _retire(key: _Key, pool: RayPool) -> None:
+    """End a pool that nobody has used meanwhile."""
+    with _warm_lock:
+        if _warm.get(key) is not pool or pool.retirement is not threading.current_thread():
+            return
+        del _warm[key]
+    pool.close()

@@ -1,0 +1,193 @@
+"""What every printed form of a collection reads: the options, and its entries in the order to print."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "SHORT_DTYPES",
+    "Ragged",
+    "dimensions",
+    "exclusive_entries",
+    "fields_of",
+    "get_printoptions",
+    "is_tensorclass",
+    "options",
+    "set_printoptions",
+    "tensor_field",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_DEFAULTS: dict[str, Any] = {
+    "show_batch_size": True,
+    "show_device": True,
+    "show_is_shared": True,
+    "show_shape": True,
+    "show_field_device": True,
+    "show_dtype": True,
+    "show_field_is_shared": True,
+    "show_grad": False,
+    "show_is_contiguous": False,
+    "show_is_view": False,
+    "show_storage_size": False,
+    "plain": False,
+    "sort_keys": "alphabetical",
+    "compact": True,
+    "html": True,
+}
+# Options that only the detailed form knows: asking for one switches to it.
+_DETAILED = frozenset(
+    "show_is_shared show_shape show_field_device show_field_is_shared show_grad show_is_contiguous show_is_view "
+    "show_storage_size plain".split()
+)
+_QUIET = ("show_device", "show_is_shared", "show_field_device", "show_dtype", "show_field_is_shared")
+options = dict(_DEFAULTS)
+
+SHORT_DTYPES: dict[torch.dtype, str] = {
+    torch.bool: "bool",
+    torch.bfloat16: "bf16",
+    **{getattr(torch, f"float{n}"): f"f{n}" for n in (16, 32, 64)},
+    **{getattr(torch, f"complex{n}"): f"c{n}" for n in (32, 64, 128)},
+    **{getattr(torch, f"int{n}"): f"i{n}" for n in (8, 16, 32, 64)},
+    **{getattr(torch, f"uint{n}"): f"u{n}" for n in (8, 16, 32, 64)},
+}
+
+
+class set_printoptions:
+    """What ``repr`` of a collection shows: for a ``with`` block, a decorated function, or for good (:meth:`set`).
+
+    Args:
+        verbose: ``False`` hides devices, dtypes and whether memory is shared.
+        **kwargs: ``show_batch_size``, ``show_device``, ``show_dtype``, ``sort_keys`` (``"alphabetical"`` or
+            ``False``), ``compact``, ``html``; and for the detailed form, which each of these selects:
+            ``show_is_shared``, ``show_shape``, ``show_field_device``, ``show_field_is_shared``, ``show_grad``,
+            ``show_is_contiguous``, ``show_is_view``, ``show_storage_size`` and ``plain`` (statistics).
+
+    Raises:
+        TypeError: an unknown option.
+
+    Example:
+        >>> import torch
+        >>> from tensordict_lite import TensorDict
+        >>> with set_printoptions(compact=False, verbose=False):
+        ...     print(TensorDict(a=torch.zeros(3), batch_size=[3]))
+        TensorDict(
+            fields={
+                a: Tensor(shape=torch.Size([3]))},
+            batch_size=torch.Size([3]))
+    """
+
+    def __init__(self, *, verbose: bool = True, **kwargs: Any) -> None:
+        unknown = sorted(set(kwargs) - set(_DEFAULTS))
+        if unknown:
+            raise TypeError(f"unknown print options {unknown}: expected any of {sorted(_DEFAULTS)}")
+        self._changes = {} if verbose else dict.fromkeys(_QUIET, False)
+        self._changes.update(kwargs)
+        if "compact" not in kwargs and _DETAILED & set(kwargs):
+            self._changes["compact"] = False
+        self._saved: list[dict[str, Any]] = []
+
+    def set(self) -> None:
+        """Applies the options for the rest of the program."""
+        options.update(self._changes)
+
+    def __enter__(self) -> None:
+        self._saved.append(dict(options))
+        self.set()
+
+    def __exit__(self, *exc: object) -> None:
+        options.update(self._saved.pop())
+
+    def __call__(self, fn: F) -> F:
+        @functools.wraps(fn)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return fn(*args, **kwargs)
+
+        return wrapper  # type: ignore[return-value]
+
+
+def get_printoptions() -> dict[str, Any]:
+    """The current print options.
+
+    Example:
+        >>> get_printoptions()["show_dtype"]
+        True
+    """
+    return dict(options)
+
+
+# -- entries ------------------------------------------------------------------------------------------------
+
+
+def fields_of(td: Any) -> Iterator[tuple[str, Any]]:
+    """Entries in the order to print; the fields of a tensorclass that hold nothing follow as ``None``."""
+    entries: Any = _shared_entries(td)
+    if options["sort_keys"]:
+        # The colon counts: "a1" comes before "a", as in every printed form of the interface.
+        entries = sorted(entries, key=lambda item: item[0] + ":")
+    if is_tensorclass(td):
+        entries = [*entries, *((name, None) for name in td._none_fields())]
+    return iter(entries)
+
+
+def is_tensorclass(td: Any) -> bool:
+    return hasattr(type(td), "_field_specs")
+
+
+def _shared_entries(td: Any) -> list[tuple[str, Any]]:
+    """Entries; for a lazy stack those of all members, with a shape instead of a value where shapes differ."""
+    if type(td._source) is dict:
+        return list(td._source.items())
+    out = []
+    for key in td._key_list():
+        try:
+            out.append((key, td._get_str(key)))
+        except RuntimeError:  # members that do not stack
+            try:
+                shape = td.get_item_shape(key)
+            except RuntimeError:  # of different numbers of dimensions, even
+                shape = torch.Size((*td._batch_size, -1))
+            out.append((key, Ragged(td._source[0]._get_str(key), shape)))
+    return out
+
+
+@dataclass
+class Ragged:
+    """An entry of a lazy stack whose members have different shapes: -1 where they differ."""
+
+    first: Any
+    shape: torch.Size
+
+
+def exclusive_entries(td: Any) -> list[tuple[int, dict[str, Any]]]:
+    """For a lazy stack, the entries of each member that the others do not all have."""
+    if type(td._source) is dict or not td._source or is_tensorclass(td):
+        return []
+    common = set(td._key_list())
+    out = []
+    for i, member in enumerate(td._source):
+        own = {key: member._get_str(key) for key in sorted(member._key_list()) if key not in common}
+        if own:
+            out.append((i, own))
+    return out
+
+
+def dimensions(shape: Any) -> str:
+    return f"[{','.join(str(n) for n in shape)}]"
+
+
+def tensor_field(value: Tensor, shape: Any, device: Any) -> str:
+    text = dimensions(shape)
+    if options["show_dtype"]:
+        text = SHORT_DTYPES.get(value.dtype, str(value.dtype).removeprefix("torch.").replace("float", "f")) + text
+    if options["show_device"] and value.device.type != "cpu" and value.device != device:
+        text += f"@{value.device}"
+    return text

@@ -1,0 +1,72 @@
+"""Data frames and the files of pandas': against pandas, and against the reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tensordict_lite import TensorDict
+
+pandas = pytest.importorskip("pandas")
+
+
+def frame() -> Any:
+    return pandas.DataFrame(
+        {
+            "i": [1, 2, 3],
+            "f": [0.5, -1.0, 2.0],
+            "b": [True, False, True],
+            "o.x": [4, 5, 6],
+            "s": ["u", "", "größer"],
+            "c": pandas.Categorical(["q", "p", "q"]),
+            "t": pandas.to_datetime(["2020-01-01", "2021-02-03", "1969-01-01"]),
+        }
+    )
+
+
+@pytest.mark.parametrize("separator", [None, "."])
+@pytest.mark.parametrize("dtype", [None, torch.float32])
+def test_columns_are_those_of_the_reference(separator: str | None, dtype: Any) -> None:
+    reference = pytest.importorskip("tensordict")
+    options: Any = {"separator": separator, "dtype": dtype}
+    found, expected = (kind.from_pandas(frame(), **options) for kind in (TensorDict, reference.TensorDict))
+    keys = ["i", "f", "b", ("o", "x") if separator else "o.x", "c", "t"]
+    for key in keys:
+        assert found[key].dtype is expected[key].dtype and torch.equal(found[key], expected[key]), key
+    assert found.batch_size == expected.batch_size == torch.Size([3])
+    assert found["s"].tolist() if hasattr(found["s"], "tolist") else found["s"] == ["u", "", "größer"]
+    again, theirs = (data.exclude("s", "c", "t").to_pandas(separator=separator) for data in (found, expected))
+    assert again.equals(theirs[list(again.columns)])
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "json", "jsonl"])
+def test_files_go_out_and_come_back(tmp_path: Path, kind: str) -> None:
+    data = TensorDict(
+        {"x": torch.arange(4), "deep": {"y": torch.randn(4, dtype=torch.float64)}, "s": list("abcd")}, [4]
+    )
+    name: Any = {"jsonl": "json"}.get(kind, kind)
+    extra: Any = {"lines": True} if kind == "jsonl" else {}
+    if name == "json":
+        extra_out: Any = {**extra, "double_precision": 15}
+    else:
+        extra_out = extra
+    getattr(data, f"to_{name}")(tmp_path / "d", separator=".", **extra_out)
+    found = getattr(TensorDict, f"from_{name}")(tmp_path / "d", separator=".", **extra)
+    assert torch.equal(found["x"], data["x"]) and torch.allclose(found["deep", "y"], data["deep", "y"])
+    assert found[2]["s"] == "c" and found.batch_size == data.batch_size
+    if kind == "parquet":
+        assert set(TensorDict.from_parquet(tmp_path / "d", columns=["x"]).keys()) == {"x"}
+
+
+def test_what_has_no_place_in_a_frame_is_told() -> None:
+    with pytest.raises(ValueError, match="one value a row"):
+        TensorDict({"m": torch.zeros(2, 3)}, [2]).to_pandas()
+    with pytest.raises(ValueError, match="is nested: pass separator"):
+        TensorDict({"a": {"b": torch.zeros(2)}}, [2]).to_pandas()
+    with pytest.raises(ValueError, match="batch size"):
+        TensorDict({"a": torch.zeros(2)}, []).to_pandas()
+    with pytest.raises(ValueError, match="within another column"):
+        TensorDict.from_pandas(pandas.DataFrame({"a": [1], "a.b": [2]}), separator=".")

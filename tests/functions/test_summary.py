@@ -1,0 +1,100 @@
+"""A first look at data: figures of columns against pandas, and parts for training and testing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tdmap
+from tdmap.datasets import Jagged, Table
+from tensordict_lite import TensorDict
+
+pandas = pytest.importorskip("pandas")
+
+
+def made(rows: int = 500) -> TensorDict:
+    generator = torch.Generator().manual_seed(0)
+    return TensorDict(
+        {
+            "x": torch.randn(rows, generator=generator),
+            "label": torch.randint(0, 5, (rows,), generator=generator) ** 2,
+            "deep": TensorDict({"n": torch.arange(rows, dtype=torch.int32)}, [rows]),
+            "text": [f"t{n}" for n in range(rows)],
+        },
+        [rows],
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_figures_are_those_of_pandas(tmp_path: Path, workers: int) -> None:
+    data = made()
+    found = tdmap.describe(data.memmap(tmp_path / "d"), num_workers=workers)
+    expected = pandas.DataFrame(
+        {"x": data["x"].numpy(), "label": data["label"].numpy(), "deep.n": data["deep", "n"].numpy()}
+    )
+    for name, column in expected.describe().items():
+        one = found[name]
+        assert one.count == column["count"] and one.min == column["min"] and one.max == column["max"]
+        assert (one.mean, one.std) == pytest.approx((column["mean"], column["std"]), rel=1e-4)
+    assert found.rows == 500 and set(found.others) == {"text"}
+    assert "500 rows" in repr(found) and "deep.n" in repr(found)
+
+
+def test_jagged_columns_count_by_their_lengths() -> None:
+    table = Table(TensorDict({"x": torch.arange(3)}, [3]), {"word": Jagged.from_list(["a", "bbb", ""])})
+    found = table.describe(num_workers=0)
+    assert (found["word (length)"].max, found["word (length)"].count, found["x"].mean) == (3, 3, 1)
+    assert table.head(2)["word"].tolist() == ["a", "bbb"]
+
+
+@pytest.mark.parametrize("kind", ["tensordict", "tensor", "table", "jagged"])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_parts_have_every_row_once(tmp_path: Path, kind: str, mapped: bool) -> None:
+    numbers = torch.arange(101)
+    words = Jagged.from_list([f"w{n}" for n in range(101)])
+    data: Any = {
+        "tensordict": TensorDict({"n": numbers}, [101]),
+        "tensor": numbers,
+        "table": Table(TensorDict({"n": numbers}, [101]), {"word": words}),
+        "jagged": words,
+    }[kind]
+
+    def listed(part: Any) -> list[int]:
+        if kind == "jagged":
+            return [int(word[1:]) for word in part]
+        if kind == "table":
+            assert part["word"].tolist() == [f"w{n}" for n in part["n"].tolist()]
+        return (part if kind == "tensor" else part["n"]).tolist()
+
+    out = tmp_path / "parts" if mapped and kind != "tensor" else None
+    train, test = tdmap.train_test_split(data, 0.2, seed=4, out=out, num_workers=2)
+    assert (len(train), len(test)) == (81, 20)
+    assert sorted(listed(train) + listed(test)) == list(range(101))
+    again = tdmap.train_test_split(data, 20, seed=4, num_workers=0)
+    assert [listed(part) for part in again] == [listed(train), listed(test)]
+    other = tdmap.train_test_split(data, 0.2, seed=5, num_workers=0)
+    assert listed(other[1]) != listed(test)
+    assert [listed(part) for part in tdmap.train_test_split(data, 1, shuffle=False)] == [list(range(100)), [100]]
+
+
+def test_each_label_has_its_share() -> None:
+    data = made(1000)
+    train, test = tdmap.train_test_split(data, 0.3, seed=1, stratify="label", num_workers=0)
+    for label in data["label"].unique():
+        share = int((test["label"] == label).sum()) / int((data["label"] == label).sum())
+        assert abs(share - 0.3) < 0.02
+    assert sorted(torch.cat([train["deep", "n"], test["deep", "n"]]).tolist()) == list(range(1000))
+    assert train["deep", "n"].tolist() != sorted(train["deep", "n"].tolist())
+
+
+def test_sizes_that_leave_nothing_are_told() -> None:
+    for size in (0, 0.0, 1.0, 10, -1, True):
+        with pytest.raises(ValueError, match="leaves a part without rows"):
+            tdmap.train_test_split(torch.arange(10), size)
+    with pytest.raises(ValueError, match="shuffle=True"):
+        tdmap.train_test_split(made(10), 2, stratify="label", shuffle=False)
+    with pytest.raises(ValueError, match="one number a row"):
+        tdmap.train_test_split(made(10), 2, stratify=torch.zeros(3))

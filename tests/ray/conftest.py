@@ -1,0 +1,37 @@
+"""A real Ray cluster of two nodes on this machine, for the tests of this folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """The cluster, with this process connected to it; every process of it is ended afterwards."""
+    pytest.importorskip("ray")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+    from ray.cluster_utils import Cluster
+
+    folder = tempfile.mkdtemp(prefix="tdr-")  # short: it holds sockets, whose names may not be long
+    small = {"object_store_memory": 100 << 20, "include_dashboard": False}
+    made = None
+    try:
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "temp_dir": folder, **small})
+        made.add_node(num_cpus=2, **small)
+        ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+        yield made
+    finally:
+        import tdmap
+
+        tdmap.close_pools()
+        ray.shutdown()
+        if made is not None:
+            made.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
