@@ -11,6 +11,7 @@ EXAMPLES = {
         "tdmap map mymodule:normalise photos small --workers 2",
         "tdmap map mymodule.py:invert photos --in-place",
         "tdmap map mymodule:normalise photos large --resume",
+        "tdmap map mymodule:normalise photos shared --shard 0/2",
     ],
     "filter": [
         "tdmap filter 'label == 3' photos threes",

@@ -39,7 +39,10 @@ class ColumnStats:
     quantiles: tuple[float, ...]
     """`QUANTILES`; empty where no number is finite."""
     histogram: tuple[int, ...]
-    """How many in each of `BINS` equal parts from min to max, from the same sketch as the quantiles."""
+    """How many in each of `BINS` equal parts from min to max, from the same sketch as the quantiles.
+
+    Of fewer than `BINS` whole numbers, one part each.
+    """
 
     @property
     def sparkline(self) -> str:
@@ -122,16 +125,22 @@ class Column(Reducer[Any]):
         std = math.sqrt(m2 / (n - 1)) if n > 1 else None
         near = self._sketch.finish(sketch).clamp(low, high)
         quantiles = tuple((near.round() if whole else near).tolist())
-        return ColumnStats(count, nan, infinite, low, high, mean, std, quantiles, self._histogram(sketch, low, high))
+        parts = self._histogram(sketch, low, high, whole)
+        return ColumnStats(count, nan, infinite, low, high, mean, std, quantiles, parts)
 
-    def _histogram(self, sketch: tuple[Tensor, Tensor], low: float, high: float) -> tuple[int, ...]:
+    def _histogram(self, sketch: tuple[Tensor, Tensor], low: float, high: float, whole: bool) -> tuple[int, ...]:
         counts = sketch[1]
-        # The value that a bucket stands for is the quantile at its rank.
+        # The value that a bucket stands for is the quantile at a rank within it: at its middle, where no rounding of
+        # the rank makes it that of a neighbour.
         total = max(int(counts.sum()) - 1, 1)
-        ranks = (counts.cumsum(0) - counts).double() / total
-        values = Quantile(None, tuple(ranks.clamp(max=1.0).tolist())).finish(sketch)
-        place = ((values - low) / max(high - low, 1e-300) * BINS).long().clamp(0, BINS - 1)
-        return tuple(torch.zeros(BINS, dtype=torch.int64).index_add_(0, place, counts).tolist())
+        ranks = (counts.cumsum(0) - (counts + 1) / 2).double() / total
+        values = Quantile(None, tuple(ranks.clamp(0.0, 1.0).tolist())).finish(sketch).clamp(low, high)
+        if whole:
+            values = values.round()
+        bins = int(high - low) + 1 if whole and high - low < BINS - 1 else BINS
+        span = bins if bins < BINS else max(high - low, 1e-300)
+        place = ((values - low) / span * bins).long().clamp(0, bins - 1)
+        return tuple(torch.zeros(bins, dtype=torch.int64).index_add_(0, place, counts).tolist())
 
 
 class Columns(Several):
@@ -172,8 +181,12 @@ def draw_columns(columns: Sequence[tuple[str, ColumnStats]], path: str) -> None:
     for place, (name, stats) in enumerate(shown):
         axes = figure.add_subplot(down, across, place + 1)
         assert stats.min is not None and stats.max is not None
+        bins = len(stats.histogram)
         width = (stats.max - stats.min) / BINS or 1.0
-        edges = [stats.min + width * edge for edge in range(BINS + 1)]
+        left = stats.min
+        if bins < BINS:  # a number each
+            width, left = 1.0, stats.min - 0.5
+        edges = [left + width * edge for edge in range(bins + 1)]
         axes.stairs(stats.histogram, edges, fill=True, color="#4c78a8")
         axes.axvline(stats.mean or 0.0, color="#f58518", linewidth=1)
         nan = f", {stats.nan:,} NaN" if stats.nan else ""

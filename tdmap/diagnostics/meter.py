@@ -42,8 +42,8 @@ SPARSE = 8
 DETAILED = 4
 """The first leases of a job all have."""
 
-SHORT_SECONDS = 400e-6
-"""A chunk that takes less is short: clocks would cost half a percent of it, or more."""
+SHORT_SECONDS = 100e-6
+"""A chunk that takes less is short: clocks would cost two percent of it, or more."""
 
 RSS_SECONDS = 0.01
 """Resident memory is looked at so often at most."""

@@ -16,7 +16,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from tdmap.events import JobStarted, LeaseDone, Measures
+from tdmap.events import JobEnded, JobStarted, LeaseDone, Measures
 
 PARTS = {
     "computing": "the function computes",
@@ -265,6 +265,27 @@ class JobProfile:
         copy = replace(self, workers=deepcopy(self.workers), spans=list(self.spans))
         copy.close(time.monotonic())
         return copy
+
+    def judge_end(self, event: JobEnded) -> None:
+        """Note how the job ended; its error is not kept, which would keep what its frames hold."""
+        if event.ok or (isinstance(event.error, GeneratorExit) and event.done_rows == self.rows):
+            self.state = "complete"
+        elif isinstance(event.error, GeneratorExit):
+            self.state = "left"
+        else:
+            self.state = "failed"
+            self.error = f"{type(event.error).__name__}: {event.error}".splitlines()[0]
+
+    def ended(self, done_rows: int, seconds: float, driver_starved: float) -> None:
+        """The job is over, after everything else that was heard of it.
+
+        Args:
+            done_rows: of the dataset.
+            seconds: it took.
+            driver_starved: as `done`.
+        """
+        self.rows_done = done_rows
+        self.close(self.began + seconds, driver_starved)
 
     def close(self, now: float, driver_starved: float = 0.0) -> None:
         """No more comes; workers that had nothing to do get their time.

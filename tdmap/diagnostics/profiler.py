@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 HEARD = 256
-"""So many leases are added up at a time."""
+"""So many leases and results wait to be added up, at most: it is done when nobody waits for the next lease."""
 
 
 class Profiler(Callback):
@@ -59,8 +60,8 @@ class Profiler(Callback):
 
     def __init__(self) -> None:
         self._jobs: list[JobProfile] = []
-        self._heard: list[tuple[LeaseDone, float]] = []
-        """Leases that are done, and how long the driver had been without a core then: not added up yet."""
+        self._heard: list[Callable[[], None]] = []
+        """What happened in jobs and is not added up yet."""
         self._open: dict[int, JobProfile] = {}
         self._cpu: dict[int, float] = {}
         self._stalled: dict[int, float] = {}
@@ -124,16 +125,17 @@ class Profiler(Callback):
         self._stalled[event.job] = _memory_pressure()
 
     def on_lease_done(self, event: LeaseDone) -> None:
-        if event.job in self._open:
-            self._heard.append((event, self._starved_since(event.job)))
+        profile = self._open.get(event.job)
+        if profile is not None:
+            self._heard.append(functools.partial(profile.done, event, self._starved_since(event.job)))
             if len(self._heard) >= HEARD:
                 self._add_up()
 
     def _add_up(self) -> None:
-        """Add up what the leases took: not while workers wait for the next one, and many at a time."""
+        """Add up what was heard, in its order: when somebody looks, or when it has become much."""
         heard, self._heard = self._heard, []
-        for event, starved in heard:
-            self._open[event.job].done(event, starved)
+        for one in heard:
+            one()
 
     def _starved_since(self, job: int) -> float:
         """Seconds since the job began that this thread, which gives out its leases, was ready and had no core."""
@@ -142,8 +144,9 @@ class Profiler(Callback):
     def on_result_taken(self, event: ResultTaken) -> None:
         profile = self._open.get(event.job)
         if profile is not None:
-            self._add_up()  # what was heard before is divided by what the consumer had before
-            profile.took(event.seconds, event.time)
+            self._heard.append(functools.partial(profile.took, event.seconds, event.time))
+            if len(self._heard) >= HEARD:
+                self._add_up()
 
     def on_chunk_retried(self, event: ChunkRetried) -> None:
         if event.job in self._open:
@@ -158,23 +161,15 @@ class Profiler(Callback):
             self._open[event.job].skipped += len(event.errors)
 
     def on_job_ended(self, event: JobEnded) -> None:
-        if event.job not in self._open:
+        profile = self._open.pop(event.job, None)
+        if profile is None:
             return
-        self._add_up()
-        profile = self._open.pop(event.job)
         starved = self._starved_since(event.job)
         del self._starved[event.job], self._before[event.job]
         profile.driver_cpu = max(time.thread_time() - self._cpu.pop(event.job), 0.0)
         profile.stalled = _memory_pressure() - self._stalled.pop(event.job)
-        profile.rows_done = event.done_rows
-        if event.ok or (isinstance(event.error, GeneratorExit) and event.done_rows == profile.rows):
-            profile.state = "complete"
-        elif isinstance(event.error, GeneratorExit):
-            profile.state = "left"
-        else:
-            profile.state = "failed"
-            profile.error = f"{type(event.error).__name__}: {event.error}".splitlines()[0]
-        profile.close(profile.began + event.seconds, starved)
+        profile.judge_end(event)
+        self._heard.append(functools.partial(profile.ended, event.done_rows, event.seconds, starved))
 
     # -- what was seen -----------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from tdmap.pipeline.caching import is_written
 from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan, leaf_row_bytes
 from tdmap.pipeline.rounds import chunk_rows, default_ahead
 from tdmap.pipeline.rows import Joined, Pending, View, Zipped
+from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import Batch, Cache, Call, Shuffle, Stage
 from tdmap.seeding import preserved_generators
 
@@ -54,10 +55,25 @@ def explain(pipeline: Pipeline, num_workers: int, prefetch: int | None, probe: b
         caches.append(Box("cache", f"cache {cache.path}", [], facts, [_boxes(plan, num_workers, caches, None)]))
         return before._pending(cache, plan)
 
+    chain, share = pipeline._without_share()
     plan = pipeline._plan(leaf_of)
-    top = _boxes(plan, num_workers, caches, None)
+    if share.world_size > 1:
+        caches.clear()
+        whole = chain._plan(leaf_of)
+        top = _share_box(str(pipeline._stages[-1]), share, whole, _boxes(whole, num_workers, caches, None))
+    else:
+        top = _boxes(plan, num_workers, caches, None)
     row = _probe(plan) if probe else None
     return Box("result", "result", [], _result_facts(plan, row, num_workers, prefetch), [top])
+
+
+def _share_box(stage: str, share: Share, whole: Plan, above: Box) -> Box:
+    """The share of batches that a chain ends with: workers compute only those."""
+    total = whole.elements
+    own = None if total is None else share.count(total)
+    counted = "its own batches" if own is None else f"{own:,} of the {total:,} batches"
+    fact = f"the workers of this rank read and compute {counted}, those of other ranks the rest"
+    return Box("here", f"rank {share.rank} of {share.world_size}", [stage], [fact], [above])
 
 
 def _boxes(plan: Plan, workers: int, caches: list[Box], batch: int | None) -> Box:

@@ -377,3 +377,27 @@ def test_completion_is_installed_where_the_shell_looks(tmp_path, monkeypatch):
     assert (tmp_path / ".config/fish/completions/tdmap.fish").read_text() == script("fish")
     refused = CliRunner().invoke(app, ["completion", "tcsh"])
     assert refused.exit_code == 2 and "bash, zsh, fish" in refused.stderr
+
+
+def test_ranks_fill_one_folder_from_the_command_line(run, folder):
+    one = run("map mymodule:normalise photos by_ranks --shard 0/2 --workers 0 --json")
+    assert one.exit_code == 0, one.stderr
+    told = json.loads(one.stdout)
+    assert told["shard"] == [0, 2] and 0 < told["rows"] < ROWS and told["whole"] is False
+    other = run("map mymodule:normalise photos by_ranks --shard 1/2 --workers 0")
+    assert other.exit_code == 0 and "the dataset is whole" in other.stdout
+    assert torch.equal(rows_of(folder / "by_ranks")["image"], rows_of(folder / "photos")["image"].float() / 255)
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ("x --shard 2", "give RANK/RANKS"),
+        ("x --shard 2/2", "0 <= rank < world_size"),
+        ("x --shard 0/2 --overwrite", "no --in-place, --overwrite"),
+        ("--in-place --shard 0/2", "no --in-place"),
+    ],
+)
+def test_a_shard_that_makes_no_sense_is_refused(options, said, run):
+    done = run(f"map mymodule:normalise photos {options}")
+    assert done.exit_code == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1

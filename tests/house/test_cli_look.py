@@ -118,3 +118,21 @@ def test_the_sheet_shows_the_pictures(folder, tmp_path):
     TensorDict({"x": torch.zeros(4)}, [4]).memmap_(small)
     answer = run("head", small, "--sheet", tmp_path / "none.png")
     assert answer.exit_code == 2 and "looks like pictures" in answer.output
+
+
+@pytest.mark.parametrize("numbers", [2, 7, 10, 15, 16])
+def test_the_histogram_of_few_whole_numbers_counts_each(numbers, tmp_path):
+    values = torch.arange(5000) % numbers
+    values[: numbers // 2] = 0
+    TensorDict({"label": values}, [5000]).memmap_(tmp_path / "labels")
+    told = json.loads(run("stats", tmp_path / "labels", "--json", "--workers", 0).stdout)
+    assert told["keys"][0]["histogram"] == values.bincount(minlength=numbers).tolist()
+
+
+def test_the_histogram_of_many_numbers_is_about_that_of_numpy(tmp_path):
+    values = torch.randn(200_000, generator=torch.Generator().manual_seed(0))
+    TensorDict({"x": values}, [len(values)]).memmap_(tmp_path / "normal")
+    told = json.loads(run("stats", tmp_path / "normal", "--json", "--workers", 0).stdout)["keys"][0]
+    expected, _ = np.histogram(values.numpy(), bins=16)
+    assert sum(told["histogram"]) == 200_000
+    np.testing.assert_allclose(told["histogram"], expected, atol=0.02 * 200_000)

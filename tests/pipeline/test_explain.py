@@ -121,3 +121,14 @@ def test_the_picture_is_well_formed_and_shows_every_stage(pictures):
             for other in boxes[:number]:
                 apart = box["x"] >= other["x"] + other["width"] or other["x"] >= box["x"] + box["width"]
                 assert apart or box["y"] >= other["y"] + other["height"] or other["y"] >= box["y"] + box["height"]
+
+
+def test_a_share_of_batches_says_what_this_rank_computes():
+    data = TensorDict({"x": torch.zeros(1000, 4)}, [1000])
+    batches = data.pipeline().map(torch.exp).batch(100)
+    for rank, count in enumerate((4, 3, 3)):
+        text = str(batches.shard(rank, 3).explain(num_workers=2))
+        assert f"rank {rank} of 3" in text and f"compute {count} of the 10 batches" in text
+        assert f"result   {count} batches" in text
+        assert sum(1 for _ in batches.shard(rank, 3).iter(num_workers=0)) == count
+    assert "of the 10 batches" not in str(batches.explain(num_workers=2))

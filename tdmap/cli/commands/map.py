@@ -41,6 +41,9 @@ def map_command(
     skip_errors: Annotated[
         bool, typer.Option("--skip-errors", help="Go on after rows on which the function raises, and list them.")
     ] = False,
+    shard: Annotated[
+        str | None, typer.Option(metavar="RANK/RANKS", help="Run one of so many parts, as 0/4; others run the rest.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar, no summary.")] = False,
 ) -> None:
     """Run a function on every row of a dataset, on several processes.
@@ -59,6 +62,9 @@ def map_command(
         refuse("--address is that of a Ray cluster: use --executor ray with it")
     if resume and overwrite:
         refuse("--resume goes on with what is in OUT, and --overwrite removes it: give one of them")
+    rank = None if shard is None else parse_shard(shard)
+    if rank is not None and (out is None or overwrite or resume):
+        refuse("--shard fills OUT with the other ranks, and goes on by itself: no --in-place, --overwrite or --resume")
     fn = find_function(function)
     data = open_dataset(source)
     if not len(data.batch_size):
@@ -74,6 +80,11 @@ def map_command(
     }
     if out is None:
         require_writable(source)
+    if rank is not None and out is not None:
+        skipped = _map_shard(data, fn, out, rank, options, quiet)
+        place = out.with_name(f"{out.name}.skipped.{rank[0]}.jsonl")
+        report_skipped(skipped, data.batch_size[0], False, place, written=False)
+        return
     if resume:
         command = {"function": function, "source": str(source.resolve()), "cwd": os.getcwd(), "options": options}
         skipped = run_resumable(data, fn, out, options, command)
@@ -168,6 +179,46 @@ def _map_into(data: Any, fn: Callable[[Any], Any], out: Path, overwrite: bool, o
         (FileExistsError, FolderInUse, UntrustedFile, OutputMismatch, *CANNOT_WRITE),
     )
     return skipped
+
+
+def _map_shard(
+    data: Any, fn: Callable[[Any], Any], out: Path, rank: tuple[int, int], options: Any, quiet: bool
+) -> RowErrors | None:
+    """Run one rank's part of the chunks into the folder that all ranks fill."""
+    import warnings
+
+    from tdmap.errors import AlreadyComplete, FolderInUse, OutputMismatch, ResumeMismatch, UntrustedFile
+
+    options, skipped = _collecting(options)
+    refusals = (ResumeMismatch, FileExistsError, FolderInUse, UntrustedFile, OutputMismatch, *CANNOT_WRITE)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", AlreadyComplete)
+        own = guard(
+            lambda: data.map(fn, out=out, shard=rank, **options),
+            "what is done stays done, and the same command goes on from there",
+            refusals,
+        )
+    for warning in caught:
+        typer.echo(f"tdmap: {warning.message}", err=True)
+    rows, whole = int(own.batch_size[0]), (out / "meta.json").exists()
+    left = "the dataset is whole" if whole else "other ranks are not done"
+    facts = {"rows": rows, "skipped": len(skipped or ()), "out": out, "shard": rank, "whole": whole}
+    answer(facts, *([] if quiet else [f"{rows:,} rows of rank {rank[0]} of {rank[1]} written to {out}; {left}"]))
+    return skipped
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Rank and number of ranks of `0/4`, or of `auto`, which torchrun sets; or leave with why it is neither."""
+    from tdmap.ranks.shard import rank_of
+
+    rank, _, ranks = text.partition("/")
+    try:
+        found = rank_of("auto" if text == "auto" else (int(rank), int(ranks)))
+    except ValueError as error:
+        why = str(error) if text == "auto" or (rank.isdecimal() and ranks.isdecimal()) else "give RANK/RANKS, as 0/4"
+        refuse(f"--shard {text}: {why}")
+    assert found is not None
+    return found.rank, found.world_size
 
 
 CANNOT_WRITE = (OSError,)
