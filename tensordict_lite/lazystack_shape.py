@@ -311,7 +311,7 @@ class LazyShapeOps:
         """Consecutive parts of ``step`` rows, the last one shorter."""
         size = self._batch_size
         total = size[dim]
-        if dim != self._stack_dim or self._lock is not None or -1 in size:
+        if dim != self._stack_dim or self._lock is not None or -1 in size or self._is_non_tensor:
             return self._cut([min(step, total - start) for start in range(0, total, step)], dim)
         of, members, device, names = type(self)._of, self._source, self._device, self._names  # type: ignore[attr-defined]
         lead, tail = size[:dim], size[dim + 1 :]
