@@ -39,7 +39,7 @@ def test_bytes_to_a_device_and_back_are_counted(executor, data, monkeypatch):
     sent = job.total("to_device")
     assert sent >= ROWS * 408 and sent % 408 == 0  # a chunk that another worker takes over has been sent twice
     assert job.total("from_device") == ROWS * 50 * 4
-    assert "device link: " in prof.summary() and "/s there" in prof.summary()
+    assert "device link: " in prof.summary(300) and "/s there" in prof.summary(300)
     assert sum(worker["to_device"] for worker in prof.to_dict()["jobs"][0]["workers"]) == sent
 
 
