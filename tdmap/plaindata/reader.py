@@ -18,9 +18,10 @@ from torch import Tensor
 from tdmap.memory.regions import bytes_of
 from tdmap.plaindata.classes import find_class, has_plain_new
 from tdmap.plaindata.kinds import COLLECTIONS, COMPLEX, DEPTH, FACTORIES, FLOATS, LENGTH, NUMBER, TEXTS
-from tensordict_lite import TensorCollection
+from tensordict_lite import NonTensorStack, TensorCollection
 from tensordict_lite.lazystack_typed import typed_stack_class
 from tensordict_lite.memmap.load import DTYPES
+from tensordict_lite.nontensor import holds_collections
 from tensordict_lite.tensorclass_build import registered_class
 
 
@@ -160,7 +161,7 @@ class Reader:
             kind = member if not name.startswith("stack of ") or member is None else typed_stack_class(member)
         if kind is None:
             raise ValueError(f"a {name} is stored, and this program has defined no tensorclass of that name")
-        _check_collection(state)
+        _check_collection(kind, state)
         value = object.__new__(kind)
         value.__setstate__(state)
         return value
@@ -231,14 +232,27 @@ def _empty(shape: torch.Size, itemsize: int, nbytes: int, make: Callable[[torch.
     return make(shape)
 
 
-def _check_collection(state: dict[str, Any]) -> None:
-    """Raise ValueError unless the entries of a collection are tensors and collections."""
+def _check_collection(kind: Any, state: dict[str, Any]) -> None:
+    """Raise ValueError unless entries are tensors and collections, and a column is one of objects."""
+    if "objects" in state:
+        _check_column(kind, state)
+        return
     entries = state.get("source", state.get("members"))
     values = entries.values() if type(entries) is dict else entries if type(entries) is list else None
     if values is None or not all(isinstance(value, (Tensor, TensorCollection)) for value in values):
         raise ValueError("the entries of a collection are missing")
     if type(entries) is dict and not all(type(key) is str for key in entries):
         raise ValueError("the keys of a collection are texts")
+
+
+def _check_column(kind: Any, state: dict[str, Any]) -> None:
+    objects, size, dim = state["objects"], state.get("size"), state.get("stack_dim")
+    if kind is not NonTensorStack or type(objects) is not list or holds_collections(objects):
+        raise ValueError("the objects of a column are missing")
+    if type(size) is not tuple or not all(type(n) is int and n >= 0 for n in size):
+        raise ValueError("the batch size of a column consists of numbers")
+    if type(dim) is not int or not 0 <= dim <= len(size):
+        raise ValueError(f"a column is stacked along one of its {len(size) + 1} dimensions, and not along {dim!r}")
 
 
 def _set_state(value: Any, state: Any) -> None:

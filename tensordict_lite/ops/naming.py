@@ -15,11 +15,6 @@ class NameOps:
 
     __slots__ = ()
 
-    if TYPE_CHECKING:
-        names: Any
-        clone: Any
-        _assign_names: Any
-
     def refine_names(self, *names: Any) -> Self:
         """Names for unnamed batch dimensions, in place; ``...`` stands for the ones to leave alone.
 

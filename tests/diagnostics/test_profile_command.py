@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
@@ -31,7 +32,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "functions.py").write_text(FUNCTIONS)
     TensorDict({"x": torch.arange(500.0)}, [500]).memmap_(tmp_path / "data")
     TensorDict({"x": torch.zeros(0)}, [0]).memmap_(tmp_path / "empty")
-    return tmp_path
+    yield tmp_path
+    sys.modules.pop("functions", None)
 
 
 def profile(*arguments: object):

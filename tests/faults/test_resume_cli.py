@@ -53,6 +53,7 @@ def ask(folder, *arguments):
     """The same in this process: exit code, output and messages."""
     before, path, modules = Path.cwd(), list(sys.path), set(sys.modules)
     os.chdir(folder)
+    sys.modules.pop("functions", None)  # of another test
     try:
         ran = CliRunner().invoke(app, [str(argument) for argument in arguments])
     finally:

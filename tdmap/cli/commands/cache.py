@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
-from tdmap.cli.answers import answer
+from tdmap.cli.answers import Commands, answer
 from tdmap.cli.app import app, end_with_reader
 from tdmap.cli.describe import human_bytes
 from tdmap.cli.requests import refuse
 
-cache = typer.Typer(no_args_is_help=True, help="The results that map(..., cache=True) keeps.")
+cache = typer.Typer(
+    cls=Commands, rich_markup_mode=None, no_args_is_help=True, help="The results that map(..., cache=True) keeps."
+)
 app.add_typer(cache, name="cache")
 
 FolderOption = Annotated[Path | None, typer.Option(help="The cache. Default: $TDMAP_CACHE or ~/.cache/tdmap/maps.")]

@@ -75,7 +75,7 @@ def map_command(
         "mp_start_method": start_method,
         "pbar": not quiet and not asked().json,
         "on_error": "skip" if skip_errors else "raise",
-        "executor": executor,
+        **({} if executor == "process" else {"executor": executor}),
         **({} if address is None else {"address": address}),
     }
     if out is None:

@@ -53,6 +53,9 @@ from tdmap.runtime.wire.remote import pack_error
 from tdmap.runtime.workers import control as at
 from tdmap.seeding import seed_everything
 
+LAST_MOMENTS = 0.5
+"""Seconds between the first and the last thing that the kernel closes of a process that has ended, at most."""
+
 in_worker = False
 """True in a worker process of this library: nested maps run serially there."""
 
@@ -69,13 +72,24 @@ def run_worker(connection: Connection, control: str, threads: int, idle_seconds:
     except _DeviceLost:
         pass  # the driver knows
     except BaseException:
-        traceback.print_exc()
+        if not _is_deserted(connection):  # what it has shared is gone with a driver
+            traceback.print_exc()
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
         with contextlib.suppress(Exception):
             sys.stderr.flush()
         os._exit(code)
+
+
+def _is_deserted(connection: Connection) -> bool:
+    """Whether the driver is gone, or goes just now."""
+    try:
+        while connection.poll(LAST_MOMENTS):
+            connection.recv_bytes()
+    except (EOFError, OSError):
+        return True
+    return False
 
 
 class _DeviceLost(Exception):
