@@ -50,7 +50,7 @@ class Column:
     def member(self, row: int) -> NonTensorData:
         """The wrapper of an object: the one that everybody else has who asked for this row."""
         cell = self._cells[row]
-        if type(cell) is not NonTensorData:
+        if not isinstance(cell, NonTensorData):
             self._has_members = True
             cell = self._cells[row] = NonTensorData(cell, batch_size=self._size, device=self.device)
         return cell
@@ -60,7 +60,7 @@ class Column:
         if not self._has_members:
             return []
         cells = self._cells
-        return [cells[row] for row in rows if type(cells[row]) is NonTensorData]
+        return [cells[row] for row in rows if isinstance(cells[row], NonTensorData)]
 
     def objects(self, rows: Sequence[int]) -> list[Any]:
         """The objects of some rows, in a new list."""
@@ -70,7 +70,7 @@ class Column:
         else:
             found = [cells[row] for row in rows]
         if self._has_members:
-            found = [cell._payload if type(cell) is NonTensorData else cell for cell in found]
+            found = [cell._payload if isinstance(cell, NonTensorData) else cell for cell in found]
         return found
 
 
@@ -201,13 +201,8 @@ class ObjectRows(LazyStackedTensorDict):
     # -- rows -----------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Any:
-        if self._objects is not None and type(index) is not str:
-            if type(index) is slice and not self._stack_dim and self._names is None:
-                rows = self._rows[index]
-                if rows:
-                    return self._view(rows)
-            elif type(index) is int and not self._stack_dim:
-                return self._row(index)
+        if type(index) is int and self._objects is not None and not self._stack_dim:
+            return self._row(index)
         return super().__getitem__(index)
 
     def _row(self, index: int) -> Any:
@@ -269,7 +264,7 @@ class ObjectRows(LazyStackedTensorDict):
     # -- pickling -------------------------------------------------------------------------------------------
 
     def _pickled_state(self) -> dict[str, Any]:
-        if not self._is_plain or self._objects.made(self._rows):
+        if not self._is_plain or not all(map(self._holds_no_more, self._objects.made(self._rows))):
             return super()._pickled_state()
         return {
             "objects": self._objects.objects(self._rows),
@@ -278,6 +273,17 @@ class ObjectRows(LazyStackedTensorDict):
             "device": self._device,
             "locked": self._lock is not None,
         }
+
+    def _holds_no_more(self, member: NonTensorData) -> bool:
+        """Whether another member made of the object of this one would be as it is."""
+        return (
+            type(member) is NonTensorData
+            and member._batch_size == self._member_batch_size()
+            and member._device == self._device
+            and member._names is None
+            and (member._lock is None) is (self._lock is None)
+            and getattr(member, "_memmap_path", None) is None
+        )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "objects" not in state:

@@ -44,10 +44,14 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.parametrize("looked", [False, True])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_no_row_gets_a_wrapper(tmp_path, monkeypatch, name):
+def test_no_row_gets_a_wrapper(tmp_path, monkeypatch, name, looked):
     asked = []
     member = Column.member
+    data = dataset()
+    if looked:
+        data[0], data.get("s")[-1]
     monkeypatch.setattr(Column, "member", lambda self, row: asked.append(row) or member(self, row))
-    OPERATIONS[name](dataset(), tmp_path / "out")
+    OPERATIONS[name](data, tmp_path / "out")
     assert not asked

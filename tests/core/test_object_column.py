@@ -168,6 +168,44 @@ def test_a_list_is_not_shared_with_its_giver():
     assert data["w"] == WORDS
 
 
+def test_a_row_that_was_looked_at_makes_no_member_of_the_others(monkeypatch):
+    data = TensorDict({"w": list(WORDS)}, [5])
+    data[0], data.get("w")[3].data
+    asked = []
+    monkeypatch.setattr(Column, "member", lambda self, row: asked.append(row))
+    assert pickle.loads(pickle.dumps(data))["w"] == WORDS
+    assert not asked
+
+
+@pytest.mark.parametrize("change", ["lock", "names", "device"])
+def test_what_only_one_member_has_travels_with_it(change):
+    stack = (
+        TensorDict({"w": list(WORDS)}, [5]).get("w")
+        if change != "names"
+        else NonTensorStack._of_objects(list(WORDS), 0, torch.Size([2]))
+    )
+    if change == "lock":
+        stack[1].lock_()
+    elif change == "names":
+        stack[1].names = ["columns"]
+    else:
+        stack[1]._device = torch.device("cpu")
+    there = pickle.loads(pickle.dumps(stack))
+    for mine, theirs in zip(stack.tensordicts, there.tensordicts, strict=True):
+        assert (theirs.is_locked, theirs.names, theirs.device) == (mine.is_locked, mine.names, mine.device)
+    assert there.tolist() == stack.tolist()
+
+
+@pytest.mark.parametrize("index", [slice(1, 3), torch.tensor([1, 2])])
+def test_objects_that_are_shared_later_are_still_objects_in_other_rows(tmp_path, index):
+    data = TensorDict({"w": list(WORDS)}, [5])
+    rows = data[index]
+    data.memmap_(tmp_path, share_non_tensor=True)
+    assert rows["w"] == ["bb", ""] and rows.clone()["w"] == ["bb", ""]
+    data.get("w").tensordicts[1].update_(NonTensorData("new"))
+    assert rows["w"] == ["new", ""] and rows.get("w")[0] is data.get("w").tensordicts[1]
+
+
 def test_a_pickle_of_a_slice_has_its_rows_only():
     data = TensorDict({"w": [f"word {n}" for n in range(10_000)]}, [10_000])
     assert len(pickle.dumps(data[:10])) < 2_000
