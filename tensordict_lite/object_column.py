@@ -133,9 +133,9 @@ class ObjectRows(LazyStackedTensorDict):
             return [member._payload for member in members]
         return None
 
-    def _view(self, rows: Sequence[int]) -> Any:
-        """Other rows of the same column."""
-        new = self._of_rows(self._objects, rows, self._stack_dim, self._member_batch_size(), self._device)
+    def _view(self, column: Column, rows: Sequence[int]) -> Any:
+        """Other rows of its column."""
+        new = self._of_rows(column, rows, self._stack_dim, self._member_batch_size(), self._device)
         if self._lock is not None:
             new._lock = []
         return new
@@ -146,21 +146,23 @@ class ObjectRows(LazyStackedTensorDict):
         return [] if self._objects is not None else super()._leaves()
 
     def _with_leaves(self, leaves: Iterator[Tensor]) -> Any:
-        return self._copied(False) if self._is_plain else super()._with_leaves(leaves)
+        column = self._plain_column()
+        return super()._with_leaves(leaves) if column is None else self._copied(column, False)
 
     def _map_leaves(self, fn: Callable[[Tensor], Tensor]) -> Any:
-        return self._copied(fn is Tensor.clone) if self._is_plain else super()._map_leaves(fn)
+        column = self._plain_column()
+        return super()._map_leaves(fn) if column is None else self._copied(column, fn is Tensor.clone)
 
     def clone(self, recurse: bool = True, **kwargs: Any) -> Any:
         """A copy, with a deep copy of each object unless ``recurse=False``."""
-        return self._copied(recurse) if self._is_plain else super().clone(recurse, **kwargs)
+        column = self._plain_column()
+        return super().clone(recurse, **kwargs) if column is None else self._copied(column, recurse)
 
-    @property
-    def _is_plain(self) -> bool:
-        return self._objects is not None and self._names is None
+    def _plain_column(self) -> Column | None:
+        """Its column, where the objects are all there is; asked for once, as another thread may make the members."""
+        return self._objects if self._names is None else None
 
-    def _copied(self, deep: bool) -> Any:
-        column = self._objects
+    def _copied(self, column: Column, deep: bool) -> Any:
         values = column.objects(self._rows)
         if deep:
             values = [value if type(value) in IMMUTABLE else copy.deepcopy(value) for value in values]
@@ -219,7 +221,8 @@ class ObjectRows(LazyStackedTensorDict):
         return member
 
     def _index(self, index: Any) -> Any:
-        if self._is_plain and not self._stack_dim:
+        column = self._plain_column()
+        if column is not None and not self._stack_dim:
             if type(index) is tuple and len(index) == 1:
                 index = index[0]
             kind = type(index)
@@ -233,7 +236,7 @@ class ObjectRows(LazyStackedTensorDict):
             elif isinstance(index, Tensor) and index.dim() == 1:
                 rows = self._picked_rows(index)
             if rows:
-                return self._view(rows)
+                return self._view(column, rows)
         return super()._index(index)
 
     def _picked_rows(self, index: Tensor) -> list[int] | None:
@@ -253,21 +256,23 @@ class ObjectRows(LazyStackedTensorDict):
         return picked if rows == range(len(rows)) and not (picked and min(picked) < 0) else [rows[k] for k in picked]
 
     def _cut(self, sizes: Sequence[int], dim: int) -> tuple[Any, ...]:
-        if not self._is_plain or dim != self._stack_dim or 0 in sizes:
+        column = self._plain_column()
+        if column is None or dim != self._stack_dim or 0 in sizes:
             return super()._cut(sizes, dim)
         parts, start = [], 0
         for size in sizes:
-            parts.append(self._view(self._rows[start : start + size]))
+            parts.append(self._view(column, self._rows[start : start + size]))
             start += size
         return tuple(parts)
 
     # -- pickling -------------------------------------------------------------------------------------------
 
     def _pickled_state(self) -> dict[str, Any]:
-        if not self._is_plain or not all(map(self._holds_no_more, self._objects.made(self._rows))):
+        column = self._plain_column()
+        if column is None or not all(map(self._holds_no_more, column.made(self._rows))):
             return super()._pickled_state()
         return {
-            "objects": self._objects.objects(self._rows),
+            "objects": column.objects(self._rows),
             "stack_dim": self._stack_dim,
             "size": tuple(self._member_batch_size()),
             "device": self._device,

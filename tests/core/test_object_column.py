@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
+import threading
 import weakref
 
 import pytest
@@ -237,6 +239,34 @@ def test_collections_among_the_values_stay_members():
     word = NonTensorData("own")
     data = TensorDict({"w": ["a", word]}, [2])
     assert data.get("w")[1] is word
+
+
+def test_members_that_another_thread_makes_meanwhile():
+    """Reading a column while it becomes members; switched so often that it hits in a few of the rounds."""
+    words, wrong = [str(n) for n in range(300)], []
+
+    def read(stack):
+        try:
+            for start in range(0, 300, 30):
+                assert stack[start : start + 30].tolist() == words[start : start + 30]
+                stack.clone(False), stack.split(50), stack[start], pickle.dumps(stack)
+        except Exception as error:
+            wrong.append(repr(error))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(150):
+            stack = TensorDict({"w": words}, [300]).get("w")
+            works = [(read, stack), (read, stack), (lambda stack: stack.tensordicts, stack), (read, stack)]
+            threads = [threading.Thread(target=work, args=(stack,)) for work, stack in works]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
 
 
 def test_a_million_words_are_no_million_collections(monkeypatch):
