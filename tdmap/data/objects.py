@@ -299,12 +299,25 @@ def _filled(entries: list[Any], rest: torch.Size) -> list[Any]:
     blank = NonTensorData(None, batch_size=rest)
     if len(example._batch_size) > len(rest):
         blank = example[(slice(None),) * len(rest) + (slice(0, 0),)]
-    return [blank if entry is MISSING else _expanded(entry, rest) for entry in entries]
+    return [_unplaced(blank if entry is MISSING else _expanded(entry, rest)) for entry in entries]
 
 
 def _expanded(entry: Any, rest: torch.Size) -> Any:
     if isinstance(entry, NonTensorData) and not entry._batch_size and rest:
         return NonTensorData(entry._payload, batch_size=rest)
+    return entry
+
+
+def _unplaced(entry: Any) -> Any:
+    """A row without the device and the names of the tree it came from: rows of many trees become one column.
+
+    One chunk may answer with rows of a mapped dataset, which are on the CPU, and another with rows that are nowhere.
+    """
+    if entry._device is None and entry._names is None:
+        return entry
+    entry = entry.clone(False)
+    entry._set_device_tree(None)
+    entry.names = None
     return entry
 
 
