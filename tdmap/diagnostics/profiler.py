@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tdmap.diagnostics.meter import Counter, Meter, starvation_of
 from tdmap.diagnostics.model import Verdict, judge
+from tdmap.diagnostics.notebook import render_html
 from tdmap.diagnostics.profile import JobProfile
 from tdmap.events import (
     Callback,
@@ -239,6 +240,9 @@ class Profiler(Callback):
         from tdmap.diagnostics.tables import comparison
 
         return comparison(other.seen, self.seen, other.verdict, self.verdict, width)
+
+    def _repr_html_(self) -> str:
+        return render_html(self.seen, self.verdict)
 
     def __repr__(self) -> str:
         return f"<Profiler of {len(self.jobs)} jobs: {self.verdict}>"
