@@ -388,13 +388,13 @@ class TensorCollection(Families):
     # `__torch_function__` is set by torch_function.py, which needs the classes that are built on this one.
 
     def __repr__(self) -> str:
-        from tensordict_lite.printing import render
+        from tensordict_lite.show.printing import render
 
         return render(self)
 
     def _repr_html_(self) -> str | None:
-        """What notebooks show: see :mod:`tensordict_lite.html`."""
-        from tensordict_lite.printing import render_html
+        """What notebooks show: see :mod:`tensordict_lite.show.html`."""
+        from tensordict_lite.show.printing import render_html
 
         return render_html(self)
 

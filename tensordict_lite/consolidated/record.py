@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from tensordict_lite.consolidated.layout import Spot, leaves_of
-from tensordict_lite.memmap.mapping import Region, SharedHandle, file_of, hold_many, region_of
+from tensordict_lite.memmap.disk.mapping import Region, SharedHandle, file_of, hold_many, region_of
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
 __all__ = ["Record", "flat_of", "identity_of", "kind_of", "note", "record_of", "reduce_tree", "relocated"]

@@ -19,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from tensordict_lite.errors import ArchiveError, DatasetError, DatasetNotFoundError
-from tensordict_lite.memmap.files import new_file, write_all
-from tensordict_lite.memmap.format import (
+from tensordict_lite.memmap.disk.files import new_file, write_all
+from tensordict_lite.memmap.disk.format import (
     META,
     SUFFIX,
     LeafMeta,
@@ -30,7 +30,7 @@ from tensordict_lite.memmap.format import (
     read_json,
     read_meta,
 )
-from tensordict_lite.memmap.staging import is_temporary
+from tensordict_lite.memmap.disk.staging import is_temporary
 
 __all__ = ["BLOCK", "CHECKSUMS", "Corruption", "Report", "store", "verify"]
 

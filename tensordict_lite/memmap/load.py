@@ -21,9 +21,10 @@ from torch import Tensor, from_file
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.callers import warn_caller
+from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import nested
-from tensordict_lite.memmap.format import (
+from tensordict_lite.memmap.disk.format import (
     META,
     SUFFIX,
     LeafMeta,
@@ -34,10 +35,9 @@ from tensordict_lite.memmap.format import (
     read_meta,
     read_small,
 )
-from tensordict_lite.memmap.mapping import available_memory
+from tensordict_lite.memmap.disk.mapping import available_memory
 from tensordict_lite.memmap.plan import pickle_allowed
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
-from tensordict_lite.tensordict import TensorDict
 
 __all__ = ["Loader", "load_collection"]
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.files import write_tensor
-from tensordict_lite.memmap.mapping import SharedHandle, anonymous_storage, region_of
-from tensordict_lite.memmap.mapping import map_file as _map_storage
+from tensordict_lite.memmap.disk.files import write_tensor
+from tensordict_lite.memmap.disk.mapping import SharedHandle, anonymous_storage, region_of
+from tensordict_lite.memmap.disk.mapping import map_file as _map_storage
 
 if TYPE_CHECKING:
     from tensordict_lite.memmap.tensor import MemoryMappedTensor

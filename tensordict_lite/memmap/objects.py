@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from tensordict_lite.base import TensorCollection
-from tensordict_lite.memmap.cells import Arena, Cell
-from tensordict_lite.memmap.files import new_file, write_all
-from tensordict_lite.memmap.format import META, PICKLES
-from tensordict_lite.nontensor import NonTensorData, NonTensorDataBase, same_payload
+from tensordict_lite.memmap.disk.cells import Arena, Cell
+from tensordict_lite.memmap.disk.files import new_file, write_all
+from tensordict_lite.memmap.disk.format import META, PICKLES
+from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, same_payload
 
 __all__ = ["SharedNonTensorData", "rewrite", "share_objects"]
 

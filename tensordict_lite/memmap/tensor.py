@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from tensordict_lite.memmap import nested
-from tensordict_lite.memmap.files import write_tensor
-from tensordict_lite.memmap.mapping import (
+from tensordict_lite.memmap.disk.files import write_tensor
+from tensordict_lite.memmap.disk.mapping import (
     Region,
     SharedHandle,
     anonymous_storage,
@@ -579,7 +579,7 @@ def _same_inode(a: str, b: str) -> bool:
 
 
 def _reserve_file(path: str, nbytes: int, existsok: bool) -> None:
-    from tensordict_lite.memmap.files import new_file
+    from tensordict_lite.memmap.disk.files import new_file
 
     with new_file(path, existsok=existsok) as fd:
         reserve(fd, nbytes, path)

@@ -24,12 +24,12 @@ from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.files import locked, locked_folder, new_file, open_folder, write_all, write_tensor_to
-from tensordict_lite.memmap.format import META, SUFFIX, encode_key, is_count, read_json, read_meta
-from tensordict_lite.memmap.mapping import reserve
+from tensordict_lite.memmap.disk.files import locked, locked_folder, new_file, open_folder, write_all, write_tensor_to
+from tensordict_lite.memmap.disk.format import META, SUFFIX, encode_key, is_count, read_json, read_meta
+from tensordict_lite.memmap.disk.mapping import reserve
+from tensordict_lite.memmap.disk.staging import Staging, sync_folder
 from tensordict_lite.memmap.plan import Plan, holds_json, plan_for
-from tensordict_lite.memmap.staging import Staging, sync_folder
-from tensordict_lite.nontensor import NonTensorDataBase, same_payload
+from tensordict_lite.objects.data import NonTensorDataBase, same_payload
 
 __all__ = ["DatasetWriter"]
 
@@ -463,7 +463,7 @@ def _objects(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
 
 def _as_row(example: Any) -> TensorCollection:
     """A row from an example, or from a mapping of keys to ``(shape, dtype)``."""
-    from tensordict_lite.tensordict import TensorDict
+    from tensordict_lite.dense.tensordict import TensorDict
 
     if isinstance(example, TensorCollection):
         return example

@@ -141,7 +141,7 @@ class TensorDictModuleBase(nn.Module):
                 f"module, and these have the batch size {list(parameters.batch_size)}. Index them, parameters[i], or "
                 "use EnsembleModule."
             )
-        from tensordict_lite.tensordict import TensorDict
+        from tensordict_lite.dense.tensordict import TensorDict
 
         own = TensorDict.from_module(self)
         fresh = parameters.apply(_trainable, own, default=None, filter_empty=False)

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
+from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.keys import NestedKey, unravel_key, unravel_key_list
 from tensordict_lite.nn import tracing
-from tensordict_lite.tensordict import TensorDict
 
 __all__ = ["dispatch"]
 

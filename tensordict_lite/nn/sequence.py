@@ -337,7 +337,7 @@ def _same(named: list[tuple[str, Any]], module: Any) -> bool:
 
 def run_where_possible(module: Any, tensordict: Any) -> Any:
     """Runs a module whose inputs are all there; in a lazy stack, on the members that have them."""
-    from tensordict_lite.lazystack import LazyStackedTensorDict
+    from tensordict_lite.lazy.functions import LazyStackedTensorDict
 
     if all(_has(tensordict, key) for key in module.in_keys):
         return module(tensordict)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict_lite.ops.operands import is_object, leaf_paths, pair_leaves
+from tensordict_lite.ops.values.operands import is_object, leaf_paths, pair_leaves
 
 if TYPE_CHECKING:
     from typing_extensions import Self

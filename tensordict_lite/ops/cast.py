@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict_lite.ops.operands import leaf_paths, tracked_rows
+from tensordict_lite.ops.values.operands import leaf_paths, tracked_rows
 from tensordict_lite.views import public
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class CastOps:
                 self.batch_size = batch_size
             return self
         if device is not None and device.type not in ("cpu", "meta"):
-            from tensordict_lite.tensordict import normalise_device
+            from tensordict_lite.dense.tensordict import normalise_device
 
             device = normalise_device(device)
         if dtype is None and memory_format is None and batch_size is None and device == self._device:
@@ -581,7 +581,7 @@ def _distinct(leaves: list[Tensor], count_duplicates: bool) -> list[Tensor]:
 
 
 def _address_tree(node: Any, storage: bool) -> Any:
-    from tensordict_lite.tensordict import TensorDict
+    from tensordict_lite.dense.tensordict import TensorDict
 
     source = node._source
     entries = source.items() if isinstance(source, dict) else ((str(i), sub) for i, sub in enumerate(node._nested()))

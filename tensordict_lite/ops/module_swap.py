@@ -196,7 +196,7 @@ class Swap:
         """In a place that is registered and empty, ``Linear(bias=False)`` for one; an entry None stands for it."""
         if self._strict or self._inplace:
             raise KeyError(f"{_name(path, key)}: {type(module).__name__} is without {key!r} (it is None)")
-        from tensordict_lite.nontensor import NonTensorData
+        from tensordict_lite.objects.data import NonTensorData
 
         old[key] = NonTensorData(None)
         slots[key] = value

@@ -19,12 +19,12 @@ from tensordict_lite.memmap.archive.codec import MAX_RATIO, check_level, method_
 from tensordict_lite.memmap.archive.read import Archive, opened
 from tensordict_lite.memmap.archive.write import FileData, Member, Zeros, write_archive
 from tensordict_lite.memmap.archive.zipformat import CENTRAL_CRC, LOCAL_CRC, STORED, Entry
-from tensordict_lite.memmap.files import write_all
-from tensordict_lite.memmap.format import META, SUFFIX
-from tensordict_lite.memmap.mapping import check_room, hold_many, map_file
-from tensordict_lite.memmap.pieces import Pieces, Place
+from tensordict_lite.memmap.disk.files import write_all
+from tensordict_lite.memmap.disk.format import META, SUFFIX
+from tensordict_lite.memmap.disk.mapping import check_room, hold_many, map_file
+from tensordict_lite.memmap.disk.pieces import Pieces, Place
+from tensordict_lite.memmap.disk.staging import Staging, is_temporary, staged_file
 from tensordict_lite.memmap.plan import Plan, plan_for
-from tensordict_lite.memmap.staging import Staging, is_temporary, staged_file
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
 __all__ = [
