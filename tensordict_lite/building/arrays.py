@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tensordict_lite import registry
+
 __all__ = ["column_of"]
 
 _LIBRARIES = frozenset(("pandas", "pyarrow", "polars"))
@@ -83,14 +85,11 @@ def _is_missing(value: Any) -> bool:
 
 
 def _stacked(array: np.ndarray, device: Any) -> Any:  # type: ignore[type-arg]
-    from tensordict_lite.objects.data import NonTensorData, holds_collections
-    from tensordict_lite.objects.stack import NonTensorStack
-
     if array.ndim == 1:
         values = array.tolist() if array.dtype.kind in "OUS" else list(array)  # the latter keep units and fields
-        if not holds_collections(values):
-            return NonTensorStack._of_objects(values, device=device)
-        rows = [NonTensorData(value, device=device) for value in values]
+        if not registry.holds_collections(values):
+            return registry.NonTensorStack._of_objects(values, device=device)
+        rows = [registry.NonTensorData(value, device=device) for value in values]
     else:
         rows = [_stacked(row, device) for row in array]
-    return NonTensorStack._of(rows, 0, torch.Size(array.shape[1:]), device)
+    return registry.NonTensorStack._of(rows, 0, torch.Size(array.shape[1:]), device)

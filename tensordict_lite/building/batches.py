@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.keys import unravel_key
 from tensordict_lite.views import entry_of, leaf_items
@@ -99,9 +100,7 @@ def collate(
 
 
 def _stack(batch: list[Any]) -> Any:
-    from tensordict_lite.lazy.functions import maybe_dense_stack
-
-    return maybe_dense_stack(batch)
+    return registry.maybe_dense_stack(batch)
 
 
 def _collate_ragged(batch: list[Any], pad: Mapping[Any, float], nested: Sequence[Any], mask_key: Any) -> Any:

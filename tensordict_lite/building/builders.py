@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tensordict_lite import registry
+from tensordict_lite.kernel import Kernel
+
 __all__ = ["from_any", "from_dict", "from_namedtuple", "from_struct_array", "from_tuple", "fromkeys", "make_tensordict"]
 
 
@@ -48,7 +51,7 @@ def from_mapping(
         held = getattr(template, "_payload", template)  # of an object, the object
         if (size or type(held) is type(value)) and type(value) in (int, float, bool):
             new.set_non_tensor(key, value)
-        elif template is not None and isinstance(value, Mapping) and hasattr(template, "_entries"):
+        elif template is not None and isinstance(value, Mapping) and isinstance(template, Kernel):
             new.set(key, _from_template(template, value, size, device))
         else:
             # Through update(): a nested dict and a tuple key may add to one level.
@@ -71,12 +74,12 @@ def _from_template(template: Any, value: Mapping[Any, Any], size: torch.Size, de
 
 def _as_entry(value: Any, size: torch.Size, device: Any) -> Any:
     """A value of a dict as an entry: containers become collections, the rest is left to ``set``."""
-    if isinstance(value, Mapping) and not hasattr(value, "_entries"):
+    if isinstance(value, Mapping) and not isinstance(value, Kernel):
         return from_any(value, batch_size=size, device=device)
     if isinstance(value, list):
         return _from_list_value(value, device)
     if isinstance(value, tuple) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
-        return value if hasattr(value, "_entries") else from_any(value, batch_size=size, device=device)
+        return value if isinstance(value, Kernel) else from_any(value, batch_size=size, device=device)
     return value
 
 
@@ -112,7 +115,7 @@ def from_any(
         "device": device,
         "batch_size": batch_size,
     }
-    if isinstance(obj, Tensor) or hasattr(obj, "_entries"):
+    if isinstance(obj, Tensor) or isinstance(obj, Kernel):
         return obj
     if isinstance(obj, Mapping):
         if batch_dims is not None and (batch_size is not None or not auto_batch_size):
@@ -133,9 +136,7 @@ def _from_list_value(obj: list[Any], device: Any) -> Any:
     try:
         return torch.as_tensor(obj, device=device)
     except (TypeError, ValueError, RuntimeError):
-        from tensordict_lite.objects.stack import NonTensorStack
-
-        return NonTensorStack(*obj, device=device)
+        return registry.NonTensorStack(*obj, device=device)
 
 
 def from_dict(input_dict: Any, **kwargs: Any) -> Any:
@@ -280,6 +281,4 @@ def make_tensordict(
 
 
 def _dict_class() -> Any:
-    from tensordict_lite.dense.tensordict import TensorDict
-
-    return TensorDict
+    return registry.TensorDict

@@ -13,6 +13,7 @@ from torch import Tensor, UntypedStorage
 from tensordict_lite.consolidated.files import is_described, write_file
 from tensordict_lite.consolidated.layout import Layout, lay_out, leaves_of
 from tensordict_lite.consolidated.record import Record, flat_of, kind_of, note, record_of
+from tensordict_lite.kernel import normalise_device
 from tensordict_lite.memmap.disk.mapping import map_file
 from tensordict_lite.memmap.disk.pieces import Pieces
 from tensordict_lite.memmap.save import TensorDictFuture
@@ -167,8 +168,6 @@ class _Job:
 
 
 def _normal(device: Any) -> torch.device:
-    from tensordict_lite.dense.tensordict import normalise_device
-
     return normalise_device(device)
 
 

@@ -18,6 +18,7 @@ from tensordict_lite.memmap.disk.files import all_bytes, size_of_file, write_all
 from tensordict_lite.memmap.disk.format import decode_json
 from tensordict_lite.memmap.disk.mapping import check_room, map_file
 from tensordict_lite.memmap.disk.staging import staged_file
+from tensordict_lite.tensorclass.decorator import TensorClass
 
 __all__ = ["from_consolidated", "is_described", "write_file"]
 
@@ -122,8 +123,6 @@ def from_consolidated(filename: str | os.PathLike[str], cls: Any = None) -> Any:
 
 
 def _tensorclass(cls: Any) -> Any:
-    from tensordict_lite.tensorclass.decorator import TensorClass
-
     if not (isinstance(cls, type) and issubclass(cls, TensorClass)):
         return None
     return getattr(cls, "_member_class", None) or cls  # that of lazy stacks of instances stands for theirs

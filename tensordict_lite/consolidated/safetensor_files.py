@@ -15,12 +15,16 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.callers import warn_caller
+from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
+from tensordict_lite.lazy.functions import LazyStackedTensorDict, lazy_stack
 from tensordict_lite.memmap.disk.files import plain_values
 from tensordict_lite.memmap.disk.format import check_names, check_shape, is_count
 from tensordict_lite.memmap.disk.staging import staged_path
 from tensordict_lite.memmap.load import missing_class
 from tensordict_lite.memmap.plan import holds_json
+from tensordict_lite.objects.data import NonTensorData
+from tensordict_lite.tensorclass.decorator import TensorClass, registered_class
 
 if TYPE_CHECKING:
     from tensordict_lite.base import TensorCollection
@@ -84,9 +88,6 @@ def to_safetensors(data: TensorCollection, path: str | os.PathLike[str]) -> None
 
 def _describe(node: Any, path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """The JSON of a level; its tensors are added to ``tensors``."""
-    from tensordict_lite.lazy.stack import LazyStackedTensorDict
-    from tensordict_lite.tensorclass.decorator import TensorClass
-
     if node._is_non_tensor:
         raise TypeError("an object alone cannot be saved as safetensors: put it in a TensorDict first")
     keys: dict[str, Any] = {}
@@ -160,8 +161,6 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _object(value: Any, where: Path) -> Any:
-    from tensordict_lite.objects.data import NonTensorData
-
     if not isinstance(value, NonTensorData):
         raise TypeError(
             f"the objects at {where}, one a row, cannot be saved as safetensors: only one JSON value for all rows can"
@@ -234,8 +233,6 @@ class _Reader:
 
     def flat(self) -> Any:
         """A tree of names that are split at the dots."""
-        from tensordict_lite.dense.tensordict import TensorDict
-
         root: dict[str, Any] = {}
         for name, tensor in self.tensors.items():
             *levels, last = name.split(".")
@@ -288,9 +285,6 @@ class _Reader:
         return self._classed(node, data.get("class"), where)
 
     def _dense(self, keys: dict[str, Any], size: tuple[int, ...], names: Any, where: Path) -> Any:
-        from tensordict_lite.dense.tensordict import TensorDict
-        from tensordict_lite.objects.data import NonTensorData
-
         entries: dict[str, Any] = {}
         for key, value in keys.items():
             here = (*where, key)
@@ -313,8 +307,6 @@ class _Reader:
         return TensorDict._trusted(entries, torch.Size(size), None, names)
 
     def _class(self, name: Any, where: Path) -> Any:
-        from tensordict_lite.tensorclass.decorator import registered_class
-
         if name is None:
             return None
         if type(name) is not str or not (name.startswith("<class '") and name.endswith("'>")):
@@ -335,8 +327,6 @@ class _Reader:
             raise self.fail(where, f"the saved fields do not fit the class {cls.__name__}: {err}") from None
 
     def _stack(self, node: Any, dim: int, name: Any, where: Path) -> Any:
-        from tensordict_lite.lazy.functions import LazyStackedTensorDict, lazy_stack
-
         cls = self._class(name, where)
         members = list(node.unbind(dim))
         if not members:

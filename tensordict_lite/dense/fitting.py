@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.building.arrays import column_of
 from tensordict_lite.strided import with_shape
@@ -108,14 +109,10 @@ class Fitting:
 
     def _convert_sequence(self, item: Any) -> Any:
         """A tensor where the numbers nest regularly, a stack where the rows are tensors, else the object."""
-        from tensordict_lite.objects.data import from_sequence
-
-        return from_sequence(item, self._batch_size, self._device)
+        return registry.from_sequence(item, self._batch_size, self._device)
 
     def _wrap(self, item: Any) -> Any:
-        from tensordict_lite.objects.data import NonTensorData
-
-        return NonTensorData(item, batch_size=self._batch_size, device=self._device)
+        return registry.NonTensorData(item, batch_size=self._batch_size, device=self._device)
 
 
 def build_source(new: TensorCollection, source: Mapping[Any, Any], non_blocking: bool) -> None:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.fitting import Fitting
+from tensordict_lite.dense.joining import Joining
 from tensordict_lite.dense.rowwrites import RowWrites
 from tensordict_lite.errors import EntryKindError, InplaceWriteError, KeyThroughLeafError
 from tensordict_lite.indexing import index_batch_size, index_names, normalise_index
@@ -31,7 +33,7 @@ _FULL = slice(None)
 _new_object = object.__new__
 
 
-class DenseCollection(Fitting, RowWrites, TensorCollection):
+class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
     """Entries in ``_source: dict[str, Tensor | TensorCollection]``, each of shape ``[*batch_size, ...]``."""
 
     __slots__ = ()
@@ -380,12 +382,6 @@ class DenseCollection(Fitting, RowWrites, TensorCollection):
         """An empty collection for a level that is created on the way to a nested key."""
         return self._plain_class()._trusted({}, self._batch_size, self._device, self._names)
 
-    @staticmethod
-    def _plain_class() -> type[DenseCollection]:
-        from tensordict_lite.dense.tensordict import TensorDict
-
-        return TensorDict
-
     def set_(self, key: Any, item: Any, *, non_blocking: bool = False) -> Self:
         """Copies a value into an existing entry, locked or not.
 
@@ -509,9 +505,7 @@ class DenseCollection(Fitting, RowWrites, TensorCollection):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if getattr(self, "_consolidated", None) is not None:
-            from tensordict_lite.consolidated.record import reduce_tree
-
-            reduced = reduce_tree(self)
+            reduced = registry.reduce_tree(self)
             if reduced is not None:
                 return reduced
         return _blank, (type(self),), self.__getstate__()

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
-from tensordict_lite.base import TensorCollection, TensorDictBase, as_size, check_names
+from tensordict_lite.base import TensorCollection, TensorDictBase
 from tensordict_lite.dense.fitting import build_source
 from tensordict_lite.dense.storage import DenseCollection
+from tensordict_lite.kernel import as_size, check_names, normalise_device
+from tensordict_lite.registry import register
 
 __all__ = ["TensorDict"]
 
@@ -94,16 +96,4 @@ class TensorDict(DenseCollection, TensorDictBase):
         return cls._trusted(made._source, made._batch_size, made._device, made._names)
 
 
-def normalise_device(device: Any) -> torch.device:
-    """``torch.device`` with an index where the type has several devices."""
-    device = torch.device(device)
-    if device.index is None and device.type not in ("cpu", "meta"):
-        module = getattr(torch, device.type, None)
-        if module is not None and hasattr(module, "current_device") and module.is_available():
-            return torch.device(device.type, module.current_device())
-    return device
-
-
-# The class of every level that is made on the way to a nested key. Set here, once, because the import that would
-# find it (this module builds on dense.py) costs more than making the level.
-DenseCollection._plain_class = staticmethod(lambda: TensorDict)  # type: ignore[method-assign]
+register(TensorDict=TensorDict)

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from tensordict_lite.kernel import Kernel
+
 __all__ = ["ConsolidationOps"]
 
 
-class ConsolidationOps:
+class ConsolidationOps(Kernel):
     """``consolidate`` and its relatives. The work is in :mod:`tensordict_lite.consolidated`."""
 
     __slots__ = ()

@@ -11,6 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tensordict_lite.kernel import Kernel
+from tensordict_lite.settings import MISSING
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -26,10 +29,8 @@ from tensordict_lite.hooks.pytree import resized
 
 __all__ = ["ConstructOps"]
 
-_KEEP = object()
 
-
-class ConstructOps:
+class ConstructOps(Kernel):
     """Class methods that build a TensorDict, and ``new_zeros`` and its kin."""
 
     __slots__ = ()
@@ -68,7 +69,7 @@ class ConstructOps:
             >>> TensorDict.from_dict(data, auto_batch_size=True).batch_size
             torch.Size([3, 4])
         """
-        if hasattr(input_dict, "_entries"):
+        if isinstance(input_dict, Kernel):
             return input_dict
         return cls._as_own(
             from_mapping(cls._plain_class(), input_dict, None, auto_batch_size, batch_size, device, batch_dims, names)
@@ -130,7 +131,7 @@ class ConstructOps:
                 )
         parts = [
             item
-            if hasattr(item, "_entries")
+            if isinstance(item, Kernel)
             else cls.from_dict(
                 item,
                 auto_batch_size=auto_batch_size,
@@ -196,7 +197,7 @@ class ConstructOps:
         made = from_any(
             obj, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
         )
-        keyed = isinstance(obj, (Mapping, np.ndarray)) and not hasattr(obj, "_entries")
+        keyed = isinstance(obj, (Mapping, np.ndarray)) and not isinstance(obj, Kernel)
         return cls._as_own(made) if keyed else made
 
     @classmethod
@@ -353,7 +354,7 @@ class ConstructOps:
 
     # -- new_* ---------------------------------------------------------------------------------------------
 
-    def new_zeros(self, *size: Any, dtype: torch.dtype | None = None, device: Any = _KEEP, **kwargs: Any) -> Self:
+    def new_zeros(self, *size: Any, dtype: torch.dtype | None = None, device: Any = MISSING, **kwargs: Any) -> Self:
         """The same entries, filled with zeros, with another batch size.
 
         Args:
@@ -373,16 +374,16 @@ class ConstructOps:
         """
         return self._new_like("new_zeros", (), _one_size(size), dtype, device, kwargs)
 
-    def new_ones(self, *size: Any, dtype: torch.dtype | None = None, device: Any = _KEEP, **kwargs: Any) -> Self:
+    def new_ones(self, *size: Any, dtype: torch.dtype | None = None, device: Any = MISSING, **kwargs: Any) -> Self:
         """:meth:`new_zeros` with ones."""
         return self._new_like("new_ones", (), _one_size(size), dtype, device, kwargs)
 
-    def new_empty(self, *size: Any, dtype: torch.dtype | None = None, device: Any = _KEEP, **kwargs: Any) -> Self:
+    def new_empty(self, *size: Any, dtype: torch.dtype | None = None, device: Any = MISSING, **kwargs: Any) -> Self:
         """:meth:`new_zeros`, without filling the memory."""
         return self._new_like("new_empty", (), _one_size(size), dtype, device, kwargs)
 
     def new_full(
-        self, size: Any, fill_value: Any, *, dtype: torch.dtype | None = None, device: Any = _KEEP, **kwargs: Any
+        self, size: Any, fill_value: Any, *, dtype: torch.dtype | None = None, device: Any = MISSING, **kwargs: Any
     ) -> Self:
         """:meth:`new_zeros` with another value; ``size`` is one int or a sequence."""
         return self._new_like("new_full", (fill_value,), _one_size((size,)), dtype, device, kwargs)
@@ -396,7 +397,7 @@ class ConstructOps:
         kwargs = {key: value for key, value in options.items() if key != "empty_lazy"}
         if dtype is not None:
             kwargs["dtype"] = dtype
-        if device is not _KEEP:
+        if device is not MISSING:
             kwargs["device"] = device
         dims = len(self._batch_size)
         out: dict[str, Any] = {}
@@ -411,7 +412,7 @@ class ConstructOps:
                 below = torch.Size((*size, *value.batch_size[dims:]))
                 out[key] = value._new_like(name, extra, below, dtype, device, options)
         new = self._rebuild(out, size, self._names if len(size) == dims else None)
-        if device is not _KEEP:
+        if device is not MISSING:
             new._device = None if device is None else torch.device(device)
         return new
 
@@ -420,7 +421,7 @@ class ConstructOps:
         data: Any,
         *,
         dtype: torch.dtype | None = None,
-        device: Any = _KEEP,
+        device: Any = MISSING,
         requires_grad: bool = False,
         pin_memory: bool | None = None,
     ) -> Self:
@@ -433,7 +434,7 @@ class ConstructOps:
             requires_grad: record operations on the new tensors.
             pin_memory: allocate them in pinned memory.
         """
-        if hasattr(data, "_entries") or isinstance(data, Tensor):
+        if isinstance(data, Kernel) or isinstance(data, Tensor):
             warnings.warn(
                 "To copy construct from a tensor, it is recommended to use sourceTensor.detach().clone() or "
                 "sourceTensor.detach().clone().requires_grad_(True), rather than tensor.new_tensor(sourceTensor).",
@@ -448,9 +449,9 @@ class ConstructOps:
             kwargs["dtype"] = dtype
         if pin_memory:
             kwargs["pin_memory"] = pin_memory
-        tree = hasattr(data, "_entries")
+        tree = isinstance(data, Kernel)
         data = data if tree or isinstance(data, Tensor) else torch.as_tensor(np.asarray(data))
-        target = (data.device if device is _KEEP else device) if not tree or device is not _KEEP else data.device
+        target = (data.device if device is MISSING else device) if not tree or device is not MISSING else data.device
 
         def copied(leaf: Tensor, source: Tensor) -> Tensor:
             place = source.device if target is None else target

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tensordict_lite.kernel import Kernel
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["DistributedOps"]
 
 
-class DistributedOps:
+class DistributedOps(Kernel):
     """Mixin of ``send``, ``broadcast`` and their kin.
 
     Ranks unpickle what others send: use them among ranks that trust each other. ``gloo`` moves tensors by way of the

@@ -10,6 +10,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tensordict_lite.kernel import Kernel
+
 if TYPE_CHECKING:
     import os
 
@@ -49,7 +51,7 @@ def _knows_options(method: Method) -> Method:
     return call  # type: ignore[return-value]
 
 
-class EngineOps:
+class EngineOps(Kernel):
     """Mixin of :meth:`map` and its relatives."""
 
     __slots__ = ()

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tensordict_lite.kernel import Kernel
+
 if TYPE_CHECKING:
     import os
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["FrameOps"]
 
 
-class FrameOps:
+class FrameOps(Kernel):
     """``to_pandas``, ``from_parquet`` and the like."""
 
     __slots__ = ()

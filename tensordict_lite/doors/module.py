@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin
 
-from tensordict_lite.ops.module_swap import Swap, put_back, read, read_state_dict
+from tensordict_lite.kernel import Kernel
+from tensordict_lite.ops.module_swap import Swap, put_back, read, read_state_dict, restore
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -27,7 +28,7 @@ def _finish(out: Any, as_module: bool, lock: bool) -> Any:
     return out
 
 
-class ModuleOps:
+class ModuleOps(Kernel):
     """Mixin of :meth:`from_module` and :meth:`to_module`."""
 
     __slots__ = ()
@@ -175,7 +176,7 @@ class ModuleOps:
         out = swap if swap_dest is None else swap_dest
         # the block ends with what was there, not with what has become of `swap_dest`
         taken = None if swap_dest is None else swap
-        out._last_op = ("module", (weakref.ref(module), taken, inplace, non_blocking, None if inplace else self))
+        out._last_op = ("undo", (restore, weakref.ref(module), taken, inplace, non_blocking, None if inplace else self))
         return out if return_swap else None
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from tensordict_lite.kernel import Kernel
+
 if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 PathLike = "str | os.PathLike[str]"
 
 
-class StorageOps:
+class StorageOps(Kernel):
     """``memmap`` and its relatives. The work is in :mod:`tensordict_lite.memmap`."""
 
     __slots__ = ()

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
+from tensordict_lite import registry
+from tensordict_lite.kernel import Kernel
 from tensordict_lite.views import entry_of
 
 __all__ = ["from_pytree", "register", "to_pytree"]
@@ -88,9 +90,7 @@ def _unflatten(values: Any, spec: NodeSpec) -> Any:
         if names is not None and len(size) != len(names):
             names = _names_of(size, spec)
     if not kept and tuple in map(type, values):
-        from tensordict_lite.objects.tuple import TupleEntry
-
-        values = [TupleEntry(value, batch_size=size) if type(value) is tuple else value for value in values]
+        values = [registry.TupleEntry(value, batch_size=size) if type(value) is tuple else value for value in values]
     if size != spec.batch_size:
         for value in values:
             if _says_nothing(value):  # it follows its parent
@@ -120,7 +120,7 @@ def _keep_shape(values: list[Any], spec: NodeSpec) -> bool:
 
 def _says_nothing(value: Any) -> bool:
     """Whether it is a collection without entries of its own, at any depth, that would have a shape."""
-    if not hasattr(value, "_entries") or _is_tuple(value):
+    if not isinstance(value, Kernel) or _is_tuple(value):
         return False
     return all(
         _says_nothing(entry) or (getattr(entry, "_is_non_tensor", False) and not _is_tuple(entry))
@@ -173,9 +173,7 @@ def resized(value: Any, size: torch.Size) -> Any:
         new = value.copy()
         new._change_batch_size(size)
         return new
-    from tensordict_lite.objects.data import NonTensorData
-
-    return NonTensorData(value.tolist(), batch_size=size, device=value._device)
+    return registry.NonTensorData(value.tolist(), batch_size=size, device=value._device)
 
 
 def _batch_size_of(sized: list[tuple[torch.Size, int]], spec: NodeSpec) -> torch.Size:
@@ -275,13 +273,11 @@ def _flatten_lazy(td: Any) -> tuple[list[Any], LazySpec]:
 
 
 def _unflatten_lazy(values: Any, spec: LazySpec) -> Any:
-    from tensordict_lite.lazy.functions import LazyStackedTensorDict
-
     if spec.dense is None:
         return _restacked(list(values), spec)
     typed = getattr(spec.cls, "_member_class", None)
     dense = _unflatten(values, spec.dense)
-    plain = all(isinstance(value, Tensor) or hasattr(value, "_entries") for value in dense._source.values())
+    plain = all(isinstance(value, Tensor) or isinstance(value, Kernel) for value in dense._source.values())
     if dense._batch_size != spec.dense.batch_size or not plain:
         return dense
     if typed is not None:
@@ -289,7 +285,7 @@ def _unflatten_lazy(values: Any, spec: LazySpec) -> Any:
         return spec.cls._of(members, spec.stack_dim, members[0]._batch_size, dense._device, dense._names)
     at, size = spec.stack_dim, dense._batch_size
     members = list(dense.unbind(at))
-    return LazyStackedTensorDict._of(
+    return registry.LazyStackedTensorDict._of(
         members, at, torch.Size((*size[:at], *size[at + 1 :])), dense._device, dense._names
     )
 
@@ -313,15 +309,13 @@ def _unflatten_params(values: Any, spec: NodeSpec) -> Any:
     out = _unflatten(values, spec)
     if torch.compiler.is_compiling() or not values or not _holds_parameters(out):
         return out
-    from tensordict_lite.nn.params import TensorDictParams
-
-    return TensorDictParams(out, no_convert=True)
+    return registry.TensorDictParams(out, no_convert=True)
 
 
 def _holds_parameters(td: Any) -> bool:
     """Whether all tensors are parameters or buffers, and there is nothing else."""
     return all(
-        _holds_parameters(value) if hasattr(value, "_entries") else isinstance(value, (nn.Parameter, nn.Buffer))
+        _holds_parameters(value) if isinstance(value, Kernel) else isinstance(value, (nn.Parameter, nn.Buffer))
         for _, value in td._entries()
     )
 
@@ -366,7 +360,7 @@ def from_pytree(
         >>> td.batch_size, type(td.to_pytree()["b"])
         (torch.Size([3]), <class 'tuple'>)
     """
-    if hasattr(pytree, "_entries"):
+    if isinstance(pytree, Kernel):
         return pytree
     if not isinstance(pytree, (list, tuple, Mapping)):
         return pytree if isinstance(pytree, Tensor) else torch.as_tensor(pytree)
@@ -375,9 +369,7 @@ def from_pytree(
 
 
 def _level(node: Any, size: torch.Size) -> Any:
-    from tensordict_lite.dense.tensordict import TensorDict
-
-    td = TensorDict({}, batch_size=size)
+    td = registry.TensorDict({}, batch_size=size)
     if isinstance(node, Mapping):
         items = list(node.items())
     elif hasattr(node, "_fields"):
@@ -389,20 +381,18 @@ def _level(node: Any, size: torch.Size) -> Any:
         if isinstance(key, str):
             td.set(key, entry)
         else:
-            td.set(f"{_ODD_KEY}{i}", TensorDict({"value": entry}, batch_size=size).set_non_tensor("key", key))
+            td.set(f"{_ODD_KEY}{i}", registry.TensorDict({"value": entry}, batch_size=size).set_non_tensor("key", key))
     return td.set_non_tensor(_TYPE_KEY, type(node))
 
 
 def _entry(value: Any, size: torch.Size) -> Any:
-    if isinstance(value, (list, tuple, Mapping)) and not hasattr(value, "_entries"):
+    if isinstance(value, (list, tuple, Mapping)) and not isinstance(value, Kernel):
         return _level(value, size)
-    if isinstance(value, Tensor) or hasattr(value, "_entries"):
+    if isinstance(value, Tensor) or isinstance(value, Kernel):
         return value
     if isinstance(value, (int, float, bool, complex, np.ndarray)) and not size:
         return torch.as_tensor(value)
-    from tensordict_lite.objects.data import NonTensorData
-
-    return NonTensorData(value, batch_size=size)
+    return registry.NonTensorData(value, batch_size=size)
 
 
 def to_pytree(td: Any) -> Any:

@@ -14,40 +14,8 @@ from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense import combine
-
-__all__ = ["dispatch", "implements"]
-
-HANDLED: dict[Callable[..., Any], Callable[..., Any]] = {}
-
-
-def implements(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers the meaning of torch functions on collections."""
-
-    def register(handler: Callable[..., Any]) -> Callable[..., Any]:
-        for function in functions:
-            HANDLED[function] = handler
-        return handler
-
-    return register
-
-
-@classmethod  # type: ignore[misc]
-def dispatch(
-    cls: Any,
-    func: Callable[..., Any],
-    types: Any,
-    args: tuple[Any, ...] = (),
-    kwargs: dict[str, Any] | None = None,
-) -> Any:
-    """``TensorCollection.__torch_function__``: looks the function up in the table."""
-    handler = HANDLED.get(func)
-    if handler is None:
-        return NotImplemented
-    return handler(*args, **kwargs) if kwargs else handler(*args)
-
-
-TensorCollection.__torch_function__ = dispatch  # type: ignore[attr-defined]
-
+from tensordict_lite.hooks.table import HANDLED, implements
+from tensordict_lite.kernel import normalise_device
 
 # torch functions whose first argument is the collection and whose meaning is the method of the same name
 METHODS = """
@@ -133,8 +101,6 @@ def _like(name: str) -> None:
         if input._lock is not None:
             out._propagate_lock(None)
         if device is not None:
-            from tensordict_lite.dense.tensordict import normalise_device
-
             _set_device(out, normalise_device(device))
         return out
 

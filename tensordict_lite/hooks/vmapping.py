@@ -27,6 +27,7 @@ from torch._functorch import apis as _apis
 from torch.nn.parameter import UninitializedTensorMixin
 from torch.utils import _pytree
 
+from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.hooks.pytree import resized
@@ -198,9 +199,7 @@ class _Arguments:
             if dim != stack_dim:
                 at = dim - (dim > stack_dim)
                 members = [self._row(member, at, tensors) for member in td._source]
-                from tensordict_lite.lazy.functions import LazyStackedTensorDict
-
-                return _locked(LazyStackedTensorDict(*members, stack_dim=stack_dim - (dim < stack_dim)), lock)
+                return _locked(registry.LazyStackedTensorDict(*members, stack_dim=stack_dim - (dim < stack_dim)), lock)
             td = self._stacked(td)
         names = None if td._names is None else [*td._names[:dim], *td._names[dim + 1 :]]
         return _locked(td._rebuild({key: each(value) for key, value in td._entries()}, size, names), lock)
@@ -209,9 +208,7 @@ class _Arguments:
         if not isinstance(value, Tensor):
             return self._row(value, dim, tensors)
         if isinstance(value, UninitializedTensorMixin):
-            from tensordict_lite.nn.uninitialized import row_of_uninitialized
-
-            return row_of_uninitialized(value, dim)
+            return registry.row_of_uninitialized(value, dim)
         return next(tensors)
 
 
@@ -361,10 +358,8 @@ class _All:
         entries = {key: each(value) for key, value in td._entries()}
         names = None if td._names is None else [*td._names[:dim], None, *td._names[dim:]]
         if isinstance(td, StackRow):
-            from tensordict_lite.lazy.functions import LazyStackedTensorDict
-
             dense = TensorDict._trusted(entries, size, td._device, names)
-            return LazyStackedTensorDict(*dense.unbind(dim), stack_dim=dim)
+            return registry.LazyStackedTensorDict(*dense.unbind(dim), stack_dim=dim)
         return td._rebuild(entries, size, names)
 
 

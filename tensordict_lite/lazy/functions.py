@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensordict_lite import registry
 from tensordict_lite.lazy.members import member_size, stack_position
-from tensordict_lite.lazy.stack import LazyStackedTensorDict
+from tensordict_lite.lazy.ragged import nested, padded
+from tensordict_lite.lazy.stack import LazyStackedTensorDict, member_columns
 from tensordict_lite.objects.metadata import joined
+from tensordict_lite.registry import register
 from tensordict_lite.settings import settings
 
 __all__ = ["LazyStackedTensorDict", "lazy_stack", "maybe_dense_stack", "stack_lazily"]
@@ -19,14 +22,10 @@ __all__ = ["LazyStackedTensorDict", "lazy_stack", "maybe_dense_stack", "stack_la
 def stack_class(values: Sequence[Any]) -> type[LazyStackedTensorDict]:
     """The class of a lazy stack of these collections: that of their kind, if they are of one."""
     if all(value._is_non_tensor for value in values):
-        from tensordict_lite.objects.stack import NonTensorStack
-
-        return NonTensorStack
+        return registry.NonTensorStack
     kind = getattr(values[0], "_member_class", type(values[0]))
     if hasattr(kind, "_field_specs") and all(getattr(v, "_member_class", type(v)) is kind for v in values):
-        from tensordict_lite.lazy.typed import typed_stack_class
-
-        return typed_stack_class(kind)
+        return registry.typed_stack_class(kind)
     return LazyStackedTensorDict
 
 
@@ -92,8 +91,6 @@ def lazy_stack(
 
 
 def _stack_tensors(items: list[Any], dim: int, how: dict[str, Any]) -> Any:
-    from tensordict_lite.lazy.ragged import nested, padded
-
     if how.get("as_list"):
         return items
     if how.get("as_nested_tensor"):
@@ -173,8 +170,6 @@ def _densest(items: list[Any], dim: int, kwargs: dict[str, Any]) -> Any:
 
 def _densest_stacks(items: list[Any], dim: int, kwargs: dict[str, Any]) -> Any:
     """Of lazy stacks, member by member: what only some members have, or have in another shape, stays as it is."""
-    from tensordict_lite.lazy.stack import member_columns
-
     if not all(type(item._source) is list for item in items):
         dense = [item._dense_or_none() if type(item._source) is list else item for item in items]
         if all(item is not None for item in dense):
@@ -186,3 +181,11 @@ def _densest_stacks(items: list[Any], dim: int, kwargs: dict[str, Any]) -> Any:
     at = model._stack_dim
     inner = dim - (dim > at)
     return model._restacked([_densest(column, inner, kwargs) for column in columns], at + (dim <= at))
+
+
+register(
+    LazyStackedTensorDict=LazyStackedTensorDict,
+    lazy_stack=lazy_stack,
+    maybe_dense_stack=maybe_dense_stack,
+    stack_lazily=stack_lazily,
+)

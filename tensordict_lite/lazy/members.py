@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
-from tensordict_lite.dense.tensordict import normalise_device
+from tensordict_lite.kernel import normalise_device
 
 __all__ = ["is_ragged", "member_device", "member_names", "member_size", "stack_error", "stack_position"]
 

@@ -15,9 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict_lite.base import TensorCollection, TensorDictBase, as_size
+from tensordict_lite import registry
+from tensordict_lite.base import TensorCollection, TensorDictBase
+from tensordict_lite.dense.combine import cat
+from tensordict_lite.dense.joining import stacked
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.indexing import normalise_index
+from tensordict_lite.kernel import as_size
 from tensordict_lite.keys import missing_key_error, path_of, require_path
 from tensordict_lite.lazy.index import LazyIndexOps
 from tensordict_lite.lazy.members import (
@@ -27,6 +31,7 @@ from tensordict_lite.lazy.members import (
     stack_error,
     stack_position,
 )
+from tensordict_lite.lazy.ragged import member_tensors, nested, padded
 from tensordict_lite.lazy.shape import LazyShapeOps
 from tensordict_lite.lazy.values import LazyValueOps
 from tensordict_lite.lazy.write import LazyWriteOps
@@ -158,18 +163,14 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
     @classmethod
     def lazy_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
         """Function form: see :func:`tensordict_lite.lazy_stack`."""
-        from tensordict_lite.lazy.functions import lazy_stack
-
-        return lazy_stack(input, dim, out=out, **kwargs)
+        return registry.lazy_stack(input, dim, out=out, **kwargs)
 
     @classmethod
     def maybe_dense_stack(
         cls, input: Sequence[Any], dim: int = 0, out: Any = None, strict: bool = False, **kwargs: Any
     ) -> Any:
         """A dense stack where keys and shapes agree, a lazy one otherwise."""
-        from tensordict_lite.lazy.functions import maybe_dense_stack
-
-        return maybe_dense_stack(input, dim, out, strict, **kwargs)
+        return registry.maybe_dense_stack(input, dim, out, strict, **kwargs)
 
     # -- members ------------------------------------------------------------------------------------------
 
@@ -296,9 +297,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         for value in values:
             if not isinstance(value, TensorCollection):
                 raise stack_error(values, key, None)
-        from tensordict_lite.lazy.functions import stack_lazily
-
-        stack = stack_lazily(values, self._stack_dim)
+        stack = registry.stack_lazily(values, self._stack_dim)
         if self._names is not None:
             stack._names = stack.names
             stack._names[self._stack_dim] = self._names[self._stack_dim]
@@ -390,8 +389,6 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
             path = require_path(key)
         try:
             if as_list or as_nested_tensor or as_padded_tensor:
-                from tensordict_lite.lazy.ragged import member_tensors, nested, padded
-
                 values = member_tensors(self, path)
                 if values is None:  # no tensors: a lazy stack as it is
                     return public(self._get_path_slowly(path))
@@ -480,9 +477,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if getattr(self, "_consolidated", None) is not None:
-            from tensordict_lite.consolidated.record import reduce_tree
-
-            reduced = reduce_tree(self)
+            reduced = registry.reduce_tree(self)
             if reduced is not None:
                 return reduced
         return _blank, (type(self),), self._pickled_state()
@@ -512,8 +507,6 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
     @classmethod
     def _stack_entries(cls, items: Sequence[Any], dim: int) -> Any:
         """``torch.stack`` of lazy stacks: member by member, so that different shapes stay possible."""
-        from tensordict_lite.dense.combine import stacked
-
         kinds = [isinstance(item, LazyStackedTensorDict) for item in items]
         if not all(kinds) or any(item._stack_dim != items[0]._stack_dim for item in items):
             dense = [item._dense_or_none() if lazy else item for item, lazy in zip(items, kinds)]
@@ -526,8 +519,6 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
 
     @classmethod
     def _cat_entries(cls, items: Sequence[Any], dim: int) -> Any:
-        from tensordict_lite.dense.combine import cat
-
         model = next(item for item in items if isinstance(item, LazyStackedTensorDict))
         at = model._stack_dim
         if dim == at:

@@ -13,6 +13,7 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.keys import require_path
 from tensordict_lite.lazy.stack import LazyStackedTensorDict, _blank
+from tensordict_lite.registry import register
 from tensordict_lite.settings import MISSING
 from tensordict_lite.tensorclass.build import TensorClassMeta
 from tensordict_lite.tensorclass.fields import unknown_field_error
@@ -170,3 +171,6 @@ def _lazy_property(name: str) -> property:
 
     get.__name__ = name
     return property(get, set, delete)
+
+
+register(typed_stack_class=typed_stack_class)

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.keys import missing_key_error, require_path
+from tensordict_lite.lazy.ragged import nested
 from tensordict_lite.lazy.update import LazyUpdateOps
-from tensordict_lite.ops.apply import KEEP
+from tensordict_lite.settings import MISSING
 from tensordict_lite.views import NestedKeysView, StringKeysView, entry_of
 
 if TYPE_CHECKING:
@@ -307,7 +309,7 @@ class LazyValueOps(LazyUpdateOps):
 
     def _apply_into(self, call: Any, others: list[Any], prefix: tuple[str, ...], out: Any) -> None:
         if out is self:
-            if call.batch_size is not None or call.device is not KEEP:
+            if call.batch_size is not None or call.device is not MISSING:
                 raise ValueError(
                     "a lazy stack takes no batch_size or device with inplace=True: its members keep theirs. Leave them "
                     "out, or give up inplace=True"
@@ -396,8 +398,6 @@ class LazyValueOps(LazyUpdateOps):
         return list(keys)
 
     def _densify_column(self, key: str, values: list[Any], layout: torch.layout) -> Any:
-        from tensordict_lite.lazy.ragged import nested
-
         kinds = [value for value in values if value is not None]
         if isinstance(kinds[0], Tensor):
             blank = kinds[0].new_empty((0,) * kinds[0].ndim)
@@ -413,9 +413,7 @@ class LazyValueOps(LazyUpdateOps):
         if len(kinds) < len(values):
             empty = kinds[0]._rebuild({}, kinds[0]._batch_size)
             values = [empty if value is None else value for value in values]
-        from tensordict_lite.lazy.functions import stack_lazily
-
-        stack = stack_lazily(values, self._stack_dim)
+        stack = registry.stack_lazily(values, self._stack_dim)
         return stack if stack._is_non_tensor else stack.densify(layout)
 
     def softmax(self, dim: int, dtype: torch.dtype | None = None) -> Any:
@@ -446,24 +444,19 @@ class LazyValueOps(LazyUpdateOps):
         dim = self._positive(dim)  # type: ignore[attr-defined]
         if dim == self._stack_dim:
             return self
-        from tensordict_lite.lazy.functions import stack_lazily
-
-        return stack_lazily(list(self.unbind(dim)), dim)  # type: ignore[attr-defined]
+        return registry.stack_lazily(list(self.unbind(dim)), dim)  # type: ignore[attr-defined]
 
     @classmethod
     def from_list(cls, input: Sequence[Any], *, lazy: bool | None = True, **kwargs: Any) -> Any:
         """A lazy stack of the elements of a list, see :meth:`TensorDict.from_list`."""
-        from tensordict_lite.dense.tensordict import TensorDict
-
-        return TensorDict.from_list(input, lazy=lazy, **kwargs)
+        return registry.TensorDict.from_list(input, lazy=lazy, **kwargs)
 
     @classmethod
     def from_dict(cls, input_dict: Mapping[Any, Any], *, stack_dim: int = 0, **kwargs: Any) -> Any:
         """A lazy stack of the values of a mapping, each one the mapping of a member."""
-        from tensordict_lite.dense.tensordict import TensorDict
-        from tensordict_lite.lazy.functions import lazy_stack
-
-        return lazy_stack([TensorDict.from_dict(value, **kwargs) for value in input_dict.values()], stack_dim)
+        return registry.lazy_stack(
+            [registry.TensorDict.from_dict(value, **kwargs) for value in input_dict.values()], stack_dim
+        )
 
 
 def _through_dense(name: str) -> Callable[..., Any]:

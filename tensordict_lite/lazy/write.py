@@ -241,5 +241,4 @@ class LazyWriteOps:
     _convert = DenseCollection._convert
     _convert_sequence = DenseCollection._convert_sequence
     _wrap = DenseCollection._wrap
-    _plain_class = staticmethod(DenseCollection._plain_class)
     _new_child = DenseCollection._new_child

@@ -188,9 +188,6 @@ def register_planner(cls: type, planner: Planner) -> None:
 
 def planner_for(cls: type) -> Planner:
     """The planner of the nearest class in the method resolution order."""
-    from tensordict_lite.memmap import kinds
-
-    kinds.ensure_registered()
     for base in cls.__mro__:
         planner = _planners.get(base)
         if planner is not None:

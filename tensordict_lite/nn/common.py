@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.fx import Proxy
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.tensordict import TensorDict
@@ -438,6 +439,4 @@ def _by_key(result: Any, out_keys: list[Any]) -> list[Any] | None:
 
 
 def _is_proxy(value: Any) -> bool:
-    from torch.fx import Proxy
-
     return isinstance(value, Proxy)

@@ -79,6 +79,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         tensor([0., 0., 0.])
     """
 
+    _is_probabilistic = True
+
     def __init__(
         self,
         in_keys: NestedKey | list[NestedKey] | Mapping[str, NestedKey],

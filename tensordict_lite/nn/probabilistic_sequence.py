@@ -286,9 +286,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
 
 def _is_probabilistic(module: Any) -> bool:
-    from tensordict_lite.nn.probabilistic import ProbabilisticTensorDictModule
-
-    return isinstance(module, ProbabilisticTensorDictModule)
+    return getattr(module, "_is_probabilistic", False)
 
 
 def _run(modules: list[Any], tensordict: Any, kwargs: dict[str, Any]) -> Any:

@@ -16,11 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict_lite.base import TensorCollection, as_size, check_names
+from tensordict_lite import registry
+from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.storage import DenseCollection
-from tensordict_lite.dense.tensordict import normalise_device
 from tensordict_lite.errors import EntryKindError
+from tensordict_lite.kernel import as_size, check_names, normalise_device
 from tensordict_lite.ops.rows import check_pad
+from tensordict_lite.registry import register
 from tensordict_lite.settings import MISSING, settings
 
 if TYPE_CHECKING:
@@ -95,10 +97,8 @@ class NonTensorDataBase(DenseCollection):
         old, self._payload = self._payload, payload
         folder = getattr(self, "_memmap_path", None)
         if folder:
-            from tensordict_lite.memmap.objects import rewrite
-
             try:
-                rewrite(self, folder)
+                registry.rewrite(self, folder)
             except BaseException:
                 self._payload = old
                 raise
@@ -272,9 +272,7 @@ class NonTensorDataBase(DenseCollection):
     def _like_rows(self, value: Any, size: torch.Size) -> Any:
         """A plain object as non-tensor data of a batch size: a list row by row, where this holds no list."""
         if isinstance(value, list) and not isinstance(self._payload, (list, tuple, np.ndarray)):
-            from tensordict_lite.objects.stack import rows_of
-
-            return rows_of(value, size, self._device)
+            return registry.rows_of(value, size, self._device)
         return NonTensorData(value, batch_size=size, device=self._device)
 
     # -- representation ------------------------------------------------------------------------------------
@@ -307,15 +305,11 @@ class NonTensorDataBase(DenseCollection):
 
     @classmethod
     def _stack_entries(cls, items: Sequence[Any], dim: int) -> Any:
-        from tensordict_lite.objects.stack import stack_non_tensors
-
-        return stack_non_tensors(items, dim)
+        return registry.stack_non_tensors(items, dim)
 
     @classmethod
     def _cat_entries(cls, items: Sequence[Any], dim: int) -> Any:
-        from tensordict_lite.objects.stack import cat_non_tensors
-
-        return cat_non_tensors(items, dim)
+        return registry.cat_non_tensors(items, dim)
 
 
 class NonTensorData(NonTensorDataBase):
@@ -391,10 +385,8 @@ def spread(data: NonTensorDataBase) -> Any:
     size = data._batch_size
     if not size:
         return data
-    from tensordict_lite.objects.stack import NonTensorStack
-
     row = data._rebuild({}, size[1:], data._names[1:] if data._names is not None else None)
-    return NonTensorStack._of([spread(row) for _ in range(size[0])], 0, data._batch_size[1:], data._device)
+    return registry.NonTensorStack._of([spread(row) for _ in range(size[0])], 0, data._batch_size[1:], data._device)
 
 
 # -- lists as values ---------------------------------------------------------------------------------------
@@ -454,12 +446,12 @@ def _stacked(item: list[Any], device: Any) -> Any:
     parts = [_stacked(part, device) for part in item] if nests else item
     if nests and item and _same_tensors(parts):
         return _stack_tensors(parts)
-    from tensordict_lite.objects.stack import NonTensorStack
-
     if parts is item and not holds_collections(item):
-        return NonTensorStack._of_objects(list(item), device=None if device is None else normalise_device(device))
+        return registry.NonTensorStack._of_objects(
+            list(item), device=None if device is None else normalise_device(device)
+        )
     wrapped = [part if is_non_tensor(part) else NonTensorData(part, device=device) for part in parts]
-    return NonTensorStack(*wrapped, device=device)
+    return registry.NonTensorStack(*wrapped, device=device)
 
 
 def _innermost(value: Any) -> Any:
@@ -481,3 +473,12 @@ def _stack_tensors(parts: list[Tensor]) -> Tensor:
             dtype = torch.promote_types(dtype, part.dtype)
         parts = [part.to(dtype) for part in parts]
     return torch.stack(parts)
+
+
+register(
+    NonTensorData=NonTensorData,
+    from_sequence=from_sequence,
+    holds_collections=holds_collections,
+    is_non_tensor=is_non_tensor,
+    same_payload=same_payload,
+)

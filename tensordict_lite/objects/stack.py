@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import EntryKindError, InplaceWriteError
 from tensordict_lite.indexing import index_batch_size
@@ -28,6 +29,7 @@ from tensordict_lite.objects.data import (
 from tensordict_lite.objects.linkedlist import LinkedList
 from tensordict_lite.objects.metadata import joined
 from tensordict_lite.ops.rows import check_gather_out, check_pad
+from tensordict_lite.registry import register
 from tensordict_lite.settings import settings
 
 if TYPE_CHECKING:
@@ -251,9 +253,7 @@ class NonTensorStack(ObjectRows):
         """Rewrites the file of a memory-mapped stack."""
         folder = getattr(self, "_memmap_path", None)
         if folder:
-            from tensordict_lite.memmap.objects import rewrite
-
-            rewrite(self, folder)
+            registry.rewrite(self, folder)
 
     def update_(self, input_dict_or_td: Any = None, clone: bool = False, **kwargs: Any) -> Any:
         """Takes over the objects of other non-tensor data of the same batch size, on a locked stack too."""
@@ -396,3 +396,8 @@ def _flat_payloads(data: Any) -> list[Any]:
         return [data._payload]
     values = data._payloads()
     return values if values is not None else [value for member in data._source for value in _flat_payloads(member)]
+
+
+register(
+    NonTensorStack=NonTensorStack, rows_of=rows_of, stack_non_tensors=stack_non_tensors, cat_non_tensors=cat_non_tensors
+)

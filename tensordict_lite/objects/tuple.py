@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tensordict_lite.objects.data import NonTensorData
+from tensordict_lite.registry import register
 
 __all__ = ["TupleEntry"]
 
@@ -12,3 +13,6 @@ class TupleEntry(NonTensorData):
 
     __slots__ = ()
     _is_tuple = True
+
+
+register(TupleEntry=TupleEntry)

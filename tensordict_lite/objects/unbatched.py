@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict_lite.base import TensorCollection, as_size
+from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import EntryKindError, InplaceWriteError
+from tensordict_lite.kernel import as_size
 from tensordict_lite.objects.data import NonTensorDataBase
 from tensordict_lite.settings import settings
 

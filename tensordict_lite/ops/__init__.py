@@ -1,4 +1,4 @@
-"""Families of operations, one mixin a file, all written over the primitives of ``base.py``."""
+"""Families of operations, one mixin a file, all written over the primitives of ``kernel.py``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from tensordict_lite.doors.engine import EngineOps
 from tensordict_lite.doors.frames import FrameOps
 from tensordict_lite.doors.module import ModuleOps
 from tensordict_lite.doors.storage import StorageOps
+from tensordict_lite.doors.text import TextOps
 from tensordict_lite.ops.apply import ApplyOps
 from tensordict_lite.ops.autograd import AutogradOps
 from tensordict_lite.ops.cast import CastOps
 from tensordict_lite.ops.keys.mapping import MappingOps
+from tensordict_lite.ops.memory import MemoryOps
 from tensordict_lite.ops.naming import NameOps
 from tensordict_lite.ops.rows import RowOps
 from tensordict_lite.ops.shape import ShapeOps
@@ -34,6 +36,7 @@ class Families(
     ComparisonOps,
     ReductionOps,
     CastOps,
+    MemoryOps,
     AutogradOps,
     ConstructOps,
     ConvertOps,
@@ -43,6 +46,7 @@ class Families(
     DistributedOps,
     EngineOps,
     FrameOps,
+    TextOps,
 ):
     """All of them. Named one by one, so that a type checker follows the bases."""
 

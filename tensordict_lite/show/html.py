@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensordict_lite.kernel import Kernel
 from tensordict_lite.show.options import Ragged, exclusive_entries, fields_of, get_printoptions, tensor_field
 from tensordict_lite.strided import shape_of
 
@@ -97,7 +98,7 @@ def _entry(key: str, value: Any, dims: int, device: Any, level: int) -> str:
         where = getattr(value, "filename", None) if type(value) is not Tensor else None
         title = f' title="{escape(str(where))}"' if where else ""
         return f'{name}<span class="tdl-less"{title}>{escape(told)}</span>{_pictures(value, dims)}'
-    if value is None or not hasattr(value, "_entries"):
+    if value is None or not isinstance(value, Kernel):
         return name + _less("None" if value is None else type(value).__name__)
     if value._is_unbatched:
         return name + _less(f"{tensor_field(value._plain(), value._payload.shape, device)} for the whole batch")

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensordict_lite.kernel import Kernel
 from tensordict_lite.show.html import render_html
 from tensordict_lite.show.options import (
     SHORT_DTYPES,
@@ -108,7 +109,7 @@ def _field(value: Any, dims: int, device: Any, parent: Any = None) -> str | _Blo
         return tensor_field(value, shape_of(value)[dims:], device)
     if value is None:
         return "None"
-    if not hasattr(value, "_entries"):
+    if not isinstance(value, Kernel):
         return type(value).__name__
     in_stack = parent is not None and isinstance(parent._source, list)
     if value._is_unbatched:

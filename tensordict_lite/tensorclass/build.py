@@ -18,8 +18,8 @@ from weakref import WeakValueDictionary
 import torch
 from typing_extensions import dataclass_transform
 
-from tensordict_lite.base import TensorCollection, as_size, check_names
-from tensordict_lite.dense.tensordict import normalise_device
+from tensordict_lite.base import TensorCollection
+from tensordict_lite.kernel import Kernel, as_size, check_names, normalise_device
 from tensordict_lite.settings import MISSING
 from tensordict_lite.tensorclass.fields import (
     FLAGS,
@@ -35,7 +35,7 @@ from tensordict_lite.tensorclass.fields import (
 
 __all__ = ["TensorClassMeta", "build", "fill_slots", "registered_class"]
 
-_STORAGE = frozenset((*TensorCollection.__slots__, "_stack_dim"))
+_STORAGE = frozenset((*Kernel.__slots__, "_stack_dim"))
 # Not __module__: pickles by value find the globals of a function through the module that it names.
 _WRAPPED = ("__name__", "__qualname__", "__doc__", "__annotations__")
 _KNOWN: WeakValueDictionary[str, type] = WeakValueDictionary()

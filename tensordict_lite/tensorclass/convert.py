@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.dense.tensordict import TensorDict
@@ -95,10 +96,8 @@ class TensorClassConversions(DenseCollection):
     @classmethod
     def _from_lazy(cls, tensordict: Any, extra: Mapping[str, Any]) -> Any:
         """A lazy stack of instances of this class, around the members of a lazy stack."""
-        from tensordict_lite.lazy.typed import typed_stack_class
-
         members = [cls.from_tensordict(member) for member in tensordict._source]
-        new = typed_stack_class(cls)._of(
+        new = registry.typed_stack_class(cls)._of(
             members, tensordict._stack_dim, tensordict._member_batch_size(), tensordict._device, tensordict._names
         )
         for name, value in extra.items():
@@ -332,6 +331,4 @@ def _class_of(kind: Any, flags: frozenset[str]) -> Any:
     namespace["__annotations__"] = annotations
     namespace["__module__"] = kind.__module__
     keywords: dict[str, Any] = dict.fromkeys(flags, True)
-    from tensordict_lite.tensorclass.decorator import TensorClass
-
-    return types.new_class(f"{kind.__name__}_tc", (TensorClass,), keywords, lambda ns: ns.update(namespace))
+    return types.new_class(f"{kind.__name__}_tc", (registry.TensorClass,), keywords, lambda ns: ns.update(namespace))

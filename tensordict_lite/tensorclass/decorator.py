@@ -25,10 +25,12 @@ from typing_extensions import dataclass_transform
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.tensordict import TensorDict
+from tensordict_lite.kernel import Kernel
 from tensordict_lite.keys import require_path
 from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, is_non_tensor
 from tensordict_lite.objects.metadata import MetaData
 from tensordict_lite.objects.stack import NonTensorStack
+from tensordict_lite.registry import register
 from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.tensorclass.build import TensorClassMeta, build, registered_class
 from tensordict_lite.tensorclass.convert import TensorClassConversions, from_dataclass
@@ -56,7 +58,7 @@ __all__ = ["TensorClass", "from_dataclass", "is_tensorclass", "registered_class"
 __all__ += ["MetaData", "NonTensorData", "NonTensorDataBase", "NonTensorStack", "is_non_tensor"]
 
 T = TypeVar("T")
-_SLOTS = frozenset(TensorCollection.__slots__)
+_SLOTS = frozenset(Kernel.__slots__)
 _METADATA = frozenset(("batch_size", "shape", "device", "names"))
 
 
@@ -475,3 +477,6 @@ def _functions_of(value: Any) -> list[Any]:
     if isinstance(value, property):
         return [value.fget, value.fset, value.fdel]
     return [inspect.unwrap(getattr(value, "__func__", value))] if callable(getattr(value, "__func__", value)) else []
+
+
+register(TensorClass=TensorClass)

@@ -33,8 +33,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict_lite.base import TensorCollection, as_size, check_names
-from tensordict_lite.dense.tensordict import TensorDict, normalise_device
+from tensordict_lite.base import TensorCollection
+from tensordict_lite.dense.tensordict import TensorDict
+from tensordict_lite.kernel import as_size, check_names, normalise_device
+from tensordict_lite.settings import MISSING
 
 __all__ = ["FLAGS", "FieldSpec", "Flags", "compile_init", "converter_for", "field_property", "field_specs"]
 __all__ += ["init_var_names", "unknown_field_error"]
@@ -42,7 +44,6 @@ __all__ += ["init_var_names", "unknown_field_error"]
 FLAGS = ("autocast", "nocast", "frozen", "tensor_only", "shadow", "skip_post_init_on_rebuild")
 
 _UNION_TYPES = (Union, getattr(types, "UnionType", Union))
-_UNKNOWN = object()
 _CAST_TYPES = (int, float, bool, str, bytes, complex, dict, list, tuple, set, frozenset)
 
 
@@ -342,7 +343,7 @@ def compile_init(cls: type, specs: Mapping[str, FieldSpec], flags: Flags) -> Cal
     init_vars = init_var_names(cls)
     scope: dict[str, Any] = {
         "_EMPTY": torch.Size(()),
-        "_FACTORY": _UNKNOWN,
+        "_FACTORY": MISSING,
         "_Size": torch.Size,
         "_Tensor": Tensor,
         "_as_size": as_size,

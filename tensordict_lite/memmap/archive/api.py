@@ -24,6 +24,7 @@ from tensordict_lite.memmap.disk.format import META, SUFFIX
 from tensordict_lite.memmap.disk.mapping import check_room, hold_many, map_file
 from tensordict_lite.memmap.disk.pieces import Pieces, Place
 from tensordict_lite.memmap.disk.staging import Staging, is_temporary, staged_file
+from tensordict_lite.memmap.load import load_collection
 from tensordict_lite.memmap.plan import Plan, plan_for
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
@@ -100,8 +101,6 @@ def save_archive(
         starts = write_archive(fd, path, members, method, None, num_threads)
         size = os.fstat(fd).st_size
     if method != STORED:
-        from tensordict_lite.memmap.load import load_collection
-
         return load_collection(path, robust_key=robust_key, num_threads=num_threads, allow_pickle=allow_pickle)
     storage = hold_many(map_file(path, size, writable=like))
     out = node._with_leaves(_mapped(plan, storage, starts[described:]))

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-__all__ = ["Mode", "Setting"]
+from tensordict_lite.settings import MISSING
 
-_ABSENT = object()
+__all__ = ["Mode", "Setting"]
 
 
 class Setting:
@@ -35,7 +35,7 @@ class Setting:
         """Sets the value; what :meth:`leave` wants to take it back."""
         me = get_ident() if thread_local or self._threads else None
         if me is not None and (thread_local or me in self._threads):
-            before = self._threads.get(me, _ABSENT)
+            before = self._threads.get(me, MISSING)
             self._threads[me] = value
             return me, before
         before = self._shared
@@ -47,7 +47,7 @@ class Setting:
         thread, before = token
         if thread is None:
             self._shared = before
-        elif before is _ABSENT:
+        elif before is MISSING:
             self._threads.pop(thread, None)
         else:
             self._threads[thread] = before

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tensordict_lite.kernel import Kernel
 from tensordict_lite.keys import unravel_key
 from tensordict_lite.views import default_is_leaf, leaf_items
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["JoinOps"]
 
 
-class JoinOps:
+class JoinOps(Kernel):
     """``cat_tensors``, ``stack_tensors``, their whole-tree forms, ``auto_batch_size_`` and ``auto_device_``."""
 
     __slots__ = ()

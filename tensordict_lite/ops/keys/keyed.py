@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from tensordict_lite.kernel import Kernel
 from tensordict_lite.keys import missing_key_error, path_of, require_path
 from tensordict_lite.settings import MISSING
 from tensordict_lite.views import entry_of, leaf_items
@@ -19,7 +20,7 @@ __all__ = ["KeyedOps"]
 KeySet = Sequence[Any] | Mapping[Any, Any] | Callable[[tuple[str, ...], Tensor], bool]
 
 
-class KeyedOps:
+class KeyedOps(Kernel):
     """``select``, ``exclude``, ``rename_key_``, ``rename_keys``, ``split_keys`` and ``separates``."""
 
     __slots__ = ()

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tensordict_lite.kernel import Kernel
+from tensordict_lite.settings import MISSING
 from tensordict_lite.views import entry_of, public
 
 if TYPE_CHECKING:
@@ -16,11 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["RestructureOps"]
 
-_KEEP = object()
 IsLeaf = Callable[[type], bool]
 
 
-class RestructureOps:
+class RestructureOps(Kernel):
     """``flatten_keys``, ``unflatten_keys``, ``empty`` and the filters."""
 
     __slots__ = ()
@@ -112,8 +113,8 @@ class RestructureOps:
         recurse: bool = False,
         *,
         batch_size: Sequence[int] | None = None,
-        device: Any = _KEEP,
-        names: Any = _KEEP,
+        device: Any = MISSING,
+        names: Any = MISSING,
     ) -> Self:
         """A collection without entries and with the metadata of this one, unlocked.
 
@@ -128,9 +129,9 @@ class RestructureOps:
         """
         size = self._batch_size if batch_size is None else torch.Size(batch_size)
         new = self._rebuild({}, size, self._names if batch_size is None else None)
-        if device is not _KEEP:
+        if device is not MISSING:
             new._device = None if device is None else torch.device(device)
-        if names is not _KEEP:
+        if names is not MISSING:
             new.names = names
         if recurse:
             for key, value in self._entries():
@@ -141,7 +142,7 @@ class RestructureOps:
                         f"empty(recurse=True) cannot give the batch size {list(size)} to the entry {key!r}: its batch "
                         f"size {list(value._batch_size)} does not start with it"
                     )
-                device_kwarg = {} if device is _KEEP else {"device": device}
+                device_kwarg = {} if device is MISSING else {"device": device}
                 new._set_str(key, value.copy() if value._is_non_tensor else value.empty(True, **device_kwarg))
         return new
 

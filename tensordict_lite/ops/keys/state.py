@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tensordict_lite.kernel import Kernel
 from tensordict_lite.keys import require_path
 from tensordict_lite.views import as_read, entry_of
 
@@ -20,7 +21,7 @@ __all__ = ["StateOps"]
 _LEGACY = ("__batch_size", "__device")
 
 
-class StateOps:
+class StateOps(Kernel):
     """State dicts: flat (``"a.b"``) or nested, with batch sizes and devices in ``_metadata``."""
 
     __slots__ = ()

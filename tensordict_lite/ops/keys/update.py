@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tensordict_lite import registry
 from tensordict_lite.errors import EntryKindError
 from tensordict_lite.indexing import index_batch_size, normalise_index
+from tensordict_lite.kernel import Kernel
 from tensordict_lite.keys import missing_key_error, require_path
 from tensordict_lite.ops.put import put_rows
 from tensordict_lite.views import entry_of, leaf_items
@@ -24,7 +26,7 @@ IsLeaf = Callable[[type], bool]
 _ONLY_TENSORS = frozenset((Tensor,))
 
 
-class UpdateOps:
+class UpdateOps(Kernel):
     """``update``, ``update_``, ``update_at_`` and ``replace``."""
 
     __slots__ = ()
@@ -121,7 +123,7 @@ class UpdateOps:
         """:meth:`update` from one mapping or collection, at one level."""
         if self._lock is not None and not inplace:
             raise self._locked_error()
-        if hasattr(other, "_entries"):
+        if isinstance(other, Kernel):
             same = other._batch_size == self._batch_size
             if not same:
                 self._reconcile_batch_size(other, update_batch_size, inplace)
@@ -286,7 +288,7 @@ class UpdateOps:
         """:meth:`update_` from one mapping or collection: one walk, one fused copy."""
         into: list[Tensor] = []
         values: list[Tensor] = []
-        items = source._entries() if hasattr(source, "_entries") else source.items()
+        items = source._entries() if isinstance(source, Kernel) else source.items()
         self._pair_leaves(items, (), into, values, non_blocking)
         if into:
             try:
@@ -386,7 +388,7 @@ class UpdateOps:
         if keys_to_update is not None:
             source = _restrict(source, {require_path(key) for key in keys_to_update})
         index = normalise_index(idx, len(self._batch_size))
-        for key, value in source._entries() if hasattr(source, "_entries") else source.items():
+        for key, value in source._entries() if isinstance(source, Kernel) else source.items():
             path = require_path(key)
             entry = entry_of(self, path)
             if entry is None:
@@ -395,7 +397,7 @@ class UpdateOps:
                 put_rows(entry, index, value, ".".join(path))
             elif entry._is_non_tensor:
                 parent = entry_of(self, path[:-1])
-                if not hasattr(value, "_entries"):
+                if not isinstance(value, Kernel):
                     value = entry._like_rows(value, index_batch_size(self._batch_size, index))
                 parent._set_index(index, parent.empty(batch_size=value._batch_size)._with(path[-1], value))
             elif _is_tree(value) or (isinstance(value, Mapping) and not isinstance(value, Tensor)):
@@ -432,7 +434,7 @@ class UpdateOps:
                 f"replace() takes one mapping (or collection) of the entries to replace, got {len(args)} arguments"
             )
         source = args[0] if args else None
-        if source is not None and not hasattr(source, "_entries") and not isinstance(source, Mapping):
+        if source is not None and not isinstance(source, Kernel) and not isinstance(source, Mapping):
             raise RuntimeError(f"replace() takes a mapping or a collection, not a {type(source).__name__}")
         if not kwargs and (source is None or not len(list(source.keys()))):
             return self
@@ -441,7 +443,7 @@ class UpdateOps:
 
 def _compatible(td: Any, other: Any) -> bool:
     """Whether the batch size of one is the start of that of the other; a mapping has none."""
-    if not hasattr(other, "_entries"):
+    if not isinstance(other, Kernel):
         return True
     mine, theirs = td._batch_size, other._batch_size
     short = min(len(mine), len(theirs))
@@ -449,7 +451,7 @@ def _compatible(td: Any, other: Any) -> bool:
 
 
 def _is_tree(value: Any) -> bool:
-    return hasattr(value, "_entries") and not value._is_non_tensor
+    return isinstance(value, Kernel) and not value._is_non_tensor
 
 
 def check_replaceable(td: Any, other: Any) -> None:
@@ -502,13 +504,11 @@ def _merge_lazy(
         row.update(member, clone, inplace, non_blocking=non_blocking, is_leaf=is_leaf, update_batch_size=resize)
     if inplace and before == [row.keys(True)._list() for row in rows]:
         return current
-    from tensordict_lite.lazy.functions import stack_lazily
-
-    return stack_lazily(list(rows), dim)
+    return registry.stack_lazily(list(rows), dim)
 
 
 def _cloned(value: Any) -> Any:
-    if isinstance(value, Tensor) or hasattr(value, "_entries"):
+    if isinstance(value, Tensor) or isinstance(value, Kernel):
         return value.clone()
     if isinstance(value, dict):
         return {key: _cloned(item) for key, item in value.items()}
@@ -517,7 +517,7 @@ def _cloned(value: Any) -> Any:
 
 def _without(source: Any, names: Mapping[str, Any]) -> Any:
     """The input less the top-level entries that keywords override."""
-    if hasattr(source, "_entries"):
+    if isinstance(source, Kernel):
         return source.exclude(*names) if any(name in source for name in names) else source
     return {key: value for key, value in source.items() if key not in names}
 
@@ -528,7 +528,7 @@ def restricted(source: Any, keys_to_update: Sequence[Any]) -> Any:
     Of a lazy stack, those that some members have only are kept too.
     """
     wanted = {require_path(key) for key in keys_to_update}
-    if not hasattr(source, "_entries"):
+    if not isinstance(source, Kernel):
         return _restrict(source, wanted)
     if type(source._source) is not dict:
         return source._with_members([restricted(member, keys_to_update) for member in source._source])
@@ -538,13 +538,13 @@ def restricted(source: Any, keys_to_update: Sequence[Any]) -> Any:
 def _restrict(source: Any, wanted: set[tuple[str, ...]]) -> dict[Any, Any]:
     """Nested items of a mapping or collection whose path is wanted, or lies below a wanted one."""
     out: dict[Any, Any] = {}
-    for key, value in source._entries() if hasattr(source, "_entries") else source.items():
+    for key, value in source._entries() if isinstance(source, Kernel) else source.items():
         path = require_path(key)
         if any(path[:depth] in wanted for depth in range(1, len(path) + 1)):
             out[key] = value
             continue
         below = {full[len(path) :] for full in wanted if full[: len(path)] == path}
-        if below and (hasattr(value, "_entries") or isinstance(value, Mapping)):
+        if below and (isinstance(value, Kernel) or isinstance(value, Mapping)):
             inner = _restrict(value, below)
             if inner:
                 out[key] = inner
@@ -561,9 +561,9 @@ def _spelled(chain: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def _items_of(value: Any, entry: Any, chain: tuple[Any, ...]) -> Iterable[tuple[Any, Any]]:
-    if hasattr(value, "_entries") and not value._is_non_tensor:
+    if isinstance(value, Kernel) and not value._is_non_tensor:
         return value._entries()  # type: ignore[no-any-return]
-    if isinstance(value, Mapping) and not hasattr(value, "_entries"):
+    if isinstance(value, Mapping) and not isinstance(value, Kernel):
         return value.items()
     raise EntryKindError(".".join(_spelled(chain)), entry, value)
 
@@ -571,7 +571,7 @@ def _items_of(value: Any, entry: Any, chain: tuple[Any, ...]) -> Iterable[tuple[
 def _copy_into(td: Any, entry: Tensor, value: Any, path: tuple[str, ...], non_blocking: bool) -> None:
     """One copy that may broadcast or convert, with an error that names the entry."""
     if not isinstance(value, Tensor):
-        if not hasattr(value, "_entries"):
+        if not isinstance(value, Kernel):
             value = td._convert(value)
         if not isinstance(value, Tensor):
             raise EntryKindError(".".join(path), entry, value)

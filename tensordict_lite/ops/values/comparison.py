@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tensordict_lite.kernel import Kernel
 from tensordict_lite.ops.values.objects import combine_objects, is_none, kept
 from tensordict_lite.ops.values.operands import (
     NUMBERS,
@@ -37,7 +38,7 @@ _REFLECTED = {
 }
 
 
-class ComparisonOps:
+class ComparisonOps(Kernel):
     """Mixin of the comparison family. Results are unlocked, and unnamed unless the other side is a tensor.
 
     The other side is a number, a tensor aligned with the batch dimensions, or a collection or mapping with

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tensordict_lite.kernel import Kernel
 from tensordict_lite.ops.values.operands import is_object
 from tensordict_lite.ops.values.reduce_tree import batch_dims, dense, kept, ones, scalar, together, walk, without
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["ExtremeOps"]
 
 
-class ExtremeOps:
+class ExtremeOps(Kernel):
     """Mixin of the extremes. Results are unlocked; remaining dimensions keep their names."""
 
     __slots__ = ()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tensordict_lite.kernel import Kernel
 from tensordict_lite.ops.values.objects import with_answers
 from tensordict_lite.ops.values.operands import NUMBERS, fused, is_collection, pair_leaves, resolve
 
@@ -347,7 +348,7 @@ def _cast(name: str, dtype: torch.dtype) -> Callable[..., Any]:
     )
 
 
-class GeneratedOps:
+class GeneratedOps(Kernel):
     """The methods of the tables above."""
 
     __slots__ = ()

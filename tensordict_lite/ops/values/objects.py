@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tensordict_lite import registry
+
 __all__ = ["combine_objects", "is_none", "kept", "with_answers"]
 
 _EQUALITY = (operator.eq, operator.ne)
@@ -118,9 +120,7 @@ def _by_rows(value: Any, match: Any, op: Callable[[Any, Any], Any]) -> Tensor:
 def _answer(a: Any, b: Any, op: Callable[[Any, Any], Any]) -> bool:
     if op not in _EQUALITY:
         return bool(op(a, b))
-    from tensordict_lite.objects.data import same_payload
-
-    return same_payload(a, b) is (op is operator.eq)
+    return registry.same_payload(a, b) is (op is operator.eq)
 
 
 def _elements(data: Any, size: torch.Size) -> list[Any] | None:

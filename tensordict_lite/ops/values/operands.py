@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tensordict_lite import registry
+
 __all__ = ["align", "broadcast", "fused", "is_collection", "is_object", "keys_mismatch", "leaf_paths", "pair_leaves"]
 __all__ += ["resolve", "spread", "tracked_rows", "widened"]
 
@@ -75,9 +77,7 @@ def is_collection(value: Any) -> bool:
 
 def is_object(node: Any) -> bool:
     """Whether a collection is a non-tensor value, or a stack of them."""
-    from tensordict_lite.objects.data import is_non_tensor
-
-    return is_non_tensor(node)
+    return registry.is_non_tensor(node)
 
 
 def leaf_paths(node: Any, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
