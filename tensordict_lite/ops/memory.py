@@ -81,8 +81,8 @@ class MemoryOps(Kernel):
         Raises:
             RuntimeError: there is no accelerator.
         """
-        pinned = pinned(self._leaves(), num_threads)
-        return self._swap_leaves(pinned) if inplace else self._with_leaves(iter(pinned))
+        leaves = pinned(self._leaves(), num_threads)
+        return self._swap_leaves(leaves) if inplace else self._with_leaves(iter(leaves))
 
     def pin_memory_(self, num_threads: int = 0) -> Self:
         """:meth:`pin_memory` in place."""
