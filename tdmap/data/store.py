@@ -26,7 +26,7 @@ from tdmap.memory import hidden
 from tdmap.memory.folderlock import HELD, LOCK, FolderLock, locked, refuse_writers
 from tdmap.memory.hidden import HIDDEN
 from tensordict_lite import TensorDict, is_tensorclass
-from tensordict_lite.memmap.staging import exchange
+from tensordict_lite.memmap.disk.staging import exchange
 
 META = "meta.json"
 

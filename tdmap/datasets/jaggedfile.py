@@ -33,7 +33,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.sinks import Collect
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.files import new_file, write_all
+from tensordict_lite.memmap.disk.files import new_file, write_all
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
