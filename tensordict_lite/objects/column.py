@@ -73,6 +73,10 @@ class Column:
             found = [cell._payload if isinstance(cell, NonTensorData) else cell for cell in found]
         return found
 
+    def pickled(self, rows: Sequence[int]) -> Any:
+        """What travels to another process for some rows: their objects, or something to open there."""
+        return self.objects(rows)
+
 
 class ObjectRows(LazyStackedTensorDict):
     """A lazy stack whose members are made when they are asked for, if at all.
@@ -272,7 +276,7 @@ class ObjectRows(LazyStackedTensorDict):
         if column is None or not all(map(self._holds_no_more, column.made(self._rows))):
             return super()._pickled_state()
         return {
-            "objects": column.objects(self._rows),
+            "objects": column.pickled(self._rows),
             "stack_dim": self._stack_dim,
             "size": tuple(self._member_batch_size()),
             "device": self._device,
@@ -296,9 +300,12 @@ class ObjectRows(LazyStackedTensorDict):
             return
         size, dim, values = torch.Size(state["size"]), state["stack_dim"], state["objects"]
         self._members = None
-        self._objects, self._rows = Column(values, size, state["device"]), range(len(values))
+        if type(values) is list:
+            self._objects, self._rows = Column(values, size, state["device"]), range(len(values))
+        else:
+            self._objects, self._rows = values.opened(size, state["device"]), values.rows
         self._stack_dim = dim
-        self._batch_size = torch.Size((*size[:dim], len(values), *size[dim:]))
+        self._batch_size = torch.Size((*size[:dim], len(self._rows), *size[dim:]))
         self._device = state["device"]
         self._names = None
         self._lock = [] if state["locked"] else None
