@@ -27,7 +27,7 @@ from tdmap.frames import warn_user
 from tdmap.memory.mapped import MappedFiles, is_replaced
 from tdmap.memory.regions import Region, SharedHandle, region_of
 from tdmap.memory.resources import system_memory
-from tensordict_lite.memmap.mapping import NAMED, map_anonymous, reserve
+from tensordict_lite.memmap.disk.mapping import NAMED, map_anonymous, reserve
 
 ALIGNMENT = 64
 """Tensors in a block start at multiples of this, the length of a cache line."""

@@ -1,0 +1,203 @@
+"""Python objects in shared memory: one process replaces a value, every process sees the new one.
+
+An arena is a file in memory (:func:`~tensordict_lite.memmap.disk.mapping.anonymous_file`) with a header, of which all
+processes have the same pages, and room for pickles behind it::
+
+    header   word 0: end of the used bytes, then 8 words a cell:
+             generation | offset, room, length of slot 0 | offset, room, length of slot 1 | unused
+    room     pickles; a slot that has become too small gets new room at the end
+
+Value number *g* of a cell is in slot ``g % 2``. A writer takes the lock, fills the slot that nobody reads, and
+then counts the generation up, in one store: whoever is killed earlier has changed nothing. A reader takes no
+lock: it looks at the generation, and unpickles only what is new.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import pickle
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap.disk.mapping import anonymous_file
+
+__all__ = ["Arena", "Cell"]
+
+_WORDS = 8  # of a cell in the header
+_STEP = 64  # room is given out in multiples of this many bytes
+
+Address = tuple[str, int, int, int]
+
+
+class Arena:
+    """Room for a number of cells.
+
+    Args:
+        count: how many.
+        address: of an arena of another process, ``None`` for a new one.
+
+    Raises:
+        DatasetError: the process that the arena came from has ended.
+        OSError: too many files are open.
+    """
+
+    def __init__(self, count: int, address: Address | None = None) -> None:
+        self.count = count
+        size = 8 * _WORDS * (count + 1)
+        unlink = None
+        if address:
+            self._fd, self._path = _opened(address), address[0]
+        else:
+            self._fd, self._path, unlink = anonymous_file("tensordict-objects")
+        try:
+            if address is None:
+                os.ftruncate(self._fd, size)
+            info = os.fstat(self._fd)
+            self._words = memoryview(mmap.mmap(self._fd, size)).cast("Q")
+        except BaseException:
+            _close(os.getpid(), self._fd, unlink)
+            raise
+        self.identity = (info.st_dev, info.st_ino)
+        if address is None:
+            self._words[0] = size
+        self._pid, self._thread_lock = os.getpid(), threading.Lock()
+        _arenas[self.identity] = self
+        closing = weakref.finalize(self, _close, os.getpid(), self._fd, unlink)
+        closing.atexit = unlink is not None
+
+    @property
+    def address(self) -> Address:
+        """Where another process finds it, while this process runs."""
+        of_process = self._path.startswith("/proc/")
+        return (f"/proc/{os.getpid()}/fd/{self._fd}" if of_process else self._path, *self.identity, self.count)
+
+    def cells(self) -> list[Cell]:
+        """All of them."""
+        return [Cell(self, number) for number in range(self.count)]
+
+    def generation(self, number: int) -> int:
+        """How often a cell was written."""
+        return self._words[_WORDS * (number + 1)]
+
+    def read(self, number: int) -> tuple[int, bytes]:
+        """The generation and the pickle of a cell."""
+        at = _WORDS * (number + 1)
+        while True:
+            generation = self._words[at]
+            offset, _, length = self._words[at + 1 + 3 * (generation % 2) :][:3]
+            data = os.pread(self._fd, length, offset)
+            if self._words[at] == generation:  # else the slot may have been filled again meanwhile
+                return generation, data
+
+    def write(self, number: int, data: bytes) -> None:
+        """Makes ``data`` the next generation of a cell."""
+        at = _WORDS * (number + 1)
+        with self._locked():
+            generation = self._words[at] + 1
+            slot = at + 1 + 3 * (generation % 2)
+            offset, room, _ = self._words[slot:][:3]
+            if room < len(data):
+                offset, room = self._words[0], -(-2 * len(data) // _STEP) * _STEP
+                os.ftruncate(self._fd, offset + room)
+                self._words[0] = offset + room
+            os.pwrite(self._fd, data, offset)
+            self._words[slot], self._words[slot + 1], self._words[slot + 2] = offset, room, len(data)
+            self._words[at] = generation
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One writer at a time, of all threads and processes; a lock of the kernel ends with its process."""
+        if self._pid != os.getpid():  # a forked child: another thread of the parent may have held the lock
+            self._pid, self._thread_lock = os.getpid(), threading.Lock()
+        with self._thread_lock:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+    def __reduce__(self) -> Any:
+        return _arena, self.address
+
+
+def _close(owner: int, fd: int, unlink: str | None) -> None:
+    os.close(fd)
+    if unlink is not None and os.getpid() == owner:  # not a fork of it
+        with contextlib.suppress(OSError):
+            os.unlink(unlink)
+
+
+_arenas: weakref.WeakValueDictionary[tuple[int, int], Arena] = weakref.WeakValueDictionary()
+
+
+def _arena(path: str, device: int, inode: int, count: int) -> Arena:
+    """The arena at an address; one object of it a process (closing a second would drop the lock of the first)."""
+    known = _arenas.get((device, inode))
+    return Arena(count, (path, device, inode, count)) if known is None else known
+
+
+def _opened(address: Address) -> int:
+    path, device, inode, _ = address
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        fd = -1
+    if fd >= 0:
+        info = os.fstat(fd)
+        if (info.st_dev, info.st_ino) == (device, inode):
+            return fd
+        os.close(fd)
+    raise DatasetError(
+        path,
+        "these shared objects belonged to a process that has released them or ended; keep the collection alive in the "
+        "process that made it until others have received it",
+    )
+
+
+class Cell:
+    """One object, the same in every process.
+
+    Example:
+        >>> cell = Arena(1).cells()[0]
+        >>> cell.set({"step": 1})
+        >>> cell.get()
+        {'step': 1}
+    """
+
+    __slots__ = ("_arena", "_number", "_seen", "_value")
+
+    def __init__(self, arena: Arena, number: int) -> None:
+        self._arena = arena
+        self._number = number
+        self._seen = 0
+        self._value: Any = None
+
+    def get(self) -> Any:
+        """The object as it was last set by any process. A process keeps one copy of each that it has read."""
+        if self._arena.generation(self._number) != self._seen:
+            self._seen, data = self._arena.read(self._number)
+            self._value = pickle.loads(data)
+        return self._value
+
+    def set(self, value: Any) -> None:
+        """Replaces the object everywhere.
+
+        Raises:
+            TypeError: it cannot be pickled; the old one stays.
+        """
+        try:
+            data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        except (pickle.PicklingError, AttributeError, TypeError) as err:
+            raise TypeError(
+                f"a {type(value).__name__} cannot be pickled ({err}), so it cannot be shared between processes"
+            ) from err
+        self._arena.write(self._number, data)
+
+    def __reduce__(self) -> Any:
+        return Cell, (self._arena, self._number)
