@@ -95,9 +95,18 @@ def make_temporary_files(folder: Path) -> None:
 def refuse(method: str) -> None:
     """What is said where there is no such start method."""
     try:
-        tdmap.map(torch.arange(10), torch.neg, mp_start_method=method)
+        options = {"executor": "ray"} if method == "ray" else {"mp_start_method": method}
+        tdmap.map(torch.arange(10), torch.neg, **options)
     except ValueError as error:
         print(error)
+
+
+def examine(folder: Path) -> None:
+    """What `tdmap doctor` finds."""
+    from tdmap.doctor import examine as look
+
+    report = look(folder)
+    print(report.verdict, report.facts["start methods"], *(check.found for check in report.problems))
 
 
 def run() -> None:
@@ -108,11 +117,14 @@ def run() -> None:
     words.add_argument("--temporary", type=Path)
     words.add_argument("--refused")
     words.add_argument("--import-only", action="store_true")
+    words.add_argument("--doctor", action="store_true")
     given = words.parse_args()
     if given.import_only:
         return
     if given.refused:
         return refuse(given.refused)
+    if given.doctor:
+        return examine(given.folder)
     if given.temporary:
         make_temporary_files(given.temporary)
     print("methods", start_methods())

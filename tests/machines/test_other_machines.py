@@ -92,6 +92,15 @@ def test_a_start_method_that_the_system_lacks_is_named(run: Run) -> None:
     assert "mp_start_method must be one of spawn on this system, or None: got 'fork'." in printed
 
 
+def test_the_doctor_says_what_another_machine_has(run: Run) -> None:
+    assert "1 warning spawn; here spawn" in run("macos,fork", "--doctor"), "nobody says how much memory there is"
+
+
+def test_a_ray_job_says_that_it_needs_linux(run: Run) -> None:
+    printed = run("macos", "--refused", "ray")
+    assert 'executor="ray" needs Linux on the machine that calls' in printed
+
+
 def test_a_system_without_posix_files_is_told_so_at_import(run: Run) -> None:
     printed = run("fcntl", "--import-only")
     assert "ImportError: tensordict_lite needs a POSIX system" in printed and "WSL" in printed
