@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import tdmap
-from tdmap.diagnostics import flame
+from tdmap.diagnostics.reports import flame
 from tdmap.diagnostics.profile import JobProfile
 from tdmap.reducers import Count, Mean
 from tensordict_lite import TensorDict

@@ -22,8 +22,9 @@ ROOT = Path(__file__).parents[2]
 KNOWN = Path(__file__).with_name("known_violations.txt")
 PACKAGES = ("tdmap", "tensordict_lite")
 
-LATE = {"PIL", "bz2", "lzma", "psutil", "ray", "rich", "safetensors", "tqdm", "typer"}
-"""Modules that are imported where they are needed: they may be missing, or are slow to import."""
+ALWAYS_THERE = {"numpy", "torch", *PACKAGES, *sys.stdlib_module_names} - {"bz2", "lzma"}
+"""What is imported at the top of a file. Any other package may be missing, or is slow to import, and so is imported
+where it is needed; Python itself may be built without two of its modules."""
 DOORS = (
     "tdmap/cli",  # the command answers --help before torch is there
     "tensordict_lite/ops/engine.py",  # methods of a TensorDict that call the engine
@@ -109,7 +110,7 @@ def imports_inside_functions() -> Iterator[str]:
         for node in nodes:
             if isinstance(node, (ast.Import, ast.ImportFrom)) and node not in elsewhere:
                 for name in imported_by(node, known):
-                    if name.partition(".")[0] not in LATE:
+                    if name.partition(".")[0] in ALWAYS_THERE:
                         yield f"{path} imports {name}"
 
 
