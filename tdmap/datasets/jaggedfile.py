@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,8 +128,9 @@ class PlaceSpans(Step):
         return len(starts)
 
 
-def append_jagged(jagged: Jagged, rows: Jagged) -> Jagged:
+def append_jagged(jagged: Jagged, rows: Jagged | Iterable[Any]) -> Jagged:
     """`Jagged.append`."""
+    rows = rows if isinstance(rows, Jagged) else Jagged.from_list(rows)
     folder = jagged.folder
     if folder is None:
         raise ValueError("only rows that were opened from a folder can be appended to: save(folder), then append.")
