@@ -26,7 +26,8 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.folderlock import locked
 from tdmap.memory.regions import bytes_of
-from tdmap.operations.output import Places, SharedTensors, Step, travels
+from tdmap.memory.rowfiles import Places, SharedTensors
+from tdmap.operations.output import Step, travels
 from tdmap.plan import ChunkPlan
 from tdmap.sinks import Collect
 from tensordict_lite import TensorDict

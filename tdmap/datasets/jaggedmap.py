@@ -17,10 +17,11 @@ from tdmap.datasets.jaggedfile import open_jagged
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, Source, function_name
+from tdmap.memory.rowfiles import SharedTensors
 from tdmap.operation import operation
 from tdmap.operations.map import handler_of, policy_for
 from tdmap.operations.map import map as map_chunks
-from tdmap.operations.output import Output, SharedTensors, travels
+from tdmap.operations.output import Output, travels
 from tdmap.plan import ChunkPlan, make_plan
 from tdmap.resume.fingerprint import function_parts, source_parts
 from tdmap.rowerrors import OnError

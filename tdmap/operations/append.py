@@ -30,8 +30,9 @@ from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source, function_name
 from tdmap.memory.hidden import open_file
+from tdmap.memory.rowfiles import Places
 from tdmap.memory.spill import ALIGNMENT, Spill
-from tdmap.operations.output import Output, Places, Step, spill_folder
+from tdmap.operations.output import Output, Step, spill_folder
 from tdmap.plan import ChunkPlan
 from tdmap.resume.rowlog import APPEND, PIECES, SPILL, Piece, PieceLog, finish_run, forget, open_output_run
 from tdmap.sinks import Collect

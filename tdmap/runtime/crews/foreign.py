@@ -28,10 +28,9 @@ from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.wire.messages import Done, Failed, Message, Refused, Segment
 from tdmap.runtime.wire.packing import unpack
 from tdmap.runtime.wire.parcels import ParcelReader, ParcelWriter
-from tdmap.runtime.wire.payload import JobPacker
+from tdmap.runtime.wire.payload import JobPacker, load_loop
 from tdmap.runtime.wire.remote import pack_error, unpack_error
 from tdmap.runtime.workers.control import local_control
-from tdmap.runtime.workers.worker import load_loop
 from tdmap.sinks import Allocate, Sink
 
 KEPT_JOBS = 4
