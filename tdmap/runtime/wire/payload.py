@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tdmap.data.kinds import Data, data_row_bytes, leaves_hold_rows, tensors_of
+from tdmap.data.kinds import Data, tensors_of
 from tdmap.data.reader import Reader
 from tdmap.data.writer import RowWriter
 from tdmap.errors import SerializationError
@@ -18,7 +18,7 @@ from tdmap.plan import ChunkPlan
 from tdmap.process.interrupts import let_through
 from tdmap.runtime.chunkloop import ChunkLoop
 from tdmap.runtime.ondevice import is_on_device
-from tdmap.runtime.undo import MAX_BYTES, Room, Undo
+from tdmap.runtime.undo import Room, Undo, undo_room
 from tdmap.runtime.wire.culprit import explain_unpicklable
 from tdmap.runtime.wire.lending import Loan, take_back
 from tdmap.runtime.wire.packing import Packer, unpack
@@ -109,16 +109,7 @@ class JobPacker:
 
     def undo_room(self, job: Job) -> Room | None:
         """Room for the rows of one chunk; None when chunks are copies or too large."""
-        plan = job.plan
-        if job.ledger is not None:
-            room: Room = job.ledger.room()
-            return room
-        chunk_bytes = data_row_bytes(job.source.data, plan.length) * plan.most_rows
-        if not job.policy.undo or job.source.order is not None or chunk_bytes > MAX_BYTES:
-            return None
-        if not leaves_hold_rows(job.source.data):
-            return None
-        return Undo.allocate(job.source.data, plan, self.arena.empty)
+        return undo_room(job, self.arena.empty)
 
     def pack_room(self, room: Room) -> bytes:
         """It, for a worker."""
