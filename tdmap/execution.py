@@ -20,6 +20,7 @@ from tdmap.memory.cuts import Cuts
 from tdmap.memory.resources import usable_cores
 from tdmap.process import forks
 from tdmap.process.owner import Owner
+from tdmap.runtime.commits import CommitLog
 from tdmap.runtime.crews.base import Crew
 from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.crews.foreign import ForeignCrew
@@ -28,7 +29,7 @@ from tdmap.runtime.crews.ray import RayCrew
 from tdmap.runtime.crews.raypool import borrow_ray_pool
 from tdmap.runtime.crews.serial import SerialCrew
 from tdmap.runtime.crews.threads import ThreadCrew
-from tdmap.runtime.driver import CommitLog, Driver
+from tdmap.runtime.driver import Driver
 from tdmap.runtime.workers import worker as worker_module
 from tdmap.runtime.workers.launch import START_METHODS
 from tdmap.runtime.workers.pool import WorkerPool, borrow_pool, give_back

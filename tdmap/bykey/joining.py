@@ -36,7 +36,7 @@ from tdmap.memory.rowfiles import SharedTensors
 from tdmap.memory.spill import Spill
 from tdmap.operation import operation
 from tdmap.operations.append import append_rows
-from tdmap.operations.map import policy_for
+from tdmap.operations.arguments import policy_for
 from tdmap.operations.output import Output, spill_folder, travels
 from tdmap.reducers.base import Key
 from tensordict_lite import TensorDict, is_non_tensor, is_tensorclass

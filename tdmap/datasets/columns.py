@@ -34,7 +34,7 @@ from tdmap.job import Job, Source, function_name
 from tdmap.memory.spill import ALIGNMENT, Spill
 from tdmap.operations.append import Pieces as AppendPieces
 from tdmap.operations.append import SpillRows
-from tdmap.operations.map import handler_of, policy_for
+from tdmap.operations.arguments import handler_of, policy_for
 from tdmap.operations.output import Output, spill_folder
 from tdmap.plan import ChunkPlan, make_plan
 from tdmap.resume.fingerprint import function_parts

@@ -19,7 +19,7 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Source, function_name
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.operation import operation
-from tdmap.operations.map import handler_of, policy_for
+from tdmap.operations.arguments import handler_of, policy_for
 from tdmap.operations.map import map as map_chunks
 from tdmap.operations.output import Output, travels
 from tdmap.plan import ChunkPlan, make_plan

@@ -30,7 +30,7 @@ from tdmap.memory.rowfiles import Places, SharedTensors
 from tdmap.memory.spill import Spill
 from tdmap.operation import operation
 from tdmap.operations.append import append_rows, each_result
-from tdmap.operations.map import handler_of, plan_for, policy_for
+from tdmap.operations.arguments import handler_of, plan_for, policy_for
 from tdmap.operations.output import Output, SourceRows, Step, spill_folder, travels
 from tdmap.operations.permute import block_rows, place_rows
 from tdmap.plan import ChunkPlan

@@ -10,6 +10,7 @@ import torch
 
 from tdmap.data.alike import VALID
 from tdmap.data.kinds import Data, is_data, is_dense
+from tdmap.data.store import OutputFolder
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, function_name
@@ -84,7 +85,7 @@ class SameRows(Wrapped):
         return result.unsqueeze(0) if self.plan.unbind else result
 
 
-def map_dropping(job: Job, path: str | os.PathLike[str], resume: bool, execution: Execution) -> Data:
+def map_dropping(job: Job, path: str | os.PathLike[str] | OutputFolder, resume: bool, execution: Execution) -> Data:
     """Run a map into a folder that gets no rows for those that raise.
 
     Raises:

@@ -18,17 +18,17 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from tdmap.data.kinds import data_row_bytes
 from tdmap.data.sizes import result_bytes
-from tdmap.data.skipfile import SkipFile
 from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_rows
 from tdmap.events import CallbackList, ChunkRetried, JobEnded, JobStarted, LeaseDone, ResultTaken, WorkerDied
 from tdmap.job import Job
 from tdmap.plan import default_chunk_size, merge_ranges
 from tdmap.process.owner import Owner
 from tdmap.runtime.chunkloop import note_rows
+from tdmap.runtime.commits import CommitLog
 from tdmap.runtime.crews.base import Crew, Joined
 from tdmap.runtime.scheduler import NO_LIMIT, TARGET_SECONDS, Lease, Scheduler, SchedulerPolicy
 from tdmap.runtime.skiplog import SkipLog
@@ -47,33 +47,6 @@ LEASE_COST = 1e-4
 
 ASKED_AT_ONCE = 16
 """Workers that are asked to give work back before the others are listened to again."""
-
-
-class CommitLog(Protocol):
-    """Where it is noted which chunks are done, for a run that can be resumed."""
-
-    @property
-    def committed(self) -> list[tuple[int, int]]:
-        """Chunks that an earlier run has done."""
-        ...
-
-    @property
-    def elsewhere(self) -> list[tuple[int, int]]:
-        """Chunks that other programs do, and this one must not."""
-        ...
-
-    @property
-    def skips(self) -> SkipFile | None:
-        """Where the rows that were skipped are noted; None when nobody wants to know."""
-        ...
-
-    def add(self, start: int, stop: int) -> None:
-        """The chunks `start..stop` are done."""
-        ...
-
-    def tick(self, now: float) -> None:
-        """Called often; writes what is due."""
-        ...
 
 
 class Driver:

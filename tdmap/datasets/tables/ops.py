@@ -28,7 +28,7 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Source, function_name
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.operation import worker_options
-from tdmap.operations.map import handler_of, policy_for
+from tdmap.operations.arguments import handler_of, policy_for
 from tdmap.operations.output import travels
 from tdmap.operations.permute import permute
 from tdmap.plan import make_plan
