@@ -212,6 +212,25 @@ class Run:
             append_line(self.folder / "errors.jsonl", json.dumps(line).encode())
 
 
+class RunLog:
+    """The commit log of a run that keeps more than which chunks are done, and is gone on with from that.
+
+    Args:
+        run: the run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.elsewhere: list[tuple[int, int]] = []
+
+    @property
+    def skips(self) -> SkipFile:
+        return self.run.skips
+
+    def add(self, start: int, stop: int) -> None:
+        self.run.add(start, stop)
+
+
 @contextlib.contextmanager
 def open_run(folder: Path, job: Job, kind: str, files: list[str], resume: Resume = True) -> Iterator[Run]:
     """Begin a run in `folder`, or go on with the one that is there. The caller holds the lock (see `folderlock`).
