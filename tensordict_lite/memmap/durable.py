@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from tensordict_lite.memmap.format import META, PICKLES
-from tensordict_lite.memmap.mapping import file_of
+from tensordict_lite.memmap.disk.format import META, PICKLES
+from tensordict_lite.memmap.disk.mapping import file_of
+from tensordict_lite.memmap.disk.staging import sync_file, sync_files, sync_folder
 from tensordict_lite.memmap.nested import shape_file
-from tensordict_lite.memmap.staging import sync_file, sync_files, sync_folder
 
 __all__ = ["sync_collection"]
 

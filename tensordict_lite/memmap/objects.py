@@ -13,14 +13,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from tensordict_lite.base import TensorCollection
-from tensordict_lite.memmap.cells import Arena, Cell
-from tensordict_lite.memmap.files import new_file, write_all
-from tensordict_lite.memmap.format import META, PICKLES
-from tensordict_lite.nontensor import NonTensorData, NonTensorDataBase, same_payload
+from tensordict_lite.kernel import Kernel
+from tensordict_lite.memmap.disk.cells import Arena, Cell
+from tensordict_lite.memmap.disk.files import new_file, write_all
+from tensordict_lite.memmap.disk.format import META, PICKLES
+from tensordict_lite.memmap.plan import plan_for
+from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, same_payload
+from tensordict_lite.registry import register
 
 __all__ = ["SharedNonTensorData", "rewrite", "share_objects"]
 
-_slot = TensorCollection.__dict__["_payload"]
+_slot = Kernel.__dict__["_payload"]
 
 
 def rewrite(node: Any, folder: str) -> None:
@@ -31,8 +34,6 @@ def rewrite(node: Any, folder: str) -> None:
     Raises:
         RuntimeError: JSON cannot hold the object, and the one that is saved is not a pickle either.
     """
-    from tensordict_lite.memmap.plan import plan_for
-
     if not os.path.isdir(folder):
         return
     pickled = [name for name in PICKLES if os.path.exists(os.path.join(folder, name))]
@@ -137,3 +138,6 @@ def _objects(node: TensorCollection) -> Iterator[NonTensorData]:
         yield node
     for child in node._nested():
         yield from _objects(child)
+
+
+register(rewrite=rewrite)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.memmap import nested
-from tensordict_lite.memmap.format import META, SUFFIX, encode_key, is_encodable, leaf_meta, node_meta, raw_key
-from tensordict_lite.memmap.mapping import holds_many
+from tensordict_lite.memmap.disk.format import META, SUFFIX, encode_key, is_encodable, leaf_meta, node_meta, raw_key
+from tensordict_lite.memmap.disk.mapping import holds_many
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
 _STRIDED = torch.strided
@@ -188,9 +188,6 @@ def register_planner(cls: type, planner: Planner) -> None:
 
 def planner_for(cls: type) -> Planner:
     """The planner of the nearest class in the method resolution order."""
-    from tensordict_lite.memmap import kinds
-
-    kinds.ensure_registered()
     for base in cls.__mro__:
         planner = _planners.get(base)
         if planner is not None:

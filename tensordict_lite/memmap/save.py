@@ -14,11 +14,12 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import nested
-from tensordict_lite.memmap.files import refuse_link, write_all, write_tensor_to
-from tensordict_lite.memmap.format import META, read_small
-from tensordict_lite.memmap.mapping import anonymous_storage, check_room, holds_many, reserve
+from tensordict_lite.memmap.disk.files import refuse_link, write_all, write_tensor_to
+from tensordict_lite.memmap.disk.format import META, read_small
+from tensordict_lite.memmap.disk.mapping import anonymous_storage, check_room, holds_many, reserve
+from tensordict_lite.memmap.disk.staging import Staging
+from tensordict_lite.memmap.objects import share_objects
 from tensordict_lite.memmap.plan import Leaf, Plan, file_of, is_whole, mapped_root, plan_for
-from tensordict_lite.memmap.staging import Staging
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
 __all__ = ["TensorDictFuture", "save_collection"]
@@ -310,8 +311,6 @@ class _Save:
             out = self.node._with_leaves(iter(mapped))
         mark_mapped(out, self.plan, self.root, self.node)
         if self.share_non_tensor:
-            from tensordict_lite.memmap.objects import share_objects
-
             share_objects(out)
         return out
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tensordict_lite import NonTensorData, NonTensorStack, TensorDict, lazy_stack
-from tensordict_lite.object_column import Column
+from tensordict_lite.objects.column import Column
 
 WORDS = ["a", "bb", "", "dd", "é"]
 

@@ -27,8 +27,8 @@ ALWAYS_THERE = {"numpy", "torch", *PACKAGES, *sys.stdlib_module_names} - {"bz2",
 where it is needed; Python itself may be built without two of its modules."""
 DOORS = re.compile(
     r"tdmap/cli/"  # the command answers --help before torch is there
-    r"|tensordict_lite/ops/engine\.py$"  # methods of a TensorDict that call the engine
-    r"|(.*/)?doors\.py$"  # methods of a class that call what is built over it, and do nothing else
+    r"|tensordict_lite/doors/"  # methods of a collection whose work is done in rooms above
+    r"|(.*/)?doors\.py$"  # the same of other classes; these do nothing else
 )
 """Files that import inside functions on purpose."""
 

@@ -6,7 +6,7 @@ Each imports the operation when it is called, and calls it: see "Imports stand a
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tdmap.datasets.tables.ops import TableGroups
     from tdmap.datasets.tables.pipeline import TablePipeline
     from tdmap.execution import WorkerOptions
+    from tdmap.memory.scratch import Scratch
 
 
 class JaggedDoors:
@@ -55,6 +56,17 @@ class JaggedDoors:
         from tdmap.datasets.jaggedfile import save_jagged
 
         return save_jagged(self, folder, **options)
+
+    def save_chosen(
+        self: Any,
+        folder: str | os.PathLike[str],
+        choose: Callable[[Scratch], Tensor],
+        **options: Unpack[WorkerOptions],
+    ) -> Jagged:
+        """`save` of the rows that `choose` gives, once the folder is known to be free; see `save_jagged`."""
+        from tdmap.datasets.jaggedfile import save_jagged
+
+        return save_jagged(self, folder, choose, **options)
 
     def append(self: Any, rows: Jagged | Iterable[Any]) -> Jagged:
         """Write more rows behind those of the folder that this was opened from; all of them, opened again.
