@@ -28,7 +28,7 @@ from tdmap.data.schema import Schema, join_objects, take_apart
 from tdmap.data.sizes import result_bytes
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.execution import Execution
-from tdmap.job import Job, Policy, Source, function_name
+from tdmap.job import Job, Policy, Source, Wrapped, function_name
 from tdmap.memory.hidden import open_file
 from tdmap.memory.rowfiles import Places
 from tdmap.memory.spill import ALIGNMENT, Spill
@@ -42,7 +42,7 @@ TASK_BYTES = 32 << 20
 """Bytes that a worker copies between two looks at its messages."""
 
 
-class SpillRows:
+class SpillRows(Wrapped):
     """What a worker calls in the first job.
 
     Args:
@@ -50,18 +50,14 @@ class SpillRows:
         spill: where rows wait.
     """
 
-    takes_start = True
-
     def __init__(self, fn: Callable[..., Any], spill: Spill) -> None:
-        self.fn = fn
+        super().__init__(fn)
         self.spill = spill
         # By thread: another one's pieces may reach the driver first, and what is under way may never do.
         self._sent: dict[int, set[int]] = {}
-        self._positional = getattr(fn, "takes_start", False)
-        self.__qualname__ = function_name(fn)  # messages and progress bars name what the user wrote
 
     def __call__(self, chunk: Any, start: int = 0) -> tuple[Piece, ...]:
-        result = self.fn(chunk, start) if self._positional else self.fn(chunk)
+        result = self.call(chunk, start)
         sent = self._sent.setdefault(threading.get_ident(), set())
         known = set(sent)
         pieces = tuple(self._spill(rows, known) for rows in each_result(result))

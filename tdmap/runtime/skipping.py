@@ -29,6 +29,7 @@ from tdmap.data.reader import cut, narrow
 from tdmap.data.skipfile import append
 from tdmap.errors import add_note
 from tdmap.frames import without_engine
+from tdmap.job import takes_start
 from tdmap.runtime.undo import same_bits
 from tdmap.runtime.wire.messages import Skipped
 from tdmap.runtime.wire.remote import pack_error
@@ -77,7 +78,7 @@ class Skipper:
         self.mode = mode
         self._bad_chunks = 0
         self._row_by_row = False
-        self._positional = getattr(loop.fn, "takes_start", False)
+        self._positional = takes_start(loop.fn)
 
     def call(self, lease: int, chunk: int, rows: Data, target: Any) -> Any:
         """The result of a chunk, of what is left of it, or a `Settled`."""
