@@ -198,7 +198,7 @@ class Execution:
         return self.executor.slots() if isinstance(self.executor, RayCluster) else usable_cores()
 
     def _crew(self, job: Job) -> tuple[Crew, Callable[[], None]]:
-        """Those who run the job, and what to call when they have."""
+        """The crew that runs the job, and a function to call when the job is over."""
         if self.executor == "serial" or (self.in_processes and _nested()):
             return SerialCrew(), _nothing
         count = self._count()
@@ -233,7 +233,7 @@ class _Bar(ProgressBar):
 
 
 def _beacon() -> list[Callback]:
-    """Who tells other terminals how far a job is; nobody within a worker."""
+    """The callback that writes status files for other terminals; none inside a worker."""
     folder = None if worker_module.in_worker else status_folder()
     return [] if folder is None else [StatusFile(folder)]
 

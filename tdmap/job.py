@@ -59,7 +59,7 @@ class Meter(Protocol):
         ...
 
     def end(self, start: int, stop: int) -> Measures:
-        """It is over: the chunks `start..stop` were run."""
+        """The lease is over: the chunks `start..stop` were run."""
         ...
 
 
@@ -112,7 +112,7 @@ class Job:
     number: int = field(default_factory=lambda: next(_numbers))
 
     def again(self, fn: Callable[[Any], Any]) -> Job:
-        """The same with another function, as a job of its own."""
+        """A new job with another function and everything else as it is."""
         return replace(self, fn=fn, number=next(_numbers))
 
     @property

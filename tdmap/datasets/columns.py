@@ -65,7 +65,7 @@ class Apart:
         self.__qualname__ = function_name(fn)
 
     def identity_parts(self) -> dict[str, str]:
-        """Those of the function."""
+        """The parts that the function is known by."""
         return function_parts(self.fn)
 
     def __call__(self, chunk: Any, start: int = 0) -> list[TensorDict]:

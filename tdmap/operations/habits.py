@@ -53,7 +53,7 @@ class Returning:
         self.__qualname__ = function_name(fn)
 
     def identity_parts(self) -> dict[str, str]:
-        """Those of the function: what it may return is no part of it."""
+        """The parts that the function is known by: this wrapper adds nothing."""
         return function_parts(self.fn)
 
     def __call__(self, chunk: Any) -> Any:
@@ -82,7 +82,7 @@ class Numbered(Returning):
     takes_start = True
 
     def identity_parts(self) -> dict[str, str]:
-        """Those of the function, and that it is called so."""
+        """The parts that the function is known by, and that it gets row numbers."""
         return {**function_parts(self.fn), "with_indices": "True"}
 
     def __call__(self, chunk: Any, start: int = 0) -> Any:

@@ -219,4 +219,4 @@ class RankInto(Preallocated):
 
 
 class RankInPlace(InPlace, RankInto):
-    """The same, where the output is the source."""
+    """Writes the results of a rank back into the rows of the source."""

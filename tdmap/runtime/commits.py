@@ -53,7 +53,7 @@ class KnownChunks:
         self.elsewhere = elsewhere
 
     def add(self, start: int, stop: int) -> None:
-        """Nobody wants to know."""
+        """Not noted."""
 
     def tick(self, now: float) -> None:
-        """Nothing is due."""
+        """Nothing to write."""

@@ -166,7 +166,7 @@ class ToColumns:
         self.__qualname__ = function_name(fn)
 
     def identity_parts(self) -> dict[str, str]:
-        """Those of the function."""
+        """The parts that the function is known by."""
         return self.fn.identity_parts()
 
     def __call__(self, chunk: Any) -> Columns:

@@ -30,7 +30,7 @@ class Joined(NamedTuple):
 
 
 class Crew(Protocol):
-    """Those who run leases. Workers are numbers that are never used twice."""
+    """The workers that run leases. Workers are numbers that are never used twice."""
 
     kind: str
     size: int
@@ -99,21 +99,21 @@ class Crew(Protocol):
 
 
 class PlainCrew:
-    """What most crews do where there is nothing special to do."""
+    """A base for crews whose workers cannot be asked for work back, watched or killed."""
 
     def limit(self, worker: int) -> int | None:
-        """As many as there are."""
+        """No limit."""
         return None
 
     def ask_back(self, worker: int) -> None:
-        """Nobody can be asked."""
+        """Ignored: a worker keeps its lease."""
 
     def running(self) -> dict[int, tuple[int, float]]:
-        """Nobody knows."""
+        """Unknown, so no chunk is ever overdue."""
         return {}
 
     def kill(self, worker: int, reason: str) -> None:
-        """Nobody can be ended."""
+        """Ignored: no worker can be killed alone."""
 
     def pid(self, worker: int) -> int:
         """The number of the worker."""
@@ -124,7 +124,7 @@ class PlainCrew:
         return ""
 
     def require_open(self) -> None:
-        """Nobody else ends the workers."""
+        """Always open: only this crew ends its workers."""
 
 
 class LocalCrew(PlainCrew):
@@ -165,7 +165,7 @@ class LocalCrew(PlainCrew):
             loop.writer.prepare()
 
     def replan(self, plan: ChunkPlan) -> None:
-        """A first chunk may be running in a thread: its rows are the same."""
+        """Tell each loop. A first chunk may be running in a thread: its rows do not change."""
         for loop in self._loops:
             loop.replan(plan)
 

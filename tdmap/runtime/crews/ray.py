@@ -384,7 +384,7 @@ class _Travel:
 
 
 def _without_memory(writer: RowWriter) -> RowWriter:
-    """It, with tensors that hold nothing: no file is to be opened for them elsewhere."""
+    """A copy of the writer over empty tensors, so that the other machine opens no file."""
     new = copy.copy(writer)
     new.out = writer.out.clone()
     return new

@@ -112,7 +112,7 @@ class JobPacker:
         return undo_room(job, self.arena.empty)
 
     def pack_room(self, room: Room) -> bytes:
-        """It, for a worker."""
+        """Room for rows, packed for a worker."""
         return self._packer.dumps(room)
 
     def restore(self, job: Job, room: Room, chunk: int) -> None:

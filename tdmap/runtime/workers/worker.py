@@ -91,7 +91,7 @@ def _is_deserted(connection: Connection) -> bool:
 
 
 class _DeviceLost(Exception):
-    """This process can use its device no more, and leaves."""
+    """The device cannot be used any more in this process, so the process ends."""
 
 
 def _settle(threads: int) -> None:
