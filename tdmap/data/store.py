@@ -232,7 +232,7 @@ class OutputFolder:
     def put(self, data: Data) -> Data:
         """A dataset that is made at once. Errors as `create`."""
         self._make_room(data)
-        return data.memmap(self._data)
+        return data.memmap(self._data, copy_existing=True)  # the data may be rows of another dataset
 
     def _make_room(self, data: Data) -> None:
         require_room_for_hidden(data)
