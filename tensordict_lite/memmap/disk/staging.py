@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import os
 import re
 import secrets
@@ -27,6 +28,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.files import open_folder, refuse_link
@@ -75,7 +77,8 @@ class Staging:
         self.exists = os.path.lexists(self.prefix)
         if self.exists and not os.path.isdir(self.prefix):
             raise NotADirectoryError(errno.ENOTDIR, "a dataset is a folder, and this is a file", self.prefix)
-        occupied = self.exists and bool(_visible(self.prefix))
+        there = os.listdir(self.prefix) if self.exists else []
+        occupied = any(not is_temporary(name) for name in there)
         if atomic and occupied and not _holds_dataset(self.prefix):
             raise RuntimeError(
                 f"{self.prefix} holds files but no dataset; atomic=True would remove them. Give an empty folder."
@@ -87,7 +90,8 @@ class Staging:
         self.inside = not beside
         tag = _tag()
         where = self.prefix if self.inside else parent
-        _remove_stale(where)
+        if not self.inside or any(_STALE.search(name) for name in there):
+            _remove_stale(where)
         self.root = os.path.join(where, tag if self.inside else f".{name[:100]}{tag}")
         os.mkdir(self.root)
         self._lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -176,14 +180,37 @@ class Staging:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.unlink(os.path.join(self.prefix, folder, META))
         for folder in dict.fromkeys((*order, *(file.rpartition("/")[0] for file in files))):
-            os.makedirs(os.path.join(self.prefix, folder), exist_ok=True)
+            if folder:
+                os.makedirs(os.path.join(self.prefix, folder), exist_ok=True)
         for file in files:
-            os.replace(os.path.join(self.root, file), os.path.join(self.prefix, file))
+            _replace_file(os.path.join(self.root, file), os.path.join(self.prefix, file))
         if meanwhile is not None:
             meanwhile()
         for folder in reversed(order):
             os.replace(os.path.join(self.root, folder, META), os.path.join(self.prefix, folder, META))
-        shutil.rmtree(self.root, ignore_errors=True)
+        _remove(self.root, files, folders)
+
+
+def _replace_file(new: str, place: str) -> None:
+    """Puts a file into a place where one may be, which then has the name of the new one, or none.
+
+    Swapped, not renamed over: that makes ext4 write the new file to the disk at once (``auto_da_alloc``), which takes
+    longer than everything else. What a rename promises beyond that is not needed while there is no metadata.
+    """
+    if not _exchanged(new, place):
+        os.replace(new, place)
+
+
+def _remove(root: str, files: list[str], folders: list[str]) -> None:
+    """Removes a folder of known content, of which some may be gone; and what else somebody has put there."""
+    for file in files:
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(root, file))
+    try:
+        for folder in sorted(folders, key=len, reverse=True):
+            os.rmdir(os.path.join(root, folder))
+    except OSError:
+        shutil.rmtree(root, ignore_errors=True)
 
 
 def _holds_dataset(folder: str) -> bool:
@@ -252,11 +279,6 @@ def staged_path(path: str) -> Iterator[str]:
         raise
 
 
-def _visible(folder: str) -> list[str]:
-    """Entries of a folder, other than what a killed save has left."""
-    return [name for name in os.listdir(folder) if not is_temporary(name)]
-
-
 def is_temporary(name: str) -> bool:
     """Whether a file or folder is one that a save writes before it renames it (or that a killed one has left)."""
     return bool(_STALE.search(name) or _UNFINISHED.fullmatch(name))
@@ -311,14 +333,26 @@ def _is_held(path: str) -> bool:
 
 def exchange(a: str, b: str) -> None:
     """Swaps two folders; in one step where the kernel and the file system can, in two renames otherwise."""
-    with contextlib.suppress(AttributeError, OSError):
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0:
-            return
+    if _exchanged(a, b):
+        return
     aside = a + ".old"
     os.rename(b, aside)
     os.rename(a, b)
     os.rename(aside, a)
+
+
+def _exchanged(a: str, b: str) -> bool:
+    """Swaps two files or folders in one step, if both are there, and the kernel and the file system can."""
+    swap = _renameat2()
+    return swap is not None and swap(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0
+
+
+@functools.cache
+def _renameat2() -> Any:
+    """The function of the C library, ``None`` where it has none."""
+    with contextlib.suppress(AttributeError, OSError):
+        return ctypes.CDLL(None).renameat2
+    return None
 
 
 def sync_folder(path: str) -> None:
