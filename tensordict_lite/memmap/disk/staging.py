@@ -49,6 +49,7 @@ _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 
 
+@functools.cache
 def _host() -> str:
     return f"{zlib.crc32(socket.gethostname().encode()):08x}"
 
@@ -70,11 +71,13 @@ class Staging:
     """
 
     def __init__(self, prefix: str, *, atomic: bool = False) -> None:
-        self.prefix = os.path.realpath(prefix)
+        # Of a link to a folder, the folder is replaced; links further up are followed anyway.
+        self.prefix = os.path.realpath(prefix) if os.path.islink(prefix) else os.path.abspath(prefix)
         self._moved, self._atomic = False, atomic
         parent, name = os.path.split(self.prefix)
-        os.makedirs(parent, exist_ok=True)
         self.exists = os.path.lexists(self.prefix)
+        if not self.exists:
+            os.makedirs(parent, exist_ok=True)
         if self.exists and not os.path.isdir(self.prefix):
             raise NotADirectoryError(errno.ENOTDIR, "a dataset is a folder, and this is a file", self.prefix)
         there = os.listdir(self.prefix) if self.exists else []
@@ -92,7 +95,7 @@ class Staging:
         where = self.prefix if self.inside else parent
         if not self.inside or any(_STALE.search(name) for name in there):
             _remove_stale(where)
-        self.root = os.path.join(where, tag if self.inside else f".{name[:100]}{tag}")
+        self.root = f"{where}/{tag}" if self.inside else f"{where}/.{name[:100]}{tag}"
         os.mkdir(self.root)
         self._lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with contextlib.suppress(OSError):  # a file system without locks
@@ -172,23 +175,28 @@ class Staging:
         self._take_turn()
         for path in (*folders, *files):  # of the root, a link is the user's choice
             if path:
-                refuse_link(os.path.join(self.prefix, path))
+                refuse_link(f"{self.prefix}/{path}")
         order = sorted(folders, key=lambda folder: folder.count("/") + bool(folder))
         for folder in order:
             _require_folder(self.prefix, folder)
         for folder in order:  # from the root down: whatever is half replaced has no metadata above it
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                os.unlink(os.path.join(self.prefix, folder, META))
+                os.unlink(_below(self.prefix, folder, META))
         for folder in dict.fromkeys((*order, *(file.rpartition("/")[0] for file in files))):
             if folder:
-                os.makedirs(os.path.join(self.prefix, folder), exist_ok=True)
+                os.makedirs(f"{self.prefix}/{folder}", exist_ok=True)
         for file in files:
-            _replace_file(os.path.join(self.root, file), os.path.join(self.prefix, file))
+            _replace_file(f"{self.root}/{file}", f"{self.prefix}/{file}")
         if meanwhile is not None:
             meanwhile()
         for folder in reversed(order):
-            os.replace(os.path.join(self.root, folder, META), os.path.join(self.prefix, folder, META))
+            os.replace(_below(self.root, folder, META), _below(self.prefix, folder, META))
         _remove(self.root, files, folders)
+
+
+def _below(root: str, *parts: str) -> str:
+    """``os.path.join``, of relative parts that may be empty."""
+    return "/".join((root, *filter(None, parts)))
 
 
 def _replace_file(new: str, place: str) -> None:
@@ -205,10 +213,10 @@ def _remove(root: str, files: list[str], folders: list[str]) -> None:
     """Removes a folder of known content, of which some may be gone; and what else somebody has put there."""
     for file in files:
         with contextlib.suppress(OSError):
-            os.unlink(os.path.join(root, file))
+            os.unlink(f"{root}/{file}")
     try:
         for folder in sorted(folders, key=len, reverse=True):
-            os.rmdir(os.path.join(root, folder))
+            os.rmdir(_below(root, folder))
     except OSError:
         shutil.rmtree(root, ignore_errors=True)
 
@@ -227,8 +235,10 @@ def _holds_dataset(folder: str) -> bool:
 
 def _require_folder(root: str, folder: str) -> None:
     """Raises :class:`DatasetError` where there is a file in the place of a folder, given relative to the root."""
-    path = os.path.join(root, folder)
-    if folder and os.path.lexists(path) and not stat.S_ISDIR(os.lstat(path).st_mode):
+    if not folder:
+        return
+    path = f"{root}/{folder}"
+    if os.path.lexists(path) and not stat.S_ISDIR(os.lstat(path).st_mode):
         raise DatasetError(path, "is no folder")
 
 
