@@ -116,9 +116,7 @@ def run_filter_function(table: Table) -> Question:
     """The same with a function."""
     question = run_filter(table)
     data = TensorDict.load_memmap(table.folder / "filter")
-    return question._replace(
-        ours=lambda: tdmap.filter(data, positive, num_workers=table.workers), wanted=(None, None)
-    )
+    return question._replace(ours=lambda: tdmap.filter(data, positive, num_workers=table.workers), wanted=(None, None))
 
 
 def _group(table: Table, key: str, wanted: float) -> Question:

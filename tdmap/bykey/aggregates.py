@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tdmap.bykey.slots import Slotted
 from tdmap.data.columns import columns_of, split_rows
 from tdmap.data.kinds import Data, is_data, signed_view
 from tdmap.reducers import Checksum, Count, Max, Mean, Min, MinMax, Reducer, Std, Sum, Var, exact
@@ -64,6 +65,10 @@ class Grouped(ABC):
     def update_after(self, rows: Data, starts: Starts, seen: NDArray[np.int64]) -> States:
         """As `update`, for groups of which so many rows, each, came in batches before."""
         return self.update(rows, starts)
+
+    def update_slots(self, chunk: Slotted) -> States | None:
+        """As `update`, of the used slots of a chunk whose rows are not sorted; None where runs are wanted."""
+        return None
 
     @abstractmethod
     def merge(self, a: States, b: States) -> States:
@@ -121,6 +126,9 @@ class GroupedCount(Grouped):
     def update(self, rows: Data, starts: Starts) -> States:
         return (torch.from_numpy(np.diff(starts, append=rows.shape[0])),)
 
+    def update_slots(self, chunk: Slotted) -> States:
+        return (torch.from_numpy(chunk.slots.sizes[chunk.slots.used]),)
+
     def merge(self, a: States, b: States) -> States:
         return (a[0] + b[0],)
 
@@ -144,6 +152,33 @@ class _OfEntry(Grouped):
         inner = tuple(dim for dim in reduced_dims(self.dim, values.ndim) if dim)
         return values, inner, torch.Size([values.shape[dim] for dim in inner]).numel()
 
+    def total(self, chunk: Slotted) -> tuple[Tensor, Tensor] | None:
+        """How many elements each used slot has, and their sums in float64; None where runs are wanted."""
+        return chunk.once((self.key, self.dim), lambda: self._total(chunk))  # type: ignore[no-any-return]
+
+    def _total(self, chunk: Slotted) -> tuple[Tensor, Tensor] | None:
+        values, inner, each = self.entry(chunk.rows)
+        if values.is_complex():
+            return None
+        sums = _add_by_slot(chunk, values.double().sum(inner) if inner else values)
+        return None if sums is None else (torch.from_numpy(chunk.slots.sizes[chunk.slots.used]) * each, sums)
+
+
+WIDE = 8
+"""Elements of a row that are added up one by one; rows of more are sorted first."""
+
+
+def _add_by_slot(chunk: Slotted, values: Tensor) -> Tensor | None:
+    """Sums of numbers of each used slot, in float64; None where a row has many of them."""
+    rows, width = values.shape[0], values.shape[1:].numel()
+    if not 0 < width <= WIDE:
+        return None
+    values = values.detach()
+    numbers = values.float() if values.dtype is torch.bfloat16 else values
+    flat = numbers.reshape(rows, width).numpy()
+    sums = [chunk.add_up(flat[:, at])[chunk.slots.used] for at in range(width)]
+    return torch.from_numpy(np.stack(sums, axis=1)).reshape(-1, *values.shape[1:])
+
 
 class GroupedSum(_OfEntry):
     """`Sum`: of integers in one or two columns (see `tdmap.reducers.exact`), of floats in one."""
@@ -154,6 +189,13 @@ class GroupedSum(_OfEntry):
             return exact.grouped_sum(values, inner, starts)
         wide = _wide(values)
         return (reduce_runs(np.add, wide.sum(inner) if inner else wide, starts),)
+
+    def update_slots(self, chunk: Slotted) -> States | None:
+        values, inner, each = self.entry(chunk.rows)
+        if exact.is_integer(values.dtype):
+            return exact.slotted_sum(values, inner, int(chunk.slots.sizes.max()), lambda v: _add_by_slot(chunk, v))
+        found = self.total(chunk)
+        return None if found is None else (found[1],)
 
     def merge(self, a: States, b: States) -> States:
         return exact.add((a[0], a[1]), (b[0], b[1])) if len(a) == 2 else (a[0] + b[0],)
@@ -182,6 +224,9 @@ class GroupedMean(_OfEntry):
         counts = torch.from_numpy(np.diff(starts, append=rows.shape[0])) * each
         wide = _wide(values)  # not int64: means of large integers are small, their sums are not
         return counts, reduce_runs(np.add, wide.sum(inner) if inner else wide, starts)
+
+    def update_slots(self, chunk: Slotted) -> States | None:
+        return self.total(chunk)
 
     def merge(self, a: States, b: States) -> States:
         return a[0] + b[0], a[1] + b[1]
@@ -224,6 +269,21 @@ class GroupedVar(_OfEntry):
         m2 = (m2 - _squared(sums) / _beside(counts, sums)).clamp_(min=0)
         return counts, mean.reshape(sums.shape), sums, m2
 
+    def update_slots(self, chunk: Slotted) -> States | None:
+        values, inner, _ = self.entry(chunk.rows)
+        found = None if inner or values.ndim != 1 else self.total(chunk)
+        if found is None:
+            return None
+        counts, total = found
+        mean = total / counts
+        mean = torch.where(mean.isfinite(), mean, 0.0)
+        centres = torch.zeros(len(chunk.slots.sizes), dtype=torch.float64)
+        centres[torch.from_numpy(chunk.slots.used)] = mean
+        centred = values.detach().double().numpy() - centres.numpy().take(chunk.slots.numbers)
+        sums = torch.from_numpy(chunk.add_up(centred)[chunk.slots.used])
+        m2 = torch.from_numpy(chunk.add_up(np.square(centred))[chunk.slots.used])
+        return counts, mean, sums, (m2 - sums * sums / counts).clamp_(min=0)
+
     def merge(self, a: States, b: States) -> States:
         one, other = (Moments(_beside(s[0], s[1]).double(), *s[1:]) for s in (a, b))
         return a[0] + b[0], *one.join(other)[1:]
@@ -257,6 +317,18 @@ class GroupedExtrema(_OfEntry):
             out.append(_extreme(np.maximum, ranks.amax(inner) if inner else ranks, starts))
         return tuple(unranked(column, values.dtype) for column in out)
 
+    def update_slots(self, chunk: Slotted) -> States | None:
+        values, _, _ = self.entry(chunk.rows)
+        if values.ndim != 1:
+            return None
+        ranks = ranked(values, f"the smallest or largest value of {self.key!r}").detach()
+        out = []
+        if self.which != "max":
+            out.append(_extreme_by_slot(np.minimum, ranks, chunk))
+        if self.which != "min":
+            out.append(_extreme_by_slot(np.maximum, ranks, chunk))
+        return tuple(unranked(column, values.dtype) for column in out)
+
     def merge(self, a: States, b: States) -> States:
         merged = []
         if self.which != "max":
@@ -275,6 +347,15 @@ def _extreme(ufunc: Any, values: Tensor, starts: Starts) -> Tensor:
     if values.dtype is torch.bfloat16:  # numpy has no such dtype; the detour is exact
         return reduce_runs(ufunc, values.float(), starts).to(torch.bfloat16)
     return reduce_runs(ufunc, values, starts)
+
+
+def _extreme_by_slot(ufunc: Any, values: Tensor, chunk: Slotted) -> Tensor:
+    numbers = (values.float() if values.dtype is torch.bfloat16 else values).numpy()
+    found = np.empty(len(chunk.slots.sizes), dtype=numbers.dtype)
+    found[chunk.slots.numbers] = numbers  # any value of the slot will do to begin with
+    with np.errstate(invalid="ignore"):  # NaN is welcome
+        ufunc.at(found, chunk.slots.numbers, numbers)
+    return torch.from_numpy(found[chunk.slots.used]).to(values.dtype)
 
 
 class OneByOne(Grouped):

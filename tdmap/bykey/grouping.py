@@ -22,9 +22,20 @@ from torch import Tensor
 from tdmap.bykey import mapping
 from tdmap.bykey.aggregates import Grouped, grouped_form
 from tdmap.bykey.keys import KeyLike, KeySpec
-from tdmap.bykey.prepare import KeyedData, count_partitions, light, plan_rows, prepare
-from tdmap.bykey.reducing import CutChunk, ReducePartition, empty_answer, one_row, select, try_forms
-from tdmap.bykey.spilling import Partitions
+from tdmap.bykey.prepare import LIGHT_BYTES, KeyedData, count_partitions, light, plan_rows, prepare
+from tdmap.bykey.reducing import (
+    CutChunk,
+    ReducePartition,
+    answer_of,
+    empty_answer,
+    fold_kept,
+    key_entries,
+    one_row,
+    select,
+    try_forms,
+)
+from tdmap.bykey.slots import FEW, KeyTable, distinct
+from tdmap.bykey.spilling import Kept, Partitions, write_run
 from tdmap.bykey.splits import Splits
 from tdmap.data.columns import Shape, columns_of, is_columnar, schema_of
 from tdmap.data.entries import require_entry
@@ -41,6 +52,7 @@ from tdmap.operation import operation
 from tdmap.operations.append import Pieces, SpillRows, place_pieces
 from tdmap.operations.map import policy_for
 from tdmap.operations.output import Output, spill_folder
+from tdmap.operations.permute import place_rows
 from tdmap.plan import ChunkPlan
 from tdmap.reducers import Reducer
 from tdmap.reducers.base import Key
@@ -54,6 +66,12 @@ if TYPE_CHECKING:
 
 COMBINE_SHARE = 0.5
 """Chunks are reduced on their own where so small a share of their keys is distinct."""
+
+UNSEEN_SHARE = 1 / 256
+"""A sample has all keys, but for rare ones, when it has so small a share of keys that occur in it once."""
+
+KEPT_BYTES = 8 << 20
+"""States of all chunks that are merged in the caller, instead of in files and by workers."""
 
 
 @operation
@@ -232,7 +250,7 @@ class GroupBy:
         self,
         target: Output,
         keyed: KeyedData,
-        run: Callable[[Spill], tuple[Pieces, Callable[[], Schema] | None]],
+        run: Callable[[Spill], tuple[Pieces | Data, Callable[[], Schema] | None]],
         execution: Execution,
         has_keys: bool,
     ) -> Data:
@@ -242,21 +260,37 @@ class GroupBy:
         output = Output(None, self._data) if strings else target
         with Spill(spill_folder(output, self._spill_dir)) as spill:
             pieces, empty = run(spill)
-            schema = pieces.schema or (None if empty is None else empty())
-            if schema is None:
-                raise ValueError(
-                    "map_groups: the function returned no rows for any group, so nothing tells what the result "
-                    "looks like. Return an empty TensorDict with its entries instead of None."
-                )
-            found = pieces.all
-            nbytes = sum(piece.rows for piece in found) * sum(schema.row_bytes)
-            place_pieces(found, schema, spill, output, light(execution, nbytes // 8))
+            if not isinstance(pieces, Pieces):
+                parts = take_apart(pieces)
+                places = output.open(parts.schema, parts.rows, parts.objects)
+                place_rows(pieces, 0, places, parts.schema)
+            else:
+                _place(pieces, empty, spill, output, execution)
         result = output.result()
         if not strings:
             return result
         result = _with_strings(result, keyed)
         target.refuse_hidden_key(result)
         return result if target.store is None else result.memmap(target.store.path)
+
+
+def _place(
+    pieces: Pieces, empty: Callable[[], Schema] | None, spill: Spill, output: Output, execution: Execution
+) -> None:
+    """Bring answers from files to their place.
+
+    Raises:
+        ValueError: there are none, and nothing tells what they would look like.
+    """
+    schema = pieces.schema or (None if empty is None else empty())
+    if schema is None:
+        raise ValueError(
+            "map_groups: the function returned no rows for any group, so nothing tells what the result looks like. "
+            "Return an empty TensorDict with its entries instead of None."
+        )
+    found = pieces.all
+    nbytes = sum(piece.rows for piece in found) * sum(schema.row_bytes)
+    place_pieces(found, schema, spill, output, light(execution, nbytes // 8))
 
 
 def _with_strings(result: Data, keyed: KeyedData) -> Data:
@@ -309,8 +343,8 @@ class _Reduction:
         self.execution = execution
         self.policy = policy
 
-    def run(self, spill: Spill, chunksize: int | None) -> tuple[Pieces, Callable[[], Schema]]:
-        """The answers, as pieces in files, and what they look like when there are none."""
+    def run(self, spill: Spill, chunksize: int | None) -> tuple[Pieces | Data, Callable[[], Schema]]:
+        """The answers, of few keys as they are and of many as pieces in files, and what they look like for none."""
         keyed, forms, codec = self.keyed, self.forms, self.keyed.codec
         source = _source(keyed, self.payload)
         rows = select(source, self.payload)
@@ -323,8 +357,10 @@ class _Reduction:
 
         if not plan.length:
             return Pieces(), empty
-        share, groups = keyed.distinct_share(plan)
         one_by_one = any(form.objects for form in forms.values())
+        seen = distinct(keyed.sample) if len(keyed.sample[0]) else []
+        few = bool(seen) and len(seen[0]) <= FEW and keyed.unseen_share() <= UNSEEN_SHARE
+        share, groups = (0.0, len(seen[0])) if few else keyed.distinct_share(plan)
         combine = share <= COMBINE_SHARE and not one_by_one
         shapes = [Shape.of(c) for c in ([c for state in trial for c in state] if combine else columns_of(row))]
         rows_left = plan.length
@@ -332,10 +368,23 @@ class _Reduction:
             rows_left = min(max(plan.num_chunks * groups, int(plan.length * keyed.unseen_share())), plan.length)
         row_bytes = 8 * codec.num_words + sum(shape.nbytes for shape in shapes)
         splits = keyed.splits(count_partitions(rows_left * row_bytes))
-        cut = CutChunk(keyed.reader, spill, splits, self.payload, forms if combine else None)
-        runs = _run_cut(source, plan, cut, self.execution, self.policy)
-        partitions = Partitions(spill, runs, codec.num_words, shapes)
+        cut = CutChunk(keyed.reader, spill, splits, self.payload, None)
         widths = [len(state) for state in trial] if combine else None
+        if combine:
+            cut.forms, cut.table = forms, KeyTable.of_sample(seen) if few else KeyTable()
+            cut.most = KEPT_BYTES // (row_bytes * plan.num_chunks) if rows_left * row_bytes <= KEPT_BYTES else 0
+        runs = _run_cut(source, plan, cut, self.execution, self.policy)
+        kept = [run for run in runs if isinstance(run, Kept)]
+        if widths is not None and kept:
+            if len(kept) == sum(run is not None for run in runs):
+                words, states = fold_kept(kept, codec.num_words, shapes, forms, widths)
+                keys = key_entries(keyed.names, codec, words)
+                return answer_of(keys, forms, states, len(words[0])), empty
+            # The sample has not told it all: some chunks had too many keys.
+            for number, run in enumerate(runs):
+                if isinstance(run, Kept):
+                    runs[number] = write_run(spill, splits, *run.read(codec.num_words, shapes))
+        partitions = Partitions(spill, runs, codec.num_words, shapes)
         reduce = ReducePartition(keyed.names, codec, partitions, forms, schema_of(rows), widths)
         crew = self.execution if one_by_one else light(self.execution, partitions.nbytes)
         return _each_partition(splits, reduce, spill, crew, self.policy), empty
@@ -355,8 +404,11 @@ def _source(keyed: KeyedData, payload: tuple[Key, ...] | None) -> Data:
     return data
 
 
-def _run_cut(source: Data, plan: ChunkPlan, cut: Callable[..., Any], execution: Execution, policy: Policy) -> list[Any]:
-    crew = light(execution, 0) if plan.num_chunks == 1 else execution
+def _run_cut(source: Data, plan: ChunkPlan, cut: CutChunk, execution: Execution, policy: Policy) -> list[Any]:
+    ours = cut.reader.spec.fn is None and (cut.forms is not None or cut.by_number)  # no code of the user's takes part
+    nbytes = plan.length * data_row_bytes(source, plan.length) if ours else 0
+    small = plan.num_chunks == 1 or (ours and nbytes <= LIGHT_BYTES)
+    crew = light(execution, 0) if small else execution
     runs: list[Any] = crew.run(Job(Source(source), plan, cut, policy), Collect())
     return runs
 
