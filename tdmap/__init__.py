@@ -27,6 +27,7 @@ from tdmap.errors import (
     WorkerStartError,
 )
 from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, RowsSkipped, WorkerDied
+from tdmap.expressions import Expression, col
 from tdmap.operations.filter import filter, flat_map
 from tdmap.operations.iterator import MapIterator
 from tdmap.operations.map import map, map_iter
@@ -50,6 +51,7 @@ __all__ = [
     "ChunkPlan",
     "ChunkRetried",
     "ChunkTimeout",
+    "Expression",
     "FolderInUse",
     "GroupBy",
     "JobEnded",
@@ -81,6 +83,7 @@ __all__ = [
     "WorkerPool",
     "WorkerStartError",
     "close_pools",
+    "col",
     "describe",
     "filter",
     "flat_map",
