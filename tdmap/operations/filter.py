@@ -167,7 +167,8 @@ def _fill(mask: Tensor, job: Job) -> None:
     for chunk in range(job.plan.num_chunks):
         start, stop = job.plan.rows(chunk)
         try:
-            mask[start:stop] = job.fn(narrow(job.source.data, 0, start, stop), start)
+            answer: Any = job.fn
+            mask[start:stop] = answer(narrow(job.source.data, 0, start, stop), start)
         except Exception as error:
             add_note(error, f"while the predicate answered for {describe_rows(start, stop)}")
             raise
