@@ -13,6 +13,7 @@ batch by batch. Neither the chunks nor the batches depend on the workers, so nei
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from torch import Tensor
 from tdmap.bykey import mapping
 from tdmap.bykey.aggregates import Grouped, grouped_form
 from tdmap.bykey.keys import KeyLike, KeySpec
-from tdmap.bykey.prepare import LIGHT_BYTES, KeyedData, count_partitions, light, plan_rows, prepare
+from tdmap.bykey.prepare import KeyedData, count_partitions, light, plan_rows, prepare
 from tdmap.bykey.reducing import (
     CutChunk,
     ReducePartition,
@@ -405,10 +406,11 @@ def _source(keyed: KeyedData, payload: tuple[Key, ...] | None) -> Data:
 
 
 def _run_cut(source: Data, plan: ChunkPlan, cut: CutChunk, execution: Execution, policy: Policy) -> list[Any]:
-    ours = cut.reader.spec.fn is None and (cut.forms is not None or cut.by_number)  # no code of the user's takes part
-    nbytes = plan.length * data_row_bytes(source, plan.length) if ours else 0
-    small = plan.num_chunks == 1 or (ours and nbytes <= LIGHT_BYTES)
-    crew = light(execution, 0) if small else execution
+    forms = (cut.forms or {}).values()
+    ours = cut.reader.spec.fn is None and all(type(form).__module__.startswith("tdmap.") for form in forms)
+    # Code of somebody else's runs in workers, which may die of it.
+    nbytes = plan.length * data_row_bytes(source, plan.length) if ours else sys.maxsize
+    crew = light(execution, 0 if plan.num_chunks == 1 else nbytes)
     runs: list[Any] = crew.run(Job(Source(source), plan, cut, policy), Collect())
     return runs
 

@@ -23,8 +23,7 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(index, "HEAP_BYTES", 1000)
     monkeypatch.setattr(chunks, "BLOCK_BYTES", 1000)
     monkeypatch.setattr(placing, "BLOCK_BYTES", 1000)
-    monkeypatch.setattr(lookup, "LIGHT_BYTES", 0)
-    monkeypatch.setattr(placing, "LIGHT_BYTES", 0)
+    monkeypatch.setattr(lookup, "HERE_BYTES", 0)
 
 
 def side(keys, name):

@@ -87,8 +87,8 @@ def check(result: Any, a: TensorDict, b: TensorDict, how: str) -> None:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (prepare, lookup, placing):
-        monkeypatch.setattr(module, "LIGHT_BYTES", 0)
+    monkeypatch.setattr(prepare, "LIGHT_BYTES", 0)
+    monkeypatch.setattr(lookup, "HERE_BYTES", 0)
     monkeypatch.setattr(placing, "BLOCK_BYTES", 2000)
     monkeypatch.setattr(chunks, "BLOCK_BYTES", 2000)
 
@@ -119,7 +119,7 @@ def test_bits_do_not_depend_on_workers(kind: str, tmp_path: Any) -> None:
 
 def test_more_keys_than_tables_are_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "MOST_BYTES", 0)
-    monkeypatch.setattr(lookup, "LIGHT_BYTES", 0)
+    monkeypatch.setattr(lookup, "HERE_BYTES", 0)
     for kind in ("dense", "distinct"):
         a, b = side(kind, 101, 1, "l"), side(kind, 67, 2, "r")
         for how in HOWS:

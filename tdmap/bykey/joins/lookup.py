@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tdmap.bykey.index import Index, sorted_rows
 from tdmap.bykey.order import Words, equal, group_starts, search, stable_order, take
-from tdmap.bykey.prepare import LIGHT_BYTES, KeyedData
+from tdmap.bykey.prepare import KeyedData
 from tdmap.bykey.reducing import select
 from tdmap.execution import Execution
 from tdmap.job import Policy
@@ -37,6 +37,9 @@ DIRECT_LEAST = 1 << 16
 
 MOST_BYTES = 512 << 20
 """Of an index for which tables are made: it lies in files from some size on, and they would lie in memory."""
+
+HERE_BYTES = 16 << 20
+"""An index of so few bytes is made in the caller."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -172,7 +175,7 @@ def lookup_of(keyed: KeyedData, spill: Spill, execution: Execution, policy: Poli
     """The table of a dataset's keys."""
     rows = int(keyed.data.shape[0])
     spec = keyed.reader.spec
-    if rows * 8 * (keyed.codec.num_words + 1) <= 4 * LIGHT_BYTES:  # sooner done here than sent
+    if rows * 8 * (keyed.codec.num_words + 1) <= HERE_BYTES:  # sooner done here than sent
         words, kept = keyed.reader.read(select(keyed.data, spec.names), 0)
         order, words = stable_order(words)
         numbers = order.astype(np.int64) if kept is None else kept[order]
