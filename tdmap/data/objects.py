@@ -22,7 +22,7 @@ from tdmap.data.kinds import Data, is_dense
 from tdmap.plan import ChunkPlan
 from tensordict_lite import NonTensorData, NonTensorDataBase, NonTensorStack, is_non_tensor, lazy_stack
 from tensordict_lite.memmap.plan import mapped_root
-from tensordict_lite.nontensor import same_payload
+from tensordict_lite.objects.data import same_payload
 
 KeyPath: TypeAlias = "tuple[str, ...]"
 

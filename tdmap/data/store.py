@@ -26,7 +26,7 @@ from tdmap.memory import hidden
 from tdmap.memory.folderlock import HELD, LOCK, FolderLock, locked, refuse_writers
 from tdmap.memory.hidden import HIDDEN
 from tensordict_lite import TensorDict, is_tensorclass
-from tensordict_lite.memmap.staging import exchange
+from tensordict_lite.memmap.disk.staging import exchange
 
 META = "meta.json"
 
@@ -232,7 +232,7 @@ class OutputFolder:
     def put(self, data: Data) -> Data:
         """A dataset that is made at once. Errors as `create`."""
         self._make_room(data)
-        return data.memmap(self._data)
+        return data.memmap(self._data, copy_existing=True)  # the data may be rows of another dataset
 
     def _make_room(self, data: Data) -> None:
         require_room_for_hidden(data)

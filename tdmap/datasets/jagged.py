@@ -29,8 +29,12 @@ if TYPE_CHECKING:
     from tdmap.datasets.tables.ops import TableGroups
     from tdmap.datasets.tables.pipeline import TablePipeline
     from tdmap.execution import WorkerOptions
+    from tdmap.memory.scratch import Scratch
 
 KINDS = ("tensor", "str", "bytes")
+
+BLOCK_ROWS = 1 << 18
+"""Rows whose numbers are looked at together."""
 
 
 class Jagged:
@@ -199,18 +203,7 @@ class Jagged:
 
     def take(self, index: Tensor) -> Jagged:
         """The rows of an int64 tensor of numbers, or a mask; they share the values."""
-        if index.dtype is torch.bool:
-            if index.shape != self.starts.shape:
-                raise IndexError(f"a mask of shape {list(index.shape)} for {len(self)} rows: one bool a row is needed.")
-            index = torch.from_numpy(np.flatnonzero(index.numpy()))  # several times as fast as torch's
-        if index.dtype is not torch.int64 or index.dim() != 1:
-            index = torch.arange(len(self))[index]
-        rows = len(self)
-        low, high = (int(bound) for bound in torch.aminmax(index)) if len(index) else (0, 0)
-        if low < -rows or high >= max(rows, 1):
-            raise IndexError(f"row {low if low < -rows else high} of {rows} rows")
-        if low < 0:
-            index = torch.where(index < 0, index + rows, index)
+        index = row_numbers(index, len(self))
         # Several times as fast as indexing with a tensor.
         return self._part(self.starts.index_select(0, index), self.ends.index_select(0, index))
 
@@ -366,8 +359,14 @@ class Jagged:
             **options: about workers, as `tdmap.map`.
         """
         generator = None if seed is None else torch.Generator().manual_seed(seed)
-        rows = self.take(torch.randperm(len(self), generator=generator))
-        return rows if out is None else rows.save(out, **options)
+        if out is None:
+            return self.take(torch.randperm(len(self), generator=generator))
+        from tdmap.datasets.jaggedfile import save_jagged
+
+        def order(scratch: Scratch) -> Tensor:
+            return torch.randperm(len(self), generator=generator, out=scratch.empty(len(self)))
+
+        return save_jagged(self, out, order, **options)
 
     def sort(
         self,
@@ -390,8 +389,12 @@ class Jagged:
         from tdmap.datasets.tables.ranks import ranks_of
 
         keys = self.lengths if key == "length" else ranks_of([self])[0]
-        rows = self.take(torch.sort(keys, stable=True, descending=descending).indices)
-        return rows if out is None else rows.save(out, **options)
+        order = torch.sort(keys, stable=True, descending=descending).indices
+        if out is None:
+            return self.take(order)
+        from tdmap.datasets.jaggedfile import save_jagged
+
+        return save_jagged(self, out, lambda scratch: order, **options)
 
     flat_map = map
 
@@ -497,3 +500,21 @@ def _from_tensors(cls: type[Jagged], rows: list[Tensor]) -> Jagged:
             )
     lengths = torch.tensor([len(row) for row in rows])
     return cls(torch.cat(full) if full else torch.empty(0), offsets_of(lengths))
+
+
+def row_numbers(index: Tensor, rows: int) -> Tensor:
+    """Numbers from 0 on, int64 `[m]`, of the rows that a tensor of numbers, from the end as well, or a mask means.
+
+    Raises:
+        IndexError: there is no such row, or the mask is of another length.
+    """
+    if index.dtype is torch.bool:
+        if index.shape != (rows,):
+            raise IndexError(f"a mask of shape {list(index.shape)} for {rows} rows: one bool a row is needed.")
+        return torch.from_numpy(np.flatnonzero(index.numpy()))  # several times as fast as torch's
+    if index.dtype is not torch.int64 or index.dim() != 1:
+        index = torch.arange(rows)[index]
+    low, high = (int(bound) for bound in torch.aminmax(index)) if len(index) else (0, 0)
+    if low < -rows or high >= max(rows, 1):
+        raise IndexError(f"row {low if low < -rows else high} of {rows} rows")
+    return torch.where(index < 0, index + rows, index) if low < 0 else index

@@ -13,7 +13,7 @@ from torch import Tensor
 from tdmap.data.kinds import Data
 from tdmap.datasets.columns import Apart, Columns, run_columns
 from tdmap.datasets.jagged import Jagged
-from tdmap.datasets.jaggedfile import open_jagged
+from tdmap.datasets.jaggedfile import open_jagged, save_jagged
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, Source, function_name
@@ -235,8 +235,13 @@ def filter_jagged(
     policy = policy_for(None, None, 2, None, on_error=on_error, skip="pad")
     fn = Answers(OnJagged(predicate, rows, travels(execution)))
     job = Job(Source(spans_of(rows)), plan_of(rows, chunksize), fn, policy, on_row_error=handler_of(on_error))
-    kept = rows.take(cast(Tensor, execution.run(job, Gather(job.name))))
-    return kept if out is None else kept.save(out, **options)
+
+    def answers() -> Tensor:
+        return cast(Tensor, execution.run(job, Gather(job.name)))
+
+    if out is None:
+        return rows.take(answers())
+    return save_jagged(rows, out, lambda scratch: answers(), **options)
 
 
 class Answers:

@@ -6,6 +6,8 @@ name there, so that a run that was begun before goes on.
 
 from __future__ import annotations
 
+from tensordict_lite.moved import old_name
+
 _KNOWN_AS = {
     "tdmap.data.columns": "tdmap.bykey.rows",
     "tdmap.data.join": "tdmap._data",
@@ -35,4 +37,4 @@ def known_as(module: str | None) -> str | None:
         >>> known_as("tdmap.operations.reduce"), known_as("json")
         ('tdmap.reduction', 'json')
     """
-    return _KNOWN_AS.get(module, module) if module is not None else None
+    return _KNOWN_AS.get(module) or old_name(module) if module is not None else None

@@ -26,7 +26,7 @@ import torch
 from tdmap.frames import warn_user
 from tdmap.memory.mapped import MappedFiles, is_replaced
 from tdmap.memory.regions import Region, SharedHandle, region_of
-from tensordict_lite.memmap.mapping import map_anonymous
+from tensordict_lite.memmap.disk.mapping import map_anonymous
 
 ALIGNMENT = 64
 """Tensors in a block start at multiples of this, the length of a cache line."""

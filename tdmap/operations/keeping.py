@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from tdmap.data.alike import VALID
+from tdmap.data.join import result_of_no_rows
 from tdmap.data.kinds import Data, is_data, is_dense
+from tdmap.data.schema import take_apart
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, function_name
@@ -96,6 +98,12 @@ def map_dropping(job: Job, path: str | os.PathLike[str], resume: bool, execution
             "on_error='skip'."
         )
     assert is_data(job.source.data)
+    empty = None
+    if not job.plan.length:
+        rows = result_of_no_rows(job.fn, job.source.data, job.plan)
+        if rows is None:
+            raise returned_none("the data has no rows")
+        empty = take_apart(rows).schema
     return append_rows(
         job.source.data,
         SameRows(job.fn, job.plan),
@@ -105,4 +113,5 @@ def map_dropping(job: Job, path: str | os.PathLike[str], resume: bool, execution
         job.policy,
         resume=resume,
         on_row_error=job.on_row_error,
+        empty=empty,
     )

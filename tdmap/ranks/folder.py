@@ -36,7 +36,7 @@ from tdmap.resume import journal as journals
 from tdmap.resume.journal import Contents, Journal
 from tdmap.resume.run import IN_PLACE, Resume, Run, contents_for, identify
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.format import META, NodeMeta
+from tensordict_lite.memmap.disk.format import META, NodeMeta
 from tensordict_lite.memmap.load import Loader
 
 PATIENCE = 60.0

@@ -20,7 +20,7 @@ from tdmap.ranks.folder import RankFolder
 from tdmap.resume import journal as journals
 from tdmap.resume.journal import Contents
 from tdmap.resume.run import check_identity, files_of, plan_of
-from tensordict_lite.memmap.format import META
+from tensordict_lite.memmap.disk.format import META
 
 
 @operation

@@ -26,7 +26,7 @@ LATE = {"PIL", "bz2", "lzma", "psutil", "ray", "rich", "safetensors", "tqdm", "t
 """Modules that are imported where they are needed: they may be missing, or are slow to import."""
 DOORS = (
     "tdmap/cli",  # the command answers --help before torch is there
-    "tensordict_lite/ops/engine.py",  # methods of a TensorDict that call the engine
+    "tensordict_lite/doors/",  # methods of a collection whose work is done in rooms above
 )
 """Files that import inside functions on purpose."""
 

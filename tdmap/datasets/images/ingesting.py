@@ -35,8 +35,8 @@ from tdmap.operations.map import map as map_chunks
 from tdmap.operations.permute import permute
 from tdmap.rowerrors import RowErrors, SkippedRows
 from tensordict_lite import TensorDict
-from tensordict_lite.memmap.files import new_file, write_all
-from tensordict_lite.memmap.staging import exchange
+from tensordict_lite.memmap.disk.files import new_file, write_all
+from tensordict_lite.memmap.disk.staging import exchange
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
