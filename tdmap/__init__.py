@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from tdmap import _entry as _entry  # first: what follows takes its time
-from tdmap.bykey import GroupBy, group_by, join, sort
+from tdmap.bykey import GroupBy, group_by, join, sample, sort, top_k, unique, value_counts
 from tdmap.diagnostics.profiler import Profiler
 from tdmap.diagnostics.progress import ProgressBar
 from tdmap.errors import (
@@ -95,7 +95,11 @@ __all__ = [
     "merge_shards",
     "prefetch_to_device",
     "reduce",
+    "sample",
     "shuffle",
     "sort",
+    "top_k",
     "train_test_split",
+    "unique",
+    "value_counts",
 ]

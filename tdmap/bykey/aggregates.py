@@ -22,7 +22,7 @@ from torch import Tensor
 from tdmap.bykey.slots import Slotted
 from tdmap.data.columns import columns_of, split_rows
 from tdmap.data.kinds import Data, is_data, signed_view
-from tdmap.reducers import Checksum, Count, Max, Mean, Min, MinMax, Reducer, Std, Sum, Var, exact
+from tdmap.reducers import Checksum, Count, First, Last, Max, Mean, Min, MinMax, Reducer, Std, Sum, Var, exact
 from tdmap.reducers.base import Key, reduced_dims, values_of
 from tdmap.reducers.moments import Moments
 from tdmap.reducers.ranks import larger, ranked, smaller, unranked
@@ -101,7 +101,10 @@ def _rows_of(states: States) -> int:
 
 def pick(states: States, rows: NDArray[Any]) -> States:
     """Some groups of states, as a copy."""
-    return tuple(column[rows] for column in states)
+    return tuple(
+        signed_view(column)[rows].view(column.dtype) if isinstance(column, Tensor) else column[rows]
+        for column in states
+    )
 
 
 def join_states(parts: Sequence[States]) -> States:
@@ -358,6 +361,39 @@ def _extreme_by_slot(ufunc: Any, values: Tensor, chunk: Slotted) -> Tensor:
     return torch.from_numpy(found[chunk.slots.used]).to(values.dtype)
 
 
+class GroupedEnd(Grouped):
+    """`First` and `Last`."""
+
+    def __init__(self, key: Key | None, last: bool) -> None:
+        self.key = key
+        self.last = last
+
+    def update(self, rows: Data, starts: Starts) -> States:
+        values = values_of(rows, self.key).detach()
+        return pick((values,), self._ends(starts, values.shape[0]))
+
+    def update_slots(self, chunk: Slotted) -> States:
+        values, numbers = values_of(chunk.rows, self.key).detach(), chunk.slots.numbers
+        rows = np.arange(len(numbers))
+        found = np.zeros(len(chunk.slots.sizes), dtype=np.int64)
+        # Of several rows with one slot the last one that is written stays.
+        found[numbers if self.last else numbers[::-1]] = rows if self.last else rows[::-1]
+        return pick((values,), found[chunk.slots.used])
+
+    def merge(self, a: States, b: States) -> States:
+        return b if self.last else a
+
+    def fold(self, states: States, starts: Starts) -> States:
+        return pick(states, self._ends(starts, len(states[0])))
+
+    def finish(self, states: States) -> Tensor:
+        values: Tensor = states[0]
+        return values
+
+    def _ends(self, starts: Starts, rows: int) -> NDArray[np.int64]:
+        return np.append(starts[1:], rows) - 1 if self.last else starts
+
+
 class OneByOne(Grouped):
     """Any reducer: its states are objects, folded group by group."""
 
@@ -435,6 +471,8 @@ _FORMS: Mapping[type, Callable[[Any], Grouped]] = {
     MinMax: lambda r: GroupedExtrema(r.key, r.dim, "both"),
     Min: lambda r: GroupedExtrema(r.key, r.dim, "min"),
     Max: lambda r: GroupedExtrema(r.key, r.dim, "max"),
+    First: lambda r: GroupedEnd(r.key, False),
+    Last: lambda r: GroupedEnd(r.key, True),
 }
 
 

@@ -22,6 +22,8 @@ from torch import Tensor
 
 from tdmap.bykey import mapping
 from tdmap.bykey.aggregates import Grouped, grouped_form
+from tdmap.bykey.forms.named import Ordered, parse
+from tdmap.bykey.forms.ordered import OrderedGroups
 from tdmap.bykey.keys import KeyLike, KeySpec
 from tdmap.bykey.prepare import KeyedData, count_partitions, light, plan_rows, prepare
 from tdmap.bykey.reducing import (
@@ -53,9 +55,9 @@ from tdmap.operation import operation
 from tdmap.operations.append import Pieces, SpillRows, place_pieces
 from tdmap.operations.map import policy_for
 from tdmap.operations.output import Output, spill_folder
-from tdmap.operations.permute import place_rows
+from tdmap.operations.permute import permute, place_rows
 from tdmap.plan import ChunkPlan
-from tdmap.reducers import Reducer
+from tdmap.reducers import Count, Reducer
 from tdmap.reducers.base import Key
 from tdmap.sinks import Collect
 from tensordict_lite import is_non_tensor
@@ -138,7 +140,7 @@ class GroupBy:
     @operation
     def reduce(
         self,
-        reducers: Mapping[str, Reducer[Any]] | Reducer[Any],
+        reducers: Mapping[Any, Reducer[Any]] | Reducer[Any],
         *,
         out: Data | str | os.PathLike[str] | None = None,
         overwrite: bool = False,
@@ -153,7 +155,8 @@ class GroupBy:
         reducer with a method `grouped()` (`tdmap.bykey.Grouped`). Others fold group by group, in Python.
 
         Args:
-            reducers: names of the result's entries, and what they are; a single reducer makes an entry `"result"`.
+            reducers: names of the result's entries (a tuple for a nested one), and what they are; a single reducer
+                makes an entry `"result"`.
             out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for as
                 many rows as there are keys.
             overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
@@ -236,14 +239,129 @@ class GroupBy:
 
             return self._to_output(target, keyed, run, execution, False)
 
-    def _parts(self, reducers: Any) -> dict[str, Any]:
+    @operation
+    def agg(
+        self,
+        spec: Mapping[Any, Any],
+        *,
+        out: Data | str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        chunksize: int | None = None,
+        retries: int = 2,
+        timeout: float | None = None,
+        **options: Unpack[WorkerOptions],
+    ) -> Data:
+        """One row for each key, of statistics that are called by their names; all of them in one pass where they can.
+
+        Args:
+            spec: for each entry of the result what it is:
+
+                - `{"price": "mean"}`: the mean of the entry `"price"`;
+                - `{"price": ["mean", "max"]}`: a collection of both, `result["price", "mean"]`;
+                - `{"most": ("price", "max")}`: of another entry;
+                - `{"most": tdmap.reducers.Max("price")}`: any reducer.
+
+                Names are `"count"`, `"sum"`, `"mean"`, `"var"`, `"std"`, `"min"`, `"max"`, `"minmax"`, `"first"`,
+                `"last"`, `"median"`, `"nunique"` (distinct values but NaN), and `("quantile", q)` for a number or a
+                list of numbers from 0 to 1. Quantiles are exact, of values that are no NaN; they and `"nunique"` sort
+                the entry, with 16 bytes of memory a row.
+            out, overwrite, chunksize, retries, timeout, options: as `reduce`.
+
+        Returns:
+            As `reduce`.
+
+        Raises:
+            ValueError: there is no such statistic.
+            TypeError: a value is none of those forms, or quantiles are wanted of groups by a function.
+            Exception: as `reduce`.
+
+        Example:
+            >>> from tensordict_lite import TensorDict
+            >>> data = TensorDict({"shop": torch.tensor([7, 3, 7]), "sold": torch.tensor([1.0, 2.0, 4.0])}, [3])
+            >>> result = group_by(data, "shop").agg({"sold": ["sum", "median"]}, num_workers=0)
+            >>> result["sold", "sum"], result["sold", "median"]
+            (tensor([2., 5.], dtype=torch.float64), tensor([2.0000, 2.5000], dtype=torch.float64))
+        """
+        asked = parse(spec)
+        how: dict[str, Any] = {"chunksize": chunksize, "retries": retries, "timeout": timeout, **options}
+        self._parts({**asked.reducers, **dict.fromkeys(asked.ordered)})
+        if not asked.ordered:
+            return self.reduce(asked.reducers, out=out, overwrite=overwrite, **how)
+        execution = Execution.of(**options)
+        policy = policy_for(None, None, retries, timeout, undo=False)
+        target = Output(destination(out, overwrite), self._data)
+        with target.claimed("group_by.agg"):
+            result = self.reduce(asked.reducers or {"__count__": Count()}, **how)
+            if not asked.reducers:
+                result = result.exclude("__count__")
+            with Spill(spill_folder(Output(None, self._data), self._spill_dir)) as spill:
+                self._add_ordered(result, asked.ordered, execution, policy, spill)
+            return deliver(result, target)
+
+    def _add_ordered(
+        self, result: Data, asked: Mapping[Any, Ordered], execution: Execution, policy: Policy, spill: Spill
+    ) -> None:
+        for key in dict.fromkeys(one.key for one in asked.values()):
+            groups = OrderedGroups(self._data, self._spec, key, self._dropna, execution, policy, spill)
+            for path, one in asked.items():
+                if one.key == key:
+                    result.set(path, groups.distinct() if one.q is None else groups.quantiles(one.q))
+
+    @operation
+    def top_k(
+        self,
+        key: Key,
+        k: int,
+        *,
+        largest: bool = True,
+        out: Data | str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        retries: int = 2,
+        timeout: float | None = None,
+        **options: Unpack[WorkerOptions],
+    ) -> Data:
+        """The `k` rows of each group with the largest values of an entry: group by group, largest first.
+
+        Args:
+            key: an entry with one number a row; NaN rank last, ties go to the earlier row.
+            k: how many rows; all of a group that has fewer.
+            largest: False: the smallest, smallest first.
+            out, overwrite, retries, timeout, options: as `reduce`.
+
+        Returns:
+            The rows, with all their entries.
+
+        Raises:
+            KeyError: there is no such entry.
+            TypeError: the key is a function, or the entry has no one number a row.
+            ValueError: `k` is less than 1.
+
+        Example:
+            >>> from tensordict_lite import TensorDict
+            >>> data = TensorDict({"shop": torch.tensor([7, 3, 7]), "sold": torch.tensor([1.0, 2.0, 4.0])}, [3])
+            >>> group_by(data, "shop").top_k("sold", 1, num_workers=0)["sold"]
+            tensor([2., 4.])
+        """
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise ValueError(f"k must be a number of rows, at least 1: got {k!r}.")
+        execution = Execution.of(**options)
+        policy = policy_for(None, None, retries, timeout, undo=False)
+        target = Output(destination(out, overwrite), self._data)
+        with target.claimed("group_by.top_k"), Spill(spill_folder(Output(None, self._data), self._spill_dir)) as spill:
+            groups = OrderedGroups(
+                self._data, self._spec, key, self._dropna, execution, policy, spill, descending=largest
+            )
+            return permute(self._data, groups.first_rows(k), target, execution)
+
+    def _parts(self, reducers: Any) -> dict[Any, Any]:
         parts = reducers if isinstance(reducers, Mapping) else {"result": reducers}
         if not parts:
             raise ValueError('reduce needs at least one reducer: pass {"n": tdmap.reducers.Count()}, for one.')
         for name in parts:
-            if not isinstance(name, str):
-                raise TypeError(f"the names of reducers are strings: got {name!r}.")
-            if name in [one if isinstance(one, str) else one[0] for one in self._spec.names]:
+            path = (name,) if isinstance(name, str) else name
+            if not (isinstance(path, tuple) and path and all(isinstance(part, str) for part in path)):
+                raise TypeError(f"the names of reducers are strings, or tuples of them: got {name!r}.")
+            if path[0] in [one if isinstance(one, str) else one[0] for one in self._spec.names]:
                 raise ValueError(f"the reducer {name!r} has the name of a key: give it another one.")
         return dict(parts)
 
@@ -261,18 +379,23 @@ class GroupBy:
         output = Output(None, self._data) if strings else target
         with Spill(spill_folder(output, self._spill_dir)) as spill:
             pieces, empty = run(spill)
-            if not isinstance(pieces, Pieces):
-                parts = take_apart(pieces)
-                places = output.open(parts.schema, parts.rows, parts.objects)
-                place_rows(pieces, 0, places, parts.schema)
-            else:
+            if isinstance(pieces, Pieces):
                 _place(pieces, empty, spill, output, execution)
-        result = output.result()
+                result = output.result()
+            else:
+                result = deliver(pieces, output)
         if not strings:
             return result
         result = _with_strings(result, keyed)
         target.refuse_hidden_key(result)
         return result if target.store is None else result.memmap(target.store.path)
+
+
+def deliver(result: Data, output: Output) -> Data:
+    """A result in memory, brought to where it was asked for."""
+    parts = take_apart(result)
+    place_rows(result, 0, output.open(parts.schema, parts.rows, parts.objects), parts.schema)
+    return output.result()
 
 
 def _place(

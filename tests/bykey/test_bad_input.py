@@ -137,7 +137,9 @@ def test_options(data):
 
 def test_keys_of_a_join_must_be_of_one_kind(data):
     other = TensorDict({"k": torch.tensor([1], dtype=torch.float32), "s": ["a"]}, [1])
-    with pytest.raises(TypeError, match=r"'k' of the first dataset is int64 \[\], and 'k' of the second one is float32"):
+    with pytest.raises(
+        TypeError, match=r"'k' of the first dataset is int64 \[\], and 'k' of the second one is float32"
+    ):
         tdmap.join(data, other, "k", num_workers=0)
     with pytest.raises(TypeError, match=r"int64 \[\].*strings"):
         tdmap.join(data, other, {"k": "s"}, num_workers=0)
