@@ -11,7 +11,7 @@ from html import escape
 
 from tdmap.diagnostics.model import Verdict
 from tdmap.diagnostics.profile import PARTS, JobProfile, WorkerProfile
-from tdmap.diagnostics.tables import COLUMNS, FIGURES, SHOWN_WORKERS, cells, headline
+from tdmap.diagnostics.reports.tables import COLUMNS, FIGURES, SHOWN_WORKERS, cells, headline
 
 COLOURS = {
     "fn": "#3f9b4f",
@@ -23,7 +23,7 @@ COLOURS = {
     "idle": "#8a8a8a",
     "no core": "#4a4a4a",
 }
-"""Of the groups of `tdmap.diagnostics.tables.COLUMNS`."""
+"""Of the groups of `tdmap.diagnostics.reports.tables.COLUMNS`."""
 
 _STYLE = """<style>
 .tdmap-profile {font-family: sans-serif; font-size: 13px; line-height: 1.5; color: inherit; max-width: 60em}

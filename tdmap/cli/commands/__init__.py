@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from tdmap.cli.commands import (
-    bench,
     cache,
     completion,
     convert,
     datasets,
-    doctor,
     folds,
     head,
     info,
+    machine,
     map,
     orders,
     profile,
@@ -21,15 +20,14 @@ from tdmap.cli.commands import (
 )
 
 __all__ = [
-    "bench",
     "cache",
     "completion",
     "convert",
     "datasets",
-    "doctor",
     "folds",
     "head",
     "info",
+    "machine",
     "map",
     "orders",
     "profile",

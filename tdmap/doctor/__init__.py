@@ -316,10 +316,3 @@ def to_dict(report: Report) -> dict[str, Any]:
     """The report as plain values."""
     checks = [{"name": c.name, "state": c.state, "found": c.found, "advice": c.advice} for c in report.checks]
     return {"facts": report.facts, "checks": checks, "verdict": report.verdict}
-
-
-if __name__ == "__main__":
-    from tdmap.cli.app import main
-
-    sys.argv = ["tdmap", "doctor", *sys.argv[1:]]
-    main()
