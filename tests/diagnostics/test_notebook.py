@@ -9,7 +9,7 @@ import torch
 import tdmap
 from tdmap.diagnostics.notebook import COLOURS, render_html
 from tdmap.diagnostics.profile import JobProfile
-from tdmap.diagnostics.tables import COLUMNS
+from tdmap.diagnostics.reports.tables import COLUMNS
 
 
 class Balanced(HTMLParser):
