@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 from typing import Any
 
@@ -103,7 +104,13 @@ if _torch_version >= "2.6":  # before, it does not take names
     _add_safe_globals([(each, f"{_old_name(each.__module__)}.{each.__qualname__}") for each in _SAFE])
 
 
+_LATER = {"PersistentTensorDict": "tensordict_lite.persistent"}
+"""Names that are imported when they are asked for, and where they are."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     if name == "__version__":
         return importlib.metadata.version("tdmap")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -120,6 +127,7 @@ __all__ = [
     "NonTensorData",
     "NonTensorDataBase",
     "NonTensorStack",
+    "PersistentTensorDict",
     "TensorAttrs",
     "TensorClass",
     "TensorClassModuleBase",

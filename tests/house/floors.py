@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 KNOWN = Path(__file__).with_name("known_violations.txt")
 PACKAGES = ("tdmap", "tensordict_lite")
 
-LATE = {"PIL", "bz2", "lzma", "psutil", "ray", "rich", "safetensors", "tqdm", "typer"}
+LATE = {"PIL", "bz2", "h5py", "lzma", "psutil", "ray", "rich", "safetensors", "tqdm", "typer"}
 """Modules that are imported where they are needed: they may be missing, or are slow to import."""
 DOORS = (
     "tdmap/cli",  # the command answers --help before torch is there
