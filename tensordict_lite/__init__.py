@@ -33,6 +33,7 @@ from tensordict_lite.hooks import vmapping as _vmapping
 from tensordict_lite.hooks.pytree import from_pytree
 from tensordict_lite.keys import NestedKey, unravel_key, unravel_key_list, unravel_key_to_tuple
 from tensordict_lite.lazy import stack as _lazystack_class
+from tensordict_lite.lazy import typed as _lazy_typed  # noqa: F401  (registers its part)
 from tensordict_lite.lazy.functions import LazyStackedTensorDict, lazy_stack, maybe_dense_stack
 from tensordict_lite.memmap import DatasetWriter, MemoryMappedTensor, TensorDictFuture
 from tensordict_lite.memmap.api import load, load_memmap, save
@@ -49,7 +50,9 @@ from tensordict_lite.nn import (
     TensorDictParams,
     as_tensordict_module,
 )
+from tensordict_lite.nn import uninitialized as _uninitialized  # noqa: F401  (registers its part)
 from tensordict_lite.objects import metadata as _metadata
+from tensordict_lite.objects import tuple as _tuple  # noqa: F401  (registers its part)
 from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, is_non_tensor
 from tensordict_lite.objects.metadata import MetaData
 from tensordict_lite.objects.stack import NonTensorStack
