@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from tdmap import _entry as _entry  # first: what follows takes its time
-from tdmap.bykey import GroupBy, group_by, join, sort
+from tdmap.bykey import GroupBy, group_by, join, sample, sort, top_k, unique, value_counts
 from tdmap.diagnostics.profiler import Profiler
 from tdmap.diagnostics.progress import ProgressBar
 from tdmap.errors import (
@@ -27,10 +27,12 @@ from tdmap.errors import (
     WorkerStartError,
 )
 from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, RowsSkipped, WorkerDied
+from tdmap.expressions import Expression, col
 from tdmap.operations.filter import filter, flat_map
-from tdmap.operations.iterator import MapIterator
-from tdmap.operations.map import map, map_iter
-from tdmap.operations.prefetch import prefetch_to_device
+from tdmap.operations.iteration.iterator import MapIterator
+from tdmap.operations.iteration.map_iter import map_iter
+from tdmap.operations.iteration.prefetch import prefetch_to_device
+from tdmap.operations.map import map
 from tdmap.operations.reduce import map_reduce, reduce
 from tdmap.operations.samplers import BalancedSampler, MixedSampler, WeightedSampler
 from tdmap.operations.shuffle import shuffle
@@ -50,6 +52,7 @@ __all__ = [
     "ChunkPlan",
     "ChunkRetried",
     "ChunkTimeout",
+    "Expression",
     "FolderInUse",
     "GroupBy",
     "JobEnded",
@@ -81,6 +84,7 @@ __all__ = [
     "WorkerPool",
     "WorkerStartError",
     "close_pools",
+    "col",
     "describe",
     "filter",
     "flat_map",
@@ -92,7 +96,11 @@ __all__ = [
     "merge_shards",
     "prefetch_to_device",
     "reduce",
+    "sample",
     "shuffle",
     "sort",
+    "top_k",
     "train_test_split",
+    "unique",
+    "value_counts",
 ]

@@ -20,6 +20,8 @@ from tdmap.memory.cuts import Cuts
 from tdmap.memory.resources import usable_cores
 from tdmap.process import forks
 from tdmap.process.owner import Owner
+from tdmap.runtime.commits import CommitLog
+from tdmap.runtime.crews.base import Crew
 from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.crews.foreign import ForeignCrew
 from tdmap.runtime.crews.processes import ProcessCrew
@@ -27,9 +29,9 @@ from tdmap.runtime.crews.ray import RayCrew
 from tdmap.runtime.crews.raypool import borrow_ray_pool
 from tdmap.runtime.crews.serial import SerialCrew
 from tdmap.runtime.crews.threads import ThreadCrew
-from tdmap.runtime.driver import CommitLog, Crew, Driver
+from tdmap.runtime.driver import Driver
 from tdmap.runtime.workers import worker as worker_module
-from tdmap.runtime.workers.launch import START_METHODS
+from tdmap.runtime.workers.launch import require_start_method
 from tdmap.runtime.workers.pool import WorkerPool, borrow_pool, give_back
 from tdmap.sinks import Sink
 
@@ -114,10 +116,7 @@ class Execution:
             _positive("max_tasks_per_child", self.max_tasks_per_child)
         if self.max_memory is not None:
             _positive("max_memory", self.max_memory)
-        if self.mp_start_method is not None and self.mp_start_method not in START_METHODS:
-            raise ValueError(
-                f"mp_start_method must be one of {', '.join(START_METHODS)}, or None: got {self.mp_start_method!r}."
-            )
+        require_start_method(self.mp_start_method)
         if self.pool is not None and not isinstance(self.pool, WorkerPool) and not _is_foreign_pool(self.pool):
             raise TypeError(
                 f"pool must be a tdmap.WorkerPool or a multiprocessing pool, got a {type(self.pool).__name__}."
@@ -196,7 +195,7 @@ class Execution:
         return self.executor.slots() if isinstance(self.executor, RayCluster) else usable_cores()
 
     def _crew(self, job: Job) -> tuple[Crew, Callable[[], None]]:
-        """Those who run the job, and what to call when they have."""
+        """The crew that runs the job, and a function to call when the job is over."""
         if self.executor == "serial" or (self.in_processes and _nested()):
             return SerialCrew(), _nothing
         count = self._count()
@@ -231,7 +230,7 @@ class _Bar(ProgressBar):
 
 
 def _beacon() -> list[Callback]:
-    """Who tells other terminals how far a job is; nobody within a worker."""
+    """The callback that writes status files for other terminals; none inside a worker."""
     folder = None if worker_module.in_worker else status_folder()
     return [] if folder is None else [StatusFile(folder)]
 

@@ -26,10 +26,14 @@ import torch
 from tdmap.frames import warn_user
 from tdmap.memory.mapped import MappedFiles, is_replaced
 from tdmap.memory.regions import Region, SharedHandle, region_of
-from tensordict_lite.memmap.disk.mapping import map_anonymous
+from tdmap.memory.resources import system_memory
+from tensordict_lite.memmap.disk.mapping import NAMED, map_anonymous, reserve
 
 ALIGNMENT = 64
 """Tensors in a block start at multiples of this, the length of a cache line."""
+
+ARENA_BYTES = 1 << 26
+"""Size of the blocks that an `Arena` gives out; untouched pages cost nothing."""
 
 
 def high_fd(fd: int) -> int:
@@ -67,10 +71,10 @@ def anonymous_file(nbytes: int) -> tuple[int, str, str | None]:
                 raise
             os.close(fd)
     folder = _fallback_folder(nbytes)
-    fd, path = tempfile.mkstemp(prefix="tdmap-", dir=folder)
+    fd, path = tempfile.mkstemp(prefix=NAMED, dir=folder)
     try:
         fd = high_fd(fd)
-        os.posix_fallocate(fd, 0, nbytes)
+        reserve(fd, nbytes, path)
     except BaseException:  # no room: nothing may stay there
         os.close(fd)
         os.unlink(path)
@@ -126,14 +130,50 @@ def anonymous_tensor(nbytes: int) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,), (1,))
 
 
+class Arena:
+    """Shared memory for copies of tensors, given out from the front of large blocks."""
+
+    def __init__(self) -> None:
+        self._block: torch.Tensor | None = None
+        self._used = 0
+
+    def like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Uninitialised shared memory for a copy of `tensor`; its expanded dimensions stay expanded."""
+        compact = tuple(1 if s == 0 else n for n, s in zip(tensor.shape, tensor.stride()))
+        view = self.empty(tensor.dtype, torch.Size(compact))
+        return view.expand(tensor.shape)
+
+    def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of `tensor` in shared memory."""
+        copy = self.like(tensor)
+        unexpanded(copy).copy_(unexpanded(tensor))
+        return copy
+
+    def empty(self, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+        """Zeroed shared memory as a contiguous tensor."""
+        nbytes = shape.numel() * dtype.itemsize
+        start = align(self._used)
+        if self._block is None or start + nbytes > self._block.numel():
+            self._block = anonymous_tensor(max(ARENA_BYTES, nbytes))
+            start = 0
+        self._used = start + nbytes
+        return self._block[start : start + nbytes].view(dtype).view(shape)
+
+
+def unexpanded(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` with its expanded dimensions cut to one element."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
 def check_memory(nbytes: int) -> None:
     """Raise MemoryError when `nbytes` exceed what the machine has to spare: better than a killed worker later."""
     if nbytes < 1 << 28:
         return
-    import psutil
-
-    spare = psutil.virtual_memory().available
-    if nbytes > spare:
+    spare = system_memory()
+    if spare is not None and nbytes > spare:
         raise MemoryError(
             f"{nbytes:,} bytes of results do not fit into memory ({spare:,} bytes are available): pass out=, "
             "a memory-mapped TensorDict, so that results go to files"

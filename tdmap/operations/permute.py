@@ -28,9 +28,10 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.regions import region_of
 from tdmap.memory.resources import available_memory
+from tdmap.memory.rowfiles import Places, SharedTensors
 from tdmap.memory.spill import Spill
 from tdmap.operation import operation
-from tdmap.operations.output import Output, Places, SharedTensors, SourceRows, Step, spill_folder, travels
+from tdmap.operations.output import Output, SourceRows, Step, spill_folder, travels
 from tdmap.operations.scatter import scatter_rows
 from tdmap.plan import ChunkPlan
 from tdmap.sinks import Collect
@@ -218,7 +219,7 @@ def prefetch(tensors: Sequence[Tensor], wanted: int) -> None:
     for tensor in tensors:
         rows = len(tensor)
         region = region_of(tensor) if wanted >= rows // 8 and tensor.numel() < rows * LARGE_ROW else None
-        if region is None or region.handle.anonymous:
+        if region is None or region.handle.anonymous or not hasattr(os, "posix_fadvise"):
             continue
         fd = os.open(region.handle.path, os.O_RDONLY | os.O_CLOEXEC)
         try:

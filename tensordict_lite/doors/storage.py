@@ -38,6 +38,7 @@ class StorageOps(Kernel):
         compression: str | int | None = None,
         atomic: bool = False,
         allow_pickle: bool = False,
+        reference_format: bool = False,
     ) -> Any:
         """Writes every tensor to a file of its own and gives a collection of the mapped files.
 
@@ -66,6 +67,9 @@ class StorageOps(Kernel):
                 constant of :mod:`zipfile`. A compressed tensor is not mapped when it is loaded, but decompressed.
             atomic: exchange the whole folder in one step, dropping files that this save does not write.
             allow_pickle: pickle non-tensor data that JSON cannot hold; otherwise it is a RuntimeError.
+            reference_format: write nothing that ``tensordict`` does not open. Otherwise thousands of strings are
+                written to two files instead of JSON, which opens in no time whatever their number. An archive is
+                always in its format.
 
         Returns:
             A locked collection of :class:`MemoryMappedTensor` leaves (device ``cpu``).
@@ -110,6 +114,7 @@ class StorageOps(Kernel):
             robust_key=robust_key,
             atomic=atomic,
             allow_pickle=allow_pickle,
+            reference_format=reference_format,
         )
 
     def memmap_(
@@ -124,6 +129,7 @@ class StorageOps(Kernel):
         robust_key: bool | None = True,
         atomic: bool = False,
         allow_pickle: bool = False,
+        reference_format: bool = False,
     ) -> Any:
         """:meth:`memmap`, with the mapped tensors put into this collection. Same arguments.
 
@@ -151,6 +157,7 @@ class StorageOps(Kernel):
             robust_key=robust_key,
             atomic=atomic,
             allow_pickle=allow_pickle,
+            reference_format=reference_format,
         )
 
     def memmap_like(
@@ -165,6 +172,7 @@ class StorageOps(Kernel):
         robust_key: bool | None = True,
         archive: bool | None = None,
         allow_pickle: bool = False,
+        reference_format: bool = False,
     ) -> Any:
         """Room on disk for a collection of these keys, shapes and dtypes, without copying a value.
 
@@ -209,6 +217,7 @@ class StorageOps(Kernel):
             existsok=existsok,
             robust_key=robust_key,
             allow_pickle=allow_pickle,
+            reference_format=reference_format,
         )
 
     def save(
@@ -224,6 +233,7 @@ class StorageOps(Kernel):
         compression: str | int | None = None,
         atomic: bool = False,
         allow_pickle: bool = False,
+        reference_format: bool = False,
     ) -> Any:
         """:meth:`memmap` over whatever is there. Same arguments; load with :meth:`load`.
 
@@ -249,6 +259,7 @@ class StorageOps(Kernel):
             compression=compression,
             atomic=atomic,
             allow_pickle=allow_pickle,
+            reference_format=reference_format,
         )
 
     dumps = save

@@ -7,18 +7,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from tensordict_lite.memmap.disk.format import META, PICKLES
-from tensordict_lite.memmap.disk.mapping import file_of
+from tensordict_lite.memmap.disk.mapping import file_of, is_anonymous
 from tensordict_lite.memmap.disk.staging import sync_file, sync_files, sync_folder
 from tensordict_lite.memmap.nested import shape_file
+from tensordict_lite.memmap.text import files_in
 
 __all__ = ["sync_collection"]
 
 
 def sync_collection(node: Any) -> None:
-    """Syncs the data (tensors, pickled objects), then the metadata, then the folders, innermost first."""
+    """Syncs the data (tensors, strings, pickled objects), then the metadata, then the folders, innermost first."""
     folders = list(dict.fromkeys(_folders(node)))
     pickles = [path for folder in folders for name in PICKLES if os.path.exists(path := os.path.join(folder, name))]
-    sync_files(dict.fromkeys([*_files(node), *pickles]))
+    texts = [os.path.join(folder, name) for folder in folders for name in files_in(folder)]
+    sync_files(dict.fromkeys([*_files(node), *texts, *pickles]))
     metas = [meta for folder in reversed(folders) if os.path.exists(meta := os.path.join(folder, META))]
     if metas:
         sync_files(metas[:-1])
@@ -35,7 +37,7 @@ def _files(node: Any) -> Iterator[str]:
             continue
         values = leaf._buffer if hasattr(leaf, "_buffer") else leaf.values() if leaf.is_nested else leaf
         path = file_of(values.untyped_storage())
-        if path is not None and not path.startswith("/proc/"):
+        if path is not None and not is_anonymous(path):
             yield path
             if leaf.is_nested and os.path.exists(table := shape_file(path)):
                 yield table

@@ -4,6 +4,7 @@
 ``NonTensorData``    ``meta.json`` with the object under ``"data"``; what JSON cannot hold is in ``other.pickle``
 ``MetaData``         as ``NonTensorData``, under its own name, which may have a type in brackets
 ``NonTensorStack``   ``meta.json`` with nested lists of objects; what JSON cannot hold is in ``pickle.pkl``
+the same of strings  ``meta.json`` and two files, see ``text.py``: of thousands of strings, and of bytes
 lazy stack           ``meta.json`` with ``stack_dim``, and one sub-folder ``0``, ``1``... a member
 tensorclass          ``meta.json`` with the name of the class, and its fields as a collection in ``_tensordict``
 ===================  =============================================================================================
@@ -26,6 +27,7 @@ from tensordict_lite.lazy.functions import LazyStackedTensorDict, lazy_stack
 from tensordict_lite.memmap.disk.format import FORMAT_VERSION, META, NodeMeta, check_shape, is_count
 from tensordict_lite.memmap.load import Loader, register_reader
 from tensordict_lite.memmap.plan import Plan, holds_json, pickled, plan_dense, register_planner
+from tensordict_lite.memmap.text import plan_text, read_text
 from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, filled, holds_collections
 from tensordict_lite.objects.metadata import MetaData, typed_by_name
 from tensordict_lite.objects.stack import NonTensorStack, _without_rows
@@ -47,6 +49,7 @@ def register_all() -> None:
     register_planner(TensorClass, plan_tensorclass)
     register_reader("nontensor", read_nontensor)
     register_reader("nontensorstack", read_nontensor_stack)
+    register_reader("text", read_text)
     register_reader("lazystack", read_lazy_stack)
     register_reader("tensorclass", read_tensorclass)
 
@@ -59,6 +62,8 @@ def plan_nontensor(plan: Plan, node: Any, path: str, where: Where) -> str:
     name = type(node).__name__ if isinstance(node, MetaData) else "NonTensorData"
     meta: dict[str, Any] = {"_type": f"<class 'tensordict.tensorclass.{name}'>"}
     folder = plan.folder(node, path, where, meta)
+    if not plan.objects:
+        return name
     value = node._payload
     if holds_json(value):
         meta["data"] = value
@@ -105,6 +110,12 @@ def _object_class(meta: NodeMeta, value: Any) -> Any:
 
 def plan_nontensor_stack(plan: Plan, node: Any, path: str, where: Where) -> str:
     """Objects that differ from element to element."""
+    if not plan.objects:
+        plan.folder(node, path, where, {})
+        return "NonTensorStack"
+    text = None if plan.reference_format else plan_text(plan, node, path, where)
+    if text is not None:
+        return text
     meta: dict[str, Any] = {
         "_type": "<class 'tensordict.tensorclass.NonTensorStack'>",
         "_format_version": FORMAT_VERSION,

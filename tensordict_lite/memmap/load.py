@@ -61,6 +61,9 @@ class Loader:
     missing: set[str] = field(default_factory=set)
     """Classes that were saved and that the program lacks: each is warned of once."""
 
+    maps_files = True
+    """Whether tensors are mapped from files of their own, which have names."""
+
     # -- where the bytes are -------------------------------------------------------------------------------
 
     def meta(self, folder: str, *, nested: bool = False) -> NodeMeta:

@@ -14,6 +14,7 @@ from typing import Any
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.kernel import Kernel
+from tensordict_lite.memmap import text
 from tensordict_lite.memmap.disk.cells import Arena, Cell
 from tensordict_lite.memmap.disk.files import new_file, write_all
 from tensordict_lite.memmap.disk.format import META, PICKLES
@@ -37,8 +38,10 @@ def rewrite(node: Any, folder: str) -> None:
     if not os.path.isdir(folder):
         return
     pickled = [name for name in PICKLES if os.path.exists(os.path.join(folder, name))]
-    plan = plan_for(node, allow_pickle=True).folders[0]
-    if plan.blobs and not pickled:
+    old_text = text.files_in(folder)
+    plan = plan_for(node, allow_pickle=True, reference_format=not old_text).folders[0]
+    text.rename_files(plan)
+    if plan.blobs and not pickled and plan.meta.get("_class") != text.CLASS:
         raise RuntimeError(
             f"JSON cannot represent the new object of the non-tensor entry in {folder}, and the entry is saved as JSON "
             "there. Give it strings, numbers, lists and dicts, or save the collection again with allow_pickle=True."
@@ -47,7 +50,7 @@ def rewrite(node: Any, folder: str) -> None:
         path = os.path.join(folder, name)
         with new_file(path) as fd:
             write_all(fd, content, 0, path)
-    for name in pickled:
+    for name in (*pickled, *old_text):
         if name not in plan.blobs:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(folder, name))

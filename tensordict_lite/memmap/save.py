@@ -71,6 +71,7 @@ def save_collection(
     robust_key: bool | None = True,
     atomic: bool = False,
     allow_pickle: bool = False,
+    reference_format: bool = False,
 ) -> Any:
     """Writes a collection and maps it: what ``memmap``, ``memmap_`` and ``memmap_like`` do.
 
@@ -95,6 +96,7 @@ def save_collection(
         robust_key=robust_key is not False,
         atomic=atomic,
         allow_pickle=allow_pickle,
+        reference_format=reference_format,
     )
     if return_early and atomic:
         raise NotImplementedError("return_early=True and atomic=True cannot be combined: wait for the save")
@@ -123,6 +125,7 @@ class _Save:
         robust_key: bool,
         atomic: bool,
         allow_pickle: bool,
+        reference_format: bool,
     ) -> None:
         self.node = node
         self.inplace = inplace
@@ -133,7 +136,9 @@ class _Save:
         self.existsok = existsok
         self.atomic = atomic
         self.grown: list[tuple[str, int, int]] = []  # files that are too short: path, size, wanted
-        self.plan: Plan = plan_for(node, robust_key=robust_key, allow_pickle=allow_pickle)
+        self.plan: Plan = plan_for(
+            node, robust_key=robust_key, allow_pickle=allow_pickle, reference_format=reference_format
+        )
         root = os.path.abspath(os.fspath(prefix)) if prefix is not None else self._own_root()
         if atomic and root is None:
             raise ValueError("atomic=True needs a folder to write to: pass prefix=")

@@ -58,6 +58,8 @@ class ArchiveLoader(Loader):
     folders: dict[str, list[str]] | None = None
     """What is in each folder, once somebody has asked."""
 
+    maps_files = False
+
     @classmethod
     def open(cls, path: str, num_threads: int, options: dict[str, Any]) -> ArchiveLoader:
         """The loader of an archive; ``options`` are those of :class:`Loader`."""

@@ -325,6 +325,7 @@ _TYPE = re.compile(r"<class '([^']*)'>")
 _KINDS = {
     "tensordict.tensorclass.NonTensorData": "nontensor",
     "tensordict.tensorclass.NonTensorStack": "nontensorstack",
+    "tensordict_lite.TextStack": "text",
     "tensordict._lazy.LazyStackedTensorDict": "lazystack",
     "tensordict._td.TensorDict": "tensordict",
     "tensordict.nn.params.TensorDictParams": "tensordict",
