@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 if importlib.util.find_spec("fcntl") is None:
     raise ImportError(
@@ -92,6 +92,9 @@ from tensordict_lite.building.functions import (  # isort: skip
     is_inexact,
     is_integer,
 )
+
+if TYPE_CHECKING:
+    from tensordict_lite.persistent import PersistentTensorDict
 
 _vmapping.install()
 
