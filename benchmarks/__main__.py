@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ALL = ("map_throughput", "memory", "core_ops", "serialization", "overhead", "mapreduce", "loader", "ingest")
+ALL = ("map_throughput", "memory", "core_ops", "serialization", "overhead", "mapreduce", "tables", "loader", "ingest")
 MORE = ("functional", "gpu", "device")
 
 

@@ -52,7 +52,10 @@ PREDICATES: dict[str, tuple[Any, str]] = {
     "isin none": (col("v").isin([]), "v != v and v == v"),
     "between": (col("v").between(-0.5, 0.5), "-0.5 <= v <= 0.5"),
     "nan": (col("v").is_nan(), "v != v"),
-    "strings": ((col("word") == "bee") | (col("word") > "bee") & (col("v") < 0), "word == 'bee' or (word > 'bee' and v < 0)"),
+    "strings": (
+        (col("word") == "bee") | (col("word") > "bee") & (col("v") < 0),
+        "word == 'bee' or (word > 'bee' and v < 0)",
+    ),
     "strings isin": (~col("word").isin(["ant", "cat"]), "word not in ['ant', 'cat']"),
     "column of one": (col("one") > col("in", "x"), "one > x"),
     "rows": ((col("wide") > 0).all(), "wide > 0"),
