@@ -37,12 +37,13 @@ from tdmap.data.schema import Schema, take_apart
 from tdmap.data.store import destination
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
+from tdmap.memory.rowfiles import Places, SharedTensors
 from tdmap.memory.spill import Spill
 from tdmap.operation import operation
 from tdmap.operations.append import append_rows
+from tdmap.operations.arguments import policy_for
 from tdmap.operations.filter import copy_selected
-from tdmap.operations.map import policy_for
-from tdmap.operations.output import Output, Places, SharedTensors, SourceRows, spill_folder, travels
+from tdmap.operations.output import Output, SourceRows, spill_folder, travels
 from tdmap.operations.permute import block_rows, place_rows
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Key

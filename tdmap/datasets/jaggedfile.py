@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,9 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.folderlock import locked
 from tdmap.memory.regions import bytes_of
+from tdmap.memory.rowfiles import Places, SharedTensors
 from tdmap.memory.scratch import Scratch
-from tdmap.operations.output import Places, SharedTensors, Step, travels
+from tdmap.operations.output import Step, travels
 from tdmap.plan import ChunkPlan
 from tdmap.sinks import Collect
 from tensordict_lite import TensorDict
@@ -220,8 +221,9 @@ class PlaceRows(Step):
         return len(part)
 
 
-def append_jagged(jagged: Jagged, rows: Jagged) -> Jagged:
+def append_jagged(jagged: Jagged, rows: Jagged | Iterable[Any]) -> Jagged:
     """`Jagged.append`."""
+    rows = rows if isinstance(rows, Jagged) else Jagged.from_list(rows)
     folder = jagged.folder
     if folder is None:
         raise ValueError("only rows that were opened from a folder can be appended to: save(folder), then append.")

@@ -17,10 +17,11 @@ from tdmap.datasets.jaggedfile import open_jagged, save_jagged
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, Source, function_name
+from tdmap.memory.rowfiles import SharedTensors
 from tdmap.operation import operation
-from tdmap.operations.map import handler_of, policy_for
+from tdmap.operations.arguments import handler_of, policy_for
 from tdmap.operations.map import map as map_chunks
-from tdmap.operations.output import Output, SharedTensors, travels
+from tdmap.operations.output import Output, travels
 from tdmap.plan import ChunkPlan, make_plan
 from tdmap.resume.fingerprint import function_parts, source_parts
 from tdmap.rowerrors import OnError
@@ -72,7 +73,7 @@ class AsColumns:
         self.__qualname__ = function_name(fn)
 
     def identity_parts(self) -> dict[str, str]:
-        """Those of the function."""
+        """The parts that the function is known by."""
         return self.fn.identity_parts()
 
     def __call__(self, spans: Any) -> Columns:

@@ -33,17 +33,18 @@ from tdmap.execution import Execution, WorkerOptions
 from tdmap.expressions import Expression
 from tdmap.job import Job, Policy, Source, function_name
 from tdmap.memory.files import known_file, mapped_file
+from tdmap.memory.rowfiles import Places, SharedTensors
+from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Spill
 from tdmap.operation import operation
 from tdmap.operations.append import append_rows, each_result
-from tdmap.operations.map import handler_of, plan_for, policy_for
-from tdmap.operations.output import Output, Places, SharedTensors, SourceRows, Step, spill_folder, travels
+from tdmap.operations.arguments import handler_of, plan_for, policy_for
+from tdmap.operations.output import Output, SourceRows, Step, spill_folder, travels
 from tdmap.operations.permute import block_rows, place_rows
 from tdmap.plan import MIN_CHUNKS, ChunkPlan
 from tdmap.resume.rowlog import FILTER, MASK, finish_run, flush_journal, forget, open_output_run
 from tdmap.rowerrors import OnError
 from tdmap.runtime.skipping import DROP
-from tdmap.runtime.wire.packing import Arena
 from tdmap.sinks import Collect, Preallocated
 from tensordict_lite import TensorDict
 

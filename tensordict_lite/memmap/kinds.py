@@ -62,6 +62,8 @@ def plan_nontensor(plan: Plan, node: Any, path: str, where: Where) -> str:
     name = type(node).__name__ if isinstance(node, MetaData) else "NonTensorData"
     meta: dict[str, Any] = {"_type": f"<class 'tensordict.tensorclass.{name}'>"}
     folder = plan.folder(node, path, where, meta)
+    if not plan.objects:
+        return name
     value = node._payload
     if holds_json(value):
         meta["data"] = value
@@ -108,6 +110,9 @@ def _object_class(meta: NodeMeta, value: Any) -> Any:
 
 def plan_nontensor_stack(plan: Plan, node: Any, path: str, where: Where) -> str:
     """Objects that differ from element to element."""
+    if not plan.objects:
+        plan.folder(node, path, where, {})
+        return "NonTensorStack"
     text = None if plan.reference_format else plan_text(plan, node, path, where)
     if text is not None:
         return text

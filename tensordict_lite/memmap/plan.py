@@ -76,6 +76,8 @@ class Plan:
     allow_pickle: bool = False
     reference_format: bool = True
     """Whether tensordict opens what is written."""
+    objects: bool = True
+    """Whether what is no tensor is written, too; otherwise only files and folders are looked at."""
     leaves: list[Leaf] = field(default_factory=list)
     folders: list[Folder] = field(default_factory=list)
     taken: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -245,7 +247,10 @@ def mapped_root(node: TensorCollection, plan: Plan | None = None) -> str | None:
     if known:
         return str(known)
     root: str | None = None
-    for leaf in (plan or plan_for(node, allow_pickle=True)).leaves:
+    if plan is None:
+        plan = Plan(objects=False)
+        plan.add(node)
+    for leaf in plan.leaves:
         file = file_of(leaf.tensor)
         found = None if file is None else relative_root(file, leaf.file)
         if found is None or (root is not None and found != root) or not is_whole(leaf.tensor):

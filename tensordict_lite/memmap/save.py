@@ -185,9 +185,9 @@ class _Save:
         fresh = not os.path.exists(root)
         for folder in () if fresh else self.plan.folders:
             if folder.path:
-                refuse_link(os.path.join(root, folder.path))
+                refuse_link(f"{root}/{folder.path}")
         kept = [
-            "" if fresh and type(leaf.tensor) is Tensor else self._keeps(leaf, os.path.join(root, leaf.file))
+            "" if fresh and type(leaf.tensor) is Tensor else self._keeps(leaf, f"{root}/{leaf.file}")
             for leaf in self.plan.leaves
         ]
         todo = [leaf for leaf, keep in zip(self.plan.leaves, kept) if not keep]
@@ -254,7 +254,7 @@ class _Save:
             if folder.blobs:
                 return False
             try:
-                if read_small(os.path.join(root, folder.join(META)), root) != folder.json():
+                if read_small(f"{root}/{folder.join(META)}", root) != folder.json():
                     return False
             except DatasetError:
                 return False
@@ -267,12 +267,12 @@ class _Save:
         try:
             for folder in self.plan.folders:
                 if folder.path:
-                    os.makedirs(os.path.join(staging.root, folder.path), exist_ok=True)
+                    os.makedirs(f"{staging.root}/{folder.path}", exist_ok=True)
             self._write_leaves(staging.root, todo)
             files = [file for leaf in todo for file in _files_of(leaf)]
             for folder in self.plan.folders:
                 for name, content in {**folder.blobs, META: folder.json()}.items():
-                    _write_bytes(os.path.join(staging.root, folder.join(name)), content)
+                    _write_bytes(f"{staging.root}/{folder.join(name)}", content)
                 files += [folder.join(name) for name in folder.blobs]
             folders = [folder.path for folder in self.plan.folders]
             staging.commit(files, folders, meanwhile=self._grow_files)
@@ -363,7 +363,7 @@ def _mark(node: Any, original: Any, paths: dict[int, list[str]], root: str | Non
     node._device = _CPU
     if own:  # else it is an object of a stack of objects, which are in one file
         path = own.pop(0)  # an object may be in several places
-        node._memmap_path = "" if root is None else (os.path.join(root, path) if path else root)
+        node._memmap_path = "" if root is None else (f"{root}/{path}" if path else root)
     if getattr(node, "_objects", None) is not None:  # a column of objects
         node._objects.device = _CPU
         return

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -72,6 +73,13 @@ class Column:
         if self._has_members:
             found = [cell._payload if isinstance(cell, NonTensorData) else cell for cell in found]
         return found
+
+    def copied(self, rows: Sequence[int], deep: bool) -> tuple[Column, Sequence[int]]:
+        """A column of its own with the objects of some rows, and where they are in it; ``deep``: copies of them."""
+        values = self.objects(rows)
+        if deep:
+            values = [value if type(value) in IMMUTABLE else copy.deepcopy(value) for value in values]
+        return Column(values, self._size, self.device), range(len(values))
 
     def pickled(self, rows: Sequence[int]) -> Any:
         """What travels to another process for some rows: their objects, or something to open there."""
@@ -167,10 +175,7 @@ class ObjectRows(LazyStackedTensorDict):
         return self._objects if self._names is None else None
 
     def _copied(self, column: Column, deep: bool) -> Any:
-        values = column.objects(self._rows)
-        if deep:
-            values = [value if type(value) in IMMUTABLE else copy.deepcopy(value) for value in values]
-        return self._of_objects(values, self._stack_dim, self._member_batch_size(), self._device)
+        return self._of_rows(*column.copied(self._rows, deep), self._stack_dim, self._member_batch_size(), self._device)
 
     def _key_list(self) -> list[str]:
         return [] if self._objects is not None else super()._key_list()
@@ -243,7 +248,7 @@ class ObjectRows(LazyStackedTensorDict):
                 return self._view(column, rows)
         return super()._index(index)
 
-    def _picked_rows(self, index: Tensor) -> list[int] | None:
+    def _picked_rows(self, index: Tensor) -> Sequence[int] | None:
         """The rows that a tensor chooses; None where it is none that can be read at once, or a wrong one."""
         rows = self._rows
         if index.dtype in (torch.bool, torch.uint8):
@@ -256,8 +261,10 @@ class ObjectRows(LazyStackedTensorDict):
                 return None
         else:
             return None
-        picked: list[int] = index.tolist()
-        return picked if rows == range(len(rows)) and not (picked and min(picked) < 0) else [rows[k] for k in picked]
+        picked = array("q", index.to(torch.int64).numpy().tobytes())  # a quarter of a list of numbers
+        if rows == range(len(rows)) and not (picked and min(picked) < 0):
+            return picked
+        return array("q", [rows[k] for k in picked])
 
     def _cut(self, sizes: Sequence[int], dim: int) -> tuple[Any, ...]:
         column = self._plain_column()

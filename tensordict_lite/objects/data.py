@@ -20,7 +20,7 @@ from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.errors import EntryKindError
-from tensordict_lite.kernel import as_size, check_names, normalise_device
+from tensordict_lite.kernel import Kernel, as_size, check_names, normalise_device
 from tensordict_lite.ops.rows import check_pad
 from tensordict_lite.registry import register
 from tensordict_lite.settings import MISSING, settings
@@ -77,7 +77,7 @@ class NonTensorDataBase(DenseCollection):
     # -- the payload travels with every result ----------------------------------------------------------
 
     def _rebuild(self, source: Any, batch_size: torch.Size, names: list[str | None] | None = None) -> Self:
-        new = super()._rebuild(source, batch_size, names)
+        new = Kernel._rebuild(self, source, batch_size, names)  # super() would look through every family
         new._payload = self._payload
         return new
 

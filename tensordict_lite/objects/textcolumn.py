@@ -11,7 +11,7 @@ files they are their bytes, and nothing is read before it is asked for. To whoev
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ __all__ = ["KINDS", "TextColumn", "text_of"]
 
 KINDS: dict[str, type] = {"str": str, "bytes": bytes}
 
+_BLOCK = 1 << 14
 _NO_SIZE = torch.Size(())
 _ERRORS = "surrogatepass"  # Python strings may hold lone surrogates, which UTF-8 proper has no bytes for
 
@@ -52,8 +53,8 @@ class TextColumn(Column):
 
     Args:
         kind: ``"str"`` or ``"bytes"``.
-        values: uint8 ``[total]``.
-        offsets: int64 ``[n + 1]``; looked at row by row, when a row is asked for.
+        values: uint8 ``[total]``, a tensor or an array.
+        offsets: int64 ``[n + 1]``, a tensor or an array; looked at row by row, when a row is asked for.
         size: batch size of each member.
         device: of each member.
         files: where the two tensors are mapped from; None: they are in memory.
@@ -72,16 +73,16 @@ class TextColumn(Column):
     def __init__(
         self,
         kind: str,
-        values: Tensor,
-        offsets: Tensor,
+        values: Any,
+        offsets: Any,
         size: torch.Size = _NO_SIZE,
         device: torch.device | None = None,
         files: tuple[str, str] | None = None,
     ) -> None:
         super().__init__({}, size, device)  # type: ignore[arg-type]
         self.kind = kind
-        self._values = values.as_subclass(Tensor).numpy()
-        self._offsets = offsets.as_subclass(Tensor).numpy()
+        self._values = _array(values)
+        self._offsets = _array(offsets)
         self.files = files
         self._stamps = None if files is None else tuple(map(_stamp, files))
 
@@ -135,15 +136,7 @@ class TextColumn(Column):
         """What the files hold."""
         if not len(rows):
             return []
-        if type(rows) is range and rows.step == 1:
-            if rows.start < 0 or rows.stop > len(self):
-                raise IndexError(f"rows {rows.start} to {rows.stop} of {len(self)} strings")
-            bounds = self._offsets[rows.start : rows.stop + 1]
-            starts, ends = bounds[:-1], bounds[1:]
-        else:
-            index = np.fromiter(rows, np.int64, len(rows))
-            starts, ends = self._offsets[index], self._offsets[index + 1]
-        self._check(starts, ends, rows)
+        starts, ends = self._bounds(rows)
         first = int(starts.min())
         last = int(ends.max())
         if last - first > 4 * int((ends - starts).sum()) + 4096:  # rows that lie far apart
@@ -162,6 +155,19 @@ class TextColumn(Column):
         parts = [bytes(view[start:end]) for start, end in zip(starts, ends)]
         return [part.decode("utf-8", _ERRORS) for part in parts] if self.kind == "str" else parts
 
+    def _bounds(self, rows: Sequence[int]) -> tuple[Any, Any]:
+        """Where rows start and end in the values."""
+        if type(rows) is range and rows.step == 1 and len(rows):
+            if rows.start < 0 or rows.stop > len(self):
+                raise IndexError(f"rows {rows.start} to {rows.stop} of {len(self)} strings")
+            bounds = self._offsets[rows.start : rows.stop + 1]
+            starts, ends = bounds[:-1], bounds[1:]
+        else:
+            index = np.fromiter(rows, np.int64, len(rows))
+            starts, ends = self._offsets[index], self._offsets[index + 1]
+        self._check(starts, ends, rows)
+        return starts, ends
+
     def _check(self, starts: Any, ends: Any, rows: Sequence[int]) -> None:
         wrong = (starts < 0) | (ends < starts) | (ends > len(self._values))
         if wrong.any():
@@ -175,13 +181,35 @@ class TextColumn(Column):
     # -- writing and travelling --------------------------------------------------------------------------------
 
     def content(self, rows: Sequence[int]) -> tuple[str, Any, Tensor] | None:
-        """As :func:`text_of` of the rows; without making strings where they lie one after the other."""
-        if self._is_changed(rows) or not (type(rows) is range and rows.step == 1 and len(rows)):
+        """As :func:`text_of` of the rows, without making a string of each; ``None`` where one is something else now."""
+        if self._is_changed(rows):
             return text_of(self.objects(rows))
-        bounds = self._offsets[rows.start : rows.stop + 1]
-        self._check(bounds[:-1], bounds[1:], rows)
-        first, last = int(bounds[0]), int(bounds[-1])
-        return self.kind, memoryview(self._values[first:last]), torch.from_numpy(bounds - first)
+        starts, ends = self._bounds(rows)
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(ends - starts, out=offsets[1:])
+        if len(rows) and type(rows) is range and rows.step == 1:
+            content = memoryview(self._values[int(starts[0]) : int(ends[-1])])
+        else:
+            content = b"".join(self._blocks(starts, ends))
+        return self.kind, content, torch.from_numpy(offsets)
+
+    def _blocks(self, starts: Any, ends: Any) -> Iterator[bytes]:
+        """Bytes of rows that lie anywhere, some thousands of rows at a time."""
+        view = memoryview(self._values)
+        for at in range(0, len(starts), _BLOCK):
+            bounds = zip(starts[at : at + _BLOCK].tolist(), ends[at : at + _BLOCK].tolist())
+            yield b"".join([view[start:end] for start, end in bounds])
+
+    def copied(self, rows: Sequence[int], deep: bool) -> tuple[Column, Sequence[int]]:
+        """A column of its own, and where the rows are in it; ``deep``: with the bytes in memory."""
+        text = self.content(rows) if deep else None
+        if text is not None:
+            kind, content, offsets = text
+            values = np.frombuffer(bytes(content), np.uint8)
+            return TextColumn(kind, values, offsets, self._size, self.device), range(len(rows))
+        if deep or self._is_changed(rows):
+            return super().copied(rows, deep)
+        return TextColumn(self.kind, self._values, self._offsets, self._size, self.device, self.files), rows
 
     def _is_changed(self, rows: Sequence[int]) -> bool:
         """Whether another object has been put in the place of a string."""
@@ -216,6 +244,10 @@ class _TextFiles:
         if column._stamps != self.stamps:
             raise DatasetError(self.files[0], "has been replaced since its strings were sent to this process")
         return column
+
+
+def _array(values: Any) -> Any:
+    return values.as_subclass(Tensor).numpy() if isinstance(values, Tensor) else values
 
 
 def _stamp(path: str) -> tuple[int, int] | None:

@@ -23,7 +23,7 @@ from tdmap.data.kinds import Data, data_row_bytes, is_dense, signed_view, with_e
 from tdmap.data.objects import ObjectColumn, object_paths
 from tdmap.data.reader import narrow
 from tdmap.data.schema import Schema, take_apart
-from tdmap.operations.output import SharedTensors
+from tdmap.memory.rowfiles import SharedTensors
 from tensordict_lite import TensorDict, is_non_tensor
 
 BLOCK_BYTES = 16 << 20

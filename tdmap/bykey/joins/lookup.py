@@ -23,8 +23,8 @@ from tdmap.bykey.prepare import KeyedData
 from tdmap.bykey.reducing import select
 from tdmap.execution import Execution
 from tdmap.job import Policy
+from tdmap.memory.rowfiles import SharedTensors
 from tdmap.memory.spill import Spill
-from tdmap.operations.output import SharedTensors
 
 Found = tuple[NDArray[Any], "NDArray[Any] | None"]
 """For each key: the number of its row, -1 for none; or, with a second array, where its rows begin and how many."""

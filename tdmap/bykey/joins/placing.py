@@ -25,10 +25,11 @@ from tdmap.data.columns import row_words
 from tdmap.data.kinds import Data, data_row_bytes, signed_view
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
-from tdmap.operations.output import Places, SharedTensors, Step
+from tdmap.memory.rowfiles import Places, SharedTensors
+from tdmap.memory.shm import Arena
+from tdmap.operations.output import Step
 from tdmap.operations.permute import block_rows
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.wire.packing import Arena
 from tdmap.sinks import Collect, Preallocated
 from tensordict_lite import TensorDict
 

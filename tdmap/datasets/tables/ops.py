@@ -26,9 +26,10 @@ from tdmap.datasets.tables.ranks import ranks_of
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, Source, function_name
+from tdmap.memory.rowfiles import SharedTensors
 from tdmap.operation import worker_options
-from tdmap.operations.map import handler_of, policy_for
-from tdmap.operations.output import SharedTensors, travels
+from tdmap.operations.arguments import handler_of, policy_for
+from tdmap.operations.output import travels
 from tdmap.operations.permute import permute
 from tdmap.plan import make_plan
 from tdmap.reducers import Min
@@ -165,7 +166,7 @@ class ToColumns:
         self.__qualname__ = function_name(fn)
 
     def identity_parts(self) -> dict[str, str]:
-        """Those of the function."""
+        """The parts that the function is known by."""
         return self.fn.identity_parts()
 
     def __call__(self, chunk: Any) -> Columns:

@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import os
 import re
 import secrets
@@ -27,6 +28,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.files import open_folder, refuse_link
@@ -47,6 +49,7 @@ _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 
 
+@functools.cache
 def _host() -> str:
     return f"{zlib.crc32(socket.gethostname().encode()):08x}"
 
@@ -68,14 +71,17 @@ class Staging:
     """
 
     def __init__(self, prefix: str, *, atomic: bool = False) -> None:
-        self.prefix = os.path.realpath(prefix)
+        # Of a link to a folder, the folder is replaced; links further up are followed anyway.
+        self.prefix = os.path.realpath(prefix) if os.path.islink(prefix) else os.path.abspath(prefix)
         self._moved, self._atomic = False, atomic
         parent, name = os.path.split(self.prefix)
-        os.makedirs(parent, exist_ok=True)
         self.exists = os.path.lexists(self.prefix)
+        if not self.exists:
+            os.makedirs(parent, exist_ok=True)
         if self.exists and not os.path.isdir(self.prefix):
             raise NotADirectoryError(errno.ENOTDIR, "a dataset is a folder, and this is a file", self.prefix)
-        occupied = self.exists and bool(_visible(self.prefix))
+        there = os.listdir(self.prefix) if self.exists else []
+        occupied = any(not is_temporary(name) for name in there)
         if atomic and occupied and not _holds_dataset(self.prefix):
             raise RuntimeError(
                 f"{self.prefix} holds files but no dataset; atomic=True would remove them. Give an empty folder."
@@ -87,8 +93,9 @@ class Staging:
         self.inside = not beside
         tag = _tag()
         where = self.prefix if self.inside else parent
-        _remove_stale(where)
-        self.root = os.path.join(where, tag if self.inside else f".{name[:100]}{tag}")
+        if not self.inside or any(_STALE.search(name) for name in there):
+            _remove_stale(where)
+        self.root = f"{where}/{tag}" if self.inside else f"{where}/.{name[:100]}{tag}"
         os.mkdir(self.root)
         self._lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with contextlib.suppress(OSError):  # a file system without locks
@@ -168,22 +175,50 @@ class Staging:
         self._take_turn()
         for path in (*folders, *files):  # of the root, a link is the user's choice
             if path:
-                refuse_link(os.path.join(self.prefix, path))
+                refuse_link(f"{self.prefix}/{path}")
         order = sorted(folders, key=lambda folder: folder.count("/") + bool(folder))
         for folder in order:
             _require_folder(self.prefix, folder)
         for folder in order:  # from the root down: whatever is half replaced has no metadata above it
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                os.unlink(os.path.join(self.prefix, folder, META))
+                os.unlink(_below(self.prefix, folder, META))
         for folder in dict.fromkeys((*order, *(file.rpartition("/")[0] for file in files))):
-            os.makedirs(os.path.join(self.prefix, folder), exist_ok=True)
+            if folder:
+                os.makedirs(f"{self.prefix}/{folder}", exist_ok=True)
         for file in files:
-            os.replace(os.path.join(self.root, file), os.path.join(self.prefix, file))
+            _replace_file(f"{self.root}/{file}", f"{self.prefix}/{file}")
         if meanwhile is not None:
             meanwhile()
         for folder in reversed(order):
-            os.replace(os.path.join(self.root, folder, META), os.path.join(self.prefix, folder, META))
-        shutil.rmtree(self.root, ignore_errors=True)
+            os.replace(_below(self.root, folder, META), _below(self.prefix, folder, META))
+        _remove(self.root, files, folders)
+
+
+def _below(root: str, *parts: str) -> str:
+    """``os.path.join``, of relative parts that may be empty."""
+    return "/".join((root, *filter(None, parts)))
+
+
+def _replace_file(new: str, place: str) -> None:
+    """Puts a file into a place where one may be, which then has the name of the new one, or none.
+
+    Swapped, not renamed over: that makes ext4 write the new file to the disk at once (``auto_da_alloc``), which takes
+    longer than everything else. What a rename promises beyond that is not needed while there is no metadata.
+    """
+    if not _exchanged(new, place):
+        os.replace(new, place)
+
+
+def _remove(root: str, files: list[str], folders: list[str]) -> None:
+    """Removes a folder of known content, of which some may be gone; and what else somebody has put there."""
+    for file in files:
+        with contextlib.suppress(OSError):
+            os.unlink(f"{root}/{file}")
+    try:
+        for folder in sorted(folders, key=len, reverse=True):
+            os.rmdir(_below(root, folder))
+    except OSError:
+        shutil.rmtree(root, ignore_errors=True)
 
 
 def _holds_dataset(folder: str) -> bool:
@@ -200,8 +235,10 @@ def _holds_dataset(folder: str) -> bool:
 
 def _require_folder(root: str, folder: str) -> None:
     """Raises :class:`DatasetError` where there is a file in the place of a folder, given relative to the root."""
-    path = os.path.join(root, folder)
-    if folder and os.path.lexists(path) and not stat.S_ISDIR(os.lstat(path).st_mode):
+    if not folder:
+        return
+    path = f"{root}/{folder}"
+    if os.path.lexists(path) and not stat.S_ISDIR(os.lstat(path).st_mode):
         raise DatasetError(path, "is no folder")
 
 
@@ -250,11 +287,6 @@ def staged_path(path: str) -> Iterator[str]:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-
-
-def _visible(folder: str) -> list[str]:
-    """Entries of a folder, other than what a killed save has left."""
-    return [name for name in os.listdir(folder) if not is_temporary(name)]
 
 
 def is_temporary(name: str) -> bool:
@@ -311,14 +343,26 @@ def _is_held(path: str) -> bool:
 
 def exchange(a: str, b: str) -> None:
     """Swaps two folders; in one step where the kernel and the file system can, in two renames otherwise."""
-    with contextlib.suppress(AttributeError, OSError):
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0:
-            return
+    if _exchanged(a, b):
+        return
     aside = a + ".old"
     os.rename(b, aside)
     os.rename(a, b)
     os.rename(aside, a)
+
+
+def _exchanged(a: str, b: str) -> bool:
+    """Swaps two files or folders in one step, if both are there, and the kernel and the file system can."""
+    swap = _renameat2()
+    return swap is not None and swap(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0
+
+
+@functools.cache
+def _renameat2() -> Any:
+    """The function of the C library, ``None`` where it has none."""
+    with contextlib.suppress(AttributeError, OSError):
+        return ctypes.CDLL(None).renameat2
+    return None
 
 
 def sync_folder(path: str) -> None:
