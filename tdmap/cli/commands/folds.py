@@ -34,6 +34,8 @@ NAMES = {
     "std": "Std",
     "min": "Min",
     "max": "Max",
+    "first": "First",
+    "last": "Last",
     "quantile": "Quantile",
     "histogram": "Histogram",
     "unique": "Unique",
