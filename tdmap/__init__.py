@@ -42,6 +42,7 @@ from tdmap.reducers import Reducer
 from tdmap.rowerrors import RowError, RowErrors, SkippedRows
 from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.workers.pool import WorkerPool, close_pools
+from tdmap.stores import ShardedDataset, concat, open
 
 __all__ = [
     "AlreadyComplete",
@@ -72,6 +73,7 @@ __all__ = [
     "RowsSkipped",
     "ShardsMissing",
     "SerializationError",
+    "ShardedDataset",
     "SkippedRows",
     "TdmapError",
     "UntrustedFile",
@@ -81,6 +83,7 @@ __all__ = [
     "WorkerPool",
     "WorkerStartError",
     "close_pools",
+    "concat",
     "describe",
     "filter",
     "flat_map",
@@ -90,6 +93,7 @@ __all__ = [
     "map_iter",
     "map_reduce",
     "merge_shards",
+    "open",
     "prefetch_to_device",
     "reduce",
     "shuffle",

@@ -106,3 +106,8 @@ def map_dropping(job: Job, path: str | os.PathLike[str], resume: bool, execution
         resume=resume,
         on_row_error=job.on_row_error,
     )
+
+
+def write_dropping(job: Job, folder: str) -> Data:
+    """The result of a job, in a folder that gets no rows for those that raise."""
+    return map_dropping(job, folder, False, Execution(num_workers=0))

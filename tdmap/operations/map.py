@@ -14,10 +14,11 @@ import torch
 
 from tdmap.data.alike import VALID
 from tdmap.data.join import check_rows, result_of_no_rows
-from tdmap.data.kinds import Data, data_length, is_data
+from tdmap.data.kinds import Data, data_length, is_data, is_opened_by_row
 from tdmap.data.sizes import row_bytes_of
 from tdmap.data.store import destination
 from tdmap.devices import OUT_CHUNKS, Devices, Placement, check_no_device, check_start_method
+from tdmap.errors import OutputMismatch
 from tdmap.events import Callback
 from tdmap.execution import Execution
 from tdmap.functions import Keys, as_function, check_placement
@@ -26,7 +27,7 @@ from tdmap.memory.links import Device, DeviceLink, open_link, resolve_device
 from tdmap.operation import operation
 from tdmap.operations.habits import with_habits
 from tdmap.operations.iterator import MapIterator
-from tdmap.operations.keeping import map_dropping, marking
+from tdmap.operations.keeping import map_dropping, marking, write_dropping
 from tdmap.operations.prefetch import check_prefetch, prefetch_over
 from tdmap.plan import CACHE_BYTES, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
 from tdmap.process import hooks
@@ -35,11 +36,13 @@ from tdmap.ranks.shard import ShardLike, rank_of
 from tdmap.resume.cached import map_cached
 from tdmap.resume.resumable import map_in_place, map_to_files, map_to_folder
 from tdmap.resume.run import Resume, check_resume
+from tdmap.resume.sharding import check_rows_per_shard, map_to_shards, write_folder
 from tdmap.rowerrors import MODES, OnError, mode_of
 from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.skipping import DROP, PAD
 from tdmap.seeding import base_seed, permutation
 from tdmap.sinks import Gather, InPlace, Preallocated, Sink, Stream
+from tdmap.stores.opening import is_url
 
 OUTPUT_FACTOR = 4
 """Without `out`, a row's result is taken to be so many times its bytes (uint8 to float32)."""
@@ -62,6 +65,8 @@ def map(
     overwrite: bool = False,
     cache: bool | str | os.PathLike[str] = False,
     shard: ShardLike = None,
+    rows_per_shard: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     chunksize: int | None = None,
     num_chunks: int | None = None,
     pool: Any = None,
@@ -126,6 +131,11 @@ def map(
             the folder holds the dataset (see `tdmap.merge_shards`). With a dataset as `out`, its own rows are written,
             and with `resume` journalled; without `out`, its own results are returned. A seed gives the bits that
             one program alone gets with the same `chunksize`.
+        rows_per_shard: write `out`, a folder or a URL, as several folders and a manifest (`tdmap.open` opens them as
+            one): the results of so many rows of the data in each. A worker writes a whole one, so there should be some
+            for each worker; `resume` goes on with those that are not written. A URL, such as `"s3://bucket/set"`, is
+            always written so, by default with the results of about 64 MiB of data in each.
+        storage_options: with a URL, what fsspec's file system is made with.
         chunksize: rows in a chunk; 0 passes rows one by one without `dim`, and stacks the results.
             Default: from the bytes of a row, so that a chunk and its result stay in the processor's cache.
         num_chunks: how many chunks, instead of their size.
@@ -196,12 +206,14 @@ def map(
         return map_cached(map, dict(locals()))
     check_no_device(out, data)
     path = out if isinstance(out, (str, os.PathLike)) else None
+    in_shards = _in_shards(path, rows_per_shard, dim, device, shard)
     target = destination(out, overwrite)
     buffer = out if path is None and is_data(out) else None
     where = Placement.of(device, buffer)
     existing = out if path is None else None
     rank = rank_of(shard)
-    varies = rank is None  # ranks must cut alike, and do not know each other's results
+    # Ranks must cut alike, and do not know each other's results; nor do those who write shards.
+    varies = rank is None and not in_shards
     plan = plan_for(
         data, fn, dim, chunksize, num_chunks, existing, where.chunk_factor, where.min_chunks, results_vary=varies
     )
@@ -235,6 +247,18 @@ def map(
         chunk_bytes=CACHE_BYTES * where.chunk_factor,
         min_chunks=where.min_chunks,
     )
+    if in_shards:
+        assert path is not None
+        return map_to_shards(
+            job,
+            path,
+            rows_per_shard,
+            execution,
+            resume=bool(resume),
+            overwrite=overwrite,
+            options=dict(storage_options or {}),
+            write=write_dropping if policy.skip == DROP else write_folder,
+        )
     if path is not None and policy.skip == DROP:
         if rank is not None:
             raise ValueError(
@@ -282,7 +306,13 @@ def map(
     log = None if rank is None or out is None else by_ranks.Part(rank.elsewhere(plan))
     if out is not None and out is not data:
         return where.run(job, out, execution, log)
-    return execution.run(job, sink, log)
+    result = execution.run(job, sink, log)
+    if result is None and is_opened_by_row(data):
+        raise OutputMismatch(
+            f"{job.name} returned None for every chunk. A function that changes its chunk in place has no effect on a "
+            "dataset of several folders, which is read only: let it return the chunk, and pass out=."
+        )
+    return result
 
 
 @operation
@@ -493,6 +523,8 @@ def plan_for(
             + (f"use {-dims} to {dims - 1}." if dims else "it has no dimension to cut.")
         )
     dim %= dims
+    if is_opened_by_row(data):
+        factor *= _check_sharded(data, dim, out)
     length = data_length(data, dim)
     own = max(row_bytes_of(data, length) // factor, 1)
     result = own * OUTPUT_FACTOR if out is None or out is data else row_bytes_of(out, length) // factor
@@ -506,6 +538,40 @@ def plan_for(
         most=most,
         min_chunks=min_chunks,
     )
+
+
+def _in_shards(path: Any, rows_per_shard: int | None, dim: int, device: Devices, shard: ShardLike) -> bool:
+    """Whether the result is written as several folders.
+
+    Raises:
+        ValueError: that cannot be, for the other arguments.
+    """
+    check_rows_per_shard(rows_per_shard)
+    if rows_per_shard is None and not is_url(path):
+        return False
+    what = "rows_per_shard=" if rows_per_shard is not None else f"out={path!r}"
+    if path is None:
+        raise ValueError("rows_per_shard= writes a folder of shards: pass out=its path, or a URL.")
+    if dim or device is not None or shard is not None:
+        raise ValueError(f"{what} writes whole shards of rows of dimension 0: dim=, device= and shard= rule that out.")
+    return True
+
+
+REMOTE_CHUNKS = 32
+"""Default chunks of rows that are fetched from a store are so many times larger: a request for each takes its time."""
+
+
+def _check_sharded(data: Data, dim: int, out: Data | None) -> int:
+    """How many times larger its default chunks are.
+
+    Raises:
+        ValueError: it is cut along another dimension, or is to be written to.
+    """
+    if dim:
+        raise ValueError(f"the rows of several folders lie along dimension 0: they cannot be cut along dim={dim}.")
+    if out is not None and is_opened_by_row(out):
+        raise ValueError("a dataset of several folders is read only: pass out=a folder of its own, or out=None.")
+    return REMOTE_CHUNKS if data.is_remote else 1
 
 
 def instead_of_data(value: Any) -> str:

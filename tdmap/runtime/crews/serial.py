@@ -58,9 +58,12 @@ class SerialCrew:
 
     def open(self, job: Job, sink: Sink) -> None:
         self._job = job
+        reader = Reader(job.source.data, job.plan, job.source.order)
+        if reader.fetches:
+            reader.follow = reader.in_order
         self._loop = ChunkLoop(
             job.number,
-            Reader(job.source.data, job.plan, job.source.order),
+            reader,
             job.fn,
             job.policy,
             local_control(),
