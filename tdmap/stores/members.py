@@ -27,6 +27,10 @@ class Rows(Protocol):
         """These rows (int64, not negative), as a copy."""
         ...
 
+    def like(self) -> Data:
+        """A collection with the entries, dtypes and row shapes of the dataset, of any number of rows."""
+        ...
+
 
 class Member(Protocol):
     """One part of a dataset: cheap to send to another process."""
@@ -71,6 +75,9 @@ class Mapped:
 
     def take(self, rows: Any) -> Data:
         return self.data[rows]
+
+    def like(self) -> Data:
+        return self.data
 
 
 class FolderMember:
@@ -129,6 +136,9 @@ class InMemory:
 
     def take(self, rows: Any) -> Data:
         return self._data[rows]
+
+    def like(self) -> Data:
+        return self._data
 
 
 class MemoryMember:

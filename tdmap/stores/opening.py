@@ -108,15 +108,19 @@ def concat(datasets: Iterable[Data]) -> ShardedDataset:
     for place, data in enumerate(datasets):
         if isinstance(data, ShardedDataset):
             spans += [(number + len(members), first, last) for number, first, last in data._spans]
-            folders += [name for name in data.shards if not name.startswith("dataset ")]
+            folders += data.folders
             members += [_chosen(member, data) for member in data._members]
             continue
         if not isinstance(data, TensorCollection) or not len(data.shape):
             what = "collection of batch size []" if isinstance(data, TensorCollection) else type(data).__name__
             raise TypeError(f"concat takes datasets, with rows in dimension 0: got a {what}.")
         root = mapped_root(data)
-        member: Member = MemoryMember(f"dataset {place}", data) if root is None else FolderMember.at(str(root))
-        folders += [str(root)] if root is not None else []
+        member: Member = MemoryMember(f"dataset {place}", data)
+        if root is not None:
+            folder = FolderMember.at(os.path.realpath(root))
+            if folder.rows == member.rows:  # all of it, and not a part without rows
+                member = folder
+                folders.append(folder.name)
         spans.append((len(members), 0, member.rows))
         members.append(member)
     _refuse_twice(folders)
@@ -154,8 +158,7 @@ def _joined(
 
 
 def _schema(member: Member) -> Schema:
-    known = getattr(member, "schema", None)
-    return Schema(member.open().read(0, 0)) if known is None else known()
+    return Schema(member.open().like())
 
 
 def _difference(first: Schema, other: Schema) -> str:

@@ -61,7 +61,9 @@ def members_at(url: str, options: dict[str, Any], cache: bool | int) -> list[Sto
     if meta is None:
         raise DatasetNotFoundError(url, _why_nothing(store, url))
     kept = cache_of(cache, sum(size for size, _ in store.find(url).values()))
-    return [StoreMember(url, _rows_of(url, meta), digest_of_bytes(meta), options, kept)]
+    member = StoreMember(url, -1, digest_of_bytes(meta), options, kept)
+    member.rows = member.open().rows
+    return [member]
 
 
 def _content(store: Store, url: str) -> bytes | None:
@@ -80,17 +82,6 @@ def _why_nothing(store: Store, url: str) -> str:
         return f"holds shards and no {MANIFEST}: a run into it has not come to its end (resume=True goes on with it)"
     found = f"it holds {', '.join(sorted(names)[:3])}" if names else "there is nothing"
     return f"is not a dataset: it has neither {META} nor {MANIFEST} ({found})"
-
-
-def _rows_of(url: str, meta: bytes) -> int:
-    value = decode_json(f"{url}/{META}", meta)
-    shape = value.get("shape") if type(value) is dict else None
-    if type(shape) is list and shape and type(shape[0]) is int:
-        return shape[0]
-    length = value.get("_length") if type(value) is dict and value.get("stack_dim") == 0 else None
-    if type(length) is int:
-        return length
-    raise DatasetError(url, "has no rows that could be read one by one: its batch size is []")
 
 
 class StoreMember:
@@ -181,8 +172,12 @@ class RemoteRows:
         if digest_of_bytes(meta) != member.digest:
             raise DatasetError(self.url, "is not the shard that was listed: it has been replaced")
         self.tree = self._look("", meta)
-        if isinstance(self.tree, _Node) and self.tree.meta.shape[:1] != (self.rows,):
-            raise DatasetError(self.url, f"has {self.tree.meta.shape[0]} rows, and had {self.rows} when it was listed")
+        shape = self.tree.meta.shape if isinstance(self.tree, _Node) else self._whole(self.tree).shape
+        if not shape:
+            raise DatasetError(self.url, "has no rows that could be read one by one: its batch size is []")
+        if self.rows not in (-1, shape[0]):
+            raise DatasetError(self.url, f"has {shape[0]} rows, and had {self.rows} when it was listed")
+        self.rows = int(shape[0])
 
     # -- the tree ----------------------------------------------------------------------------------------------
 
@@ -253,7 +248,12 @@ class RemoteRows:
         run = torch.bucketize(rows, starts, right=True) - 1
         return found[rows - starts[run] + offsets[run]]
 
-    def _rows(self, runs: list[Run], keys: Sequence[Any] | None) -> Data:
+    def like(self) -> Data:
+        if isinstance(self.tree, _Whole):
+            return self._whole(self.tree)
+        return self._rows([(0, 0)], None, cut=False)
+
+    def _rows(self, runs: list[Run], keys: Sequence[Any] | None, cut: bool = True) -> Data:
         chosen = None if keys is None else {key if isinstance(key, tuple) else (key,) for key in keys}
         leaves = [(path, leaf) for path, leaf in _leaves(self.tree, ()) if chosen is None or path in chosen]
         wanted = [
@@ -262,13 +262,14 @@ class RemoteRows:
         pieces = iter(self._fetch(wanted))
         count = sum(last - first for first, last in runs)
         columns = {path: _column(leaf, count, [next(pieces) for _ in runs]) for path, leaf in leaves}
-        return self._build(self.tree, (), runs, columns, chosen)
+        return self._build(self.tree, (), runs if cut else None, columns, chosen)
 
     def _build(
-        self, node: Any, path: Path, runs: list[Run], columns: dict[Path, Tensor], chosen: set[Path] | None
+        self, node: Any, path: Path, runs: list[Run] | None, columns: dict[Path, Tensor], chosen: set[Path] | None
     ) -> Data:
         if isinstance(node, _Whole):
-            return _pick(self._whole(node), runs)
+            whole = self._whole(node)
+            return whole if runs is None else _pick(whole, runs)
         source: dict[str, Any] = {}
         for key, entry in node.entries.items():
             below = (*path, key)
@@ -277,7 +278,7 @@ class RemoteRows:
                     source[key] = columns[below]
             elif chosen is None or any(one[: len(below)] == below or below[: len(one)] == one for one in chosen):
                 source[key] = self._build(entry, below, runs, columns, chosen)
-        count = sum(last - first for first, last in runs)
+        count = sum(last - first for first, last in runs or ())
         device = None if node.meta.device is None else torch.device("cpu")
         return TensorDict._trusted(source, torch.Size((count, *node.meta.shape[1:])), device, node.meta.names)
 
@@ -298,9 +299,7 @@ class RemoteRows:
     # -- bytes -------------------------------------------------------------------------------------------------
 
     def _fetch(self, wanted: list[tuple[str, int, int]]) -> list[bytes]:
-        found: list[bytes | None] = [None] * len(wanted)
-        if self.cache is not None:
-            found = [self.cache.read(self._key(name), start, stop) for name, start, stop in wanted]
+        found = [b"" if start == stop else self._kept(name, start, stop) for name, start, stop in wanted]
         missing = [number for number, data in enumerate(found) if data is None]
         asked = [(number, part) for number in missing for part in _parts(*wanted[number])]
         got = self.store.ranges([(f"{self.url}/{name}", start, stop) for _, (name, start, stop) in asked])
@@ -315,6 +314,9 @@ class RemoteRows:
             if self.cache is not None and whole:
                 self.cache.write(self._key(name), start, whole)
         return found  # type: ignore[return-value]
+
+    def _kept(self, name: str, start: int, stop: int) -> bytes | None:
+        return None if self.cache is None else self.cache.read(self._key(name), start, stop)
 
     def _key(self, name: str) -> str:
         size, version = self.objects[name]

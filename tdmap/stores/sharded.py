@@ -23,6 +23,7 @@ from torch import Tensor
 from tdmap.data.kinds import Data
 from tdmap.data.sizes import row_bytes_of
 from tdmap.stores.members import Member, Rows
+from tensordict_lite import TensorDict
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.views import is_leaf_nontensor
 
@@ -103,6 +104,12 @@ class ShardedDataset(TensorCollection):
     def ends(self) -> list[int]:
         """One-past-last row of each folder."""
         return list(self._ends)
+
+    @property
+    def folders(self) -> list[str]:
+        """The names of those that lie in folders or stores."""
+        members = [self._members[number] for number, _, _ in self._spans]
+        return [member.name for member in members if not hasattr(member, "data")]
 
     @property
     def borders(self) -> list[int]:
@@ -273,7 +280,7 @@ class ShardedDataset(TensorCollection):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, str) or (isinstance(index, tuple) and index and all(isinstance(k, str) for k in index)):
-            return self.get(index)
+            return (self.select(index).contiguous() if index in self else self._no_rows)[index]
         if isinstance(index, tuple):
             return self._index_many(index)
         if isinstance(index, slice):
@@ -396,6 +403,12 @@ class ShardedDataset(TensorCollection):
             "a dataset of several folders is read only, and has no columns in one piece: take rows (data[10:20]), run "
             "an operation (data.map(fn, out=folder)), or load all of it into memory (data.contiguous())."
         )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        hint = ""
+        if callable(getattr(TensorDict, name, None)):
+            hint = ": it is read only, and rows of it (data[10:20]) or all of them in memory (data.contiguous()) have"
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}")
 
     _leaves = _with_leaves = _map_leaves = _get_str = _set_str = _del_str = _key_list = _nested = _refuse
     _change_batch_size = _rebuild = __setitem__ = __delitem__ = _refuse

@@ -1,7 +1,7 @@
 """A file system of fsspec, asked so that a passing failure of the network is no failure of the job.
 
 What comes back is checked for its length, because a connection that is cut may end a body early. A request that fails
-is made again, `ATTEMPTS` times in all, after 0.1 s, 0.2 s, 0.4 s... and some more at random; what will not get better
+is made again, `ATTEMPTS` times in all, after 0.1 s, 0.2 s and some more at random; what will not get better
 (no such bucket or object, no rights, no credentials) is told at once. fsspec's own file systems try again as well, each
 in its own way, below this.
 
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from tdmap.process.interrupts import let_through
 
-ATTEMPTS = 5
+ATTEMPTS = 3
 """How often one request is made before its failure is told."""
 
 FIRST_WAIT = 0.1
