@@ -9,7 +9,7 @@ import os
 import zlib
 from typing import Any, Protocol
 
-from tdmap.data.kinds import Data
+from tdmap.data.kinds import Data, tensors_of
 from tdmap.data.reader import narrow, plain_tensors
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
@@ -61,7 +61,7 @@ class Mapped:
 
     def _use(self, data: Data) -> None:
         self.data = plain_tensors(data)
-        self._leaves = data._leaves()
+        self._leaves = tensors_of(data)
         self._versions = self._version()
 
     def _version(self) -> int:

@@ -13,6 +13,7 @@ from tdmap.data.schema import Schema, key_name
 from tdmap.errors import OutputMismatch
 from tdmap.stores.manifest import MANIFEST, Shard, unpack
 from tdmap.stores.members import FolderMember, Member, MemoryMember, digest_of
+from tdmap.stores.remote import members_at
 from tdmap.stores.sharded import ShardedDataset
 from tensordict_lite import TensorDict
 from tensordict_lite.base import TensorCollection
@@ -216,8 +217,6 @@ def _members_of(source: AnyPath, storage_options: dict[str, Any] | None, cache: 
     """The members of one folder or URL."""
     path = _local(source)
     if path is None:
-        from tdmap.stores.remote import members_at
-
         return list(members_at(str(source), storage_options or {}, cache))
     path = os.path.abspath(path)
     if not os.path.lexists(f"{path}/{MANIFEST}"):

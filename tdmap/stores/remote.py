@@ -24,7 +24,7 @@ from tdmap.data.kinds import Data
 from tdmap.stores.cache import Cache, cache_of
 from tdmap.stores.manifest import MANIFEST, unpack
 from tdmap.stores.members import digest_of_bytes
-from tdmap.stores.store import Store, store_of
+from tdmap.stores.store import Store, require_reachable, store_of
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.format import META, SUFFIX, NodeMeta, decode_json, encode_key, parse_meta
@@ -107,15 +107,6 @@ class StoreMember:
     def identity(self) -> str:
         versions = store_of(self.name, self.options).find(self.name).values()
         return f"{self.name}, {self.rows} rows, metadata {self.digest}, {max((v for _, v in versions), default='')}"
-
-
-def require_reachable(url: str) -> None:
-    """Raise TypeError for a store that other processes do not see."""
-    if url.startswith("memory://"):
-        raise TypeError(
-            f"{url} is in the memory of this process, and workers are other ones: use num_workers=0 or "
-            "executor='thread' with it"
-        )
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ never written anywhere by this library, and messages name the URL alone.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import random
@@ -203,6 +204,15 @@ def store_of(url: str, options: Mapping[str, Any]) -> Store:
     return _stores[key]
 
 
+def require_reachable(url: str) -> None:
+    """Raise TypeError for a store that other processes do not see."""
+    if url.startswith("memory://"):
+        raise TypeError(
+            f"{url} is in the memory of this process, and workers are other ones: use num_workers=0 or "
+            "executor='thread' with it"
+        )
+
+
 def _version(info: Mapping[str, Any]) -> str:
     """What a store says of an object that changes when the object is replaced."""
     known = ("ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created", "generation")
@@ -220,7 +230,7 @@ def _explained(what: str, error: OSError) -> OSError:
 
 def _fsspec(scheme: str) -> Any:
     try:
-        import fsspec
+        fsspec: Any = importlib.import_module("fsspec")
     except ImportError as error:
         raise ImportError(_install(scheme, str(error))) from error
     if scheme not in fsspec.available_protocols():

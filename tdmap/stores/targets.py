@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from tdmap.memory import hidden
 from tdmap.memory.hidden import HIDDEN
 from tdmap.stores.manifest import MANIFEST
+from tdmap.stores.store import Store, require_reachable, store_of
 from tensordict_lite.memmap.format import META
 
 RUN = f"{HIDDEN}/run.json"
@@ -114,14 +115,10 @@ class StoreTarget:
         self.options = options
 
     def __getstate__(self) -> dict[str, Any]:
-        from tdmap.stores.remote import require_reachable
-
         require_reachable(self.name)
         return self.__dict__
 
-    def _store(self) -> Any:
-        from tdmap.stores.store import store_of
-
+    def _store(self) -> Store:
         return store_of(self.name, self.options)
 
     def names(self) -> set[str]:
