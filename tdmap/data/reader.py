@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any
@@ -41,8 +42,9 @@ class Reader:
         for begin, end, size in plan.runs(start, stop, BLOCK):
             if self.order is not None:
                 yield from self._gather(begin, end, size)
-            elif self._by_row and not self.data._is_lazy:
-                yield from self._opened(begin - base, end - base, size)
+            elif self._by_row:
+                chunks = self._windows if self.data.is_lazy else self._opened
+                yield from chunks(begin - base, end - base, size)
             elif plan.unbind:
                 yield from narrow(self.data, plan.dim, begin - base, end - base).unbind(plan.dim)
             else:
@@ -51,7 +53,7 @@ class Reader:
     @property
     def fetches(self) -> bool:
         """Whether rows come from a store, so that it pays to say which come next."""
-        return self._by_row and bool(self.data.is_remote) and not self.data._is_lazy
+        return self._by_row and bool(self.data.is_remote)
 
     def in_order(self, first: int, last: int) -> tuple[int, int] | None:
         """A `follow` for whoever reads all rows, one after another."""
@@ -75,6 +77,20 @@ class Reader:
                 yield from rows.unbind(0)
             else:
                 yield from cut(rows, 0, 0, last - first, size)
+
+    def _windows(self, begin: int, end: int, size: int) -> Iterator[Data]:
+        """Chunks that are names of rows, which know how to fetch those of the next one."""
+        for first in range(begin, end, size):
+            last = min(first + size, end)
+            rows = self.data[first:last]
+            ahead = None
+            if self.follow is not None:
+                ahead = (
+                    (last, min(last + size, end)) if last < end else self.follow(first + self.base, last + self.base)
+                )
+            if ahead is not None:
+                rows.fetch_next = functools.partial(self.data.prefetch, *ahead)
+            yield rows
 
     def _gather(self, begin: int, end: int, size: int) -> Iterator[Data]:
         plan = self.plan

@@ -12,7 +12,6 @@ a shard is the unit of work, of retries and of resumption: there should be some 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import secrets
@@ -21,9 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from tdmap.data.join import allocate_like
 from tdmap.data.kinds import Data, data_length, tensors_of
+from tdmap.data.objects import KeyPath, with_objects
 from tdmap.data.schema import Schema
 from tdmap.data.sizes import row_bytes_of
 from tdmap.errors import AlreadyComplete, OutputMismatch, ResumeMismatch, UntrustedFile
@@ -36,6 +38,7 @@ from tdmap.resume.resumable import map_to_folder
 from tdmap.resume.run import MAP, differences, identify
 from tdmap.rowerrors import RowErrors, SkippedRows
 from tdmap.runtime.wire.remote import PackedError, pack_error, unpack_error
+from tdmap.sinks import Folder
 from tdmap.sinks.collect import Collect
 from tdmap.stores.manifest import MANIFEST, Shard, pack
 from tdmap.stores.members import digest_of_bytes
@@ -46,6 +49,9 @@ from tensordict_lite.memmap.format import META
 
 SHARD_BYTES = 64 << 20
 """Bytes of input of a shard in a store, where nobody says how many rows it has;"""
+
+MEMORY_BYTES = 128 << 20
+"""A shard of at most so many bytes of input is made in the worker's memory, where it goes to a store."""
 
 MIN_SHARDS = 16
 """and there are at least so many, rows permitting."""
@@ -97,9 +103,24 @@ class ShardWriter:
             on_row_error=(lambda error, at: skipped.append((at[0], pack_error(error)))) if self.collects else None,
             chunk_bytes=self.chunk_bytes,
         )
-        meta, nbytes, schema, length = self.target.write_shard(
-            shard_name(self.run, number), functools.partial(_make, self.write, job)
-        )
+        written: list[Any] = []
+
+        def make(folder: str) -> Data:
+            written[:] = _facts(result := self.write(job, folder))
+            return result
+
+        ahead = getattr(rows, "fetch_next", None)
+        small = row_bytes_of(rows, count) * count <= MEMORY_BYTES
+        if is_url(self.target.name) and count and small and self.write is write_folder:
+            made = _in_memory(job)
+            written = _facts(made.data)
+            if ahead is not None:
+                ahead()
+            meta = self.target.write_rows(shard_name(self.run, number), made.data, made.buffers)
+            made.give_back()
+        else:
+            meta = self.target.write_shard(shard_name(self.run, number), make)
+        length, nbytes, schema = written
         done = Done(length, digest_of_bytes(meta), nbytes, schema, skipped)
         if self.noted:
             note = {**done._asdict(), "skipped": [row for row, _ in skipped]}
@@ -107,12 +128,59 @@ class ShardWriter:
         return tuple(done)
 
 
-def _make(write: Any, job: Job, folder: str) -> tuple[bytes, int, list[Any], int]:
-    """Write one shard into a folder; its metadata, bytes, fields and rows."""
-    result = write(job, folder)
-    meta = Path(folder, META).read_bytes()
+def _facts(result: Data) -> list[Any]:
+    """Rows, bytes and fields of a shard."""
     fields = [[list(f.path), f.kind, str(f.dtype), list(f.shape)] for f in Schema(result[:0]).fields]
-    return meta, sum(leaf.nbytes for leaf in tensors_of(result)), fields, int(result.shape[0])
+    return [int(result.shape[0]), sum(leaf.nbytes for leaf in tensors_of(result)), fields]
+
+
+class _Memory:
+    """A place for a shard that is sent from the memory of the worker (see `tdmap.sinks.Folder`)."""
+
+    def __init__(self) -> None:
+        self.data: Data = None
+        self.buffers: dict[int, bytearray] = {}
+        """What the tensors lie in, by their addresses: the libraries of stores take no other memory without a copy."""
+
+    def load(self) -> Data | None:
+        return None
+
+    def create(self, example: Data) -> Data:
+        self.data = allocate_like(example, ChunkPlan(len(example), len(example)), self._empty)
+        return self.data
+
+    def _empty(self, dtype: torch.dtype, shape: torch.Size) -> Tensor:
+        if not shape.numel():
+            return torch.empty(shape, dtype=dtype)
+        nbytes = shape.numel() * dtype.itemsize
+        spare = _spare.get(nbytes)
+        buffer = spare.pop() if spare else bytearray(nbytes)
+        tensor = torch.frombuffer(buffer, dtype=dtype).view(shape)
+        self.buffers[tensor.data_ptr()] = buffer
+        return tensor
+
+    def give_back(self) -> None:
+        """The shard has been sent: the next one of this process uses its memory, whose pages are there."""
+        self.data = None
+        _spare.clear()
+        for buffer in self.buffers.values():
+            _spare.setdefault(len(buffer), []).append(buffer)
+        self.buffers = {}
+
+    def complete(self, data: Data, columns: dict[KeyPath, Any]) -> Data:
+        self.data = with_objects(data, columns)
+        return self.data
+
+
+_spare: dict[int, list[bytearray]] = {}
+"""Memory of the last shard that this process has sent."""
+
+
+def _in_memory(job: Job) -> _Memory:
+    """The result of a job, with every row in its place, as `write_folder` would write it."""
+    memory = _Memory()
+    Execution(num_workers=0).run(job, Folder(memory, lambda data: None))
+    return memory
 
 
 def write_folder(job: Job, folder: str) -> Data:

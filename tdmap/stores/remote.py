@@ -215,7 +215,8 @@ class RemoteRows:
 
     def prefetch(self, first: int, last: int, keys: Sequence[Any] | None) -> None:
         """Begin to fetch rows."""
-        if first >= last or (first, last, keys) in self._ahead:
+        known = any(begin <= first and last <= end and wanted == keys for begin, end, wanted in self._ahead)
+        if first >= last or known:
             return
         while len(self._ahead) >= AHEAD:
             self._ahead.pop(next(iter(self._ahead))).cancel()

@@ -56,7 +56,7 @@ class ShardedDataset(TensorCollection):
         (6, [2, 10, 11], [12, 0])
     """
 
-    __slots__ = ("_ends", "_is_lazy", "_keys", "_members", "_none", "_opened", "_row_bytes", "_spans", "_whole")
+    __slots__ = ("_ends", "_is_lazy", "_keys", "_members", "_none", "_opened", "_row_bytes", "_spans", "fetch_next")
 
     _kind_name = "dataset of several folders"
     _is_non_tensor = False
@@ -131,6 +131,11 @@ class ShardedDataset(TensorCollection):
             first = self._load(0, min(SAMPLE_ROWS, len(self)))
             self._row_bytes = row_bytes_of(first, len(first)) if len(first) else 0
         return self._row_bytes
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether its slices are names of rows, and not rows."""
+        return self._is_lazy
 
     @property
     def is_remote(self) -> bool:

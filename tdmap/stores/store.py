@@ -160,6 +160,13 @@ class Store:
         """An object, in one step."""
         self._try(f"writing {url}", lambda: self.fs.pipe_file(self._path(url), data))
 
+    def put_all(self, objects: Mapping[str, bytes | bytearray]) -> None:
+        """Objects by their URLs, all of them under way at once."""
+        if objects:
+            first = next(iter(objects))
+            paths = {self._path(url): data for url, data in objects.items()}
+            self._try(f"writing {first}", lambda: self.fs.pipe(paths))
+
     def send(self, files: Mapping[str, str]) -> None:
         """Objects from local files (by URL), all of them under way at once."""
         if not files:

@@ -18,11 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from tdmap.data.kinds import Data
 from tdmap.memory import hidden
 from tdmap.memory.hidden import HIDDEN
 from tdmap.stores.manifest import MANIFEST
 from tdmap.stores.store import Store, require_reachable, store_of
 from tensordict_lite.memmap.format import META
+from tensordict_lite.memmap.plan import plan_for
 
 RUN = f"{HIDDEN}/run.json"
 
@@ -51,8 +53,12 @@ class Target(Protocol):
         """A small file, in one step."""
         ...
 
-    def write_shard(self, path: str, make: Callable[[str], Any]) -> Any:
-        """A folder that `make(local folder)` fills; it is there whole, or its meta.json is not. What `make` returns."""
+    def write_shard(self, path: str, make: Callable[[str], Data]) -> bytes:
+        """A folder that `make(local folder)` fills; it is there whole, or its meta.json is not. That is returned."""
+        ...
+
+    def write_rows(self, path: str, rows: Data, buffers: dict[int, bytearray]) -> bytes:
+        """The same, of rows in memory: in these buffers, by the addresses of their tensors."""
         ...
 
     def remove(self, path: str) -> None:
@@ -92,12 +98,15 @@ class LocalTarget:
         whole.parent.mkdir(parents=True, exist_ok=True)
         hidden.replace_file(whole, data)
 
-    def write_shard(self, path: str, make: Callable[[str], Any]) -> Any:
+    def write_shard(self, path: str, make: Callable[[str], Data]) -> bytes:
         folder = f"{self.name}/{path}"
         shutil.rmtree(folder, ignore_errors=True)  # of a worker that has died
-        result = make(folder)
+        make(folder)
         shutil.rmtree(f"{folder}/{HIDDEN}", ignore_errors=True)
-        return result
+        return Path(folder, META).read_bytes()
+
+    def write_rows(self, path: str, rows: Data, buffers: dict[int, bytearray]) -> bytes:
+        return self.write_shard(path, rows.memmap)
 
     def remove(self, path: str) -> None:
         whole = f"{self.name}/{path}"
@@ -108,7 +117,7 @@ class LocalTarget:
 
 
 class StoreTarget:
-    """A place in an object store. A shard is made in the temporary folder of the worker, and then sent."""
+    """A place in an object store. A shard is made in the worker's memory, or in its temporary folder, and sent."""
 
     def __init__(self, url: str, options: dict[str, Any]) -> None:
         self.name = url.rstrip("/")
@@ -139,17 +148,30 @@ class StoreTarget:
     def write(self, path: str, data: bytes) -> None:
         self._store().put(f"{self.name}/{path}", data)
 
-    def write_shard(self, path: str, make: Callable[[str], Any]) -> Any:
+    def write_shard(self, path: str, make: Callable[[str], Data]) -> bytes:
         with tempfile.TemporaryDirectory(prefix="tdmap-shard-") as scratch:
             folder = f"{scratch}/shard"
-            result = make(folder)
+            make(folder)
             files = [os.path.join(root, file) for root, _, found in os.walk(folder) for file in found]
             names = [os.path.relpath(file, folder) for file in files]
             pairs = [(file, name) for file, name in zip(files, names) if not name.startswith(HIDDEN)]
             store = self._store()
             store.send({f"{self.name}/{path}/{name}": file for file, name in pairs if name != META})
-            store.send({f"{self.name}/{path}/{META}": f"{folder}/{META}"})
-        return result
+            meta = Path(folder, META).read_bytes()
+            store.put(f"{self.name}/{path}/{META}", meta)
+        return meta
+
+    def write_rows(self, path: str, rows: Data, buffers: dict[int, bytearray]) -> bytes:
+        plan, where, store = plan_for(rows), f"{self.name}/{path}", self._store()
+        small: dict[str, bytes] = {}
+        objects = {leaf.file: buffers[leaf.tensor.data_ptr()] for leaf in plan.leaves if leaf.nbytes}
+        for folder in plan.folders:
+            small[folder.join(META)] = folder.json()
+            small.update({folder.join(name): blob for name, blob in folder.blobs.items()})
+        meta = small.pop(META)
+        store.put_all({f"{where}/{name}": data for name, data in (objects | small).items()})
+        store.put(f"{where}/{META}", meta)
+        return meta
 
     def remove(self, path: str) -> None:
         self._store().remove(f"{self.name}/{path}")
