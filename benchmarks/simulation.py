@@ -25,7 +25,8 @@ import torch
 from tdmap.events import CallbackList
 from tdmap.job import Job, Source
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.driver import LEASE_COST, Driver, Joined
+from tdmap.runtime.crews.base import Joined, PlainCrew
+from tdmap.runtime.driver import LEASE_COST, Driver
 from tdmap.runtime.scheduler import TARGET_SECONDS, Lease, Scheduler, SchedulerPolicy
 from tdmap.runtime.wire.messages import Done, Lost, Segment
 from tdmap.sinks import Collect
@@ -100,7 +101,7 @@ def _tick(done: list[int] | None, start: int, stop: int) -> None:
             done[chunk] += 1
 
 
-class SimulatedCrew:
+class SimulatedCrew(PlainCrew):
     """Workers that exist as events; `wait` moves the simulated clock to the next of them."""
 
     kind = "simulated"
@@ -124,30 +125,12 @@ class SimulatedCrew:
     def allocate(self) -> Any:
         return None
 
-    def limit(self, worker: int) -> int | None:
-        return None
-
     def output(self, writer: Any) -> None: ...
 
     def replan(self, plan: ChunkPlan) -> None: ...
 
-    def ask_back(self, worker: int) -> None: ...
-
-    def running(self) -> dict[int, tuple[int, float]]:
-        return {}
-
-    def kill(self, worker: int, reason: str) -> None: ...
-
     def describe(self, worker: int) -> str:
         return "in a simulation"
-
-    def pid(self, worker: int) -> int:
-        return worker
-
-    def node(self, worker: int) -> str:
-        return ""
-
-    def require_open(self) -> None: ...
 
     def close(self, ok: bool, changed: bool) -> None: ...
 

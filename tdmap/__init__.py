@@ -28,9 +28,10 @@ from tdmap.errors import (
 )
 from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, RowsSkipped, WorkerDied
 from tdmap.operations.filter import filter, flat_map
-from tdmap.operations.iterator import MapIterator
-from tdmap.operations.map import map, map_iter
-from tdmap.operations.prefetch import prefetch_to_device
+from tdmap.operations.iteration.iterator import MapIterator
+from tdmap.operations.iteration.map_iter import map_iter
+from tdmap.operations.iteration.prefetch import prefetch_to_device
+from tdmap.operations.map import map
 from tdmap.operations.reduce import map_reduce, reduce
 from tdmap.operations.samplers import BalancedSampler, MixedSampler, WeightedSampler
 from tdmap.operations.shuffle import shuffle

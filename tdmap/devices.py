@@ -1,12 +1,10 @@
-"""What `device=` and an `out` on a device mean for a job: checks, the function's wrapping, the sink."""
+"""What `device=` and an `out` on a device mean for a job: checks, and the function's wrapping."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -14,21 +12,16 @@ import torch
 
 from tdmap.data.alike import VALID
 from tdmap.data.kinds import Data, tensors_of
-from tdmap.errors import add_note
 from tdmap.execution import Execution
-from tdmap.frames import warn_user
 from tdmap.functions import check_placement
-from tdmap.job import Job
 from tdmap.memory import links as links
 from tdmap.memory.links import Device, resolve_device
 from tdmap.plan import MIN_CHUNKS
 from tdmap.rowerrors import OnError
-from tdmap.runtime.driver import CommitLog
 from tdmap.runtime.ondevice import OnDevice, is_on_device
-from tdmap.runtime.wire.lending import NotLent, can_lend, cannot_lend
+from tdmap.runtime.wire.lending import can_lend
 from tdmap.runtime.workers.pool import WorkerPool
-from tdmap.sinks import Preallocated, Sink
-from tdmap.sinks.device import DeviceBuffer, check_device_out
+from tdmap.sinks.device import check_device_out
 
 Devices: TypeAlias = "Device | Sequence[Device] | None"
 
@@ -122,40 +115,6 @@ class Placement:
             return False
         return not execution.in_processes or can_lend(self.out_device)
 
-    def run(self, job: Job, out: Data, execution: Execution, log: CommitLog | None = None) -> Any:
-        """Run a job whose results go into an existing `out`.
-
-        Where workers cannot open memory that they were lent, results come back to this process and go from here.
-        """
-        try:
-            return self._run(job, out, execution, log)
-        except NotLent as error:
-            fn = job.fn
-            if self.out_device is None or not isinstance(fn, OnDevice):
-                raise
-            cannot_lend(self.out_device)
-            if error.begun:  # a function that changes its rows in place must not meet them twice
-                add_note(error, "other workers had run some chunks: call it again, and results will go another way")
-                raise
-            warn_user(
-                f"worker processes cannot open memory of {self.out_device} that this one lends ({error.__cause__}): "
-                "results come back to this process and go there by its own copies, which is slower.",
-                RuntimeWarning,
-            )
-        return self._run(job.again(fn.coming_back()), out, execution, log)
-
-    def _run(self, job: Job, out: Data, execution: Execution, log: CommitLog | None) -> Any:
-        sink, surroundings = self.sink(out, execution)
-        with surroundings:
-            return execution.run(job, sink, log)
-
-    def sink(self, out: Data, execution: Execution) -> tuple[Sink, AbstractContextManager[Any]]:
-        """Where results for an existing `out` go, and what must be entered around the job."""
-        if self.out_device is None or self.stays(execution):
-            return Preallocated(out), _lending(self.out_device)
-        buffer = DeviceBuffer(out, links.open_link(self.out_device))
-        return buffer, buffer
-
 
 _DEVICE_NAME = re.compile(r"(cuda|mps|xpu)(:\d+)?")
 
@@ -208,16 +167,3 @@ def check_start_method(execution: Execution, device: torch.device) -> None:
             f'mp_start_method="fork" with {device}: a fork of a process that uses CUDA does not work. '
             'Use "spawn" or "forkserver", or leave it out.'
         )
-
-
-@contextlib.contextmanager
-def _lending(device: torch.device | None) -> Any:
-    """Around a job whose workers write into memory of `device` themselves."""
-    if device is None or device.type != "cuda":
-        yield
-        return
-    torch.cuda.current_stream(device).synchronize()  # what the caller does to `out` comes before what workers do
-    try:
-        yield
-    finally:
-        torch.cuda.ipc_collect()

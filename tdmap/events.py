@@ -320,7 +320,7 @@ _watching: ContextVar[tuple[Callback, ...]] = ContextVar("watching", default=())
 
 
 def watching() -> tuple[Callback, ...]:
-    """Those who watch every operation that is called here now, beside its own `callbacks=`."""
+    """Callbacks that watch every operation called in this context, beside the ones in its `callbacks=`."""
     return _watching.get()
 
 

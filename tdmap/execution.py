@@ -20,6 +20,8 @@ from tdmap.memory.cuts import Cuts
 from tdmap.memory.resources import usable_cores
 from tdmap.process import forks
 from tdmap.process.owner import Owner
+from tdmap.runtime.commits import CommitLog
+from tdmap.runtime.crews.base import Crew
 from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.crews.foreign import ForeignCrew
 from tdmap.runtime.crews.processes import ProcessCrew
@@ -27,7 +29,7 @@ from tdmap.runtime.crews.ray import RayCrew
 from tdmap.runtime.crews.raypool import borrow_ray_pool
 from tdmap.runtime.crews.serial import SerialCrew
 from tdmap.runtime.crews.threads import ThreadCrew
-from tdmap.runtime.driver import CommitLog, Crew, Driver
+from tdmap.runtime.driver import Driver
 from tdmap.runtime.workers import worker as worker_module
 from tdmap.runtime.workers.launch import START_METHODS
 from tdmap.runtime.workers.pool import WorkerPool, borrow_pool, give_back
@@ -196,7 +198,7 @@ class Execution:
         return self.executor.slots() if isinstance(self.executor, RayCluster) else usable_cores()
 
     def _crew(self, job: Job) -> tuple[Crew, Callable[[], None]]:
-        """Those who run the job, and what to call when they have."""
+        """The crew that runs the job, and a function to call when the job is over."""
         if self.executor == "serial" or (self.in_processes and _nested()):
             return SerialCrew(), _nothing
         count = self._count()
@@ -231,7 +233,7 @@ class _Bar(ProgressBar):
 
 
 def _beacon() -> list[Callback]:
-    """Who tells other terminals how far a job is; nobody within a worker."""
+    """The callback that writes status files for other terminals; none inside a worker."""
     folder = None if worker_module.in_worker else status_folder()
     return [] if folder is None else [StatusFile(folder)]
 

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from tensordict_lite.callers import HERE as LITE
 from tensordict_lite.callers import warn_caller
-from tensordict_lite.ops import engine
+from tensordict_lite.doors import engine
 
 FULL = "TDMAP_FULL_TRACEBACK"
 """Environment variable: when it is set, nothing is left out."""

@@ -59,7 +59,7 @@ class Meter(Protocol):
         ...
 
     def end(self, start: int, stop: int) -> Measures:
-        """It is over: the chunks `start..stop` were run."""
+        """The lease is over: the chunks `start..stop` were run."""
         ...
 
 
@@ -112,7 +112,7 @@ class Job:
     number: int = field(default_factory=lambda: next(_numbers))
 
     def again(self, fn: Callable[[Any], Any]) -> Job:
-        """The same with another function, as a job of its own."""
+        """A new job with another function and everything else as it is."""
         return replace(self, fn=fn, number=next(_numbers))
 
     @property
@@ -134,3 +134,27 @@ def function_name(fn: object) -> str:
         return fn.__name__
     name = getattr(fn, "__qualname__", None) or type(fn).__qualname__
     return str(name).rpartition("<locals>.")[2]
+
+
+def takes_start(fn: object) -> bool:
+    """Whether a function wants the number of the first row of its chunk as a second argument."""
+    return bool(getattr(fn, "takes_start", False))
+
+
+class Wrapped:
+    """A function of the engine's around one of the user's: messages and progress bars name what the user wrote.
+
+    Args:
+        fn: the user's function.
+    """
+
+    takes_start = True
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+        self._positional = takes_start(fn)
+        self.__qualname__ = function_name(fn)
+
+    def call(self, chunk: Any, start: int) -> Any:
+        """What the user's function returns."""
+        return self.fn(chunk, start) if self._positional else self.fn(chunk)

@@ -6,16 +6,11 @@ import importlib.metadata
 from typing import Any
 
 from torch.serialization import add_safe_globals as _add_safe_globals
+from torch.torch_version import __version__ as _torch_version
 
-from tensordict_lite import dense as _dense
-from tensordict_lite import lazystack_class as _lazystack_class
-from tensordict_lite import metadata as _metadata
-from tensordict_lite import torch_function as _torch_function  # noqa: F401  (gives the classes __torch_function__)
-from tensordict_lite import vmapping as _vmapping
-from tensordict_lite.attrs import TensorAttrs
 from tensordict_lite.base import KEY_SEPARATOR, TensorCollection, TensorDictBase, is_tensor_collection
-from tensordict_lite.batches import collate, merge_tensordicts
-from tensordict_lite.builders import (
+from tensordict_lite.building.batches import collate, merge_tensordicts
+from tensordict_lite.building.builders import (
     from_any,
     from_dict,
     from_namedtuple,
@@ -24,13 +19,20 @@ from tensordict_lite.builders import (
     fromkeys,
     make_tensordict,
 )
-from tensordict_lite.combine import cat, pad, pad_sequence, stack, unpad_sequence
 from tensordict_lite.consolidated import from_consolidated
 from tensordict_lite.consolidated import layout as _layout
 from tensordict_lite.consolidated import record as _record
+from tensordict_lite.consolidated.safetensor_files import from_safetensors, to_safetensors
+from tensordict_lite.dense import storage as _dense
+from tensordict_lite.dense.combine import cat, pad, pad_sequence, stack, unpad_sequence
+from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.errors import DatasetError
+from tensordict_lite.hooks import torch_function as _torch_function  # noqa: F401  (gives the classes __torch_function__)
+from tensordict_lite.hooks import vmapping as _vmapping
+from tensordict_lite.hooks.pytree import from_pytree
 from tensordict_lite.keys import NestedKey, unravel_key, unravel_key_list, unravel_key_to_tuple
-from tensordict_lite.lazystack import LazyStackedTensorDict, lazy_stack, maybe_dense_stack
+from tensordict_lite.lazy import stack as _lazystack_class
+from tensordict_lite.lazy.functions import LazyStackedTensorDict, lazy_stack, maybe_dense_stack
 from tensordict_lite.memmap import DatasetWriter, MemoryMappedTensor, TensorDictFuture
 from tensordict_lite.memmap.api import load, load_memmap, save
 from tensordict_lite.memmap.archive import (
@@ -39,18 +41,18 @@ from tensordict_lite.memmap.archive import (
     refresh_archive_checksums,
     unpack_memmap,
 )
-from tensordict_lite.metadata import MetaData
+from tensordict_lite.moved import old_name as _old_name
 from tensordict_lite.nn import (
     TensorClassModuleBase,
     TensorClassModuleWrapper,
     TensorDictParams,
     as_tensordict_module,
 )
-from tensordict_lite.nontensor import NonTensorData, NonTensorDataBase, is_non_tensor
-from tensordict_lite.nontensor_stack import NonTensorStack
-from tensordict_lite.parsing import parse_tensor_dict_string
-from tensordict_lite.pytree import from_pytree
-from tensordict_lite.safetensor_files import from_safetensors, to_safetensors
+from tensordict_lite.objects import metadata as _metadata
+from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, is_non_tensor
+from tensordict_lite.objects.metadata import MetaData
+from tensordict_lite.objects.stack import NonTensorStack
+from tensordict_lite.objects.unbatched import UnbatchedTensor
 from tensordict_lite.settings import (
     capture_non_tensor_stack,
     get_defaults_to_none,
@@ -61,15 +63,15 @@ from tensordict_lite.settings import (
     set_lazy_legacy,
     set_list_to_stack,
 )
-from tensordict_lite.shown import get_printoptions, set_printoptions
-from tensordict_lite.tensorclass import TensorClass, from_dataclass, is_tensorclass, tensorclass
-from tensordict_lite.tensordict import TensorDict
+from tensordict_lite.show.options import get_printoptions, set_printoptions
+from tensordict_lite.show.parsing import parse_tensor_dict_string
+from tensordict_lite.tensorclass.attrs import TensorAttrs
+from tensordict_lite.tensorclass.decorator import TensorClass, from_dataclass, is_tensorclass, tensorclass
+from tensordict_lite.tensorclass.typed import TypedTensorDict
 from tensordict_lite.testing import assert_allclose_td, assert_close
-from tensordict_lite.typed import TypedTensorDict
-from tensordict_lite.unbatched import UnbatchedTensor
 from tensordict_lite.views import default_is_leaf, is_leaf_nontensor
 
-from tensordict_lite.functions import (  # isort: skip
+from tensordict_lite.building.functions import (  # isort: skip
     dense_stack_tds,
     from_module,
     from_modules,
@@ -83,21 +85,22 @@ from tensordict_lite.functions import (  # isort: skip
 _vmapping.install()
 
 # What `torch.load(weights_only=True)` may build: containers whose content it checks in turn.
-_add_safe_globals(
-    [
-        TensorDict,
-        LazyStackedTensorDict,
-        NonTensorData,
-        NonTensorStack,
-        MetaData,
-        _dense._blank,
-        _lazystack_class._blank,
-        _metadata._restored,
-        _layout.Jagged,
-        _record._rebuild,
-        _record._same,
-    ]
-)
+_SAFE = [
+    TensorDict,
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    MetaData,
+    _dense._blank,
+    _lazystack_class._blank,
+    _metadata._restored,
+    _layout.Jagged,
+    _record._rebuild,
+    _record._same,
+]
+_add_safe_globals(_SAFE)
+if _torch_version >= "2.6":  # before, it does not take names
+    _add_safe_globals([(each, f"{_old_name(each.__module__)}.{each.__qualname__}") for each in _SAFE])
 
 
 def __getattr__(name: str) -> Any:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tensordict_lite.batches import collate, merge_tensordicts
-from tensordict_lite.builders import make_tensordict
-from tensordict_lite.combine import pad, pad_sequence, unpad_sequence
-from tensordict_lite.functions import dense_stack_tds, group_by
+from tensordict_lite.building.batches import collate, merge_tensordicts
+from tensordict_lite.building.builders import make_tensordict
+from tensordict_lite.building.functions import dense_stack_tds, group_by
+from tensordict_lite.dense.combine import pad, pad_sequence, unpad_sequence
 
 __all__ = [
     "collate",

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Union
 
 __all__ = [
+    "KEY_SEPARATOR",
     "NestedKey",
     "is_nested_key",
     "missing_key_error",
@@ -21,6 +22,9 @@ __all__ = [
 ]
 
 NestedKey = Union[str, tuple["NestedKey", ...]]  # type: ignore[misc]  # noqa: UP007 - a string in it
+
+KEY_SEPARATOR = "."
+"""Between the parts of a key in the names of files, state dicts and flattened trees."""
 
 # Bounded: a program that generates keys without end must not leak; clearing costs one re-fill.
 _CACHE_LIMIT = 8192

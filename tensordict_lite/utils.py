@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import Buffer
 
-from tensordict_lite.functions import is_bool, is_floating, is_inexact, is_integer
+from tensordict_lite.building.functions import is_bool, is_floating, is_inexact, is_integer
 from tensordict_lite.keys import NestedKey, require_path, unravel_key, unravel_key_list, unravel_key_to_tuple
-from tensordict_lite.linkedlist import LinkedList
 from tensordict_lite.memmap import TensorDictFuture
-from tensordict_lite.nontensor import is_non_tensor
+from tensordict_lite.objects.data import is_non_tensor
+from tensordict_lite.objects.linkedlist import LinkedList
 from tensordict_lite.ops.shape import positive_dim
-from tensordict_lite.parsing import parse_tensor_dict_string
 from tensordict_lite.settings import (
     capture_non_tensor_stack,
     lazy_legacy,
@@ -26,8 +25,9 @@ from tensordict_lite.settings import (
     set_lazy_legacy,
     set_list_to_stack,
 )
-from tensordict_lite.shown import get_printoptions, set_printoptions
-from tensordict_lite.tensorclass import is_tensorclass
+from tensordict_lite.show.options import get_printoptions, set_printoptions
+from tensordict_lite.show.parsing import parse_tensor_dict_string
+from tensordict_lite.tensorclass.decorator import is_tensorclass
 from tensordict_lite.testing import assert_allclose_td, assert_close
 from tensordict_lite.views import entry_of
 

@@ -39,7 +39,7 @@ from tdmap.job import Job, Policy, Source, function_name
 from tdmap.memory.spill import Spill
 from tdmap.operation import operation
 from tdmap.operations.append import Pieces, SpillRows, place_pieces
-from tdmap.operations.map import policy_for
+from tdmap.operations.arguments import policy_for
 from tdmap.operations.output import Output, spill_folder
 from tdmap.plan import ChunkPlan
 from tdmap.reducers import Reducer

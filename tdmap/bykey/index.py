@@ -23,10 +23,10 @@ from tdmap.data.kinds import data_row_bytes
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.files import mapped_file
+from tdmap.memory.rowfiles import Places
+from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Spill
-from tdmap.operations.output import Places
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.wire.packing import Arena
 from tdmap.sinks import Collect
 
 HEAP_BYTES = 64 << 20

@@ -32,11 +32,12 @@ from tdmap.data.reader import narrow
 from tdmap.data.schema import Schema, take_apart
 from tdmap.data.store import destination
 from tdmap.execution import Execution
+from tdmap.memory.rowfiles import SharedTensors
 from tdmap.memory.spill import Spill
 from tdmap.operation import operation
 from tdmap.operations.append import append_rows
-from tdmap.operations.map import policy_for
-from tdmap.operations.output import Output, SharedTensors, spill_folder, travels
+from tdmap.operations.arguments import policy_for
+from tdmap.operations.output import Output, spill_folder, travels
 from tdmap.reducers.base import Key
 from tensordict_lite import TensorDict, is_non_tensor, is_tensorclass
 

@@ -14,7 +14,7 @@ from tdmap.data.store import destination
 from tdmap.execution import Execution
 from tdmap.memory.spill import Spill
 from tdmap.operation import operation
-from tdmap.operations.map import policy_for
+from tdmap.operations.arguments import policy_for
 from tdmap.operations.output import Output, spill_folder
 from tdmap.operations.permute import permute
 

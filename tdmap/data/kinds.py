@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tensordict_lite import NonTensorData
 from tensordict_lite.base import TensorCollection
-from tensordict_lite.dense import DenseCollection
+from tensordict_lite.dense.storage import DenseCollection
 
 Data: TypeAlias = Any
 """A tensor or any collection of `tensordict_lite`."""

@@ -16,13 +16,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from tdmap.data.kinds import Data, is_dense
 from tdmap.plan import ChunkPlan
 from tensordict_lite import NonTensorData, NonTensorDataBase, NonTensorStack, is_non_tensor, lazy_stack
 from tensordict_lite.memmap.plan import mapped_root
-from tensordict_lite.nontensor import same_payload
+from tensordict_lite.objects.data import same_payload
+from tensordict_lite.objects.textcolumn import TextColumn, text_of
+
+PACKED = 32
+"""So many strings of a piece travel as their bytes."""
 
 KeyPath: TypeAlias = "tuple[str, ...]"
 
@@ -37,10 +43,61 @@ class One(NamedTuple):
     entry: Any = None
 
 
-class Each(NamedTuple):
-    """One object a row."""
+class Each:
+    """One object a row. Strings travel as their bytes, and stay what they are until somebody wants them."""
 
-    values: list[Any]
+    __slots__ = ("values",)
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __reduce__(self) -> Any:
+        text = text_of(self.values) if len(self.values) >= PACKED else None
+        return (Each, (self.values,)) if text is None else (_unpacked, (text[0], text[1], text[2].numpy().tobytes()))
+
+
+class Text(Each):
+    """Strings, or bytes, one a row, which have come from another process.
+
+    Args:
+        kind: `"str"` or `"bytes"`.
+        content: the rows one after the other, strings as UTF-8.
+        offsets: int64 `[n + 1]`: row i is `content[offsets[i] : offsets[i + 1]]`.
+    """
+
+    __slots__ = ("content", "kind", "offsets")
+
+    def __init__(self, kind: str, content: Any, offsets: Tensor) -> None:
+        self.kind, self.content, self.offsets = kind, content, offsets
+
+    @property
+    def values(self) -> list[Any]:  # type: ignore[override]
+        """The objects of the rows, in a new list."""
+        return self.column().objects(range(len(self)))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __reduce__(self) -> Any:
+        return _unpacked, (self.kind, bytes(self.content), self.offsets.numpy().tobytes())
+
+    def column(self) -> TextColumn:
+        """As a column of a collection."""
+        return TextColumn(self.kind, np.frombuffer(self.content, np.uint8), self.offsets)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Text]) -> Text:
+        """The rows of parts of one kind, one part after the other."""
+        offsets = torch.zeros(sum(map(len, parts)) + 1, dtype=torch.int64)
+        torch.cumsum(torch.cat([part.offsets.diff() for part in parts]), 0, out=offsets[1:])
+        return cls(parts[0].kind, b"".join([part.content for part in parts]), offsets)
+
+
+def _unpacked(kind: str, content: bytes, offsets: bytes) -> Text:
+    return Text(kind, content, torch.frombuffer(bytearray(offsets), dtype=torch.int64))
 
 
 class Rows(NamedTuple):
@@ -138,6 +195,9 @@ def piece_of(entry: Any, plan: ChunkPlan) -> Piece:
         return One(entry._payload, entry)
     if plan.unbind:
         return Rows([entry])
+    column = entry._objects
+    if entry._stack_dim == plan.dim and isinstance(column, TextColumn) and (text := column.content(entry._rows)):
+        return Text(*text)
     if entry._stack_dim == plan.dim and (values := entry._payloads()) is not None:
         return Each(values)
     rows = entry.unbind(plan.dim)
@@ -151,6 +211,9 @@ def concat_pieces(parts: Iterable[tuple[int, Piece]]) -> Piece:
     parts = list(parts)
     if all(piece is None for _, piece in parts):
         return None
+    text = _joined_text([piece for rows, piece in parts if rows])
+    if text is not None:
+        return text
     ones = [piece for _, piece in parts if isinstance(piece, One)]
     given = [piece for _, piece in parts if piece is not None]
     if len(ones) == len(given) and all(piece.entry is not None for piece in ones):
@@ -166,6 +229,20 @@ def concat_pieces(parts: Iterable[tuple[int, Piece]]) -> Piece:
     for rows, piece in parts:
         values += _entries(piece, rows) if stacked else _payloads(piece, rows)
     return Rows(values) if stacked else Each(values)
+
+
+def _joined_text(pieces: list[Piece]) -> Text | None:
+    """Strings that have come as their bytes, and others beside them, as one; None where there are none such."""
+    if not any(isinstance(piece, Text) for piece in pieces):
+        return None
+    texts: list[Text] = []
+    for piece in pieces:
+        if type(piece) is Each and (text := text_of(piece.values)):
+            piece = Text(*text)
+        if not isinstance(piece, Text) or piece.kind != (texts or [piece])[0].kind:
+            return None
+        texts.append(piece)
+    return Text.joined(texts)
 
 
 def _flat(entry: Any) -> Any:
@@ -193,7 +270,7 @@ def unchanged(piece: Piece, before: Any, plan: ChunkPlan) -> bool:
         return False
     if isinstance(piece, One) and isinstance(old, One):
         return same_payload(piece.value, old.value)
-    count = len(piece.values) if isinstance(piece, Each) else len(old.values) if isinstance(old, Each) else 0
+    count = len(piece) if isinstance(piece, Each) else len(old) if isinstance(old, Each) else 0
     pairs = zip(_payloads(piece, count), _payloads(old, count))
     return all(new is past or same_payload(new, past) for new, past in pairs)
 
@@ -282,6 +359,8 @@ def _column(parts: list[tuple[int, Piece]], plan: ChunkPlan, size: torch.Size) -
     rows = size[plan.dim]
     if isinstance(whole, Rows):
         return NonTensorStack(*_filled(whole.entries, rest), stack_dim=plan.dim)
+    if isinstance(whole, Text) and not rest:
+        return NonTensorStack._of_rows(whole.column(), range(rows), plan.dim, rest, None)
     return stack_of(_payloads(whole, rows), rest, plan.dim)
 
 

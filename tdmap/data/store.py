@@ -1,11 +1,11 @@
-"""A dataset that is being made in a folder, out of sight until it is whole, by one call at a time.
+"""A new dataset in a folder: made in a hidden folder by one call at a time, and moved to its place when it is whole.
 
     out/.tdmap/lock     held by the call that makes it (see `folderlock`)
     out/.tdmap/data/    the dataset while the run goes on
-    out/.tdmap/moving   says that it is over, and that its files are on their way
-    out/                where they are moved, `meta.json` last
+    out/.tdmap/moving   exists while the files of a whole dataset are moved
+    out/                the final place; `meta.json` is moved last
 
-So a folder whose run was interrupted holds no dataset, and one that holds a dataset holds a whole one.
+So after an interruption the folder holds no dataset, and a dataset in the folder is always whole.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tdmap.memory import hidden
 from tdmap.memory.folderlock import HELD, LOCK, FolderLock, locked, refuse_writers
 from tdmap.memory.hidden import HIDDEN
 from tensordict_lite import TensorDict, is_tensorclass
-from tensordict_lite.memmap.staging import exchange
+from tensordict_lite.memmap.disk.staging import exchange
 
 META = "meta.json"
 
@@ -39,7 +39,7 @@ class OutputFolder:
 
     Args:
         path: the folder; it need not exist.
-        overwrite: a dataset may be there, whose place the new one takes when it is whole.
+        overwrite: a dataset may be there; the new one replaces it when it is whole.
     """
 
     def __init__(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
@@ -59,18 +59,19 @@ class OutputFolder:
 
     @staticmethod
     def of(out: str | os.PathLike[str] | OutputFolder) -> OutputFolder:
-        """The folder of a path; one that an operation has claimed already stays what it is."""
+        """An `OutputFolder` for a path; an `OutputFolder` is returned as it is."""
         return out if isinstance(out, OutputFolder) else OutputFolder(out)
 
     def is_at(self, folder: str | os.PathLike[str] | None) -> bool:
-        """Whether this is that folder, under whatever name."""
+        """Whether this is the same folder, perhaps under another path."""
         return folder is not None and os.path.realpath(folder) == os.path.realpath(self.path)
 
     @contextlib.contextmanager
     def claimed(self, call: str, source: Path | None = None, resume: bool = False) -> Iterator[None]:
         """Be the only one who writes here. Within another claim of this object it does nothing.
 
-        What a killed run has left is removed first, and what was begun when the block raises. Both stay with `resume`.
+        What a killed run has left is removed first. When the block raises, what it has made is removed. With `resume`,
+        both stay.
 
         Args:
             call: what others are told, such as `map(double)`.
@@ -97,7 +98,7 @@ class OutputFolder:
         with locked(self.path, call) as lock:
             self._lock = lock
             try:
-                self._take_over(source, resume)  # somebody may have been here before, and be done by now
+                self._take_over(source, resume)  # under the lock: another call may have written here in the meantime
                 try:
                     yield
                 except BaseException:
@@ -111,12 +112,12 @@ class OutputFolder:
     def _replacing(self, call: str) -> Iterator[None]:
         """Write beside the dataset that is here; `publish` exchanges them.
 
-        Whoever is killed meanwhile leaves the old dataset or the new one, whole.
+        A process that is killed meanwhile leaves the old dataset or the new one, whole.
         """
         old = Path(os.path.realpath(self.path))
         new = old.with_name(f".{old.name}.tdmap-new")
         with locked(old, call) as lock:
-            hidden.remove_tree(new)  # of somebody who was killed while he held this lock
+            hidden.remove_tree(new)  # left by a process that was killed while it held this lock
             self._lock, self._replaced = lock, self.path
             self._lie_in(new)
             try:
@@ -131,7 +132,7 @@ class OutputFolder:
     def _take_over(self, source: Path | None, resume: bool) -> None:
         """Refuse what is in the way, and remove what a killed run has left."""
         if self._can_be_finished and not self._goes_on(resume):
-            self._move()  # it was killed in its last moment
+            self._move()  # a run was killed while it moved its files
         self.require_free(source, resume)
         if not self._goes_on(resume):
             self._discard()
@@ -141,24 +142,24 @@ class OutputFolder:
         try:
             yield
         except FileExistsError:
-            if not self.is_whole:  # what is in the way may be somebody's who is at work
+            if not self.is_whole:  # what is in the way may belong to a call that is at work
                 refuse_writers(self.path)
             raise
 
     @property
     def _is_on_its_way(self) -> bool:
-        """Whether a whole dataset is being moved to its place, or whoever did that was killed."""
+        """Whether a whole dataset is being moved to its place, or its process was killed while it did that."""
         return os.path.lexists(self._moving)
 
     @property
     def _can_be_finished(self) -> bool:
-        """Whether whoever moved a dataset was killed, and nothing is in the way of what has not been moved."""
+        """Whether an interrupted move can be finished: nothing is in the way of the files that are left."""
         if not self._is_on_its_way or not os.path.exists(f"{self._data}/{META}"):
             return False
         return not (set(os.listdir(self._data)) - {META}) & self._names()
 
     def begin_anew(self) -> None:
-        """Forget the run that is here: what it was about has been removed.
+        """Forget the run that is here, because its files have been removed.
 
         Raises:
             FileExistsError: there is something else.
@@ -212,7 +213,7 @@ class OutputFolder:
             return set()
 
     def load(self) -> Data | None:
-        """The dataset, whole or begun; None when there is neither. One that was being moved to its place gets there."""
+        """The dataset, whole or unfinished; None when there is none. An interrupted move is finished first."""
         if self._is_on_its_way:
             self._move()
         for folder in (str(self.path), self._data):
@@ -230,13 +231,13 @@ class OutputFolder:
         return example.memmap_like(self._data)
 
     def put(self, data: Data) -> Data:
-        """A dataset that is made at once. Errors as `create`."""
+        """Write a dataset that is in memory. Errors as `create`."""
         self._make_room(data)
-        return data.memmap(self._data)
+        return data.memmap(self._data, copy_existing=True)  # the data may be rows of another dataset
 
     def _make_room(self, data: Data) -> None:
         require_room_for_hidden(data)
-        hidden.remove(self._moving)  # what was on its way is made anew
+        hidden.remove(self._moving)  # an interrupted move is forgotten: the files are made again
         hidden.remove_tree(self._data)
 
     def complete(self, data: Data, columns: dict[KeyPath, Any]) -> Data:
@@ -273,7 +274,7 @@ class OutputFolder:
                     os.replace(f"{self._data}/{name}", f"{self.path}/{name}")
             os.replace(f"{self._data}/{META}", self._meta)
             if self._lock is not None:
-                self._lock.made = False  # it stays
+                self._lock.made = False  # the folder stays, though it was made by this call
         if self._is_on_its_way:
             hidden.remove_tree(self._data)
             hidden.remove(self._moving)

@@ -14,10 +14,7 @@ run that is killed goes on where it was.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,12 +30,12 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Source, function_name
 from tdmap.memory.spill import ALIGNMENT, Spill
 from tdmap.operations.append import Pieces as AppendPieces
-from tdmap.operations.append import SpillRows
-from tdmap.operations.map import handler_of, policy_for
+from tdmap.operations.append import SpillRows, run_spilled
+from tdmap.operations.arguments import handler_of, policy_for
 from tdmap.operations.output import Output, spill_folder
 from tdmap.plan import ChunkPlan, make_plan
 from tdmap.resume.fingerprint import function_parts
-from tdmap.resume.rowlog import APPEND, PIECES, SPILL, Piece, PieceLog, finish_run, forget, open_output_run
+from tdmap.resume.rowlog import Piece
 from tdmap.rowerrors import OnError
 from tdmap.runtime.skipping import DROP
 from tensordict_lite import TensorDict
@@ -68,7 +65,7 @@ class Apart:
         self.__qualname__ = function_name(fn)
 
     def identity_parts(self) -> dict[str, str]:
-        """Those of the function."""
+        """The parts that the function is known by."""
         return function_parts(self.fn)
 
     def __call__(self, chunk: Any, start: int = 0) -> list[TensorDict]:
@@ -172,25 +169,16 @@ def run_columns(job: Job, names: Sequence[str] | None, output: Output, execution
         execution: who does it.
         resume: keep a journal.
     """
-    if resume:
-        with open_output_run(output, job, APPEND, PIECES, Path.touch) as run:
-            assert output.store is not None
-            if run.is_complete:
-                forget(run)
-                output.store.publish()
-                return
-            spill, pieces = Spill(run.folder, f"{SPILL}{secrets.token_hex(4)}-"), Pieces(names)
-            with PieceLog(run, pieces, job.fn) as log:
-                execution.run(replace(run.planned(job), fn=SpillRows(job.fn, spill)), pieces, log)
-            _place(pieces, spill, output, execution)
-            finish_run(run, output, job.plan.length)
-        return
-    with output.claimed(f"map({job.name})"):
-        with Spill(spill_folder(output, None)) as spill:
-            pieces = Pieces(names)
-            execution.run(replace(job, fn=SpillRows(job.fn, spill)), pieces)
-            _place(pieces, spill, output, execution)
-        output.result()
+    pieces = Pieces(names)
+    run_spilled(
+        job,
+        output,
+        execution,
+        pieces,
+        lambda spill: _place(pieces, spill, output, execution),
+        call="map",
+        known_by=job if resume else None,
+    )
 
 
 def map_columns(

@@ -19,21 +19,23 @@ import torch
 from torch import Tensor
 
 from tdmap.datasets.flat.gathering import gather_rows, offsets_of
-from tensordict_lite import TensorDict
+from tdmap.datasets.tables.doors import JaggedDoors
+from tdmap.datasets.tables.ranks import ranks_of
 from tensordict_lite.errors import DatasetError
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from tdmap.datasets.table import Table
-    from tdmap.datasets.tables.ops import TableGroups
-    from tdmap.datasets.tables.pipeline import TablePipeline
     from tdmap.execution import WorkerOptions
+    from tdmap.memory.scratch import Scratch
 
 KINDS = ("tensor", "str", "bytes")
 
+BLOCK_ROWS = 1 << 18
+"""Rows whose numbers are looked at together."""
 
-class Jagged:
+
+class Jagged(JaggedDoors):
     """Rows of different lengths over one flat tensor.
 
     Args:
@@ -199,18 +201,7 @@ class Jagged:
 
     def take(self, index: Tensor) -> Jagged:
         """The rows of an int64 tensor of numbers, or a mask; they share the values."""
-        if index.dtype is torch.bool:
-            if index.shape != self.starts.shape:
-                raise IndexError(f"a mask of shape {list(index.shape)} for {len(self)} rows: one bool a row is needed.")
-            index = torch.from_numpy(np.flatnonzero(index.numpy()))  # several times as fast as torch's
-        if index.dtype is not torch.int64 or index.dim() != 1:
-            index = torch.arange(len(self))[index]
-        rows = len(self)
-        low, high = (int(bound) for bound in torch.aminmax(index)) if len(index) else (0, 0)
-        if low < -rows or high >= max(rows, 1):
-            raise IndexError(f"row {low if low < -rows else high} of {rows} rows")
-        if low < 0:
-            index = torch.where(index < 0, index + rows, index)
+        index = row_numbers(index, len(self))
         # Several times as fast as indexing with a tensor.
         return self._part(self.starts.index_select(0, index), self.ends.index_select(0, index))
 
@@ -298,62 +289,9 @@ class Jagged:
     def __reduce__(self) -> Any:
         return _rebuilt, (self.values, self.starts, self.ends, self.kind)
 
-    # -- files -------------------------------------------------------------------------------------------------
-
-    @classmethod
-    def open(cls, folder: str | os.PathLike[str]) -> Jagged:
-        """Open what `save` or `map` has written; nothing is read but its metadata.
-
-        Raises:
-            DatasetError: there is something else, or it is not whole.
-        """
-        from tdmap.datasets.jaggedfile import open_jagged
-
-        return open_jagged(folder)
-
-    def save(self, folder: str | os.PathLike[str], **options: Unpack[WorkerOptions]) -> Jagged:
-        """Write these rows to a new folder, in parallel, and open it there.
-
-        Args:
-            folder: it must not hold anything.
-            **options: about workers, as `tdmap.map`.
-
-        Raises:
-            FileExistsError: the folder holds something.
-            FolderInUse: somebody else writes it.
-        """
-        from tdmap.datasets.jaggedfile import save_jagged
-
-        return save_jagged(self, folder, **options)
-
-    def append(self, rows: Jagged | Iterable[Any]) -> Jagged:
-        """Write more rows behind those of the folder that this was opened from; all of them, opened again.
-
-        Whoever is killed meanwhile leaves the rows of before. Readers find those, or all.
-
-        Raises:
-            ValueError: this is a part, or in memory.
-            TypeError: the rows are of another kind.
-        """
-        from tdmap.datasets.jaggedfile import append_jagged
-
-        return append_jagged(self, rows if isinstance(rows, Jagged) else Jagged.from_list(rows))
-
-    __tdmap_operations__ = frozenset({"map", "filter", "flat_map", "sort", "shuffle", "join", "group_by"})
-
     # -- many rows ---------------------------------------------------------------------------------------------
 
-    def map(self, fn: Any, out: str | os.PathLike[str] | None = None, **options: Any) -> Any:
-        """Apply a function to chunks of rows on several processes; see `tdmap.datasets.jaggedmap.map_jagged`."""
-        from tdmap.datasets.jaggedmap import map_jagged
-
-        return map_jagged(self, fn, out, **options)
-
-    def filter(self, predicate: Any, out: str | os.PathLike[str] | None = None, **options: Any) -> Jagged:
-        """The rows for which a predicate of chunks is true; see `tdmap.datasets.jaggedmap.filter_jagged`."""
-        from tdmap.datasets.jaggedmap import filter_jagged
-
-        return filter_jagged(self, predicate, out, **options)
+    __tdmap_operations__ = frozenset({"map", "filter", "flat_map", "sort", "shuffle", "join", "group_by"})
 
     def shuffle(
         self, out: str | os.PathLike[str] | None = None, *, seed: int | None = None, **options: Unpack[WorkerOptions]
@@ -366,8 +304,13 @@ class Jagged:
             **options: about workers, as `tdmap.map`.
         """
         generator = None if seed is None else torch.Generator().manual_seed(seed)
-        rows = self.take(torch.randperm(len(self), generator=generator))
-        return rows if out is None else rows.save(out, **options)
+        if out is None:
+            return self.take(torch.randperm(len(self), generator=generator))
+
+        def order(scratch: Scratch) -> Tensor:
+            return torch.randperm(len(self), generator=generator, out=scratch.empty(len(self)))
+
+        return self.save_chosen(out, order, **options)
 
     def sort(
         self,
@@ -387,31 +330,11 @@ class Jagged:
         """
         if key not in ("length", "value"):
             raise ValueError(f"key must be 'length' or 'value': got {key!r}.")
-        from tdmap.datasets.tables.ranks import ranks_of
-
         keys = self.lengths if key == "length" else ranks_of([self])[0]
-        rows = self.take(torch.sort(keys, stable=True, descending=descending).indices)
-        return rows if out is None else rows.save(out, **options)
-
-    flat_map = map
-
-    def join(self, other: Any, on: Any = "rows", how: str = "inner", out: Any = None, **options: Any) -> Table:
-        """`Table.join` of the table whose column `"rows"` these are."""
-        from tdmap.datasets.table import Table
-
-        return Table.of(self).join(other, on, how, out, **options)
-
-    def group_by(self, key: Any = "rows") -> TableGroups:
-        """`Table.group_by` of the table whose column `"rows"` these are."""
-        from tdmap.datasets.table import Table
-
-        return Table.of(self).group_by(key)
-
-    def pipeline(self, *, seed: int | None = None) -> TablePipeline:
-        """A pipeline over the rows, in the column `"rows"`, with `.pad`, `.pack` and `.bucket`."""
-        from tdmap.datasets.table import Table
-
-        return Table.of(self).pipeline(seed=seed)
+        order = torch.sort(keys, stable=True, descending=descending).indices
+        if out is None:
+            return self.take(order)
+        return self.save_chosen(out, lambda scratch: order, **options)
 
     def buckets(self, batch_size: int, *, seed: int | None = None, window: int = 100) -> Iterator[Tensor]:
         """Numbers of rows in batches of about one length, for batches with little padding.
@@ -436,32 +359,6 @@ class Jagged:
             picks = torch.randperm(full, generator=generator).tolist() if generator is not None else range(full)
             yield from (batches[pick] for pick in picks)
             yield from batches[full:]
-
-    def pack(
-        self, block: int, out: str | os.PathLike[str] | None = None, **options: Unpack[WorkerOptions]
-    ) -> TensorDict:
-        """All elements in blocks of one length, each with the row that it is of and its place there.
-
-        Args:
-            block: elements of a block. Those behind the last whole block are left out.
-            out: folder for the result; None for shared memory.
-            **options: about workers, as `tdmap.map`.
-
-        Returns:
-            Batch size `[blocks]`: `values` `[blocks, block, ...]`, `document` int64 `[blocks, block]` (the number of
-            the row), `position` int64 `[blocks, block]` (within the row).
-
-        Raises:
-            ValueError: there are fewer elements than a block.
-
-        Example:
-            >>> packed = Jagged.from_list([[1, 2, 3], [4, 5]]).pack(2, num_workers=0)
-            >>> packed["values"].tolist(), packed["document"].tolist(), packed["position"].tolist()
-            ([[1, 2], [3, 4]], [[0, 0], [0, 1]], [[0, 1], [2, 0]])
-        """
-        from tdmap.datasets.jaggedmap import pack_jagged
-
-        return pack_jagged(self, block, out, **options)
 
 
 def _rebuilt(values: Tensor, starts: Tensor, ends: Tensor, kind: str) -> Jagged:
@@ -497,3 +394,21 @@ def _from_tensors(cls: type[Jagged], rows: list[Tensor]) -> Jagged:
             )
     lengths = torch.tensor([len(row) for row in rows])
     return cls(torch.cat(full) if full else torch.empty(0), offsets_of(lengths))
+
+
+def row_numbers(index: Tensor, rows: int) -> Tensor:
+    """Numbers from 0 on, int64 `[m]`, of the rows that a tensor of numbers, from the end as well, or a mask means.
+
+    Raises:
+        IndexError: there is no such row, or the mask is of another length.
+    """
+    if index.dtype is torch.bool:
+        if index.shape != (rows,):
+            raise IndexError(f"a mask of shape {list(index.shape)} for {rows} rows: one bool a row is needed.")
+        return torch.from_numpy(np.flatnonzero(index.numpy()))  # several times as fast as torch's
+    if index.dtype is not torch.int64 or index.dim() != 1:
+        index = torch.arange(rows)[index]
+    low, high = (int(bound) for bound in torch.aminmax(index)) if len(index) else (0, 0)
+    if low < -rows or high >= max(rows, 1):
+        raise IndexError(f"row {low if low < -rows else high} of {rows} rows")
+    return torch.where(index < 0, index + rows, index) if low < 0 else index

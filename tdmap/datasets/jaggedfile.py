@@ -12,26 +12,29 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tdmap.data.store import OutputFolder
 from tdmap.datasets.flat.gathering import gather_rows
-from tdmap.datasets.jagged import KINDS, Jagged
+from tdmap.datasets.jagged import BLOCK_ROWS, KINDS, Jagged
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.folderlock import locked
 from tdmap.memory.regions import bytes_of
-from tdmap.operations.output import Places, SharedTensors, Step, travels
+from tdmap.memory.rowfiles import Places, SharedTensors
+from tdmap.memory.scratch import Scratch
+from tdmap.operations.output import Step, travels
 from tdmap.plan import ChunkPlan
 from tdmap.sinks import Collect
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.files import new_file, write_all
+from tensordict_lite.memmap.disk.files import new_file, write_all
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -80,56 +83,147 @@ def example_of(kind: str, dtype: torch.dtype, row_shape: torch.Size, rows: int, 
     )
 
 
-def save_jagged(rows: Jagged, folder: str | os.PathLike[str], **options: Unpack[WorkerOptions]) -> Jagged:
-    """`Jagged.save`."""
+def save_jagged(
+    rows: Jagged,
+    folder: str | os.PathLike[str],
+    choose: Callable[[Scratch], Tensor] | None = None,
+    **options: Unpack[WorkerOptions],
+) -> Jagged:
+    """`Jagged.save`.
+
+    Args:
+        rows: where rows come from.
+        folder: for the new dataset.
+        choose: gives the rows that are saved, as `Choice.which`; called when the folder is known to be free.
+        **options: about workers.
+    """
     execution = Execution.of(**options)
     store = OutputFolder(folder)
     with store.claimed("save(Jagged)", rows.folder):
-        total = rows.total
-        made = store.create(example_of(rows.kind, rows.dtype, rows.row_shape, len(rows), total))
-        fill_jagged(rows, made, execution)
+        with Scratch(store.hidden) as scratch:
+            chosen = Choice(rows, None if choose is None else choose(scratch))
+            fill_jagged(chosen, store.create(chosen.example()), execution)
         store.publish()
     return open_jagged(folder)
 
 
-def fill_jagged(rows: Jagged, made: Any, execution: Execution) -> None:
-    """Write rows, wherever they lie, into the files of an `example_of` as many rows and values."""
-    ends = Places.of([made["offsets"]])
-    assert ends is not None
-    with ends.opened() as opened:  # not through the mapping, which costs a fault a page
-        ends.write(0, opened[0], 0, rows.offsets)
-    places, total = Places.of([made["values"]]), len(made["values"])
+class Choice:
+    """Rows of a dataset, in an order, that are to be written. Where each of them lies is never in memory as a whole.
+
+    Args:
+        rows: the dataset, of `n` rows.
+        which: None: all of them; bool `[n]`: those where it is true; int64 `[m]`: those with these numbers.
+    """
+
+    def __init__(self, rows: Jagged, which: Tensor | None = None) -> None:
+        self.rows = rows
+        self.which = which
+
+    @property
+    def extent(self) -> int:
+        """What parts of it are counted in: rows of the dataset, or numbers of rows."""
+        return len(self.rows if self.which is None else self.which)
+
+    def example(self) -> TensorDict:
+        """`example_of` as many rows and values."""
+        rows, count, total = self.rows, 0, 0
+        for lengths in self.lengths():
+            count, total = count + len(lengths), total + int(lengths.sum())
+        return example_of(rows.kind, rows.dtype, rows.row_shape, count, total)
+
+    def lengths(self, step: int = BLOCK_ROWS) -> Iterator[Tensor]:
+        """Lengths of the chosen rows, for parts of the choice of the extent `step`."""
+        for first in range(0, self.extent, step):
+            some = slice(first, first + step)
+            part = some if self.which is None else self.which[some]
+            starts, ends = spans_of_part(self.rows.starts, self.rows.ends, part, first)
+            yield ends - starts
+
+
+def spans_of_part(starts: Tensor, ends: Tensor, part: Tensor | slice, first: int) -> tuple[Tensor, Tensor]:
+    """Where the rows of a part of a choice start and end.
+
+    Args:
+        starts, ends: int64 `[n]`: of all rows.
+        part: a slice of them, their numbers, or a bool for each of those from `first` on.
+        first: where the part begins.
+    """
+    if isinstance(part, slice):
+        return starts[part], ends[part]
+    if part.dtype is torch.bool:
+        starts, ends = starts[first : first + len(part)], ends[first : first + len(part)]
+        part = torch.from_numpy(np.flatnonzero(part.numpy()))  # several times as fast as torch's
+    return starts.index_select(0, part), ends.index_select(0, part)  # several times as fast as indexing
+
+
+def fill_jagged(chosen: Choice, made: Any, execution: Execution) -> None:
+    """Write rows, wherever they lie, into the files of their `Choice.example`."""
+    rows, which = chosen.rows, chosen.which
+    total = len(made["values"])
+    item = rows.values.element_size() * rows.row_shape.numel()
+    plan = ChunkPlan(chosen.extent, max(chosen.extent * TASK_BYTES // max(total * item, 1), 1))
+    firsts = _write_offsets(chosen, made["offsets"], plan.size)
+    places = Places.of([made["values"]])
     if not total or places is None:
         return
-    item = rows.values.element_size() * rows.row_shape.numel()
-    plan = ChunkPlan(len(rows), max(len(rows) * TASK_BYTES // max(total * item, 1), 1))
-    shared = SharedTensors([rows.values, made["offsets"]], travels(execution))
-    execution.run(Job(Source(rows.starts), plan, PlaceSpans(shared, places), Policy(undo=False)), Collect())
+    shared = SharedTensors([rows.values, rows.starts, rows.ends, made["offsets"]], travels(execution))
+    fn = PlaceRows(shared, places, plan.size, firsts, which is None)
+    source = Source(rows.starts if which is None else which)
+    execution.run(Job(source, plan, fn, Policy(undo=False)), Collect())
 
 
-class PlaceSpans(Step):
-    """Gathers rows of the values and writes them to their place in the output."""
+def _write_offsets(chosen: Choice, offsets: Tensor, step: int) -> list[int]:
+    """Write where rows begin in the result; returns how many of its rows come before each part of the choice."""
+    places = Places.of([offsets])
+    assert places is not None
+    firsts, at, total = [], 0, 0
+    with places.opened() as opened:  # not through the mapping, which costs a fault a page
+        places.write(0, opened[0], 0, torch.zeros(1, dtype=torch.int64))
+        for lengths in chosen.lengths(step):
+            firsts.append(at)
+            if len(lengths):
+                lengths[0] += total
+                places.write(0, opened[0], at + 1, lengths.cumsum_(0))
+                at, total = at + len(lengths), int(lengths[-1])
+    return firsts
 
-    def __init__(self, shared: SharedTensors, places: Places) -> None:
+
+class PlaceRows(Step):
+    """Gathers rows of the values and writes them to their place in the output. Its chunks are parts of a choice.
+
+    Args:
+        shared: the values, where their rows start and end, and where they begin in the output.
+        places: of the output.
+        step: extent of a chunk.
+        firsts: how many rows of the output come before each chunk.
+        whole: all rows are chosen.
+    """
+
+    def __init__(self, shared: SharedTensors, places: Places, step: int, firsts: list[int], whole: bool) -> None:
         super().__init__("save")
         self.shared = shared
         self.places = places
+        self.step = step
+        self.firsts = firsts
+        self.whole = whole
 
-    def __call__(self, starts: Any, start: int = 0) -> int:
-        values, offsets = (tensor.as_subclass(Tensor) for tensor in self.shared.tensors)
-        places = offsets[start : start + len(starts) + 1]
-        first, count = int(places[0]), int(places[-1] - places[0])
-        if count:
-            block = values.new_empty((count, *values.shape[1:]))
-            gather_rows(values, starts, starts + places.diff(), block)
+    def __call__(self, part: Any, start: int = 0) -> int:
+        values, starts, ends, offsets = (tensor.as_subclass(Tensor) for tensor in self.shared.tensors)
+        starts, ends = spans_of_part(starts, ends, slice(start, start + len(part)) if self.whole else part, start)
+        at = self.firsts[start // self.step]
+        first, stop = offsets[at].item(), offsets[at + len(starts)].item()
+        if stop > first:
+            block = values.new_empty((int(stop - first), *values.shape[1:]))
+            gather_rows(values, starts, ends, block)
             with self.places.opened() as opened:
-                self.places.write(0, opened[0], first, block)
+                self.places.write(0, opened[0], int(first), block)
         self.shared.trim()
-        return len(starts)
+        return len(part)
 
 
-def append_jagged(jagged: Jagged, rows: Jagged) -> Jagged:
+def append_jagged(jagged: Jagged, rows: Jagged | Iterable[Any]) -> Jagged:
     """`Jagged.append`."""
+    rows = rows if isinstance(rows, Jagged) else Jagged.from_list(rows)
     folder = jagged.folder
     if folder is None:
         raise ValueError("only rows that were opened from a folder can be appended to: save(folder), then append.")

@@ -13,14 +13,15 @@ from torch import Tensor
 from tdmap.data.kinds import Data
 from tdmap.datasets.columns import Apart, Columns, run_columns
 from tdmap.datasets.jagged import Jagged
-from tdmap.datasets.jaggedfile import open_jagged
+from tdmap.datasets.jaggedfile import open_jagged, save_jagged
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, Source, function_name
+from tdmap.memory.rowfiles import SharedTensors
 from tdmap.operation import operation
-from tdmap.operations.map import handler_of, policy_for
+from tdmap.operations.arguments import handler_of, policy_for
 from tdmap.operations.map import map as map_chunks
-from tdmap.operations.output import Output, SharedTensors, travels
+from tdmap.operations.output import Output, travels
 from tdmap.plan import ChunkPlan, make_plan
 from tdmap.resume.fingerprint import function_parts, source_parts
 from tdmap.rowerrors import OnError
@@ -72,7 +73,7 @@ class AsColumns:
         self.__qualname__ = function_name(fn)
 
     def identity_parts(self) -> dict[str, str]:
-        """Those of the function."""
+        """The parts that the function is known by."""
         return self.fn.identity_parts()
 
     def __call__(self, spans: Any) -> Columns:
@@ -235,8 +236,13 @@ def filter_jagged(
     policy = policy_for(None, None, 2, None, on_error=on_error, skip="pad")
     fn = Answers(OnJagged(predicate, rows, travels(execution)))
     job = Job(Source(spans_of(rows)), plan_of(rows, chunksize), fn, policy, on_row_error=handler_of(on_error))
-    kept = rows.take(cast(Tensor, execution.run(job, Gather(job.name))))
-    return kept if out is None else kept.save(out, **options)
+
+    def answers() -> Tensor:
+        return cast(Tensor, execution.run(job, Gather(job.name)))
+
+    if out is None:
+        return rows.take(answers())
+    return save_jagged(rows, out, lambda scratch: answers(), **options)
 
 
 class Answers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,21 +13,17 @@ from torch import Tensor
 from tdmap.datasets.columns import JAGGED, ROWS, Columns, write_columns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import jagged_of
-from tdmap.execution import Execution
+from tdmap.datasets.tables.doors import TableDoors
 from tdmap.operations.summary import describe, train_test_split
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.views import is_leaf_nontensor
 
-if TYPE_CHECKING:
-    from tdmap.datasets.tables.ops import TableGroups
-    from tdmap.datasets.tables.pipeline import TablePipeline
-
 BATCH_ROWS = 1 << 16
 """Rows that go through memory at a time."""
 
 
-class Table:
+class Table(TableDoors):
     """Columns with the same rows, in memory or in a folder.
 
     Args:
@@ -122,80 +118,10 @@ class Table:
 
     __tdmap_operations__ = frozenset({"map", "filter", "flat_map", "sort", "shuffle", "join", "group_by"})
 
-    def map(self, fn: Any, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
-        """Apply a function to chunks of rows, which are tables, on several processes.
-
-        Args:
-            fn: returns rows, any number: a `Table`, a TensorDict, or a dict of columns: tensors, arrays, lists of
-                numbers, `Jagged`; lists of strings, lists, or tensors become jagged.
-            out: folder for the result. None: in memory.
-            **options: `resume`, `chunksize`, `on_error` as `tdmap.map`, and those about workers.
-
-        Example:
-            >>> table = Table.of({"x": torch.arange(2), "word": ["ant", "bee"]})
-            >>> table.map(lambda rows: {"n": rows["x"] + rows["word"].lengths}, num_workers=0).rows["n"]
-            tensor([3, 4])
-        """
-        from tdmap.datasets.tables.ops import map_table
-
-        return map_table(self, fn, out, **options)
-
-    flat_map = map
-
-    def filter(self, predicate: Any, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
-        """The rows for which a predicate is true.
-
-        Args:
-            predicate: called with chunks of rows, which are tables; returns a bool for each row.
-            out: folder for a copy. None: in memory; jagged columns share their values.
-            **options: `chunksize`, `on_error` as `tdmap.filter`, and those about workers.
-        """
-        from tdmap.datasets.tables.ops import filter_table
-
-        return filter_table(self, predicate, out, **options)
-
-    def sort(self, key: Any, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
-        """The rows in the order of a column, or of several; rows with equal keys keep their order.
-
-        Args:
-            key: names of columns, of numbers, strings or bytes.
-            out: as `filter`.
-            **options: `descending` as `tdmap.sort`, and those about workers.
-        """
-        from tdmap.datasets.tables.ops import sort_table
-
-        return sort_table(self, key, out, **options)
-
     def shuffle(self, out: str | os.PathLike[str] | None = None, *, seed: int | None = None, **options: Any) -> Table:
         """The rows in a random order, which a seed fixes. Arguments as `Jagged.shuffle`."""
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         return self.take(torch.randperm(len(self), generator=generator), out, **options)
-
-    def take(self, rows: Tensor, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
-        """The rows with these numbers, int64 `[m]`, in their order. `out` and workers as `filter`."""
-        from tdmap.datasets.tables.ops import take
-
-        return take(self, torch.as_tensor(rows), out, Execution.of(**options), "take")
-
-    def join(self, other: Any, on: Any, how: str = "inner", out: Any = None, **options: Any) -> Table:
-        """Each row beside the rows of another table with the same key.
-
-        Args:
-            other: a table, or what `Table.of` takes.
-            on: a column of both, several, or a mapping of columns here to columns there.
-            how: `"inner"`, or `"left"`: rows without a partner have zeros and empty rows in its columns.
-            out: as `filter`.
-            **options: `suffix`, `indicator` as `tdmap.join`, and those about workers.
-        """
-        from tdmap.datasets.tables.ops import join_table
-
-        return join_table(self, Table.of(other), on, how, out, **options)
-
-    def group_by(self, key: Any) -> TableGroups:
-        """The groups of rows with equal keys: `.reduce({...})`, `.map_groups(fn)`; see `tdmap.group_by`."""
-        from tdmap.datasets.tables.ops import TableGroups
-
-        return TableGroups(self, key)
 
     def head(self, n: int = 5) -> Table:
         """The first rows."""
@@ -209,12 +135,6 @@ class Table:
     def train_test_split(self, test_size: float = 0.25, **options: Any) -> tuple[Table, Table]:
         """Two parts of the rows; see `tdmap.train_test_split`."""
         return train_test_split(self, test_size, **options)
-
-    def pipeline(self, *, seed: int | None = None) -> TablePipeline:
-        """A pipeline over the rows, with `.pad`, `.pack` and `.bucket` for jagged columns."""
-        from tdmap.datasets.tables.pipeline import TablePipeline
-
-        return TablePipeline(self, seed=seed)
 
     def batches(self, rows: int) -> Iterator[Table]:
         """Parts of so many rows, which share memory with this one."""

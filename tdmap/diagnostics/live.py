@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tdmap.diagnostics.jobfiles import JobStatus
-from tdmap.diagnostics.tables import size
+from tdmap.diagnostics.reports.tables import size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -1,7 +1,7 @@
 """Peak memory of this process and of every process under it, seen from outside.
 
-The watcher is a small process of its own that knows only psutil. A sampling thread would do too, but a
-process with a second thread can no longer fork its workers safely: watching would change what is watched.
+The watcher is a small process of its own (`watcher.py`). A sampling thread would do too, but a process with a second
+thread can no longer fork its workers safely: watching would change what is watched.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import json
 import os
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+
+from tdmap.diagnostics import watcher
+from tdmap.process.forks import close_end, register_end
 
 
 @dataclass
@@ -50,10 +51,8 @@ class MemoryWatch:
         self._pid = 0
 
     def __enter__(self) -> MemoryWatch:
-        from tdmap.process.forks import register_end  # the watcher, which runs this file, has no need of it
-
         self._pid = os.getpid()
-        command = [sys.executable, "-I", __file__, str(os.getpid()), str(self.interval)]
+        command = [sys.executable, "-I", watcher.__file__, str(os.getpid()), str(self.interval)]
         self._watcher = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         register_end(self._watcher.stdin)  # it looks until the last copy of this is closed
         assert self._watcher.stdout is not None
@@ -63,8 +62,6 @@ class MemoryWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        from tdmap.process.forks import close_end
-
         assert self._watcher is not None
         if os.getpid() != self._pid:  # a fork that leaves the block: its parent is still being watched
             self._watcher.returncode = 0
@@ -73,49 +70,3 @@ class MemoryWatch:
         close_end(self._watcher.stdin)
         if answer:
             self.peak = PeakMemory(**json.loads(answer))
-
-
-def _watch(pid: int, interval: float) -> None:
-    """Look at the tree under ``pid`` until stdin closes, then print the peaks as JSON."""
-    import select
-
-    import psutil
-
-    main = psutil.Process(pid)
-    peaks: dict[int, int] = {}
-    total = samples = 0
-    while True:
-        now = _unique_bytes(main)
-        for process, size in now.items():
-            peaks[process] = max(size, peaks.get(process, 0))
-        total = max(total, sum(now.values()))
-        samples += 1
-        if samples == 1:
-            print("watching", flush=True)
-        until = time.monotonic() + interval
-        if select.select([sys.stdin], [], [], max(0.0, until - time.monotonic()))[0]:
-            break
-    workers = sorted((size for process, size in peaks.items() if process != pid), reverse=True)
-    print(json.dumps({"main": peaks.get(pid, 0), "workers": workers, "total": total, "samples": samples}))
-
-
-def _unique_bytes(main: Any) -> dict[int, int]:
-    import psutil
-
-    sizes: dict[int, int] = {}
-    try:
-        processes = [main, *main.children(recursive=True)]
-    except psutil.Error:
-        return sizes
-    for process in processes:
-        if process.pid == os.getpid():
-            continue
-        try:
-            sizes[process.pid] = process.memory_full_info().uss
-        except (psutil.Error, OSError):
-            continue
-    return sizes
-
-
-if __name__ == "__main__":
-    _watch(int(sys.argv[1]), float(sys.argv[2]))

@@ -221,7 +221,7 @@ class Meter:
         self._began = time.monotonic()
 
     def end(self, start: int, stop: int) -> Measures:
-        """It is over: what it took.
+        """The lease is over; returns what was measured.
 
         Args:
             start: the first of its chunks.

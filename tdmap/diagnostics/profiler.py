@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tdmap.diagnostics.meter import Counter, Meter, starvation_of
 from tdmap.diagnostics.model import Verdict, judge
 from tdmap.diagnostics.profile import JobProfile
+from tdmap.diagnostics.reports.flame import Sampler
+from tdmap.diagnostics.reports.pictures import draw_profile
+from tdmap.diagnostics.reports.tables import comparison, summary
+from tdmap.diagnostics.reports.trace import write_trace
 from tdmap.events import (
     Callback,
     ChunkRetried,
@@ -29,10 +35,6 @@ from tdmap.events import (
 )
 from tdmap.memory.resources import usable_cores
 from tdmap.process.calls import running_operation
-
-if TYPE_CHECKING:
-    from tdmap.diagnostics.flame import Sampler
-
 
 HEARD = 256
 """So many leases and results wait to be added up, at most: it is done when nobody waits for the next lease."""
@@ -101,8 +103,6 @@ class Profiler(Callback):
             RuntimeError: not within the block.
             PermissionError: the system does not let processes look into others; says what to change.
         """
-        from tdmap.diagnostics.flame import Sampler
-
         if self._block is None:
             raise RuntimeError(
                 "stacks are sampled while the work runs, so call prof.flame(path) first in the block: "
@@ -195,8 +195,6 @@ class Profiler(Callback):
         Args:
             width: columns. Default: those of the terminal.
         """
-        from tdmap.diagnostics.tables import summary
-
         return summary(self.seen, self.verdict, width)
 
     def to_dict(self) -> dict[str, Any]:
@@ -214,8 +212,6 @@ class Profiler(Callback):
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write the leases of each worker as a trace, for ui.perfetto.dev or chrome://tracing: one track a worker."""
-        from tdmap.diagnostics.trace import write_trace
-
         write_trace(self.seen, Path(path))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
@@ -225,8 +221,6 @@ class Profiler(Callback):
             ModuleNotFoundError: matplotlib is not installed.
             ValueError: nothing was run.
         """
-        from tdmap.diagnostics.pictures import draw_profile
-
         draw_profile(self.seen, self.verdict, Path(path))
 
     def compare(self, other: Profiler, width: int | None = None) -> str:
@@ -236,8 +230,6 @@ class Profiler(Callback):
             other: its figures come first; ratios are this one's over those.
             width: columns. Default: those of the terminal.
         """
-        from tdmap.diagnostics.tables import comparison
-
         return comparison(other.seen, self.seen, other.verdict, self.verdict, width)
 
     def __repr__(self) -> str:
@@ -288,8 +280,6 @@ class OperationProfile(Profiler):
     def finish(self) -> None:
         """Show or write it."""
         if self.target is True:
-            import sys
-
             print(self.summary(), file=sys.stderr)
         else:
             self.write(Path(self.target))  # type: ignore[arg-type]
@@ -297,8 +287,6 @@ class OperationProfile(Profiler):
 
     def write(self, path: Path) -> None:
         """Write it to a file, by its ending, or into a folder."""
-        import json
-
         if path.suffix == ".json":
             self.save_trace(path)
         elif path.suffix == ".txt":

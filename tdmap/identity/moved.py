@@ -6,6 +6,8 @@ name there, so that a run that was begun before goes on.
 
 from __future__ import annotations
 
+from tensordict_lite.moved import old_name
+
 _KNOWN_AS = {
     "tdmap.data.columns": "tdmap.bykey.rows",
     "tdmap.data.join": "tdmap._data",
@@ -14,14 +16,16 @@ _KNOWN_AS = {
     "tdmap.data.reader": "tdmap._data",
     "tdmap.data.schema": "tdmap.schema",
     "tdmap.data.store": "tdmap.store",
+    "tdmap.memory.rowfiles": "tdmap.placing",
     "tdmap.operations.append": "tdmap.append",
     "tdmap.operations.filter": "tdmap.filtering",
-    "tdmap.operations.iterator": "tdmap.iterator",
+    "tdmap.operations.iteration.iterator": "tdmap.iterator",
+    "tdmap.operations.iteration.map_iter": "tdmap.api",
     "tdmap.operations.keeping": "tdmap.keeping",
     "tdmap.operations.map": "tdmap.api",
     "tdmap.operations.output": "tdmap.placing",
     "tdmap.operations.permute": "tdmap.permute",
-    "tdmap.operations.prefetch": "tdmap.prefetch",
+    "tdmap.operations.iteration.prefetch": "tdmap.prefetch",
     "tdmap.operations.reduce": "tdmap.reduction",
     "tdmap.operations.scatter": "tdmap.scatter",
     "tdmap.operations.shuffle": "tdmap.shuffling",
@@ -35,4 +39,4 @@ def known_as(module: str | None) -> str | None:
         >>> known_as("tdmap.operations.reduce"), known_as("json")
         ('tdmap.reduction', 'json')
     """
-    return _KNOWN_AS.get(module, module) if module is not None else None
+    return _KNOWN_AS.get(module) or old_name(module) if module is not None else None

@@ -1,4 +1,4 @@
-"""Whose a module is: the user's own, which counts by its content, or an installed package's, by its version."""
+"""Whether a module is the user's own and counts by its content, or of a package and counts by its version."""
 
 from __future__ import annotations
 

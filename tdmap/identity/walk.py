@@ -111,7 +111,7 @@ class Reached:
         return self._register(id(value), value, f"{kind} {module}{value.__qualname__}", add)
 
     def module_name(self, module: types.ModuleType) -> str:
-        """The same for a module, all of which counts."""
+        """The name of a part for a whole module."""
         known = self._names.get(id(module))
         return known or self._register(id(module), module, f"module {module.__name__}", lambda w: w.add_members(module))
 

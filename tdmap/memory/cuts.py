@@ -1,12 +1,12 @@
-"""A file that is cut while the caller reads it through a mapping: an error in place of the end of the program.
+"""A mapped file that is truncated while the caller reads it: an error, where the program would be killed.
 
-Who reads a mapped page beyond the end of its file gets SIGBUS. Handlers of the `signal` module run too late for it:
-the instruction would fault again for ever. So a handler of the C library is set while jobs run. It puts a page of
-zeros where the file has none, notes which file that was, and the instruction goes on. Whoever runs chunks asks before
-a chunk counts as done, and raises. When the last job has ended, the mappings are what they were before.
+Reading a mapped page beyond the end of its file raises SIGBUS. Handlers of the `signal` module run too late: the
+instruction would fault again and again. So while jobs run, a handler of the C library is set. It maps a page of zeros
+over the missing one, notes the file, and lets the instruction go on. The code that runs chunks looks for such notes
+before a chunk counts as done, and raises an error. When the last job has ended, the original mappings are restored.
 
-Only on Linux with the usual signal layout; elsewhere, and in worker processes, which are replaced, SIGBUS ends the
-process that reads.
+This works on Linux with the usual signal layout. Elsewhere SIGBUS ends the process. It also ends worker processes,
+which are replaced.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Mapping(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """A part of a mapping that has zeros in place of a file now."""
+    """A part of a mapping where zeros have replaced the file."""
 
     start: int
     mapping: _Mapping
@@ -62,7 +62,7 @@ class _Cut(NamedTuple):
 
 
 class _Catcher:
-    """The handler of this process, while somebody needs it."""
+    """The SIGBUS handler of this process, set while a job needs it."""
 
     def __init__(self) -> None:
         libc: Any = ctypes.CDLL(None, use_errno=True)
@@ -76,7 +76,7 @@ class _Catcher:
         self._users: weakref.WeakSet[Cuts] = weakref.WeakSet()  # an exception may end one that has not begun
         self._lock = threading.RLock()
         self.cuts: list[_Cut] = []
-        """What has been found since the first of those who need the handler came."""
+        """The cuts found since the first running job set the handler."""
 
     def acquire(self, user: Cuts) -> None:
         with self._lock:
@@ -96,7 +96,7 @@ class _Catcher:
                     self._restore(cut)
 
     def forget(self) -> None:
-        """In a fork, nobody would ask what was found."""
+        """In a forked child: no job of its own would ask for the notes."""
         self._lock, self._users = threading.RLock(), weakref.WeakSet()
         self._step_back()
 
@@ -135,11 +135,11 @@ class _Catcher:
         return bool(done != _FAILED)
 
     def _restore(self, cut: _Cut) -> None:
-        """Map the file again: who reads it outside of jobs must not be given zeros."""
+        """Map the file again: code outside of jobs must not read zeros."""
         mapping = cut.mapping
         zeros = next((there for there in _mappings() if there.start <= cut.start < there.stop), None)
         if zeros is None or zeros.path != _ZEROS:
-            return  # it is mapped no more, and its addresses may be somebody else's
+            return  # the file is no longer mapped there, and another mapping may use these addresses
         mode, protection = os.O_RDONLY, mmap.PROT_READ
         if mapping.writable:
             mode, protection = os.O_RDWR, mmap.PROT_READ | mmap.PROT_WRITE
@@ -186,7 +186,7 @@ if _catcher is not None:
 
 
 class Cuts:
-    """What one job finds cut. Other jobs of this process that run at the same time find it too.
+    """The truncated files that one job has met. Other jobs that run at the same time in this process see them too.
 
     Example:
         >>> cuts = Cuts()
@@ -204,14 +204,14 @@ class Cuts:
 
     @property
     def error(self) -> DatasetError | None:
-        """What the job must raise, as soon as it can."""
+        """The error that the job must raise, or None."""
         if len(self._found) == self._before:
             return None
         cut = self._found[-1]
         return DatasetError(cut.mapping.path, cut.reason)
 
     def check(self) -> None:
-        """Raise that."""
+        """Raise `error`, if there is one."""
         if (error := self.error) is not None:
             raise error
 

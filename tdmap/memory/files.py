@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tdmap.errors import UntrustedFile
 from tdmap.memory import hidden
-from tensordict_lite.memmap.mapping import map_file, reserve
+from tensordict_lite.memmap.disk.mapping import map_file, reserve
 
 
 def mapped_file(path: Path, nbytes: int, *, keep: bool = False, mode: int = 0o600) -> Tensor:

@@ -1,13 +1,14 @@
-"""One writer a folder: whoever comes second is told at once who writes.
+"""One writer for each folder: a second call fails at once, and its error says who writes.
 
-    out/.tdmap/lock    held with flock(2), which the kernel ends with its holder; it says who that is
+    out/.tdmap/lock    held with flock(2), which ends when its process does; its content says who holds it
 
-The lock belongs to one call, in one thread of one process. Workers that are forked for the call share it: when their
-driver is killed, it is free once they are gone too. No other child of the process does, and a worker that stays warm
-gives it up with its driver. A file is locked and not a folder, because network file systems lock files only.
+The lock belongs to one call, in one thread of one process. Workers that are forked for the call share it: if the driver
+is killed, the lock is free when these workers have ended as well. Other children of the process do not share it, and a
+worker that stays warm releases it together with its driver. The lock is on a file, not on the folder, because network
+file systems can lock files only.
 
-Where a file system has no locks, a file that only one can make takes their place (`lock.held`). Nobody removes it
-when its maker is killed, and so the next call says which file is in the way.
+On a file system without locks, a file that is created exclusively (`lock.held`) takes their place. It stays when its
+process is killed, so the error of the next call names the file that must be removed.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ LOCK, HELD = "lock", "lock.held"
 """Names in the hidden folder."""
 
 STRAY_SECONDS = 10.0
-"""What a killed process has started may take so long to vanish."""
+"""Seconds until the children of a killed process have ended, at most."""
 
 UNKNOWN_SECONDS = 1.0
-"""So long is waited for a lock of which nobody can tell whose it is: it may be about to be."""
+"""Seconds to wait for a lock whose holder is unknown: the holder may be about to write its name."""
 
 _PAUSE = 0.01
-_NOBODY = bytes(1)  # in place of the first byte of what a holder says
-_END = b"\n"  # what is behind it was said by another holder, who had more to say
+_NOBODY = bytes(1)  # replaces the first byte of the holder's text: nobody holds the lock
+_END = b"\n"  # bytes behind it are the rest of a longer text of an earlier holder
 
 
 class Holder(NamedTuple):
-    """Who writes a folder."""
+    """The process or thread that writes a folder."""
 
     process: ProcessId
     thread: str
@@ -58,12 +59,12 @@ class Holder(NamedTuple):
 
     @staticmethod
     def own(call: str) -> Holder:
-        """This thread, now."""
+        """This thread as a holder, from this moment on."""
         name = threading.current_thread().name
         return Holder(ProcessId.own(), name, time.time(), call, " ".join(sys.argv)[:500])
 
     def pack(self) -> bytes:
-        """As it is written into the lock."""
+        """The bytes that are written into the lock file."""
         return json.dumps([*self.process, *self[1:]]).encode() + _END
 
     @staticmethod
@@ -78,7 +79,7 @@ class Holder(NamedTuple):
             return None
 
     def describe(self) -> str:
-        """Who, where and since when."""
+        """The holder for an error message: who, where, since when."""
         pid, host = self.process.pid, self.process.host
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(min(max(self.since, 0), 1 << 36)))
         place = "" if host == os.uname().nodename else f" on {host}"
@@ -103,17 +104,17 @@ class FolderLock:
         self._held = held
         _locks.add(self)
 
-    def __del__(self) -> None:  # an exception from a signal handler has come between taking and holding it
+    def __del__(self) -> None:  # a signal handler raised after the lock was taken and before `locked` held it
         with contextlib.suppress(Exception):
             self.release()
 
     @property
     def is_mine(self) -> bool:
-        """Whether this process holds it: not a fork of the one that took it, and not after its release."""
+        """Whether this process holds the lock: False in a fork of the process that took it, and after `release`."""
         return self._fd >= 0 and self._pid == os.getpid()
 
     def release(self) -> None:
-        """Let others write, and remove the lock and its folders where nothing else is in them."""
+        """Release the lock. Removes the lock file and its folders if nothing else is in them."""
         if not self.is_mine:
             return
         _locks.discard(self)
@@ -150,7 +151,7 @@ _forking = threading.local()
 
 @contextlib.contextmanager
 def shared_with_worker() -> Iterator[None]:
-    """A child that this thread forks meanwhile is a worker of its call, and keeps the lock until it ends."""
+    """In this block, a child that the thread forks is a worker of the call: it keeps the lock until it ends."""
     _forking.worker = True
     try:
         yield
@@ -180,10 +181,10 @@ def locked(folder: Path, call: str) -> Iterator[FolderLock]:
 
     Args:
         folder: the folder of a dataset.
-        call: what others are told, such as `map(double)`.
+        call: what the errors of others call this one, such as `map(double)`.
 
     Raises:
-        FolderInUse: somebody else writes it; says who.
+        FolderInUse: somebody else writes the folder; says who.
         UntrustedFile: the hidden folder, or the lock, is a link or something else.
         OSError: the folder cannot be written.
     """
@@ -195,7 +196,7 @@ def locked(folder: Path, call: str) -> Iterator[FolderLock]:
 
 
 def take(folder: Path, call: str) -> FolderLock:
-    """The lock of a folder, without waiting for anybody who works. Errors as `locked`."""
+    """Take the lock of a folder. Does not wait for a call that is at work. Errors as `locked`."""
     began, made, path = time.monotonic(), False, folder / HIDDEN / LOCK
     while True:
         made |= _make(folder, path.parent)
@@ -220,7 +221,7 @@ def take(folder: Path, call: str) -> FolderLock:
                 held = _make_held(path, _holder_in(fd))
             if not _is_file(fd, path):
                 continue
-            with contextlib.suppress(OSError):  # a full disk: others are told less
+            with contextlib.suppress(OSError):  # a full disk: the errors of others will not say who holds the lock
                 os.pwrite(fd, Holder.own(call).pack(), 0)
             lock, fd = FolderLock(folder, fd, made, held), -1
             return lock
@@ -243,7 +244,7 @@ def _make(folder: Path, inner: Path) -> bool:
 
 
 def _cannot_write(folder: Path, error: OSError) -> OSError:
-    """The same error, with what it means here."""
+    """The error again, with a message that says what to do about the folder."""
     if isinstance(error, (UntrustedFile, FileExistsError)):
         return error
     reason = error.strerror or str(error)
@@ -288,7 +289,7 @@ def _make_held(path: Path, holder: Holder | None) -> Path:
 
 
 def _holder_in(fd: int) -> Holder | None:
-    """Who says to hold a lock that is open."""
+    """The holder that is written in an open lock file."""
     return Holder.unpack(os.pread(fd, 1 << 16, 0))
 
 
@@ -322,14 +323,14 @@ def _in_use(text: str, folder: Path, holder: Holder | None) -> FolderInUse:
 
 
 class Somebody(NamedTuple):
-    """Who writes a folder, when nobody says who it is."""
+    """A writer of a folder whose lock file does not say who it is."""
 
     def describe(self) -> str:
         return "somebody"
 
 
 def holder_of(folder: Path) -> Holder | Somebody | None:
-    """Who writes a folder at this moment; None when nobody does. Nothing is written, made or waited for.
+    """The current writer of a folder, or None. This only looks: it creates nothing and does not wait.
 
     Raises:
         UntrustedFile: the lock is a link or something else.

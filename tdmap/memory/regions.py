@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict_lite.memmap.mapping import Region, SharedHandle, region_of
+from tensordict_lite.memmap.disk.mapping import Region, SharedHandle, region_of
 
 __all__ = ["Region", "SharedHandle", "bytes_of", "flat_bytes", "region_of"]
 

@@ -26,10 +26,13 @@ import torch
 from tdmap.frames import warn_user
 from tdmap.memory.mapped import MappedFiles, is_replaced
 from tdmap.memory.regions import Region, SharedHandle, region_of
-from tensordict_lite.memmap.mapping import map_anonymous
+from tensordict_lite.memmap.disk.mapping import map_anonymous
 
 ALIGNMENT = 64
 """Tensors in a block start at multiples of this, the length of a cache line."""
+
+ARENA_BYTES = 1 << 26
+"""Size of the blocks that an `Arena` gives out; untouched pages cost nothing."""
 
 
 def high_fd(fd: int) -> int:
@@ -124,6 +127,44 @@ def anonymous_tensor(nbytes: int) -> torch.Tensor:
         raise
     weakref.finalize(storage, release_file, fd, unlink, os.getpid()).atexit = unlink is not None
     return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,), (1,))
+
+
+class Arena:
+    """Shared memory for copies of tensors, given out from the front of large blocks."""
+
+    def __init__(self) -> None:
+        self._block: torch.Tensor | None = None
+        self._used = 0
+
+    def like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Uninitialised shared memory for a copy of `tensor`; its expanded dimensions stay expanded."""
+        compact = tuple(1 if s == 0 else n for n, s in zip(tensor.shape, tensor.stride()))
+        view = self.empty(tensor.dtype, torch.Size(compact))
+        return view.expand(tensor.shape)
+
+    def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of `tensor` in shared memory."""
+        copy = self.like(tensor)
+        unexpanded(copy).copy_(unexpanded(tensor))
+        return copy
+
+    def empty(self, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+        """Zeroed shared memory as a contiguous tensor."""
+        nbytes = shape.numel() * dtype.itemsize
+        start = align(self._used)
+        if self._block is None or start + nbytes > self._block.numel():
+            self._block = anonymous_tensor(max(ARENA_BYTES, nbytes))
+            start = 0
+        self._used = start + nbytes
+        return self._block[start : start + nbytes].view(dtype).view(shape)
+
+
+def unexpanded(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` with its expanded dimensions cut to one element."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def check_memory(nbytes: int) -> None:

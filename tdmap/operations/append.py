@@ -28,10 +28,11 @@ from tdmap.data.schema import Schema, join_objects, take_apart
 from tdmap.data.sizes import result_bytes
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.execution import Execution
-from tdmap.job import Job, Policy, Source, function_name
+from tdmap.job import Job, Policy, Source, Wrapped, function_name
 from tdmap.memory.hidden import open_file
+from tdmap.memory.rowfiles import Places
 from tdmap.memory.spill import ALIGNMENT, Spill
-from tdmap.operations.output import Output, Places, Step, spill_folder
+from tdmap.operations.output import Output, Step, spill_folder
 from tdmap.plan import ChunkPlan
 from tdmap.resume.rowlog import APPEND, PIECES, SPILL, Piece, PieceLog, finish_run, forget, open_output_run
 from tdmap.sinks import Collect
@@ -41,7 +42,7 @@ TASK_BYTES = 32 << 20
 """Bytes that a worker copies between two looks at its messages."""
 
 
-class SpillRows:
+class SpillRows(Wrapped):
     """What a worker calls in the first job.
 
     Args:
@@ -49,18 +50,14 @@ class SpillRows:
         spill: where rows wait.
     """
 
-    takes_start = True
-
     def __init__(self, fn: Callable[..., Any], spill: Spill) -> None:
-        self.fn = fn
+        super().__init__(fn)
         self.spill = spill
         # By thread: another one's pieces may reach the driver first, and what is under way may never do.
         self._sent: dict[int, set[int]] = {}
-        self._positional = getattr(fn, "takes_start", False)
-        self.__qualname__ = function_name(fn)  # messages and progress bars name what the user wrote
 
     def __call__(self, chunk: Any, start: int = 0) -> tuple[Piece, ...]:
-        result = self.fn(chunk, start) if self._positional else self.fn(chunk)
+        result = self.call(chunk, start)
         sent = self._sent.setdefault(threading.get_ident(), set())
         known = set(sent)
         pieces = tuple(self._spill(rows, known) for rows in each_result(result))
@@ -323,30 +320,64 @@ def append_rows(
     """
     output = Output.of(out, data)
     job = Job(Source(data, order), plan, fn, policy or Policy(), on_row_error=on_row_error)
-    if resume:
-        return _append_resumable(job, output, execution, empty)
-    with output.claimed(f"flat_map({job.name})"):
-        with Spill(spill_folder(output, spill_dir)) as spill:
-            pieces = Pieces(output)
-            if plan.length:
-                execution.run(replace(job, fn=SpillRows(fn, spill)), pieces)
-            _place_all(job, pieces, empty, spill, output, execution)
-        return output.result()
+    pieces = Pieces(output)
+    known = job if order is None else replace(job, fn=_Ordered(fn, order))
+    return run_spilled(
+        job,
+        output,
+        execution,
+        pieces,
+        lambda spill: _place_all(job, pieces, empty, spill, output, execution),
+        call="flat_map",
+        known_by=known if resume else None,
+        spill_dir=spill_dir,
+    )
 
 
-def _append_resumable(job: Job, output: Output, execution: Execution, empty: Schema | None) -> Data:
-    identity = job if job.source.order is None else replace(job, fn=_Ordered(job.fn, job.source.order))
-    with open_output_run(output, identity, APPEND, PIECES, Path.touch) as run:
+def run_spilled(
+    job: Job,
+    output: Output,
+    execution: Execution,
+    pieces: Pieces,
+    place: Callable[[Spill], None],
+    *,
+    call: str,
+    known_by: Job | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
+) -> Data:
+    """Run both jobs: the rows that a function returns wait in spill files, and are brought to their place.
+
+    Args:
+        job: the first one, with the user's function.
+        output: where rows go.
+        execution: who does it.
+        pieces: the sink of the first job.
+        place: the second job.
+        call: the name of the operation.
+        known_by: keep what is done in a hidden folder of the output; a later call with the same job goes on. None: a
+            call that is interrupted leaves nothing.
+        spill_dir: as `append_rows`; what can be gone on with waits in the output.
+
+    Raises:
+        ValueError: `known_by`, and the output is no folder.
+    """
+    if known_by is None:
+        with output.claimed(f"{call}({job.name})"):
+            with Spill(spill_folder(output, spill_dir)) as spill:
+                if job.plan.length:
+                    execution.run(replace(job, fn=SpillRows(job.fn, spill)), pieces)
+                place(spill)
+            return output.result()
+    with open_output_run(output, known_by, APPEND, PIECES, Path.touch) as run:
         assert output.store is not None
         if run.is_complete:
             forget(run)
             return output.store.publish()
-        prefix = f"{SPILL}{secrets.token_hex(4)}-"  # nobody knows the names before
-        spill, pieces = Spill(run.folder, prefix), Pieces(output)
+        spill = Spill(run.folder, f"{SPILL}{secrets.token_hex(4)}-")  # nobody knows the names before
         if job.plan.length:
             with PieceLog(run, pieces, job.fn) as log:
                 execution.run(replace(run.planned(job), fn=SpillRows(job.fn, spill)), pieces, log)
-        _place_all(job, pieces, empty, spill, output, execution)
+        place(spill)
         return finish_run(run, output, job.plan.length)
 
 

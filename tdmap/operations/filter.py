@@ -26,11 +26,12 @@ from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution, WorkerOptions
 from tdmap.job import Job, Policy, Source, function_name
 from tdmap.memory.files import known_file, mapped_file
+from tdmap.memory.rowfiles import Places, SharedTensors
 from tdmap.memory.spill import Spill
 from tdmap.operation import operation
 from tdmap.operations.append import append_rows, each_result
-from tdmap.operations.map import handler_of, plan_for, policy_for
-from tdmap.operations.output import Output, Places, SharedTensors, SourceRows, Step, spill_folder, travels
+from tdmap.operations.arguments import handler_of, plan_for, policy_for
+from tdmap.operations.output import Output, SourceRows, Step, spill_folder, travels
 from tdmap.operations.permute import block_rows, place_rows
 from tdmap.plan import ChunkPlan
 from tdmap.resume.rowlog import FILTER, MASK, finish_run, flush_journal, forget, open_output_run

@@ -12,7 +12,7 @@ import torch
 
 from tdmap.data.kinds import is_data
 from tdmap.errors import OutputMismatch
-from tdmap.job import function_name
+from tdmap.job import function_name, takes_start
 from tdmap.resume.fingerprint import function_parts
 from tensordict_lite import TensorDict
 
@@ -38,7 +38,7 @@ def with_habits(
             raise TypeError(f"fn_kwargs must be a dict of keyword arguments: got {fn_kwargs!r:.80}.")
         if fn_kwargs:
             fn = functools.partial(fn, **fn_kwargs)
-    plain = isinstance(fn, (FunctionType, MethodType, functools.partial)) and not getattr(fn, "takes_start", False)
+    plain = isinstance(fn, (FunctionType, MethodType, functools.partial)) and not takes_start(fn)
     if with_indices:
         return Numbered(fn, single)
     return Returning(fn, single) if plain else fn
@@ -53,7 +53,7 @@ class Returning:
         self.__qualname__ = function_name(fn)
 
     def identity_parts(self) -> dict[str, str]:
-        """Those of the function: what it may return is no part of it."""
+        """The parts that the function is known by: this wrapper adds nothing."""
         return function_parts(self.fn)
 
     def __call__(self, chunk: Any) -> Any:
@@ -82,7 +82,7 @@ class Numbered(Returning):
     takes_start = True
 
     def identity_parts(self) -> dict[str, str]:
-        """Those of the function, and that it is called so."""
+        """The parts that the function is known by, and that it gets row numbers."""
         return {**function_parts(self.fn), "with_indices": "True"}
 
     def __call__(self, chunk: Any, start: int = 0) -> Any:

@@ -9,28 +9,16 @@ from typing import Any
 import torch
 
 from tdmap.data.alike import VALID
+from tdmap.data.join import result_of_no_rows
 from tdmap.data.kinds import Data, is_data, is_dense
+from tdmap.data.schema import take_apart
+from tdmap.data.store import OutputFolder
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
-from tdmap.job import Job, function_name
+from tdmap.job import Job, Wrapped
 from tdmap.operations.append import append_rows
 from tdmap.plan import ChunkPlan
 from tdmap.sinks.folder import check_for_folder, returned_none
-
-
-class Wrapped:
-    """A function that is called by another one: by its name, and with the number of the first row if it wants that."""
-
-    takes_start = True
-
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        self.fn = fn
-        self._positional = getattr(fn, "takes_start", False)
-        self.__qualname__ = function_name(fn)
-
-    def call(self, chunk: Any, start: int) -> Any:
-        """What the function returns."""
-        return self.fn(chunk, start) if self._positional else self.fn(chunk)
 
 
 class Marked(Wrapped):
@@ -84,7 +72,7 @@ class SameRows(Wrapped):
         return result.unsqueeze(0) if self.plan.unbind else result
 
 
-def map_dropping(job: Job, path: str | os.PathLike[str], resume: bool, execution: Execution) -> Data:
+def map_dropping(job: Job, path: str | os.PathLike[str] | OutputFolder, resume: bool, execution: Execution) -> Data:
     """Run a map into a folder that gets no rows for those that raise.
 
     Raises:
@@ -96,6 +84,12 @@ def map_dropping(job: Job, path: str | os.PathLike[str], resume: bool, execution
             "on_error='skip'."
         )
     assert is_data(job.source.data)
+    empty = None
+    if not job.plan.length:
+        rows = result_of_no_rows(job.fn, job.source.data, job.plan)
+        if rows is None:
+            raise returned_none("the data has no rows")
+        empty = take_apart(rows).schema
     return append_rows(
         job.source.data,
         SameRows(job.fn, job.plan),
@@ -105,6 +99,7 @@ def map_dropping(job: Job, path: str | os.PathLike[str], resume: bool, execution
         job.policy,
         resume=resume,
         on_row_error=job.on_row_error,
+        empty=empty,
     )
 
 

@@ -28,9 +28,10 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.regions import region_of
 from tdmap.memory.resources import available_memory
+from tdmap.memory.rowfiles import Places, SharedTensors
 from tdmap.memory.spill import Spill
 from tdmap.operation import operation
-from tdmap.operations.output import Output, Places, SharedTensors, SourceRows, Step, spill_folder, travels
+from tdmap.operations.output import Output, SourceRows, Step, spill_folder, travels
 from tdmap.operations.scatter import scatter_rows
 from tdmap.plan import ChunkPlan
 from tdmap.sinks import Collect

@@ -16,7 +16,7 @@ from tdmap.execution import Execution
 from tdmap.functions import as_function, check_placement
 from tdmap.job import Job, Source
 from tdmap.operation import operation
-from tdmap.operations.map import handler_of, plan_for, policy_for
+from tdmap.operations.arguments import handler_of, plan_for, policy_for
 from tdmap.plan import default_chunk_size
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.reducers.base import merged
@@ -165,7 +165,7 @@ def map_reduce(
     if plan.length == 0:
         return reducer.finish(reducer.init())
     if resume is not None:
-        return reducer.finish(fold_resumable(job, resume, reducer, execution.run))
+        return reducer.finish(fold_resumable(job, resume, reducer, execution))
     return reducer.finish(execution.run(job, Fold(reducer)))
 
 

@@ -23,8 +23,9 @@ from tdmap.data.columns import row_words
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.files import mapped_file
+from tdmap.memory.rowfiles import Places, SharedTensors
 from tdmap.memory.spill import Spill
-from tdmap.operations.output import Places, SharedTensors, Step, travels
+from tdmap.operations.output import Step, travels
 from tdmap.plan import ChunkPlan
 from tdmap.sinks import Collect
 

@@ -10,10 +10,10 @@ import torch
 from tdmap.data.kinds import Data, is_data
 from tdmap.data.store import destination
 from tdmap.execution import Execution, WorkerOptions
+from tdmap.memory.shm import Arena
 from tdmap.operation import operation
 from tdmap.operations.output import Output, travels
 from tdmap.operations.permute import permute
-from tdmap.runtime.wire.packing import Arena
 from tdmap.seeding import permutation
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 from tdmap.memory.links import open_link
 from tdmap.memory.resources import one_thread
 from tdmap.operation import hide_engine
-from tdmap.operations.prefetch import prefetch_over
+from tdmap.operations.iteration.prefetch import prefetch_over
 from tdmap.pipeline.planning import ENDLESS, Plan, with_chunks
 from tdmap.pipeline.rounds import Context, chunk_sizes
 from tdmap.pipeline.shares import Share

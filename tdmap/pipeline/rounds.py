@@ -17,14 +17,13 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.cuts import Cuts
 from tdmap.memory.links import DeviceLink
-from tdmap.memory.shm import shared_region
+from tdmap.memory.shm import Arena, shared_region
 from tdmap.pipeline.planning import ENDLESS, Both, Head, Local, Plan, leaf_row_bytes
 from tdmap.pipeline.rows import Joined, Picks, Table, View, Zipped, epoch_seed
 from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import Batch, Shard
 from tdmap.pipeline.work import Work
 from tdmap.plan import LEAD_ROWS, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
-from tdmap.runtime.wire.packing import Arena
 from tdmap.seeding import derive, preserved_generators, seed_everything
 from tdmap.sinks import Collect
 from tensordict_lite import is_tensor_collection

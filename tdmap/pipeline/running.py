@@ -12,7 +12,7 @@ from tdmap.data.schema import join_pieces
 from tdmap.diagnostics.progress import StageBars
 from tdmap.execution import Execution
 from tdmap.operations.append import each_result
-from tdmap.operations.map import policy_for
+from tdmap.operations.arguments import policy_for
 from tdmap.operations.reduce import FoldChunk
 from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan, is_one_pass, with_chunks
 from tdmap.pipeline.rounds import Context, Rounds, chunk_rows, chunk_sizes, head_job, is_open, open_plan

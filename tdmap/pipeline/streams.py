@@ -17,7 +17,7 @@ import torch
 
 from tdmap.data.kinds import Data
 from tdmap.data.schema import join_pieces
-from tdmap.operations.map import stream_values
+from tdmap.operations.iteration.streams import stream_values
 from tdmap.pipeline.planning import Again, Both, Head, Local, Plan
 from tdmap.pipeline.rounds import Context, Rounds, chunk_rows, default_ahead, head_job, run_here, seeded
 from tdmap.pipeline.rows import epoch_seed, merge, permutation

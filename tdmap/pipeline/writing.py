@@ -35,7 +35,7 @@ def write(plan: Plan, context: Context, out: Data | str | os.PathLike[str] | Out
         job = one_job(plan, context, True)
         if job.plan.length == 0:
             job = replace(job, source=replace(job.source, data=no_rows(plan), order=None))
-        return map_to_folder(job, store, resume, context.execution.run)
+        return map_to_folder(job, store, resume, context.execution)
     return write_growing(plan, context, store, resume)
 
 
@@ -54,7 +54,7 @@ def _write_into(plan: Plan, context: Context, out: Data, resume: bool) -> Data:
         if resume:
             if rows != room:
                 raise ValueError(f"resume=True needs an out of exactly {rows} rows: got {room}.")
-            map_to_files(job, out, context.execution.run)
+            map_to_files(job, out, context.execution)
         else:
             context.execution.run(job, Preallocated(target))
         return out

@@ -19,10 +19,10 @@ from tdmap.memory.regions import bytes_of
 from tdmap.plaindata.classes import find_class, has_plain_new
 from tdmap.plaindata.kinds import COLLECTIONS, COMPLEX, DEPTH, FACTORIES, FLOATS, LENGTH, NUMBER, TEXTS
 from tensordict_lite import NonTensorStack, TensorCollection
-from tensordict_lite.lazystack_typed import typed_stack_class
+from tensordict_lite.lazy.typed import typed_stack_class
 from tensordict_lite.memmap.load import DTYPES
-from tensordict_lite.nontensor import holds_collections
-from tensordict_lite.tensorclass_build import registered_class
+from tensordict_lite.objects.data import holds_collections
+from tensordict_lite.tensorclass.build import registered_class
 
 
 class Reader:

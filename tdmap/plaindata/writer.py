@@ -21,7 +21,7 @@ from tdmap.memory.regions import bytes_of
 from tdmap.plaindata.classes import find_class, has_plain_new
 from tdmap.plaindata.kinds import COLLECTIONS, COMPLEX, DEPTH, FACTORIES, FLOATS, INT64, LENGTH, NUMBER, TEXTS
 from tensordict_lite import NonTensorData, TensorCollection
-from tensordict_lite.tensorclass_build import registered_class
+from tensordict_lite.tensorclass.build import registered_class
 
 _TEXT_NAMES = {kind: name for name, (kind, _, _) in TEXTS.items()}
 

@@ -69,7 +69,7 @@ class ProcessSettings(NamedTuple):
 
     @classmethod
     def here(cls) -> ProcessSettings:
-        """Those of this process, now."""
+        """The settings that this process has now."""
         return cls(
             torch.get_default_dtype(),
             torch.are_deterministic_algorithms_enabled(),
@@ -107,13 +107,13 @@ class ThreadSettings(NamedTuple):
 
     @classmethod
     def here(cls) -> ThreadSettings:
-        """Those of the thread that asks. Streams mean something in this process alone: see `with_streams`."""
+        """The settings of the calling thread. CUDA streams are left out: they are valid in this process only."""
         autocast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _AUTOCAST)
         return cls(torch.is_grad_enabled(), autocast)
 
     @classmethod
     def with_streams(cls) -> ThreadSettings:
-        """Those of the thread that asks, for another thread of this process."""
+        """The settings of the calling thread with its CUDA streams, for another thread of this process."""
         if not torch.cuda.is_initialized():
             return cls.here()
         own = torch.cuda.current_device()

@@ -1,15 +1,15 @@
-"""The folder that ranks fill together: who is at work there, and what they have done.
+"""The folder that several programs (ranks) fill together: which ranks work there, and which chunks are done.
 
-    out/.tdmap/ranks.lock            held for moments: while a rank begins, makes the files, or merges
-    out/.tdmap/journal               what the run is; which chunks are done only once all of them are
-    out/.tdmap/rank-0-of-4/.tdmap/   of one rank, as of any run that can be resumed: its lock, its journal, ...
+    out/.tdmap/ranks.lock            held only while a rank begins, makes the files, or merges
+    out/.tdmap/journal               what the run is; lists the chunks when all of them are done
+    out/.tdmap/rank-0-of-4/.tdmap/   state of one rank, as of any resumable run: its lock, its journal, ...
     out/.tdmap/shared/meta.json      metadata of a new dataset, until the last rank is done
-    out/.tdmap/columns.json          which of its entries are no tensors: these lie with the ranks until then
+    out/.tdmap/columns.json          which of its entries are no tensors: the ranks keep these until then
     out/                             its tensors, under their final names
 
-So no rank waits for another, the folder holds no dataset as long as a row is missing, and a tensor that a rank has
-mapped stays what it is when the dataset becomes whole. Every rank numbers chunks as one program alone would. Hence
-ranks of another world size can go on with what those of this one have done.
+So no rank waits for another, the folder holds no dataset while a row is missing, and a tensor that a rank has mapped
+stays valid when the dataset becomes whole. Every rank numbers chunks as one program alone would, so ranks of another
+world size can continue the run.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from tdmap.resume import journal as journals
 from tdmap.resume.journal import Contents, Journal
 from tdmap.resume.run import IN_PLACE, Resume, Run, contents_for, identify
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.format import META, NodeMeta
+from tensordict_lite.memmap.disk.format import META, NodeMeta
 from tensordict_lite.memmap.load import Loader
 
 PATIENCE = 60.0
-"""Seconds that a rank waits for what others do in moments."""
+"""Seconds that a rank waits for the short steps of another one."""
 
 _PAUSE = 0.01
 _HOME = re.compile(r"rank-(\d{1,9})-of-(\d{1,9})")
@@ -96,7 +96,7 @@ class RankFolder:
     # -- what the run is ---------------------------------------------------------------------------------
 
     def begin(self, job: Job, kind: str, resume: Resume, call: str) -> bool:
-        """Begin the run, or make sure that it is the one that was begun; whether it is over. Call it `alone`.
+        """Begin the run, or check that it is the one that was begun. Returns whether it is complete. Call it `alone`.
 
         Raises:
             ResumeMismatch: the folder holds another run; names what differs.
@@ -109,7 +109,7 @@ class RankFolder:
         return run.is_complete or (contents is not None and contents.is_complete())
 
     def contents(self) -> Contents | None:
-        """What the journal of all ranks says; None when there is none, or its run is none of ranks."""
+        """The journal of all ranks; None when there is none, or it is of a run without ranks."""
         contents = journals.read(self.journal)
         return contents if contents is not None and contents.header.get("ranks") else None
 
@@ -135,7 +135,7 @@ class RankFolder:
         return self.hidden / f"rank-{rank.rank}-of-{rank.world_size}"
 
     def homes(self) -> list[tuple[Rank, Path]]:
-        """Of every rank that has been here, sorted."""
+        """The ranks that have worked here, sorted, each with its folder."""
         found = [(match, name) for name in os.listdir(self.hidden) if (match := _HOME.fullmatch(name))]
         return sorted((Rank(int(match[1]), int(match[2])), self.hidden / name) for match, name in found)
 
@@ -178,7 +178,7 @@ class RankFolder:
 
         Args:
             boot: see `Contents.ranges`.
-            but: without those that this one has.
+            but: leave out what this rank has done.
         """
         return merge_ranges(span for rank, contents in self.journals() if rank != but for span in contents.ranges(boot))
 
@@ -212,14 +212,14 @@ class RankFolder:
         self.place()
 
     def reopen(self) -> bool:
-        """Whether there are files to go on with; those of a dataset that was whole until the power failed, too."""
+        """Whether there are files to continue with, also those of a dataset that was whole before a power failure."""
         if not self.is_begun and hidden.exists(self._columns):
             hidden.make_folder(self._data)
             os.replace(self.path / META, self._data / META)
         return self.is_begun
 
     def place(self) -> None:
-        """Move tensors to their final names; whoever is killed meanwhile leaves the rest to the next rank."""
+        """Move tensors to their final names. If this is interrupted, the next rank moves the rest."""
         for name in sorted(os.listdir(self._data)):
             if name != META:
                 hidden.remove_tree(self.path / name)

@@ -1,4 +1,4 @@
-"""The result of all ranks, made whole by whoever comes last, and only when every chunk is done."""
+"""Completing the dataset of all ranks: done by the rank that finishes last, when every chunk is done."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tdmap.ranks.folder import RankFolder
 from tdmap.resume import journal as journals
 from tdmap.resume.journal import Contents
 from tdmap.resume.run import check_identity, files_of, plan_of
-from tensordict_lite.memmap.format import META
+from tensordict_lite.memmap.disk.format import META
 
 
 @operation
@@ -109,7 +109,7 @@ def _publish(folder: RankFolder, plan: ChunkPlan) -> None:
 
 
 def _keep_skipped(folder: RankFolder) -> None:
-    """Rows that ranks have skipped are told of after they are gone."""
+    """Keep the list of skipped rows when the folders of the ranks are removed."""
     found: dict[int, Any] = {}
     for _, home in folder.homes():
         found |= skipfile.read(home / HIDDEN / skipfile.NAME)

@@ -14,9 +14,9 @@ from typing import Any
 from tdmap.data.join import result_of_no_rows
 from tdmap.data.kinds import Data, leaves_hold_rows
 from tdmap.data.reader import narrow, window
-from tdmap.data.skipfile import SkipFile
 from tdmap.data.store import OutputFolder, require_room_for_hidden
 from tdmap.errors import AlreadyComplete, OutputMismatch, describe_rows
+from tdmap.execution import Execution
 from tdmap.frames import warn_user
 from tdmap.job import Job, Source
 from tdmap.memory.folderlock import locked
@@ -24,9 +24,9 @@ from tdmap.memory.hidden import HIDDEN
 from tdmap.plan import merge_ranges, subtract_ranges
 from tdmap.ranks.folder import RankFolder
 from tdmap.ranks.merging import merge
-from tdmap.ranks.shard import Ranges, Rank
+from tdmap.ranks.shard import Rank
 from tdmap.resume import journal as journals
-from tdmap.resume.resumable import Execute, own_folder
+from tdmap.resume.resumable import own_folder
 from tdmap.resume.run import IN_PLACE, MAP, TRUST, Resume, Run, files_of, folder_of, open_run
 from tdmap.sinks import Folder, InPlace, Preallocated, Sink
 from tdmap.sinks.base import Kind
@@ -41,22 +41,6 @@ def part_of(job: Job, rank: Rank) -> Job:
     if is_tensor_collection(part) and part.is_locked:  # as are its chunks, and functions may add entries
         part = part.copy()
     return replace(job, source=Source(part), plan=replace(job.plan, length=last - first, origin=first))
-
-
-class Part:
-    """The commit log of a rank whose run is not journalled."""
-
-    skips: SkipFile | None = None
-
-    def __init__(self, elsewhere: Ranges) -> None:
-        self.committed: Ranges = []
-        self.elsewhere = elsewhere
-
-    def add(self, start: int, stop: int) -> None:
-        """Nobody wants to know."""
-
-    def tick(self, now: float) -> None:
-        """Nothing is due."""
 
 
 @contextlib.contextmanager
@@ -94,7 +78,9 @@ def _entered(
         yield run
 
 
-def map_to_folder(job: Job, out: str | os.PathLike[str], rank: Rank, resume: Resume, execute: Execute) -> Data | None:
+def map_to_folder(
+    job: Job, out: str | os.PathLike[str], rank: Rank, resume: Resume, execution: Execution
+) -> Data | None:
     """Run the part of a rank, whose results become rows of a new dataset that all ranks make.
 
     Returns:
@@ -113,7 +99,7 @@ def map_to_folder(job: Job, out: str | os.PathLike[str], rank: Rank, resume: Res
             if plan.length == 0:
                 _write_no_rows(folder, job)
             else:
-                execute(job, RankSink(RankStore(folder, run), run), run)
+                execution.run(job, RankSink(RankStore(folder, run), run), run)
             run.finish(plan.count(*rank.chunks(plan)))
     merge(folder)
     first, last = rank.rows(plan)
@@ -133,7 +119,7 @@ def _write_no_rows(folder: RankFolder, job: Job) -> None:
             folder.create(rows, ())
 
 
-def map_into(job: Job, out: Data, rank: Rank, resume: Resume, execute: Execute) -> Data:
+def map_into(job: Job, out: Data, rank: Rank, resume: Resume, execution: Execution) -> Data:
     """Run the part of a rank, whose results go into the memory-mapped dataset `out`, be it the source or another.
 
     Raises:
@@ -150,7 +136,7 @@ def map_into(job: Job, out: Data, rank: Rank, resume: Resume, execute: Execute) 
             assert run.journal is not None
             run.journal.files = files_of(out)
             sink: Sink = RankInPlace(out) if in_place else RankInto(out)
-            execute(replace(job, ledger=run.ledger), sink, run)
+            execution.run(replace(job, ledger=run.ledger), sink, run)
             run.finish(job.plan.count(*rank.chunks(job.plan)))
     merge(folder)
     return out
@@ -233,4 +219,4 @@ class RankInto(Preallocated):
 
 
 class RankInPlace(InPlace, RankInto):
-    """The same, where the output is the source."""
+    """Writes the results of a rank back into the rows of the source."""

@@ -17,14 +17,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from tdmap.data.skipfile import SkipFile
 from tdmap.errors import UntrustedFile
 from tdmap.memory import hidden
 from tdmap.memory.resources import available_memory
 from tdmap.plaindata import dump, load, modules_of
 from tdmap.plan import merge_ranges
 from tdmap.reducers.base import Node, Reducer
-from tdmap.resume.run import Run
+from tdmap.resume.run import Run, RunLog
 from tdmap.sinks import Fold
 
 SECONDS = 0.25
@@ -78,7 +77,7 @@ def _is_node(node: Any) -> bool:
     return type(node) is tuple and len(node) == 3 and type(node[0]) is int and type(node[1]) is int
 
 
-class FoldLog:
+class FoldLog(RunLog):
     """The commit log of a reduction.
 
     Args:
@@ -87,18 +86,13 @@ class FoldLog:
     """
 
     def __init__(self, run: Run, sink: Fold) -> None:
-        self.run = run
+        super().__init__(run)
         self.sink = sink
         self._modules = modules_of(sink.reducer)
         self._next = time.monotonic() + SECONDS
         self._next_disk = time.monotonic() + DISK_SECONDS
         self._new = False
-        self.elsewhere: list[tuple[int, int]] = []
         run.skips.load(self.committed)
-
-    @property
-    def skips(self) -> SkipFile:
-        return self.run.skips
 
     @property
     def committed(self) -> list[tuple[int, int]]:
@@ -106,7 +100,7 @@ class FoldLog:
 
     def add(self, start: int, stop: int) -> None:
         self._new = True
-        self.run.add(start, stop)
+        super().add(start, stop)
 
     def tick(self, now: float) -> None:
         if self._new and now >= self._next:

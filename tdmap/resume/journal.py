@@ -1,4 +1,4 @@
-"""The append-only record of what a run has done, from which the same run goes on after any death.
+"""The journal of a run: an append-only record of finished chunks, from which the run can be resumed.
 
     journal:   magic │ header (JSON, CRC) │ record │ record │ record │ ... │ (torn tail: ignored, and cut)
     record:    type, kind, session, milliseconds, a, b, CRC32             32 bytes, one write
@@ -6,13 +6,13 @@
     driver    chunks safe ──► RANGE records, several times a second, without waiting for the disk
     helper    fdatasync(output files) ──► DURABLE(position) ──► fdatasync(journal), every few seconds
 
-There are two dangers, and one record cannot serve both well. When processes are killed, the page cache stays: a
-RANGE is as good as the rows that it names, because both are in it. When the machine goes down, what had not
-reached the disk is lost: then only ranges below the last DURABLE position count, which is written when the rows
-are on the disk. Every session notes the boot of the machine that it ran in, which tells the two apart.
+There are two dangers. When processes are killed, the page cache stays: a RANGE record is valid, because it and its rows
+are both in the cache. When the machine goes down, data that had not reached the disk is lost: then only ranges before
+the last DURABLE position count, which is written when the rows are on the disk. Every session notes the boot id of the
+machine, which tells the two cases apart.
 
-Waiting for the disk is left to a small helper process (no thread, because a thread would make forking unsafe; and
-not the driver, which would stand still meanwhile). It spends at most a fraction of the time on it.
+A small helper process waits for the disk. A thread would make forking unsafe, and the driver would be blocked. The
+helper spends at most a fraction of its time on it.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ RECORD_BYTES = _RECORD.size
 _BODY = RECORD_BYTES - 4
 
 COMMIT_SECONDS = 0.1
-"""Ranges are appended so often."""
+"""Seconds between two writes of ranges."""
 
 SYNC_SECONDS = 5.0
-"""Rows are brought to the disk so often, or less often where that takes long."""
+"""Seconds between two syncs of the rows to the disk; more where a sync takes long."""
 
 SYNC_SHARE = 0.25
-"""Share of the time that the helper may keep the disk busy."""
+"""The helper may keep the disk busy for this share of the time."""
 
 
 class Type(enum.IntEnum):
@@ -68,7 +68,7 @@ class Type(enum.IntEnum):
     FAILED = 5
     """The run ended with an error, on chunk `a` or -1."""
     PLAN = 6
-    """The first result has settled the chunks after the first ones: they have `a` rows."""
+    """The size of the later chunks is decided by the first result: `a` rows."""
 
 
 class Record(NamedTuple):
@@ -83,7 +83,7 @@ class Record(NamedTuple):
     kind: int = 0
 
     def pack(self) -> bytes:
-        """Its bytes, CRC included."""
+        """The bytes of the record, with its CRC."""
         session, milliseconds = self.session & 0xFFFF, self.milliseconds & 0xFFFFFFFF
         body = _RECORD.pack(self.type, self.kind, session, milliseconds, 0, self.a, self.b, 0)[:_BODY]
         return body + zlib.crc32(body).to_bytes(4, "little")
@@ -160,20 +160,20 @@ class Contents(NamedTuple):
 
 
 def create(path: Path, header: dict[str, Any], durable: bool = True) -> None:
-    """Put a new journal at `path`, whole or not at all, instead of whatever is there."""
+    """Create a new journal at `path`, atomically; replaces an old one."""
     text = json.dumps({"version": VERSION, **header}).encode()
     data = MAGIC + struct.pack("<II", len(text), zlib.crc32(text)) + text
     replace_file(path, data, durable)
 
 
 def read(path: Path, own: bool = True) -> Contents | None:
-    """What the journal at `path` says; None when there is none, or its header was never whole.
+    """Read the journal at `path`; None when there is none, or its header is incomplete.
 
     Reading stops at the first record that is torn or damaged: what follows was written later.
 
     Args:
         path: the journal.
-        own: it must be the caller's. False for who only looks.
+        own: the file must belong to the caller. False for commands that only look.
 
     Raises:
         ValueError: it is of a later version, or its header is not one.
@@ -258,7 +258,7 @@ class Journal:
         self._helper.files = files
 
     def settle(self, chunk_size: int) -> None:
-        """The chunks after the first ones have so many rows; written at once, before anything is said of them."""
+        """Note the size of the later chunks. Written at once, before any of them is noted."""
         self._write([Record(Type.PLAN, chunk_size)])
 
     def add(self, start: int, stop: int) -> None:
@@ -282,18 +282,18 @@ class Journal:
             self._open.clear()
 
     def complete(self, rows: int) -> None:
-        """Note the end of the run, and have it brought to the disk; that is not waited for."""
+        """Note the end of the run. The helper brings it to the disk; this does not wait for it."""
         self.flush()
         self._write([Record(Type.COMPLETE, rows)])
         self._helper.finish()
 
     def failed(self, chunk: int = -1) -> None:
-        """Note that the run ended with an error. No room for that must not hide the error itself."""
+        """Note that the run ended with an error. A full disk here must not hide that error."""
         try:
             self.flush()
             self._write([Record(Type.FAILED, chunk)])
         except OSError:
-            self._open.clear()  # what is not noted is done again
+            self._open.clear()  # chunks that are not noted will be done again
 
     def close(self, wait: bool = False) -> None:
         """Write what is left; `wait` until it is on the disk."""

@@ -1,6 +1,6 @@
-"""Which chunks of an in-place run are done, and copies of the rows of those that are not, in files.
+"""The files of an in-place run: which chunks are done, and copies of the rows of unfinished chunks.
 
-    worker                                         whoever resumes, when everybody has been killed
+    worker                                         the next call, after all processes were killed
     ──────                                         ──────────────────────────────────────────────
     mark := 0                nothing to put back
     copy rows ──► undo file
@@ -8,9 +8,9 @@
     run the function                               mark names a chunk that is not done: undo file ──► rows
     done[chunk] := 1         the chunk is done     chunks that are done never run again
 
-Both are mapped files: a store to a mapped file survives the death of the process that made it, at any instruction.
-A store is one aligned integer or byte, so nothing is half-written. Rows may be put back twice, because the copy
-stays until the chunk is done.
+Both are mapped files: a store to a mapped file survives the death of its process, at any instruction. Each store is one
+aligned integer or byte, so nothing is half-written. Restoring rows twice does no harm, because the copy stays until the
+chunk is done.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Ledger:
 
     @property
     def lock(self) -> Path:
-        """Locked, shared, by workers that may write rows."""
+        """The file on which workers hold a shared lock while they may write rows."""
         return self.folder / "workers.lock"
 
     def room(self) -> Room:
@@ -83,7 +83,7 @@ class Ledger:
         return list(zip(starts, [*stops, self.plan.num_chunks]))
 
     def recover(self) -> int:
-        """Put back the rows of chunks that were running when everybody died; how many chunks those were."""
+        """Put back the rows of chunks that were running when all processes died. Returns the number of such chunks."""
         count = 0
         for path in sorted(self.folder.glob("undo-*")):
             if path.lstat().st_size == self._layout()[1]:
@@ -98,7 +98,7 @@ class Ledger:
         return count
 
     def restart(self, done: list[tuple[int, int]]) -> None:
-        """Take only these chunks for done, and leave all rows as they are now."""
+        """Count only these chunks as done, and leave all rows as they are."""
         self._forget_undo()
         self.done.zero_()
         for start, stop in done:
@@ -115,5 +115,5 @@ class Ledger:
 
 
 def _kept(path: Path, nbytes: int) -> Tensor:
-    """The bytes of a file; those of an earlier session, if it has made it."""
+    """The bytes of a file, which an earlier session may have made."""
     return mapped_file(path, nbytes, keep=True, mode=0o666)

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from tdmap.data.join import result_of_no_rows
 from tdmap.data.kinds import Data, leaves_hold_rows
 from tdmap.data.objects import object_paths
 from tdmap.data.store import OutputFolder, require_room_for_hidden
 from tdmap.errors import SerializationError
+from tdmap.execution import Execution
 from tdmap.job import Job
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN
 from tdmap.reducers import Reducer
 from tdmap.resume import checkpoint
 from tdmap.resume.run import IN_PLACE, MAP, REDUCE, Resume, Run, can_begin_anew, files_of, folder_of, open_run
-from tdmap.runtime.driver import CommitLog
-from tdmap.sinks import Fold, Folder, InPlace, Preallocated, Sink
+from tdmap.sinks import Fold, Folder, InPlace, Preallocated
 from tdmap.sinks.folder import check_for_folder, returned_none
 
-Execute: TypeAlias = Callable[[Job, Sink, "CommitLog | None"], Any]
-"""Runs a job to its end."""
 
-
-def map_to_folder(job: Job, out: str | os.PathLike[str] | OutputFolder, resume: Resume, execute: Execute) -> Data:
+def map_to_folder(job: Job, out: str | os.PathLike[str] | OutputFolder, resume: Resume, execution: Execution) -> Data:
     """Run a job whose results become a new dataset in a folder.
 
     Raises:
@@ -39,15 +34,16 @@ def map_to_folder(job: Job, out: str | os.PathLike[str] | OutputFolder, resume: 
     """
     store = OutputFolder.of(out)
     with store.claimed(f"map({job.name})", folder_of(job.source.data), bool(resume)):
-        if job.plan.length == 0:
-            execute = functools.partial(_execute_nothing, store)
         if resume:
-            return _resume_to_folder(job, store, execute, resume)
-        execute(job, Folder(store, _ignore), None)
+            return _resume_to_folder(job, store, execution, resume)
+        if job.plan.length:
+            execution.run(job, Folder(store, _ignore))
+        else:
+            _put_no_rows(job, store)
         return store.publish()
 
 
-def _execute_nothing(store: OutputFolder, job: Job, sink: Sink, log: CommitLog | None) -> None:
+def _put_no_rows(job: Job, store: OutputFolder) -> None:
     """Put what the function makes of zero rows where the results of chunks would be."""
     rows = result_of_no_rows(job.fn, job.source.data, job.plan)
     if rows is None:
@@ -56,13 +52,17 @@ def _execute_nothing(store: OutputFolder, job: Job, sink: Sink, log: CommitLog |
     store.put(rows)
 
 
-def _resume_to_folder(job: Job, store: OutputFolder, execute: Execute, resume: Resume) -> Data:
+def _resume_to_folder(job: Job, store: OutputFolder, execution: Execution, resume: Resume) -> Data:
     if store.load() is None and store.has_journal and can_begin_anew(store.hidden / "journal", MAP):
         store.begin_anew()  # nothing was begun, or somebody removed it
     with open_run(store.hidden, job, MAP, [], resume) as run:
         if run.is_complete:
             return store.publish()
-        execute(run.planned(job), Folder(store, lambda data: _use_files(run, data), run.objects), run)
+        if job.plan.length:
+            sink = Folder(store, lambda data: _use_files(run, data), run.objects)
+            execution.run(run.planned(job), sink, run)
+        else:
+            _put_no_rows(job, store)
         result = store.publish()
         _use_files(run, result)  # their names have changed
         run.finish(job.plan.length)
@@ -75,7 +75,7 @@ def _use_files(run: Run, data: Data) -> None:
     run.journal.files = [*files_of(data), str(run.objects.path)]
 
 
-def map_to_files(job: Job, out: Data, execute: Execute, resume: Resume = True) -> Data:
+def map_to_files(job: Job, out: Data, execution: Execution, resume: Resume = True) -> Data:
     """Run a job whose results go into the memory-mapped dataset `out`, so that it can be resumed.
 
     Raises:
@@ -86,13 +86,13 @@ def map_to_files(job: Job, out: Data, execute: Execute, resume: Resume = True) -
     with locked(folder, f"map({job.name})"), open_run(folder / HIDDEN, job, MAP, files_of(out), resume) as run:
         if not run.is_complete:
             _expect_objects(run, out)
-            execute(job, Preallocated(out, run.objects), run)
+            execution.run(job, Preallocated(out, run.objects), run)
             run.finish(job.plan.length)
             run.objects.forget()
     return out
 
 
-def map_in_place(job: Job, execute: Execute, resume: Resume = True) -> Data:
+def map_in_place(job: Job, execution: Execution, resume: Resume = True) -> Data:
     """Run a job that changes its own source, so that it can be resumed.
 
     Raises:
@@ -112,7 +112,7 @@ def map_in_place(job: Job, execute: Execute, resume: Resume = True) -> Data:
     with locked(folder, call), open_run(folder / HIDDEN, job, IN_PLACE, files_of(data), resume) as run:
         if not run.is_complete:
             _expect_objects(run, data)
-            execute(replace(job, ledger=run.ledger), InPlace(data, run.objects), run)
+            execution.run(replace(job, ledger=run.ledger), InPlace(data, run.objects), run)
             run.finish(job.plan.length)
             run.objects.forget()
     return data
@@ -128,7 +128,7 @@ def _expect_objects(run: Run, out: Data) -> None:
         run.journal.files = [*run.journal.files, str(run.objects.path)]
 
 
-def fold_resumable(job: Job, folder: str | os.PathLike[str], reducer: Reducer[Any], execute: Execute) -> Any:
+def fold_resumable(job: Job, folder: str | os.PathLike[str], reducer: Reducer[Any], execution: Execution) -> Any:
     """Run a reduction that can be resumed, and return its merged state."""
     path = Path(os.path.abspath(os.fspath(folder)))
     with locked(path, f"map_reduce({job.name})"), open_run(path / HIDDEN, job, REDUCE, []) as run:
@@ -137,7 +137,7 @@ def fold_resumable(job: Job, folder: str | os.PathLike[str], reducer: Reducer[An
         sink = Fold(reducer, checkpoint.restore(run, reducer))
         log = checkpoint.FoldLog(run, sink)
         try:
-            execute(job, sink, log)
+            execution.run(job, sink, log)
         except BaseException:
             with contextlib.suppress(OSError, SerializationError):  # what ends the run is told
                 log.save()

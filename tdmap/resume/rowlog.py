@@ -24,7 +24,6 @@ from typing import Any, NamedTuple, Protocol
 
 from tdmap.data.kinds import Data
 from tdmap.data.schema import KeyPath, Schema
-from tdmap.data.skipfile import SkipFile
 from tdmap.data.store import OutputFolder
 from tdmap.errors import SerializationError
 from tdmap.frames import warn_user
@@ -34,7 +33,7 @@ from tdmap.memory.resources import available_memory
 from tdmap.plaindata import dump, load, modules_of
 from tdmap.plan import merge_ranges
 from tdmap.resume import journal as journals
-from tdmap.resume.run import Run, can_begin_anew, check_identity, files_of, open_run
+from tdmap.resume.run import Run, RunLog, can_begin_anew, check_identity, files_of, open_run
 
 APPEND, FILTER = "append", "filter"
 """Kinds of runs."""
@@ -163,7 +162,7 @@ class FolderOutput(Protocol):
         ...
 
 
-class PieceLog:
+class PieceLog(RunLog):
     """The commit log of the first job of `append`.
 
     Args:
@@ -173,11 +172,10 @@ class PieceLog:
     """
 
     def __init__(self, run: Run, pieces: PieceKeeper, fn: Any) -> None:
-        self.run = run
+        super().__init__(run)
         self.pieces = pieces
         self._path = run.folder / PIECES
         self._warned = False
-        self.elsewhere: list[tuple[int, int]] = []
         self._pending: list[tuple[int, int]] = []
         self._next = time.monotonic() + SECONDS
         self._modules = modules_of(fn)
@@ -198,13 +196,9 @@ class PieceLog:
         self.pieces.schemas.update(known)
         self.committed = merge_ranges((chunk, chunk + 1) for chunk in self.pieces.restored)
 
-    @property
-    def skips(self) -> SkipFile:
-        return self.run.skips
-
     def add(self, start: int, stop: int) -> None:
         self._pending.append((start, stop))
-        self.run.add(start, stop)
+        super().add(start, stop)
 
     def tick(self, now: float) -> None:
         if now >= self._next:

@@ -1,10 +1,10 @@
-"""Runs that can be interrupted at any instant and gone on with: the folder that remembers them.
+"""Resumable runs: the hidden folder that keeps what is needed to go on after any interruption.
 
     out/.tdmap/             or, for an in-place run, the same folder inside the dataset
       journal               what the run is (function, source, plan, seed), and which chunks are done
       lock                  held by the call that works (see `folderlock`)
-      workers.lock          and by its workers, as long as they may change rows in place
-      errors.jsonl          what the run has ended with, if not well
+      workers.lock          held by its workers, as long as they may change rows in place
+      errors.jsonl          the errors that the run has ended with
       skipped.jsonl         rows on which the function raised, with `on_error` (see `runtime.skipfile`)
       objects.jsonl         entries of results that are no tensors, until the run is over (see `objectlog`)
       data/                 a new output, until it is whole (see `store`)
@@ -12,8 +12,8 @@
       history.jsonl         in-place runs that are over
       states, states.disk   of a reduction (see `checkpoint`)
 
-`open_run` compares what is asked for with what the folder holds: the same run goes on, one that is over is not done
-again, and another one is refused with a list of what differs.
+`open_run` compares the call with what the folder holds. The same run goes on; a complete run is not done again; another
+run is refused, with a list of what differs.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ COMMAND: ContextVar[dict[str, Any] | None] = ContextVar("COMMAND", default=None)
 MAP, IN_PLACE, REDUCE = "map", "in place", "reduce"
 
 TRUST, REDO = "trust", "redo"
-"""What to do after a machine went down in the middle of an in-place run: take its files as they are; or run again
-every chunk that is not known to have reached the disk."""
+"""After the machine went down during an in-place run: trust the files as they are, or run every chunk again that is not
+known to have reached the disk."""
 
 Resume: TypeAlias = "bool | str"
 """False, True, `TRUST` or `REDO`."""
@@ -76,7 +76,7 @@ def check_resume(value: Any) -> Resume:
 
 
 def identify(job: Job, kind: str) -> dict[str, Any]:
-    """What a run is: the same in every process, for the same function, source, plan and seed."""
+    """The identity of a run: equal in every process for the same function, source, plan and seed."""
     plan = job.plan
     source = source_parts(job.source.data, contents=kind != IN_PLACE)
     return {
@@ -95,7 +95,7 @@ BY_RESULT = "by the first result"
 
 
 def describe_plan(plan: ChunkPlan) -> dict[str, Any]:
-    """A plan as plain values."""
+    """A plan as a dict of plain values."""
     size = f"{BY_RESULT}, after {plan.lead}" if plan.is_open else plan.size
     return {"rows": plan.length, "chunk size": size, "dim": plan.dim, "unbind": plan.unbind}
 
@@ -137,7 +137,7 @@ def _changed(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 def _digest(identity: dict[str, Any]) -> str:
     kept = {key: identity[key] for key in ("kind", "function", "source", "plan", "seed")}
-    # What was done to rows stays done when a package is replaced by a newer one.
+    # Rows that were changed in place stay changed, whatever version of a package did it.
     kept["function"] = {key: part for key, part in kept["function"].items() if not key.startswith(PACKAGE)}
     return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=16).hexdigest()
 
@@ -182,7 +182,7 @@ class Run:
         self.journal.tick(now)
 
     def planned(self, job: Job) -> Job:
-        """The job with the chunks that an earlier session has settled; else this one notes them."""
+        """The job, cut as an earlier session has decided; if none has, this session will note its decision."""
         if not job.plan.is_open:
             return job
         if self.chunk_size is not None:
@@ -204,12 +204,31 @@ class Run:
         """The run has ended with an exception; what is done stays done."""
         assert self.journal is not None
         if not self.journal.is_mine:
-            return  # a fork of the driver leaves; the run goes on
+            return  # this is a forked child that leaves: the run goes on in its parent
         self.journal.failed()
         notes = list(getattr(error, "__notes__", []))
         line = {"time": time.time(), "type": type(error).__name__, "error": str(error), "notes": notes}
         with contextlib.suppress(OSError):
             append_line(self.folder / "errors.jsonl", json.dumps(line).encode())
+
+
+class RunLog:
+    """A base for commit logs that keep more than which chunks are done, such as results, to resume from.
+
+    Args:
+        run: the run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.elsewhere: list[tuple[int, int]] = []
+
+    @property
+    def skips(self) -> SkipFile:
+        return self.run.skips
+
+    def add(self, start: int, stop: int) -> None:
+        self.run.add(start, stop)
 
 
 @contextlib.contextmanager
@@ -245,7 +264,7 @@ def open_run(folder: Path, job: Job, kind: str, files: list[str], resume: Resume
         run.skips.load(run.committed)
     run.journal = Journal(folder / "journal", contents, files)
     for start, stop in subtract_ranges(run.committed, contents.ranges(boot)):
-        run.journal.add(start, stop)  # workers had noted them, and the driver was killed before it heard
+        run.journal.add(start, stop)  # noted by workers of a driver that was killed before it read their messages
     try:
         yield run
     except BaseException as error:
@@ -288,7 +307,7 @@ def contents_for(
 
 
 def can_begin_anew(journal: Path, kind: str) -> bool:
-    """Whether a journal whose results are gone is of a run of this kind, which nobody shares, or cannot be read."""
+    """Whether a journal without results may be replaced: it is unreadable, or of a run of this kind without ranks."""
     contents = journals.read(journal)
     if contents is None:
         return True
@@ -296,10 +315,10 @@ def can_begin_anew(journal: Path, kind: str) -> bool:
 
 
 def check_identity(contents: journals.Contents, path: Path) -> dict[str, Any]:
-    """What the run of a journal is, if it says so as this library does.
+    """The identity in the header of a journal.
 
     Raises:
-        UntrustedFile: it does not.
+        UntrustedFile: the header is not one that this library writes.
     """
     identity = contents.header.get("identity")
     wanted = {"kind": str, "name": str, "function": dict, "source": dict, "plan": dict, "python": str}
@@ -357,7 +376,7 @@ def _check_in_place(run: Run, contents: journals.Contents | None, torn: bool) ->
         return None
     last = _digest(contents.header["identity"])
     run.is_complete = last == _digest(run.identity)
-    if not run.is_complete:  # its journal makes room for that of the next run
+    if not run.is_complete:  # the next run replaces its journal
         line = {"run": last, "name": contents.header["identity"]["name"]}
         append_line(run.folder / HISTORY, json.dumps(line).encode(), durable=True)
     return None
@@ -419,7 +438,7 @@ def _say_complete(run: Run, job: Job) -> None:
 
 
 def folder_of(data: Data) -> Path | None:
-    """The folder that a dataset is mapped from, whole; None when it is not."""
+    """The folder that a whole dataset is mapped from; None for a part of one, or data in memory."""
     if not hasattr(data, "batch_size") or is_opened_by_row(data):
         return None
     root = mapped_root(data)

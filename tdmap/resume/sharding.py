@@ -37,6 +37,7 @@ from tdmap.plan import ChunkPlan, merge_ranges
 from tdmap.resume.resumable import map_to_folder
 from tdmap.resume.run import MAP, differences, identify
 from tdmap.rowerrors import RowErrors, SkippedRows
+from tdmap.runtime.commits import KnownChunks
 from tdmap.runtime.wire.remote import PackedError, pack_error, unpack_error
 from tdmap.sinks import Folder
 from tdmap.sinks.collect import Collect
@@ -45,7 +46,7 @@ from tdmap.stores.members import digest_of_bytes
 from tdmap.stores.opening import concat, is_url, open
 from tdmap.stores.targets import RUN, LocalTarget, StoreTarget, Target, old_entries
 from tensordict_lite.base import TensorCollection
-from tensordict_lite.memmap.format import META
+from tensordict_lite.memmap.disk.format import META
 
 SHARD_BYTES = 64 << 20
 """Bytes of input of a shard in a store, where nobody says how many rows it has;"""
@@ -185,7 +186,7 @@ def _in_memory(job: Job) -> _Memory:
 
 def write_folder(job: Job, folder: str) -> Data:
     """The result of a job, in a folder; every row has its place."""
-    return map_to_folder(job, folder, False, Execution(num_workers=0).run)
+    return map_to_folder(job, folder, False, Execution(num_workers=0))
 
 
 def shard_name(run: str, number: int) -> str:
@@ -347,7 +348,7 @@ class _Sharding:
             timeout=None if job.policy.timeout is None else job.policy.timeout * chunks,
         )
         outer = Job(Source(_lazy(job.source.data)), ChunkPlan(length, self.rows), writer, policy)
-        log = _Log(merge_ranges([(number, number + 1) for number in done]))
+        log = KnownChunks(merge_ranges([(number, number + 1) for number in done]))
         values = self.execution.run(outer, Collect(), log)
         return [done[number] if value is None else Done(*value) for number, value in enumerate(values)]
 
@@ -416,19 +417,3 @@ def _lazy(data: Data) -> Data:
         return data
     whole = data if hasattr(data, "window") else concat([data])
     return whole.window(0, len(whole), lazy=True)
-
-
-class _Log:
-    """The commit log of a run whose shards say themselves that they are done."""
-
-    skips = None
-
-    def __init__(self, committed: list[tuple[int, int]]) -> None:
-        self.committed = committed
-        self.elsewhere: list[tuple[int, int]] = []
-
-    def add(self, start: int, stop: int) -> None:
-        """The worker has noted it."""
-
-    def tick(self, now: float) -> None:
-        """Nothing is due."""

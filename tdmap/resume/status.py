@@ -196,7 +196,7 @@ def _row(bad: RowError) -> dict[str, Any]:
 
 
 def describe(status: Status) -> list[str]:
-    """The same for people, line by line."""
+    """The status as lines of text for people."""
     rate = "" if status.rows_per_second is None else f", {status.rows_per_second:,.0f} rows/s"
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.began))
     lines = [

@@ -26,7 +26,7 @@ from tdmap.data.objectlog import append
 from tdmap.data.reader import Reader
 from tdmap.data.writer import RowWriter
 from tdmap.errors import RemoteError, add_note, describe_rows
-from tdmap.job import Policy
+from tdmap.job import Policy, takes_start
 from tdmap.memory.cuts import Cuts
 from tdmap.memory.links import is_lost
 from tdmap.memory.mapped import MappedFiles
@@ -327,7 +327,7 @@ class ChunkLoop:
     ) -> Iterator[tuple[int, Any, Data | None]]:
         control, fn, clock = self.control, self.fn, time.monotonic_ns
         streams, plan, undo, skipper = self.streams, self.plan, self.undo, self._skipper
-        positional = getattr(fn, "takes_start", False)  # a function that wants the number of its first row
+        positional = takes_start(fn)
         rows: Iterator[Any] = repeat(None) if self.writer is None else self.writer.rows(start, stop)
         for chunk, data, target in zip(range(start, stop), self.reader.read(start, stop), rows):
             if control[at.CANCEL]:

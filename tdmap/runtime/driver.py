@@ -18,22 +18,22 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from tdmap.data.kinds import data_row_bytes, is_opened_by_row
 from tdmap.data.sizes import result_bytes
-from tdmap.data.skipfile import SkipFile
-from tdmap.data.writer import RowWriter
 from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_rows
 from tdmap.events import CallbackList, ChunkRetried, JobEnded, JobStarted, LeaseDone, ResultTaken, WorkerDied
 from tdmap.job import Job
-from tdmap.plan import ChunkPlan, default_chunk_size, merge_ranges
+from tdmap.plan import default_chunk_size, merge_ranges
 from tdmap.process.owner import Owner
 from tdmap.runtime.chunkloop import note_rows
+from tdmap.runtime.commits import CommitLog
+from tdmap.runtime.crews.base import Crew, Joined
 from tdmap.runtime.scheduler import NO_LIMIT, TARGET_SECONDS, Lease, Scheduler, SchedulerPolicy
 from tdmap.runtime.skiplog import SkipLog
 from tdmap.runtime.wire.messages import Done, Failed, GaveBack, Lost, Message, Refused, Segment, Skipped
-from tdmap.sinks import Allocate, Sink
+from tdmap.sinks import Sink
 from tdmap.sinks.base import Kind, Taken
 
 STREAM_BYTES = 4 << 20
@@ -47,106 +47,6 @@ LEASE_COST = 1e-4
 
 ASKED_AT_ONCE = 16
 """Workers that are asked to give work back before the others are listened to again."""
-
-
-class Joined(NamedTuple):
-    """A worker is ready for leases."""
-
-
-class Crew(Protocol):
-    """Those who run leases. Workers are numbers that are never used twice."""
-
-    kind: str
-    size: int
-    forks: bool
-    """Whether a fork of the process has all of it, and may go on by itself."""
-
-    def open(self, job: Job, sink: Sink) -> None:
-        """Give the job to the workers; they join one by one."""
-        ...
-
-    def allocate(self) -> Allocate:
-        """How memory is made that the workers can write into."""
-        ...
-
-    def grant(self, worker: int, lease: Lease) -> None:
-        """Have a worker run a lease."""
-        ...
-
-    def limit(self, worker: int) -> int | None:
-        """Most chunks that the worker should be given now."""
-        ...
-
-    def output(self, writer: RowWriter) -> None:
-        """Results have a place from now on."""
-        ...
-
-    def replan(self, plan: ChunkPlan) -> None:
-        """The size of the later chunks is settled; none of them has been granted yet."""
-        ...
-
-    def wait(self, timeout: float) -> list[tuple[int, Message | Joined]]:
-        """What has happened, in order for each worker; waits for something at most `timeout` seconds."""
-        ...
-
-    def ask_back(self, worker: int) -> None:
-        """Have a worker give back chunks that it has not begun."""
-        ...
-
-    def running(self) -> dict[int, tuple[int, float]]:
-        """The chunk that each busy worker runs, and since when on the monotonic clock."""
-        ...
-
-    def kill(self, worker: int, reason: str) -> None:
-        """End a worker that is stuck; a `Lost` follows."""
-        ...
-
-    def describe(self, worker: int) -> str:
-        """How messages name a worker."""
-        ...
-
-    def pid(self, worker: int) -> int:
-        """Its process id, or its own number within this process."""
-        ...
-
-    def node(self, worker: int) -> str:
-        """The machine that a worker runs on; empty for this one."""
-        ...
-
-    def require_open(self) -> None:
-        """Raise RuntimeError when somebody else has ended the workers for good."""
-        ...
-
-    def close(self, ok: bool, changed: bool) -> None:
-        """The job is over; unless `ok`, stop what still runs. `changed`: rows of the source were written."""
-        ...
-
-
-class CommitLog(Protocol):
-    """Where it is noted which chunks are done, for a run that can be resumed."""
-
-    @property
-    def committed(self) -> list[tuple[int, int]]:
-        """Chunks that an earlier run has done."""
-        ...
-
-    @property
-    def elsewhere(self) -> list[tuple[int, int]]:
-        """Chunks that other programs do, and this one must not."""
-        ...
-
-    @property
-    def skips(self) -> SkipFile | None:
-        """Where the rows that were skipped are noted; None when nobody wants to know."""
-        ...
-
-    def add(self, start: int, stop: int) -> None:
-        """The chunks `start..stop` are done."""
-        ...
-
-    def tick(self, now: float) -> None:
-        """Called often; writes what is due."""
-        ...
 
 
 class Driver:

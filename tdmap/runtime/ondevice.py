@@ -56,15 +56,15 @@ class OnDevice:
         self.__qualname__ = function_name(fn)
 
     def __call__(self, chunk: Data) -> Any:
-        """One chunk, here and now, without a loop: for data without rows, say."""
+        """Run one chunk in this process without a loop, as for data without rows."""
         return self.open(rank=0, own=False)(chunk)
 
     def coming_back(self) -> OnDevice:
-        """The same, with results in this machine's memory."""
+        """The same function, with results copied back into this machine's memory."""
         return OnDevice(self.fn, self.devices, self.links, stays=False)
 
     def open(self, rank: int, own: bool) -> Runner:
-        """What the worker with this rank calls.
+        """The function that the worker with this rank calls.
 
         Args:
             rank: of the worker, from 0.
@@ -76,18 +76,18 @@ class OnDevice:
 
 
 class _Staged(NamedTuple):
-    """A chunk on its way."""
+    """A chunk that is being copied to the device."""
 
     chunk: Data
     value: Data
-    """It, on the device."""
+    """The chunk on the device."""
     tensors: list[Tensor]
-    """Its tensors there, each with a version counter of its own."""
+    """The tensors of the chunk on the device, each with its own version counter."""
     block: Tensor | None
-    """The memory that they share."""
+    """The block of device memory that the tensors share."""
     mark: Mark | None
     error: Exception | None = None
-    """What its copy has met: it belongs to this chunk, which has not had its turn."""
+    """An error of the copy. It is raised when the chunk has its turn."""
 
 
 class Runner:
@@ -97,7 +97,7 @@ class Runner:
         fn: called with chunks on the device.
         link: the way there and back.
         stays: leave results on the device.
-        device: its name, which for a link that only pretends is not that of its tensors; None: the link's.
+        device: the device to show; None: that of the link. Fake links of tests have another one than their tensors.
     """
 
     def __init__(
@@ -151,12 +151,12 @@ class Runner:
         return _Staged(chunk, rebuild(chunk, iter(there)), there, block, mark)
 
     def _take(self, chunk: Data) -> _Staged:
-        """A chunk whose copy has begun."""
+        """Take the staged copy of a chunk."""
         while self._staged and self._staged[0].chunk is not chunk:
-            self._staged.popleft()  # of a lease that was cut short
+            self._staged.popleft()  # left over from a lease that was shortened
         staged = self._staged.popleft() if self._staged else None
         if staged is None or staged.error is not None:
-            # A part of a chunk, when rows that raise are looked for; or what found no room beside the chunk before it.
+            # Not staged: a part of a chunk in the search for bad rows, or a chunk without room beside the last one.
             staged = None
             try:
                 staged = self._send(chunk)
@@ -189,13 +189,13 @@ class Runner:
 
     @torch.no_grad()
     def _fetch(self, result: Any) -> Any:
-        # The bytes travel as they are, and what reads them at the other end knows no lazy conjugate.
+        # Bytes are copied as they are, so lazy conjugates and negatives must be resolved first.
         found = [tensor.detach().resolve_conj().resolve_neg() for tensor in tensors_in(result)]
         self.fetched += sum(tensor.nbytes for tensor in found)
         return rebuild(result, iter(self.link.fetch(found)))
 
     def settle(self) -> None:
-        """Wait for what the function, and whoever wrote its result, has begun on the device."""
+        """Wait for all work on the device that the function, or the writer of its result, has started."""
         if self._stays:
             self.link.settle()
 
@@ -219,7 +219,7 @@ class _Staging:
             _view(buffer, place, tensor).copy_(tensor)
         (block,) = self._link.empty_like([buffer])
         self._link.copy([(block, buffer)])
-        self._sent = buffer  # alive until the mark is done
+        self._sent = buffer  # kept alive until the copy is done
         return block, [_view(block, place, tensor) for place, tensor in zip(places, tensors)]
 
     def _room(self, nbytes: int) -> Tensor:
@@ -261,5 +261,5 @@ class _AheadReader(Reader):
 
 
 def is_on_device(data: Data) -> bool:
-    """Whether a tensor of `data` is elsewhere than in this machine's memory."""
+    """Whether a tensor of `data` is on a device other than the CPU."""
     return any(tensor.device.type != "cpu" for tensor in tensors_of(data))

@@ -3,14 +3,14 @@
     chunk raises ──► rows put back ──► parts of about √n rows ──► rows of the parts that raise, one by one: reported
                                         └── a part that succeeds: its result is kept
 
-A chunk of *n* rows of which few are bad costs `n + √n` more rows. Where two parts running have a bad one, the rest is
-called row by row. A worker that meets bad rows in two chunks running begins with parts, or with rows, until a chunk has
-none. So a job costs about twice the work at most, whether bad rows are few or many. With a seed each chunk is tried
-whole, because random streams must not depend on other chunks.
+A chunk of *n* rows with few bad ones costs `n + √n` more rows. When two parts in a row contain a bad one, the rest is
+called row by row. A worker that meets bad rows in two chunks in a row starts with parts, or with single rows, until a
+chunk has no bad row. So a job costs at most about twice the work, whether bad rows are few or many. With a seed, every
+chunk is first tried whole, because its random streams must not depend on other chunks.
 
-Before each further call the rows that the last one may have changed are put back from the undo buffer, so a row is
-processed once, bad rows stay as they were, and a worker that dies in the middle leaves nothing half done: the buffer
-still holds the whole chunk.
+Before each further call, the rows that the last call may have changed are restored from the undo buffer. So each row is
+processed once, bad rows stay as they were, and a worker that dies leaves nothing half done: the buffer still holds the
+whole chunk.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tdmap.data.reader import cut, narrow
 from tdmap.data.skipfile import append
 from tdmap.errors import add_note
 from tdmap.frames import without_engine
+from tdmap.job import takes_start
 from tdmap.runtime.undo import same_bits
 from tdmap.runtime.wire.messages import Skipped
 from tdmap.runtime.wire.remote import pack_error
@@ -39,21 +40,21 @@ if TYPE_CHECKING:
     from tdmap.runtime.chunkloop import ChunkLoop
 
 PAD, DROP = "pad", "drop"
-"""What a result has for a bad row: zeros (None for objects), or nothing."""
+"""Modes. For a bad row, the result has zeros (None for objects), or no row."""
 
 FEW_ROWS = 16
-"""So many rows are called one by one, without parts in between."""
+"""Up to so many rows are called one by one, without trying parts first."""
 
 WARY = 2
-"""After so many chunks with bad rows, one after the other, a chunk is not tried whole any more; nor are parts."""
+"""After so many consecutive chunks with bad rows, a worker no longer tries whole chunks, and then no parts."""
 
 
 class Settled(NamedTuple):
-    """Stands for the result of a chunk that is where it should be already."""
+    """Replaces the result of a chunk whose rows are already written."""
 
     kind: Kind
     objects: Pieces | None = None
-    """Its entries that are no tensors, which are not."""
+    """Its entries that are no tensors: they are not written yet."""
 
 
 class _Part(NamedTuple):
@@ -68,7 +69,7 @@ class Skipper:
     """Calls the function of a loop, and again on parts of a chunk that it raises on.
 
     Args:
-        loop: whose function, rows and undo buffer these are.
+        loop: the chunk loop; its function, rows and undo buffer are used.
         mode: `PAD` or `DROP`.
     """
 
@@ -77,7 +78,7 @@ class Skipper:
         self.mode = mode
         self._bad_chunks = 0
         self._row_by_row = False
-        self._positional = getattr(loop.fn, "takes_start", False)
+        self._positional = takes_start(loop.fn)
 
     def call(self, lease: int, chunk: int, rows: Data, target: Any) -> Any:
         """The result of a chunk, of what is left of it, or a `Settled`."""
@@ -92,7 +93,7 @@ class Skipper:
         except Exception as error:
             if self.loop.is_none_of_rows(error):
                 raise
-            failure = error  # and out of this block: what is raised below is no consequence of it
+            failure = error  # handled outside this block, so that later exceptions are not chained to it
         else:
             misfit = self.misfit(target, result)
             if misfit is None:
@@ -135,7 +136,7 @@ class Skipper:
         self.loop.emit(Skipped(self.loop.job, lease, chunk, report))
 
     def _settle(self, search: _Search, bad: list[int], target: Any) -> Any:
-        """Bring the results of the parts to where the result of the chunk belongs."""
+        """Put the results of the parts where the result of the whole chunk belongs."""
         join_states = getattr(self.loop.fn, "join_states", None)
         if join_states is not None:
             return join_states([part.value for part in search.parts])
@@ -289,7 +290,7 @@ class _Search:
             for leaf, buffer in zip(undo.leaves, undo.buffers):
                 kept = buffer.narrow(plan.dim, start, stop - start)
                 rows = leaf.narrow(plan.dim, first + start, stop - start)
-                if not same_bits(rows, kept):  # a write would be taken for one of the function's
+                if not same_bits(rows, kept):  # writing equal bits would look like a change by the function
                     rows.copy_(kept)
         elif loop._version() != self.before:
             self._refuse(error)
@@ -303,7 +304,7 @@ class _Search:
         raise error
 
     def again(self, bad: list[int]) -> Any:
-        """One more call, on all good rows together: for results of which two cannot be joined."""
+        """Call the function once more, on all good rows together, when results of parts cannot be joined."""
         loop, plan = self.loop, self.loop.plan
         if loop._version() != self.before:
             error = self.errors[0][1]

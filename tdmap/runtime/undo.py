@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, entries_of, is_flat, tensors_of
+from tdmap.data.kinds import Data, data_row_bytes, entries_of, is_flat, leaves_hold_rows, tensors_of
+from tdmap.job import Job
 from tdmap.memory.hidden import NO_LOCKS, open_file
 from tdmap.plan import ChunkPlan
 
@@ -124,6 +125,18 @@ class Undo:
         """The buffers hold nothing that is to be put back."""
         if self._mark is not None:
             self._mark[0] = 0
+
+
+def undo_room(job: Job, empty: Callable[[torch.dtype, torch.Size], Tensor]) -> Room | None:
+    """Room for the rows of one chunk of a job; None where chunks are copies, too large, or not to be kept."""
+    data, plan = job.source.data, job.plan
+    if job.ledger is not None:
+        room: Room = job.ledger.room()
+        return room
+    chunk_bytes = data_row_bytes(data, plan.length) * plan.most_rows
+    if not job.policy.undo or job.source.order is not None or chunk_bytes > MAX_BYTES or not leaves_hold_rows(data):
+        return None
+    return Undo.allocate(data, plan, empty)
 
 
 def lock_shared(path: str) -> int:

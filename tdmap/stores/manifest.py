@@ -13,7 +13,7 @@ import json
 from typing import Any, NamedTuple
 
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.format import decode_json
+from tensordict_lite.memmap.disk.format import decode_json
 
 MANIFEST = "shards.json"
 FORMAT = "tdmap.shards"

@@ -13,7 +13,7 @@ from tdmap.data.kinds import Data, tensors_of
 from tdmap.data.reader import narrow, plain_tensors
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
-from tensordict_lite.memmap.format import META, read_small
+from tensordict_lite.memmap.disk.format import META, read_small
 
 
 class Rows(Protocol):

@@ -18,7 +18,7 @@ from tdmap.stores.sharded import ShardedDataset
 from tensordict_lite import TensorDict
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
-from tensordict_lite.memmap.format import META, read_small
+from tensordict_lite.memmap.disk.format import META, read_small
 from tensordict_lite.memmap.plan import mapped_root
 
 AnyPath = str | os.PathLike[str]

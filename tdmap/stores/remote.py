@@ -27,7 +27,7 @@ from tdmap.stores.members import digest_of_bytes
 from tdmap.stores.store import Store, require_reachable, store_of
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
-from tensordict_lite.memmap.format import META, SUFFIX, NodeMeta, decode_json, encode_key, parse_meta
+from tensordict_lite.memmap.disk.format import META, SUFFIX, NodeMeta, decode_json, encode_key, parse_meta
 from tensordict_lite.memmap.load import DTYPES
 
 GAP_BYTES = 64 << 10

@@ -23,7 +23,7 @@ from tdmap.memory import hidden
 from tdmap.memory.hidden import HIDDEN
 from tdmap.stores.manifest import MANIFEST
 from tdmap.stores.store import Store, require_reachable, store_of
-from tensordict_lite.memmap.format import META
+from tensordict_lite.memmap.disk.format import META
 from tensordict_lite.memmap.plan import plan_for
 
 RUN = f"{HIDDEN}/run.json"

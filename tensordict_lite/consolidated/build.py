@@ -13,10 +13,11 @@ from torch import Tensor, UntypedStorage
 from tensordict_lite.consolidated.files import is_described, write_file
 from tensordict_lite.consolidated.layout import Layout, lay_out, leaves_of
 from tensordict_lite.consolidated.record import Record, flat_of, kind_of, note, record_of
-from tensordict_lite.memmap.mapping import map_file
-from tensordict_lite.memmap.pieces import Pieces
+from tensordict_lite.kernel import normalise_device
+from tensordict_lite.memmap.disk.mapping import map_file
+from tensordict_lite.memmap.disk.pieces import Pieces
 from tensordict_lite.memmap.save import TensorDictFuture
-from tensordict_lite.ops.operands import leaf_paths
+from tensordict_lite.ops.values.operands import leaf_paths
 
 __all__ = ["consolidate"]
 
@@ -167,8 +168,6 @@ class _Job:
 
 
 def _normal(device: Any) -> torch.device:
-    from tensordict_lite.tensordict import normalise_device
-
     return normalise_device(device)
 
 

@@ -14,10 +14,11 @@ from tensordict_lite.consolidated.metadata import describe, make, parse
 from tensordict_lite.consolidated.record import Record, flat_of, identity_of, kind_of, note
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.archive.api import is_memmap_archive
-from tensordict_lite.memmap.files import all_bytes, size_of_file, write_all, write_tensor_to
-from tensordict_lite.memmap.format import decode_json
-from tensordict_lite.memmap.mapping import check_room, map_file
-from tensordict_lite.memmap.staging import staged_file
+from tensordict_lite.memmap.disk.files import all_bytes, size_of_file, write_all, write_tensor_to
+from tensordict_lite.memmap.disk.format import decode_json
+from tensordict_lite.memmap.disk.mapping import check_room, map_file
+from tensordict_lite.memmap.disk.staging import staged_file
+from tensordict_lite.tensorclass.decorator import TensorClass
 
 __all__ = ["from_consolidated", "is_described", "write_file"]
 
@@ -122,8 +123,6 @@ def from_consolidated(filename: str | os.PathLike[str], cls: Any = None) -> Any:
 
 
 def _tensorclass(cls: Any) -> Any:
-    from tensordict_lite.tensorclass import TensorClass
-
     if not (isinstance(cls, type) and issubclass(cls, TensorClass)):
         return None
     return getattr(cls, "_member_class", None) or cls  # that of lazy stacks of instances stands for theirs

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, UntypedStorage
 
-from tensordict_lite.memmap.pieces import Pieces, Place
+from tensordict_lite.memmap.disk.pieces import Pieces, Place
 from tensordict_lite.memmap.plan import check_savable
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 

@@ -17,11 +17,16 @@ from torch import Tensor
 
 from tensordict_lite.callers import warn_caller
 from tensordict_lite.consolidated.layout import Jagged, Spot, nbytes_of, with_parts
+from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.format import ITEMSIZE, check_device, check_names, check_shape, is_count, tensor_bytes
+from tensordict_lite.lazy.functions import LazyStackedTensorDict, lazy_stack
+from tensordict_lite.memmap.disk.format import ITEMSIZE, check_device, check_names, check_shape, is_count, tensor_bytes
+from tensordict_lite.memmap.disk.pieces import Place
 from tensordict_lite.memmap.load import DTYPES, missing_class
-from tensordict_lite.memmap.pieces import Place
 from tensordict_lite.memmap.plan import holds_json
+from tensordict_lite.objects.data import NonTensorData
+from tensordict_lite.objects.stack import NonTensorStack
+from tensordict_lite.tensorclass.decorator import TensorClass, registered_class
 
 __all__ = ["Level", "describe", "make", "parse"]
 
@@ -52,8 +57,6 @@ def describe(node: Any, spots: Sequence[Spot], locked: bool) -> bytes:
 
 
 def _level(node: Any, spots: Iterator[Spot], path: tuple[str, ...]) -> dict[str, Any]:
-    from tensordict_lite.lazystack_class import LazyStackedTensorDict
-
     if node._is_non_tensor and not hasattr(node, "_stack_dim"):
         raise RuntimeError("an object alone cannot be written to a file: put it in a TensorDict first")
     stacked = isinstance(node, LazyStackedTensorDict) or node._is_non_tensor
@@ -88,8 +91,6 @@ def _level(node: Any, spots: Iterator[Spot], path: tuple[str, ...]) -> dict[str,
 
 
 def _class_name(node: Any, stacked: bool) -> str:
-    from tensordict_lite.tensorclass import TensorClass
-
     if stacked:
         return "NonTensorStack" if node._is_non_tensor else "LazyStackedTensorDict"
     cls = type(node)
@@ -215,8 +216,6 @@ class _Reader:
         return (*size[:dim], *size[dim + 1 :])
 
     def _class(self, name: Any, where: tuple[str, ...]) -> tuple[Any, str]:
-        from tensordict_lite.tensorclass import registered_class
-
         known = {"LazyStackedTensorDict": "lazy", "NonTensorStack": "objects"}
         if type(name) is str and name in known:
             return None, known[name]
@@ -351,11 +350,6 @@ def make(path: str, level: Level, leaves: Iterator[Tensor]) -> Any:
     Raises:
         DatasetError: entries do not fit a class, or members do not stack.
     """
-    from tensordict_lite.lazystack import LazyStackedTensorDict, lazy_stack
-    from tensordict_lite.nontensor import NonTensorData
-    from tensordict_lite.nontensor_stack import NonTensorStack
-    from tensordict_lite.tensordict import TensorDict
-
     entries: dict[str, Any] = {}
     for key, value in level.entries:
         if type(value) is tuple or type(value) is Jagged:

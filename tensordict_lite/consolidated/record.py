@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from tensordict_lite.consolidated.layout import Spot, leaves_of
-from tensordict_lite.memmap.mapping import Region, SharedHandle, file_of, hold_many, region_of
+from tensordict_lite.memmap.disk.mapping import Region, SharedHandle, file_of, hold_many, region_of
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
+from tensordict_lite.registry import register
 
 __all__ = ["Record", "flat_of", "identity_of", "kind_of", "note", "record_of", "reduce_tree", "relocated"]
 
@@ -179,3 +180,6 @@ def _rebuild(skeleton: Any, spots: list[Any], flat: Tensor, locked: bool) -> Any
     if locked:
         node._propagate_lock(None)
     return node
+
+
+register(record_of=record_of, reduce_tree=reduce_tree, relocated=relocated)

@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.distributed.link import UnsendableError
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
-from tensordict_lite.tensordict import TensorDict
 
 __all__ = ["LARGE", "Letter", "Parcel", "open_files", "pack", "unpack"]
 

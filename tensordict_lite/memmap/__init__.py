@@ -1,10 +1,10 @@
 """Tensors and collections in files: memory maps, the directory format, safe loading, growing datasets.
 
 ===============  ====================================================================================
-``tensor.py``    :class:`MemoryMappedTensor`, over ``mapping.py`` (files and shared memory as storages)
-``format.py``    the directory format as data: names, metadata, checks; no tensor in it
+``tensor.py``    :class:`MemoryMappedTensor`, over ``disk/mapping.py`` (files and shared memory as storages)
+``disk/``        files without collections: mappings, staging, and ``format.py``, the directory format as data
 ``plan.py``      what a collection becomes on disk, ``kinds.py`` for every class but the dense ones
-``save.py``      writing a plan, in ``staging.py``'s folder, and mapping the result
+``save.py``      writing a plan, in ``disk/staging.py``'s folder, and mapping the result
 ``load.py``      opening a folder
 ``grow.py``      new entries in a mapped collection
 ``writer.py``    :class:`DatasetWriter`: rows appended by one or many processes
@@ -20,8 +20,11 @@ import sys
 import types
 from typing import Any
 
+from tensordict_lite.memmap import kinds as _kinds
 from tensordict_lite.memmap.api import load, load_memmap, save
-from tensordict_lite.memmap.mapping import Region, SharedHandle, region_of
+from tensordict_lite.memmap.archive.load import ArchiveLoader as _ArchiveLoader
+from tensordict_lite.memmap.disk.mapping import Region, SharedHandle, region_of
+from tensordict_lite.memmap.load import register_archives as _register_archives
 from tensordict_lite.memmap.save import TensorDictFuture
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 from tensordict_lite.memmap.writer import DatasetWriter
@@ -37,6 +40,10 @@ __all__ = [
     "region_of",
     "save",
 ]
+
+
+_kinds.register_all()
+_register_archives(_ArchiveLoader.open)
 
 
 class _Package(types.ModuleType):

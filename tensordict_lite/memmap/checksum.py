@@ -19,8 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from tensordict_lite.errors import ArchiveError, DatasetError, DatasetNotFoundError
-from tensordict_lite.memmap.files import new_file, write_all
-from tensordict_lite.memmap.format import (
+from tensordict_lite.memmap.archive import api
+from tensordict_lite.memmap.archive.read import opened
+from tensordict_lite.memmap.disk.files import new_file, write_all
+from tensordict_lite.memmap.disk.format import (
     META,
     SUFFIX,
     LeafMeta,
@@ -30,7 +32,7 @@ from tensordict_lite.memmap.format import (
     read_json,
     read_meta,
 )
-from tensordict_lite.memmap.staging import is_temporary
+from tensordict_lite.memmap.disk.staging import is_temporary
 
 __all__ = ["BLOCK", "CHECKSUMS", "Corruption", "Report", "store", "verify"]
 
@@ -106,10 +108,8 @@ def store(path: str | os.PathLike[str], num_threads: int | None = None) -> dict[
     """
     root = os.path.abspath(os.fspath(path))
     if os.path.isfile(root):
-        from tensordict_lite.memmap.archive import api
-
         api.refresh_archive_checksums(root, num_threads)
-        return {entry.name: [crc] for entry, crc in api.checksums(api.opened(root), num_threads)}
+        return {entry.name: [crc] for entry, crc in api.checksums(opened(root), num_threads)}
     read_meta(root)
     names = list(_files(root))
     entries: dict[str, dict[str, object]] = {}
@@ -156,8 +156,6 @@ def verify(path: str | os.PathLike[str], num_threads: int | None = None) -> Repo
 
 
 def _verify_archive(path: str, report: Report, num_threads: int | None) -> Report:
-    from tensordict_lite.memmap.archive.api import opened
-
     archive = opened(path)
 
     def check(name: str) -> str | None:

@@ -6,19 +6,21 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from tensordict_lite.memmap.format import META, PICKLES
-from tensordict_lite.memmap.mapping import file_of
+from tensordict_lite.memmap.disk.format import META, PICKLES
+from tensordict_lite.memmap.disk.mapping import file_of
+from tensordict_lite.memmap.disk.staging import sync_file, sync_files, sync_folder
 from tensordict_lite.memmap.nested import shape_file
-from tensordict_lite.memmap.staging import sync_file, sync_files, sync_folder
+from tensordict_lite.memmap.text import files_in
 
 __all__ = ["sync_collection"]
 
 
 def sync_collection(node: Any) -> None:
-    """Syncs the data (tensors, pickled objects), then the metadata, then the folders, innermost first."""
+    """Syncs the data (tensors, strings, pickled objects), then the metadata, then the folders, innermost first."""
     folders = list(dict.fromkeys(_folders(node)))
     pickles = [path for folder in folders for name in PICKLES if os.path.exists(path := os.path.join(folder, name))]
-    sync_files(dict.fromkeys([*_files(node), *pickles]))
+    texts = [os.path.join(folder, name) for folder in folders for name in files_in(folder)]
+    sync_files(dict.fromkeys([*_files(node), *texts, *pickles]))
     metas = [meta for folder in reversed(folders) if os.path.exists(meta := os.path.join(folder, META))]
     if metas:
         sync_files(metas[:-1])

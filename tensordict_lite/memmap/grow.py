@@ -14,9 +14,9 @@ from torch import Tensor
 from tensordict_lite.errors import DatasetNotFoundError
 from tensordict_lite.keys import require_path
 from tensordict_lite.memmap import nested
-from tensordict_lite.memmap.files import locked_folder, new_file, refuse_link, write_all
-from tensordict_lite.memmap.format import META, RESERVED, SUFFIX, encode_key, leaf_meta, node_meta, read_json
-from tensordict_lite.memmap.mapping import file_of
+from tensordict_lite.memmap.disk.files import locked_folder, new_file, refuse_link, write_all
+from tensordict_lite.memmap.disk.format import META, RESERVED, SUFFIX, encode_key, leaf_meta, node_meta, read_json
+from tensordict_lite.memmap.disk.mapping import file_of
 from tensordict_lite.memmap.plan import mapped_root
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 

@@ -4,12 +4,13 @@
 ``NonTensorData``    ``meta.json`` with the object under ``"data"``; what JSON cannot hold is in ``other.pickle``
 ``MetaData``         as ``NonTensorData``, under its own name, which may have a type in brackets
 ``NonTensorStack``   ``meta.json`` with nested lists of objects; what JSON cannot hold is in ``pickle.pkl``
+the same of strings  ``meta.json`` and two files, see ``text.py``: of thousands of strings, and of bytes
 lazy stack           ``meta.json`` with ``stack_dim``, and one sub-folder ``0``, ``1``... a member
 tensorclass          ``meta.json`` with the name of the class, and its fields as a collection in ``_tensordict``
 ===================  =============================================================================================
 
-The classes are looked up when they are first needed, so that the format imports none of them. The class of a
-saved tensorclass is looked up among those that the program has defined; it is never imported.
+The rest of this room knows no class: ``register_all`` tells it. The class of a saved
+tensorclass is looked up among those that the program has defined; it is never imported.
 """
 
 from __future__ import annotations
@@ -20,30 +21,26 @@ from typing import Any
 
 import torch
 
+from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.format import FORMAT_VERSION, META, NodeMeta, is_count
+from tensordict_lite.lazy.functions import LazyStackedTensorDict, lazy_stack
+from tensordict_lite.memmap.disk.format import FORMAT_VERSION, META, NodeMeta, check_shape, is_count
 from tensordict_lite.memmap.load import Loader, register_reader
 from tensordict_lite.memmap.plan import Plan, holds_json, pickled, plan_dense, register_planner
-from tensordict_lite.nontensor import filled
+from tensordict_lite.memmap.text import plan_text, read_text
+from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, filled, holds_collections
+from tensordict_lite.objects.metadata import MetaData, typed_by_name
+from tensordict_lite.objects.stack import NonTensorStack, _without_rows
+from tensordict_lite.objects.unbatched import UnbatchedEntry
+from tensordict_lite.tensorclass.decorator import TensorClass, registered_class
 
-__all__ = ["ensure_registered"]
+__all__ = ["register_all"]
 
-_done = False
 Where = tuple[str, ...]
 
 
-def ensure_registered() -> None:
-    """Makes the layouts of the classes of this package known, once."""
-    global _done
-    if _done:
-        return
-    from tensordict_lite.dense import DenseCollection
-    from tensordict_lite.lazystack import LazyStackedTensorDict
-    from tensordict_lite.nontensor import NonTensorDataBase
-    from tensordict_lite.nontensor_stack import NonTensorStack
-    from tensordict_lite.tensorclass import TensorClass
-    from tensordict_lite.unbatched import UnbatchedEntry
-
+def register_all() -> None:
+    """Makes the layouts of the classes of this package known."""
     register_planner(DenseCollection, plan_dense)
     register_planner(NonTensorDataBase, plan_nontensor)
     register_planner(UnbatchedEntry, refuse_unbatched)
@@ -52,9 +49,9 @@ def ensure_registered() -> None:
     register_planner(TensorClass, plan_tensorclass)
     register_reader("nontensor", read_nontensor)
     register_reader("nontensorstack", read_nontensor_stack)
+    register_reader("text", read_text)
     register_reader("lazystack", read_lazy_stack)
     register_reader("tensorclass", read_tensorclass)
-    _done = True
 
 
 # -- one object ------------------------------------------------------------------------------------------------
@@ -62,11 +59,11 @@ def ensure_registered() -> None:
 
 def plan_nontensor(plan: Plan, node: Any, path: str, where: Where) -> str:
     """One object."""
-    from tensordict_lite.metadata import MetaData
-
     name = type(node).__name__ if isinstance(node, MetaData) else "NonTensorData"
     meta: dict[str, Any] = {"_type": f"<class 'tensordict.tensorclass.{name}'>"}
     folder = plan.folder(node, path, where, meta)
+    if not plan.objects:
+        return name
     value = node._payload
     if holds_json(value):
         meta["data"] = value
@@ -100,9 +97,6 @@ def read_nontensor(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> A
 
 def _object_class(meta: NodeMeta, value: Any) -> Any:
     """``NonTensorData``, or the class of metadata that was saved, where the object is still of its type."""
-    from tensordict_lite.metadata import MetaData, typed_by_name
-    from tensordict_lite.nontensor import NonTensorData
-
     written = str(meta.raw.get("_type"))
     name = written.removeprefix("<class 'tensordict.tensorclass.").removesuffix("'>")
     if name == written or not name.startswith("MetaData"):
@@ -116,6 +110,12 @@ def _object_class(meta: NodeMeta, value: Any) -> Any:
 
 def plan_nontensor_stack(plan: Plan, node: Any, path: str, where: Where) -> str:
     """Objects that differ from element to element."""
+    if not plan.objects:
+        plan.folder(node, path, where, {})
+        return "NonTensorStack"
+    text = None if plan.reference_format else plan_text(plan, node, path, where)
+    if text is not None:
+        return text
     meta: dict[str, Any] = {
         "_type": "<class 'tensordict.tensorclass.NonTensorStack'>",
         "_format_version": FORMAT_VERSION,
@@ -162,8 +162,6 @@ def read_nontensor_stack(loader: Loader, meta: NodeMeta, lead: torch.Size | None
 
 def _no_objects(path: str, size: Any, values: Any, device: torch.device) -> Any:
     """A stack without any objects, of a batch size that its lists alone do not tell."""
-    from tensordict_lite.nontensor_stack import _without_rows
-
     if type(size) is not list or not all(is_count(n, 1 << 40) for n in size) or 0 not in size:
         raise DatasetError(path, f"'_batch_size' should be the size of a stack without objects, found {size!r:.100}")
     level = values
@@ -185,9 +183,6 @@ def _regular_depth(values: Any) -> int:
 
 
 def _stack_objects(path: str, values: Any, dims: int, device: torch.device) -> Any:
-    from tensordict_lite.nontensor import NonTensorData, holds_collections
-    from tensordict_lite.nontensor_stack import NonTensorStack
-
     if dims == 0:
         return NonTensorData(values, device=device)
     if type(values) is not list:
@@ -207,8 +202,6 @@ def _stack_objects(path: str, values: Any, dims: int, device: torch.device) -> A
 
 def plan_lazy_stack(plan: Plan, node: Any, path: str, where: Where) -> str:
     """One sub-folder a member; a stack of tensorclasses is a tensorclass whose fields are a stack."""
-    from tensordict_lite.tensorclass import TensorClass
-
     members = node._source
     kind = type(members[0]) if members else object
     # (a stack of instances counts as an instance too, but its entries are a list)
@@ -248,8 +241,6 @@ def read_lazy_stack(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> 
 
 
 def _read_members(loader: Loader, meta: NodeMeta, wrap: Callable[[Any], Any]) -> Any:
-    from tensordict_lite.lazystack import LazyStackedTensorDict, lazy_stack
-
     path = meta.path + "/" + META
     count = _count_members(loader, meta, path)
     members = [wrap(loader.load(f"{meta.path}/{number}")) for number in range(count)]
@@ -257,8 +248,6 @@ def _read_members(loader: Loader, meta: NodeMeta, wrap: Callable[[Any], Any]) ->
     if name is not None and type(name) is not str:
         raise DatasetError(path, f"'stack_dim_name' should be a name, found {name!r}")
     if not members:
-        from tensordict_lite.memmap.format import check_shape
-
         size = check_shape(path, meta.raw.get("_member_shape", []), "_member_shape")
         return LazyStackedTensorDict(stack_dim=min(dim, len(size)), batch_size=torch.Size(size))
     try:
@@ -302,8 +291,6 @@ def _class_name(cls: type) -> str:
 
 def read_tensorclass(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> Any:
     """The instance of :func:`plan_tensorclass`; of a class that is not at hand, its fields."""
-    from tensordict_lite.tensorclass import registered_class
-
     path = meta.path + "/" + META
     cls = registered_class(meta.class_name)
     folder = meta.path + "/_tensordict"
@@ -324,8 +311,6 @@ def read_tensorclass(loader: Loader, meta: NodeMeta, lead: torch.Size | None) ->
 
 def _add_old_fields(fields: Any, meta: NodeMeta) -> None:
     """Up to version 0.4 of tensordict, the fields that were no tensors stood beside the name of the class."""
-    from tensordict_lite.nontensor import NonTensorData
-
     for key, value in meta.raw.items():
         if key != "_type" and value is not None and key not in fields._key_list():
             fields._set_str(key, NonTensorData(value, batch_size=fields.batch_size, device=fields.device))

@@ -21,9 +21,10 @@ from torch import Tensor, from_file
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.callers import warn_caller
+from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import nested
-from tensordict_lite.memmap.format import (
+from tensordict_lite.memmap.disk.format import (
     META,
     SUFFIX,
     LeafMeta,
@@ -34,10 +35,9 @@ from tensordict_lite.memmap.format import (
     read_meta,
     read_small,
 )
-from tensordict_lite.memmap.mapping import available_memory
+from tensordict_lite.memmap.disk.mapping import available_memory
 from tensordict_lite.memmap.plan import pickle_allowed
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
-from tensordict_lite.tensordict import TensorDict
 
 __all__ = ["Loader", "load_collection"]
 
@@ -60,6 +60,9 @@ class Loader:
     """Whether tensors are made without their data (meta device, fake mode)."""
     missing: set[str] = field(default_factory=set)
     """Classes that were saved and that the program lacks: each is warned of once."""
+
+    maps_files = True
+    """Whether tensors are mapped from files of their own, which have names."""
 
     # -- where the bytes are -------------------------------------------------------------------------------
 
@@ -258,10 +261,15 @@ def register_reader(kind: str, reader: Reader) -> None:
     _readers[kind] = reader
 
 
-def _reader(kind: str) -> Reader:
-    from tensordict_lite.memmap import kinds
+_archives: list[Callable[[str, int, dict[str, Any]], Loader]] = []
 
-    kinds.ensure_registered()
+
+def register_archives(opener: Callable[[str, int, dict[str, Any]], Loader]) -> None:
+    """Says how a file becomes a loader, from its path, the number of threads and the options of the loader."""
+    _archives[:] = [opener]
+
+
+def _reader(kind: str) -> Reader:
     return _readers[kind]
 
 
@@ -295,7 +303,7 @@ def load_collection(
         "allow_pickle": pickle_allowed(allow_pickle),
         "empty": fake or (device is not None and device.type == "meta"),
     }
-    loader = _open_archive(folder, num_threads, options) if os.path.isfile(folder) else Loader(**options)
+    loader = _archives[0](folder, num_threads, options) if os.path.isfile(folder) else Loader(**options)
     try:
         inner = folder if subpath is None else find_subpath(loader, folder, subpath)
         loaded = loader.load(inner, top=inner == folder)
@@ -305,12 +313,6 @@ def load_collection(
     if device is not None and not non_blocking:
         _synchronize(device)
     return loaded if out is None else _fill(out, loaded)
-
-
-def _open_archive(path: str, num_threads: int, options: dict[str, Any]) -> Loader:
-    from tensordict_lite.memmap.archive.load import ArchiveLoader
-
-    return ArchiveLoader.open(path, num_threads, options)
 
 
 def find_subpath(loader: Loader, folder: str, subpath: Any) -> str:

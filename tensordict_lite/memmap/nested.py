@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, UntypedStorage
 
+from tensordict_lite import registry
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.files import write_tensor
-from tensordict_lite.memmap.mapping import SharedHandle, anonymous_storage, region_of
-from tensordict_lite.memmap.mapping import map_file as _map_storage
+from tensordict_lite.memmap.disk.files import write_tensor
+from tensordict_lite.memmap.disk.mapping import SharedHandle, anonymous_storage, region_of
+from tensordict_lite.memmap.disk.mapping import map_file as _map_storage
 
 if TYPE_CHECKING:
     from tensordict_lite.memmap.tensor import MemoryMappedTensor
@@ -109,18 +110,16 @@ def check_shapes(path: str, shapes: Tensor, layout: str | None, itemsize: int) -
 
 
 def _mapped(cls: type[MemoryMappedTensor], buffer: Tensor, shapes: Tensor) -> MemoryMappedTensor:
-    from tensordict_lite.memmap.tensor import MappedNestedTensor
-
-    out = view(buffer, shapes).as_subclass(MappedNestedTensor)
+    out = view(buffer, shapes).as_subclass(registry.MappedNestedTensor)
     out._buffer = buffer
     return out
 
 
 def mapped_view(buffer: Tensor, shapes: Tensor, layout: str | None) -> Tensor:
     """A nested tensor over the elements in a file, in the layout that was saved."""
-    from tensordict_lite.memmap.tensor import MemoryMappedTensor
-
-    return view(buffer, shapes, torch.jagged) if layout == "jagged" else _mapped(MemoryMappedTensor, buffer, shapes)
+    if layout == "jagged":
+        return view(buffer, shapes, torch.jagged)
+    return _mapped(registry.MemoryMappedTensor, buffer, shapes)
 
 
 def over_storage(
@@ -188,9 +187,7 @@ def reduce(tensor: MemoryMappedTensor) -> tuple[Any, ...]:
 
 
 def _rebuild_mapped(handle: tuple[Any, ...], dtype: torch.dtype, shapes: list[list[int]]) -> Tensor:
-    from tensordict_lite.memmap.tensor import MemoryMappedTensor
-
-    return over_storage(MemoryMappedTensor, SharedHandle(*handle).open(), dtype, torch.tensor(shapes))
+    return over_storage(registry.MemoryMappedTensor, SharedHandle(*handle).open(), dtype, torch.tensor(shapes))
 
 
 def _rebuild_values(buffer: Tensor, shapes: list[list[int]]) -> Tensor:

@@ -13,14 +13,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from tensordict_lite.base import TensorCollection
-from tensordict_lite.memmap.cells import Arena, Cell
-from tensordict_lite.memmap.files import new_file, write_all
-from tensordict_lite.memmap.format import META, PICKLES
-from tensordict_lite.nontensor import NonTensorData, NonTensorDataBase, same_payload
+from tensordict_lite.kernel import Kernel
+from tensordict_lite.memmap import text
+from tensordict_lite.memmap.disk.cells import Arena, Cell
+from tensordict_lite.memmap.disk.files import new_file, write_all
+from tensordict_lite.memmap.disk.format import META, PICKLES
+from tensordict_lite.memmap.plan import plan_for
+from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, same_payload
+from tensordict_lite.registry import register
 
 __all__ = ["SharedNonTensorData", "rewrite", "share_objects"]
 
-_slot = TensorCollection.__dict__["_payload"]
+_slot = Kernel.__dict__["_payload"]
 
 
 def rewrite(node: Any, folder: str) -> None:
@@ -31,13 +35,13 @@ def rewrite(node: Any, folder: str) -> None:
     Raises:
         RuntimeError: JSON cannot hold the object, and the one that is saved is not a pickle either.
     """
-    from tensordict_lite.memmap.plan import plan_for
-
     if not os.path.isdir(folder):
         return
     pickled = [name for name in PICKLES if os.path.exists(os.path.join(folder, name))]
-    plan = plan_for(node, allow_pickle=True).folders[0]
-    if plan.blobs and not pickled:
+    old_text = text.files_in(folder)
+    plan = plan_for(node, allow_pickle=True, reference_format=not old_text).folders[0]
+    text.rename_files(plan)
+    if plan.blobs and not pickled and plan.meta.get("_class") != text.CLASS:
         raise RuntimeError(
             f"JSON cannot represent the new object of the non-tensor entry in {folder}, and the entry is saved as JSON "
             "there. Give it strings, numbers, lists and dicts, or save the collection again with allow_pickle=True."
@@ -46,7 +50,7 @@ def rewrite(node: Any, folder: str) -> None:
         path = os.path.join(folder, name)
         with new_file(path) as fd:
             write_all(fd, content, 0, path)
-    for name in pickled:
+    for name in (*pickled, *old_text):
         if name not in plan.blobs:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(folder, name))
@@ -137,3 +141,6 @@ def _objects(node: TensorCollection) -> Iterator[NonTensorData]:
         yield node
     for child in node._nested():
         yield from _objects(child)
+
+
+register(rewrite=rewrite)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.memmap import nested
-from tensordict_lite.memmap.format import META, SUFFIX, encode_key, is_encodable, leaf_meta, node_meta, raw_key
-from tensordict_lite.memmap.mapping import holds_many
+from tensordict_lite.memmap.disk.format import META, SUFFIX, encode_key, is_encodable, leaf_meta, node_meta, raw_key
+from tensordict_lite.memmap.disk.mapping import holds_many
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
 _STRIDED = torch.strided
@@ -53,8 +53,8 @@ class Folder:
     path: str
     """Relative to the root, ``""`` for the root itself."""
     meta: dict[str, Any]
-    blobs: dict[str, bytes] = field(default_factory=dict)
-    """File name -> content (pickled non-tensor data)."""
+    blobs: dict[str, Any] = field(default_factory=dict)
+    """File name -> content, as bytes or a buffer (pickled objects, strings)."""
     compact: bool = False
     """Whether the JSON is written without spaces."""
 
@@ -74,6 +74,10 @@ class Plan:
 
     robust_key: bool = True
     allow_pickle: bool = False
+    reference_format: bool = True
+    """Whether tensordict opens what is written."""
+    objects: bool = True
+    """Whether what is no tensor is written, too; otherwise only files and folders are looked at."""
     leaves: list[Leaf] = field(default_factory=list)
     folders: list[Folder] = field(default_factory=list)
     taken: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -143,14 +147,16 @@ def pickle_allowed(value: Any) -> bool:
     return value is True
 
 
-def plan_for(node: TensorCollection, *, robust_key: bool = True, allow_pickle: bool = False) -> Plan:
+def plan_for(
+    node: TensorCollection, *, robust_key: bool = True, allow_pickle: bool = False, reference_format: bool = True
+) -> Plan:
     """The plan of a whole collection.
 
     Raises:
         RuntimeError: two entries would share a file, or non-tensor data is not JSON and pickling is not allowed.
         TypeError: a tensor of a kind that has no file form (quantized, sparse, meta).
     """
-    plan = Plan(robust_key, pickle_allowed(allow_pickle))
+    plan = Plan(robust_key, pickle_allowed(allow_pickle), reference_format)
     plan.add(node)
     return plan
 
@@ -188,9 +194,6 @@ def register_planner(cls: type, planner: Planner) -> None:
 
 def planner_for(cls: type) -> Planner:
     """The planner of the nearest class in the method resolution order."""
-    from tensordict_lite.memmap import kinds
-
-    kinds.ensure_registered()
     for base in cls.__mro__:
         planner = _planners.get(base)
         if planner is not None:
@@ -244,7 +247,10 @@ def mapped_root(node: TensorCollection, plan: Plan | None = None) -> str | None:
     if known:
         return str(known)
     root: str | None = None
-    for leaf in (plan or plan_for(node, allow_pickle=True)).leaves:
+    if plan is None:
+        plan = Plan(objects=False)
+        plan.add(node)
+    for leaf in plan.leaves:
         file = file_of(leaf.tensor)
         found = None if file is None else relative_root(file, leaf.file)
         if found is None or (root is not None and found != root) or not is_whole(leaf.tensor):

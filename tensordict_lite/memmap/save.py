@@ -14,11 +14,12 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import nested
-from tensordict_lite.memmap.files import refuse_link, write_all, write_tensor_to
-from tensordict_lite.memmap.format import META, read_small
-from tensordict_lite.memmap.mapping import anonymous_storage, check_room, holds_many, reserve
+from tensordict_lite.memmap.disk.files import refuse_link, write_all, write_tensor_to
+from tensordict_lite.memmap.disk.format import META, read_small
+from tensordict_lite.memmap.disk.mapping import anonymous_storage, check_room, holds_many, reserve
+from tensordict_lite.memmap.disk.staging import Staging
+from tensordict_lite.memmap.objects import share_objects
 from tensordict_lite.memmap.plan import Leaf, Plan, file_of, is_whole, mapped_root, plan_for
-from tensordict_lite.memmap.staging import Staging
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
 __all__ = ["TensorDictFuture", "save_collection"]
@@ -70,6 +71,7 @@ def save_collection(
     robust_key: bool | None = True,
     atomic: bool = False,
     allow_pickle: bool = False,
+    reference_format: bool = False,
 ) -> Any:
     """Writes a collection and maps it: what ``memmap``, ``memmap_`` and ``memmap_like`` do.
 
@@ -94,6 +96,7 @@ def save_collection(
         robust_key=robust_key is not False,
         atomic=atomic,
         allow_pickle=allow_pickle,
+        reference_format=reference_format,
     )
     if return_early and atomic:
         raise NotImplementedError("return_early=True and atomic=True cannot be combined: wait for the save")
@@ -122,6 +125,7 @@ class _Save:
         robust_key: bool,
         atomic: bool,
         allow_pickle: bool,
+        reference_format: bool,
     ) -> None:
         self.node = node
         self.inplace = inplace
@@ -132,7 +136,9 @@ class _Save:
         self.existsok = existsok
         self.atomic = atomic
         self.grown: list[tuple[str, int, int]] = []  # files that are too short: path, size, wanted
-        self.plan: Plan = plan_for(node, robust_key=robust_key, allow_pickle=allow_pickle)
+        self.plan: Plan = plan_for(
+            node, robust_key=robust_key, allow_pickle=allow_pickle, reference_format=reference_format
+        )
         root = os.path.abspath(os.fspath(prefix)) if prefix is not None else self._own_root()
         if atomic and root is None:
             raise ValueError("atomic=True needs a folder to write to: pass prefix=")
@@ -179,9 +185,9 @@ class _Save:
         fresh = not os.path.exists(root)
         for folder in () if fresh else self.plan.folders:
             if folder.path:
-                refuse_link(os.path.join(root, folder.path))
+                refuse_link(f"{root}/{folder.path}")
         kept = [
-            "" if fresh and type(leaf.tensor) is Tensor else self._keeps(leaf, os.path.join(root, leaf.file))
+            "" if fresh and type(leaf.tensor) is Tensor else self._keeps(leaf, f"{root}/{leaf.file}")
             for leaf in self.plan.leaves
         ]
         todo = [leaf for leaf, keep in zip(self.plan.leaves, kept) if not keep]
@@ -248,7 +254,7 @@ class _Save:
             if folder.blobs:
                 return False
             try:
-                if read_small(os.path.join(root, folder.join(META)), root) != folder.json():
+                if read_small(f"{root}/{folder.join(META)}", root) != folder.json():
                     return False
             except DatasetError:
                 return False
@@ -261,12 +267,12 @@ class _Save:
         try:
             for folder in self.plan.folders:
                 if folder.path:
-                    os.makedirs(os.path.join(staging.root, folder.path), exist_ok=True)
+                    os.makedirs(f"{staging.root}/{folder.path}", exist_ok=True)
             self._write_leaves(staging.root, todo)
             files = [file for leaf in todo for file in _files_of(leaf)]
             for folder in self.plan.folders:
                 for name, content in {**folder.blobs, META: folder.json()}.items():
-                    _write_bytes(os.path.join(staging.root, folder.join(name)), content)
+                    _write_bytes(f"{staging.root}/{folder.join(name)}", content)
                 files += [folder.join(name) for name in folder.blobs]
             folders = [folder.path for folder in self.plan.folders]
             staging.commit(files, folders, meanwhile=self._grow_files)
@@ -310,8 +316,6 @@ class _Save:
             out = self.node._with_leaves(iter(mapped))
         mark_mapped(out, self.plan, self.root, self.node)
         if self.share_non_tensor:
-            from tensordict_lite.memmap.objects import share_objects
-
             share_objects(out)
         return out
 
@@ -359,7 +363,7 @@ def _mark(node: Any, original: Any, paths: dict[int, list[str]], root: str | Non
     node._device = _CPU
     if own:  # else it is an object of a stack of objects, which are in one file
         path = own.pop(0)  # an object may be in several places
-        node._memmap_path = "" if root is None else (os.path.join(root, path) if path else root)
+        node._memmap_path = "" if root is None else (f"{root}/{path}" if path else root)
     if getattr(node, "_objects", None) is not None:  # a column of objects
         node._objects.device = _CPU
         return

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from tensordict_lite.memmap import nested
-from tensordict_lite.memmap.files import write_tensor
-from tensordict_lite.memmap.mapping import (
+from tensordict_lite.memmap.disk.files import new_file, write_tensor
+from tensordict_lite.memmap.disk.mapping import (
     Region,
     SharedHandle,
     anonymous_storage,
@@ -27,6 +27,7 @@ from tensordict_lite.memmap.mapping import (
     remember,
     reserve,
 )
+from tensordict_lite.registry import register
 from tensordict_lite.strided import shape_of
 
 __all__ = ["MappedNestedTensor", "MemoryMappedTensor"]
@@ -579,7 +580,8 @@ def _same_inode(a: str, b: str) -> bool:
 
 
 def _reserve_file(path: str, nbytes: int, existsok: bool) -> None:
-    from tensordict_lite.memmap.files import new_file
-
     with new_file(path, existsok=existsok) as fd:
         reserve(fd, nbytes, path)
+
+
+register(MappedNestedTensor=MappedNestedTensor, MemoryMappedTensor=MemoryMappedTensor)

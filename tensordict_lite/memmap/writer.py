@@ -23,13 +23,15 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
+from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.files import locked, locked_folder, new_file, open_folder, write_all, write_tensor_to
-from tensordict_lite.memmap.format import META, SUFFIX, encode_key, is_count, read_json, read_meta
-from tensordict_lite.memmap.mapping import reserve
+from tensordict_lite.memmap.disk.files import locked, locked_folder, new_file, open_folder, write_all, write_tensor_to
+from tensordict_lite.memmap.disk.format import META, SUFFIX, encode_key, is_count, read_json, read_meta
+from tensordict_lite.memmap.disk.mapping import reserve
+from tensordict_lite.memmap.disk.staging import Staging, sync_folder
+from tensordict_lite.memmap.load import DTYPES, load_collection
 from tensordict_lite.memmap.plan import Plan, holds_json, plan_for
-from tensordict_lite.memmap.staging import Staging, sync_folder
-from tensordict_lite.nontensor import NonTensorDataBase, same_payload
+from tensordict_lite.objects.data import NonTensorDataBase, same_payload
 
 __all__ = ["DatasetWriter"]
 
@@ -244,8 +246,6 @@ class DatasetWriter:
         Returns:
             The dataset, loaded.
         """
-        from tensordict_lite.memmap.load import load_collection
-
         self.flush()
         with self._locked():
             rows, _ = self._state()
@@ -347,8 +347,6 @@ class _Schema:
         return schema
 
     def _walk(self, root: str, folder: str, path: tuple[str, ...]) -> None:
-        from tensordict_lite.memmap.load import DTYPES
-
         meta = read_meta(os.path.join(root, folder) if folder else root, nested=bool(folder))
         if meta.kind == "tensorclass":
             self._walk(root, _join(folder, "_tensordict"), path)
@@ -463,8 +461,6 @@ def _objects(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
 
 def _as_row(example: Any) -> TensorCollection:
     """A row from an example, or from a mapping of keys to ``(shape, dtype)``."""
-    from tensordict_lite.tensordict import TensorDict
-
     if isinstance(example, TensorCollection):
         return example
     if not isinstance(example, Mapping):

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from tensordict_lite.builders import make_tensordict
+from tensordict_lite.building.builders import make_tensordict
 from tensordict_lite.nn.common import (
     TensorDictModule,
     TensorDictModuleBase,
@@ -29,9 +29,9 @@ from tensordict_lite.nn.distributions import (
     rand_one_hot,
 )
 from tensordict_lite.nn.ensemble import EnsembleModule
-from tensordict_lite.nn.interaction import InteractionType, interaction_type, set_interaction_type
 from tensordict_lite.nn.params import TensorDictParams
 from tensordict_lite.nn.probabilistic import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
+from tensordict_lite.nn.sampling.interaction import InteractionType, interaction_type, set_interaction_type
 from tensordict_lite.nn.sequence import TensorDictSequential
 from tensordict_lite.nn.tensorclass_module import TensorClassModuleBase, TensorClassModuleWrapper
 from tensordict_lite.nn.utils import (

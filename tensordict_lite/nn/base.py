@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from tensordict_lite.base import TensorCollection
+from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.keys import NestedKey, unravel_key, unravel_key_list
 
 __all__ = ["OutKeyNotFoundError", "TensorDictModuleBase", "key_list"]
@@ -141,8 +142,6 @@ class TensorDictModuleBase(nn.Module):
                 f"module, and these have the batch size {list(parameters.batch_size)}. Index them, parameters[i], or "
                 "use EnsembleModule."
             )
-        from tensordict_lite.tensordict import TensorDict
-
         own = TensorDict.from_module(self)
         fresh = parameters.apply(_trainable, own, default=None, filter_empty=False)
         with fresh.to_module(self):

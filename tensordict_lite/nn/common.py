@@ -9,14 +9,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.fx import Proxy
 
 from tensordict_lite.base import TensorCollection
+from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.keys import NestedKey, unravel_key
 from tensordict_lite.nn.base import TensorDictModuleBase, _render, key_list
 from tensordict_lite.nn.dispatching import dispatch
 from tensordict_lite.nn.tracing import Slots
 from tensordict_lite.nn.utils import _SKIP, is_skipped
-from tensordict_lite.tensordict import TensorDict
 
 __all__ = [
     "TensorDictModule",
@@ -438,6 +439,4 @@ def _by_key(result: Any, out_keys: list[Any]) -> list[Any] | None:
 
 
 def _is_proxy(value: Any) -> bool:
-    from torch.fx import Proxy
-
     return isinstance(value, Proxy)

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
-from tensordict_lite.keys import NestedKey, unravel_key, unravel_key_list
+from tensordict_lite.dense.tensordict import TensorDict
+from tensordict_lite.keys import NestedKey, unravel_key_list
 from tensordict_lite.nn import tracing
-from tensordict_lite.tensordict import TensorDict
 
 __all__ = ["dispatch"]
 
@@ -139,7 +139,7 @@ class _Call:
                 return self._func(*owner, td, *rest, **kwargs)
             raise TypeError(f"tensordict= takes a tensordict, got a {type(td).__name__}; the inputs are {in_keys}")
         positional = () if tensordict is None and not args else (tensordict, *args)
-        entries = named_inputs(positional, kwargs, in_keys, self._separator)
+        entries = tracing.named_inputs(positional, kwargs, in_keys, self._separator)
         result = self._func(*owner, make_input(entries, self._auto), *positional[len(in_keys) :], **kwargs)
         if not isinstance(result, TensorCollection):
             raise TypeError(
@@ -158,23 +158,6 @@ class _Call:
                 "them, @dispatch(source=[...], dest=[...])"
             )
         return getattr(owner[0], keys)  # type: ignore[no-any-return]
-
-
-def named_inputs(
-    positional: tuple[Any, ...], kwargs: dict[str, Any], in_keys: Sequence[Any], separator: str
-) -> dict[Any, Any]:
-    """The inputs under their keys; those given by name are taken out of ``kwargs``."""
-    count = len(positional)
-    entries = {}
-    for place, key in enumerate(in_keys):
-        name = key if type(key) is str else separator.join(unravel_key((key,)))
-        if place < count:
-            if name in kwargs:
-                raise RuntimeError(f"Duplicated argument in args and kwargs: {name!r} is given by position and by name")
-            entries[key] = positional[place]
-        elif name in kwargs:
-            entries[key] = kwargs.pop(name)
-    return entries
 
 
 def make_input(entries: Mapping[Any, Any], auto_batch_size: bool) -> TensorDict:

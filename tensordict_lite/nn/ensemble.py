@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.nn.base import TensorDictModuleBase, _render
 from tensordict_lite.nn.dispatching import dispatch
 from tensordict_lite.nn.params import TensorDictParams
-from tensordict_lite.tensordict import TensorDict
 
 __all__ = ["EnsembleModule"]
 

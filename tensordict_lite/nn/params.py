@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin
 
 from tensordict_lite.base import TensorCollection, TensorDictBase
-from tensordict_lite.dense import DenseCollection
+from tensordict_lite.dense.storage import DenseCollection
+from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.keys import require_path
 from tensordict_lite.ops.module_swap import register_params
+from tensordict_lite.registry import register
 from tensordict_lite.settings import MISSING
-from tensordict_lite.tensordict import TensorDict
 
 __all__ = ["TensorDictParams"]
 
@@ -436,3 +437,6 @@ def _is_nested(state: Any) -> bool:
 
 
 register_params(TensorDictParams)
+
+
+register(TensorDictParams=TensorDictParams)

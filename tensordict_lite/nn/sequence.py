@@ -9,6 +9,7 @@ from torch import nn
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.keys import NestedKey, unravel_key_list
+from tensordict_lite.lazy.functions import LazyStackedTensorDict
 from tensordict_lite.nn.base import TensorDictModuleBase, _render, check_selected
 from tensordict_lite.nn.common import WrapModule, check_inplace, output_of
 from tensordict_lite.nn.dispatching import dispatch
@@ -337,8 +338,6 @@ def _same(named: list[tuple[str, Any]], module: Any) -> bool:
 
 def run_where_possible(module: Any, tensordict: Any) -> Any:
     """Runs a module whose inputs are all there; in a lazy stack, on the members that have them."""
-    from tensordict_lite.lazystack import LazyStackedTensorDict
-
     if all(_has(tensordict, key) for key in module.in_keys):
         return module(tensordict)
     if isinstance(tensordict, LazyStackedTensorDict):

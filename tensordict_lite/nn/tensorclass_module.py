@@ -8,10 +8,10 @@ from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 from torch import nn
 
+from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.nn.base import TensorDictModuleBase, _render
 from tensordict_lite.nn.dispatching import dispatch
-from tensordict_lite.tensorclass import is_tensorclass
-from tensordict_lite.tensordict import TensorDict
+from tensordict_lite.tensorclass.decorator import is_tensorclass
 
 __all__ = ["TensorClassModuleBase", "TensorClassModuleWrapper"]
 

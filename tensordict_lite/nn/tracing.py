@@ -11,7 +11,7 @@ Where the call names its tensors (``module(x=proxy)``), they are tensors, and th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.fx
@@ -77,6 +77,23 @@ def is_traced(tensordict: Any, args: Any, kwargs: Any) -> bool:
     return any(isinstance(value, Proxy) for value in (*args, *kwargs.values()))
 
 
+def named_inputs(
+    positional: tuple[Any, ...], kwargs: dict[str, Any], in_keys: Sequence[Any], separator: str
+) -> dict[Any, Any]:
+    """The inputs under their keys; those given by name are taken out of ``kwargs``."""
+    count = len(positional)
+    entries = {}
+    for place, key in enumerate(in_keys):
+        name = key if type(key) is str else separator.join(unravel_key((key,)))
+        if place < count:
+            if name in kwargs:
+                raise RuntimeError(f"Duplicated argument in args and kwargs: {name!r} is given by position and by name")
+            entries[key] = positional[place]
+        elif name in kwargs:
+            entries[key] = kwargs.pop(name)
+    return entries
+
+
 def record(
     run: Callable[[Slots, dict[str, Any]], Any],
     tensordict: Any,
@@ -87,8 +104,6 @@ def record(
     separator: str,
 ) -> Any:
     """Records a call of a module; ``run`` is its forward on :class:`Slots`."""
-    from tensordict_lite.nn.dispatching import named_inputs
-
     if isinstance(tensordict, Proxy) and not (type(args) is tuple and args) and not _names_inputs(kwargs):
         if type(args) is tuple:  # a call inside a traced module: nothing but this proxy
             return _record_either(run, tensordict, (), {}, in_keys, out_keys, separator, kwargs)
@@ -119,8 +134,6 @@ def _record_either(
 @torch.fx.wrap
 def read_inputs(tensordict: Any, args: Any, kwargs: Any, in_keys: list[Any], separator: str) -> list[Any]:
     """The tensors of a call, whether it has a tensordict or tensors."""
-    from tensordict_lite.nn.dispatching import named_inputs
-
     keys = [tuple(key) if isinstance(key, list) else key for key in in_keys]
     if isinstance(tensordict, TensorCollection):
         return [tensordict[key] for key in keys]

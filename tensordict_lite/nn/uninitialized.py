@@ -9,6 +9,8 @@ from torch import Tensor
 from torch._functorch import vmap as _torch_vmap
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from tensordict_lite.registry import register
+
 __all__ = ["row_of_uninitialized", "stack_uninitialized"]
 
 
@@ -88,3 +90,6 @@ def tell_slot(value: Any, slots: Any, key: str) -> None:
     """Tells a row where it has been put."""
     if isinstance(value, _Row):
         value._slot = (slots, key)
+
+
+register(row_of_uninitialized=row_of_uninitialized, tell_slot=tell_slot)

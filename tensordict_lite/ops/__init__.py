@@ -1,25 +1,27 @@
-"""Families of operations, one mixin a file, all written over the primitives of ``base.py``."""
+"""Families of operations, one mixin a file, all written over the primitives of ``kernel.py``."""
 
 from __future__ import annotations
 
+from tensordict_lite.doors.consolidation import ConsolidationOps
+from tensordict_lite.doors.construct import ConstructOps
+from tensordict_lite.doors.convert import ConvertOps
+from tensordict_lite.doors.distributed import DistributedOps
+from tensordict_lite.doors.engine import EngineOps
+from tensordict_lite.doors.frames import FrameOps
+from tensordict_lite.doors.module import ModuleOps
+from tensordict_lite.doors.storage import StorageOps
+from tensordict_lite.doors.text import TextOps
 from tensordict_lite.ops.apply import ApplyOps
 from tensordict_lite.ops.autograd import AutogradOps
 from tensordict_lite.ops.cast import CastOps
-from tensordict_lite.ops.comparison import ComparisonOps
-from tensordict_lite.ops.consolidation import ConsolidationOps
-from tensordict_lite.ops.construct import ConstructOps
-from tensordict_lite.ops.convert import ConvertOps
-from tensordict_lite.ops.distributed import DistributedOps
-from tensordict_lite.ops.engine import EngineOps
-from tensordict_lite.ops.frames import FrameOps
-from tensordict_lite.ops.mapping import MappingOps
-from tensordict_lite.ops.module import ModuleOps
+from tensordict_lite.ops.keys.mapping import MappingOps
+from tensordict_lite.ops.memory import MemoryOps
 from tensordict_lite.ops.naming import NameOps
-from tensordict_lite.ops.pointwise import PointwiseOps
-from tensordict_lite.ops.reduction import ReductionOps
 from tensordict_lite.ops.rows import RowOps
 from tensordict_lite.ops.shape import ShapeOps
-from tensordict_lite.ops.storage import StorageOps
+from tensordict_lite.ops.values.comparison import ComparisonOps
+from tensordict_lite.ops.values.pointwise import PointwiseOps
+from tensordict_lite.ops.values.reduction import ReductionOps
 
 __all__ = ["Families"]
 
@@ -34,6 +36,7 @@ class Families(
     ComparisonOps,
     ReductionOps,
     CastOps,
+    MemoryOps,
     AutogradOps,
     ConstructOps,
     ConvertOps,
@@ -43,6 +46,7 @@ class Families(
     DistributedOps,
     EngineOps,
     FrameOps,
+    TextOps,
 ):
     """All of them. Named one by one, so that a type checker follows the bases."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tensordict_lite.kernel import Kernel
 from tensordict_lite.keys import missing_key_error
 from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.views import as_read, entry_of, public
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["ApplyOps"]
-
-KEEP = object()
 
 
 @dataclass(slots=True)
@@ -32,7 +31,7 @@ class _Call:
     nested_keys: bool = False
     """Names are whole paths instead of the last step."""
     batch_size: torch.Size | None = None
-    device: Any = KEEP
+    device: Any = MISSING
     inplace: bool = False
     default: Any = MISSING
     filter_empty: bool | None = None
@@ -60,7 +59,7 @@ class _Call:
         return had_entries or self.filter_empty is True
 
 
-class ApplyOps:
+class ApplyOps(Kernel):
     """Functions over the leaves of one or several trees."""
 
     __slots__ = ()
@@ -70,8 +69,8 @@ class ApplyOps:
         fn: Callable[..., Any],
         *others: Any,
         batch_size: Sequence[int] | None = None,
-        device: Any = KEEP,
-        names: Sequence[str | None] | None | object = KEEP,
+        device: Any = MISSING,
+        names: Sequence[str | None] | None | object = MISSING,
         inplace: bool = False,
         default: Any = MISSING,
         filter_empty: bool | None = None,
@@ -122,8 +121,8 @@ class ApplyOps:
             batch_size is None
             and not inplace
             and out is None
-            and device is KEEP
-            and names is KEEP
+            and device is MISSING
+            and names is MISSING
             and default is MISSING
             and filter_empty is None
             and is_leaf is None
@@ -176,8 +175,8 @@ class ApplyOps:
         *others: Any,
         nested_keys: bool = False,
         batch_size: Sequence[int] | None = None,
-        device: Any = KEEP,
-        names: Sequence[str | None] | None | object = KEEP,
+        device: Any = MISSING,
+        names: Sequence[str | None] | None | object = MISSING,
         inplace: bool = False,
         default: Any = MISSING,
         filter_empty: bool | None = None,
@@ -242,7 +241,7 @@ class ApplyOps:
         result = self._apply_level(call, list(others), ())
         if result is None:
             return None
-        if names is not KEEP and names is not None:
+        if names is not MISSING and names is not None:
             result.names = names
         if propagate_lock and self._lock is not None:
             result.lock_()
@@ -252,7 +251,7 @@ class ApplyOps:
         """The results of one level as a new collection; ``None`` when it is left out."""
         size = self._batch_size if call.batch_size is None else call.batch_size
         result = self._rebuild({}, size, self._names if call.batch_size is None else None)
-        if call.device is not KEEP:
+        if call.device is not MISSING:
             result._device = None if call.device is None else torch.device(call.device)
         plain = result._device is None
         dims = len(size)

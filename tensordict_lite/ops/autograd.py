@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict_lite.ops.operands import is_object, leaf_paths, pair_leaves
+from tensordict_lite.kernel import Kernel
+from tensordict_lite.ops.values.operands import is_object, leaf_paths, pair_leaves
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["AutogradOps"]
 
 
-class AutogradOps:
+class AutogradOps(Kernel):
     """Mixin of the autograd family."""
 
     __slots__ = ()

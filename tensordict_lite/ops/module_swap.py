@@ -12,11 +12,14 @@ whose tensors are its entries.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin
+
+from tensordict_lite import registry
 
 __all__ = ["Swap", "put_back", "read", "read_state_dict"]
 
@@ -196,9 +199,7 @@ class Swap:
         """In a place that is registered and empty, ``Linear(bias=False)`` for one; an entry None stands for it."""
         if self._strict or self._inplace:
             raise KeyError(f"{_name(path, key)}: {type(module).__name__} is without {key!r} (it is None)")
-        from tensordict_lite.nontensor import NonTensorData
-
-        old[key] = NonTensorData(None)
+        old[key] = registry.NonTensorData(None)
         slots[key] = value
 
     @staticmethod
@@ -271,9 +272,7 @@ def _as_parameter(value: Tensor, old: Tensor) -> Any:
         return _make_subclass(_Parameter, value, old.requires_grad and _takes_grad(value))
     if isinstance(value, nn.Parameter) or value.requires_grad or _is_wrapped(value):
         return value
-    from tensordict_lite.memmap.tensor import MemoryMappedTensor
-
-    if isinstance(value, MemoryMappedTensor):
+    if isinstance(value, registry.MemoryMappedTensor):
         value = value.as_subclass(Tensor)  # the same memory: training writes through to the file
     return nn.Parameter(value, requires_grad=old.requires_grad and _takes_grad(value))
 
@@ -285,9 +284,7 @@ def _takes_grad(value: Tensor) -> bool:
 def _fits(current: Tensor, value: Tensor, slots: Any, key: str) -> bool:
     """Whether the shapes agree, as far as they are known."""
     if isinstance(value, UninitializedTensorMixin):
-        from tensordict_lite.nn.uninitialized import tell_slot
-
-        tell_slot(value, slots, key)
+        registry.tell_slot(value, slots, key)
         return True
     return isinstance(current, UninitializedTensorMixin) or current.shape == value.shape
 
@@ -314,6 +311,13 @@ def _check_complete(params: Any, module: nn.Module, path: tuple[str, ...]) -> No
 
 def _has_tensors(module: nn.Module) -> bool:
     return any(True for _ in module.parameters()) or any(True for _ in module.buffers())
+
+
+def restore(swapped: Any, module_ref: Callable[[], nn.Module | None], taken: Any, *options: Any) -> None:
+    """:func:`put_back` at the end of a ``with``, unless the module is gone."""
+    module = module_ref()
+    if module is not None:
+        put_back(swapped if taken is None else taken, module, *options)
 
 
 def put_back(swapped: Any, module: nn.Module, inplace: bool, non_blocking: bool = False, params: Any = None) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tensordict_lite.kernel import Kernel
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["NameOps"]
 
 
-class NameOps:
+class NameOps(Kernel):
     """Mixin of the operations on names."""
 
     __slots__ = ()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tensordict_lite.kernel import Kernel
 from tensordict_lite.ops.shape import positive_dim
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def check_gather_out(out: Any, inplace: bool) -> None:
         raise ValueError("`out` and `inplace=True` are mutually exclusive in gather: the result goes to one place")
 
 
-class RowOps:
+class RowOps(Kernel):
     """Mixin of the row family."""
 
     __slots__ = ()
@@ -268,15 +269,13 @@ class RowOps:
             pad: value for keys that only one side has. Without it they are a KeyError.
             update_batch_size: let ``out`` take the batch size of the result.
         """
-        from tensordict_lite.base import TensorCollection
-
         if condition.ndim > len(self._batch_size):
             raise RuntimeError(
                 f"where: the condition has {condition.ndim} dimension(s), more than the {len(self._batch_size)} of the "
                 "batch size"
             )
         mine = self._source
-        if isinstance(other, TensorCollection):
+        if isinstance(other, Kernel):
             theirs = {key: other._get_str(key) for key in other._key_list()}
             if pad is None and mine.keys() != theirs.keys():
                 odd = sorted(mine.keys() ^ theirs.keys())

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tensordict_lite.kernel import Kernel
 from tensordict_lite.views import entry_of
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def _inferred(sizes: tuple[int, ...], numel: int) -> torch.Size:
 _known_sizes = functools.lru_cache(maxsize=4096)(_inferred)
 
 
-class ShapeOps:
+class ShapeOps(Kernel):
     """Mixin of the shape family; see the module docstring."""
 
     __slots__ = ()
@@ -348,13 +349,13 @@ class ShapeOps:
             RuntimeError: a batch size does not expand to the other.
         """
         out = self.expand(*other.shape)
-        if not hasattr(other, "_entries") or type(self._source) is not dict:
+        if not isinstance(other, Kernel) or type(self._source) is not dict:
             return out
         changed = {}
         for key, value in self._source.items():
             if not isinstance(value, Tensor) and not value._is_non_tensor:
                 theirs = entry_of(other, (key,))
-                if hasattr(theirs, "_entries") and not theirs._is_non_tensor:
+                if isinstance(theirs, Kernel) and not theirs._is_non_tensor:
                     changed[key] = value.expand_as(theirs)
         return out._rebuild({**out._source, **changed}, out._batch_size, out._names) if changed else out
 

@@ -7,7 +7,7 @@ import torch
 
 import tdmap
 from tensordict_lite import TensorDict
-from tensordict_lite.object_column import Column
+from tensordict_lite.objects.column import Column
 
 ROWS = 300
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tensordict_lite import LazyStackedTensorDict, TensorDict
-from tensordict_lite.ops.generated import DTYPES
+from tensordict_lite.ops.values.generated import DTYPES
 
 
 def make() -> TensorDict:

@@ -20,7 +20,7 @@ from tensordict_lite import (
     set_printoptions,
     tensorclass,
 )
-from tensordict_lite.html import MOST_ENTRIES, PICTURES, channels_at
+from tensordict_lite.show.html import MOST_ENTRIES, PICTURES, channels_at
 
 
 @tensorclass

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tensordict_lite import NonTensorData, NonTensorStack, TensorDict, lazy_stack
-from tensordict_lite.object_column import Column
+from tensordict_lite.objects.column import Column
+from tensordict_lite.objects.textcolumn import TextColumn, text_of
 
 WORDS = ["a", "bb", "", "dd", "é"]
 
@@ -45,7 +46,30 @@ def chosen() -> NonTensorStack:
     return TensorDict({"w": ["x", *reversed(WORDS)]}, [6])[torch.tensor([5, 4, 3, -4, 1])].get("w")
 
 
+def text(words: list[str] = WORDS) -> NonTensorStack:
+    kind, values, offsets = text_of(words)
+    column = TextColumn(kind, torch.frombuffer(bytearray(values), dtype=torch.uint8), offsets)
+    return NonTensorStack._of_rows(column, range(len(words)), 0, torch.Size(()), None)
+
+
+def some_text() -> NonTensorStack:
+    stack = text()
+    stack[1], stack[-1]
+    return stack
+
+
+def slice_of_text() -> NonTensorStack:
+    return text(["x", *WORDS, "y"])[1:6]
+
+
+def chosen_text() -> NonTensorStack:
+    stack = text(["x", *reversed(WORDS)])
+    stack[2]
+    return stack[torch.tensor([5, 4, 3, -4, 1])]
+
+
 KINDS = {"fresh": fresh, "some members": with_some, "slice": a_slice, "chosen": chosen}
+KINDS |= {"text": text, "some text": some_text, "slice of text": slice_of_text, "chosen text": chosen_text}
 
 OPERATIONS = {
     "tolist": lambda s: s.tolist(),

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tensordict_lite import LazyStackedTensorDict, TensorDict
-from tensordict_lite.ops.generated import BINARY, DTYPES, PREDICATES, UNARY
-from tensordict_lite.ops.stubs import STUB, render
+from tensordict_lite.ops.values.generated import BINARY, DTYPES, PREDICATES, UNARY
+from tensordict_lite.ops.values.stubs import STUB, render
 
 
 def make(dtype: torch.dtype = torch.float32) -> TensorDict:
@@ -326,7 +326,7 @@ def test_lazy_stacks_take_part_on_either_side() -> None:
 
 
 def test_stub_file_is_up_to_date() -> None:
-    assert STUB.read_text() == render(), "run `python -m tensordict_lite.ops.stubs`"
+    assert STUB.read_text() == render(), "run `python -m tensordict_lite.ops.values.stubs`"
 
 
 def test_generated_methods_are_documented_and_named() -> None:

@@ -23,7 +23,7 @@ from tensordict_lite import (
     tensorclass,
 )
 from tensordict_lite.base import TensorDictBase
-from tensordict_lite.tensorclass import from_dataclass, registered_class
+from tensordict_lite.tensorclass.decorator import from_dataclass, registered_class
 
 
 class Inner(TensorClass):

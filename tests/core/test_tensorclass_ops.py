@@ -26,7 +26,7 @@ from tensordict_lite import (
     set_printoptions,
     tensorclass,
 )
-from tensordict_lite.tensorclass import registered_class
+from tensordict_lite.tensorclass.decorator import registered_class
 
 
 class Inner(TensorClass):

@@ -12,7 +12,7 @@ import tdmap
 from tdmap.data.reader import narrow
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
-from tdmap.operations.map import plan_for
+from tdmap.operations.arguments import plan_for
 from tdmap.runtime.workers.pool import WorkerPool
 from tdmap.sinks.device import DeviceBuffer, check_device_out
 from tensordict_lite import LazyStackedTensorDict, TensorDict, tensorclass

@@ -12,7 +12,7 @@ import torch
 import tdmap
 from tdmap.memory.links import CudaLink
 from tdmap.memory.shm import anonymous_file, map_path, release_file
-from tdmap.operations.prefetch import prefetch_to_device
+from tdmap.operations.iteration.prefetch import prefetch_to_device
 from tdmap.runtime.wire.lending import can_lend
 from tensordict_lite import TensorDict, tensorclass
 

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 import tdmap
-from tdmap.diagnostics import flame
 from tdmap.diagnostics.profile import JobProfile
+from tdmap.diagnostics.reports import flame
 from tdmap.reducers import Count, Mean
 from tensordict_lite import TensorDict
 

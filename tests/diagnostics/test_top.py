@@ -168,7 +168,7 @@ def test_an_empty_variable_switches_status_files_off(monkeypatch):
 
 @pytest.mark.parametrize("columns", [20, 40, 80, 160])
 def test_any_terminal_is_wide_enough(columns, status_folder):
-    from tdmap.diagnostics.tables import render
+    from tdmap.diagnostics.reports.tables import render
 
     made = status(status_folder, workers=[WorkerStatus(os.getpid(), 500, 50.0, 400, 500)], retries=2, skipped=3)
     lines = render([live.screen([(made, {})], columns, "here")], columns).splitlines()

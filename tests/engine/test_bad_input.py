@@ -202,7 +202,7 @@ def test_in_place_on_files_that_may_only_be_read(tmp_path):
 
 
 def _is_read_only(tensor) -> bool:
-    from tensordict_lite.memmap.mapping import region_of
+    from tensordict_lite.memmap.disk.mapping import region_of
 
     region = region_of(tensor)
     return region is not None and not region.writable

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tdmap
-from tensordict_lite import TensorDict
+from tensordict_lite import TensorDict, lazy_stack
 
 
 @pytest.fixture
@@ -50,3 +50,31 @@ def test_a_function_that_needs_a_row_is_named_with_its_error(nothing):
     assert isinstance(caught.value.__cause__, IndexError)
     with pytest.raises(ValueError, match="no rows, and chunksize=0"):
         tdmap.map(nothing, halve, num_workers=2, chunksize=0)
+
+
+KINDS = ["memory", "mapped", "lazy"]
+
+
+def rows_of_kind(kind, folder):
+    data = TensorDict({"id": torch.arange(4), "word": ["a", "b", "c", "d"]}, [4])
+    if kind == "mapped":
+        data.memmap(folder)
+        data = TensorDict.load_memmap(folder)
+    return (lazy_stack(list(data.unbind(0))) if kind == "lazy" else data)[:0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", ["raise", "skip", "drop", "mark"])
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_gets_the_keys_of_what_a_function_gives_back(kind, mode, resume, tmp_path):
+    data = rows_of_kind(kind, tmp_path / "source")
+    result = tdmap.map(data, lambda rows: rows, out=tmp_path / "out", on_error=mode, resume=resume, num_workers=1)
+    assert result.batch_size == (0,)
+    assert set(result.keys()) == {"id", "word", *(["__valid__"] if mode == "mark" else [])}
+    assert set(TensorDict.load_memmap(tmp_path / "out").keys()) == set(result.keys())
+
+
+def test_without_rows_and_without_results_a_folder_that_drops_rows_says_so(nothing, tmp_path):
+    with pytest.raises(tdmap.OutputMismatch, match="returned None"):
+        tdmap.map(nothing, lambda td: None, num_workers=1, out=tmp_path / "none", on_error="drop")
+    assert not (tmp_path / "none").exists()

@@ -22,11 +22,13 @@ ROOT = Path(__file__).parents[2]
 KNOWN = Path(__file__).with_name("known_violations.txt")
 PACKAGES = ("tdmap", "tensordict_lite")
 
-LATE = {"PIL", "bz2", "lzma", "psutil", "ray", "rich", "safetensors", "tqdm", "typer"}
-"""Modules that are imported where they are needed: they may be missing, or are slow to import."""
-DOORS = (
-    "tdmap/cli",  # the command answers --help before torch is there
-    "tensordict_lite/ops/engine.py",  # methods of a TensorDict that call the engine
+ALWAYS_THERE = {"numpy", "torch", *PACKAGES, *sys.stdlib_module_names} - {"bz2", "lzma"}
+"""What is imported at the top of a file. Any other package may be missing, or is slow to import, and so is imported
+where it is needed; Python itself may be built without two of its modules."""
+DOORS = re.compile(
+    r"tdmap/cli/"  # the command answers --help before torch is there
+    r"|tensordict_lite/doors/"  # methods of a collection whose work is done in rooms above
+    r"|(.*/)?doors\.py$"  # the same of other classes; these do nothing else
 )
 """Files that import inside functions on purpose."""
 
@@ -101,7 +103,7 @@ def imports_inside_functions() -> Iterator[str]:
     """An import that runs when a function is called: it hides a floor that is wrong, or an import that is slow."""
     known = {module_of(path) for path in sources()}
     for path, tree in sources().items():
-        if path.startswith(DOORS):
+        if DOORS.match(path):
             continue
         nodes = list(ast.walk(tree))
         elsewhere = {inner for node in nodes if is_type_checking(node) for inner in ast.walk(node)}
@@ -109,8 +111,19 @@ def imports_inside_functions() -> Iterator[str]:
         for node in nodes:
             if isinstance(node, (ast.Import, ast.ImportFrom)) and node not in elsewhere:
                 for name in imported_by(node, known):
-                    if name.partition(".")[0] not in LATE:
+                    if name.partition(".")[0] in ALWAYS_THERE:
                         yield f"{path} imports {name}"
+
+
+def doors_that_do_more() -> Iterator[str]:
+    """A method of a `doors.py` that does more than import and call: its work belongs where it calls."""
+    for path, tree in sources().items():
+        if path.rpartition("/")[2] == "doors.py":
+            for node in ast.walk(tree):
+                if isinstance(node, ast.FunctionDef):
+                    kinds = [type(part) for part in node.body[ast.get_docstring(node) is not None :]]
+                    if kinds not in ([ast.ImportFrom, ast.Return], [ast.ImportFrom, ast.Expr]):
+                        yield f"{path} does more in {node.name}"
 
 
 def private_slots() -> Iterator[str]:
@@ -197,6 +210,7 @@ CHECKS: dict[str, Callable[[], Iterator[str]]] = {
         full_folders,
         patched_classes,
         private_slots,
+        doors_that_do_more,
         imports_inside_functions,
     )
 }

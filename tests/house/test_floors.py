@@ -35,6 +35,7 @@ def test_nothing_breaks_the_plan_but_what_is_listed(check: str) -> None:
         ("private slots", "tdmap/x.py", "for a in b: print(a.b._names)", "reads _names"),
         ("patched classes", "tdmap/x.py", "from a import B\nB.method = 1", "sets B.method"),
         ("patched classes", "tdmap/x.py", "import a\nfor n in 'xy':\n    setattr(a.B, n, 1)", "sets a.B.<any>"),
+        ("doors that do more", "tdmap/doors.py", "class A:\n    def f(self): return self.g() + 1", "does more in f"),
         ("modules without a floor", "tdmap/x.py", "", ""),
     ],
 )
@@ -52,6 +53,7 @@ def test_a_new_violation_is_noticed(
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tdmap import errors",
         "def f():\n    import psutil",
         "class A:\n    def f(self):\n        return self._source",
+        "def f():\n    import matplotlib.figure",
         "class A: pass\nA.x = 1",
         "from a import B\ndef f():\n    B.x = 1",
     ],

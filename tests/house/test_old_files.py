@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 from pathlib import Path
@@ -10,8 +11,11 @@ import pytest
 import torch
 
 import tdmap
+import tensordict_lite
+from tdmap.identity.moved import known_as
 from tdmap.resume import journal
 from tensordict_lite import TensorDict
+from tensordict_lite.moved import MOVED, old_name
 from tests.house.old import make
 
 OLD = Path(make.__file__).parent / "v0.1"
@@ -66,3 +70,24 @@ def test_a_folder_of_before_opens(old: Path) -> None:
     data = TensorDict.load_memmap(str(old / "dataset"))
     assert (data == make.data()).all()
     assert torch.equal(tdmap.map(data, lambda rows: rows["x"], num_workers=0), data["x"])
+
+
+def test_modules_that_have_moved_answer_to_their_old_names() -> None:
+    names = {name: getattr(tensordict_lite, name) for name in tensordict_lite.__all__}
+    for old, new in MOVED.items():
+        module = importlib.import_module(old)
+        assert module is importlib.import_module(new) and module.__name__ == module.__spec__.name == new
+        assert known_as(new) == old_name(new) == old
+    assert all(getattr(tensordict_lite, name) is value for name, value in names.items())
+
+
+def test_collections_that_torch_has_saved_before_load_without_running_code(old: Path) -> None:
+    values = torch.load(old / "collections.pt", weights_only=True)
+    assert (values["dense"] == make.data()).all()
+    assert values["lazy"]["x"].tolist() == [0, 1]
+    assert values["strings"]["s"] == ["a", "b"]
+
+
+def test_a_module_that_never_was_is_still_missing() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"tensordict_lite\.nosuch"):
+        importlib.import_module("tensordict_lite.nosuch")

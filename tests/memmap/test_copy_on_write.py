@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tensordict_lite import MemoryMappedTensor, TensorDict
-from tensordict_lite.memmap import mapping
-from tensordict_lite.memmap.mapping import map_file, region_of
+from tensordict_lite.memmap.disk import mapping
+from tensordict_lite.memmap.disk.mapping import map_file, region_of
 from tests.processes import in_child
 
 

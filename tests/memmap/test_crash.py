@@ -19,7 +19,7 @@ import torch
 
 from tensordict_lite import TensorDict, lazy_stack
 from tensordict_lite.errors import DatasetNotFoundError
-from tensordict_lite.memmap.staging import Staging
+from tensordict_lite.memmap.disk.staging import Staging
 from tests.processes import in_child, kill_at
 
 STEPS = [

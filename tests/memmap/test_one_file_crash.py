@@ -171,7 +171,7 @@ def test_interrupted_save_in_another_container_is_left_alone(tmp_path: Path) -> 
     """Its process number means nothing here: that it holds its file does."""
     import re
 
-    from tensordict_lite.memmap.staging import staged_file
+    from tensordict_lite.memmap.disk.staging import staged_file
 
     with staged_file(str(tmp_path / "theirs")):
         [name] = os.listdir(tmp_path)

@@ -164,7 +164,7 @@ def test_memory_layouts(tmp_path: Path, tensor: torch.Tensor) -> None:
 
 
 def test_large_strided_tensors_are_written_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensordict_lite.memmap.files.BLOCK", 1000)
+    monkeypatch.setattr("tensordict_lite.memmap.disk.files.BLOCK", 1000)
     for tensor in (torch.randn(300, 7).t(), torch.randn(9, 40, 50).permute(2, 0, 1), torch.randn(1, 1, 900, 2).mT):
         td = TensorDict({"x": tensor}, [])
         assert torch.equal(td.memmap(tmp_path / "d")["x"], tensor)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tensordict_lite import TensorDict
-from tensordict_lite.memmap import staging
+from tensordict_lite.memmap.disk import staging
 
 
 def test_a_folder_that_takes_long_to_look_through_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

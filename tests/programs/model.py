@@ -107,7 +107,7 @@ def _entries(node: Any, prefix: str) -> Any:
         elif isinstance(value, torch.Tensor):
             yield prefix + key, value_of(value)
         else:  # a field of a tensorclass, which gives the object itself
-            yield prefix + key, ("object", repr(value))
+            yield prefix + key, ("object", repr(_plain(value, tuple(node.batch_size))))
 
 
 def value_of(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -127,6 +127,14 @@ def number_of(row: Row) -> int:
 def integers(values: list[int]) -> list[tuple[Any, ...]]:
     """What `value_of` gives for int64 scalars."""
     return [value_of(torch.tensor(value)) for value in values]
+
+
+def _plain(value: Any, size: tuple[int, ...]) -> Any:
+    """What a field of a tensorclass gives, as lists: it may be one object for all elements of its batch size."""
+    if not size:
+        return value
+    items = value if isinstance(value, list) else [value] * size[0]
+    return [_plain(item, size[1:]) for item in items]
 
 
 def describe(program: dict[str, Any]) -> str:

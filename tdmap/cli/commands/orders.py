@@ -55,7 +55,7 @@ def run_into(run: Callable[[], Any], out: Path, state: str | None = None) -> Any
 
 
 def worker_options(workers: int | None, quiet: bool) -> dict[str, Any]:
-    """Those of every operation."""
+    """The options about workers that every operation takes."""
     return {"num_workers": workers, "pbar": not quiet and not asked().json}
 
 

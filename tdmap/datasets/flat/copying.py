@@ -16,9 +16,10 @@ from torch import Tensor
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.hidden import open_file
+from tdmap.memory.rowfiles import Place, Places
 from tdmap.memory.spill import Extent, Spill
 from tdmap.operations.append import copy_bytes
-from tdmap.operations.output import Place, Places, Step
+from tdmap.operations.output import Step
 from tdmap.plan import ChunkPlan
 from tdmap.sinks import Collect
 

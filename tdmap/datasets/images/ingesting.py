@@ -12,6 +12,7 @@ The files beside the dataset are written when it is whole; a call that was kille
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import warnings
@@ -24,6 +25,7 @@ import torch
 from tdmap.datasets.columns import Columns, map_columns
 from tdmap.datasets.flat.gathering import offsets_of
 from tdmap.datasets.images.files import Files, list_files
+from tdmap.datasets.images.pictures import ABOUT, FILES, SKIPPED, Pictures
 from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, open_picture, pillow
 from tdmap.datasets.jagged import Jagged, bytes_tensor
 from tdmap.errors import AlreadyComplete
@@ -35,19 +37,15 @@ from tdmap.operations.map import map as map_chunks
 from tdmap.operations.permute import permute
 from tdmap.rowerrors import RowErrors, SkippedRows
 from tensordict_lite import TensorDict
-from tensordict_lite.memmap.files import new_file, write_all
-from tensordict_lite.memmap.staging import exchange
+from tensordict_lite.memmap.disk.files import new_file, write_all
+from tensordict_lite.memmap.disk.staging import exchange
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from tdmap.datasets.images.pictures import Pictures
     from tdmap.execution import WorkerOptions
 
 KEEPS = ("decoded", "encoded")
-ABOUT, FILES, SKIPPED = "pictures.json", "files", "skipped.jsonl"
-"""Names beside the dataset."""
-
 CHUNK_BYTES = 2 << 20
 """Pixels of a chunk of pictures: a chunk of large ones is one picture."""
 
@@ -139,8 +137,6 @@ def ingest(
         skipped = run(files, path, look, keep, on_error, {"resume": resume, **options})
     if skipped:
         warnings.warn(SkippedPictures(skipped, len(files.names), path / SKIPPED), stacklevel=3)
-    from tdmap.datasets.images.pictures import Pictures
-
     return Pictures.open(path)
 
 
@@ -219,8 +215,6 @@ class _OnFiles:
 
     def identity_parts(self) -> dict[str, str]:
         """What a resumed run must find unchanged: the files and how they are read."""
-        import hashlib
-
         digest = hashlib.blake2b(self.names.values.numpy().tobytes(), digest_size=16)
         for name in self.names:
             with contextlib.suppress(OSError):
@@ -384,8 +378,6 @@ def _reopen(path: Path, files: Files, look: Look, keep: str, on_error: str, resu
     Raises:
         FileExistsError: `resume` is False, or it was made in another way; names what differs.
     """
-    from tdmap.datasets.images.pictures import Pictures
-
     found = Pictures.open(path)
     if not resume:
         raise FileExistsError(f"{path} holds a dataset of pictures already: choose another folder, or remove that one.")

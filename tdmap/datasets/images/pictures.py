@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.datasets.images.ingesting import ABOUT, FILES, SKIPPED
-from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, pillow
+from tdmap.datasets.images.pixels import Look, PictureError, as_size, decode, in_mode, pillow, resized
+from tdmap.datasets.images.writing import draw_sheet, write_files
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import jagged_of
-from tdmap.operations.output import SharedTensors
+from tdmap.memory.rowfiles import SharedTensors
+from tdmap.resume.fingerprint import source_parts
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from tdmap.execution import WorkerOptions
+
+ABOUT, FILES, SKIPPED = "pictures.json", "files", "skipped.jsonl"
+"""Names beside the dataset."""
 
 
 class Pictures:
@@ -143,8 +147,6 @@ class Pictures:
         Raises:
             FileExistsError: a file is in the way.
         """
-        from tdmap.datasets.images.writing import write_files
-
         return write_files(self, Path(folder), format, options)
 
     def preview(
@@ -158,8 +160,6 @@ class Pictures:
             edge: pixels of a picture's longer side.
             columns: pictures side by side. Default: as many as there are lines.
         """
-        from tdmap.datasets.images.writing import draw_sheet
-
         numbers = list(rows) if not isinstance(rows, int) else _spread(len(self), rows)
         draw_sheet(self, Path(out), numbers, edge, columns or max(math.isqrt(max(len(numbers) - 1, 0)) + 1, 1))
 
@@ -189,8 +189,6 @@ class Decoder:
 
     def identity_parts(self) -> dict[str, str]:
         """What a resumed run must find unchanged."""
-        from tdmap.resume.fingerprint import source_parts
-
         return {
             "options": repr(self.look),
             **{f"pictures {key}": text for key, text in source_parts(self._source).items()},
@@ -217,8 +215,6 @@ class Decoder:
         return result
 
     def _scaled(self, pixels: Tensor) -> Tensor:
-        from tdmap.datasets.images.pixels import in_mode, resized
-
         array = pixels.permute(1, 2, 0).numpy()
         picture = pillow().fromarray(array[:, :, 0] if array.shape[2] == 1 else np.ascontiguousarray(array))
         found = np.asarray(resized(in_mode(picture, self.look), self.look))

@@ -39,7 +39,7 @@ def write_files(pictures: Pictures, folder: Path, format: str, options: Any) -> 
     if there is not None:
         raise FileExistsError(f"{folder / there} is there already: choose another folder, or remove it.")
     rows = TensorDict({"row": torch.arange(len(pictures))}, [len(pictures)])
-    written = map_chunks(rows, WriteFiles(str(pictures.path), str(folder), targets), chunksize=CHUNK, **options)
+    written = map_chunks(rows, WriteFiles(pictures, str(folder), targets), chunksize=CHUNK, **options)
     return int(written.sum())
 
 
@@ -62,8 +62,9 @@ def _targets(names: list[str], suffix: str | None) -> list[str]:
 class WriteFiles:
     """Writes the pictures of some rows; each file is whole or not there."""
 
-    def __init__(self, source: str, folder: str, targets: list[str]) -> None:
-        self.source = source
+    def __init__(self, pictures: Pictures, folder: str, targets: list[str]) -> None:
+        self.open = type(pictures).open
+        self.source = str(pictures.path)
         self.folder = folder
         self.targets = targets
         self._pictures: Any = None
@@ -72,10 +73,8 @@ class WriteFiles:
         return {**self.__dict__, "_pictures": None}
 
     def __call__(self, chunk: TensorDict) -> Tensor:
-        from tdmap.datasets.images.pictures import Pictures
-
         if self._pictures is None:
-            self._pictures = Pictures.open(self.source)
+            self._pictures = self.open(self.source)
         for row in chunk["row"].tolist():
             self._write(row, os.path.join(self.folder, self.targets[row]))
         return torch.ones(len(chunk["row"]), dtype=torch.int64)

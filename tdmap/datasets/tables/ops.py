@@ -18,17 +18,18 @@ from torch import Tensor
 from tdmap.bykey import group_by, join, sort
 from tdmap.data.store import OutputFolder
 from tdmap.datasets.columns import JAGGED, ROWS, Columns, map_columns
-from tdmap.datasets.jagged import Jagged
-from tdmap.datasets.jaggedfile import example_of, fill_jagged
+from tdmap.datasets.jagged import Jagged, row_numbers
+from tdmap.datasets.jaggedfile import Choice, fill_jagged
 from tdmap.datasets.jaggedmap import CHUNK_VALUES, Answers
 from tdmap.datasets.table import Table
 from tdmap.datasets.tables.ranks import ranks_of
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, Source, function_name
+from tdmap.memory.rowfiles import SharedTensors
 from tdmap.operation import worker_options
-from tdmap.operations.map import handler_of, policy_for
-from tdmap.operations.output import SharedTensors, travels
+from tdmap.operations.arguments import handler_of, policy_for
+from tdmap.operations.output import travels
 from tdmap.operations.permute import permute
 from tdmap.plan import make_plan
 from tdmap.reducers import Min
@@ -51,7 +52,7 @@ _ROW, _OTHER, _SPANS, _MATCHED = "__row__", "__other__", "__spans__", "__matched
 
 def take(table: Table, order: Tensor, out: Any, execution: Execution, call: str) -> Table:
     """The rows with these numbers: in memory, sharing the values of jagged columns; or written to a new folder."""
-    return placed([(table, order, None)], out, execution, call)
+    return placed([(table, row_numbers(order, len(table)), None)], out, execution, call)
 
 
 def placed(parts: Sequence[tuple[Table, Tensor, Tensor | None]], out: Any, execution: Execution, call: str) -> Table:
@@ -62,18 +63,18 @@ def placed(parts: Sequence[tuple[Table, Tensor, Tensor | None]], out: Any, execu
             zeros, or empty, where it is False.
         out: None, or a folder.
     """
-    chosen = {
-        name: _emptied(column.take(order), kept)
-        for table, order, kept in parts
-        for name, column in table.jagged.items()
-    }
     count = len(parts[0][1])
     if out is None:
         rows: dict[Any, Any] = {}
         for table, order, kept in parts:
             for key in table.rows.keys():
                 rows[key] = _zeroed(table.rows.get(key)[order], kept)
-        return Table(TensorDict(rows, [count]), chosen)
+        jagged = {
+            name: _emptied(column.take(order), kept)
+            for table, order, kept in parts
+            for name, column in table.jagged.items()
+        }
+        return Table(TensorDict(rows, [count]), jagged)
     store = OutputFolder.of(out)
     with store.claimed(call):
         example = {
@@ -82,11 +83,13 @@ def placed(parts: Sequence[tuple[Table, Tensor, Tensor | None]], out: Any, execu
             for key, value in table.rows.items(True, True)
         }
         like: Any = TensorDict(example, [count])
+        chosen = {
+            name: Choice(column, order) if kept is None else Choice(_emptied(column.take(order), kept))
+            for table, order, kept in parts
+            for name, column in table.jagged.items()
+        }
         if chosen:
-            entries = {
-                name: example_of(column.kind, column.dtype, column.row_shape, count, column.total)
-                for name, column in chosen.items()
-            }
+            entries = {name: choice.example() for name, choice in chosen.items()}
             like = TensorDict({JAGGED: TensorDict(entries, []), **({ROWS: like} if example else {})}, [])
         made: Any = store.create(like)
         target = made if not chosen else made.get(ROWS, None)
@@ -96,8 +99,8 @@ def placed(parts: Sequence[tuple[Table, Tensor, Tensor | None]], out: Any, execu
                 into = target.select(*keys)
                 permute(table.rows, order, into, execution)
                 _zeroed(into, kept)
-        for name, column in chosen.items():
-            fill_jagged(column, made[JAGGED, name], execution)
+        for name, choice in chosen.items():
+            fill_jagged(choice, made[JAGGED, name], execution)
         store.publish()
     return Table.open(store.path)
 
@@ -163,7 +166,7 @@ class ToColumns:
         self.__qualname__ = function_name(fn)
 
     def identity_parts(self) -> dict[str, str]:
-        """Those of the function."""
+        """The parts that the function is known by."""
         return self.fn.identity_parts()
 
     def __call__(self, chunk: Any) -> Columns:
@@ -277,7 +280,11 @@ def filter_table(
     **options: Unpack[WorkerOptions],
 ) -> Table:
     """`Table.filter`."""
-    execution = Execution.of(**options)
+    execution, call = Execution.of(**options), f"filter({function_name(predicate)})"
+    if out is not None and not isinstance(out, OutputFolder):
+        store = OutputFolder.of(out)
+        with store.claimed(call):  # before the predicate is asked, which may take hours
+            return filter_table(table, predicate, store, chunksize=chunksize, on_error=on_error, **options)
     order = torch.zeros(0, dtype=torch.int64)
     if len(table):
         policy = policy_for(None, None, 2, None, on_error=on_error, skip="pad")
@@ -286,7 +293,7 @@ def filter_table(
         job = Job(Source(source_of(table)), plan, fn, policy, on_row_error=handler_of(on_error))
         found: Any = execution.run(job, Gather(job.name))
         order = torch.from_numpy(np.flatnonzero(found.numpy()))
-    return take(table, order, out, execution, f"filter({function_name(predicate)})")
+    return take(table, order, out, execution, call)
 
 
 class TableAnswers(Answers):

@@ -13,7 +13,7 @@ from tdmap.datasets.table import Table
 from tdmap.datasets.tables.ops import columns_of_result
 from tdmap.errors import OutputMismatch
 from tdmap.job import function_name
-from tdmap.operations.output import SharedTensors
+from tdmap.memory.rowfiles import SharedTensors
 from tdmap.pipeline import Pipeline
 from tdmap.pipeline.stages import Batch
 from tdmap.resume.fingerprint import function_parts, source_parts

@@ -7,14 +7,16 @@ UTF-8 has the order of code points, so strings are in the order that Python give
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tdmap.datasets.flat.gathering import gather_rows
-from tdmap.datasets.jagged import Jagged
+
+if TYPE_CHECKING:
+    from tdmap.datasets.jagged import Jagged
 
 WORD = 8
 """Bytes that are compared at a time."""
@@ -36,6 +38,7 @@ def ranks_of(columns: Sequence[Jagged]) -> list[Tensor]:
         TypeError: rows are neither strings nor bytes, or not of one kind.
 
     Example:
+        >>> from tdmap.datasets import Jagged
         >>> ranks_of([Jagged.from_list(["bee", "ant", "bee"]), Jagged.from_list(["", "cat"])])
         [tensor([2, 1, 2]), tensor([0, 3])]
     """

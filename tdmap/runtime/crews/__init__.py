@@ -1,1 +1,1 @@
-"""Those who run jobs: one file each, all of them a crew for the driver."""
+"""Crews, which run the chunks of a job: one kind a file."""

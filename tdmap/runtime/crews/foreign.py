@@ -22,16 +22,15 @@ from tdmap.errors import WorkerLost, describe_rows
 from tdmap.job import Job
 from tdmap.memory.shm import anonymous_file, map_path, release_file
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
-from tdmap.runtime.driver import Joined
+from tdmap.runtime.chunkloop import ChunkLoop
+from tdmap.runtime.crews.base import Joined, PlainCrew, run_lease
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.wire.messages import Done, Failed, Message, Refused, Segment
 from tdmap.runtime.wire.packing import unpack
 from tdmap.runtime.wire.parcels import ParcelReader, ParcelWriter
-from tdmap.runtime.wire.payload import JobPacker
+from tdmap.runtime.wire.payload import JobPacker, load_loop
 from tdmap.runtime.wire.remote import pack_error, unpack_error
 from tdmap.runtime.workers.control import local_control
-from tdmap.runtime.workers.worker import load_loop
 from tdmap.sinks import Allocate, Sink
 
 KEPT_JOBS = 4
@@ -76,12 +75,7 @@ def run_task(task: _Task) -> bytes:
     except Exception as error:
         return pickle.dumps([Refused(task.job, pack_error(error))])
     loop.emit = messages.append
-    try:
-        messages.append(loop.run(task.lease, task.start, task.stop))
-    except ChunkError as failure:
-        cause = failure.__cause__
-        assert cause is not None
-        messages.append(Failed(task.job, task.lease, failure.chunk, pack_error(cause), loop.mutated))
+    messages.append(run_lease(loop, task.lease, task.start, task.stop, pack_error))
     return pickle.dumps(messages, pickle.HIGHEST_PROTOCOL)
 
 
@@ -111,7 +105,7 @@ def forget_job(key: tuple[int, int]) -> None:
 # -- in the driver -------------------------------------------------------------------------------------
 
 
-class ForeignCrew:
+class ForeignCrew(PlainCrew):
     """The processes of a foreign pool; each "worker" here is one task in flight.
 
     Args:
@@ -225,26 +219,8 @@ class ForeignCrew:
                 rows[0],
             )
 
-    def ask_back(self, worker: int) -> None:
-        pass
-
-    def running(self) -> dict[int, tuple[int, float]]:
-        return {}
-
-    def kill(self, worker: int, reason: str) -> None:
-        pass
-
     def describe(self, worker: int) -> str:
         return "in a process of the pool"
-
-    def pid(self, worker: int) -> int:
-        return worker
-
-    def node(self, worker: int) -> str:
-        return ""
-
-    def require_open(self) -> None:
-        pass
 
     def close(self, ok: bool, changed: bool) -> None:
         deadline = time.monotonic() + 5.0

@@ -13,7 +13,7 @@ from tdmap.data.writer import RowWriter
 from tdmap.job import Job
 from tdmap.memory.links import PageLocker
 from tdmap.plan import ChunkPlan
-from tdmap.runtime.driver import Joined
+from tdmap.runtime.crews.base import Joined
 from tdmap.runtime.ondevice import is_on_device
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.undo import Room

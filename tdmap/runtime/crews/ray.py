@@ -26,6 +26,7 @@ from tdmap.errors import SerializationError, WorkerStartError
 from tdmap.job import Job
 from tdmap.plan import ChunkPlan
 from tdmap.process.interrupts import let_through
+from tdmap.runtime.crews.base import Joined
 from tdmap.runtime.crews.processes import START_SECONDS, ProcessCrew
 from tdmap.runtime.crews.raypool import RayMember, RayPool
 from tdmap.runtime.crews.windows import (
@@ -39,7 +40,6 @@ from tdmap.runtime.crews.windows import (
     unship,
     writable_files_of,
 )
-from tdmap.runtime.driver import Joined
 from tdmap.runtime.ondevice import is_on_device
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.undo import Undo
@@ -384,7 +384,7 @@ class _Travel:
 
 
 def _without_memory(writer: RowWriter) -> RowWriter:
-    """It, with tensors that hold nothing: no file is to be opened for them elsewhere."""
+    """A copy of the writer over empty tensors, so that the other machine opens no file."""
     new = copy.copy(writer)
     new.out = writer.out.clone()
     return new

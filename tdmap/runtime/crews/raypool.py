@@ -138,7 +138,7 @@ class RayMember(Member):
 
     @property
     def is_far(self) -> bool:
-        """It works on rows that travel."""
+        """Whether the worker is on another machine, so that its rows have to travel."""
         return self.ready and self.connection is None
 
     def reaches(self, files: Iterable[str], written: bool) -> bool:

@@ -6,24 +6,18 @@ import contextlib
 import queue
 import threading
 import time
-from typing import Any
 
 import torch
 
-from tdmap.data.reader import Reader
-from tdmap.data.writer import RowWriter
 from tdmap.job import Job
-from tdmap.memory.cuts import Cuts
-from tdmap.plan import ChunkPlan
 from tdmap.process.torchsettings import ThreadSettings
-from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
-from tdmap.runtime.crews.serial import empty, local_undo
-from tdmap.runtime.driver import Joined
+from tdmap.runtime.chunkloop import ChunkLoop
+from tdmap.runtime.crews.base import Joined, LocalCrew, run_lease
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.wire.messages import Failed, Message
 from tdmap.runtime.workers import control as at
 from tdmap.seeding import preserved_generators
-from tdmap.sinks import Allocate, Sink
+from tdmap.sinks import Sink
 
 LEAVE_SECONDS = 5.0
 """Who leaves an iteration waits so long for the chunks that run. They go on to their end then, unheard."""
@@ -43,18 +37,16 @@ def _serve(
     inbox.put((number, Joined()))
     while (lease := leases.get()) is not None:
         try:
-            inbox.put((number, loop.run(lease.id, lease.start, lease.stop)))
-        except ChunkError as failure:
-            cause: Any = failure.__cause__
-            inbox.put((number, Failed(loop.job, lease.id, failure.chunk, cause, False)))
-            return
+            report = run_lease(loop, lease.id, lease.start, lease.stop)
         except BaseException as error:  # of the engine's own: without a word from here, nobody would ever know
             chunk = min(max(int(loop.control[at.COMMITTED]), lease.start), lease.stop - 1)
-            inbox.put((number, Failed(loop.job, lease.id, chunk, error, False)))
+            report = Failed(loop.job, lease.id, chunk, error, False)
+        inbox.put((number, report))
+        if isinstance(report, Failed):
             return
 
 
-class ThreadCrew:
+class ThreadCrew(LocalCrew):
     """Threads of this process, for one job.
 
     Args:
@@ -68,20 +60,16 @@ class ThreadCrew:
     forks = False
 
     def __init__(self, num_workers: int, worker_threads: int, seeded: bool = False) -> None:
+        super().__init__()
         self.size = 1 if seeded else num_workers
         self._worker_threads = worker_threads
         self._torch_threads = torch.get_num_threads()
         self._streams = preserved_generators() if seeded else contextlib.nullcontext()
         self._inbox: queue.SimpleQueue[tuple[int, Message | Joined]] = queue.SimpleQueue()
         self._leases: list[queue.SimpleQueue[Lease | None]] = []
-        self._loops: list[ChunkLoop] = []
         self._threads: list[threading.Thread] = []
         self._streaming = False
         self._opened_by = 0
-        self._cuts = Cuts()
-
-    def allocate(self) -> Allocate:
-        return empty
 
     def open(self, job: Job, sink: Sink) -> None:
         self._streaming = sink.demands(job.plan).ordered is not None
@@ -89,20 +77,7 @@ class ThreadCrew:
         self._streams.__enter__()
         inbox, settings = self._inbox, ThreadSettings.with_streams()
         for number in range(self.size):
-            control = at.local_control()
-            control[at.RANK] = number
-            loop = ChunkLoop(
-                job.number,
-                Reader(job.source.data, job.plan, job.source.order),
-                job.fn,
-                job.policy,
-                control,
-                lambda result: result,
-                lambda message, number=number: inbox.put((number, message)),  # type: ignore[misc]
-                cuts=self._cuts,
-            )
-            loop.undo = local_undo(job)
-            self._loops.append(loop)
+            loop = self.add_loop(job, lambda message, number=number: inbox.put((number, message)))  # type: ignore[misc]
             self._leases.append(queue.SimpleQueue())
             work = number, loop, self._leases[number], inbox, self._worker_threads, settings
             self._threads.append(threading.Thread(target=_serve, args=work, name=f"tdmap-{number}", daemon=True))
@@ -110,18 +85,6 @@ class ThreadCrew:
             self.output(sink.writer)
         for thread in self._threads:
             thread.start()
-
-    def output(self, writer: RowWriter) -> None:
-        for loop in self._loops:
-            loop.writer = writer.own()
-            loop.writer.prepare()
-
-    def replan(self, plan: ChunkPlan) -> None:
-        for loop in self._loops:  # one of the first chunks may be running: its rows are the same
-            loop.replan(plan)
-
-    def limit(self, worker: int) -> int | None:
-        return None
 
     def grant(self, worker: int, lease: Lease) -> None:
         self._leases[worker].put(lease)
@@ -138,23 +101,8 @@ class ThreadCrew:
     def ask_back(self, worker: int) -> None:
         self._loops[worker].control[at.GIVE_BACK] = 1
 
-    def running(self) -> dict[int, tuple[int, float]]:
-        return {}
-
-    def kill(self, worker: int, reason: str) -> None:
-        pass
-
     def describe(self, worker: int) -> str:
         return f"in thread {worker}"
-
-    def pid(self, worker: int) -> int:
-        return worker
-
-    def node(self, worker: int) -> str:
-        return ""
-
-    def require_open(self) -> None:
-        pass
 
     def _stop(self) -> None:
         for loop in self._loops:

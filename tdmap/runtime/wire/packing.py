@@ -23,16 +23,13 @@ import torch
 from torch import Tensor
 
 from tdmap.memory.regions import Region, SharedHandle, bytes_of
-from tdmap.memory.shm import align, anonymous_tensor, shared_region
+from tdmap.memory.shm import Arena, shared_region, unexpanded
 from tdmap.process.interrupts import let_through
 from tdmap.runtime.wire.byvalue import Namespaces
 from tdmap.runtime.wire.lending import Loan, is_lendable, lend
 
 INLINE_BYTES = 4096
 """Tensors of at most so many bytes that are not shared already travel as bytes."""
-
-ARENA_BYTES = 1 << 26
-"""Size of the blocks that hold copies of tensors; untouched pages cost nothing."""
 
 _PLAIN_TYPES: set[type] = {Tensor, torch.nn.Parameter}
 
@@ -103,36 +100,6 @@ def rebuild_main_class(name: str, digest: str, data: bytes) -> type:
 
 
 # -- packing, in the driver ---------------------------------------------------------------------------
-
-
-class Arena:
-    """Shared memory for copies of tensors, given out from the front of large blocks."""
-
-    def __init__(self) -> None:
-        self._block: Tensor | None = None
-        self._used = 0
-
-    def like(self, tensor: Tensor) -> Tensor:
-        """Uninitialised shared memory for a copy of `tensor`; its expanded dimensions stay expanded."""
-        compact = tuple(1 if s == 0 else n for n, s in zip(tensor.shape, tensor.stride()))
-        view = self.empty(tensor.dtype, torch.Size(compact))
-        return view.expand(tensor.shape)
-
-    def copy_of(self, tensor: Tensor) -> Tensor:
-        """A copy of `tensor` in shared memory."""
-        copy = self.like(tensor)
-        _base(copy).copy_(_base(tensor))
-        return copy
-
-    def empty(self, dtype: torch.dtype, shape: torch.Size) -> Tensor:
-        """Zeroed shared memory as a contiguous tensor."""
-        nbytes = shape.numel() * dtype.itemsize
-        start = align(self._used)
-        if self._block is None or start + nbytes > self._block.numel():
-            self._block = anonymous_tensor(max(ARENA_BYTES, nbytes))
-            start = 0
-        self._used = start + nbytes
-        return self._block[start : start + nbytes].view(dtype).view(shape)
 
 
 class Packer:
@@ -257,19 +224,11 @@ class Packer:
     def write_back(self, start: int = 0) -> None:
         """Copy the staged memory, from the pair `start` on, back to the tensors that it stands for."""
         for tensor, copy in self.staged[start:]:
-            _base(tensor).copy_(_base(copy))
+            unexpanded(tensor).copy_(unexpanded(copy))
 
 
 def _is_file(region: Region) -> bool:
     return not region.handle.anonymous
-
-
-def _base(tensor: Tensor) -> Tensor:
-    """`tensor` with its expanded dimensions cut to one element."""
-    for dim, stride in enumerate(tensor.stride()):
-        if stride == 0 and tensor.shape[dim] > 1:
-            tensor = tensor.narrow(dim, 0, 1)
-    return tensor
 
 
 def _memory_of(tensor: Tensor) -> tuple[Tensor, bool, bool]:

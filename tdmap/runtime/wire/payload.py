@@ -1,26 +1,42 @@
-"""A job as bytes for worker processes, and the memory that these bytes refer to."""
+"""A job as bytes for workers, the memory that these bytes refer to, and the loop that a worker makes of them."""
 
 from __future__ import annotations
 
 import pickle
+from typing import Any, NamedTuple
 
 import torch
 
-from tdmap.data.kinds import Data, data_row_bytes, leaves_hold_rows, tensors_of
+from tdmap.data.kinds import Data, tensors_of
+from tdmap.data.reader import Reader
 from tdmap.data.writer import RowWriter
 from tdmap.errors import SerializationError
-from tdmap.job import Job
+from tdmap.job import Job, Policy
 from tdmap.memory.regions import region_of
+from tdmap.memory.shm import Arena
+from tdmap.plan import ChunkPlan
 from tdmap.process.interrupts import let_through
+from tdmap.runtime.chunkloop import ChunkLoop
 from tdmap.runtime.ondevice import is_on_device
-from tdmap.runtime.undo import MAX_BYTES, Room, Undo
+from tdmap.runtime.undo import Room, Undo, undo_room
 from tdmap.runtime.wire.culprit import explain_unpicklable
 from tdmap.runtime.wire.lending import Loan, take_back
-from tdmap.runtime.wire.packing import Arena, Packer, unpack
+from tdmap.runtime.wire.packing import Packer, unpack
 from tdmap.runtime.workers.surroundings import Surroundings
-from tdmap.runtime.workers.worker import Payload
 from tdmap.sinks import Sink
 from tensordict_lite.errors import DatasetError
+
+
+class Payload(NamedTuple):
+    """What a worker needs to know about a job; `fn` is packed on its own, so that errors can name it."""
+
+    source: bytes
+    """The data and their order."""
+    plan: ChunkPlan
+    policy: Policy
+    writer: bytes
+    """A RowWriter, or None."""
+    fn: bytes
 
 
 class JobPacker:
@@ -93,19 +109,10 @@ class JobPacker:
 
     def undo_room(self, job: Job) -> Room | None:
         """Room for the rows of one chunk; None when chunks are copies or too large."""
-        plan = job.plan
-        if job.ledger is not None:
-            room: Room = job.ledger.room()
-            return room
-        chunk_bytes = data_row_bytes(job.source.data, plan.length) * plan.most_rows
-        if not job.policy.undo or job.source.order is not None or chunk_bytes > MAX_BYTES:
-            return None
-        if not leaves_hold_rows(job.source.data):
-            return None
-        return Undo.allocate(job.source.data, plan, self.arena.empty)
+        return undo_room(job, self.arena.empty)
 
     def pack_room(self, room: Room) -> bytes:
-        """It, for a worker."""
+        """Room for rows, packed for a worker."""
         return self._packer.dumps(room)
 
     def restore(self, job: Job, room: Room, chunk: int) -> None:
@@ -126,3 +133,18 @@ class JobPacker:
     def write_back(self, changed: bool) -> None:
         """Bring what workers wrote into copies of ordinary memory back to where it belongs."""
         self._packer.write_back(0 if changed else self._num_source)
+
+
+def load_loop(job: int, data: bytes, control: Any, pack: Any, emit: Any, own_process: bool = True) -> ChunkLoop:
+    """The loop of a job from its payload, which brings the driver's surroundings to a process of our own."""
+    payload: Payload
+    surroundings, payload = pickle.loads(data)
+    surroundings.enter(own_process)
+    fn = unpack(payload.fn)  # first: classes of the driver's script come with it
+    dataset, order = unpack(payload.source)
+    loop = ChunkLoop(job, Reader(dataset, payload.plan, order), fn, payload.policy, control, pack, emit, own_fn=True)
+    writer: RowWriter | None = unpack(payload.writer)
+    if writer is not None:
+        writer.prepare()
+        loop.writer = writer
+    return loop

@@ -42,7 +42,7 @@ class Surroundings(NamedTuple):
 
     @classmethod
     def here(cls) -> Surroundings:
-        """Those of this process, now."""
+        """The surroundings of this process, now."""
         folder, path = "", tuple(sys.path)
         with contextlib.suppress(FileNotFoundError):
             folder = os.getcwd()
@@ -57,7 +57,7 @@ class Surroundings(NamedTuple):
         )
 
     def enter(self, own_process: bool = True) -> None:
-        """Make them those of this process. One that belongs to somebody else's pool gets the import path only."""
+        """Apply them to this process. A process of somebody else's pool gets the import path only."""
         for entry in reversed(self.path):
             if entry not in sys.path:
                 sys.path.insert(0, entry)

@@ -20,18 +20,15 @@ import threading
 import traceback
 from collections import deque
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from tdmap.data.kinds import tensors_of
-from tdmap.data.reader import Reader
 from tdmap.data.writer import RowWriter
 from tdmap.frames import without_engine
-from tdmap.job import Policy
 from tdmap.memory.residency import Residency
-from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.undo import Undo, lock_shared
 from tdmap.runtime.wire.messages import (
@@ -49,6 +46,7 @@ from tdmap.runtime.wire.messages import (
 )
 from tdmap.runtime.wire.packing import unpack
 from tdmap.runtime.wire.parcels import ParcelWriter
+from tdmap.runtime.wire.payload import load_loop
 from tdmap.runtime.wire.remote import pack_error
 from tdmap.runtime.workers import control as at
 from tdmap.seeding import seed_everything
@@ -93,7 +91,7 @@ def _is_deserted(connection: Connection) -> bool:
 
 
 class _DeviceLost(Exception):
-    """This process can use its device no more, and leaves."""
+    """The device cannot be used any more in this process, so the process ends."""
 
 
 def _settle(threads: int) -> None:
@@ -323,30 +321,3 @@ def anonymous_memory() -> int:
     except (OSError, ValueError):
         return 0
     return (int(resident) - int(shared)) * resource.getpagesize()
-
-
-class Payload(NamedTuple):
-    """What a worker needs to know about a job; `fn` is packed on its own, so that errors can name it."""
-
-    source: bytes
-    """The data and their order."""
-    plan: ChunkPlan
-    policy: Policy
-    writer: bytes
-    """A RowWriter, or None."""
-    fn: bytes
-
-
-def load_loop(job: int, data: bytes, control: Any, pack: Any, emit: Any, own_process: bool = True) -> ChunkLoop:
-    """The loop of a job from its payload, which brings the driver's surroundings to a process of our own."""
-    payload: Payload
-    surroundings, payload = pickle.loads(data)
-    surroundings.enter(own_process)
-    fn = unpack(payload.fn)  # first: classes of the driver's script come with it
-    dataset, order = unpack(payload.source)
-    loop = ChunkLoop(job, Reader(dataset, payload.plan, order), fn, payload.policy, control, pack, emit, own_fn=True)
-    writer: RowWriter | None = unpack(payload.writer)
-    if writer is not None:
-        writer.prepare()
-        loop.writer = writer
-    return loop

@@ -19,12 +19,13 @@ from tensordict_lite.memmap.archive.codec import MAX_RATIO, check_level, method_
 from tensordict_lite.memmap.archive.read import Archive, opened
 from tensordict_lite.memmap.archive.write import FileData, Member, Zeros, write_archive
 from tensordict_lite.memmap.archive.zipformat import CENTRAL_CRC, LOCAL_CRC, STORED, Entry
-from tensordict_lite.memmap.files import write_all
-from tensordict_lite.memmap.format import META, SUFFIX
-from tensordict_lite.memmap.mapping import check_room, hold_many, map_file
-from tensordict_lite.memmap.pieces import Pieces, Place
+from tensordict_lite.memmap.disk.files import write_all
+from tensordict_lite.memmap.disk.format import META, SUFFIX
+from tensordict_lite.memmap.disk.mapping import check_room, hold_many, map_file
+from tensordict_lite.memmap.disk.pieces import Pieces, Place
+from tensordict_lite.memmap.disk.staging import Staging, is_temporary, staged_file
+from tensordict_lite.memmap.load import load_collection
 from tensordict_lite.memmap.plan import Plan, plan_for
-from tensordict_lite.memmap.staging import Staging, is_temporary, staged_file
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
 __all__ = [
@@ -100,8 +101,6 @@ def save_archive(
         starts = write_archive(fd, path, members, method, None, num_threads)
         size = os.fstat(fd).st_size
     if method != STORED:
-        from tensordict_lite.memmap.load import load_collection
-
         return load_collection(path, robust_key=robust_key, num_threads=num_threads, allow_pickle=allow_pickle)
     storage = hold_many(map_file(path, size, writable=like))
     out = node._with_leaves(_mapped(plan, storage, starts[described:]))

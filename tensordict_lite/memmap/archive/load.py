@@ -14,7 +14,7 @@ from torch import Tensor
 from tensordict_lite.errors import ArchiveError, DatasetError
 from tensordict_lite.memmap.archive.read import Archive, opened
 from tensordict_lite.memmap.archive.zipformat import STORED, Entry
-from tensordict_lite.memmap.format import (
+from tensordict_lite.memmap.disk.format import (
     META,
     SUFFIX,
     LeafMeta,
@@ -24,8 +24,8 @@ from tensordict_lite.memmap.format import (
     encode_key,
     parse_meta,
 )
+from tensordict_lite.memmap.disk.pieces import Place
 from tensordict_lite.memmap.load import DTYPES, Loader
-from tensordict_lite.memmap.pieces import Place
 
 __all__ = ["ArchiveLoader"]
 
@@ -57,6 +57,8 @@ class ArchiveLoader(Loader):
     """Compressed tensors that have room, and no data yet."""
     folders: dict[str, list[str]] | None = None
     """What is in each folder, once somebody has asked."""
+
+    maps_files = False
 
     @classmethod
     def open(cls, path: str, num_threads: int, options: dict[str, Any]) -> ArchiveLoader:

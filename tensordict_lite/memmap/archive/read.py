@@ -14,10 +14,10 @@ from torch import Tensor, UntypedStorage
 from tensordict_lite.errors import ArchiveError, ArchiveNotFoundError
 from tensordict_lite.memmap.archive.codec import MAX_RATIO, credible, inflate
 from tensordict_lite.memmap.archive.zipformat import STORED, Entry, data_start, entries, find_directory
-from tensordict_lite.memmap.files import size_of_file
-from tensordict_lite.memmap.format import MAX_META_BYTES, META
-from tensordict_lite.memmap.mapping import hold_many, map_file
-from tensordict_lite.memmap.pieces import Pieces
+from tensordict_lite.memmap.disk.files import size_of_file
+from tensordict_lite.memmap.disk.format import MAX_META_BYTES, META
+from tensordict_lite.memmap.disk.mapping import hold_many, map_file
+from tensordict_lite.memmap.disk.pieces import Pieces
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
 __all__ = ["Archive", "opened"]

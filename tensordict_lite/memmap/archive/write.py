@@ -30,8 +30,8 @@ from tensordict_lite.memmap.archive.zipformat import (
     padding,
     stored_headers,
 )
-from tensordict_lite.memmap.files import all_bytes, byte_blocks, write_all
-from tensordict_lite.memmap.mapping import check_room, reserve
+from tensordict_lite.memmap.disk.files import all_bytes, byte_blocks, write_all
+from tensordict_lite.memmap.disk.mapping import check_room, reserve
 
 __all__ = ["FileData", "Member", "Zeros", "write_archive"]
 

@@ -1,0 +1,222 @@
+"""Methods of `Jagged` and `Table` whose work is done by operations that are built over these classes.
+
+Each imports the operation when it is called, and calls it: see "Imports stand at the top of a file" in docs/design.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tdmap.execution import Execution
+from tensordict_lite import TensorDict
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tdmap.datasets.jagged import Jagged
+    from tdmap.datasets.table import Table
+    from tdmap.datasets.tables.ops import TableGroups
+    from tdmap.datasets.tables.pipeline import TablePipeline
+    from tdmap.execution import WorkerOptions
+    from tdmap.memory.scratch import Scratch
+
+
+class JaggedDoors:
+    """Files of jagged rows, and operations on many of them."""
+
+    __slots__ = ()
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> Jagged:
+        """Open what `save` or `map` has written; nothing is read but its metadata.
+
+        Raises:
+            DatasetError: there is something else, or it is not whole.
+        """
+        from tdmap.datasets.jaggedfile import open_jagged
+
+        return open_jagged(folder)
+
+    def save(self: Any, folder: str | os.PathLike[str], **options: Unpack[WorkerOptions]) -> Jagged:
+        """Write these rows to a new folder, in parallel, and open it there.
+
+        Args:
+            folder: it must not hold anything.
+            **options: about workers, as `tdmap.map`.
+
+        Raises:
+            FileExistsError: the folder holds something.
+            FolderInUse: somebody else writes it.
+        """
+        from tdmap.datasets.jaggedfile import save_jagged
+
+        return save_jagged(self, folder, **options)
+
+    def save_chosen(
+        self: Any,
+        folder: str | os.PathLike[str],
+        choose: Callable[[Scratch], Tensor],
+        **options: Unpack[WorkerOptions],
+    ) -> Jagged:
+        """`save` of the rows that `choose` gives, once the folder is known to be free; see `save_jagged`."""
+        from tdmap.datasets.jaggedfile import save_jagged
+
+        return save_jagged(self, folder, choose, **options)
+
+    def append(self: Any, rows: Jagged | Iterable[Any]) -> Jagged:
+        """Write more rows behind those of the folder that this was opened from; all of them, opened again.
+
+        Whoever is killed meanwhile leaves the rows of before. Readers find those, or all.
+
+        Raises:
+            ValueError: this is a part, or in memory.
+            TypeError: the rows are of another kind.
+        """
+        from tdmap.datasets.jaggedfile import append_jagged
+
+        return append_jagged(self, rows)
+
+    def map(self: Any, fn: Any, out: str | os.PathLike[str] | None = None, **options: Any) -> Any:
+        """Apply a function to chunks of rows on several processes; see `tdmap.datasets.jaggedmap.map_jagged`."""
+        from tdmap.datasets.jaggedmap import map_jagged
+
+        return map_jagged(self, fn, out, **options)
+
+    def filter(self: Any, predicate: Any, out: str | os.PathLike[str] | None = None, **options: Any) -> Jagged:
+        """The rows for which a predicate of chunks is true; see `tdmap.datasets.jaggedmap.filter_jagged`."""
+        from tdmap.datasets.jaggedmap import filter_jagged
+
+        return filter_jagged(self, predicate, out, **options)
+
+    flat_map = map
+
+    def join(self: Any, other: Any, on: Any = "rows", how: str = "inner", out: Any = None, **options: Any) -> Table:
+        """`Table.join` of the table whose column `"rows"` these are."""
+        from tdmap.datasets.table import Table
+
+        return Table.of(self).join(other, on, how, out, **options)
+
+    def group_by(self: Any, key: Any = "rows") -> TableGroups:
+        """`Table.group_by` of the table whose column `"rows"` these are."""
+        from tdmap.datasets.table import Table
+
+        return Table.of(self).group_by(key)
+
+    def pipeline(self: Any, *, seed: int | None = None) -> TablePipeline:
+        """A pipeline over the rows, in the column `"rows"`, with `.pad`, `.pack` and `.bucket`."""
+        from tdmap.datasets.table import Table
+
+        return Table.of(self).pipeline(seed=seed)
+
+    def pack(
+        self: Any, block: int, out: str | os.PathLike[str] | None = None, **options: Unpack[WorkerOptions]
+    ) -> TensorDict:
+        """All elements in blocks of one length, each with the row that it is of and its place there.
+
+        Args:
+            block: elements of a block. Those behind the last whole block are left out.
+            out: folder for the result; None for shared memory.
+            **options: about workers, as `tdmap.map`.
+
+        Returns:
+            Batch size `[blocks]`: `values` `[blocks, block, ...]`, `document` int64 `[blocks, block]` (the number of
+            the row), `position` int64 `[blocks, block]` (within the row).
+
+        Raises:
+            ValueError: there are fewer elements than a block.
+
+        Example:
+            >>> from tdmap.datasets import Jagged
+            >>> packed = Jagged.from_list([[1, 2, 3], [4, 5]]).pack(2, num_workers=0)
+            >>> packed["values"].tolist(), packed["document"].tolist(), packed["position"].tolist()
+            ([[1, 2], [3, 4]], [[0, 0], [0, 1]], [[0, 1], [2, 0]])
+        """
+        from tdmap.datasets.jaggedmap import pack_jagged
+
+        return pack_jagged(self, block, out, **options)
+
+
+class TableDoors:
+    """Operations on tables."""
+
+    def map(self: Any, fn: Any, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
+        """Apply a function to chunks of rows, which are tables, on several processes.
+
+        Args:
+            fn: returns rows, any number: a `Table`, a TensorDict, or a dict of columns: tensors, arrays, lists of
+                numbers, `Jagged`; lists of strings, lists, or tensors become jagged.
+            out: folder for the result. None: in memory.
+            **options: `resume`, `chunksize`, `on_error` as `tdmap.map`, and those about workers.
+
+        Example:
+            >>> from tdmap.datasets import Table
+            >>> table = Table.of({"x": torch.arange(2), "word": ["ant", "bee"]})
+            >>> table.map(lambda rows: {"n": rows["x"] + rows["word"].lengths}, num_workers=0).rows["n"]
+            tensor([3, 4])
+        """
+        from tdmap.datasets.tables.ops import map_table
+
+        return map_table(self, fn, out, **options)
+
+    flat_map = map
+
+    def filter(self: Any, predicate: Any, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
+        """The rows for which a predicate is true.
+
+        Args:
+            predicate: called with chunks of rows, which are tables; returns a bool for each row.
+            out: folder for a copy. None: in memory; jagged columns share their values.
+            **options: `chunksize`, `on_error` as `tdmap.filter`, and those about workers.
+        """
+        from tdmap.datasets.tables.ops import filter_table
+
+        return filter_table(self, predicate, out, **options)
+
+    def sort(self: Any, key: Any, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
+        """The rows in the order of a column, or of several; rows with equal keys keep their order.
+
+        Args:
+            key: names of columns, of numbers, strings or bytes.
+            out: as `filter`.
+            **options: `descending` as `tdmap.sort`, and those about workers.
+        """
+        from tdmap.datasets.tables.ops import sort_table
+
+        return sort_table(self, key, out, **options)
+
+    def take(self: Any, rows: Tensor, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
+        """The rows with these numbers, int64 `[m]`, in their order. `out` and workers as `filter`."""
+        from tdmap.datasets.tables.ops import take
+
+        return take(self, torch.as_tensor(rows), out, Execution.of(**options), "take")
+
+    def join(self: Any, other: Any, on: Any, how: str = "inner", out: Any = None, **options: Any) -> Table:
+        """Each row beside the rows of another table with the same key.
+
+        Args:
+            other: a table, or what `Table.of` takes.
+            on: a column of both, several, or a mapping of columns here to columns there.
+            how: `"inner"`, or `"left"`: rows without a partner have zeros and empty rows in its columns.
+            out: as `filter`.
+            **options: `suffix`, `indicator` as `tdmap.join`, and those about workers.
+        """
+        from tdmap.datasets.tables.ops import join_table
+
+        return join_table(self, self.of(other), on, how, out, **options)
+
+    def group_by(self: Any, key: Any) -> TableGroups:
+        """The groups of rows with equal keys: `.reduce({...})`, `.map_groups(fn)`; see `tdmap.group_by`."""
+        from tdmap.datasets.tables.ops import TableGroups
+
+        return TableGroups(self, key)
+
+    def pipeline(self: Any, *, seed: int | None = None) -> TablePipeline:
+        """A pipeline over the rows, with `.pad`, `.pack` and `.bucket` for jagged columns."""
+        from tdmap.datasets.tables.pipeline import TablePipeline
+
+        return TablePipeline(self, seed=seed)

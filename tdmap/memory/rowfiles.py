@@ -1,0 +1,128 @@
+"""Rows by their place: reading and writing tensors through the names of their files.
+
+    SharedTensors   tensors that workers map: a source
+    Places          tensors that workers write with `pwrite`: an output
+
+Writing through a descriptor, instead of a mapping, spares a page fault for every page of an output that is written
+once from its beginning to its end, and it counts for nobody's memory. Shared memory has descriptors too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from tdmap.memory.regions import SharedHandle, bytes_of
+from tdmap.memory.residency import Residency
+from tdmap.memory.shm import Arena, shared_region
+from tensordict_lite.errors import DatasetError
+
+
+class SharedTensors:
+    """Tensors that travel to workers by the name of their memory. What lies in ordinary memory is moved, once.
+
+    Args:
+        tensors: plain CPU tensors.
+        share: move them to memory that other processes can open; False when no process is to have them.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], share: bool) -> None:
+        arena = Arena()
+        self.tensors = [_shared(tensor, arena) if share else tensor for tensor in tensors]
+        self._residency: Residency | None = None
+
+    def __getstate__(self) -> list[Any]:
+        return [shared_region(tensor) if tensor.numel() else tensor for tensor in self.tensors]
+
+    def __setstate__(self, regions: list[Any]) -> None:
+        self.tensors = [region if isinstance(region, Tensor) else region.open() for region in regions]
+        self._residency = Residency()
+        self._residency.watch(self.tensors)
+
+    def trim(self) -> None:
+        """Let go of the pages that have been read, in a worker process."""
+        if self._residency is not None:
+            self._residency.trim()
+
+
+def _shared(tensor: Tensor, arena: Arena) -> Tensor:
+    if not tensor.numel() or shared_region(tensor) is not None:
+        return tensor
+    return arena.copy_of(tensor)
+
+
+class Place(NamedTuple):
+    """Where the rows of one tensor lie, one after the other."""
+
+    handle: SharedHandle
+    offset: int
+    """Of the first row's first byte."""
+    row_bytes: int
+
+
+class Places:
+    """Where the rows of an output lie; travels as names.
+
+    Args:
+        places: one a tensor; None for a tensor that is not wanted, or that has no bytes.
+    """
+
+    def __init__(self, places: Sequence[Place | None]) -> None:
+        self.places = list(places)
+
+    @staticmethod
+    def of(tensors: Sequence[Tensor | None]) -> Places | None:
+        """The places of contiguous tensors in files or shared memory; None when one of them is something else.
+
+        Something else is a lazy conjugate, too: bytes that are written there come out as other values.
+        """
+        places: list[Place | None] = []
+        for tensor in tensors:
+            if tensor is None or not tensor.numel():
+                places.append(None)
+                continue
+            region = shared_region(tensor)
+            if region is None or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+                return None
+            if not region.writable:
+                raise PermissionError(f"out lies in {region.handle.path}, which may only be read. Open it for writing.")
+            size = tensor.element_size()
+            places.append(Place(region.handle, region.offset * size, tensor.numel() // tensor.shape[0] * size))
+        return Places(places)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[list[int]]:
+        """A descriptor for each tensor, -1 where there is none."""
+        opened: dict[str, int] = {}
+        try:
+            yield [-1 if place is None else _open(place.handle, opened) for place in self.places]
+        finally:
+            for fd in opened.values():
+                os.close(fd)
+
+    def write(self, number: int, fd: int, row: int, block: Tensor) -> None:
+        """Write contiguous rows of tensor `number` from `row` on."""
+        place = self.places[number]
+        if place is not None and block.numel():
+            view, at = bytes_of(block), place.offset + row * place.row_bytes
+            done = 0
+            try:
+                while done < len(view):
+                    done += os.pwrite(fd, view[done:], at + done)
+            except OSError as error:
+                error.filename = place.handle.path
+                raise
+
+
+def _open(handle: SharedHandle, opened: dict[str, int]) -> int:
+    fd = opened.get(handle.path)
+    if fd is None:
+        fd = opened[handle.path] = os.open(handle.path, os.O_RDWR | os.O_CLOEXEC)
+        info = os.fstat(fd)
+        if handle.inode and (info.st_dev, info.st_ino) != (handle.device, handle.inode):
+            raise DatasetError(handle.path, "the output's memory has been released by the process that owned it")
+    return fd

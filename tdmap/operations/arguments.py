@@ -1,0 +1,140 @@
+"""What operations make of their arguments: how rows are cut, and what is done about failures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from tdmap.data.kinds import Data, data_length, is_data, is_opened_by_row
+from tdmap.data.sizes import row_bytes_of
+from tdmap.job import Policy
+from tdmap.plan import MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
+from tdmap.rowerrors import MODES, OnError, mode_of
+from tdmap.runtime.skipping import DROP, PAD
+from tdmap.seeding import base_seed
+
+OUTPUT_FACTOR = 4
+"""Without `out`, a row's result is taken to be so many times its bytes (uint8 to float32)."""
+
+LEAVING_OUT = ("raise", "skip", "drop")
+"""What `on_error` may be where results lack the rows that raise: "skip" and "drop" are the same there."""
+
+
+def plan_for(
+    data: Data,
+    fn: Callable[[Any], Any],
+    dim: int,
+    chunksize: int | None,
+    num_chunks: int | None,
+    out: Data | None,
+    factor: int = 1,
+    min_chunks: int = MIN_CHUNKS,
+    results_vary: bool = False,
+) -> ChunkPlan:
+    """How the rows are cut, once the arguments have been checked.
+
+    Args:
+        data, fn, dim, chunksize, num_chunks, out: as `map`; `out` where it exists already.
+        factor: default chunks are so many times larger.
+        min_chunks: there are at least so many, rows permitting.
+        results_vary: the function returns rows that may be of any size, so that default chunks wait for the first one.
+
+    Raises:
+        TypeError: `data`, `fn` or `out` is of no use.
+        IndexError: `dim` is out of range.
+        ValueError: both sizes are given, or one is out of range.
+    """
+    if not is_data(data):
+        raise TypeError(f"map needs a tensor or a collection of tensors, got {instead_of_data(data)}")
+    if not callable(fn):
+        raise TypeError(f"map needs a function, got {fn!r}.")
+    if out is not None and not is_data(out):
+        raise TypeError(
+            f"out must be a tensor, a collection of tensors or the path of a folder, got a {type(out).__name__}."
+        )
+    dims = len(data.shape)
+    if not isinstance(dim, int) or not -dims <= dim < dims:
+        raise IndexError(
+            f"dim={dim} is out of range for data of shape {tuple(data.shape)}: "
+            + (f"use {-dims} to {dims - 1}." if dims else "it has no dimension to cut.")
+        )
+    dim %= dims
+    if is_opened_by_row(data):
+        factor *= _check_sharded(data, dim, out)
+    length = data_length(data, dim)
+    own = max(row_bytes_of(data, length) // factor, 1)
+    result = own * OUTPUT_FACTOR if out is None or out is data else row_bytes_of(out, length) // factor
+    most = default_chunk_size(length, own, min_chunks=min_chunks) if out is None and results_vary else 0
+    return make_plan(
+        length,
+        dim=dim,
+        chunksize=chunksize,
+        num_chunks=num_chunks,
+        row_bytes=own + result,
+        most=most,
+        min_chunks=min_chunks,
+    )
+
+
+REMOTE_CHUNKS = 32
+"""Default chunks of rows that are fetched from a store are so many times larger: a request for each takes its time."""
+
+
+def _check_sharded(data: Data, dim: int, out: Data | None) -> int:
+    """How many times larger its default chunks are.
+
+    Raises:
+        ValueError: it is cut along another dimension, or is to be written to.
+    """
+    if dim:
+        raise ValueError(f"the rows of several folders lie along dimension 0: they cannot be cut along dim={dim}.")
+    if out is not None and is_opened_by_row(out):
+        raise ValueError("a dataset of several folders is read only: pass out=a folder of its own, or out=None.")
+    return REMOTE_CHUNKS if data.is_remote else 1
+
+
+def instead_of_data(value: Any) -> str:
+    """What was passed where a dataset is needed, and how to make one of it."""
+    if isinstance(value, np.ndarray):
+        return "a numpy array: use torch.from_numpy(array)."
+    if isinstance(value, Mapping):
+        return "a mapping: use TensorDict(mapping, batch_size=[rows])."
+    if isinstance(value, (str, os.PathLike)):
+        return f"the path {os.fspath(value)!r}: use TensorDict.load_memmap(path)."
+    if isinstance(value, (list, tuple)):
+        return f"a {type(value).__name__}: use torch.tensor(values), or TensorDict({{'value': values}}, [len(values)])."
+    if hasattr(value, "columns") and hasattr(value, "to_numpy"):
+        return f"a {type(value).__name__}: use TensorDict({{name: table[name] for name in table}}, [len(table)])."
+    return f"a {type(value).__name__}: use a torch.Tensor, a TensorDict or a tensorclass."
+
+
+def policy_for(
+    seed: int | None,
+    generator: torch.Generator | None,
+    retries: int,
+    timeout: float | None,
+    undo: bool = True,
+    on_error: OnError = "raise",
+    skip: str = PAD,
+) -> Policy:
+    """How failures and randomness are handled; `skip` says what results have for rows that raise.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise ValueError(f"retries must be an integer of at least 0: got {retries!r}.")
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"timeout must be a number of seconds above 0, or None: got {timeout!r}.")
+    mode = mode_of(on_error, MODES if skip == PAD else LEAVING_OUT)
+    skip = "" if mode == "raise" else DROP if mode == "drop" else skip
+    return Policy(base_seed(seed, generator), retries, timeout, bool(undo), skip)
+
+
+def handler_of(on_error: OnError) -> Callable[[BaseException, tuple[int, int]], Any] | None:
+    """The function that is told of each row that raises, if there is one."""
+    return None if isinstance(on_error, str) else on_error

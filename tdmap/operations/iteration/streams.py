@@ -1,0 +1,52 @@
+"""The results of a job in order, while it runs; streams that are open when the program ends are closed."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from tdmap.execution import Execution
+from tdmap.job import Job
+from tdmap.memory.links import DeviceLink
+from tdmap.process import hooks
+from tdmap.runtime.commits import KnownChunks
+from tdmap.sinks import Stream
+
+_open_streams: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _close_streams() -> None:
+    for stream in list(_open_streams):
+        with contextlib.suppress(ValueError):  # it is running: somebody exits from inside the loop
+            stream.close()
+
+
+hooks.at_exit(hooks.STREAMS, _close_streams)
+hooks.in_child(hooks.STREAMS, _open_streams.clear)  # those of the parent are not ours to close
+
+
+def stream_values(
+    job: Job, execution: Execution, position: int = 0, ahead: int | None = None, link: DeviceLink | None = None
+) -> Iterator[Any]:
+    """The results of a job's chunks from `position` on, in order. Closing it stops the work.
+
+    Args:
+        job: what to run.
+        execution: who runs it.
+        position: the first chunk that is wanted.
+        ahead: chunks that may be under way or done before they are wanted. Default: a few megabytes a worker.
+        link: results go on over this link: the slots in which they travel are page-locked for it.
+    """
+
+    def values() -> Iterator[Any]:
+        if position < job.plan.num_chunks:
+            for _, value in execution.stream(
+                job, Stream(ahead, link), KnownChunks(committed=[(0, position)]) if position else None
+            ):
+                yield value
+
+    stream = values()
+    _open_streams.add(stream)
+    return stream

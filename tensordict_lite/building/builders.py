@@ -1,0 +1,284 @@
+"""Functions that build collections from dicts, tuples, dataclasses and structured arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tensordict_lite import registry
+from tensordict_lite.kernel import Kernel
+
+__all__ = ["from_any", "from_dict", "from_namedtuple", "from_struct_array", "from_tuple", "fromkeys", "make_tensordict"]
+
+
+def from_mapping(
+    cls: Any,
+    data: Any,
+    like: Any,
+    auto_batch_size: bool | None,
+    batch_size: Any,
+    device: Any,
+    batch_dims: int | None,
+    names: Any,
+) -> Any:
+    if batch_size is not None and batch_dims is not None:
+        raise ValueError(f"give either batch_size or batch_dims, not both: got {batch_size} and {batch_dims}")
+    if not isinstance(data, Mapping):
+        raise TypeError(f"expected a mapping from keys to values, got a {type(data).__name__}")
+    size = torch.Size(batch_size if batch_size is not None else ())
+    new = cls({}, batch_size=size, device=device, names=names if size else None)
+    entries = new._source
+    direct = new._device is None
+    dims = len(size)
+    for key, value in data.items():
+        if (
+            type(value) is Tensor
+            and direct
+            and type(key) is str
+            and (not dims or (not value.is_nested and value.shape[:dims] == size))
+        ):
+            entries[key] = value
+            continue
+        if like is None and type(value) is dict and type(key) is str and key not in entries:
+            entries[key] = from_mapping(cls, value, None, None, size, device, None, new._names)
+            continue
+        template = like.get(key, None) if like is not None else None
+        held = getattr(template, "_payload", template)  # of an object, the object
+        if (size or type(held) is type(value)) and type(value) in (int, float, bool):
+            new.set_non_tensor(key, value)
+        elif template is not None and isinstance(value, Mapping) and isinstance(template, Kernel):
+            new.set(key, _from_template(template, value, size, device))
+        else:
+            # Through update(): a nested dict and a tuple key may add to one level.
+            new.update({key: _as_entry(value, size, device)})
+    if batch_size is None and (auto_batch_size or (auto_batch_size is None and batch_dims is not None)):
+        new.auto_batch_size_(batch_dims)
+    return new
+
+
+def _from_template(template: Any, value: Mapping[Any, Any], size: torch.Size, device: Any) -> Any:
+    """A nested dict in the type that the template has there."""
+    if template._is_non_tensor:
+        return value
+    plain = template._plain_class()
+    td = from_mapping(plain, value, template, None, size, device, None, None)
+    if isinstance(template, plain) or not hasattr(type(template), "from_tensordict"):
+        return td
+    return type(template).from_tensordict(td)
+
+
+def _as_entry(value: Any, size: torch.Size, device: Any) -> Any:
+    """A value of a dict as an entry: containers become collections, the rest is left to ``set``."""
+    if isinstance(value, Mapping) and not isinstance(value, Kernel):
+        return from_any(value, batch_size=size, device=device)
+    if isinstance(value, list):
+        return _from_list_value(value, device)
+    if isinstance(value, tuple) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        return value if isinstance(value, Kernel) else from_any(value, batch_size=size, device=device)
+    return value
+
+
+def from_any(
+    obj: Any,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Sequence[int] | None = None,
+) -> Any:
+    """Converts containers to collections, all the way down.
+
+    Mappings, tuples, named tuples, dataclasses and structured arrays become TensorDicts. A list becomes a
+    tensor when it holds numbers, else a :class:`NonTensorStack`. Everything else is returned as it is.
+
+    Args:
+        obj: the object.
+        auto_batch_size: infer the batch size from the entries.
+        batch_dims: longest batch size to infer.
+        device: device of the result.
+        batch_size: the batch size.
+
+    Example:
+        >>> import torch
+        >>> td = from_any({"obs": torch.zeros(3), "pair": (torch.zeros(3), 1)})
+        >>> sorted(td.keys(True, True), key=str)
+        [('pair', '0'), ('pair', '1'), 'obs']
+    """
+    options: dict[str, Any] = {
+        "auto_batch_size": auto_batch_size,
+        "batch_dims": batch_dims,
+        "device": device,
+        "batch_size": batch_size,
+    }
+    if isinstance(obj, Tensor) or isinstance(obj, Kernel):
+        return obj
+    if isinstance(obj, Mapping):
+        if batch_dims is not None and (batch_size is not None or not auto_batch_size):
+            options["batch_dims"] = None
+        return _dict_class().from_dict(obj, **options)
+    if isinstance(obj, np.ndarray) and obj.dtype.names:
+        return from_struct_array(obj, **options)
+    if isinstance(obj, tuple):
+        return from_namedtuple(obj, **options) if hasattr(obj, "_fields") else from_tuple(obj, **options)
+    if isinstance(obj, list):
+        return _from_list_value(obj, device)
+    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
+        return _dict_class().from_dataclass(obj, **options)
+    return obj
+
+
+def _from_list_value(obj: list[Any], device: Any) -> Any:
+    try:
+        return torch.as_tensor(obj, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        return registry.NonTensorStack(*obj, device=device)
+
+
+def from_dict(input_dict: Any, **kwargs: Any) -> Any:
+    """A TensorDict from a (nested) dict, see :meth:`TensorDict.from_dict`."""
+    return _dict_class().from_dict(input_dict, **kwargs)
+
+
+def from_namedtuple(
+    named_tuple: Any,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Sequence[int] | None = None,
+) -> Any:
+    """A TensorDict with the fields of a named tuple, each converted with :func:`from_any`.
+
+    Example:
+        >>> import torch
+        >>> from_namedtuple(torch.tensor([[2, 0, 1]]).max(dim=1))["indices"]
+        tensor([0])
+    """
+    fields = getattr(named_tuple, "_fields", None)
+    if fields is None:  # torch's own return types have no _fields
+        fields = [name for name in dir(type(named_tuple)) if _is_field(named_tuple, name)]
+    data = {name: getattr(named_tuple, name) for name in fields}
+    return build(data, "from_namedtuple", auto_batch_size, batch_dims, device, batch_size)
+
+
+def _is_field(value: Any, name: str) -> bool:
+    return type(getattr(type(value), name)).__name__ == "member_descriptor" and not name.startswith("_")
+
+
+def from_tuple(
+    obj: Any,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Sequence[int] | None = None,
+) -> Any:
+    """A TensorDict with the elements of a tuple under ``"0"``, ``"1"``..., each converted with :func:`from_any`.
+
+    Example:
+        >>> import torch
+        >>> from_tuple((torch.zeros(3, 4), torch.ones(3)), auto_batch_size=True).batch_size
+        torch.Size([3])
+    """
+    data = {str(i): item for i, item in enumerate(obj)}
+    return build(data, "from_tuple", auto_batch_size, batch_dims, device, batch_size)
+
+
+def build(
+    data: dict[str, Any],
+    caller: str,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Sequence[int] | None = None,
+) -> Any:
+    if auto_batch_size and batch_size is not None:
+        raise TypeError(
+            f"{caller}() infers the batch size (auto_batch_size=True) or is given one, not both: {batch_size}"
+        )
+    entries = {key: from_any(value, device=device) for key, value in data.items()}
+    size = torch.Size(batch_size if batch_size is not None else ())
+    new = _dict_class()(entries, batch_size=size, device=device)
+    return new.auto_batch_size_(batch_dims) if auto_batch_size else new
+
+
+def from_struct_array(
+    struct_array: np.ndarray,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Sequence[int] | None = None,
+) -> Any:
+    """A TensorDict with the fields of a numpy structured array; numbers share its memory.
+
+    Args:
+        struct_array: the array. Nested fields become nested collections, text and objects non-tensor data.
+        auto_batch_size: infer the batch size instead of taking the shape of the array.
+        batch_dims: longest batch size to infer.
+        device: device of the result.
+        batch_size: the batch size, by default the shape of the array.
+
+    Raises:
+        TypeError: both ``auto_batch_size`` and ``batch_size``.
+
+    Example:
+        >>> import numpy as np
+        >>> people = np.array([(9, 81.0), (3, 27.0)], dtype=[("age", "i4"), ("weight", "f4")])
+        >>> from_struct_array(people)["age"]
+        tensor([9, 3], dtype=torch.int32)
+    """
+    if auto_batch_size and batch_size is not None:
+        raise TypeError(f"from_struct_array() infers the batch size or is given one, not both: {batch_size}")
+    size = torch.Size(struct_array.shape if batch_size is None else batch_size)
+    entries: dict[str, Any] = {}
+    for name in struct_array.dtype.names or ():
+        column = struct_array[name]
+        if column.dtype.names:
+            entries[name] = from_struct_array(column, device=device)
+        else:
+            # torch needs strides in whole elements, which a packed record does not promise.
+            whole = all(stride % column.dtype.itemsize == 0 for stride in column.strides)
+            entries[name] = column if whole else column.copy()
+    new = _dict_class()(entries, batch_size=size, device=device)
+    return new.auto_batch_size_(batch_dims) if auto_batch_size else new
+
+
+def fromkeys(keys: Sequence[Any], value: Any = 0) -> Any:
+    """A TensorDict without batch dimensions that holds ``value`` under every key."""
+    return _dict_class().fromkeys(keys, value)
+
+
+def make_tensordict(
+    input_dict: Any = None,
+    batch_size: Sequence[int] | torch.Size | None = None,
+    device: Any = None,
+    auto_batch_size: bool | None = None,
+    **kwargs: Any,
+) -> Any:
+    """A TensorDict from a dict, keyword arguments, or both (the dict wins).
+
+    Args:
+        input_dict: the entries.
+        batch_size: the batch size.
+        device: device of the result.
+        auto_batch_size: infer the batch size, at each level.
+        **kwargs: more entries.
+
+    Example:
+        >>> import torch
+        >>> make_tensordict(a=torch.zeros(3, 4), auto_batch_size=True).batch_size
+        torch.Size([3, 4])
+    """
+    if input_dict is not None:
+        kwargs.update(input_dict.items() if hasattr(input_dict, "items") else input_dict)
+    return _dict_class().from_dict(kwargs, auto_batch_size=auto_batch_size, batch_size=batch_size, device=device)
+
+
+def _dict_class() -> Any:
+    return registry.TensorDict

@@ -1,0 +1,146 @@
+"""Values as entries: converted, cast to the device, checked against the batch size."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tensordict_lite import registry
+from tensordict_lite.base import TensorCollection
+from tensordict_lite.building.arrays import column_of
+from tensordict_lite.strided import with_shape
+
+__all__ = ["Fitting", "build_source"]
+
+
+class Fitting:
+    """How a collection takes a value; a mixin of the storage classes."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        _batch_size: torch.Size
+        _device: torch.device | None
+        _names: list[str | None] | None
+        _lock: Any
+        _source: Any
+        _plain_class: Any
+
+    def _misfit(self, value: Any, key: str) -> RuntimeError:
+        return RuntimeError(
+            f"batch dimension mismatch, got self.batch_size={self._batch_size} and value.shape={value.shape} for key "
+            f"{key!r}. The leading dimensions of a value must match the batch size."
+        )
+
+    def _fit(self, item: Any, key: str, non_blocking: bool = False) -> Any:
+        """``item`` as an entry: converted, on this device, with the batch size in front."""
+        if not isinstance(item, (Tensor, TensorCollection)):
+            item = self._convert(item)
+        dims = len(self._batch_size)
+        if isinstance(item, Tensor):
+            if hasattr(item, "_as_entry"):  # an UnbatchedTensor
+                return item._as_entry(self._batch_size, self._device, non_blocking)
+            if item.is_nested:
+                item = with_shape(item)
+            if dims and item.shape[:dims] != self._batch_size:
+                raise self._misfit(item, key)
+            if self._device is not None and item.device != self._device:
+                item = item.to(self._device, non_blocking=non_blocking)
+            return item
+        return item._fit_into(self, key, non_blocking)
+
+    def _fit_into(self, parent: TensorCollection, key: str, non_blocking: bool) -> TensorCollection:
+        """This collection as an entry of ``parent``: fitting batch size, device and names."""
+        item: Any = self
+        dims = parent.batch_dims
+        if item._batch_size[:dims] != parent._batch_size:
+            if item.batch_dims >= dims and item._source:
+                raise parent._misfit(item, key)
+            try:
+                item._change_batch_size(parent._batch_size)
+            except RuntimeError as err:
+                raise RuntimeError(f"{parent._misfit(item, key)} {err}") from None
+        if parent._device is not None and item._device != parent._device:
+            item = item.to(parent._device, non_blocking=non_blocking)
+        if parent._names is None:
+            if item._names is not None and not all(name is None for name in item._names[:dims]):
+                parent._adopt_names(item._names[:dims], key)
+        elif item.names[:dims] != parent._names:
+            for own, wanted in zip(item.names, parent._names):
+                if own is not None and own != wanted:
+                    raise RuntimeError(
+                        f"the dimension names of {key!r}, {item.names}, contradict those of its parent, {parent._names}"
+                    )
+            item = item.clone(recurse=False)
+            item._set_names([*parent._names, *item.names[dims:]])
+        return item
+
+    def _adopt_names(self, names: list[str | None], key: str) -> None:
+        """Takes over the names that an entry has for the dimensions of this collection; the other entries follow."""
+        names = list(names)
+        for other, sub in self._entries():
+            if other != key and not isinstance(sub, Tensor):
+                for own, wanted in zip(sub.names, names):
+                    if own is not None and own != wanted:
+                        raise RuntimeError(
+                            f"the dimension names of {key!r}, {names}, contradict those of {other!r}, {sub.names}"
+                        )
+        self._set_names(names)
+
+    def _convert(self, item: Any) -> Any:
+        """A tensor, a nested collection or a non-tensor wrapper for a plain Python value."""
+        if isinstance(item, (dict, Mapping)):
+            return self._plain_class()(item, batch_size=self._batch_size, device=self._device, names=self._names)
+        if isinstance(item, (numbers.Real, bool, np.generic)) and not isinstance(item, (np.str_, np.bytes_)):
+            if isinstance(item, np.generic) and item.dtype.kind not in "biufc":
+                return self._wrap(item)
+            return torch.as_tensor(item, device=self._device)
+        if isinstance(item, np.ndarray) and item.dtype.kind in "biufc":
+            return torch.as_tensor(item, device=self._device)
+        if isinstance(item, list) or type(item) is tuple:
+            return self._convert_sequence(item)
+        column = column_of(item, self._batch_size, self._device)
+        return self._wrap(item) if column is None else column
+
+    def _convert_sequence(self, item: Any) -> Any:
+        """A tensor where the numbers nest regularly, a stack where the rows are tensors, else the object."""
+        return registry.from_sequence(item, self._batch_size, self._device)
+
+    def _wrap(self, item: Any) -> Any:
+        return registry.NonTensorData(item, batch_size=self._batch_size, device=self._device)
+
+
+def build_source(new: TensorCollection, source: Mapping[Any, Any], non_blocking: bool) -> None:
+    """Fills a fresh collection from a mapping, validating every entry once."""
+    size = new._batch_size
+    dims = len(size)
+    entries = new._source
+    # A tensor that needs no more than its shape checked; every other value takes the long way.
+    plain = Tensor if new._device is None else None
+    rows = size[0] if dims == 1 else None  # one batch dimension, the usual case, compares two ints
+    fitting: Any = None  # the last shape that fitted: with several dimensions it is dearer to cut one than to compare
+    for key, item in source.items():
+        if type(key) is not str:
+            new.set(key, item, non_blocking=non_blocking)
+            continue
+        try:
+            if type(item) is plain:
+                if not dims:
+                    entries[key] = item
+                    continue
+                shape = item.shape
+                if shape == fitting or (shape and shape[0] == rows):
+                    entries[key] = item
+                    continue
+                if rows is None and shape[:dims] == size:
+                    fitting = shape
+                    entries[key] = item
+                    continue
+        except RuntimeError:  # a strided nested tensor has no shape
+            pass
+        entries[key] = new._fit(item, key, non_blocking)

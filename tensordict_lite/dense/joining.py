@@ -1,0 +1,164 @@
+"""How dense collections are stacked and joined: entry by entry.
+
+Each storage class says how its own kind is combined through ``_stack_entries(items, dim)`` and
+``_cat_entries(items, dim)``; of several kinds, the one of the highest ``_stack_priority`` is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite.base import TensorCollection
+
+_torch_stack = torch.stack
+
+__all__ = ["Joining", "stack_class", "stacked"]
+
+
+class Joining:
+    """Entries in a dict, stacked or joined key by key."""
+
+    __slots__ = ()
+    _stack_priority: float = 0
+
+    @classmethod
+    def _stack_entries(cls, items: Sequence[Any], dim: int) -> Any:
+        """Stacks dense collections entry by entry; ``dim`` is non-negative."""
+        first = items[0]
+        size = first._batch_size
+        source = first._source
+        count = len(source)
+        sources = []
+        for item in items:
+            entries = item._source
+            if item._batch_size != size or len(entries) != count:
+                raise _not_congruent(items)
+            sources.append(entries)
+        out = {}
+        key = ""
+        column: list[Any] = []
+        try:
+            for key, value in source.items():
+                column = [entries[key] for entries in sources]
+                if isinstance(value, Tensor):
+                    out[key] = _torch_stack(column, dim)
+                else:
+                    out[key] = stack_class(column)._stack_entries(column, dim)
+        except KeyError:
+            raise _not_congruent(items) from None
+        except (RuntimeError, TypeError) as err:
+            raise _bad_column(column, key, err) from err
+        names = first._names
+        if names is not None:
+            same = all(item._names == names for item in items)
+            names = [*names[:dim], None, *names[dim:]] if same else None
+        return first._rebuild(out, torch.Size((*size[:dim], len(items), *size[dim:])), names)
+
+    @classmethod
+    def _cat_entries(cls, items: Sequence[Any], dim: int) -> Any:
+        """Joins dense collections entry by entry; ``dim`` is non-negative."""
+        first = items[0]
+        size = first._batch_size
+        count = len(first._source)
+        length = 0
+        sources = []
+        for at, item in enumerate(items):
+            other = item._batch_size
+            if other != size and (
+                other[:dim] != size[:dim] or other[dim + 1 :] != size[dim + 1 :] or len(other) != len(size)
+            ):
+                raise RuntimeError(
+                    f"cat: batch sizes may differ along dim {dim} only, got {list(other)} at position {at} and "
+                    f"{list(size)} at position 0"
+                )
+            entries = item._source
+            if len(entries) != count or (entries is not first._source and entries.keys() != first._source.keys()):
+                raise KeyError(
+                    f"tensordict {at} has keys {sorted(item._source)} but tensordict 0 has keys "
+                    f"{sorted(first._source)}; all tensordicts must have the same keys"
+                )
+            length += other[dim]
+            sources.append(entries)
+        out = {}
+        for key, value in first._source.items():
+            column = [entries[key] for entries in sources]
+            if isinstance(value, Tensor):
+                try:
+                    out[key] = torch.cat(column, dim)
+                except (RuntimeError, TypeError) as err:
+                    raise _bad_kind(column, key) or RuntimeError(f"{err} (for key {key})") from err
+            else:
+                out[key] = stack_class(column)._cat_entries(column, dim)
+        return first._rebuild(out, torch.Size((*size[:dim], length, *size[dim + 1 :])), first._names)
+
+
+def stack_class(items: Sequence[Any]) -> Any:
+    """The class that knows how to stack these items: a lazy or non-tensor one wins over a dense one."""
+    first = type(items[0])
+    mixed = False
+    for item in items:
+        kind = type(item)
+        if kind is not first:
+            if not isinstance(item, TensorCollection):
+                raise RuntimeError(f"cannot combine {_kind_name(items[0])} with {_kind_name(item)}")
+            mixed = True
+            if kind._stack_priority > first._stack_priority:
+                first = kind
+    if mixed:
+        first._check_kinds(items)
+    return first
+
+
+def stacked(items: Sequence[Any], dim: int) -> Any:
+    """:func:`stack` of collections, for a dim that is known to fit."""
+    return stack_class(items)._stack_entries(items, dim)
+
+
+def _not_congruent(items: Sequence[Any]) -> RuntimeError:
+    """Why these items do not stack: the first batch size or set of keys that differs."""
+    first = items[0]
+    for at, item in enumerate(items):
+        if item._batch_size != first._batch_size:
+            return RuntimeError(
+                "stacking tensordicts requires them to have congruent batch sizes, got "
+                f"td[{at}].batch_size={item._batch_size} and td[0].batch_size={first._batch_size}"
+            )
+        odd = sorted(set(first._key_list()) ^ set(item._key_list()))
+        if odd:
+            return RuntimeError(
+                f"The sets of keys in the tensordicts to stack are exclusive: {odd} are in one of items 0 and {at} "
+                "only. Consider using `LazyStackedTensorDict.maybe_dense_stack` instead."
+            )
+    return RuntimeError("the tensordicts to stack do not have the same keys at every level")
+
+
+def _bad_column(column: Sequence[Any], key: str, err: Exception) -> Exception:
+    if not all(isinstance(value, Tensor) for value in column[:1]):
+        return err  # raised below, where the key path is known
+    mixed = _bad_kind(column, key)
+    if mixed is not None:
+        return mixed
+    for value in column:
+        if value.shape != column[0].shape:
+            return RuntimeError(
+                f"The shapes of the tensors to stack is incompatible: {value.shape} vs {column[0].shape} for key "
+                f"{key}. LazyStackedTensorDict.lazy_stack keeps entries of different shapes."
+            )
+    return RuntimeError(f"{err} (for key {key})")
+
+
+def _bad_kind(column: Sequence[Any], key: str) -> RuntimeError | None:
+    for value in column:
+        if not isinstance(value, Tensor):
+            return RuntimeError(f"cannot combine a tensor with {_kind_name(value)} (for key {key})")
+    return None
+
+
+def _kind_name(value: Any) -> str:
+    if isinstance(value, TensorCollection):
+        return "an unbatched tensor" if value._is_unbatched else f"a {type(value).__name__}"
+    return "a tensor" if isinstance(value, Tensor) else f"an object of type {type(value).__name__}"

@@ -1,0 +1,529 @@
+"""Dense storage: entries in a dict, every one with the batch size in front.
+
+:class:`TensorDict` and tensorclasses are the same storage under two types, so an operation costs the
+same on either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite import registry
+from tensordict_lite.base import TensorCollection
+from tensordict_lite.dense.fitting import Fitting
+from tensordict_lite.dense.joining import Joining
+from tensordict_lite.dense.rowwrites import RowWrites
+from tensordict_lite.errors import EntryKindError, InplaceWriteError, KeyThroughLeafError
+from tensordict_lite.indexing import index_batch_size, index_names, normalise_index
+from tensordict_lite.keys import missing_key_error, path_of, require_path
+from tensordict_lite.ops.put import put_rows
+from tensordict_lite.settings import MISSING, settings
+from tensordict_lite.views import public
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["DenseCollection"]
+
+_FULL = slice(None)
+_new_object = object.__new__
+
+
+class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
+    """Entries in ``_source: dict[str, Tensor | TensorCollection]``, each of shape ``[*batch_size, ...]``."""
+
+    __slots__ = ()
+    _source: dict[str, Any]
+
+    # -- primitives ------------------------------------------------------------------------------------
+
+    def _leaves(self) -> list[Tensor]:
+        out: list[Tensor] = []
+        for value in self._source.values():
+            if isinstance(value, Tensor):
+                out.append(value)
+            else:
+                out.extend(value._leaves())
+        return out
+
+    def _with_leaves(self, leaves: Iterator[Tensor]) -> Self:
+        return self._rebuild(
+            {
+                key: next(leaves) if isinstance(value, Tensor) else value._with_leaves(leaves)
+                for key, value in self._source.items()
+            },
+            self._batch_size,
+            self._names,
+        )
+
+    def _map_leaves(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        return self._rebuild(
+            {
+                key: fn(value) if isinstance(value, Tensor) else value._map_leaves(fn)
+                for key, value in self._source.items()
+            },
+            self._batch_size,
+            self._names,
+        )
+
+    def _get_str(self, key: str) -> Any:
+        return self._source[key]
+
+    def _set_str(self, key: str, value: Any) -> None:
+        self._source[key] = value
+
+    def _del_str(self, key: str) -> None:
+        del self._source[key]
+
+    def _key_list(self) -> list[str]:
+        return list(self._source)
+
+    def _nested(self) -> Iterable[TensorCollection]:
+        return [value for value in self._source.values() if not isinstance(value, Tensor)]
+
+    def _change_batch_size(self, new: torch.Size) -> None:
+        dims = len(new)
+        for key, value in self._source.items():
+            if value.shape[:dims] != new:
+                if isinstance(value, Tensor) or (value.batch_dims >= dims and not value._follows_batch):
+                    raise RuntimeError(
+                        f"the {type(value).__name__} {key} has shape {value.shape} which is incompatible with the "
+                        f"batch-size {new}."
+                    )
+                value._change_batch_size(new)  # a nested collection follows where its entries allow
+        if self._names is not None:
+            self._names = [*self._names[:dims], *([None] * (dims - len(self._names)))]
+        self._batch_size = new
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> Any:
+        cls = type(index)
+        if cls is str:
+            try:
+                value = self._source[index]
+            except KeyError:
+                raise missing_key_error(index, list(self._source), type(self).__name__) from None
+            if type(value) is Tensor:
+                return value
+            return value if isinstance(value, Tensor) else value._as_value()
+        if cls is int:
+            batch_size = self._batch_size
+            if not batch_size:
+                raise RuntimeError("indexing a tensordict with td.batch_dims==0 is not permitted: it has no rows")
+            source = self._source
+            return self._rebuild(
+                {key: value[index] for key, value in source.items()},
+                batch_size[1:] if source else index_batch_size(batch_size, index),
+                None if self._names is None else self._names[1:],
+            )
+        if cls is slice and self._source and self._batch_size:
+            whole = index.start is None and index.stop is None and index.step is None
+            return self if whole else self._slice_rows(index)
+        if cls is tuple:
+            path = path_of(index)
+            if path:
+                value = self._get_path(path)
+                return value if isinstance(value, Tensor) else value._as_value()
+            if index and isinstance(index[0], str):
+                raise TypeError(f"{index!r} mixes keys and indices: index the entry, td[{index[0]!r}][...]")
+        elif isinstance(index, str):
+            return self[str(index)]
+        if index is Ellipsis or (cls is slice and index == _FULL) or (cls is tuple and not index):
+            if cls is not slice or self._batch_size:
+                return self
+        return self._index(normalise_index(index, len(self._batch_size)))
+
+    def _get_path(self, path: tuple[str, ...]) -> Any:
+        """The raw entry at a flat path; KeyError with suggestions when there is none."""
+        node: Any = self
+        try:
+            for key in path:
+                node = node._source[key]
+        except (KeyError, TypeError, AttributeError):
+            return self._get_path_slowly(path)
+        return node
+
+    def _get_path_slowly(self, path: tuple[str, ...]) -> Any:
+        """Lazy stacks on the way, or an error that names the step that failed."""
+        node: Any = self
+        for depth, key in enumerate(path):
+            if not isinstance(node, TensorCollection):
+                rest = path[depth:]
+                raise KeyThroughLeafError(
+                    f"{path[depth - 1]!r} is a {type(node).__name__}, not a tensordict, so it has no entry "
+                    f"{rest[0] if len(rest) == 1 else rest!r} (looking for {path})."
+                )
+            try:
+                node = node._get_str(key)
+            except KeyError as err:
+                if err.args and err.args[0] == key:
+                    raise missing_key_error(key, node._key_list(), type(node).__name__) from None
+                raise
+        return node
+
+    def get(
+        self,
+        key: Any,
+        default: Any = MISSING,
+        *,
+        as_list: bool = False,
+        as_nested_tensor: bool = False,
+        as_padded_tensor: bool = False,
+        **stacked_as: Any,
+    ) -> Any:
+        """Entry at a nested key, raw: a non-tensor value comes as its :class:`NonTensorData`.
+
+        Args:
+            key: string or (nested) tuple of strings.
+            default: returned when there is no such entry. Without it a missing key gives ``None``, or
+                KeyError under ``set_get_defaults_to_none(False)``.
+            as_list: with the other keywords, how a path through a lazy stack gives an entry whose shape differs
+                from member to member: see :meth:`LazyStackedTensorDict.get`.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> td = TensorDict({"a": {"b": torch.zeros(3)}}, [3])
+            >>> td.get(("a", "b")).shape, td.get("missing", 0)
+            (torch.Size([3]), 0)
+        """
+        if type(key) is str:
+            value = self._source.get(key, MISSING)
+            if value is not MISSING:
+                return public(value) if settings.unbatched else value
+            if default is not MISSING:  # no error is built that nobody would see
+                return default
+            if settings.get_defaults_to_none:
+                return None
+            path: tuple[str, ...] = (key,)
+        else:
+            path = require_path(key)
+            node: Any = self
+            try:
+                for part in path:
+                    node = node._source[part]
+                return public(node) if settings.unbatched else node
+            except KeyError:
+                # `_source` of every level so far was a dict: the entry is absent, whatever its spelling
+                if default is not MISSING:
+                    return default
+                if settings.get_defaults_to_none:
+                    return None
+            except (TypeError, AttributeError):
+                pass
+        try:
+            if as_list or as_nested_tensor or as_padded_tensor:
+                node = self
+                for depth, part in enumerate(path[:-1]):
+                    node = node._get_str(part)
+                    if not isinstance(node, DenseCollection):
+                        stacked_as.update(
+                            as_list=as_list, as_nested_tensor=as_nested_tensor, as_padded_tensor=as_padded_tensor
+                        )
+                        return node.get(path[depth + 1 :], default, **stacked_as)
+            return public(self._get_path_slowly(path))
+        except KeyError:
+            if default is not MISSING:
+                return default
+            if settings.get_defaults_to_none:
+                return None
+            raise
+
+    # -- indexing ----------------------------------------------------------------------------------------
+
+    def _index_names(self, index: Any, result_dims: int) -> list[str | None] | None:
+        return None if self._names is None else index_names(self._names, index, result_dims)
+
+    def _index(self, index: Any) -> Self:
+        """Entries under a normalised index (see ``indexing.normalise_index``)."""
+        if isinstance(index, Tensor):
+            return self._index_tensor(index)
+        source = self._source
+        out = {key: value[index] if isinstance(value, Tensor) else value._index(index) for key, value in source.items()}
+        dims = len(self._batch_size)
+        for key, value in source.items():
+            if isinstance(value, Tensor):  # the batch part of any leaf's shape is the answer
+                shape = out[key].shape
+                size = shape[: len(shape) - (value.ndim - dims)]
+                break
+        else:
+            size = index_batch_size(self._batch_size, index)
+        return self._rebuild(out, size, self._index_names(index, len(size)))
+
+    def _slice_rows(self, index: slice) -> Self:
+        """Rows of a slice of the first batch dimension."""
+        out = {key: value[index] for key, value in self._source.items()}
+        first = next(iter(out.values()))
+        if type(first) is Tensor and not first.is_nested:  # which says the size at less than half the price
+            return self._rebuild(out, first.shape[: len(self._batch_size)], self._names)
+        return self._rebuild(out, index_batch_size(self._batch_size, index), self._names)
+
+    def _index_tensor(self, index: Tensor) -> Self:
+        """One long or bool tensor: the way data is sampled, so it has its own fast path."""
+        batch_size = self._batch_size
+        if index.dtype is torch.bool and index.ndim == 1:
+            if index.shape[0] != batch_size[0]:
+                raise IndexError(
+                    f"the shape of the mask {list(index.shape)} at index 0 does not match the batch size "
+                    f"{list(batch_size)} at index 0"
+                )
+            index = index.nonzero().squeeze(-1)  # once, instead of once a leaf
+        elif index.dtype is not torch.int64 or index.ndim != 1:
+            return self._index((index,))
+        try:
+            return self._select_rows(index)
+        except (IndexError, RuntimeError):  # negative rows, another device, vmap: torch's general indexing
+            return self._index((index,))
+
+    def _select_rows(self, rows: Tensor) -> Self:
+        out = {
+            key: torch.index_select(value, 0, rows) if isinstance(value, Tensor) else value._select_rows(rows)
+            for key, value in self._source.items()
+        }
+        size = torch.Size((rows.shape[0], *self._batch_size[1:]))
+        if not out:
+            index_batch_size(self._batch_size, rows)  # no entry has checked the range
+        return self._rebuild(out, size, self._names)
+
+    def get_at(self, key: Any, index: Any, default: Any = MISSING) -> Any:
+        """``td.get(key)[index]``, the default when the key is missing."""
+        value = self.get(key) if default is MISSING else self.get(key, default)
+        return value if value is default or value is None else value[index]
+
+    # -- writing -------------------------------------------------------------------------------------------
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        cls = type(index)
+        if cls is str:
+            if self._lock is None and type(value) is Tensor and self._device is None:
+                size = self._batch_size
+                try:
+                    if not size or value.shape[: len(size)] == size:
+                        self._source[index] = value
+                        return
+                except RuntimeError:  # a strided nested tensor has no shape
+                    pass
+            self.set(index, value)
+            return
+        if cls is tuple:
+            path = path_of(index)
+            if path:
+                self.set(path, value)
+                return
+        elif isinstance(index, str):
+            self.set(str(index), value)
+            return
+        self._set_index(normalise_index(index, len(self._batch_size)), value)
+
+    def set(self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False) -> Self:
+        """Writes an entry, replacing or (``inplace=True``) overwriting the one that is there.
+
+        Args:
+            key: string or (nested) tuple; missing levels are created.
+            item: tensor or collection whose leading shape is the batch size, or anything that converts to one.
+            inplace: write into the existing tensor. A key that does not exist is added all the same.
+            non_blocking: for the copy to :attr:`device`.
+
+        Raises:
+            RuntimeError: the shape does not fit, or the collection is locked and ``inplace`` is false.
+            KeyError: ``key`` is not a nested key.
+
+        Returns:
+            self
+        """
+        if type(key) is not str:
+            path = require_path(key)
+            if len(path) > 1:
+                self._parent_for(path)._as_parent().set(path[-1], item, inplace, non_blocking=non_blocking)
+                return self
+            key = path[0]
+        if inplace and key in self._source:
+            return self.set_(key, item, non_blocking=non_blocking)
+        if self._lock is not None:
+            raise self._locked_error()
+        size = self._batch_size
+        try:
+            fits = type(item) is Tensor and self._device is None and (len(size) == 0 or item.shape[: len(size)] == size)
+        except RuntimeError:  # a strided nested tensor has no shape
+            fits = False
+        if not fits:
+            item = self._fit(item, key, non_blocking)
+        self._source[key] = item
+        return self
+
+    def _parent_for(self, path: tuple[str, ...]) -> TensorCollection:
+        """The collection that holds the last step of ``path``; missing levels are created on the way."""
+        node: Any = self
+        for key in path[:-1]:
+            try:
+                child = node._get_str(key)
+            except KeyError:
+                if node._lock is not None:
+                    raise node._locked_error() from None
+                node._set_str(key, node._new_child())
+                child = node._get_str(key)  # a lazy stack has cut it
+            if not isinstance(child, TensorCollection):
+                raise KeyError(
+                    f"the entry {key!r} is already present in {type(node).__name__} and is a {type(child).__name__}, "
+                    f"so {path} cannot be written below it"
+                )
+            node = child
+        return node
+
+    def _as_parent(self) -> TensorCollection:
+        return self
+
+    def _new_child(self) -> TensorCollection:
+        """An empty collection for a level that is created on the way to a nested key."""
+        return self._plain_class()._trusted({}, self._batch_size, self._device, self._names)
+
+    def set_(self, key: Any, item: Any, *, non_blocking: bool = False) -> Self:
+        """Copies a value into an existing entry, locked or not.
+
+        Raises:
+            KeyError: there is no such entry.
+            RuntimeError: the shape does not fit.
+        """
+        path = (key,) if type(key) is str else require_path(key)
+        parent = self if len(path) == 1 else self._get_path(path[:-1])
+        parent._write_in_place(path[-1], item, non_blocking)
+        return self
+
+    def _write_in_place(self, key: str, item: Any, non_blocking: bool = False) -> None:
+        try:
+            entry = self._source[key]
+        except KeyError:
+            raise missing_key_error(key, list(self._source), type(self).__name__) from None
+        if not isinstance(entry, Tensor):
+            if entry._is_non_tensor:
+                self._check_object(key, entry, item)
+            elif not isinstance(item, (TensorCollection, Mapping)) or getattr(item, "_is_non_tensor", False):
+                raise EntryKindError(key, entry, item)
+            replaced = entry._overwrite(item, self)
+            if replaced is not entry:
+                self._source[key] = replaced
+            return
+        if type(item) is not Tensor:
+            item = self._fit(item, key, False)
+        if not isinstance(item, Tensor):
+            raise EntryKindError(key, entry, item)
+        if item is entry:
+            return
+        dims = len(self._batch_size)
+        if dims and item.shape[:dims] != self._batch_size:
+            raise self._misfit(item, key)
+        try:
+            entry.copy_(item, non_blocking=non_blocking)
+        except RuntimeError as err:
+            if entry.shape == item.shape:
+                raise
+            raise InplaceWriteError(
+                f"failed to update {key!r} in {type(self).__name__} of batch size {list(self._batch_size)}: the value "
+                f"of shape {list(item.shape)} does not fit the entry of shape {list(entry.shape)}"
+            ) from err
+
+    def _check_object(self, key: str, entry: Any, item: Any) -> None:
+        """Refuses a value that is no object for a non-tensor entry: one that ``set`` makes a tensor or collection of.
+
+        A value of the type that is held already (a number, say, stored by ``set_non_tensor``) is one.
+        """
+        if isinstance(item, TensorCollection):
+            if not item._is_non_tensor or item._is_unbatched is not entry._is_unbatched:
+                raise EntryKindError(key, entry, item)
+        elif not entry._holds_type_of(item):
+            try:
+                is_object = not isinstance(item, Tensor) and getattr(self._fit(item, key), "_is_non_tensor", False)
+            except RuntimeError:  # a tensor that does not fit either
+                is_object = False
+            if not is_object:
+                raise EntryKindError(key, entry, item)
+
+    def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
+        """In-place write of a whole nested collection."""
+        self.update_(item)
+        return self
+
+    def set_at_(self, key: Any, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
+        """``td.get(key)[index] = value`` in place; arrays and lists of numbers are cast to the dtype of the entry.
+
+        Raises:
+            KeyError: there is no such entry.
+            EntryKindError: the entry is a tensor and the value no number, or the other way round.
+        """
+        path = require_path(key)
+        entry = self._get_path(path)
+        if isinstance(entry, Tensor):
+            put_rows(entry, index, value, ".".join(path))
+        elif entry._is_unbatched:  # an index of the tensor itself, as `get(key)[index]` is
+            put_rows(entry._plain(), index, value, ".".join(path))
+        else:
+            parent = self if len(path) == 1 else self._get_path(path[:-1])
+            parent._assign_entry(normalise_index(index, entry.batch_dims), path[-1], entry, value)
+        return self
+
+    def __delitem__(self, key: Any) -> None:
+        self.del_(key)
+
+    def del_(self, key: Any) -> Self:
+        """Removes an entry.
+
+        Raises:
+            KeyError: there is no such entry.
+            RuntimeError: the collection is locked.
+        """
+        path = (key,) if type(key) is str else require_path(key)
+        parent = self if len(path) == 1 else self._get_path(path[:-1])
+        if parent._lock is not None:
+            raise parent._locked_error()
+        try:
+            parent._del_str(path[-1])
+        except KeyError:
+            raise missing_key_error(path[-1], parent._key_list(), type(self).__name__) from None
+        return self
+
+    def _as_value(self) -> Any:
+        """What ``td[key]`` gives for this entry: itself, or the payload of a non-tensor wrapper."""
+        return self
+
+    # -- pickling -------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "source": self._source,
+            "batch_size": tuple(self._batch_size),
+            "device": self._device,
+            "names": self._names,
+            "locked": self._lock is not None,
+            "memmap": getattr(self, "_memmap_path", None),
+            "extra": self.__dict__ if hasattr(self, "__dict__") else None,
+        }
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if getattr(self, "_consolidated", None) is not None:
+            reduced = registry.reduce_tree(self)
+            if reduced is not None:
+                return reduced
+        return _blank, (type(self),), self.__getstate__()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._source = state["source"]
+        self._batch_size = torch.Size(state["batch_size"])
+        self._device = state["device"]
+        self._names = state["names"]
+        self._lock = None
+        if state["extra"]:
+            self.__dict__.update(state["extra"])
+        if state["locked"]:
+            self._propagate_lock(None)
+        path = state.get("memmap")
+        if path is not None and not any(type(value) is Tensor for value in self._source.values()):
+            self._memmap_path = path  # a deep copy has ordinary tensors, and is not mapped
+
+
+def _blank(cls: type[DenseCollection]) -> DenseCollection:
+    return _new_object(cls)

@@ -1,0 +1,180 @@
+"""The engine's entry points: one-line methods that import ``tdmap`` when they are called.
+
+Their options are written out, so that editors and type checkers know them; a test holds them equal to the engine's.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tensordict_lite.kernel import Kernel
+
+if TYPE_CHECKING:
+    import os
+
+    import torch
+
+    from tdmap import Callback, MapIterator, Pipeline
+    from tdmap.devices import Devices
+    from tdmap.functions import Keys
+    from tdmap.memory.links import Device
+    from tdmap.resume.run import Resume
+    from tdmap.rowerrors import OnError
+
+__all__ = ["EngineOps"]
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _knows_options(method: Method) -> Method:
+    """Has a method name the options that it takes, where it is called with another one."""
+    names = frozenset(inspect.signature(method).parameters) - {"self"}
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        unknown = options.keys() - names
+        if unknown:
+            from tdmap.operation import unknown_option
+
+            raise unknown_option(method.__name__, min(unknown), names)
+        try:
+            return method(self, *args, **options)
+        except Exception as error:
+            from tdmap.operation import hide_engine
+
+            hide_engine(error)
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+class EngineOps(Kernel):
+    """Mixin of :meth:`map` and its relatives."""
+
+    __slots__ = ()
+
+    @_knows_options
+    def map(
+        self,
+        fn: Callable[[Any], Any],
+        dim: int = 0,
+        num_workers: int | None = None,
+        *,
+        out: Any | str | os.PathLike[str] | None = None,
+        device: Devices = None,
+        in_keys: Keys | None = None,
+        out_keys: Keys | None = None,
+        with_indices: bool = False,
+        fn_kwargs: Mapping[str, Any] | None = None,
+        resume: Resume = False,
+        overwrite: bool = False,
+        cache: bool | str | os.PathLike[str] = False,
+        shard: tuple[int, int] | str | None = None,
+        rows_per_shard: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        chunksize: int | None = None,
+        num_chunks: int | None = None,
+        pool: Any = None,
+        generator: torch.Generator | None = None,
+        max_tasks_per_child: int | None = None,
+        max_memory: int | None = None,
+        worker_threads: int = 1,
+        index_with_generator: bool = False,
+        pbar: bool = False,
+        mp_start_method: str | None = None,
+        executor: Any = "process",
+        seed: int | None = None,
+        retries: int = 2,
+        timeout: float | None = None,
+        undo: bool = True,
+        on_error: OnError = "raise",
+        callbacks: Iterable[Callback] = (),
+        profile: bool | str | os.PathLike[str] = False,
+    ) -> Any:
+        """Maps ``fn`` over chunks of rows, on several processes, and joins the results.
+
+        Chunks are views of this collection along ``dim``. What ``fn`` returns is gathered in a new collection in
+        shared memory, or written to ``out`` (a preallocated collection, best in memory-mapped files, or the path
+        of a folder); ``fn`` may also change its chunk in place and return None. :func:`tdmap.map` explains every
+        option, and what is raised.
+
+        Returns:
+            ``out`` when it is given; else the joined results, or None when all are.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> data = TensorDict({"x": torch.arange(6)}, batch_size=[6])
+            >>> data.map(lambda chunk: chunk * 2, num_workers=2, chunksize=2)["x"]
+            tensor([ 0,  2,  4,  6,  8, 10])
+        """
+        from tdmap import map as engine_map
+
+        options = {name: value for name, value in locals().items() if name not in _OWN}
+        return engine_map(self, fn, dim, num_workers, **options)
+
+    @_knows_options
+    def map_iter(
+        self,
+        fn: Callable[[Any], Any],
+        dim: int = 0,
+        num_workers: int | None = None,
+        *,
+        device: Device | None = None,
+        prefetch: int = 2,
+        in_keys: Keys | None = None,
+        out_keys: Keys | None = None,
+        shuffle: bool = False,
+        chunksize: int | None = None,
+        num_chunks: int | None = None,
+        pool: Any = None,
+        generator: torch.Generator | None = None,
+        max_tasks_per_child: int | None = None,
+        max_memory: int | None = None,
+        worker_threads: int = 1,
+        index_with_generator: bool = True,
+        pbar: bool = False,
+        mp_start_method: str | None = None,
+        executor: Any = "process",
+        seed: int | None = None,
+        retries: int = 2,
+        timeout: float | None = None,
+        undo: bool = True,
+        on_error: OnError = "raise",
+        callbacks: Iterable[Callback] = (),
+        profile: bool | str | os.PathLike[str] = False,
+    ) -> MapIterator:
+        """Maps ``fn`` over chunks of rows, and yields the results in order: see :func:`tdmap.map_iter`.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> data = TensorDict({"x": torch.arange(6)}, batch_size=[6])
+            >>> [int(total) for total in data.map_iter(lambda chunk: chunk["x"].sum(), num_workers=2, chunksize=2)]
+            [1, 5, 9]
+        """
+        from tdmap import map_iter as engine_map_iter
+
+        options = {name: value for name, value in locals().items() if name not in _OWN}
+        return engine_map_iter(self, fn, dim, num_workers, **options)
+
+    def map_reduce(
+        self, mapper: Callable[[Any], Any] | None, reducer: Any, num_workers: int | None = None, **options: Any
+    ) -> Any:
+        """Folds ``mapper(chunk)`` over all chunks, on several processes: see :func:`tdmap.map_reduce`."""
+        from tdmap import map_reduce as engine_map_reduce
+
+        return engine_map_reduce(self, mapper, reducer, num_workers, **options)
+
+    def pipeline(self, *, seed: int | None = None) -> Pipeline:
+        """Begins a lazy chain of stages over the rows: see :class:`tdmap.Pipeline`."""
+        from tdmap import Pipeline
+
+        return Pipeline(self, seed=seed)
+
+
+_OWN = frozenset(("self", "fn", "dim", "num_workers", "engine_map", "engine_map_iter"))
+"""Local names of the methods above that are no options."""

@@ -1,0 +1,238 @@
+"""Functional parameters: the weights of a module as a collection, and back."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
+
+from tensordict_lite.kernel import Kernel
+from tensordict_lite.ops.module_swap import Swap, put_back, read, read_state_dict, restore
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["ModuleOps"]
+
+
+def _finish(out: Any, as_module: bool, lock: bool) -> Any:
+    if as_module:
+        from tensordict_lite.nn.params import TensorDictParams
+
+        out = TensorDictParams(out, no_convert="skip")
+    if lock:
+        out._propagate_lock(None)
+    return out
+
+
+class ModuleOps(Kernel):
+    """Mixin of :meth:`from_module` and :meth:`to_module`."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_module(
+        cls,
+        module: nn.Module,
+        as_module: bool = False,
+        lock: bool = False,
+        use_state_dict: bool = False,
+        filter_empty: bool = True,
+    ) -> Self:
+        """The parameters and buffers of a module, under the names of its sub-modules; nothing is copied.
+
+        Args:
+            module: any module.
+            as_module: return a :class:`TensorDictParams`, a module around them.
+            lock: lock the result.
+            use_state_dict: the detached tensors of ``module.state_dict()``, hooks and all, instead of the parameters.
+            filter_empty: leave out sub-modules without parameters.
+
+        Raises:
+            TypeError: ``module`` is no module.
+
+        Example:
+            >>> from tensordict_lite import TensorDict
+            >>> params = TensorDict.from_module(torch.nn.Sequential(torch.nn.Linear(3, 4)))
+            >>> params["0", "weight"].shape
+            torch.Size([4, 3])
+        """
+        from tensordict_lite.dense.tensordict import TensorDict
+
+        _require_module(module, "from_module()")
+        if use_state_dict:
+            return _finish(read_state_dict(TensorDict, module), as_module, lock)
+        return _finish(read(TensorDict, module, filter_empty, {}), as_module, lock)
+
+    @classmethod
+    def from_modules(
+        cls,
+        *modules: nn.Module,
+        as_module: bool = False,
+        lock: bool = True,
+        use_state_dict: bool = False,
+        lazy_stack: bool = False,
+        expand_identical: bool = False,
+    ) -> Self:
+        """The parameters of several modules of one architecture, stacked: an ensemble for :func:`torch.vmap`.
+
+        Stacked parameters are new ones, which the optimiser must be given; they require grad where one of the
+        originals does. Those of lazy modules stay uninitialised until the first call sets the shape.
+
+        Args:
+            *modules: the modules.
+            as_module: return a :class:`TensorDictParams`.
+            lock: lock the result. Default True.
+            use_state_dict: see :meth:`from_module`.
+            lazy_stack: a lazy stack of the parameters themselves: nothing is copied, and they get the gradients.
+            expand_identical: a parameter that all modules share is expanded instead of stacked.
+
+        Raises:
+            RuntimeError: the modules differ in keys or shapes; ``lazy_stack`` together with ``as_module`` or with lazy
+                modules.
+
+        Example:
+            >>> from tensordict_lite import TensorDict
+            >>> params = TensorDict.from_modules(torch.nn.Linear(3, 4), torch.nn.Linear(3, 4))
+            >>> params.batch_size, params["weight"].shape
+            (torch.Size([2]), torch.Size([2, 4, 3]))
+        """
+        if not modules:
+            raise ValueError("from_modules() needs at least one module")
+        if lazy_stack and as_module:
+            raise RuntimeError("Using a LazyStackedTensorDict within a TensorDictParams isn't permitted.")
+        parts: list[Any] = [cls.from_module(module, use_state_dict=use_state_dict) for module in modules]
+        if not lazy_stack:
+            return _finish(_stacked(parts, expand_identical, ()), as_module, lock)
+        if any(isinstance(leaf, UninitializedTensorMixin) for part in parts for leaf in part._leaves()):
+            raise RuntimeError("lazy_stack=True is not compatible with lazy modules: call them once before")
+        return _finish(type(parts[0]).lazy_stack(parts), False, lock)
+
+    def to_module(
+        self,
+        module: nn.Module,
+        *,
+        inplace: bool | None = None,
+        return_swap: bool = True,
+        swap_dest: Any = None,
+        use_state_dict: bool = False,
+        non_blocking: bool = False,
+        preserve_module_state: bool = True,
+        strict: bool = False,
+        memo: Any = None,
+    ) -> Any:
+        """Puts these tensors into a module; as a context manager, the old ones come back at the end.
+
+        Buffers that the module assigns inside the block are in this collection afterwards.
+
+        Args:
+            module: a module with parameters or buffers under the same names; a :class:`TensorDictParams` is one.
+            inplace: copy into the existing tensors instead of replacing them.
+            return_swap: return what was replaced (which :meth:`to_module` puts back); else None.
+            swap_dest: collection to write the replaced tensors into, which is returned.
+            use_state_dict: load through ``module.load_state_dict`` (hooks run), copying.
+            non_blocking: for copies.
+            preserve_module_state: a tensor in the place of a parameter becomes one, with its ``requires_grad`` (unless
+                gradients or a transform go through it), and buffers stay buffers. False: it becomes a plain attribute.
+            strict: every parameter and buffer of the module must be here.
+            memo: must not be passed.
+
+        Raises:
+            KeyError: the module has no such parameter, buffer or sub-module, or (``strict``) has more. It is then as
+                it was before.
+            RuntimeError: a tensor has another shape; ``inplace`` together with ``use_state_dict``.
+            TypeError: ``module`` is no module.
+
+        Example:
+            >>> from tensordict_lite import TensorDict
+            >>> layer = torch.nn.Linear(2, 2)
+            >>> zeros = TensorDict.from_module(layer).data.clone().zero_()
+            >>> with zeros.to_module(layer):
+            ...     layer(torch.ones(1, 2)).sum().item()
+            0.0
+        """
+        if memo is not None:
+            raise RuntimeError("memo cannot be passed to the public to_module anymore.")
+        _require_module(module, "to_module()")
+        inplace = bool(inplace)
+        if use_state_dict:
+            if inplace:
+                raise RuntimeError("inplace argument cannot be passed when use_state_dict=True: it always copies.")
+            swap, inplace = _load(self, module, strict), True
+        else:
+            cls = self._plain_class()  # type: ignore[attr-defined]
+            swap = Swap(cls, inplace, non_blocking, preserve_module_state, strict).run(self, module)
+        if not return_swap and swap_dest is None:
+            return None
+        if swap_dest is not None:
+            try:
+                swap_dest.update(swap)
+            except BaseException:
+                put_back(swap, module, inplace, non_blocking)
+                raise
+        out = swap if swap_dest is None else swap_dest
+        # the block ends with what was there, not with what has become of `swap_dest`
+        taken = None if swap_dest is None else swap
+        out._last_op = ("undo", (restore, weakref.ref(module), taken, inplace, non_blocking, None if inplace else self))
+        return out if return_swap else None
+
+
+def _require_module(module: Any, what: str) -> None:
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{what} needs a torch.nn.Module, got a {type(module).__name__}")
+
+
+def _load(params: Any, module: nn.Module, strict: bool) -> Any:
+    """Loads through the state dict; what the module held under the same keys."""
+    flat = params.flatten_keys(".")
+    own = module.state_dict()
+    surplus = [key for key in flat._key_list() if key not in own]
+    if surplus:
+        raise KeyError(f"{type(module).__name__} has no {surplus} in its state dict; it has {sorted(own)}")
+    held = type(flat)({key: own[key].clone() for key in flat._key_list()}).unflatten_keys(".")
+    module.load_state_dict({key: flat._get_str(key) for key in flat._key_list()}, strict=strict)
+    return held
+
+
+def _stacked(parts: list[Any], expand_identical: bool, path: tuple[str, ...]) -> Any:
+    """One tree of the stacked tensors of several."""
+    first = parts[0]
+    keys = first._key_list()
+    for place, part in enumerate(parts):
+        if set(part._key_list()) != set(keys):
+            differ = sorted(set(part._key_list()) ^ set(keys))
+            raise RuntimeError(
+                f"the modules 0 and {place} differ in {['.'.join((*path, key)) for key in differ]}: modules to stack "
+                "must have the same parameters and buffers"
+            )
+    source: dict[str, Any] = {}
+    for key in keys:
+        values = [part._get_str(key) for part in parts]
+        if all(isinstance(value, Tensor) for value in values):
+            source[key] = _stacked_leaf(values, expand_identical, (*path, key))
+        else:
+            source[key] = _stacked(values, expand_identical, (*path, key))
+    return first._plain_class()._trusted(source, torch.Size((len(parts),)))
+
+
+def _stacked_leaf(leaves: list[Tensor], expand_identical: bool, path: tuple[str, ...]) -> Tensor:
+    if expand_identical and all(leaf is leaves[0] for leaf in leaves):
+        return leaves[0].expand(len(leaves), *leaves[0].shape)
+    requires_grad = any(leaf.requires_grad for leaf in leaves)
+    if any(isinstance(leaf, UninitializedTensorMixin) for leaf in leaves):
+        from tensordict_lite.nn.uninitialized import stack_uninitialized
+
+        return stack_uninitialized(leaves, requires_grad)
+    shapes = {tuple(leaf.shape) for leaf in leaves}
+    if len(shapes) > 1:
+        raise RuntimeError(
+            f"the modules have tensors of different shapes at {'.'.join(path)!r}, {sorted(shapes)}: "
+            "from_modules(lazy_stack=True) keeps them apart"
+        )
+    stacked = torch.stack([leaf.detach() for leaf in leaves])
+    if isinstance(leaves[0], nn.Parameter) or requires_grad:
+        return nn.Parameter(stacked, requires_grad=requires_grad)
+    return stacked

@@ -1,0 +1,1 @@
+"""What torch calls on a collection: ``torch.stack(tds)``, pytrees, ``vmap``."""

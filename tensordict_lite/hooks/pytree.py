@@ -1,0 +1,417 @@
+"""Pytrees: collections as nodes of ``torch.utils._pytree``, and the way from nested containers and back.
+
+A node remembers its batch size and how many dimensions each entry had. Entries that come back with the batch size in
+front keep it, whatever follows (a Jacobian has the dimensions of both sides). Where they have it no more, because a
+mapped function took dimensions away or put one in front, the batch size follows them. ``torch.vmap`` takes
+collections whole, see ``vmapping.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree
+
+from tensordict_lite import registry
+from tensordict_lite.kernel import Kernel
+from tensordict_lite.views import entry_of
+
+__all__ = ["from_pytree", "register", "to_pytree"]
+
+_TYPE_KEY = "_pytree_type"
+_ODD_KEY = "<NON_NESTED>"
+
+
+class NodeSpec:
+    """What a node of a pytree keeps apart from its children."""
+
+    __slots__ = ("batch_size", "device", "keys", "names", "ndims", "template")
+
+    def __init__(self, td: Any, keys: tuple[str, ...], ndims: tuple[int, ...]) -> None:
+        self.keys = keys
+        self.ndims = ndims
+        self.batch_size = td._batch_size
+        self.device = td._device
+        self.names = None if td._names is None else tuple(td._names)
+        self.template = td._non_tensor_part()
+        for key in [key for key, value in self.template._source.items() if _is_tuple(value)]:
+            del self.template._source[key]  # its elements are children
+        """A collection of the same type with the non-tensor entries only."""
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, NodeSpec)
+            and self.keys == other.keys
+            and type(self.template) is type(other.template)
+            and self.device == other.device
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.keys, type(self.template)))
+
+    def __repr__(self) -> str:
+        return f"NodeSpec({type(self.template).__name__}, keys={list(self.keys)}, batch_size={list(self.batch_size)})"
+
+
+def _is_tuple(value: Any) -> bool:
+    return getattr(value, "_is_tuple", False)
+
+
+def _flatten(td: Any) -> tuple[list[Any], NodeSpec]:
+    keys, values = [], []
+    for key, value in td._entries():
+        # A tree of something else (dimensions for vmap, say) has children that are no tensors at all.
+        if isinstance(value, Tensor) or not getattr(value, "_is_non_tensor", False) or value._is_unbatched:
+            keys.append(key)
+            values.append(value)
+        elif _is_tuple(value):
+            keys.append(key)
+            values.append(value._payload)
+    return values, NodeSpec(td, tuple(keys), tuple(getattr(value, "ndim", 0) for value in values))
+
+
+def _flatten_with_keys(td: Any) -> tuple[list[tuple[Any, Any]], NodeSpec]:
+    values, spec = _flatten(td)
+    return [(_pytree.MappingKey(key), value) for key, value in zip(spec.keys, values)], spec
+
+
+def _unflatten(values: Any, spec: NodeSpec) -> Any:
+    values = list(values)
+    size = spec.batch_size
+    names = spec.names
+    kept = _keep_shape(values, spec)
+    sized, complete = ([], False) if kept else _sized(values, spec.ndims)
+    if sized and complete:
+        size = _batch_size_of(sized, spec)
+        if names is not None and len(size) != len(names):
+            names = _names_of(size, spec)
+    if not kept and tuple in map(type, values):
+        values = [registry.TupleEntry(value, batch_size=size) if type(value) is tuple else value for value in values]
+    if size != spec.batch_size:
+        for value in values:
+            if _says_nothing(value):  # it follows its parent
+                value._change_batch_size(torch.Size((*size, *value._batch_size[len(spec.batch_size) :])))
+    entries = dict(zip(spec.keys, values))
+    template = spec.template
+    if not template._source:
+        return template._rebuild(entries, size, None if names is None else list(names))
+    out = {}
+    for key, value in template._source.items():
+        out[key] = resized(value, size)
+    return template._rebuild({**entries, **out}, size, None if names is None else list(names))
+
+
+def _keep_shape(values: list[Any], spec: NodeSpec) -> bool:
+    """Whether all entries have as many dimensions as before, the batch in front: the usual case, told quickly."""
+    size, dims = spec.batch_size, len(spec.batch_size)
+    if torch.compiler.is_compiling():
+        return False
+    for value, ndim in zip(values, spec.ndims):
+        if not isinstance(value, Tensor) and not hasattr(value, "_batch_size"):
+            return False
+        if value.ndim != ndim or (dims and value.shape[:dims] != size):
+            return False
+    return True
+
+
+def _says_nothing(value: Any) -> bool:
+    """Whether it is a collection without entries of its own, at any depth, that would have a shape."""
+    if not isinstance(value, Kernel) or _is_tuple(value):
+        return False
+    return all(
+        _says_nothing(entry) or (getattr(entry, "_is_non_tensor", False) and not _is_tuple(entry))
+        for _, entry in value._entries()
+    )
+
+
+def _sized(values: list[Any], ndims: tuple[int, ...]) -> tuple[list[tuple[torch.Size, int]], bool]:
+    """Shapes of new entries with the number of dimensions before, and whether each entry has a shape.
+
+    A tuple (the Jacobians by several arguments) has those of its elements; what has no tensor, none.
+    """
+    out, complete = [], True
+    for value, ndim in zip(values, ndims):
+        parts = value if type(value) is tuple else (value,)
+        for part in parts:
+            if _says_nothing(part):
+                continue
+            shape = getattr(part, "shape", None)
+            if isinstance(shape, torch.Size):
+                out.append((shape, ndim))
+            else:
+                complete = False
+    return out, complete
+
+
+def _names_of(size: torch.Size, spec: NodeSpec) -> tuple[str | None, ...]:
+    """Names after a dimension has gone (its name with it) or come (unnamed), found by the sizes.
+
+    Where sizes repeat, the first place that explains them counts: vmap maps dimension 0 unless it is told otherwise.
+    """
+    old, names = spec.batch_size, spec.names
+    if len(size) == len(old) - 1:
+        for at in range(len(old)):
+            if (*old[:at], *old[at + 1 :]) == tuple(size):
+                return (*names[:at], *names[at + 1 :])
+    elif len(size) == len(old) + 1:
+        for at in range(len(size)):
+            if (*size[:at], *size[at + 1 :]) == tuple(old):
+                return (*names[:at], None, *names[at:])
+    gone = len(old) - len(size)
+    return names[gone:] if gone > 0 else (*[None] * -gone, *names)
+
+
+def resized(value: Any, size: torch.Size) -> Any:
+    """Non-tensor data under another batch size; rows that lost their dimension become one list."""
+    if value._batch_size == size:
+        return value.copy()
+    if type(value._source) is dict:
+        new = value.copy()
+        new._change_batch_size(size)
+        return new
+    return registry.NonTensorData(value.tolist(), batch_size=size, device=value._device)
+
+
+def _batch_size_of(sized: list[tuple[torch.Size, int]], spec: NodeSpec) -> torch.Size:
+    """The batch size of new entries, of which the shape and the former number of dimensions are known."""
+    size = spec.batch_size
+    dims = len(size)
+    shapes = [shape for shape, _ in sized]
+    # Under torch.compile torch.vmap comes through here: a dimension more is a dimension of the batch, though the
+    # sizes may be the same.
+    exact = not torch.compiler.is_compiling() or all(len(shape) == ndim for shape, ndim in sized)
+    for start in range(dims if exact else 0):  # the whole of it, or what is left of it behind mapped dimensions
+        rest = size[start:]
+        if all(shape[: len(rest)] == rest for shape in shapes):
+            return rest
+    delta = min(len(shape) - ndim for shape, ndim in sized)
+    size = shapes[0][: max(0, dims + delta)]
+    for shape in shapes[1:]:
+        n = 0
+        for a, b in zip(size, shape):
+            if a != b:
+                break
+            n += 1
+        size = size[:n]
+    return torch.Size(size)
+
+
+def _flatten_unbatched(td: Any) -> tuple[list[Any], Any]:
+    """The tensor is a child like any other; the batch size does not depend on it."""
+    payload = td._payload  # no tensor in a tree of something else
+    return [td._leaves()[0] if isinstance(payload, Tensor) else payload], _Opaque(td)
+
+
+def _unflatten_unbatched(values: Any, spec: Any) -> Any:
+    (value,) = values
+    return spec.value._around(value)
+
+
+def _flatten_payload(td: Any) -> tuple[list[Any], Any]:
+    """Non-tensor data has no children: it is all context."""
+    return [], _Opaque(td)
+
+
+class _Opaque:
+    """Non-tensor data as the context of a node: equal to any other, because only the tree is compared."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Opaque)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+class LazySpec:
+    """What a lazy stack keeps apart from its children, which are its members.
+
+    Under torch.compile ``torch.vmap`` comes here, and maps a dimension of the children: there they are the stacked
+    entries, where these stack.
+    """
+
+    __slots__ = ("batch_size", "cls", "dense", "device", "names", "stack_dim")
+
+    def __init__(self, td: Any, dense: NodeSpec | None) -> None:
+        self.cls = type(td)
+        self.dense = dense
+        self.stack_dim = td._stack_dim
+        self.batch_size = td._batch_size
+        self.device = td._device
+        self.names = td._names
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, LazySpec)
+            and self.cls is other.cls
+            and self.dense == other.dense
+            and self.stack_dim == other.stack_dim
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.cls, self.stack_dim))
+
+
+def _flatten_lazy(td: Any) -> tuple[list[Any], LazySpec]:
+    members = td._source
+    if torch.compiler.is_compiling() and members and len({frozenset(member._key_list()) for member in members}) == 1:
+        try:
+            entries = dict(td._entries())
+        except RuntimeError:  # shapes differ
+            return list(members), LazySpec(td, None)
+        values, spec = _flatten(td._plain_class()._trusted(entries, td._batch_size, td._device, td._names))
+        return values, LazySpec(td, spec)
+    return list(members), LazySpec(td, None)
+
+
+def _unflatten_lazy(values: Any, spec: LazySpec) -> Any:
+    if spec.dense is None:
+        return _restacked(list(values), spec)
+    typed = getattr(spec.cls, "_member_class", None)
+    dense = _unflatten(values, spec.dense)
+    plain = all(isinstance(value, Tensor) or isinstance(value, Kernel) for value in dense._source.values())
+    if dense._batch_size != spec.dense.batch_size or not plain:
+        return dense
+    if typed is not None:
+        members = [typed.from_tensordict(member) for member in dense.unbind(spec.stack_dim)]
+        return spec.cls._of(members, spec.stack_dim, members[0]._batch_size, dense._device, dense._names)
+    at, size = spec.stack_dim, dense._batch_size
+    members = list(dense.unbind(at))
+    return registry.LazyStackedTensorDict._of(
+        members, at, torch.Size((*size[:at], *size[at + 1 :])), dense._device, dense._names
+    )
+
+
+def _restacked(members: list[Any], spec: LazySpec) -> Any:
+    """The stack around new members, which may have lost dimensions, or their class."""
+    if not members:
+        at, size = spec.stack_dim, spec.batch_size
+        return spec.cls._of([], at, torch.Size((*size[:at], *size[at + 1 :])), spec.device, spec.names)
+    first = members[0]._batch_size
+    cls = spec.cls._class_for(members)
+    dims = len(first)
+    if any(member._batch_size != first for member in members):
+        return cls(*members, stack_dim=min(spec.stack_dim, dims))
+    names = spec.names if dims == len(spec.batch_size) - 1 else None
+    return cls._of(members, min(spec.stack_dim, dims), first, spec.device, None if names is None else list(names))
+
+
+def _unflatten_params(values: Any, spec: NodeSpec) -> Any:
+    """Parameters that come back as they are stay together; anything else is a TensorDict."""
+    out = _unflatten(values, spec)
+    if torch.compiler.is_compiling() or not values or not _holds_parameters(out):
+        return out
+    return registry.TensorDictParams(out, no_convert=True)
+
+
+def _holds_parameters(td: Any) -> bool:
+    """Whether all tensors are parameters or buffers, and there is nothing else."""
+    return all(
+        _holds_parameters(value) if isinstance(value, Kernel) else isinstance(value, (nn.Parameter, nn.Buffer))
+        for _, value in td._entries()
+    )
+
+
+def register(cls: Any) -> None:
+    """Makes instances of a class of collections nodes of pytrees."""
+    if cls._is_unbatched:
+        _pytree.register_pytree_node(cls, _flatten_unbatched, _unflatten_unbatched)
+    elif cls._is_non_tensor:
+        _pytree.register_pytree_node(cls, _flatten_payload, lambda _, spec: spec.value)
+    elif hasattr(cls, "stack_dim"):
+        _pytree.register_pytree_node(cls, _flatten_lazy, _unflatten_lazy)
+    else:
+        back = _unflatten_params if issubclass(cls, nn.Module) else _unflatten
+        _pytree.register_pytree_node(cls, _flatten, back, flatten_with_keys_fn=_flatten_with_keys)
+
+
+# -- nested containers --------------------------------------------------------------------------------------
+
+
+def from_pytree(
+    pytree: Any,
+    *,
+    batch_size: Sequence[int] | None = None,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+) -> Any:
+    """A TensorDict from nested lists, tuples, named tuples and dicts of tensors.
+
+    Each level records its type, so that :meth:`TensorDict.to_pytree` rebuilds it. A leaf alone is returned as a
+    tensor, a collection as it is.
+
+    Args:
+        pytree: the containers.
+        batch_size: batch size of the result and its levels.
+        auto_batch_size: infer the batch size.
+        batch_dims: longest batch size to infer.
+
+    Example:
+        >>> import torch
+        >>> td = from_pytree({"a": torch.zeros(3), "b": (torch.ones(3), torch.ones(3, 2))}, auto_batch_size=True)
+        >>> td.batch_size, type(td.to_pytree()["b"])
+        (torch.Size([3]), <class 'tuple'>)
+    """
+    if isinstance(pytree, Kernel):
+        return pytree
+    if not isinstance(pytree, (list, tuple, Mapping)):
+        return pytree if isinstance(pytree, Tensor) else torch.as_tensor(pytree)
+    td = _level(pytree, torch.Size(batch_size if batch_size is not None else ()))
+    return td.auto_batch_size_(batch_dims) if auto_batch_size else td
+
+
+def _level(node: Any, size: torch.Size) -> Any:
+    td = registry.TensorDict({}, batch_size=size)
+    if isinstance(node, Mapping):
+        items = list(node.items())
+    elif hasattr(node, "_fields"):
+        items = list(zip(node._fields, node))
+    else:
+        items = [(str(i), value) for i, value in enumerate(node)]
+    for i, (key, value) in enumerate(items):
+        entry = _entry(value, size)
+        if isinstance(key, str):
+            td.set(key, entry)
+        else:
+            td.set(f"{_ODD_KEY}{i}", registry.TensorDict({"value": entry}, batch_size=size).set_non_tensor("key", key))
+    return td.set_non_tensor(_TYPE_KEY, type(node))
+
+
+def _entry(value: Any, size: torch.Size) -> Any:
+    if isinstance(value, (list, tuple, Mapping)) and not isinstance(value, Kernel):
+        return _level(value, size)
+    if isinstance(value, Tensor) or isinstance(value, Kernel):
+        return value
+    if isinstance(value, (int, float, bool, complex, np.ndarray)) and not size:
+        return torch.as_tensor(value)
+    return registry.NonTensorData(value, batch_size=size)
+
+
+def to_pytree(td: Any) -> Any:
+    """The containers that :func:`from_pytree` made a TensorDict from; the collection itself if it did not."""
+    kind = entry_of(td, (_TYPE_KEY,))
+    if kind is None:
+        return td
+    cls = kind._as_value()
+    items = []
+    for key, value in td._entries():
+        if key == _TYPE_KEY:
+            continue
+        if key.startswith(_ODD_KEY):
+            key, value = value.get_non_tensor("key"), value.get("value")
+        if not isinstance(value, Tensor):
+            value = value._as_value() if value._is_non_tensor else to_pytree(value)
+        items.append((key, value))
+    if issubclass(cls, Mapping):
+        return cls(items) if cls is not dict else dict(items)
+    if hasattr(cls, "_fields"):
+        return cls(**dict(items))
+    return cls(value for _, value in sorted(items, key=lambda item: int(item[0])))

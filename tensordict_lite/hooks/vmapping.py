@@ -1,0 +1,374 @@
+"""``torch.vmap`` over collections: a collection is mapped as a whole, by its batch dimensions.
+
+torch maps the leaves of a pytree one by one. To it, ``in_dims=-1`` is the last dimension of each leaf, the dims
+``out_dims=(0,)`` do not fit a tree, and a lazy stack is what its stacked entries are. So collections are taken apart
+before they reach it and put together behind it, by :func:`vmap_impl`, which stands in the place of torch's function of
+that name::
+
+    arguments   -> the tensors of each collection, in a list    -> torch: a row of each tensor
+    rows        -> a collection of one row, for the function    -> its result
+    result      -> the tensors of each collection, in a list    -> torch: all rows -> the collection of all rows
+
+A lazy stack that is mapped along its stack dimension shows its rows as a :class:`StackRow`, a TensorDict whose results
+become a lazy stack again; mapped along another dimension it shows a lazy stack of rows. What is written in place into
+a row goes back to the members when the call ends.
+
+Inside ``torch.compile`` torch's own function is traced, and collections are the pytrees of ``pytree.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch import apis as _apis
+from torch.nn.parameter import UninitializedTensorMixin
+from torch.utils import _pytree
+
+from tensordict_lite import registry
+from tensordict_lite.base import TensorCollection
+from tensordict_lite.dense.tensordict import TensorDict
+from tensordict_lite.hooks.pytree import resized
+
+__all__ = ["StackRow", "install", "vmap_impl"]
+
+
+class StackRow(TensorDict):
+    """A row of a lazy stack inside ``torch.vmap``; what is made of it leaves as a lazy stack."""
+
+    __slots__ = ()
+
+
+_ROW_OF = {TensorDict: StackRow}
+
+
+def _is_collection(value: Any) -> bool:
+    return isinstance(value, TensorCollection)
+
+
+def vmap_impl(
+    func: Callable[..., Any], in_dims: Any, out_dims: Any, randomness: str, chunk_size: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """As torch's function of this name, for collections as well."""
+    if torch.compiler.is_compiling():
+        if type(out_dims) is tuple and len(out_dims) == 1:  # the same for one result, and fits a tree
+            out_dims = out_dims[0]
+        return _torch_vmap_impl(func, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)
+    given = _Arguments(in_dims, args) if _has_collections(args) else None
+    if given is None or not given.fits:
+        result = _Result(func, out_dims, _name(func), None)
+        out = _torch_vmap_impl(result.call, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)
+        return result.rebuilt(out)
+    count = given.take_apart(func)
+    result = _Result(lambda *rows, **options: func(*given.rows(rows), **options), out_dims, _name(func), count)
+    # torch puts the rows in front, and `result` where they are wanted: a lazy stack has its tensors in members
+    wanted = out_dims if _has_none(out_dims) else 0
+    out = _torch_vmap_impl(result.call, given.dims, wanted, randomness, chunk_size, *given.plain, **kwargs)
+    given.write_back()
+    return result.rebuilt(out, in_front=not _has_none(out_dims))
+
+
+def _has_none(dims: Any) -> bool:
+    return dims is None or (
+        not isinstance(dims, int) and None in _pytree.tree_leaves(dims, is_leaf=lambda x: x is None)
+    )
+
+
+def _has_collections(tree: Any) -> bool:
+    """Whether there is a collection in a tree of tuples, lists and dicts."""
+    if isinstance(tree, TensorCollection):
+        return True
+    if isinstance(tree, Tensor):
+        return False
+    if isinstance(tree, (tuple, list)):
+        return any(map(_has_collections, tree))
+    if isinstance(tree, dict):
+        return any(map(_has_collections, tree.values()))
+    return False
+
+
+# -- on the way in ---------------------------------------------------------------------------------------------
+
+
+class _Arguments:
+    """The arguments of one call, with the tensors of a collection in its place."""
+
+    def __init__(self, in_dims: Any, args: tuple[Any, ...]) -> None:
+        self._args, self._spec = _pytree.tree_flatten(args, is_leaf=_is_collection)
+        dims = _pytree._broadcast_to_and_flatten(in_dims, self._spec)
+        self.fits = dims is not None and not any(map(_is_collection, dims))
+        """Whether a dim of each argument is known; else torch says what is wrong, or has a tree of dims."""
+        self._in_dims = in_dims
+        self.dims: Any = tuple(dims or ())
+        self.plain: list[Any] = []
+        self._copies: list[tuple[Any, Any, list[int]]] = []
+
+    def take_apart(self, func: Any) -> int | None:
+        """Makes ``dims`` those of torch, and ``plain`` its arguments; the number of rows.
+
+        Raises:
+            ValueError: a dim is out of the range of batch dimensions.
+        """
+        dims = []
+        count = None
+        for arg, dim in zip(self._args, self.dims):
+            if _is_collection(arg) and isinstance(dim, int):
+                if not -arg.batch_dims <= dim < arg.batch_dims:
+                    raise ValueError(
+                        f"vmap({_name(func)}, in_dims={self._in_dims}, ...)(<inputs>): Got in_dim={dim} for a "
+                        f"{type(arg).__name__} with {arg.batch_dims} batch dimensions, so expected in_dim to satisfy "
+                        f"-{arg.batch_dims} <= in_dim < {arg.batch_dims}."
+                    )
+                dim %= arg.batch_dims
+                count = arg.batch_size[dim]
+                tensors = self._tensors(arg, dim) or [(torch.empty(count), 0)]  # which says how many rows there are
+                self.plain.append([tensor for tensor, _ in tensors])
+                dims.append([at for _, at in tensors])
+            else:
+                self.plain.append(() if _is_collection(arg) else arg)
+                dims.append(dim)
+        self._batch_dims = tuple(dim % arg.batch_dims if _is_collection(arg) and isinstance(dim, int) else dim
+                                 for arg, dim in zip(self._args, self.dims))  # fmt: skip
+        self.dims = tuple(dims)
+        return count
+
+    def _tensors(self, td: Any, dim: int) -> list[tuple[Tensor, int]]:
+        """The tensors of a collection with their mapped dims, in the order in which :meth:`rows` takes them."""
+        if hasattr(td, "_stack_dim") and not td._is_non_tensor:
+            if td._stack_dim == dim:
+                td = self._stacked(td)
+            else:
+                at = dim - (dim > td._stack_dim)
+                return [pair for member in td._source for pair in self._tensors(member, at)]
+        out: list[tuple[Tensor, int]] = []
+        for value in _parts(td):
+            if not isinstance(value, Tensor):
+                out.extend(self._tensors(value, dim))
+            elif not isinstance(value, UninitializedTensorMixin):
+                out.append((value, dim))
+        return out
+
+    def _stacked(self, stack: Any) -> Any:
+        """The entries of a lazy stack as tensors: copies, whose changes belong into the members."""
+        for known, dense, _ in self._copies:
+            if known is stack:
+                return dense
+        entries = {}
+        for key in stack._key_list():
+            try:
+                entries[key] = stack._get_str(key)
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"torch.vmap along the stack dimension of a lazy stack needs entries of one shape, and {key!r} "
+                    "has another in each member: leave it out, stack.exclude(...), or map another dimension"
+                ) from error
+        cls = stack._plain_class()
+        dense = _ROW_OF.get(cls, cls)._trusted(entries, stack._batch_size, stack._device, stack._names)
+        self._copies.append((stack, dense, [_version(leaf) for leaf in dense._leaves()]))
+        return dense
+
+    def write_back(self) -> None:
+        """Brings what was written in place into the members of lazy stacks."""
+        for stack, dense, versions in self._copies:
+            if any(_version(leaf) != version for leaf, version in zip(dense._leaves(), versions)):
+                for member, row in zip(stack._source, dense.unbind(stack._stack_dim)):
+                    member.update_(row)
+
+    def rows(self, plain: tuple[Any, ...]) -> Any:
+        """The arguments of the function: collections of one row."""
+        out = []
+        for arg, dim, row in zip(self._args, self._batch_dims, plain):
+            if not _is_collection(arg):
+                out.append(row)
+            elif dim is None:
+                out.append(_shared(arg))
+            else:
+                out.append(self._row(arg, dim, iter(row)))
+        return _pytree.tree_unflatten(out, self._spec)
+
+    def _row(self, td: Any, dim: int, tensors: Iterator[Tensor]) -> Any:
+        size = _without(td._batch_size, dim)
+        each = lambda value: self._row_of(value, dim, tensors)  # noqa: E731
+        if td._is_non_tensor:
+            return _resized(td, size, each)
+        lock = td._lock
+        if hasattr(td, "_stack_dim"):
+            stack_dim = td._stack_dim
+            if dim != stack_dim:
+                at = dim - (dim > stack_dim)
+                members = [self._row(member, at, tensors) for member in td._source]
+                return _locked(registry.LazyStackedTensorDict(*members, stack_dim=stack_dim - (dim < stack_dim)), lock)
+            td = self._stacked(td)
+        names = None if td._names is None else [*td._names[:dim], *td._names[dim + 1 :]]
+        return _locked(td._rebuild({key: each(value) for key, value in td._entries()}, size, names), lock)
+
+    def _row_of(self, value: Any, dim: int, tensors: Iterator[Tensor]) -> Any:
+        if not isinstance(value, Tensor):
+            return self._row(value, dim, tensors)
+        if isinstance(value, UninitializedTensorMixin):
+            return registry.row_of_uninitialized(value, dim)
+        return next(tensors)
+
+
+def _parts(td: Any) -> list[Any]:
+    """The tensors and collections directly in a collection; of a tuple its elements."""
+    if td._is_non_tensor:
+        return list(td._payload) if getattr(td, "_is_tuple", False) else []
+    return [value for _, value in td._entries()]
+
+
+def _resized(entry: Any, size: torch.Size, each: Callable[[Any], Any]) -> Any:
+    """Non-tensor data under another batch size; the tensors of a tuple take part."""
+    if getattr(entry, "_is_tuple", False):
+        return type(entry)(tuple(map(each, entry._payload)), batch_size=size, device=entry._device)
+    return resized(entry, size)
+
+
+def _shared(td: Any) -> Any:
+    """The same entries in another collection: what a row writes is no entry of the caller's."""
+    return td if td._is_non_tensor else _locked(td.copy(), td._lock)
+
+
+def _locked(td: Any, lock: Any) -> Any:
+    if lock is not None:
+        td._propagate_lock(None)
+    return td
+
+
+def _without(size: torch.Size, dim: int) -> torch.Size:
+    return torch.Size((*size[:dim], *size[dim + 1 :]))
+
+
+def _version(tensor: Tensor) -> int:
+    """Counts the writes in place; of a tensor that an outer transform wraps they cannot be counted."""
+    return 0 if torch._C._functorch.is_functorch_wrapped_tensor(tensor) else tensor._version
+
+
+def _name(func: Any) -> str:
+    return getattr(func, "__name__", None) or repr(func)
+
+
+# -- on the way out ----------------------------------------------------------------------------------------------
+
+
+class _Result:
+    """What the function returns for one row, with the tensors of a collection in its place."""
+
+    def __init__(self, func: Callable[..., Any], out_dims: Any, name: str, count: int | None) -> None:
+        self._out_dims = out_dims
+        self._count = count
+        self._rows: list[Any] | None = None
+        self._spec: Any = None
+        self._dims: Any = None
+        self._single = False
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._taken_apart(func(*args, **kwargs), name)
+
+        call.__name__ = name
+        self.call = call
+
+    def _taken_apart(self, out: Any, name: str) -> Any:
+        if self._count is None and not _has_collections(out):
+            return out  # no collection anywhere: all is torch's
+        if isinstance(out, (Tensor, TensorCollection)) and type(self._out_dims) is tuple and len(self._out_dims) == 1:
+            out = (out,)  # as torch has it for a single tensor
+            self._single = True
+        flat, spec = _pytree.tree_flatten(out, is_leaf=_is_collection)
+        self._dims = _pytree._broadcast_to_and_flatten(self._out_dims, spec)
+        if self._dims is None:
+            raise ValueError(
+                f"vmap({name}, ..., out_dims={self._out_dims})(<inputs>): out_dims is not compatible with the "
+                f"structure of `outputs`. out_dims has structure {_pytree.tree_structure(self._out_dims)} but outputs "
+                f"has structure {spec}."
+            )
+        for value, dim in zip(flat, self._dims):
+            count = value.batch_dims + 1 if _is_collection(value) else 0
+            if count and isinstance(dim, int) and not -count <= dim < count:
+                raise IndexError(
+                    f"vmap({name}, ..., out_dims={self._out_dims}): the result of a row is a {type(value).__name__} "
+                    f"with {count - 1} batch dimensions, so expected out_dim to satisfy -{count} <= out_dim < {count}."
+                )
+        self._rows, self._spec = flat, spec
+        plain = [_all_tensors(value) if _is_collection(value) else value for value in flat]
+        return _pytree.tree_unflatten(plain, spec)
+
+    def rebuilt(self, out: Any, in_front: bool = False) -> Any:
+        """The results of all rows, with collections where the function had them.
+
+        Args:
+            out: what torch made of the results.
+            in_front: whether the rows are dimension 0 of each tensor; else they are where ``out_dims`` says.
+        """
+        if self._rows is None:
+            return out
+        made = []
+        for row, dim, values in zip(self._rows, self._dims, self._spec.flatten_up_to(out)):
+            if _is_collection(row):
+                made.append(row if dim is None else _All(0 if in_front else dim, values, self._count).of(row, dim))
+            else:
+                made.append(values.movedim(0, dim) if in_front and dim != 0 else values)
+        out = _pytree.tree_unflatten(made, self._spec)
+        return out[0] if self._single else out
+
+
+def _all_tensors(td: Any) -> list[Tensor]:
+    if hasattr(td, "_stack_dim") and not td._is_non_tensor:
+        return [tensor for member in td._source for tensor in _all_tensors(member)]
+    out: list[Tensor] = []
+    for value in _parts(td):
+        out.extend([value] if isinstance(value, Tensor) else _all_tensors(value))
+    return out
+
+
+class _All:
+    """All rows of a collection, from tensors that have them at ``place``."""
+
+    def __init__(self, place: int, tensors: list[Tensor], count: int | None) -> None:
+        self._place = place
+        self._tensors = iter(tensors)
+        self._count = tensors[0].shape[place] if tensors else count
+
+    def of(self, td: Any, dim: int) -> Any:
+        """The collection with the rows at batch dimension ``dim``."""
+        if self._count is None:
+            raise RuntimeError(
+                f"torch.vmap cannot tell how many rows a {type(td).__name__} without tensors has: give it an entry"
+            )
+        return self._rows(td, dim % (td.batch_dims + 1))
+
+    def _rows(self, td: Any, dim: int) -> Any:
+        size = torch.Size((*td._batch_size[:dim], self._count, *td._batch_size[dim:]))  # type: ignore[arg-type]
+
+        def each(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return self._rows(value, dim)
+            tensor = next(self._tensors)
+            return tensor if self._place == dim else tensor.movedim(self._place, dim)
+
+        if td._is_non_tensor:
+            return _resized(td, size, each)
+        if hasattr(td, "_stack_dim"):
+            stack_dim = td._stack_dim
+            members = [self._rows(member, dim - (dim > stack_dim)) for member in td._source]
+            at = stack_dim + (dim <= stack_dim)
+            return type(td)._of(members, at, _without(size, at), td._device)
+        entries = {key: each(value) for key, value in td._entries()}
+        names = None if td._names is None else [*td._names[:dim], None, *td._names[dim:]]
+        if isinstance(td, StackRow):
+            dense = TensorDict._trusted(entries, size, td._device, names)
+            return registry.LazyStackedTensorDict(*dense.unbind(dim), stack_dim=dim)
+        return td._rebuild(entries, size, names)
+
+
+# -- in the place of torch's function --------------------------------------------------------------------------------
+
+_torch_vmap_impl: Any = getattr(_apis, "vmap_impl", None)
+
+
+def install() -> None:
+    """Puts :func:`vmap_impl` in its place; where a version of torch has no such function, pytrees remain."""
+    if _torch_vmap_impl is not None and hasattr(_pytree, "_broadcast_to_and_flatten"):
+        _apis.vmap_impl = vmap_impl

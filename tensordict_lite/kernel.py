@@ -1,0 +1,440 @@
+"""The kernel: what every collection of tensors with a shared batch size is made of.
+
+A collection is its slots. ``_source`` holds the entries, raw: tensors, nested collections, and
+non-tensor values wrapped as :class:`NonTensorData`. Nested collections answer to the same shape methods
+as tensors, so an operation over all entries is one comprehension, whatever the depth.
+
+The families of operations live in ``ops/``, one mixin a file, written over the primitives below:
+
+==========================  ===============================================================
+``_rebuild(source, bs)``    same type, device and extras around new entries, no validation
+``_leaves()``               the tensor leaves of the whole tree, as a flat list
+``_with_leaves(leaves)``    the same tree around other leaves of the same batch size
+``_map_leaves(fn)``         the two above in one go, when no fused call exists
+``_get_str/_set_str``       one entry by its plain name, without unravelling or validation
+==========================  ===============================================================
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite import registry
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["LOCKED_MESSAGE", "Kernel", "as_size", "check_names", "normalise_device"]
+
+LOCKED_MESSAGE = (
+    "Cannot modify locked {name}. For in-place modification, consider using the `set_()` method and make "
+    "sure the key is present; to add, remove or rename entries, do it in a `copy()`, which is "
+    "unlocked and has the same tensors, or call `unlock_()` first."
+)
+
+_new_object = object.__new__
+
+
+class Kernel:
+    """Slots, lock, names, sizes and primitives; ``base.TensorCollection`` adds the operations."""
+
+    # `_consolidated`, `_entered`, `_last_op`, `_memmap_path` and `_payload` stay unset until something needs them: an
+    # unset slot costs nothing.
+    __slots__ = (
+        "__weakref__",
+        "_batch_size",
+        "_consolidated",
+        "_device",
+        "_entered",
+        "_last_op",
+        "_lock",
+        "_memmap_path",
+        "_names",
+        "_payload",
+        "_source",
+    )
+
+    _kind_name = "tensordict"
+    """What error messages call it."""
+    _source: Any
+    _batch_size: torch.Size
+    _device: torch.device | None
+    _names: list[str | None] | None
+    _lock: list[weakref.ref[Kernel]] | None
+    _last_op: tuple[Any, Any]
+    """What undoes the operation that made this collection, or changed it."""
+    _entered: list[tuple[Any, Any] | None]
+    """The same for each ``with`` that it is in, the innermost last."""
+
+    # -- trusted construction ------------------------------------------------------------------------
+
+    @classmethod
+    def _trusted(
+        cls,
+        source: Any,
+        batch_size: torch.Size,
+        device: torch.device | None = None,
+        names: list[str | None] | None = None,
+    ) -> Self:
+        """A collection around entries that are known to fit: nothing is checked, moved or copied."""
+        new = _new_object(cls)
+        new._source = source
+        new._batch_size = batch_size
+        new._device = device
+        new._names = names
+        new._lock = None
+        return new
+
+    def _rebuild(self, source: Any, batch_size: torch.Size, names: list[str | None] | None = None) -> Self:
+        """Same type and device around entries that are known to fit ``batch_size``."""
+        new = _new_object(type(self))
+        new._source = source
+        new._batch_size = batch_size
+        new._device = self._device
+        new._names = names
+        new._lock = None
+        return new
+
+    @staticmethod
+    def _plain_class() -> Any:
+        """The class of every level that is made on the way to a nested key."""
+        return registry.TensorDict
+
+    @classmethod
+    def _check_kinds(cls, items: Sequence[Any]) -> None:
+        """Collections of different classes go together, unless the class that stacks them objects."""
+
+    @classmethod
+    def _free_class(cls) -> Any:
+        """The class of collections like this one under any other keys."""
+        return cls._plain_class()
+
+    @classmethod
+    def _as_own(cls, made: Any) -> Any:
+        """What a constructor from another form made, a TensorDict, as an instance of this class where it can be."""
+        return made
+
+    # -- primitives (storage classes implement them) --------------------------------------------------
+
+    def _leaves(self) -> list[Tensor]:
+        raise NotImplementedError
+
+    def _with_leaves(self, leaves: Iterator[Tensor]) -> Self:
+        raise NotImplementedError
+
+    def _map_leaves(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        raise NotImplementedError
+
+    def _get_str(self, key: str) -> Any:
+        raise NotImplementedError
+
+    def _set_str(self, key: str, value: Any) -> None:
+        raise NotImplementedError
+
+    def _del_str(self, key: str) -> None:
+        raise NotImplementedError
+
+    def _key_list(self) -> list[str]:
+        """Names of the direct entries, in order."""
+        raise NotImplementedError
+
+    def _nested(self) -> Iterable[Kernel]:
+        """The direct entries that are collections themselves."""
+        raise NotImplementedError
+
+    # -- shape, device, names --------------------------------------------------------------------------
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """Leading shape that every entry shares (``torch.Size``). Assignable: entries must fit."""
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, new: Sequence[int] | torch.Size) -> None:
+        if isinstance(new, int):
+            raise TypeError(f"a batch size is a sequence of ints, got the int {new}: write [{new}]")
+        self._change_batch_size(as_size(new))
+
+    def _change_batch_size(self, new: torch.Size) -> None:
+        raise NotImplementedError
+
+    @property
+    def shape(self) -> torch.Size:
+        """Same as :attr:`batch_size`."""
+        return self._batch_size
+
+    @shape.setter
+    def shape(self, new: Sequence[int] | torch.Size | int) -> None:
+        self.batch_size = new  # type: ignore[assignment]
+
+    @property
+    def batch_dims(self) -> int:
+        """Number of batch dimensions."""
+        return len(self._batch_size)
+
+    ndim = batch_dims
+
+    def dim(self) -> int:
+        """Number of batch dimensions, as :meth:`torch.Tensor.dim`."""
+        return len(self._batch_size)
+
+    def ndimension(self) -> int:
+        """Number of batch dimensions, as :meth:`torch.Tensor.ndimension`."""
+        return len(self._batch_size)
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """The batch size, or one of its dimensions.
+
+        Example:
+            >>> from tensordict_lite import TensorDict
+            >>> TensorDict({}, [3, 4]).size(1)
+            4
+        """
+        return self._batch_size if dim is None else self._batch_size[dim]
+
+    def numel(self) -> int:
+        """Number of elements of the batch (at least 1, as the reference counts a scalar batch)."""
+        return max(1, self._batch_size.numel())
+
+    @property
+    def device(self) -> torch.device | None:
+        """Device that entries are cast to when they are written, ``None`` when there is no such rule."""
+        return self._device
+
+    @device.setter
+    def device(self, value: Any) -> None:
+        raise RuntimeError(
+            f"device cannot be set using {self._kind_name}.device = device: use to(device) for a copy there, or "
+            "clear_device_() to drop the rule"
+        )
+
+    @property
+    def names(self) -> list[str | None]:
+        """Names of the batch dimensions, ``None`` for the unnamed ones."""
+        return list(self._names) if self._names is not None else [None] * len(self._batch_size)
+
+    @names.setter
+    def names(self, value: Sequence[str | None] | None) -> None:
+        self._assign_names(value)
+
+    def _assign_names(self, value: Sequence[str | None] | None) -> None:
+        names = check_names(value, len(self._batch_size))
+        if names is not None:
+            for name in _names_below(self, len(names)):
+                if name is not None and name in names:
+                    raise ValueError(
+                        f"Some dimension names are non-unique: {names}. The dimension name {name} is already taken by "
+                        "a further dimension of a nested collection."
+                    )
+        self._set_names(names)
+
+    def _set_names(self, names: list[str | None] | None) -> None:
+        self._names = names
+        for sub in self._nested():
+            if names is None:
+                sub._set_names(None)
+            else:
+                own = sub._names
+                rest = own[len(names) :] if own is not None else [None] * (sub.batch_dims - len(names))
+                sub._set_names([*names, *rest])
+
+    def __len__(self) -> int:
+        size = self._batch_size
+        return size[0] if size else 0
+
+    def __bool__(self) -> bool:
+        raise RuntimeError(
+            f"Converting a {self._kind_name} to boolean value is not permitted. Use td.is_empty() to test for entries, "
+            "or (a == b).all() / .any() to reduce a comparison."
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._batch_size:
+            raise TypeError(f"iteration over a {type(self).__name__} without batch dimensions: use its items()")
+        return iter(self.unbind(0))
+
+    # -- lock --------------------------------------------------------------------------------------------
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether entries can only be modified in place."""
+        return self._lock is not None
+
+    @is_locked.setter
+    def is_locked(self, value: bool) -> None:
+        if value:
+            self.lock_()
+        else:
+            self.unlock_()
+
+    def lock_(self) -> Self:
+        """Locks this collection and the nested ones: entries can be written in place only.
+
+        Also a context manager: ``with td.lock_(): ...`` unlocks on exit.
+
+        Returns:
+            self
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3]).lock_()
+            >>> td.set_("a", torch.ones(3))["a"].sum()
+            tensor(3.)
+        """
+        self._last_op = ("unlock" if self._lock is None else "nothing", None)
+        if self._lock is None:
+            self._propagate_lock(None)
+        return self
+
+    def _propagate_lock(self, parent: weakref.ref[Kernel] | None) -> None:
+        if self._lock is None:
+            self._lock = []
+        if parent is not None:
+            self._lock.append(parent)
+        me: weakref.ref[Kernel] | None = None
+        for sub in self._lockable():
+            me = me or weakref.ref(self)
+            sub._propagate_lock(me)
+
+    def unlock_(self) -> Self:
+        """Unlocks this collection and the nested ones. Also a context manager that locks again on exit.
+
+        Raises:
+            RuntimeError: a collection that still exists holds this one under its own lock.
+
+        Returns:
+            self
+        """
+        self._last_op = ("lock" if self._lock is not None else "nothing", None)
+        if self._lock is not None:
+            self._check_unlockable(None)
+            self._drop_lock(None)
+            self._consolidated = None
+        return self
+
+    def _check_unlockable(self, releasing: Kernel | None) -> None:
+        """Refuses, before anything has changed, when a locked parent elsewhere still holds a node."""
+        for ref in self._lock or ():
+            parent = ref()
+            if parent is not None and parent is not releasing and parent._lock is not None:
+                raise RuntimeError(
+                    "Cannot unlock a tensordict that is part of a locked graph. Unlock the root tensordict first. "
+                    "If the tensordict is part of multiple graphs, group the graphs under a common tensordict "
+                    f"and unlock this root. self: {self!r}"
+                )
+        for sub in self._lockable():
+            sub._check_unlockable(self)
+
+    def _drop_lock(self, releasing: Kernel | None) -> None:
+        self._lock = None
+        if getattr(self, "_memmap_path", None) is not None:
+            self._memmap_path = None
+        for sub in self._lockable():
+            sub._drop_lock(self)
+
+    def _lockable(self) -> Iterable[Kernel]:
+        """What is locked and unlocked with this collection."""
+        return self._nested()
+
+    def _locked_error(self) -> RuntimeError:
+        return RuntimeError(LOCKED_MESSAGE.format(name=type(self).__name__))
+
+    # -- context manager: undo the last operation -------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        last = getattr(self, "_last_op", None)
+        if last is not None:
+            del self._last_op
+        try:
+            self._entered.append(last)
+        except AttributeError:
+            self._entered = [last]
+        return self
+
+    def __exit__(self, exc_type: Any, exc: Any, tb: Any) -> None:
+        last = self._entered.pop()
+        if last is None:  # the result of an operation with no inverse: nothing to write back
+            return
+        op, argument = last
+        if op == "lock":
+            self.lock_()
+            del self._last_op
+        elif op == "unlock":
+            self.unlock_()
+            del self._last_op
+        elif op == "undo":  # the tensors that to_module() replaced, say: they go back, whatever happened
+            undo, *arguments = argument
+            undo(self, *arguments)
+        elif callable(op) and exc_type is None:
+            # Write back: the inverse operation on what the block left, into the collection it came from.
+            origin, inverse = op, argument
+            target = origin()
+            if target is not None:
+                changed = inverse(self)
+                target.update(changed, inplace=target._lock is not None)
+
+
+def as_size(value: Any) -> torch.Size:
+    """``torch.Size`` from a size, a sequence of ints, one int or a one-dimensional tensor."""
+    cls = type(value)
+    if cls is torch.Size:
+        return value
+    if cls is list or cls is tuple:
+        try:
+            return torch.Size(value)
+        except TypeError:  # numpy integers, say
+            pass
+    elif isinstance(value, int):
+        return torch.Size((value,))
+    elif isinstance(value, Tensor):
+        return torch.Size(value.reshape(-1).tolist())
+    try:
+        return torch.Size([operator.index(n) for n in value])
+    except TypeError:
+        raise ValueError(
+            f"a batch size is an int, a sequence of ints or a torch.Size; got {value!r} of type {cls.__name__}"
+        ) from None
+
+
+def _names_below(node: Any, dims: int) -> Iterator[str | None]:
+    """Names of the dimensions that nested collections have after the first ``dims``."""
+    stacked = type(node._source) is list
+    if stacked:
+        dims -= node._stack_dim < dims
+    for sub in node._nested():
+        if not stacked and sub._names is not None:
+            yield from sub._names[dims:]
+        yield from _names_below(sub, dims)
+
+
+def check_names(value: Sequence[str | None] | None, batch_dims: int) -> list[str | None] | None:
+    """Names as a list, ``None`` when all are ``None``; ValueError when they do not fit."""
+    if value is None:
+        return None
+    names = list(value)
+    if len(names) != batch_dims:
+        raise ValueError(
+            "the length of the dimension names must equate the tensordict batch_dims attribute. "
+            f"Got {names} for batch_dims {batch_dims}."
+        )
+    given = [name for name in names if name is not None]
+    if len(set(given)) != len(given):
+        raise ValueError(f"Some dimension names are non-unique: {names}")
+    return names if given else None
+
+
+def normalise_device(device: Any) -> torch.device:
+    """``torch.device`` with an index where the type has several devices."""
+    device = torch.device(device)
+    if device.index is None and device.type not in ("cpu", "meta"):
+        module = getattr(torch, device.type, None)
+        if module is not None and hasattr(module, "current_device") and module.is_available():
+            return torch.device(device.type, module.current_device())
+    return device

@@ -1,0 +1,176 @@
+"""Lazy stacks of tensorclass instances, which read and write like one instance.
+
+``lazy_stack([foo, foo])`` is an instance of ``Foo`` and of :class:`LazyStackedTensorDict`: fields and methods
+are those of ``Foo``, everything else is the lazy stack. The class for it is made once a tensorclass.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from tensordict_lite.base import TensorCollection
+from tensordict_lite.keys import require_path
+from tensordict_lite.lazy.stack import LazyStackedTensorDict, _blank
+from tensordict_lite.registry import register
+from tensordict_lite.settings import MISSING
+from tensordict_lite.tensorclass.build import TensorClassMeta
+from tensordict_lite.tensorclass.fields import unknown_field_error
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["TypedLazyStack", "typed_stack_class"]
+
+_METADATA = frozenset(("batch_size", "shape", "device", "names"))
+_MAKERS = tuple(
+    f"from_{source}"
+    for source in ("any", "dataclass", "dict", "list", "namedtuple", "pytree", "struct_array", "tensordict", "tuple")
+) + ("fromkeys",)
+_new_object = object.__new__
+
+
+class TypedLazyStack(LazyStackedTensorDict):
+    """Access by field on top of a lazy stack; members are instances of ``_member_class``."""
+
+    __slots__ = ()
+    _member_class: Any = None
+    _field_specs: Any = {}
+    _stack_priority = LazyStackedTensorDict._stack_priority + 0.5
+
+    @classmethod
+    def _class_for(cls, members: Any) -> Any:
+        """Members that an operation turned into another kind (TensorDicts, say) make an ordinary stack."""
+        kind = cls._member_class
+        return cls if all(getattr(m, "_member_class", type(m)) is kind for m in members) else LazyStackedTensorDict
+
+    def get(self, key: Any, default: Any = MISSING, **kwargs: Any) -> Any:
+        """The field as the attribute gives it; keywords are those of :meth:`LazyStackedTensorDict.get`."""
+        if type(key) is str and key in _METADATA and key not in self._field_specs:
+            return getattr(self, key)
+        absent = None if default is MISSING or key in self._field_specs else default
+        value = super().get(key, absent, **kwargs)
+        if isinstance(value, TensorCollection) and value._is_non_tensor:
+            return value._as_value()
+        return value
+
+    def set(self, key: Any, value: Any, *args: Any, **kwargs: Any) -> Self:
+        """Writes a field of every member, see :meth:`TensorClass.set`."""
+        path = (key,) if type(key) is str else require_path(key)
+        if path[0] not in self._field_specs:
+            raise unknown_field_error(type(self), path[0])
+        if value is None:
+            self._delete_field(path[0])
+            return self
+        return super().set(key, value, *args, **kwargs)
+
+    def _set_field(self, name: str, value: Any) -> None:
+        self.set(name, value)
+
+    def _delete_field(self, name: str) -> None:
+        if self._lock is not None:
+            raise self._locked_error()
+        for member in self._source:
+            member._source.pop(name, None)
+
+    def __getitem__(self, index: Any) -> Any:
+        self._refuse_key(index, "read")
+        return super().__getitem__(index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._refuse_key(index, "write")
+        super().__setitem__(index, value)
+
+    def _refuse_key(self, index: Any, verb: str) -> None:
+        if isinstance(index, str) or (type(index) is tuple and index and isinstance(index[0], str)):
+            raise ValueError(
+                f"invalid index {index!r}: a {type(self).__name__} is indexed along its batch dimensions; to {verb} a "
+                "field, use the attribute"
+            )
+
+    def _check_member(self, value: Any) -> Any:
+        if not isinstance(value, self._member_class):
+            raise TypeError(
+                f"a member of a lazy stack of {type(self).__name__} is a {type(self).__name__}, got a "
+                f"{type(value).__name__}"
+            )
+        return super()._check_member(value)
+
+    def from_dict_instance(self, input_dict: Any, *others: Any, **kwargs: Any) -> Any:
+        """An instance from a dict, with nested dicts in the types that the members have there."""
+        if not self._source:
+            return self._member_class.from_dict(input_dict, *others, **kwargs)
+        return self._source[0].from_dict_instance(input_dict, *others, **kwargs)
+
+    def _none_fields(self) -> list[str]:
+        present = set(self._key_list())
+        return [name for name in self._field_specs if name not in present]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced = super().__reduce_ex__(protocol)
+        if reduced[0] is not _blank:
+            return reduced  # that of a consolidated stack
+        return _blank_lazy, (self._member_class,), reduced[2]
+
+
+def _blank_lazy(cls: Any) -> Any:
+    return _new_object(typed_stack_class(cls))
+
+
+def typed_stack_class(cls: Any) -> Any:
+    """The class of lazy stacks of instances of ``cls``."""
+    made = cls.__dict__.get("_typed_stack")
+    if made is not None:
+        return made
+    if issubclass(cls, TypedLazyStack):
+        return cls
+    namespace: dict[str, Any] = {"_member_class": cls, "_field_specs": cls._field_specs, "_is_flag_carrier": True}
+    namespace.update(_own_methods(cls))
+    namespace.update({name: _lazy_property(name) for name in cls._field_specs})
+    namespace.update({name: _maker(name) for name in _MAKERS})
+    namespace.update(__module__=cls.__module__, __qualname__=cls.__qualname__, __doc__=cls.__doc__)
+    cls._typed_stack = made = TensorClassMeta(cls.__name__, (TypedLazyStack, cls), namespace)
+    return made
+
+
+def _own_methods(cls: Any) -> dict[str, Any]:
+    """What the class defines itself, where the lazy stack would come first otherwise."""
+    out: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if isinstance(base, TensorClassMeta) and base.__dict__.get("_field_specs"):
+            for name, value in base.__dict__.items():
+                if not name.startswith("_") and name not in cls._field_specs and hasattr(LazyStackedTensorDict, name):
+                    out[name] = value
+    return out
+
+
+def _maker(name: str) -> classmethod[Any, Any, Any]:
+    """The class method of that name of the members' class: what it makes is one instance, and no stack."""
+
+    def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(cls._member_class, name)(*args, **kwargs)
+
+    make.__name__ = name
+    return classmethod(make)
+
+
+def _lazy_property(name: str) -> property:
+    def get(self: Any) -> Any:
+        try:
+            value = self._get_str(name)
+        except KeyError:
+            return None
+        return value if isinstance(value, Tensor) else value._as_value()
+
+    def set(self: Any, value: Any) -> None:
+        self.set(name, value)
+
+    def delete(self: Any) -> None:
+        self._delete_field(name)
+
+    get.__name__ = name
+    return property(get, set, delete)
+
+
+register(typed_stack_class=typed_stack_class)

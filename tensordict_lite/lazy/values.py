@@ -1,0 +1,477 @@
+"""Mapping and value operations of a lazy stack, member by member, or on its dense form."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite import registry
+from tensordict_lite.base import TensorCollection
+from tensordict_lite.keys import missing_key_error, require_path
+from tensordict_lite.lazy.ragged import nested
+from tensordict_lite.lazy.update import LazyUpdateOps
+from tensordict_lite.settings import MISSING
+from tensordict_lite.views import NestedKeysView, StringKeysView, entry_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["LazyValueOps"]
+
+
+class LazyStringKeysView(StringKeysView):
+    """Direct keys of a lazy stack. Nothing is stacked to look for one."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Any:
+        return iter(self._mapping._key_list())  # type: ignore[attr-defined]
+
+    def __len__(self) -> int:
+        return len(self._mapping._key_list())  # type: ignore[attr-defined]
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and key in self._mapping._key_list()  # type: ignore[attr-defined]
+
+
+class LazyKeysView(NestedKeysView):
+    """Keys of a lazy stack: those that all members have. Nothing is stacked to list them."""
+
+    __slots__ = ("_stack",)
+
+    def __init__(self, stack: Any, include_nested: bool, leaves_only: bool, is_leaf: Any, sort: bool) -> None:
+        self._stack = stack
+        self._include_nested = include_nested
+        self._leaves_only = leaves_only
+        self._is_leaf = is_leaf
+        self._sort = sort
+
+    @property
+    def _mapping(self) -> Any:  # type: ignore[override]
+        return self._stack._skeleton()
+
+
+class LazyValueOps(LazyUpdateOps):
+    """Overrides of the mapping and value families for stacks."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        _source: list[Any]
+        _stack_dim: int
+        _batch_size: torch.Size
+        _device: torch.device | None
+        _names: list[str | None] | None
+        _lock: Any
+        _with_members: Callable[[list[Any]], Any]
+        _restacked: Callable[..., Any]
+        _key_list: Callable[[], list[str]]
+        _get_str: Callable[[str], Any]
+        _plain_class: Callable[[], Any]
+        _locked_error: Callable[[], RuntimeError]
+        _fitting_pieces: Callable[..., Sequence[Any]]
+
+    # -- keys ---------------------------------------------------------------------------------------------------
+
+    def keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: Callable[[type], bool] | None = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        """The keys that all members have, see :meth:`TensorDict.keys`."""
+        if include_nested or leaves_only or sort:
+            return LazyKeysView(self, include_nested, leaves_only, is_leaf, sort)
+        return LazyStringKeysView(self)  # type: ignore[arg-type]
+
+    def _key_entries(self) -> Any:
+        return self._skeleton()._source.items()
+
+    def valid_keys(self, *args: Any, **kwargs: Any) -> Any:
+        """Same as :meth:`keys`."""
+        return self.keys(*args, **kwargs)
+
+    def _skeleton(self) -> Any:
+        """A dense collection with the keys of the stack, and an entry of the right kind under each."""
+        out: dict[str, Any] = {}
+        if self._source:
+            first = self._source[0]
+            if isinstance(first, LazyValueOps):
+                first = first._skeleton()
+            for key in self._key_list():
+                value = first._get_str(key)
+                if not isinstance(value, Tensor) and not value._is_non_tensor:
+                    values = [member._get_str(key) for member in self._source]
+                    if not all(isinstance(other, TensorCollection) for other in values):
+                        continue
+                    value = type(self)._of(values, 0, values[0]._batch_size)._skeleton()  # type: ignore[attr-defined]
+                out[key] = value
+        return self._plain_class()._trusted(out, self._batch_size)
+
+    def is_empty(self) -> bool:
+        """Whether no member holds a leaf."""
+        return all(member.is_empty() for member in self._source)
+
+    @property
+    def depth(self) -> int:
+        """Levels of nested collections above the deepest leaf: 0 for members without any."""
+        return self._skeleton().depth  # type: ignore[no-any-return]
+
+    def get_item_shape(self, key: Any) -> torch.Size:
+        """Shape of an entry, -1 where it differs from member to member.
+
+        Raises:
+            KeyError: there is no such entry.
+        """
+        path = require_path(key)
+        if path not in self:  # type: ignore[operator]
+            raise missing_key_error(path, self._key_list(), type(self).__name__)
+        shapes = [member.get_item_shape(path) for member in self._source]
+        if any(len(shape) != len(shapes[0]) for shape in shapes):
+            raise RuntimeError(f"the entry {key!r} has a different number of dimensions in some members: {shapes}")
+        common = [sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes)]
+        dim = self._stack_dim
+        return torch.Size((*common[:dim], len(self._source), *common[dim:]))
+
+    def entry_class(self, key: Any) -> type:
+        """Type of an entry."""
+        path = require_path(key)
+        if path not in self:  # type: ignore[operator]
+            return type(None)
+        kind: type = self._source[0].entry_class(path)
+        return kind if issubclass(kind, Tensor) else type(self._get_path(path))  # type: ignore[attr-defined]
+
+    # -- member by member -----------------------------------------------------------------------------------------
+
+    def _each(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        return self._with_members([getattr(member, name)(*args, **kwargs) for member in self._source])
+
+    def _each_in_place(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        if self._lock is not None:
+            raise self._locked_error()
+        for member in self._source:
+            getattr(member, name)(*args, **kwargs)
+        return self
+
+    def select(self, *keys: Any, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Self:
+        """A stack of the members with these entries only, see :meth:`TensorDict.select`."""
+        if inplace:
+            return self._each_in_place("select", *keys, inplace=True, strict=strict)
+        return self._each("select", *keys, strict=strict)
+
+    def exclude(self, *keys: Any, inplace: bool = False) -> Self:
+        """A stack of the members without these entries."""
+        return self._each_in_place("exclude", *keys, inplace=True) if inplace else self._each("exclude", *keys)
+
+    def rename_key_(self, old_key: Any, new_key: Any, safe: bool = False) -> Self:
+        """Moves an entry of every member to another key, in place.
+
+        Raises:
+            KeyError: a member has no such entry; nothing is renamed then.
+        """
+        if require_path(old_key) not in self:  # type: ignore[operator]
+            raise missing_key_error(old_key, self._key_list(), type(self).__name__)
+        return self._each_in_place("rename_key_", old_key, new_key, safe)
+
+    def rename_keys(self, mapping: Mapping[Any, Any], *, strict: bool = True) -> Self:
+        """A stack of the members with other names, which share their values, see :meth:`TensorDict.rename_keys`.
+
+        With ``strict`` each member needs the keys.
+        """
+        return self._each("rename_keys", mapping, strict=strict)  # type: ignore[no-any-return]
+
+    def flatten_keys(self, separator: str = ".", inplace: bool = False, is_leaf: Any = None) -> Self:
+        """A stack of the members with joined names, see :meth:`TensorDict.flatten_keys`."""
+        if inplace:
+            self._each_in_place("flatten_keys", separator, True, is_leaf)
+            out: Any = self
+        else:
+            out = self._each("flatten_keys", separator, False, is_leaf)
+        return self._undoable_as(out, lambda td: td.unflatten_keys(separator))
+
+    def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
+        """A stack of the members with joined names as nested collections."""
+        if inplace:
+            self._each_in_place("unflatten_keys", separator, True)
+            out: Any = self
+        else:
+            out = self._each("unflatten_keys", separator, False)
+        return self._undoable_as(out, lambda td: td.flatten_keys(separator))
+
+    def _undoable_as(self, out: Any, inverse: Callable[[Any], Any]) -> Any:
+        out._last_op = (weakref.ref(self), inverse)
+        return out
+
+    def _blank(self, size: torch.Size, repeat: bool) -> Any:
+        """A lazy stack of this batch size whose members, along its first dimension, are empty."""
+        if not size:
+            return self._plain_class()._trusted({}, size, self._device)
+        first = self._source[0] if self._source else self._plain_class()._trusted({}, self._member_batch_size())
+        nested = type(first._source) is not dict
+        members = [
+            first._blank(size[1:], repeat) if nested else first._rebuild({}, size[1:], None) for _ in range(size[0])
+        ]
+        return type(self)._class_for(members)._of(members, 0, size[1:], self._device)
+
+    def empty(self, recurse: bool = False, *, batch_size: Sequence[int] | None = None, **kwargs: Any) -> Self:
+        """A stack of as many members without entries; a dense collection for another batch size."""
+        if batch_size is not None:
+            names = kwargs.pop("names", None)
+            out = self._plain_class()._trusted({}, self._batch_size, self._device)
+            return out.empty(batch_size=batch_size, names=names, **kwargs)
+        names = kwargs.pop("names", self._names)
+        new = self._each("empty", recurse, **kwargs)
+        if self._source:
+            new._device = new._source[0]._device
+        if names is not self._names:
+            new.names = names
+        return new
+
+    def filter_empty_(self) -> Self:
+        """Removes nested collections without a leaf from every member."""
+        return self._each_in_place("filter_empty_")
+
+    def filter_non_tensor_data(self) -> Self:
+        """A stack of the members without their non-tensor entries."""
+        return self._each("filter_non_tensor_data")
+
+    def clear(self) -> Self:
+        """Removes the entries that all members have."""
+        if self._lock is not None:
+            raise self._locked_error()
+        for key in self._key_list():
+            for member in self._source:
+                member._del_str(key)
+        return self  # type: ignore[return-value]
+
+    def setdefault(self, key: Any, default: Any, inplace: bool = False) -> Any:
+        """The entry at ``key``, after writing ``default`` there when a member has none."""
+        if require_path(key) not in self:  # type: ignore[operator]
+            self.set(key, default, inplace=inplace)  # type: ignore[attr-defined]
+        return self.get(key)  # type: ignore[attr-defined]
+
+    def pop(self, key: Any, *default: Any, **kwargs: Any) -> Any:
+        """Removes an entry from every member and returns it, stacked."""
+        path = require_path(key)
+        default = (*default, *kwargs.values())
+        if path not in self:  # type: ignore[operator]
+            if default:
+                return default[0]
+            raise missing_key_error(path, self._key_list(), type(self).__name__)
+        value = self._get_path(path)  # type: ignore[attr-defined]
+        self.del_(path)  # type: ignore[attr-defined]
+        return value
+
+    def create_nested(self, key: Any) -> Self:
+        """Puts an empty collection at ``key`` of every member."""
+        return self._each_in_place("create_nested", key)
+
+    def fill_(self, key: Any, value: float | bool) -> Self:
+        """Fills an entry that every member has, in place.
+
+        Raises:
+            KeyError: a member has no such entry.
+        """
+        if require_path(key) not in self:  # type: ignore[operator]
+            raise missing_key_error(require_path(key), self._key_list(), type(self).__name__)
+        for member in self._source:
+            member.fill_(key, value)
+        return self  # type: ignore[return-value]
+
+    # -- apply -------------------------------------------------------------------------------------------------------
+
+    def _apply_level(self, call: Any, others: list[Any], prefix: tuple[str, ...]) -> Any:
+        if call.batch_size is not None and call.batch_size != self._batch_size:
+            return self._densified()._apply_level(call, others, prefix)
+        if call.batch_size is not None:  # the members have one dimension less: keep theirs
+            call = replace(call, batch_size=None)
+        results = [
+            member._apply_level(call, arguments, prefix)
+            for member, arguments in zip(self._source, self._other_rows(others))
+        ]
+        if all(result is None for result in results) and results:
+            return None
+        members = [
+            member._rebuild({}, member._batch_size) if result is None else result
+            for member, result in zip(self._source, results)
+        ]
+        new = self._restacked(members, self._stack_dim, self._names)
+        new._lock = None
+        new._device = members[0]._device if members else self._device
+        return new
+
+    def _apply_into(self, call: Any, others: list[Any], prefix: tuple[str, ...], out: Any) -> None:
+        if out is self:
+            if call.batch_size is not None or call.device is not MISSING:
+                raise ValueError(
+                    "a lazy stack takes no batch_size or device with inplace=True: its members keep theirs. Leave them "
+                    "out, or give up inplace=True"
+                )
+            targets: Sequence[Any] = self._source
+        elif getattr(out, "_stack_dim", None) == self._stack_dim and len(out._source) == len(self._source):
+            targets = out._source
+        else:  # the rows of another collection are views or copies, which take no new entries for it
+            result = self._apply_level(replace(call, inplace=False), others, prefix)
+            for key, value in () if result is None else result._entries():
+                if call.inplace and entry_of(out, (key,)) is not None:
+                    out.set_(key, value)
+                else:
+                    out.set(key, value)
+            return
+        for member, arguments, target in zip(self._source, self._other_rows(others), targets):
+            member._apply_into(call, arguments, prefix, target)
+
+    def _other_rows(self, others: list[Any]) -> list[list[Any]]:
+        """The further arguments of ``apply`` for each member; a default stands for itself."""
+        count = len(self._source)
+        columns = [
+            self._pieces_of(other) if isinstance(other, TensorCollection) else [other] * count for other in others
+        ]
+        return [list(row) for row in zip(*columns)] if columns else [[] for _ in range(count)]
+
+    # -- dense -------------------------------------------------------------------------------------------------------
+
+    def _densified(self) -> Any:
+        """The dense collection of the entries that all members have.
+
+        Raises:
+            RuntimeError: the shapes of an entry differ.
+        """
+        out: dict[str, Any] = {}
+        for key in self._key_list():
+            value = self._get_str(key)
+            if not isinstance(value, Tensor) and not value._is_non_tensor:
+                value = value._densified() if isinstance(value, LazyValueOps) else value
+            out[key] = value
+        if self._source and not isinstance(self._source[0], LazyValueOps):
+            return self._source[0]._rebuild(out, self._batch_size, self._names)
+        return self._plain_class()._trusted(out, self._batch_size, self._device, self._names)
+
+    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Any:
+        """The dense collection of the entries that all members have.
+
+        Raises:
+            RuntimeError: the shapes of an entry differ.
+        """
+        self._refuse_inplace("contiguous", inplace)  # type: ignore[attr-defined]
+        return self._densified()
+
+    def is_contiguous(self) -> bool:
+        """False: the entries are stacked when they are read."""
+        return False
+
+    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
+        """A copy as a TensorDict, nested stacks included, of the entries that all members have.
+
+        Raises:
+            RuntimeError: the shapes of an entry differ.
+        """
+        dense = self._densified()
+        return dense.to_tensordict(retain_none=retain_none) if hasattr(dense, "to_tensordict") else dense
+
+    def densify(self, layout: torch.layout = torch.strided) -> Any:
+        """A dense collection; entries whose shapes differ become nested tensors of the given layout.
+
+        An entry that some members lack counts as empty in those.
+
+        Raises:
+            NotImplementedError: shapes differ and ``stack_dim`` is not 0 (nested tensors are ragged along the first).
+        """
+        out: dict[str, Any] = {}
+        for key in self._all_keys():
+            values = [member._get_str(key) if key in member else None for member in self._source]
+            out[key] = self._densify_column(key, values, layout)
+        return self._plain_class()._trusted(out, self._batch_size, self._device, self._names)
+
+    def _all_keys(self) -> list[str]:
+        """Direct keys of any member: the common ones first."""
+        keys = dict.fromkeys(self._key_list())
+        for member in self._source:
+            keys.update(dict.fromkeys(member._key_list()))
+        return list(keys)
+
+    def _densify_column(self, key: str, values: list[Any], layout: torch.layout) -> Any:
+        kinds = [value for value in values if value is not None]
+        if isinstance(kinds[0], Tensor):
+            blank = kinds[0].new_empty((0,) * kinds[0].ndim)
+            tensors = [blank if value is None else value for value in values]
+            if len(kinds) == len(values) and all(value.shape == tensors[0].shape for value in tensors):
+                return torch.stack(tensors, self._stack_dim)
+            if self._stack_dim:
+                raise NotImplementedError(
+                    f"the shapes of the entry {key!r} differ and the stack dim is {self._stack_dim}: nested tensors "
+                    "are ragged along the first dimension only"
+                )
+            return nested(tensors, layout)
+        if len(kinds) < len(values):
+            empty = kinds[0]._rebuild({}, kinds[0]._batch_size)
+            values = [empty if value is None else value for value in values]
+        stack = registry.stack_lazily(values, self._stack_dim)
+        return stack if stack._is_non_tensor else stack.densify(layout)
+
+    def softmax(self, dim: int, dtype: torch.dtype | None = None) -> Any:
+        """Softmax of every tensor along a batch dimension."""
+        dim = self._positive(dim)  # type: ignore[attr-defined]
+        if dim == self._stack_dim:
+            dense = self._densified().softmax(dim, dtype)
+            return self._restacked(list(dense.unbind(dim)), dim, self._names)
+        return self._each("softmax", self._inner(dim), dtype)  # type: ignore[attr-defined]
+
+    def to_padded_tensor(self, padding: float = 0.0, mask_key: Any = None) -> Any:
+        """The stack with nested tensors of its members as dense ones.
+
+        Entries whose shape differs from member to member stay apart: ``densify().to_padded_tensor()`` pads those.
+
+        Raises:
+            RuntimeError: a ``mask_key``, which would have to tell the elements of one tensor.
+        """
+        if mask_key is not None:
+            raise RuntimeError(
+                "mask_key needs one tensor an entry: make the stack dense first, "
+                "td.densify(layout=torch.jagged).to_padded_tensor(mask_key=...)"
+            )
+        return self._each("to_padded_tensor", padding)
+
+    def to_lazystack(self, dim: int = 0) -> Any:
+        """A lazy stack of the rows along ``dim``; itself where that is the stack dimension."""
+        dim = self._positive(dim)  # type: ignore[attr-defined]
+        if dim == self._stack_dim:
+            return self
+        return registry.stack_lazily(list(self.unbind(dim)), dim)  # type: ignore[attr-defined]
+
+    @classmethod
+    def from_list(cls, input: Sequence[Any], *, lazy: bool | None = True, **kwargs: Any) -> Any:
+        """A lazy stack of the elements of a list, see :meth:`TensorDict.from_list`."""
+        return registry.TensorDict.from_list(input, lazy=lazy, **kwargs)
+
+    @classmethod
+    def from_dict(cls, input_dict: Mapping[Any, Any], *, stack_dim: int = 0, **kwargs: Any) -> Any:
+        """A lazy stack of the values of a mapping, each one the mapping of a member."""
+        return registry.lazy_stack(
+            [registry.TensorDict.from_dict(value, **kwargs) for value in input_dict.values()], stack_dim
+        )
+
+
+def _through_dense(name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        dense = self._densified()
+        if isinstance(dense, LazyValueOps):
+            raise RuntimeError(f"{name}() needs tensors: a {type(self).__name__} holds none")
+        return getattr(dense, name)(*args, **kwargs)
+
+    method.__name__ = name
+    method.__qualname__ = f"LazyValueOps.{name}"
+    method.__doc__ = f"``{name}`` of the dense form; RuntimeError where the shapes of an entry differ."
+    return method
+
+
+THROUGH_DENSE = "cat_tensors stack_tensors cat_from_tensordict stack_from_tensordict".split()
+for _name in THROUGH_DENSE:
+    setattr(LazyValueOps, _name, _through_dense(_name))

@@ -1,0 +1,244 @@
+"""Writing to a lazy stack: a value is fitted to the whole and cut along the stack dimension, a part a member."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite.base import TensorCollection
+from tensordict_lite.dense.storage import DenseCollection
+from tensordict_lite.errors import EntryKindError
+from tensordict_lite.indexing import normalise_index
+from tensordict_lite.keys import missing_key_error, path_of, require_path
+from tensordict_lite.lazy.members import is_ragged
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["LazyWriteOps"]
+
+
+def _takes_tensors(parent: Any, item: Tensor, dims: int) -> bool:
+    """Whether a level of a member stores a row of the tensor as it is, whose leading ``dims`` fit the stack."""
+    return (
+        isinstance(parent, TensorCollection)
+        and type(parent) is parent._plain_class()
+        and parent._lock is None
+        and parent._device is None
+        and len(parent._batch_size) < dims
+    )
+
+
+class LazyWriteOps:
+    """``set`` and its in-place and indexed forms, and how a stack is written as an entry of another collection."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        _source: list[Any]
+        _stack_dim: int
+        _batch_size: torch.Size
+        _device: torch.device | None
+        _lock: Any
+        _locked_error: Callable[[], RuntimeError]
+        _key_list: Callable[[], list[str]]
+        _pieces: Callable[[Any], Sequence[Any]]
+        _set_index: Callable[..., None]
+        _set_names: Callable[[Any], None]
+        _get_path: Callable[..., Any]
+        _get_path_slowly: Callable[..., Any]
+        _member_batch_size: Callable[[], torch.Size]
+        select: Callable[..., Any]
+        update_: Callable[..., Any]
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        cls = type(index)
+        if cls is str:
+            self.set(index, value)
+            return
+        if cls is tuple:
+            path = path_of(index)
+            if path:
+                self.set(path, value)
+                return
+        self._set_index(normalise_index(index, len(self._batch_size)), value)
+
+    def set(self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: Any) -> Self:
+        """Writes an entry into every member, cut along the stack dimension.
+
+        Args:
+            key: string or (nested) tuple; missing levels are created.
+            item: value of the batch size of the stack, or anything that converts to one. For entries whose shape
+                differs from member to member, a list with a tensor a member, or a nested tensor.
+            inplace: overwrite the tensors that are there.
+            non_blocking: for copies to :attr:`device`.
+
+        Raises:
+            RuntimeError: the shape does not fit, or the stack is locked and ``inplace`` is false.
+
+        Returns:
+            self
+        """
+        if type(item) is Tensor and type(key) is str and not inplace and not kwargs and self._set_directly(key, item):
+            return self
+        path = (key,) if type(key) is str else require_path(key)
+        if self._lock is not None and not (inplace and path in self):
+            raise self._locked_error()
+        if type(item) is Tensor and not inplace and not kwargs and self._set_directly(path[-1], item, path[:-1]):
+            return self
+        for member, piece in zip(self._source, self._fitting_pieces(item, path, non_blocking)):
+            member.set(path, piece, inplace, non_blocking=non_blocking, **kwargs)
+        return self
+
+    _member_class: Any = None  # the tensorclass of the members, in the stacks of one
+
+    def _set_directly(self, key: str, item: Tensor, path: tuple[str, ...] = ()) -> bool:
+        """Writes a tensor that needs no conversion, at ``path``; False where something has to be looked at."""
+        size = self._batch_size
+        if self._lock is not None or self._device is not None or self._member_class is not None:
+            return False
+        if (
+            item.is_nested
+            or item.shape[: len(size)] != size
+            or any(member._lock is not None for member in self._source)
+        ):
+            return False
+        parents = self._source
+        for part in path:
+            parents = [parent._source.get(part) if type(parent._source) is dict else None for parent in parents]
+            if not all(_takes_tensors(parent, item, len(size)) for parent in parents):
+                return False
+        for parent, piece in zip(parents, item.unbind(self._stack_dim)):
+            parent._set_str(key, piece)
+        return True
+
+    def _adopt_names(self, names: list[str | None], key: str) -> None:
+        self._set_names(list(names))
+
+    def _fitting_pieces(self, item: Any, path: tuple[str, ...], non_blocking: bool = False) -> Sequence[Any]:
+        count = len(self._source)
+        if isinstance(item, (list, tuple)) and len(item) == count and is_ragged(item):
+            return item
+        if isinstance(item, Tensor) and item.is_nested and item.size(0) == count:
+            return item.unbind(0)
+        if -1 in self._batch_size:
+            dim = self._stack_dim
+            if isinstance(item, LazyWriteOps) and item._stack_dim == dim and len(item._source) == count:
+                return item._source
+            if isinstance(item, (Tensor, list, Mapping, TensorCollection)):
+                raise RuntimeError(
+                    f"the members of this stack have different batch sizes (it has {list(self._batch_size)}): write "
+                    f"the entry {'.'.join(path)!r} as a list with a value a member, or member by member"
+                )
+            return [item] * count
+        return self._pieces(self._fit(item, ".".join(path), non_blocking))
+
+    def set_(self, key: Any, item: Any, *, non_blocking: bool = False) -> Self:
+        """Copies a value into an entry that every member has, locked or not.
+
+        Raises:
+            KeyError: a member has no such entry.
+            RuntimeError: the shape does not fit.
+        """
+        path = (key,) if type(key) is str else require_path(key)
+        if path not in self:
+            raise KeyError(
+                "setting a value in-place on a stack of TensorDict needs the key in every member: "
+                f"{'.'.join(path)!r} is not in all of them, the common ones are {self._key_list()}"
+            )
+        for member, piece in zip(self._source, self._fitting_pieces(item, path, non_blocking)):
+            member.set_(path, piece, non_blocking=non_blocking)
+        return self
+
+    def _write_in_place(self, key: str, item: Any, non_blocking: bool = False) -> None:
+        self.set_(key, item, non_blocking=non_blocking)
+
+    def set_at_(self, key: Any, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
+        """``td.get(key)[index] = value`` in place.
+
+        Raises:
+            KeyError: a member has no such entry.
+        """
+        path = require_path(key)
+        if path not in self:
+            raise missing_key_error(path, self._key_list(), type(self).__name__)
+        index = normalise_index(index, len(self._batch_size))
+        if getattr(self._source[0]._get_path(path), "_is_unbatched", False):  # the tensor of all members
+            self._source[0].set_at_(path, value, index)
+            return self
+        if all(isinstance(member._get_path(path), Tensor) for member in self._source):
+            if isinstance(value, (TensorCollection, Mapping)):
+                raise EntryKindError(".".join(path), self._source[0]._get_path(path), value)
+            self.select(path)._set_index(index, value)  # shares the tensors of the members
+            return self
+        entry = self._get_path(path)
+        written = entry._assign_rows(index, value)
+        if entry._is_non_tensor:
+            self.set_(path, written)
+        return self
+
+    def del_(self, key: Any) -> Self:
+        """Removes an entry from every member that has it.
+
+        Raises:
+            KeyError: no member has such an entry.
+            RuntimeError: the stack is locked.
+        """
+        if self._lock is not None:
+            raise self._locked_error()
+        path = (key,) if type(key) is str else require_path(key)
+        owners = [member for member in self._source if path in member]
+        if not owners:
+            raise missing_key_error(path, self._key_list(), type(self).__name__)
+        for member in owners:
+            member.del_(path)
+        return self
+
+    def __delitem__(self, key: Any) -> None:
+        self.del_(key)
+
+    def _parent_for(self, path: tuple[str, ...], *args: Any) -> Any:
+        for member in self._source:
+            member._parent_for(path, *args)
+        return self._get_path_slowly(path[:-1])
+
+    def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
+        self.update_(item)
+        return self
+
+    def _assign_rows(self, index: Any, item: Any) -> TensorCollection:
+        if getattr(item, "_is_non_tensor", False) is not self._is_non_tensor and isinstance(item, TensorCollection):
+            raise EntryKindError("", self, item)
+        self._set_index(index, item)
+        return self
+
+    def _empty_rows(self, lead: torch.Size, index_dims: int, device: torch.device | None) -> Any:
+        """Zero rows for lazy preallocation: the stack dimension stays one where it is not indexed away."""
+        dim = self._stack_dim
+        if dim < index_dims:  # which member a row comes from is not known for rows not yet written
+            first = self._source[0] if self._source else self._plain_class()._trusted({}, self._member_batch_size())
+            return first._empty_rows(lead, index_dims - 1, device)
+        at = dim - index_dims
+        rest = self._member_batch_size()[index_dims:]
+        members = [member._empty_rows(lead, index_dims, device) for member in self._source]
+        new = type(self)._of(members, len(lead) + at, torch.Size((*lead, *rest)), device)
+        return new
+
+    def _as_parent(self) -> TensorCollection:
+        return self
+
+    def _as_value(self) -> Any:
+        return self
+
+    _misfit = DenseCollection._misfit
+    _fit = DenseCollection._fit
+    _fit_into = DenseCollection._fit_into
+    _convert = DenseCollection._convert
+    _convert_sequence = DenseCollection._convert_sequence
+    _wrap = DenseCollection._wrap
+    _new_child = DenseCollection._new_child

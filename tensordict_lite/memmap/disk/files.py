@@ -1,0 +1,231 @@
+"""Writing one file so that it is there whole or not at all.
+
+Bytes go to a temporary sibling, which is renamed over the target once it is complete. Data is written with
+``pwrite`` straight from the tensor's memory: no page faults, no second copy, and the interpreter lock is
+released, so several threads write at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap.disk.mapping import check_room, no_room, reserve
+
+__all__ = [
+    "BLOCK",
+    "all_bytes",
+    "byte_blocks",
+    "locked",
+    "locked_folder",
+    "new_file",
+    "open_folder",
+    "plain_values",
+    "raw_bytes",
+    "refuse_link",
+    "size_of_file",
+    "write_all",
+    "write_tensor",
+    "write_tensor_to",
+]
+
+_SMALL = 1 << 20
+_NUMPY = frozenset((torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool))
+BLOCK = 16 << 20  # a tensor that is not contiguous in host memory is copied through blocks of this many bytes
+
+
+@contextlib.contextmanager
+def new_file(path: str, *, existsok: bool = True) -> Iterator[int]:
+    """A descriptor of a temporary sibling that becomes ``path`` when the block succeeds, and vanishes otherwise.
+
+    Raises:
+        RuntimeError: the file exists and ``existsok`` is false, or it is a symbolic link.
+    """
+    if not existsok and os.path.lexists(path):
+        raise RuntimeError(f"the file {path} already exists: pass existsok=True to replace it")
+    refuse_link(path)
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name[:200]}.{secrets.token_hex(6)}.tmp")
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def size_of_file(path: str, error: type[DatasetError], missing: type[DatasetError]) -> int:
+    """Bytes of a regular file (links to it are followed).
+
+    Raises:
+        missing: there is nothing at ``path``.
+        error: it is something else.
+    """
+    try:
+        info = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise missing(path, "does not exist") from None
+    if not stat.S_ISREG(info.st_mode):
+        kind = "a folder" if stat.S_ISDIR(info.st_mode) else "a special file"
+        raise error(path, f"is {kind}, and not a file that holds a dataset")
+    return info.st_size
+
+
+def refuse_link(path: str) -> None:
+    """DatasetError where ``path`` is a symbolic link: what is written there would be somewhere else."""
+    if os.path.islink(path):
+        raise DatasetError(
+            path,
+            f"Refusing to write through a symlink (to {os.readlink(path)}): what is saved would be elsewhere. Remove "
+            "the link, or give the place that it leads to",
+        )
+
+
+@contextlib.contextmanager
+def locked(folder: int) -> Iterator[None]:
+    """Excludes other processes that take the lock of an open folder; the kernel ends it with the process."""
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(folder, fcntl.LOCK_UN)
+
+
+def open_folder(path: str) -> int:
+    """A descriptor of a folder, for :func:`locked`."""
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+@contextlib.contextmanager
+def locked_folder(path: str) -> Iterator[None]:
+    """:func:`locked`, for a moment."""
+    fd = open_folder(path)
+    try:
+        with locked(fd):
+            yield
+    finally:
+        os.close(fd)
+
+
+def raw_bytes(tensor: Tensor) -> Any:
+    """The bytes of a contiguous CPU tensor as a numpy array over the same memory, for any dtype."""
+    if tensor.dtype in _NUMPY:
+        return tensor.numpy()
+    start = tensor.storage_offset() * tensor.element_size()
+    flat = torch.empty(0, dtype=torch.uint8).set_(
+        tensor.untyped_storage(), start, (tensor.numel() * tensor.element_size(),), (1,)
+    )
+    return flat.numpy()
+
+
+def all_bytes(tensor: Tensor) -> Any:
+    """The elements of any tensor in row-major order, as one buffer; its own memory where that is so already."""
+    if tensor.is_contiguous():
+        try:
+            return tensor.numpy()  # refuses whatever needs more than a look at its memory
+        except (RuntimeError, TypeError):
+            pass
+    return raw_bytes(_host(plain_values(tensor)))
+
+
+def write_all(fd: int, data: Any, offset: int, path: str) -> None:
+    """``pwrite`` of the whole buffer; a full disk is an OSError with needed and available bytes."""
+    done, total = 0, len(data) if type(data) is bytes else data.nbytes
+    try:
+        if total < _SMALL:
+            done = os.pwrite(fd, data, offset)
+            if done == total:
+                return
+        view = memoryview(data.reshape(-1).view("u1") if hasattr(data, "reshape") else data)
+        while done < total:
+            done += os.pwrite(fd, view[done : done + (1 << 30)], offset + done)
+    except OSError as err:
+        if err.errno == errno.ENOSPC:
+            raise no_room(path, total - done) from None
+        if err.filename is None and err.errno is not None:
+            raise OSError(err.errno, err.strerror, path) from None
+        raise
+
+
+def write_tensor_to(fd: int, tensor: Tensor, path: str, offset: int = 0) -> None:
+    """Writes the elements in row-major order at a byte offset."""
+    tensor = plain_values(tensor)
+    if tensor.is_cpu and tensor.is_contiguous():
+        write_all(fd, raw_bytes(tensor), offset, path)
+        return
+    for block in byte_blocks(tensor):
+        write_all(fd, block, offset, path)
+        offset += block.nbytes
+
+
+def plain_values(tensor: Tensor) -> Tensor:
+    """The same values without a graph, and without a conjugation or a sign that is yet to be applied."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor
+
+
+def byte_blocks(tensor: Tensor, limit: int | None = None) -> Iterator[Any]:
+    """The elements in row-major order, in blocks as numpy arrays.
+
+    Strided, expanded or device memory is copied, ``BLOCK`` bytes at a time; contiguous host memory is not, and comes
+    in one piece, or in pieces of ``limit`` bytes.
+    """
+    if tensor.numel():
+        yield from _blocks(plain_values(tensor), limit)
+
+
+def _blocks(tensor: Tensor, limit: int | None) -> Iterator[Any]:
+    nbytes = tensor.numel() * tensor.element_size()
+    if nbytes <= BLOCK or tensor.ndim == 0 or (tensor.device.type == "cpu" and tensor.is_contiguous()):
+        whole = raw_bytes(_host(tensor))
+        if limit is None or nbytes <= limit:
+            yield whole
+        else:
+            flat = whole.reshape(-1).view("u1")
+            yield from (flat[start : start + limit] for start in range(0, nbytes, limit))
+        return
+    per_row = nbytes // tensor.shape[0]
+    if per_row > BLOCK:
+        for row in tensor.unbind(0):
+            yield from _blocks(row, limit)
+        return
+    for part in tensor.split(max(1, BLOCK // per_row)):
+        yield from _blocks(part, limit)
+
+
+def _host(tensor: Tensor) -> Tensor:
+    return tensor.to("cpu").contiguous() if tensor.device.type != "cpu" else tensor.contiguous()
+
+
+def write_tensor(path: str, tensor: Tensor, *, existsok: bool = True, copy_data: bool = True) -> None:
+    """Makes ``path`` hold a tensor (or, without ``copy_data``, room for it).
+
+    Raises:
+        RuntimeError: the file exists and ``existsok`` is false.
+        OSError: there is no room; an existing file keeps its content.
+    """
+    nbytes = tensor.numel() * tensor.element_size()
+    check_room(path, nbytes)
+    with new_file(path, existsok=existsok) as fd:
+        if copy_data:
+            write_tensor_to(fd, tensor, path)
+        else:
+            reserve(fd, nbytes, path)

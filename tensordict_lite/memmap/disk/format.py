@@ -1,0 +1,546 @@
+"""The directory format, as data: what a saved collection looks like on disk, without a tensor in sight.
+
+A collection is a folder with one ``meta.json``, one ``<key>.memmap`` of raw numbers for each tensor, and one
+sub-folder for each nested collection::
+
+    data/
+    ├── meta.json          {"image": {"device": "cpu", "shape": [8, 3], "dtype": "torch.uint8",
+    ├── image.memmap         "is_nested": false}, "extra": {"type": "TensorDict"},
+    └── extra/               "shape": [8], "device": "cpu", "_type": ..., "_format_version": 1, "_class": ...}
+        ├── meta.json
+        └── xy.memmap
+
+It is the format that the ``tensordict`` package writes (``_format_version`` 1), so either library opens what
+the other saved. Everything read here comes from outside: it is checked before anything is mapped, and a folder
+that does not add up is a :class:`~tensordict_lite.errors.DatasetError` that names the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tensordict_lite.errors import DatasetError, DatasetNotFoundError
+
+__all__ = [
+    "ITEMSIZE",
+    "META",
+    "PICKLES",
+    "SUFFIX",
+    "LeafMeta",
+    "NodeMeta",
+    "check_device",
+    "check_leaf_file",
+    "check_names",
+    "check_shape",
+    "check_size",
+    "decode_json",
+    "decode_key",
+    "encode_key",
+    "is_count",
+    "is_encodable",
+    "leaf_meta",
+    "node_meta",
+    "parse_meta",
+    "read_json",
+    "read_meta",
+    "read_small",
+]
+
+META = "meta.json"
+LEGACY_META = "meta.pt"  # of tensordict up to 0.2
+SUFFIX = ".memmap"
+PICKLES = ("other.pickle", "pickle.pkl")  # objects that JSON cannot hold: one for a whole batch, one a row
+FORMAT_VERSION = 1
+
+# Entries of meta.json that describe the folder itself. A tensor under such a key is listed in `_entries` instead.
+RESERVED = frozenset({"shape", "device", "_type", "_format_version", "_class", "_names", "_entries", "_growing"})
+
+_DENSE_TYPE = "<class 'tensordict._td.TensorDict'>"
+MAX_META_BYTES = 64 << 20
+MAX_DIMS = 64
+MAX_BYTES = 1 << 62
+
+ITEMSIZE: dict[str, int] = {
+    **{f"torch.{name}": 1 for name in ("bool", "int8", "uint8", "bits8", "bits1x8", "bits2x4", "bits4x2")},
+    **{f"torch.float8_{kind}": 1 for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")},
+    **{f"torch.{sign}int{bits}": 1 for sign in ("", "u") for bits in range(1, 8)},
+    **{f"torch.{name}": 2 for name in ("float16", "bfloat16", "int16", "uint16", "bits16")},
+    **{f"torch.{name}": 4 for name in ("float32", "int32", "uint32", "complex32")},
+    **{f"torch.{name}": 8 for name in ("float64", "int64", "uint64", "complex64")},
+    "torch.complex128": 16,
+    "torch.float4_e2m1fn_x2": 1,
+}
+
+# -- keys as file names -------------------------------------------------------------------------------------
+
+_SAFE = re.compile(r"[\w.+-]*\w")
+_UNSAFE = re.compile(r'[\x00-\x20\x7f"%*/:<>?\\|]')
+_ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
+
+
+def encode_key(key: str) -> str:
+    """A key as one path component: control characters, spaces and ``"%*/:<>?\\|`` percent-encoded.
+
+    Example:
+        >>> encode_key("weird/key"), encode_key(".."), encode_key("")
+        ('weird%2Fkey', '%2E%2E', '%')
+    """
+    if key.isidentifier() or _SAFE.fullmatch(key):  # nearly every key, "layers.0.weight" too
+        return key
+    if key in ("", ".", ".."):
+        return "%2E" * len(key) or "%"
+    return _UNSAFE.sub(lambda match: f"%{ord(match[0]):02X}", key)
+
+
+def decode_key(name: str) -> str:
+    """The key of a path component, the inverse of :func:`encode_key`."""
+    return "" if name == "%" else _ESCAPE.sub(lambda match: chr(int(match[1], 16)), name)
+
+
+def is_encodable(key: str) -> bool:
+    """Whether a key has a file name: not where it holds half a character (a lone surrogate)."""
+    try:
+        os.fsencode(key)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def raw_key(key: str) -> str | None:
+    """The key itself where it is a path component that stays inside its folder, else ``None``."""
+    return None if key in ("", ".", "..") or "/" in key or "\0" in key else key
+
+
+# -- metadata -------------------------------------------------------------------------------------------------
+
+
+class LeafMeta(NamedTuple):
+    """One tensor of a folder."""
+
+    dtype: str
+    """Torch name, ``"torch.float32"``."""
+    shape: tuple[int, ...]
+    """Its shape; for a nested tensor the shape of the table of shapes, ``(n, dims)``."""
+    nbytes: int
+    """Bytes of a tensor that is not nested."""
+    is_nested: bool = False
+    """Whether elements have shapes of their own, in ``<key>.shape.memmap``."""
+    layout: str | None = None
+    """``"jagged"`` for a nested tensor of that layout."""
+    capacity: int | None = None
+    """Rows that the file has room for, where that is more than ``shape`` says; -1 for any number."""
+    slack: int = 0
+    """Bytes that the file may have behind those of the tensor: early versions of torch wrote one more."""
+
+    @property
+    def room(self) -> int | None:
+        """Bytes that the file may hold at most, where that is more than :attr:`nbytes`."""
+        if self.capacity is None or not self.shape:
+            return self.nbytes + self.slack if self.slack else None
+        return MAX_BYTES if self.capacity < 0 else tensor_bytes(self.dtype, (self.capacity, *self.shape[1:]))
+
+
+def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a dense tensor."""
+    total = ITEMSIZE[dtype]
+    for n in shape:
+        total *= n
+    return total
+
+
+@dataclass(slots=True)
+class NodeMeta:
+    """One folder, parsed and checked: only its own ``meta.json`` has been read."""
+
+    path: str
+    kind: str
+    """``tensordict``, ``lazystack``, ``nontensor``, ``nontensorstack`` or ``tensorclass``."""
+    class_name: str = ""
+    """Full name of the class that was saved, from ``_type``."""
+    is_foreign: bool = False
+    """Whether a dense collection was of a class that is not one of the format's own: a subclass that a program made."""
+    shape: tuple[int, ...] = ()
+    device: str | None = None
+    names: list[str | None] | None = None
+    leaves: dict[str, LeafMeta] = field(default_factory=dict)
+    children: dict[str, str] = field(default_factory=dict)
+    """Nested collections: key -> class name."""
+    raw: dict[str, Any] = field(default_factory=dict)
+    """The whole of ``meta.json``."""
+
+    @property
+    def is_old(self) -> bool:
+        """Whether a version wrote it that did not say which, up to tensordict 0.6 at least."""
+        return "_format_version" not in self.raw
+
+    @property
+    def lists_children(self) -> bool:
+        """Whether :attr:`children` are all nested collections: tensordict 0.3 did not list them."""
+        if not self.is_old or self.children:
+            return True
+        return any("is_nested" in entry for entry in self.raw.values() if type(entry) is dict)  # since 0.5
+
+    def keep_rows(self, rows: int) -> None:
+        """Only the first rows of a dataset that grows: those that its outermost folder has committed."""
+        if self.shape[0] < rows:
+            raise DatasetError(self.path, f"has {self.shape[0]} rows, and the parent has committed {rows}")
+        self.shape = (rows, *self.shape[1:])
+        for key, leaf in self.leaves.items():
+            if not leaf.is_nested:
+                shape = (rows, *leaf.shape[1:])
+                self.leaves[key] = leaf._replace(shape=shape, nbytes=tensor_bytes(leaf.dtype, shape), capacity=-1)
+
+
+def leaf_meta(dtype: str, shape: tuple[int, ...], is_nested: bool = False, **extra: Any) -> dict[str, Any]:
+    """The entry of a tensor in ``meta.json``."""
+    out = {"device": "cpu", "shape": list(shape), "dtype": dtype, "is_nested": is_nested}
+    if extra:
+        out.update({key: value for key, value in extra.items() if value is not None})
+    return out
+
+
+def node_meta(
+    entries: dict[str, dict[str, Any]],
+    shape: tuple[int, ...],
+    names: list[str | None] | None = None,
+    device: str | None = "cpu",
+    **extra: Any,
+) -> dict[str, Any]:
+    """``meta.json`` of a dense collection, from the entries of its tensors and nested collections."""
+    meta: dict[str, Any] = {key: entry for key, entry in entries.items() if key not in RESERVED}
+    meta["shape"] = list(shape)
+    if device is not None:
+        meta["device"] = device
+    meta["_type"] = _DENSE_TYPE
+    meta["_format_version"] = FORMAT_VERSION
+    meta["_class"] = "tensordict:TensorDict"
+    if names is not None:
+        meta["_names"] = names
+    hidden = {key: entry for key, entry in entries.items() if key in RESERVED}
+    if hidden:
+        meta["_entries"] = hidden
+    meta.update(extra)
+    return meta
+
+
+# -- reading ------------------------------------------------------------------------------------------------
+
+
+def read_meta(folder: str, *, nested: bool = False) -> NodeMeta:
+    """Reads and checks the ``meta.json`` of a folder.
+
+    Args:
+        folder: the folder. With ``nested`` it must be a folder itself, not a link to one.
+
+    Raises:
+        DatasetNotFoundError: there is no folder, or no ``meta.json`` in it.
+        DatasetError: anything about it is wrong.
+    """
+    path = folder + "/" + META
+    if nested:
+        _check_folder(folder)
+    return parse_meta(path, folder, read_json(path, folder))
+
+
+def _check_folder(folder: str) -> None:
+    try:
+        mode = os.lstat(folder).st_mode
+    except OSError as err:
+        raise DatasetError(folder, f"a nested collection is missing ({err.strerror}); was the copy complete?") from None
+    if stat.S_ISLNK(mode):
+        raise DatasetError(folder, "is a symbolic link; a dataset is not followed out of its folder")
+    if not stat.S_ISDIR(mode):
+        raise DatasetError(folder, "is not a folder, though the metadata lists a nested collection there")
+
+
+def read_json(path: str, folder: str) -> Any:
+    """The content of a file of metadata: a regular file of a credible size, not a link, that holds JSON.
+
+    Raises:
+        DatasetNotFoundError: there is no such file.
+        DatasetError: it is none of that.
+    """
+    return decode_json(path, read_small(path, folder))
+
+
+def read_small(path: str, folder: str, limit: int = MAX_META_BYTES) -> bytes:
+    """The bytes of a regular file of a credible size that is no link. Errors as :func:`read_json`."""
+    try:
+        # Not blocking: a FIFO in place of the file must not hang the reader. No link in place of it either.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise DatasetNotFoundError(folder, _absent(path, folder)) from None
+    except NotADirectoryError:
+        raise DatasetError(folder, "is a file, not the folder of a dataset") from None
+    except OSError as err:
+        raise DatasetError(path, f"cannot be read ({err.strerror})") from None
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise DatasetError(path, "is not a regular file")
+        if info.st_size > limit:
+            raise DatasetError(path, f"has {info.st_size:,} bytes, which is not credible (limit {limit:,})")
+        data = os.read(fd, info.st_size + 1)
+        while len(data) < info.st_size:
+            more = os.read(fd, info.st_size - len(data))
+            if not more:
+                break
+            data += more
+    finally:
+        os.close(fd)
+    return data
+
+
+def _absent(path: str, folder: str) -> str:
+    name = os.path.basename(path)
+    if name == META and os.path.exists(os.path.join(folder, LEGACY_META)):
+        return (
+            f"has a {LEGACY_META} and no {META}: tensordict 0.2 or older saved it. Load it with that version and save "
+            "it again with a newer one"
+        )
+    what = f"has no {name}" if os.path.isdir(folder) else "does not exist"
+    return f"{what}, so it is not a saved dataset"
+
+
+def decode_json(path: str, data: bytes) -> Any:
+    """The content of a file of metadata that has been read; DatasetError where it is not JSON."""
+    try:
+        text = data.decode()
+        value, end = _raw_decode(text)
+        return value if end == len(text) else _decode(text)  # which allows for spaces around it
+    except RecursionError:
+        raise DatasetError(path, "is nested too deeply to be a dataset") from None
+    except ValueError as err:
+        reason = "empty" if not data else f"not valid JSON ({str(err)[:100]})"
+        raise DatasetError(path, f"is {reason}; it was truncated or edited") from None
+
+
+_decode, _raw_decode = json.JSONDecoder().decode, json.JSONDecoder().raw_decode
+_TYPE = re.compile(r"<class '([^']*)'>")
+_KINDS = {
+    "tensordict.tensorclass.NonTensorData": "nontensor",
+    "tensordict.tensorclass.NonTensorStack": "nontensorstack",
+    "tensordict_lite.TextStack": "text",
+    "tensordict._lazy.LazyStackedTensorDict": "lazystack",
+    "tensordict._td.TensorDict": "tensordict",
+    "tensordict.nn.params.TensorDictParams": "tensordict",
+}
+_KINDS_BY_CLASS = {
+    "tensordict:TensorDict": "tensordict",
+    "tensordict:LazyStackedTensorDict": "lazystack",
+    "tensordict:NonTensorStack": "nontensorstack",
+    "tensordict:NonTensorData": "nontensor",
+}
+
+
+def parse_meta(path: str, folder: str, data: Any) -> NodeMeta:
+    """The metadata of a folder, from what its ``meta.json`` (at ``path``) holds; DatasetError where it is wrong."""
+    if type(data) is not dict:
+        raise DatasetError(path, f"the metadata of a collection is an object, found {_short(data)}")
+    version = data.get("_format_version", 1)
+    if type(version) is not int or not 0 <= version <= FORMAT_VERSION:
+        raise DatasetError(
+            path,
+            f"format version {_short(version)} is not known here (up to {FORMAT_VERSION}); a newer release may be",
+        )
+    kind, class_name, is_foreign = _kind_of(path, data)
+    node = NodeMeta(folder, kind, class_name, is_foreign, raw=data)
+    if kind == "tensordict":
+        _parse_dense(path, data, node)
+    elif kind in ("lazystack", "nontensorstack"):
+        _check_stack_dim(path, data.get("stack_dim"))
+    return node
+
+
+def _kind_of(path: str, data: dict[str, Any]) -> tuple[str, str, bool]:
+    """Kind, name of the class, and whether that class is one that a program made."""
+    written = data.get("_type")
+    if written == _DENSE_TYPE:
+        return "tensordict", "tensordict._td.TensorDict", False
+    if data.get("_is_non_tensor") is True:
+        return "nontensor", "tensordict.tensorclass.NonTensorData", False
+    match = _TYPE.fullmatch(written) if isinstance(written, str) else None
+    if match is None:
+        raise DatasetError(path, f"'_type' should be the class that was saved, found {_short(written)}")
+    name = match[1]
+    kind = _KINDS.get(name)
+    if kind is None:
+        label = data.get("_class")
+        kind = _KINDS_BY_CLASS.get(label) if isinstance(label, str) else None
+    if kind is None and name.rpartition(".")[2] == "_SubTensorDict":
+        raise DatasetError(
+            path, "holds a view of another collection (_SubTensorDict); save `td.to_tensordict()` instead"
+        )
+    if kind is not None:
+        return kind, name, False
+    if "shape" in data and "device" in data:
+        return "tensordict", name, not name.startswith(("tensordict.", "tensordict_lite."))
+    return "tensorclass", name, False
+
+
+def _parse_dense(path: str, data: dict[str, Any], node: NodeMeta) -> None:
+    node.shape = check_shape(path, data.get("shape"), "batch size")
+    node.device = check_device(path, data.get("device"))
+    node.names = check_names(path, data.get("_names"), len(node.shape))
+    if "_growing" in data and (not is_count(data["_growing"], MAX_BYTES) or not node.shape):
+        raise DatasetError(path, f"'_growing' should be the number of rows with room, found {_short(data['_growing'])}")
+    hidden = data.get("_entries")
+    if hidden is not None and type(hidden) is not dict:
+        raise DatasetError(path, f"'_entries' should be an object, found {_short(hidden)}")
+    batch, leaves = node.shape, node.leaves
+    for key, entry in data.items():
+        if type(entry) is dict and key not in RESERVED:
+            leaf = _plain_leaf(entry, batch) if key.isidentifier() else None
+            if leaf is None:
+                _parse_entry(path, key, entry, node)
+            else:
+                leaves[key] = leaf
+    for key, entry in (hidden or {}).items():
+        if type(entry) is not dict:
+            raise DatasetError(path, f"the entry {key!r} should be an object, found {_short(entry)}")
+        _parse_entry(path, key, entry, node)
+    if node.is_old:
+        node.leaves = {key: leaf._replace(slack=1) for key, leaf in leaves.items()}
+
+
+def _plain_leaf(entry: dict[str, Any], batch: tuple[int, ...]) -> LeafMeta | None:
+    """The entry of an ordinary tensor, checked in one go; ``None`` for any other, and for what is wrong."""
+    if len(entry) != 4 or entry.get("is_nested") is not False or "device" not in entry:
+        return None
+    dtype, shape = entry.get("dtype"), entry.get("shape")
+    nbytes = ITEMSIZE.get(dtype) if type(dtype) is str else None
+    if nbytes is None or type(shape) is not list or len(shape) > MAX_DIMS:
+        return None
+    for n in shape:
+        if type(n) is not int or n <= 0:
+            return None
+        nbytes *= n
+    size = tuple(shape)
+    if nbytes >= MAX_BYTES or (batch and size[: len(batch)] != batch):
+        return None
+    return _new_tuple(LeafMeta, (dtype, size, nbytes, False, None, None, 0))
+
+
+_new_tuple = tuple.__new__  # a third of the price of the constructor of a named tuple
+
+
+def _parse_entry(path: str, key: str, entry: dict[str, Any], node: NodeMeta) -> None:
+    if not key.isidentifier() and not is_encodable(key):
+        raise DatasetError(path, f"the key {_short(key)} is not text, and no file has such a name")
+    child = entry.get("type")
+    if isinstance(child, str):
+        node.children[key] = child
+        return
+    dtype = entry.get("dtype")
+    if type(dtype) is not str or dtype not in ITEMSIZE:
+        raise DatasetError(path, f"{key!r} has the unknown dtype {_short(dtype)}")
+    batch = node.shape
+    shape = check_shape(path, entry.get("shape"), key)
+    nbytes = tensor_bytes(dtype, shape)
+    if nbytes >= MAX_BYTES or (not nbytes and tensor_bytes(dtype, tuple(n or 1 for n in shape)) >= MAX_BYTES):
+        raise DatasetError(path, f"{key!r} of shape {list(shape)} would have {nbytes:,} bytes")
+    is_nested = entry.get("is_nested", False)
+    if type(is_nested) is not bool:
+        raise DatasetError(path, f"'is_nested' of {key!r} should be true or false, found {_short(is_nested)}")
+    layout = entry.get("layout")
+    if layout not in (None, "jagged", "strided"):
+        raise DatasetError(path, f"{key!r} has the unknown layout {_short(layout)}")
+    capacity = entry.get("capacity")
+    if capacity is not None and not is_count(capacity, MAX_BYTES):
+        raise DatasetError(path, f"'capacity' of {key!r} should be a number of rows, found {_short(capacity)}")
+    if is_nested and len(shape) != 2:
+        raise DatasetError(path, f"the shapes of the nested tensor {key!r} should be two-dimensional: {list(shape)}")
+    lead = shape[:1] if is_nested else shape
+    if lead[: len(batch)] != batch[: len(lead)] or (not is_nested and len(lead) < len(batch)):
+        raise _no_batch(path, key, shape, batch)
+    node.leaves[key] = LeafMeta(dtype, shape, nbytes, is_nested, layout, capacity)
+
+
+def _no_batch(path: str, key: str, shape: tuple[int, ...], batch: tuple[int, ...]) -> DatasetError:
+    return DatasetError(path, f"{key!r} of shape {list(shape)} does not start with the batch size {list(batch)}")
+
+
+def check_shape(path: str, value: Any, what: str) -> tuple[int, ...]:
+    """A shape out of JSON; DatasetError when it is none."""
+    if type(value) is not list or len(value) > MAX_DIMS:
+        raise DatasetError(path, f"{what!r} should have a list of dimensions, found {_short(value)}")
+    for n in value:
+        if type(n) is not int or not 0 <= n < MAX_BYTES:
+            raise DatasetError(path, f"{what!r} has the impossible shape {_short(value)}")
+    return tuple(value)
+
+
+def check_device(path: str, value: Any) -> str | None:
+    """The name of a device out of JSON; DatasetError when it is none."""
+    if value == "cpu" or value is None:
+        return value
+    if value == "None":  # tensordict 0.3.0
+        return None
+    if type(value) is not str or not re.fullmatch(r"[a-z_]{1,32}(:\d{1,5})?", value):
+        raise DatasetError(path, f"'device' should be the name of a device, found {_short(value)}")
+    return value
+
+
+def check_names(path: str, value: Any, dims: int) -> list[str | None] | None:
+    """Names of dimensions out of JSON, ``None`` where there is none; DatasetError when they do not fit."""
+    if value is None:
+        return None
+    if type(value) is not list or len(value) != dims or not all(n is None or type(n) is str for n in value):
+        raise DatasetError(path, f"'_names' should have a name or null for each of {dims} dimensions: {_short(value)}")
+    given = [n for n in value if n is not None]
+    if len(set(given)) != len(given):
+        raise DatasetError(path, f"the dimension names {_short(value)} are not distinct")
+    return value if given else None
+
+
+def _check_stack_dim(path: str, value: Any) -> None:
+    if type(value) is not int or not 0 <= value < MAX_DIMS:
+        raise DatasetError(path, f"'stack_dim' should be a dimension, found {_short(value)}")
+
+
+def check_leaf_file(path: str, nbytes: int, *, room: int | None = None) -> None:
+    """The file of a tensor is a regular file of exactly the bytes that the metadata says.
+
+    Args:
+        path: the file. It may be absent when there is nothing in it.
+        nbytes: what it must hold.
+        room: what it may hold at most; ``nbytes`` when not given.
+
+    Raises:
+        DatasetError: it is missing, a link, or of another size.
+    """
+    try:
+        info = os.lstat(path)
+    except OSError as err:
+        if not nbytes and isinstance(err, FileNotFoundError):
+            return
+        raise DatasetError(path, f"the file of a tensor is missing ({err.strerror}); was the copy complete?") from None
+    if not stat.S_ISREG(info.st_mode):
+        what = (
+            "a symbolic link; a dataset is not followed out of its folder" if stat.S_ISLNK(info.st_mode) else "no file"
+        )
+        raise DatasetError(path, f"is {what}")
+    check_size(path, info.st_size, nbytes, room)
+
+
+def check_size(path: str, found: int, nbytes: int, room: int | None = None) -> None:
+    """DatasetError where the file of a tensor has fewer bytes than the tensor, or more than ``room`` (or those)."""
+    if found < nbytes:
+        raise DatasetError(path, f"is truncated: the metadata describes {nbytes:,} bytes, the file has {found:,}")
+    if found > (nbytes if room is None else max(nbytes, room)):
+        raise DatasetError(path, f"does not fit the metadata, which describes {nbytes:,} bytes: the file has {found:,}")
+
+
+def is_count(value: Any, limit: int) -> bool:
+    """Whether a value out of JSON is a number of things, up to a limit."""
+    return type(value) is int and 0 <= value <= limit
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,395 @@
+"""Where a save is written until it is complete, and how it takes its place.
+
+A new dataset is written to a temporary folder beside its destination and renamed into place: it is there whole
+or not at all. Over an existing dataset everything is written first, so that a full disk or a kill leaves the old
+one as it was; then its metadata goes (the root's first), the files move in, and the new metadata follows, the
+root's last. Whoever is killed in between leaves a folder without ``meta.json``, which nobody loads.
+
+Saves to one folder take turns: a lock on it is held from the first file that moves until the caller has mapped its
+files. So each of them is there whole, one after the other, and the last one stays.
+A dataset that is one file is written to a temporary file beside it, and renamed over it (:func:`staged_file`).
+What a killed save leaves is removed by the next one in that folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import functools
+import os
+import re
+import secrets
+import shutil
+import socket
+import stat
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap.disk.files import open_folder, refuse_link
+from tensordict_lite.memmap.disk.format import META
+
+__all__ = [
+    "Staging",
+    "exchange",
+    "is_temporary",
+    "staged_file",
+    "staged_path",
+    "sync_file",
+    "sync_files",
+    "sync_folder",
+]
+
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+
+
+@functools.cache
+def _host() -> str:
+    return f"{zlib.crc32(socket.gethostname().encode()):08x}"
+
+
+def _tag() -> str:
+    """How the names of what is being written end: which process of which machine does it."""
+    return f".tdlite-{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+class Staging:
+    """A folder to write a dataset into, and its way to ``prefix``.
+
+    Args:
+        prefix: where the dataset goes. The folder may exist.
+        atomic: exchange the whole folder even where a dataset exists (files that the new one lacks are gone).
+
+    Attributes:
+        root: write here. Paths relative to it are the paths below ``prefix``.
+    """
+
+    def __init__(self, prefix: str, *, atomic: bool = False) -> None:
+        # Of a link to a folder, the folder is replaced; links further up are followed anyway.
+        self.prefix = os.path.realpath(prefix) if os.path.islink(prefix) else os.path.abspath(prefix)
+        self._moved, self._atomic = False, atomic
+        parent, name = os.path.split(self.prefix)
+        self.exists = os.path.lexists(self.prefix)
+        if not self.exists:
+            os.makedirs(parent, exist_ok=True)
+        if self.exists and not os.path.isdir(self.prefix):
+            raise NotADirectoryError(errno.ENOTDIR, "a dataset is a folder, and this is a file", self.prefix)
+        there = os.listdir(self.prefix) if self.exists else []
+        occupied = any(not is_temporary(name) for name in there)
+        if atomic and occupied and not _holds_dataset(self.prefix):
+            raise RuntimeError(
+                f"{self.prefix} holds files but no dataset; atomic=True would remove them. Give an empty folder."
+            )
+        self.exchange = atomic and occupied
+        beside = not occupied or self.exchange
+        if beside and (os.path.ismount(self.prefix) or not os.access(parent, os.W_OK)):
+            beside = self.exchange = False
+        self.inside = not beside
+        tag = _tag()
+        where = self.prefix if self.inside else parent
+        if not self.inside or any(_STALE.search(name) for name in there):
+            _remove_stale(where)
+        self.root = f"{where}/{tag}" if self.inside else f"{where}/.{name[:100]}{tag}"
+        os.mkdir(self.root)
+        self._lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(self._lock, fcntl.LOCK_SH)  # says that this save runs, also to who cannot see the process
+        self._turn = -1
+
+    def abort(self) -> None:
+        """Removes what was written; ``prefix`` is as it was."""
+        if not self._moved:
+            shutil.rmtree(self.root, ignore_errors=True)
+        self.release()
+
+    def release(self) -> None:
+        """Lets others put something into ``prefix``; after :meth:`commit`, when its files have been mapped."""
+        for name in ("_lock", "_turn"):
+            fd = getattr(self, name)
+            if fd >= 0:
+                with contextlib.suppress(OSError):
+                    fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough where a child was forked meanwhile
+                os.close(fd)
+                setattr(self, name, -1)
+
+    def commit(self, files: list[str], folders: list[str], *, meanwhile: Callable[[], None] | None = None) -> None:
+        """Puts the dataset in its place, where nobody else puts one before :meth:`release`.
+
+        Args:
+            files: paths of the data files, relative.
+            folders: relative paths of the folders, each with its ``meta.json``; the root is ``""``.
+            meanwhile: changes files of the old dataset in place; called while there is no metadata.
+
+        Raises:
+            DatasetError: one of them is a symbolic link in the dataset that is there; nothing has changed.
+        """
+        if self.inside:
+            self._move_in(files, folders, meanwhile)
+        else:
+            self._rename(files, folders)
+
+    def _rename(self, files: list[str], folders: list[str]) -> None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._lock, fcntl.LOCK_EX)  # of the folder that is about to be the dataset
+        if self.exists:
+            shutil.copymode(self.prefix, self.root)
+        if self.exchange:
+            self._exchange()
+            return
+        try:
+            os.rename(self.root, self.prefix)
+            self._moved = True
+        except OSError as err:
+            if err.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
+                raise
+            if self._atomic and err.errno != errno.EBUSY and _holds_dataset(self.prefix):
+                self._exchange()
+                return
+            self._move_in(files, folders)  # somebody wrote there meanwhile, or it cannot be replaced
+
+    def _exchange(self) -> None:
+        self._take_turn()
+        exchange(self.root, self.prefix)
+        self._moved = True
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def _take_turn(self) -> None:
+        """Waits until nobody else changes the folder that ``prefix`` is."""
+        while self._turn < 0:
+            fd = open_folder(self.prefix)
+            with contextlib.suppress(OSError):  # a file system without locks, or without locks on folders
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(fd), os.stat(self.prefix)):
+                    self._turn = fd
+                    return
+            os.close(fd)  # somebody has exchanged it meanwhile
+
+    def _move_in(self, files: list[str], folders: list[str], meanwhile: Callable[[], None] | None = None) -> None:
+        self._take_turn()
+        for path in (*folders, *files):  # of the root, a link is the user's choice
+            if path:
+                refuse_link(f"{self.prefix}/{path}")
+        order = sorted(folders, key=lambda folder: folder.count("/") + bool(folder))
+        for folder in order:
+            _require_folder(self.prefix, folder)
+        for folder in order:  # from the root down: whatever is half replaced has no metadata above it
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                os.unlink(_below(self.prefix, folder, META))
+        for folder in dict.fromkeys((*order, *(file.rpartition("/")[0] for file in files))):
+            if folder:
+                os.makedirs(f"{self.prefix}/{folder}", exist_ok=True)
+        for file in files:
+            _replace_file(f"{self.root}/{file}", f"{self.prefix}/{file}")
+        if meanwhile is not None:
+            meanwhile()
+        for folder in reversed(order):
+            os.replace(_below(self.root, folder, META), _below(self.prefix, folder, META))
+        _remove(self.root, files, folders)
+
+
+def _below(root: str, *parts: str) -> str:
+    """``os.path.join``, of relative parts that may be empty."""
+    return "/".join((root, *filter(None, parts)))
+
+
+def _replace_file(new: str, place: str) -> None:
+    """Puts a file into a place where one may be, which then has the name of the new one, or none.
+
+    Swapped, not renamed over: that makes ext4 write the new file to the disk at once (``auto_da_alloc``), which takes
+    longer than everything else. What a rename promises beyond that is not needed while there is no metadata.
+    """
+    if not _exchanged(new, place):
+        os.replace(new, place)
+
+
+def _remove(root: str, files: list[str], folders: list[str]) -> None:
+    """Removes a folder of known content, of which some may be gone; and what else somebody has put there."""
+    for file in files:
+        with contextlib.suppress(OSError):
+            os.unlink(f"{root}/{file}")
+    try:
+        for folder in sorted(folders, key=len, reverse=True):
+            os.rmdir(_below(root, folder))
+    except OSError:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _holds_dataset(folder: str) -> bool:
+    """Whether a folder holds a dataset, when nobody moves one into it any more."""
+    if not os.path.exists(os.path.join(folder, META)):
+        with contextlib.suppress(OSError):  # no such folder any more, or a file system without locks
+            fd = open_folder(folder)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH)  # who moves files in has it, see `_take_turn`
+            finally:
+                os.close(fd)
+    return os.path.exists(os.path.join(folder, META))
+
+
+def _require_folder(root: str, folder: str) -> None:
+    """Raises :class:`DatasetError` where there is a file in the place of a folder, given relative to the root."""
+    if not folder:
+        return
+    path = f"{root}/{folder}"
+    if os.path.lexists(path) and not stat.S_ISDIR(os.lstat(path).st_mode):
+        raise DatasetError(path, "is no folder")
+
+
+@contextlib.contextmanager
+def staged_file(path: str) -> Iterator[int]:
+    """A descriptor of a new file that replaces ``path`` when the block succeeds, see :func:`staged_path`."""
+    with staged_path(path) as temporary:
+        fd = os.open(temporary, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+
+@contextlib.contextmanager
+def staged_path(path: str) -> Iterator[str]:
+    """The name of a new file that replaces ``path`` when the block succeeds, and vanishes otherwise.
+
+    A link is followed. The file gets the permissions of the one that it replaces; whoever has that one open, or
+    mapped, keeps it.
+
+    Raises:
+        ValueError: there is a folder at ``path``.
+    """
+    path = os.path.realpath(path)
+    parent, name = os.path.split(path)
+    if os.path.isdir(path):
+        raise ValueError(f"{path} is a folder, and cannot become a file: give another name, or remove it")
+    os.makedirs(parent, exist_ok=True)
+    _remove_stale(parent)
+    temporary = os.path.join(parent, f".{name[:100]}{_tag()}")
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(fd, fcntl.LOCK_SH)  # see Staging
+            yield temporary
+            mode = os.fstat(fd).st_mode
+            with contextlib.suppress(FileNotFoundError):
+                mode = os.stat(path).st_mode
+            os.chmod(temporary, mode & 0o7777)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file or folder is one that a save writes before it renames it (or that a killed one has left)."""
+    return bool(_STALE.search(name) or _UNFINISHED.fullmatch(name))
+
+
+_UNFINISHED = re.compile(r"\..*\.[0-9a-f]{12}\.tmp")
+_STALE = re.compile(r"\.tdlite-([0-9a-f]{8})-(\d+)-[0-9a-f]{8}$")
+
+
+_rests: dict[str, float] = {}
+"""Until when a folder of many entries is not looked through again (``time.monotonic``)."""
+
+
+def _remove_stale(folder: str) -> None:
+    """Removes what processes of this machine that no longer run have left unfinished.
+
+    Beside thousands of datasets looking takes longer than saving one: it is done in a twentieth of the time there.
+    """
+    if _rests and time.monotonic() < _rests.get(folder, 0.0):
+        return
+    start = time.thread_time()
+    _sweep(folder)
+    spent = time.thread_time() - start
+    if spent > 1e-4:
+        if len(_rests) > 1000:
+            _rests.clear()
+        _rests[folder] = time.monotonic() + 20 * spent
+
+
+def _sweep(folder: str) -> None:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            match = _STALE.search(entry.name)
+            if match and match[1] == _host() and not os.path.exists(f"/proc/{match[2]}") and not _is_held(entry.path):
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    os.unlink(entry.path)
+
+
+def _is_held(path: str) -> bool:
+    """Whether the save that made a folder or file runs still, perhaps in a container with processes of its own."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def exchange(a: str, b: str) -> None:
+    """Swaps two folders; in one step where the kernel and the file system can, in two renames otherwise."""
+    if _exchanged(a, b):
+        return
+    aside = a + ".old"
+    os.rename(b, aside)
+    os.rename(a, b)
+    os.rename(aside, a)
+
+
+def _exchanged(a: str, b: str) -> bool:
+    """Swaps two files or folders in one step, if both are there, and the kernel and the file system can."""
+    swap = _renameat2()
+    return swap is not None and swap(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0
+
+
+@functools.cache
+def _renameat2() -> Any:
+    """The function of the C library, ``None`` where it has none."""
+    with contextlib.suppress(AttributeError, OSError):
+        return ctypes.CDLL(None).renameat2
+    return None
+
+
+def sync_folder(path: str) -> None:
+    """Waits until the entries of a folder are on the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):  # some file systems cannot sync a folder
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_file(path: str) -> None:
+    """Waits until the content of a file is on the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_files(paths: Iterable[str]) -> None:
+    """:func:`sync_file` of many: those that wait at one time share the trips of the journal to the disk."""
+    paths = list(paths)
+    if len(paths) <= 2:
+        for path in paths:
+            sync_file(path)
+        return
+    with ThreadPoolExecutor(min(16, len(paths)), "sync") as pool:
+        list(pool.map(sync_file, paths))

@@ -1,0 +1,109 @@
+"""Stacks of strings, or of bytes, as two files instead of JSON.
+
+    key/meta.json         kind ("str" or "bytes"), number of rows, bytes of all of them, names of the files
+    key/values.memmap     uint8 [total]     the rows one after the other; strings as UTF-8
+    key/offsets.memmap    int64 [n + 1]     row i is values[offsets[i] : offsets[i + 1]]
+
+tensordict does not know this layout; ``memmap(reference_format=True)`` writes the one that it does. Below
+:data:`TEXT_ROWS` rows that one is as fast, and it is used for strings anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap.disk.format import FORMAT_VERSION, META, NodeMeta, is_count
+from tensordict_lite.memmap.load import Loader
+from tensordict_lite.memmap.plan import Folder, Plan
+from tensordict_lite.objects.stack import NonTensorStack
+from tensordict_lite.objects.textcolumn import KINDS, TextColumn, text_of
+
+__all__ = ["TEXT_ROWS", "files_in", "plan_text", "read_text", "rename_files"]
+
+TEXT_ROWS = 4096
+"""So many strings are written to files of their own."""
+
+CLASS = "tensordict_lite:TextStack"
+FILES = ("values.memmap", "offsets.memmap")
+_NAME = re.compile(r"(values|offsets)(-[0-9a-f]{8})?\.memmap")
+_MOST = 1 << 46
+
+
+def plan_text(plan: Plan, node: Any, path: str, where: tuple[str, ...]) -> str | None:
+    """Strings, or bytes; ``None`` where they are to be written as other objects are."""
+    if len(node._batch_size) != 1 or not node._batch_size[0]:
+        return None
+    column = node._objects
+    if isinstance(column, TextColumn):
+        kind = column.kind
+    else:
+        values = node._payloads() or [None]
+        kind = type(values[0]).__name__
+    if kind not in KINDS or (node._batch_size[0] < TEXT_ROWS and (kind == "str" or plan.allow_pickle)):
+        return None
+    text = column.content(node._rows) if isinstance(column, TextColumn) else text_of(values)
+    if text is None:
+        return None
+    kind, content, offsets = text
+    meta = {
+        "_type": "<class 'tensordict_lite.TextStack'>",
+        "_format_version": FORMAT_VERSION,
+        "_class": CLASS,
+        "kind": kind,
+        "rows": len(offsets) - 1,
+        "nbytes": len(content),
+        "files": list(FILES),
+    }
+    folder = plan.folder(node, path, where, meta)
+    folder.blobs = dict(zip(FILES, (content, memoryview(offsets.numpy()).cast("B"))))
+    return "TextStack"
+
+
+def rename_files(folder: Folder) -> None:
+    """Give the files of strings that replace others names of their own: until ``meta.json`` names them, no reader
+    looks at them, and until then those of before are there."""
+    if folder.meta.get("_class") != CLASS:
+        return
+    token = f"-{secrets.token_hex(4)}."
+    folder.blobs = {name.replace(".", token): content for name, content in folder.blobs.items()}
+    folder.meta["files"] = list(folder.blobs)
+
+
+def files_in(folder: str) -> list[str]:
+    """The files of strings in a folder, if it holds any."""
+    if not os.path.isdir(folder):
+        return []
+    return [name for name in os.listdir(folder) if _NAME.fullmatch(name)]
+
+
+def read_text(loader: Loader, meta: NodeMeta, lead: torch.Size | None) -> Any:
+    """The strings of :func:`plan_text`: no file is read before one is asked for."""
+    kind, rows, nbytes = (meta.raw.get(name) for name in ("kind", "rows", "nbytes"))
+    if kind not in KINDS or not is_count(rows, _MOST) or not is_count(nbytes, _MOST):
+        raise DatasetError(
+            f"{meta.path}/{META}", f"does not tell a kind, rows and bytes of strings: {kind!r}, {rows!r}, {nbytes!r}"
+        )
+    names = meta.raw.get("files")
+    if type(names) is not list or len(names) != 2 or not all(type(n) is str and _NAME.fullmatch(n) for n in names):
+        raise DatasetError(f"{meta.path}/{META}", f"does not name the two files of its strings, but {names!r:.100}")
+    files = (f"{meta.path}/{names[0]}", f"{meta.path}/{names[1]}")
+    values = _flat(loader, files[0], torch.uint8, nbytes)
+    offsets = _flat(loader, files[1], torch.int64, rows + 1)
+    device = loader.device or torch.device("cpu")
+    mapped = files if loader.maps_files else None
+    column = TextColumn(kind, values, offsets, torch.Size(()), device, mapped)
+    return NonTensorStack._of_rows(column, range(rows), 0, torch.Size(()), device)
+
+
+def _flat(loader: Loader, path: str, dtype: torch.dtype, count: int) -> Tensor:
+    nbytes = count * dtype.itemsize
+    if not nbytes:
+        return torch.empty(0, dtype=dtype)
+    return loader.flat(path, dtype, (count,), nbytes, None)

@@ -1,0 +1,1 @@
+"""How modules with random outputs draw: the type of interaction, modes, generators."""

@@ -1,0 +1,101 @@
+"""Settings of the process that a block of code changes, for every thread or for its own.
+
+::
+
+    Setting  the value: one for the process, and one of its own for each thread inside a ``thread_local`` block
+    Mode     the block: a context manager and a decorator around a :class:`Setting`
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from tensordict_lite.settings import MISSING
+
+__all__ = ["Mode", "Setting"]
+
+
+class Setting:
+    """A value of the process, which a thread may have its own of while it is inside such a block."""
+
+    __slots__ = ("_shared", "_threads")
+
+    def __init__(self, value: Any) -> None:
+        self._shared = value
+        self._threads: dict[int, Any] = {}
+
+    def get(self) -> Any:
+        """The value that holds here."""
+        return self._threads.get(get_ident(), self._shared) if self._threads else self._shared
+
+    def enter(self, value: Any, thread_local: bool) -> tuple[int | None, Any]:
+        """Sets the value; what :meth:`leave` wants to take it back."""
+        me = get_ident() if thread_local or self._threads else None
+        if me is not None and (thread_local or me in self._threads):
+            before = self._threads.get(me, MISSING)
+            self._threads[me] = value
+            return me, before
+        before = self._shared
+        self._shared = value
+        return None, before
+
+    def leave(self, token: tuple[int | None, Any]) -> None:
+        """Takes back what :meth:`enter` set."""
+        thread, before = token
+        if thread is None:
+            self._shared = before
+        elif before is MISSING:
+            self._threads.pop(thread, None)
+        else:
+            self._threads[thread] = before
+
+
+class Mode:
+    """Base of the blocks; a subclass names its setting. The same object may be entered many times."""
+
+    _setting: Setting
+
+    def __init__(self, value: Any, thread_local: bool) -> None:
+        self._value = value
+        self._thread_local = thread_local
+        self._tokens: list[tuple[int | None, Any]] = []
+
+    def __enter__(self) -> None:
+        self._tokens.append(self._setting.enter(self._value, self._thread_local))
+
+    def __exit__(self, exc_type: Any, exc: Any, tb: Any) -> None:
+        self._setting.leave(self._tokens.pop())
+
+    def clone(self) -> Any:
+        """Another block with the same value, which has not been entered."""
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        new._tokens = []
+        return new
+
+    def set(self) -> None:
+        """Sets the value until :meth:`unset` is called."""
+        self.__enter__()
+
+    def unset(self) -> None:
+        """Takes back what :meth:`set` set.
+
+        Raises:
+            RuntimeError: :meth:`set` was not called before.
+        """
+        if not self._tokens:
+            raise RuntimeError(f"{type(self).__name__}.unset() takes back what set() set: set() was not called")
+        self.__exit__(None, None, None)
+
+    def __call__(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """The function with the value set while it runs."""
+
+        @functools.wraps(func)
+        def within(*args: Any, **kwargs: Any) -> Any:
+            with self.clone():  # calls from several threads each have a block of their own
+                return func(*args, **kwargs)
+
+        return within

@@ -1,0 +1,318 @@
+"""A column of objects as what it is, a list of them, until somebody asks for a wrapper of one.
+
+A :class:`~tensordict_lite.NonTensorStack` of a million strings would be a million collections. Instead, its objects
+lie in a :class:`Column`, and rows of it (a slice, chosen rows) are positions in the same column::
+
+    stack ─────────► Column: ["a", "b", NonTensorData("c"), "d", ...]
+    stack[1:3] ────►              1 ─────────────── 3
+
+A member is made when it is asked for and then lies in the column in place of its object, so that everybody who looks
+at that row has the same member: what is written through a slice is seen in the whole, as with tensors. An operation
+that knows nothing of columns asks for all members, and finds the list that every lazy stack has.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite.base import TensorCollection
+from tensordict_lite.lazy.stack import LazyStackedTensorDict
+from tensordict_lite.objects.data import IMMUTABLE, NonTensorData
+
+_NO_SIZE = torch.Size(())
+
+__all__ = ["Column", "ObjectRows"]
+
+
+class Column:
+    """Objects, and the members that were made of some of them.
+
+    Args:
+        objects: the objects; the list is taken over.
+        size: batch size of each member.
+        device: of each member.
+    """
+
+    __slots__ = ("_cells", "_has_members", "_size", "device")
+
+    def __init__(self, objects: list[Any], size: torch.Size, device: torch.device | None) -> None:
+        self._cells = objects
+        self._size = size
+        self.device = device
+        self._has_members = False
+
+    def member(self, row: int) -> NonTensorData:
+        """The wrapper of an object: the one that everybody else has who asked for this row."""
+        cell = self._cells[row]
+        if not isinstance(cell, NonTensorData):
+            self._has_members = True
+            cell = self._cells[row] = NonTensorData(cell, batch_size=self._size, device=self.device)
+        return cell
+
+    def made(self, rows: Sequence[int]) -> list[NonTensorData]:
+        """The members that have been asked for among some rows."""
+        if not self._has_members:
+            return []
+        cells = self._cells
+        return [cells[row] for row in rows if isinstance(cells[row], NonTensorData)]
+
+    def objects(self, rows: Sequence[int]) -> list[Any]:
+        """The objects of some rows, in a new list."""
+        cells = self._cells
+        if type(rows) is range and rows.step > 0:
+            found = cells[rows.start : rows.stop : rows.step]
+        else:
+            found = [cells[row] for row in rows]
+        if self._has_members:
+            found = [cell._payload if isinstance(cell, NonTensorData) else cell for cell in found]
+        return found
+
+    def copied(self, rows: Sequence[int], deep: bool) -> tuple[Column, Sequence[int]]:
+        """A column of its own with the objects of some rows, and where they are in it; ``deep``: copies of them."""
+        values = self.objects(rows)
+        if deep:
+            values = [value if type(value) in IMMUTABLE else copy.deepcopy(value) for value in values]
+        return Column(values, self._size, self.device), range(len(values))
+
+    def pickled(self, rows: Sequence[int]) -> Any:
+        """What travels to another process for some rows: their objects, or something to open there."""
+        return self.objects(rows)
+
+
+class ObjectRows(LazyStackedTensorDict):
+    """A lazy stack whose members are made when they are asked for, if at all.
+
+    ``_members`` is its list of members, or None while it is rows ``_rows`` of the column ``_objects``.
+    """
+
+    __slots__ = ("_members", "_objects", "_rows")
+
+    _objects: Column | None
+    _rows: Sequence[int]
+
+    @classmethod
+    def _of_objects(
+        cls, values: list[Any], dim: int = 0, size: torch.Size = _NO_SIZE, device: torch.device | None = None
+    ) -> Any:
+        """Trusted constructor: a stack of one object a row. The list is taken over; no object is a collection."""
+        return cls._of_rows(Column(values, size, device), range(len(values)), dim, size, device)
+
+    @classmethod
+    def _of_rows(cls, column: Column, rows: Sequence[int], dim: int, size: torch.Size, device: Any) -> Any:
+        new = object.__new__(cls)
+        new._members = None
+        new._objects, new._rows = column, rows
+        new._stack_dim = dim
+        new._batch_size = torch.Size((*size[:dim], len(rows), *size[dim:]))
+        new._device = device
+        new._names = None
+        new._lock = None
+        return new
+
+    # -- all members, for who knows nothing of columns ------------------------------------------------------
+
+    @property
+    def _source(self) -> list[Any]:  # type: ignore[override]
+        if self._members is None:
+            column, rows = self._objects, self._rows
+            if column is not None:
+                members = [column.member(row) for row in rows]
+                if self._lock is not None:
+                    self._lock_made(members)
+                self._members = members
+                self._objects = None
+        return self._members
+
+    @_source.setter
+    def _source(self, members: list[Any]) -> None:
+        self._members = members
+        self._objects = None
+
+    def _payloads(self) -> list[Any] | None:
+        """The objects of the rows, one a row; None where rows are stacks, or hold something else."""
+        column = self._objects
+        if column is not None:
+            return column.objects(self._rows)
+        members = self._source
+        if {NonTensorData}.issuperset(map(type, members)):
+            return [member._payload for member in members]
+        return None
+
+    def _view(self, column: Column, rows: Sequence[int]) -> Any:
+        """Other rows of its column."""
+        new = self._of_rows(column, rows, self._stack_dim, self._member_batch_size(), self._device)
+        if self._lock is not None:
+            new._lock = []
+        return new
+
+    # -- primitives -----------------------------------------------------------------------------------------
+
+    def _leaves(self) -> list[Tensor]:
+        return [] if self._objects is not None else super()._leaves()
+
+    def _with_leaves(self, leaves: Iterator[Tensor]) -> Any:
+        column = self._plain_column()
+        return super()._with_leaves(leaves) if column is None else self._copied(column, False)
+
+    def _map_leaves(self, fn: Callable[[Tensor], Tensor]) -> Any:
+        column = self._plain_column()
+        return super()._map_leaves(fn) if column is None else self._copied(column, fn is Tensor.clone)
+
+    def clone(self, recurse: bool = True, **kwargs: Any) -> Any:
+        """A copy, with a deep copy of each object unless ``recurse=False``."""
+        column = self._plain_column()
+        return super().clone(recurse, **kwargs) if column is None else self._copied(column, recurse)
+
+    def _plain_column(self) -> Column | None:
+        """Its column, where the objects are all there is; asked for once, as another thread may make the members."""
+        return self._objects if self._names is None else None
+
+    def _copied(self, column: Column, deep: bool) -> Any:
+        return self._of_rows(*column.copied(self._rows, deep), self._stack_dim, self._member_batch_size(), self._device)
+
+    def _key_list(self) -> list[str]:
+        return [] if self._objects is not None else super()._key_list()
+
+    def _get_str(self, key: str) -> Any:
+        if self._objects is not None:
+            raise KeyError(key)
+        return super()._get_str(key)
+
+    def __contains__(self, key: Any) -> bool:
+        return False if self._objects is not None and type(key) is str else super().__contains__(key)
+
+    # -- lock -----------------------------------------------------------------------------------------------
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether objects can only be replaced in place."""
+        return self._lock is not None if self._objects is not None else LazyStackedTensorDict.is_locked.fget(self)
+
+    @is_locked.setter
+    def is_locked(self, value: bool) -> None:
+        LazyStackedTensorDict.is_locked.fset(self, value)
+
+    def _lockable(self) -> Iterable[TensorCollection]:
+        column = self._objects
+        return super()._lockable() if column is None else column.made(self._rows)
+
+    def _lock_made(self, members: Iterable[NonTensorData]) -> None:
+        me = weakref.ref(self)
+        for member in members:
+            if member._lock is None:
+                member._propagate_lock(me)
+
+    # -- rows -----------------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> Any:
+        if type(index) is int and self._objects is not None and not self._stack_dim:
+            return self._row(index)
+        return super().__getitem__(index)
+
+    def _row(self, index: int) -> Any:
+        """One member along the stack dimension."""
+        column = self._objects
+        if column is None:
+            return self._source[index]
+        try:
+            member = column.member(self._rows[index])
+        except IndexError:
+            raise IndexError(f"index {index} is out of bounds for the stack dim of size {len(self._rows)}") from None
+        if self._lock is not None:
+            self._lock_made((member,))
+        return member
+
+    def _index(self, index: Any) -> Any:
+        column = self._plain_column()
+        if column is not None and not self._stack_dim:
+            if type(index) is tuple and len(index) == 1:
+                index = index[0]
+            kind = type(index)
+            if kind is int:
+                return self._row(index)
+            rows = None
+            if kind is slice:
+                rows = self._rows[index]
+                if not rows:
+                    return self._empty_like(index)
+            elif isinstance(index, Tensor) and index.dim() == 1:
+                rows = self._picked_rows(index)
+            if rows:
+                return self._view(column, rows)
+        return super()._index(index)
+
+    def _picked_rows(self, index: Tensor) -> Sequence[int] | None:
+        """The rows that a tensor chooses; None where it is none that can be read at once, or a wrong one."""
+        rows = self._rows
+        if index.dtype in (torch.bool, torch.uint8):
+            if len(index) != len(rows):
+                return None
+            index = index.nonzero().flatten()
+        elif not index.dtype.is_floating_point and not index.dtype.is_complex and index.numel():
+            low, high = torch.aminmax(index)
+            if low < -len(rows) or high >= len(rows):
+                return None
+        else:
+            return None
+        picked = array("q", index.to(torch.int64).numpy().tobytes())  # a quarter of a list of numbers
+        if rows == range(len(rows)) and not (picked and min(picked) < 0):
+            return picked
+        return array("q", [rows[k] for k in picked])
+
+    def _cut(self, sizes: Sequence[int], dim: int) -> tuple[Any, ...]:
+        column = self._plain_column()
+        if column is None or dim != self._stack_dim or 0 in sizes:
+            return super()._cut(sizes, dim)
+        parts, start = [], 0
+        for size in sizes:
+            parts.append(self._view(column, self._rows[start : start + size]))
+            start += size
+        return tuple(parts)
+
+    # -- pickling -------------------------------------------------------------------------------------------
+
+    def _pickled_state(self) -> dict[str, Any]:
+        column = self._plain_column()
+        if column is None or not all(map(self._holds_no_more, column.made(self._rows))):
+            return super()._pickled_state()
+        return {
+            "objects": column.pickled(self._rows),
+            "stack_dim": self._stack_dim,
+            "size": tuple(self._member_batch_size()),
+            "device": self._device,
+            "locked": self._lock is not None,
+        }
+
+    def _holds_no_more(self, member: NonTensorData) -> bool:
+        """Whether another member made of the object of this one would be as it is."""
+        return (
+            type(member) is NonTensorData
+            and member._batch_size == self._member_batch_size()
+            and member._device == self._device
+            and member._names is None
+            and (member._lock is None) is (self._lock is None)
+            and getattr(member, "_memmap_path", None) is None
+        )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "objects" not in state:
+            super().__setstate__(state)
+            return
+        size, dim, values = torch.Size(state["size"]), state["stack_dim"], state["objects"]
+        self._members = None
+        if type(values) is list:
+            self._objects, self._rows = Column(values, size, state["device"]), range(len(values))
+        else:
+            self._objects, self._rows = values.opened(size, state["device"]), values.rows
+        self._stack_dim = dim
+        self._batch_size = torch.Size((*size[:dim], len(self._rows), *size[dim:]))
+        self._device = state["device"]
+        self._names = None
+        self._lock = [] if state["locked"] else None

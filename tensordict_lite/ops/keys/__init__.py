@@ -1,0 +1,1 @@
+"""Operations on the keys: get, set, update, rename, nest, select."""

@@ -1,0 +1,350 @@
+"""Which keys there are: renaming, selecting, excluding and splitting by key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from tensordict_lite.kernel import Kernel
+from tensordict_lite.keys import missing_key_error, path_of, require_path
+from tensordict_lite.settings import MISSING
+from tensordict_lite.views import entry_of, leaf_items
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["KeyedOps"]
+
+KeySet = Sequence[Any] | Mapping[Any, Any] | Callable[[tuple[str, ...], Tensor], bool]
+
+
+class KeyedOps(Kernel):
+    """``select``, ``exclude``, ``rename_key_``, ``rename_keys``, ``split_keys`` and ``separates``."""
+
+    __slots__ = ()
+
+    # -- select, exclude ------------------------------------------------------------------------------------
+
+    def select(self, *keys: Any, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Self:
+        """A collection with these entries only; values are shared, the result is not locked.
+
+        Args:
+            *keys: nested keys. The key of a nested collection keeps all of it.
+            inplace: drop the other entries here and return ``self``.
+            strict: a key that is not there is a KeyError; ``False`` leaves it out.
+            as_tensordict: a tensorclass gives a TensorDict.
+
+        Raises:
+            KeyError: a key is missing (``strict``).
+            RuntimeError: the collection is locked (``inplace``), or an argument is not a nested key.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3), "b": {"c": torch.ones(3), "d": torch.ones(3)}}, [3])
+            >>> list(td.select("a", ("b", "c")).keys(True, True))
+            ['a', ('b', 'c')]
+        """
+        if inplace and self._lock is not None:
+            raise self._locked_error()
+        source = self._source
+        try:
+            kept = {key: source[key] for key in keys if type(key) is str}
+        except (KeyError, TypeError):
+            kept = {}
+        if len(kept) != len(keys):  # nested keys, missing ones or duplicates
+            kept = self._select_tree(_group(keys, False), inplace, strict)
+        if inplace:
+            self._keep(kept)
+            return self
+        if as_tensordict:
+            return self._plain_class()._trusted(kept, self._batch_size, self._device, self._names)  # type: ignore[return-value]
+        return self._rebuild(kept, self._batch_size, self._names)
+
+    def _select_tree(self, groups: dict[str, list[Any] | None], inplace: bool, strict: bool) -> dict[str, Any]:
+        kept = {}
+        for key, below in groups.items():
+            value = entry_of(self, (key,))
+            if value is None:
+                if strict:
+                    raise missing_key_error(key, self._key_list(), type(self).__name__)
+            elif below is None:
+                kept[key] = value
+            elif isinstance(value, Tensor) or value._is_non_tensor:
+                if strict:
+                    raise KeyError(
+                        f"{key!r} is a {type(value).__name__}, not a tensordict, so it has no entry {below[0]!r}"
+                    )
+            else:
+                kept[key] = value.select(*below, inplace=inplace, strict=strict)
+        return kept
+
+    def _keep(self, kept: dict[str, Any]) -> None:
+        """Makes ``kept`` the entries of this collection."""
+        self._source = kept
+
+    def exclude(self, *keys: Any, inplace: bool = False) -> Self:
+        """A collection without these entries; values are shared, missing keys are ignored, the result is unlocked.
+
+        Args:
+            *keys: nested keys. A nested collection that loses all its entries stays, empty.
+            inplace: remove the entries here and return ``self``.
+
+        Raises:
+            RuntimeError: the collection is locked (``inplace``), or an argument is not a nested key.
+        """
+        if inplace and self._lock is not None:
+            raise self._locked_error()
+        groups = _group(keys, True)
+        kept = {}
+        for key, value in self._entries():
+            below = groups.get(key, MISSING)
+            if below is MISSING:
+                kept[key] = value
+            elif below is not None:
+                level = not isinstance(value, Tensor) and not value._is_non_tensor
+                kept[key] = value.exclude(*below, inplace=inplace) if level else value
+        if inplace:
+            self._keep(kept)
+            return self
+        return self._rebuild(kept, self._batch_size, self._names)
+
+    # -- rename -----------------------------------------------------------------------------------------------
+
+    def rename_key_(self, old_key: Any, new_key: Any, safe: bool = False) -> Self:
+        """Moves an entry to another key, in place.
+
+        Args:
+            old_key: nested key of an entry.
+            new_key: nested key; the entry there is overwritten.
+            safe: an entry under ``new_key`` is a KeyError.
+
+        Raises:
+            KeyError: no entry under ``old_key``, or one under ``new_key`` (``safe``).
+            TypeError: a key is neither a string nor a tuple.
+            RuntimeError: the collection is locked.
+
+        Returns:
+            self
+        """
+        for name, key in (("old_key", old_key), ("new_key", new_key)):
+            if not isinstance(key, (str, tuple)):
+                raise TypeError(
+                    f"{name} must be a string or a tuple of strings, got {key!r} of type {type(key).__name__}"
+                )
+        old, new = require_path(old_key), require_path(new_key)
+        if self._lock is not None:
+            raise self._locked_error()
+        if entry_of(self, old) is None:
+            self._raise_missing(old)
+        if old == new:
+            return self
+        if safe and new[: len(old)] != old and entry_of(self, new) is not None:
+            raise KeyError(f"key {new_key!r} is already present in {type(self).__name__}, and safe=True")
+        value = self.pop(old)
+        if len(new) == 1:
+            if len(old) > 1:
+                value = self._fit(value, new[0])
+            self._set_str(new[0], value)
+        else:
+            self.set(new, value)
+        return self
+
+    def rename_keys(self, mapping: Mapping[Any, Any], *, strict: bool = True) -> Self:
+        """A collection with several keys renamed at once; values are shared, ``self`` stays as it is.
+
+        All entries are taken out before the first is put back, so swaps and chains work. A nested collection
+        that the renaming empties is dropped.
+
+        Args:
+            mapping: from old to new nested keys.
+            strict: a key that is not there is a KeyError; ``False`` leaves it out.
+
+        Raises:
+            KeyError: a key is missing (``strict``) or empty.
+            ValueError: two destinations collide, a source or destination lies inside another one, or a
+                destination is an entry that is not renamed itself.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> td = TensorDict(a=torch.tensor(0), b=torch.tensor(1))
+            >>> td.rename_keys({"a": "b", "b": "a"})["a"]
+            tensor(1)
+        """
+        moves = []
+        for old_key, new_key in mapping.items():
+            old, new = require_path(old_key), require_path(new_key)
+            if entry_of(self, old) is not None:
+                moves.append((old, new))
+            elif strict:
+                raise missing_key_error(old_key, list(self.keys(True)), type(self).__name__)
+        _check_disjoint([old for old, _ in moves], "source")
+        _check_disjoint([new for _, new in moves], "destination")
+        result = self.copy()
+        values = [result.pop(old) for old, _ in moves]
+        for (_, new), value in zip(moves, values):
+            _check_free(result, new)
+            result.set(new, value)
+        for old, _ in moves:
+            for depth in range(len(old) - 1, 0, -1):
+                parent = entry_of(result, old[:depth])
+                if parent is None or isinstance(parent, Tensor) or parent._is_non_tensor or parent._key_list():
+                    break
+                result.del_(old[:depth])
+        return result
+
+    # -- split ------------------------------------------------------------------------------------------------
+
+    def split_keys(
+        self,
+        *key_sets: KeySet,
+        inplace: bool = False,
+        default: Any = MISSING,
+        strict: bool = True,
+        reproduce_struct: bool = False,
+    ) -> tuple[Self, ...]:
+        """One collection for each set of keys, and a last one with the entries that no set took.
+
+        Args:
+            *key_sets: each a sequence of nested keys, a mapping from nested keys to the names in the result, or
+                a function ``fn(path, tensor) -> bool`` over the leaves that are still there.
+            inplace: take the entries out of ``self``, which is then the last of the results.
+            default: value for a key that is not there (with ``strict=False``).
+            strict: a key that is not there is a KeyError.
+            reproduce_struct: keep the tree of nested collections in every result, empty ones included. Otherwise
+                empty levels are dropped from the last one.
+
+        Raises:
+            KeyError: a key is missing (``strict``).
+            RuntimeError: the collection is locked (``inplace``).
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> td = TensorDict(a=torch.tensor(0), b=torch.tensor(1), c=torch.tensor(2))
+            >>> [sorted(part.keys()) for part in td.split_keys(["a"], {"b": "x"})]
+            [['a'], ['x'], ['c']]
+        """
+        if inplace and self._lock is not None:
+            raise self._locked_error()
+        rest = self if inplace else self.copy()
+        parts = []
+        for key_set in key_sets:
+            part = self._levels() if reproduce_struct else self.empty()
+            for old, new in _as_moves(key_set, rest):
+                value = entry_of(rest, require_path(old))
+                if value is not None:
+                    part.set(new, rest.pop(old))
+                elif strict:
+                    raise missing_key_error(old, list(rest.keys(True)), type(self).__name__)
+                elif default is not MISSING and default is not None:
+                    part.set(new, default)
+            parts.append(part)
+        if not reproduce_struct:
+            rest.filter_empty_()
+        return (*parts, rest)
+
+    def _levels(self) -> Self:
+        """The tree of nested collections without any leaf, non-tensor ones included."""
+        new = self.empty()
+        for key, value in self._entries():
+            if not isinstance(value, Tensor) and not value._is_non_tensor:
+                new._set_str(key, value._levels())
+        return new
+
+    def separates(self, *keys: Any, default: Any = MISSING, strict: bool = True, filter_empty: bool = True) -> Self:
+        """Takes entries out of this collection and returns them in a new one.
+
+        Args:
+            *keys: nested keys.
+            default: value in the result for a key that is not there.
+            strict: without a default, a key that is not there is a KeyError; ``False`` gives a ``None`` entry.
+            filter_empty: drop the levels of ``self`` that are left empty.
+
+        Raises:
+            KeyError: a key is missing (``strict``).
+            RuntimeError: the collection is locked.
+        """
+        if self._lock is not None:
+            raise self._locked_error()
+        paths = [require_path(key) for key in keys]
+        if strict and default is MISSING:
+            for path in paths:
+                if entry_of(self, path) is None:
+                    self._raise_missing(path)
+        part = self.empty()
+        for path in paths:
+            if entry_of(self, path) is not None:
+                part.set(path, self.pop(path))
+            else:
+                part.set(path, None if default is MISSING else default)
+        if filter_empty:
+            self.filter_empty_()
+        return part
+
+
+def _group(keys: Sequence[Any], whole_wins: bool) -> dict[str, list[Any] | None]:
+    """First steps of nested keys, each with the rests below it; ``None`` stands for the whole entry.
+
+    ``"a"`` and ``("a", "b")`` together are the whole of ``"a"`` to exclude, and only ``("a", "b")`` to select.
+    """
+    groups: dict[str, list[Any] | None] = {}
+    for key in keys:
+        if type(key) is str:
+            if whole_wins or key not in groups:
+                groups[key] = None
+            continue
+        path = path_of(key) if isinstance(key, tuple) else (key,) if isinstance(key, str) else ()
+        if not path:
+            raise RuntimeError(
+                f"keys are passed one by one, each a string or a non-empty tuple of strings; got {key!r} of type "
+                f"{type(key).__name__}"
+            )
+        first = path[0]
+        if len(path) == 1:
+            if whole_wins or first not in groups:
+                groups[first] = None
+            continue
+        below = groups.setdefault(first, [])
+        if below is None and not whole_wins:
+            below = groups[first] = []
+        if below is not None:
+            below.append(path[1:] if len(path) > 2 else path[1])
+    return groups
+
+
+def _as_moves(key_set: KeySet, rest: Any) -> list[tuple[Any, Any]]:
+    """Pairs of key and new key that a key set stands for."""
+    if isinstance(key_set, Mapping):
+        return list(key_set.items())
+    if callable(key_set):
+        items = [((key,) if isinstance(key, str) else key, value) for key, value in leaf_items(rest, (), [])]
+        return [(path, path) for path, value in items if key_set(path, value)]
+    return [(key, key) for key in key_set]
+
+
+def _check_disjoint(paths: list[tuple[str, ...]], what: str) -> None:
+    seen = set(paths)
+    if len(seen) != len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise ValueError(f"{twice} is a {what} more than once")
+    for path in paths:
+        for depth in range(1, len(path)):
+            if path[:depth] in seen:
+                raise ValueError(
+                    f"the {what} {path} lies inside the {what} {path[:depth]}, so the order of the mapping would decide"
+                )
+
+
+def _check_free(td: Any, path: tuple[str, ...]) -> None:
+    for depth in range(1, len(path) + 1):
+        value = entry_of(td, path[:depth])
+        if value is None:
+            return
+        if depth == len(path):
+            raise ValueError(f"the destination {path} is already present and is not renamed away")
+        if isinstance(value, Tensor) or value._is_non_tensor:
+            raise ValueError(f"the destination {path} runs through the entry {path[:depth]}, which is not a tensordict")

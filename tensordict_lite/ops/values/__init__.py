@@ -1,0 +1,1 @@
+"""Operations on the values: element by element, comparisons, reductions."""

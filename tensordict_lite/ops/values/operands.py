@@ -1,0 +1,435 @@
+"""Operands: how the other side of a binary operation lines up with the leaves of a collection.
+
+=====================  ==================================================================================
+number                 the same for every leaf
+tensor                 aligned with the batch dimensions, expanded over the trailing ones of each leaf
+collection, mapping    paired key by key; batch sizes are broadcast together
+list of numbers        one number a leaf, in order
+=====================  ==================================================================================
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tensordict_lite import registry
+
+__all__ = ["align", "broadcast", "fused", "is_collection", "is_object", "keys_mismatch", "leaf_paths", "pair_leaves"]
+__all__ += ["resolve", "spread", "tracked_rows", "widened"]
+
+_interpreter = torch._C._functorch.peek_interpreter_stack
+NUMBERS = frozenset((int, float, bool, complex))
+
+
+def fused(
+    foreach: Callable[..., Sequence[Tensor]] | None,
+    each: Callable[..., Tensor],
+    leaves: list[Tensor],
+    *args: Any,
+) -> Sequence[Tensor]:
+    """One call for all leaves; leaf by leaf where torch has no such call or declines it.
+
+    It declines an integer leaf beside one that requires grad, and nested tensors. An error that is the user's comes
+    again, with the message of the plain operation. Inside ``torch.vmap``, which has no rule for it, it is not asked:
+    while a graph is traced the refusal would be an error that nothing catches.
+
+    Args:
+        foreach: the fused function over lists.
+        each: the same for one tensor.
+        leaves: the tensors.
+        *args: a list as long as ``leaves`` goes leaf by leaf, anything else to every leaf.
+    """
+    if foreach is not None and _interpreter() is None:
+        try:
+            return tracked_rows(foreach(leaves, *args), leaves, *args)
+        except RuntimeError:
+            pass
+    if not args:
+        return [each(leaf) for leaf in leaves]
+    columns = [arg if type(arg) is list else [arg] * len(leaves) for arg in args]
+    return [each(*row) for row in zip(leaves, *columns)]
+
+
+def tracked_rows(out: Sequence[Tensor], *columns: Any) -> Sequence[Tensor]:
+    """``out`` of a fused call, which tracks gradients for all of its results as soon as one needs them.
+
+    Those whose own operands need none are detached, as operations leaf by leaf would leave them.
+    """
+    if not out[0].requires_grad:
+        return out
+    needed = [False] * len(out)
+    for column in columns:
+        for i, operand in enumerate(column if type(column) is list else ()):
+            needed[i] |= isinstance(operand, Tensor) and operand.requires_grad
+    return [new if need else new.detach() for new, need in zip(out, needed)]
+
+
+def is_collection(value: Any) -> bool:
+    """Whether ``value`` is a tensor collection (without an import cycle)."""
+    return hasattr(value, "_with_leaves")
+
+
+def is_object(node: Any) -> bool:
+    """Whether a collection is a non-tensor value, or a stack of them."""
+    return registry.is_non_tensor(node)
+
+
+def leaf_paths(node: Any, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Paths of the leaves, in the order of ``_leaves()``. Members of a lazy stack repeat the same paths."""
+    source = node._source
+    out: list[tuple[str, ...]] = []
+    if type(source) is dict:
+        for key, value in source.items():
+            if isinstance(value, Tensor) or value._is_unbatched:
+                out.append((*prefix, key))
+            else:
+                out.extend(leaf_paths(value, (*prefix, key)))
+    else:
+        for sub in node._nested():
+            out.extend(leaf_paths(sub, prefix))
+    return out
+
+
+def broadcast(left: torch.Size, right: torch.Size) -> torch.Size:
+    """Shape that two shapes broadcast to.
+
+    Raises:
+        RuntimeError: they do not.
+    """
+    if len(left) < len(right):
+        left, right = right, left
+    offset = len(left) - len(right)
+    out = list(left)
+    for i, length in enumerate(right):
+        mine = left[offset + i]
+        if mine == 1:
+            out[offset + i] = length
+        elif length not in (mine, 1):
+            raise RuntimeError(f"shapes {list(left)} and {list(right)} do not broadcast: {mine} against {length}")
+    return torch.Size(out)
+
+
+# -- tensors ------------------------------------------------------------------------------------------------
+
+
+def spread(node: Any, tensor: Tensor) -> list[Tensor]:
+    """``tensor``, which broadcasts to the batch size of ``node``, as one operand for each leaf."""
+    out: list[Tensor] = []
+    _spread(node, tensor, len(node._batch_size), {}, out)
+    return out
+
+
+def _spread(node: Any, tensor: Tensor, dims: int, views: dict[int, Tensor], out: list[Tensor]) -> None:
+    source = node._source
+    if type(source) is dict:
+        for value in source.values():
+            if isinstance(value, Tensor):
+                extra = value.ndim - dims
+                view = views.get(extra)
+                if view is None:
+                    view = views[extra] = tensor[(...,) + (None,) * extra] if extra else tensor
+                out.append(view)
+            elif value._is_unbatched:
+                raise RuntimeError(
+                    f"a tensor of shape {list(tensor.shape)}, aligned with the batch dimensions, cannot be combined "
+                    "with an unbatched entry: it has none of them. Leave it out with exclude()."
+                )
+            else:
+                _spread(value, tensor, dims, views, out)
+        return
+    # A lazy stack: its members have one dimension less, the one that it stacks along.
+    stack_dim = node.stack_dim
+    members = node._nested()
+    if stack_dim >= dims:  # a nested stack along a dimension of its own
+        for member in members:
+            _spread(member, tensor, dims, views, out)
+        return
+    rows = tensor.expand(node._batch_size[:dims]).unbind(stack_dim)
+    for member, row in zip(members, rows):
+        _spread(member, row, dims - 1, {}, out)
+
+
+# -- collections --------------------------------------------------------------------------------------------
+
+
+def pair_leaves(node: Any, other: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """Leaves of two collections, paired by key, in the order of the first.
+
+    Raises:
+        KeyError: one of them has a tensor that the other does not have.
+    """
+    ours: list[Tensor] = []
+    theirs: list[Tensor] = []
+    if not _pair(node, other, ours, theirs):
+        _check_same_paths(node, other)
+    return ours, theirs
+
+
+def _pair(node: Any, other: Any, ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    """Fills both lists; False when the number or kind of entries differs somewhere."""
+    source = node._source
+    if type(source) is not dict:
+        same = True
+        members = node._nested()
+        rows = other._nested() if _same_stack(node, other) else other.unbind(node.stack_dim)
+        for member, row in zip(members, rows):
+            same &= _pair(member, row, ours, theirs)
+        return same
+    found = other._source
+    if type(found) is not dict:
+        found = {key: other._get_str(key) for key in other._key_list()}
+    same = len(source) == len(found)
+    for key, value in source.items():
+        match = found.get(key)
+        if type(value) is Tensor and type(match) is Tensor:  # the usual case first
+            ours.append(value)
+            theirs.append(match)
+        elif isinstance(value, Tensor):
+            if not isinstance(match, Tensor):
+                same = False
+                continue
+            ours.append(value)
+            theirs.append(match)
+        elif match is None or isinstance(match, Tensor):
+            same = False
+        elif value._is_unbatched:
+            if match._is_unbatched:
+                ours.append(value._leaves()[0])
+                theirs.append(match._leaves()[0])
+            else:
+                same = False
+        else:
+            same &= _pair(value, match, ours, theirs)
+    return same
+
+
+def _same_stack(node: Any, other: Any) -> bool:
+    return type(other._source) is not dict and other.stack_dim == node.stack_dim
+
+
+def _check_same_paths(node: Any, other: Any) -> None:
+    ours, theirs = set(leaf_paths(node)), set(leaf_paths(other))
+    if ours != theirs:
+        raise keys_mismatch(ours - theirs, theirs - ours)
+
+
+def keys_mismatch(missing: set[tuple[str, ...]], extra: set[tuple[str, ...]]) -> KeyError:
+    """KeyError that names the keys that only one of two collections has."""
+    parts = []
+    if missing:
+        parts.append(f"The first TD has keys {_readable(missing)} that the second does not have.")
+    if extra:
+        parts.append(f"The second TD has keys {_readable(extra)} that the first does not have.")
+    return KeyError(
+        f"keys in tensordicts mismatch. {' '.join(parts)} Select the common keys first, or pass `default=` "
+        "to the method form of the operation."
+    )
+
+
+def _readable(paths: set[tuple[str, ...]]) -> str:
+    return str(sorted((path[0] if len(path) == 1 else path for path in paths), key=str))
+
+
+def _union(node: Any, other: Any, default: Tensor) -> tuple[Any, Any]:
+    """Copies of both trees in which ``default`` stands where only the other one has a tensor."""
+    ours, theirs = leaf_paths(node), leaf_paths(other)
+    node, other = node.clone(False), other.clone(False)
+    for target, origin, paths in ((node, other, theirs), (other, node, ours)):
+        known = set(ours if target is node else theirs)
+        for path in paths:
+            if path not in known:
+                _put(target, origin, path, default)
+    return node, other
+
+
+def _put(target: Any, origin: Any, path: tuple[str, ...], value: Tensor) -> None:
+    for key in path[:-1]:
+        origin = origin._get_str(key)
+        if key not in target._source:
+            target._set_str(key, origin._rebuild({}, origin._batch_size, origin._names))
+        target = target._get_str(key)
+    target._set_str(path[-1], value)
+
+
+def _intersection(node: Any, other: Any) -> tuple[Any, Any]:
+    common = set(leaf_paths(other))
+    keys = [path for path in leaf_paths(node) if path in common]
+    return node.select(*keys), other.select(*keys)
+
+
+def widened(left: Tensor, right: Tensor, dims: int) -> tuple[Tensor, Tensor]:
+    """Two tensors of the same leading ``dims``, the one with fewer others with ones right behind those.
+
+    A value without feature dimensions, expanded over a batch, then meets the same row of the other side.
+    """
+    missing = left.ndim - right.ndim
+    if missing > 0:
+        right = right[(slice(None),) * dims + (None,) * missing]
+    elif missing < 0:
+        left = left[(slice(None),) * dims + (None,) * -missing]
+    return left, right
+
+
+# -- all of them --------------------------------------------------------------------------------------------
+
+
+def align(node: Any, other: Any, inplace: bool = False) -> tuple[Any, Any]:
+    """Both collections at one batch size.
+
+    How many dimensions count as the batch is a matter of bookkeeping, so an entry that has the shape of its
+    counterpart meets it element by element, and one of a collection without batch dimensions is broadcast to its
+    counterpart where it fits. Otherwise batch sizes are broadcast, as shapes are.
+
+    Raises:
+        RuntimeError: the batch sizes do not broadcast.
+    """
+    mine, size = node._batch_size, other._batch_size
+    if size == mine:
+        return node, other
+    if inplace:
+        if len(size) > len(mine) and size[: len(mine)] == mine:
+            return node, _with_batch_size(other, mine)
+        target = mine if mine[: len(size)] == size else broadcast(mine, size)
+        if target != mine:
+            raise RuntimeError(
+                f"an in-place operation cannot change the batch size: {list(mine)} and that of the operand, "
+                f"{list(size)}, broadcast to {list(target)}"
+            )
+    elif len(mine) == len(size):
+        target = broadcast(mine, size)
+    else:
+        target = _common_size(*sorted((mine, size), key=len))
+    if len(mine) < len(size):
+        other = other if size == target else other.expand(target)
+        return _laid_out(node, other, target, len(mine)), other
+    node = node if mine == target else node.expand(target)
+    if len(mine) == len(size):
+        return node, other if size == target else other.expand(target)
+    return node, _laid_out(other, node, target, len(size))
+
+
+def _common_size(shorter: torch.Size, longer: torch.Size) -> torch.Size:
+    if longer[: len(shorter)] == shorter:
+        try:
+            return broadcast(longer, shorter)
+        except RuntimeError:
+            return longer  # for entries of the same shapes
+    return broadcast(longer, shorter)
+
+
+def _with_batch_size(node: Any, size: torch.Size) -> Any:
+    """The same entries with fewer batch dimensions."""
+    node = node.copy() if type(node._source) is dict else node._densified()
+    node._change_batch_size(size)
+    return node
+
+
+def _laid_out(node: Any, model: Any, size: torch.Size, dims: int) -> Any:
+    """A collection under the longer batch size of ``model``, whose shapes say how each entry is laid out."""
+    if type(node._source) is not dict:
+        try:
+            node = node._densified()
+        except (RuntimeError, TypeError):
+            node = None
+        if node is None or type(node._source) is not dict:
+            raise RuntimeError(f"a lazy stack of {dims} batch dimensions cannot be laid out as {list(size)}")
+    deeper = torch.Size((*size, *node._batch_size[dims:]))
+    out = {}
+    for key, value in node._source.items():
+        match = _counterpart(model, key)
+        if isinstance(value, Tensor):
+            out[key] = _laid_out_leaf(value, match, size, dims)
+        elif value._is_non_tensor:
+            same = getattr(match, "shape", None) == value._batch_size
+            out[key] = value if same else value.expand(*size, *value._batch_size[dims:])
+        else:
+            out[key] = _laid_out(value, match, size, dims)
+    if any(value.shape[: len(deeper)] != deeper for value in out.values()):
+        deeper = size
+    return node._rebuild(out, deeper)
+
+
+def _counterpart(model: Any, key: str) -> Any:
+    if model is None or isinstance(model, Tensor) or model._is_non_tensor:
+        return None
+    try:
+        return model._get_str(key)
+    except (KeyError, RuntimeError, TypeError):  # none, or a lazy stack whose shapes differ
+        return None
+
+
+def _laid_out_leaf(leaf: Tensor, match: Any, size: torch.Size, dims: int) -> Tensor:
+    shape = leaf.shape
+    if isinstance(match, Tensor):
+        target = match.shape
+        if target == shape:
+            return leaf
+        if not dims and len(shape) <= len(target):
+            ahead = target[len(target) - len(shape) :]
+            if all(n in (1, m) for n, m in zip(shape, ahead)):
+                return leaf.expand(target)
+    broadcast(shape[:dims], size)  # says what does not fit
+    return leaf.expand(*size, *shape[dims:])
+
+
+def resolve(node: Any, other: Any, default: Any = None, inplace: bool = False) -> tuple[Any, list[Tensor], Any]:
+    """What a binary operation works on: the collection whose tree the result has, its leaves, the operand.
+
+    The operand is a number or a list with one tensor (or number) for each leaf.
+
+    Raises:
+        TypeError: ``other`` is nothing that an operation over leaves can use.
+        RuntimeError: shapes do not broadcast.
+        KeyError: collections with different keys, without a ``default``.
+    """
+    kind = type(other)
+    if kind in NUMBERS:
+        return node, node._leaves(), other
+    if is_collection(other):
+        if default is not None:
+            node, other = _with_default(node, other, default)
+        if other._batch_size == node._batch_size:
+            return node, *pair_leaves(node, other)
+        node, other = align(node, other, inplace)
+        dims = len(node._batch_size)
+        ours, theirs = pair_leaves(node, other)
+        pairs = [widened(mine, match, dims) for mine, match in zip(ours, theirs)]
+        return node, [mine for mine, _ in pairs], [match for _, match in pairs]
+    if isinstance(other, np.generic):
+        return node, node._leaves(), other.item()
+    if isinstance(other, Tensor):
+        if not other.ndim:
+            leaves = node._leaves()
+            return node, leaves, [other] * len(leaves)
+        size = other.shape
+        if size != node._batch_size and (size := broadcast(node._batch_size, size)) != node._batch_size:
+            if inplace:
+                raise RuntimeError(
+                    f"an in-place operation cannot change the batch size: {list(node._batch_size)} and "
+                    f"an operand of shape {list(other.shape)} broadcast to {list(size)}"
+                )
+            node = node.expand(size)
+        return node, node._leaves(), spread(node, other)
+    if isinstance(other, numbers.Number):
+        return node, node._leaves(), other
+    leaves = node._leaves()
+    if kind in (list, tuple) and len(other) == len(leaves) and all(type(item) in NUMBERS for item in other):
+        return node, leaves, list(other)
+    raise TypeError(
+        f"unsupported operand: got a {kind.__name__}, expected a number, a tensor or a tensor collection"
+        + (" (convert the mapping with TensorDict(...) first)" if isinstance(other, Mapping) else "")
+    )
+
+
+def _with_default(node: Any, other: Any, default: Any) -> tuple[Any, Any]:
+    if isinstance(default, str):
+        if default != "intersection":
+            raise TypeError(f'default is a tensor, a number or "intersection"; got the string {default!r}')
+        return _intersection(node, other)
+    return _union(node, other, default if isinstance(default, Tensor) else torch.tensor(default))

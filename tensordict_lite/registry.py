@@ -1,0 +1,58 @@
+"""What lower rooms use of higher ones: each room registers its own here when it is imported.
+
+A value that is set may become non-tensor data, a list of collections a lazy stack: the kernel makes what is built on
+the kernel. Imported at the top of a file that is a circle, inside a function it is paid for at each call and
+seen by nobody. This is the whole list of such arrows. Use it as ``registry.TensorDict``: a name that was imported from
+here would be looked up too early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tensordict_lite import dense, lazy, memmap, nn, objects, tensorclass
+
+__all__ = ["register"]
+
+# dense/
+TensorDict: type[dense.tensordict.TensorDict]
+# lazy/
+LazyStackedTensorDict: type[lazy.stack.LazyStackedTensorDict]
+lazy_stack: Callable[..., Any]
+maybe_dense_stack: Callable[..., Any]
+stack_lazily: Callable[..., Any]
+typed_stack_class: Callable[..., Any]
+# objects/
+NonTensorData: type[objects.data.NonTensorData]
+NonTensorStack: type[objects.stack.NonTensorStack]
+TupleEntry: type[Any]
+from_sequence: Callable[..., Any]
+holds_collections: Callable[..., bool]
+is_non_tensor: Callable[[Any], bool]
+rows_of: Callable[..., Any]
+same_payload: Callable[..., bool]
+stack_non_tensors: Callable[..., Any]
+cat_non_tensors: Callable[..., Any]
+# tensorclass/
+TensorClass: type[tensorclass.TensorClass]
+# memmap/, consolidated/
+MappedNestedTensor: type[memmap.MemoryMappedTensor]
+MemoryMappedTensor: type[memmap.MemoryMappedTensor]
+record_of: Callable[..., Any]
+reduce_tree: Callable[..., Any]
+relocated: Callable[..., Any]
+rewrite: Callable[..., None]
+# nn/
+TensorDictParams: type[nn.TensorDictParams]
+row_of_uninitialized: Callable[..., Any]
+tell_slot: Callable[..., Any]
+
+
+def register(**parts: Any) -> None:
+    """Puts classes or functions under the names that are declared above."""
+    unknown = parts.keys() - __annotations__.keys()
+    if unknown:
+        raise ValueError(f"declare {sorted(unknown)} in registry.py")
+    globals().update(parts)

@@ -1,0 +1,1 @@
+"""Collections as text, for people: ``print``, notebooks, and text read back."""

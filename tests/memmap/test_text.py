@@ -1,0 +1,225 @@
+"""Stacks of strings and bytes in two files: same rows, nothing read before it is asked for, damage is told."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tensordict_lite
+from tensordict_lite import TensorDict
+from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap import text
+from tensordict_lite.memmap.checksum import store, verify
+from tensordict_lite.objects.textcolumn import TextColumn
+
+ROWS = text.TEXT_ROWS + 3
+WORDS = [f"w{i} \u00e9\U0001f600" * (i % 3) for i in range(ROWS)]
+ODD = ["a", "\ud800", "", "\x00", "line\nline", "\u202e"]
+
+
+def column(kind: str) -> list[Any]:
+    if kind == "str":
+        return WORDS
+    if kind == "bytes":
+        return [word.encode() for word in WORDS]
+    if kind == "odd":
+        return (ODD * ROWS)[:ROWS]
+    if kind == "empty":
+        return [""] * ROWS
+    if kind == "ascii":
+        return [f"{i}" for i in range(ROWS)]
+    return [None if i % 7 == 0 else word for i, word in enumerate(WORDS)]
+
+
+def save(folder: Path, words: list[Any], **options: Any) -> TensorDict:
+    TensorDict({"n": torch.arange(len(words)), "in": {"word": words}}, [len(words)]).memmap(folder, **options)
+    return TensorDict.load_memmap(folder)
+
+
+def is_text(data: TensorDict) -> bool:
+    return isinstance(data.get(("in", "word"))._objects, TextColumn)
+
+
+@pytest.mark.parametrize("kind", ["str", "bytes", "odd", "empty", "ascii", "with None"])
+def test_rows_come_back(kind: str, tmp_path: Path) -> None:
+    words = column(kind)
+    data = save(tmp_path / "data", words)
+    assert is_text(data) is (kind not in ("with None",))
+    assert list(data["in", "word"]) == words
+    assert data[5]["in", "word"] == words[5] and data[-1]["in", "word"] == words[-1]
+    assert list(data[100:107]["in", "word"]) == words[100:107]
+    picks = torch.tensor([4000, 3, -1, 3])
+    assert list(data[picks]["in", "word"]) == [words[i] for i in picks]
+    assert (data == save(tmp_path / "again", words)).all()
+
+
+def test_few_strings_are_written_as_the_reference_writes_them(tmp_path: Path) -> None:
+    data = save(tmp_path / "data", WORDS[: text.TEXT_ROWS - 1])
+    assert not is_text(data)
+    assert "data" in json.loads((tmp_path / "data/in/word/meta.json").read_text())
+
+
+def test_few_bytes_need_no_pickle(tmp_path: Path) -> None:
+    words = [b"a", b"", b"\xff"]
+    assert list(save(tmp_path / "data", words)["in", "word"]) == words
+    with pytest.raises(RuntimeError, match="allow_pickle=True"):
+        save(tmp_path / "ref", words, reference_format=True)
+
+
+@pytest.mark.parametrize("way", ["memmap", "memmap_", "save", "archive"])
+def test_the_format_of_the_reference_is_a_choice(way: str, tmp_path: Path) -> None:
+    reference = pytest.importorskip("tensordict").TensorDict
+    data = TensorDict({"word": WORDS}, [ROWS])
+    path = tmp_path / ("data.tdz" if way == "archive" else "data")
+    if way == "archive":
+        data.save(path)
+    else:
+        getattr(data, way)(path, reference_format=True)
+    assert list(reference.load_memmap(path)["word"]) == WORDS
+    assert list(TensorDict.load_memmap(path)["word"]) == WORDS
+    data = TensorDict({"word": WORDS}, [ROWS])
+    data.memmap(tmp_path / "ours")
+    with pytest.raises(RuntimeError, match="TextStack"):  # loud, where it cannot know
+        reference.load_memmap(tmp_path / "ours")
+
+
+def test_it_is_opened_without_being_read(tmp_path: Path) -> None:
+    data = save(tmp_path / "data", WORDS)
+    rows = data.get(("in", "word"))
+    assert rows._objects._cells == {}
+    assert len(pickle.dumps(data)) < 2000
+    part = data[10:2000]
+    assert len(pickle.dumps(part)) < 2000
+    assert list(pickle.loads(pickle.dumps(part))["in", "word"]) == WORDS[10:2000]
+    assert rows._objects._cells == {}
+
+
+def _row_of(data: TensorDict, number: int) -> str:
+    return str(data[number]["in", "word"])
+
+
+def test_another_process_maps_the_files(tmp_path: Path) -> None:
+    data = save(tmp_path / "data", WORDS)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(_row_of, (data[5:], 12)) == WORDS[17]
+
+
+def test_what_was_looked_at_and_what_was_changed_travels(tmp_path: Path) -> None:
+    data = save(tmp_path / "data", WORDS)
+    assert data[7]["in", "word"] == WORDS[7]
+    assert len(pickle.dumps(data)) < 2000  # a look changes nothing
+    data.get(("in", "word"))[9].update_(tensordict_lite.NonTensorData("new"))
+    copy = pickle.loads(pickle.dumps(data))
+    wanted = [*WORDS[:9], "new", *WORDS[10:]]
+    assert list(copy["in", "word"]) == list(data["in", "word"]) == wanted
+    data.memmap(tmp_path / "changed", copy_existing=True)
+    assert list(TensorDict.load_memmap(tmp_path / "changed")["in", "word"]) == wanted
+
+
+def test_a_dataset_that_was_replaced_is_not_mistaken(tmp_path: Path) -> None:
+    data = save(tmp_path / "data", WORDS)
+    sent = pickle.dumps(data)
+    save(tmp_path / "data", WORDS[::-1])
+    assert list(data["in", "word"]) == WORDS  # its own files, which nobody else sees any more
+    assert list(pickle.loads(pickle.dumps(data.get(("in", "word")))).tolist()) == WORDS
+    with pytest.raises(DatasetError, match="has been replaced"):
+        pickle.loads(sent)
+
+
+def test_a_whole_column_is_replaced_in_one_step(tmp_path: Path) -> None:
+    save(tmp_path / "data", WORDS)
+    folder = tmp_path / "data/in/word"
+    data = TensorDict.load_memmap(tmp_path / "data")
+    data.get(("in", "word")).update_(data.get(("in", "word")).flip(0))
+    assert list(data["in", "word"]) == WORDS[::-1]
+    loaded = list(TensorDict.load_memmap(tmp_path / "data")["in", "word"])
+    assert loaded in (WORDS, WORDS[::-1])
+    assert len(text.files_in(folder)) in (0, 2)
+
+
+def test_an_archive_of_the_folder_opens(tmp_path: Path) -> None:
+    save(tmp_path / "data", WORDS)
+    tensordict_lite.pack_memmap(tmp_path / "data", tmp_path / "data.tdz")
+    packed = TensorDict.load_memmap(tmp_path / "data.tdz")
+    assert list(packed["in", "word"]) == WORDS
+    assert list(pickle.loads(pickle.dumps(packed[:9]))["in", "word"]) == WORDS[:9]
+    tensordict_lite.unpack_memmap(tmp_path / "data.tdz", tmp_path / "unpacked")
+    assert list(TensorDict.load_memmap(tmp_path / "unpacked")["in", "word"]) == WORDS
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "content", "match"),
+    [
+        ("offsets.memmap", 80, b"\xff" * 8, "string 9 would be bytes .* damaged"),
+        ("offsets.memmap", 80, b"\xff" * 6 + b"\x0f\x00", "would be bytes"),
+        ("values.memmap", 0, None, "bytes"),
+        ("offsets.memmap", 0, None, "bytes"),
+        ("values.memmap", 0, "link", "link"),
+    ],
+)
+def test_damage_is_told(name: str, at: int, content: Any, match: str, tmp_path: Path) -> None:
+    save(tmp_path / "data", column("ascii"))
+    path = tmp_path / "data/in/word" / name
+    if content == "link":
+        os.rename(path, tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+    elif content is None:
+        os.truncate(path, 100)
+    else:
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(content)
+    with pytest.raises(DatasetError, match=match):
+        _ = TensorDict.load_memmap(tmp_path / "data")[9]["in", "word"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rows": -1},
+        {"rows": "9"},
+        {"rows": 1 << 60},
+        {"nbytes": None},
+        {"kind": "object"},
+        {"files": ["values.memmap", "../../n.memmap"]},
+        {"files": ["values.memmap"]},
+        {"files": None},
+        {"rows": ROWS - 1},
+    ],
+    ids=str,
+)
+def test_hostile_metadata_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    save(tmp_path / "data", WORDS)
+    path = tmp_path / "data/in/word/meta.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(DatasetError):
+        TensorDict.load_memmap(tmp_path / "data")
+
+
+def test_checksums_cover_the_strings(tmp_path: Path) -> None:
+    save(tmp_path / "data", WORDS)
+    store(tmp_path / "data")
+    assert not verify(tmp_path / "data").problems
+    with (tmp_path / "data/in/word/values.memmap").open("r+b") as file:
+        file.seek(40)
+        file.write(b"\x00")
+    assert [problem.file for problem in verify(tmp_path / "data").problems] == ["in/word/values.memmap"]
+
+
+def test_an_error_leaves_the_dataset_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "data", WORDS)
+
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tensordict_lite.memmap.save._write_bytes", full)
+    with pytest.raises(OSError, match="No space"):
+        save(tmp_path / "data", WORDS[::-1])
+    assert list(TensorDict.load_memmap(tmp_path / "data")["in", "word"]) == WORDS
