@@ -17,7 +17,10 @@ import tdmap
 from tdmap import RayCluster
 from tensordict_lite import TensorDict
 
-pytestmark = pytest.mark.timeout(600)  # a worker imports torch, and others may be at it on the same cores
+pytestmark = [
+    pytest.mark.timeout(600),  # a worker imports torch, and others may be at it on the same cores
+    pytest.mark.xdist_group("ray"),  # one cluster for the session
+]
 
 TRANSPORTS = ("auto", "folder", "store")
 ROWS = 997

@@ -37,6 +37,9 @@ from tdmap.runtime.workers.pool import Member, WorkerPool, numbers
 PROBE_SECONDS = 60.0
 """A worker that has nothing else to do must look at a folder within so long."""
 
+LEAVE_SECONDS = 2.0
+"""A worker that is asked to end has so long to do so."""
+
 IDLE_SECONDS = 60.0
 """Workers without a job keep their part of the cluster for so long."""
 
@@ -85,7 +88,7 @@ class RayMember(Member):
         self.mail: deque[tuple[str, Any, Any]] = deque()
         self.block = at.ControlBlock()
         self.control: Any = self.block.slots
-        self.keeps_slots = self.ready = self.closed = self.gone = False
+        self.keeps_slots = self.ready = self.closed = self.gone = self.leaving = False
         self.outstanding = self.granted = self.chunks = self.rows = 0
         self.reader = ParcelReader()
         self.started = self.heard = time.monotonic()
@@ -233,6 +236,17 @@ class RayMember(Member):
             self._listener.close()
             self._listener = None
 
+    def leave(self) -> None:
+        """Let a worker that has nothing to do end by itself, as Ray wants it: of one that is killed it says it died."""
+        if self.closed or self.leases or self.outstanding or not self.ready or not self._owner.is_here:
+            return
+        self.leaving = True
+        if self.connection is not None:
+            self.connection.close()  # which ends `serve`
+            self.connection = None
+        with contextlib.suppress(Exception):  # the cluster has been left meanwhile
+            self.actor.__ray_terminate__.remote()
+
     def has_ended(self) -> bool:
         if self.gone or self.pidfd < 0:
             return self.gone
@@ -246,7 +260,8 @@ class RayMember(Member):
                 return None
             self.closed = True
             os.close(self._bell)
-        self.process.kill()
+        if not self.leaving or (self.pidfd >= 0 and not _wait_end(self.pidfd, LEAVE_SECONDS)):
+            self.process.kill()
         self.reader.close()
         if self.pidfd >= 0:
             _wait_end(self.pidfd, 5.0)
@@ -273,10 +288,10 @@ def _is_readable(descriptor: int) -> bool:
     return bool(poller.poll(0))
 
 
-def _wait_end(pidfd: int, seconds: float) -> None:
+def _wait_end(pidfd: int, seconds: float) -> bool:
     poller = select.poll()
     poller.register(pidfd, select.POLLIN)
-    poller.poll(seconds * 1000)
+    return bool(poller.poll(seconds * 1000))
 
 
 class RayPool(WorkerPool):
@@ -338,7 +353,12 @@ class RayPool(WorkerPool):
     def close(self) -> None:
         if not self._owner.is_here or self._closed:
             return
-        super().close()
+        self._closed = True
+        for member in self.members.values():  # all at once: each of them takes a moment
+            if isinstance(member, RayMember):
+                member.leave()
+        for member in list(self.members.values()):
+            self.remove(member)
         if getattr(self, "retirement", None) is not None:
             self.retirement.cancel()  # type: ignore[union-attr]
         with contextlib.suppress(OSError, AttributeError):  # of a pool that could not be made
