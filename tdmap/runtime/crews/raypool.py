@@ -37,7 +37,7 @@ from tdmap.runtime.workers.pool import Member, WorkerPool, numbers
 PROBE_SECONDS = 60.0
 """A worker that has nothing else to do must look at a folder within so long."""
 
-LEAVE_SECONDS = 2.0
+LEAVE_SECONDS = 10.0
 """A worker that is asked to end has so long to do so."""
 
 IDLE_SECONDS = 60.0
@@ -109,7 +109,7 @@ class RayMember(Member):
         self._address = f"/proc/{os.getpid()}/fd/{folder}/{self.number}"
         variables = tuple(cluster.runtime_env.get("env_vars", ()))
         number = self.control[at.SINCE] = secrets.randbits(62)
-        self._forced = cluster.transport
+        self.transport = cluster.transport
         self.actor = ray.remote(Slot).options(**cluster.options).remote(threads, variables)
         self.process = _ActorProcess(ray, self.actor)
         self.call("where", self.block.path, number)
@@ -151,7 +151,7 @@ class RayMember(Member):
             files: their paths.
             written: it will write them.
         """
-        if self._forced == "store":
+        if self.transport == "store":
             return False
         folders = {(os.path.dirname(file), written) for file in files}
         if not folders <= self._known.keys():
@@ -214,7 +214,7 @@ class RayMember(Member):
         if place.near:
             with contextlib.suppress(AttributeError, OSError):
                 self.pidfd = os.pidfd_open(place.pid)
-        if place.near and self._forced in ("auto", "memory"):
+        if place.near and self.transport in ("auto", "memory"):
             self.call("serve", self._address, self.block.path)
             return
         self._close_listener()
@@ -323,6 +323,13 @@ class RayPool(WorkerPool):
         self._started += 1
         return member
 
+    def use(self, cluster: RayCluster) -> None:
+        """Go on for a description that differs from the last one in how rows travel, at most."""
+        self.cluster = cluster
+        for member in self.members.values():
+            if isinstance(member, RayMember):
+                member.transport = cluster.transport
+
     def wait(self, timeout: float | None) -> list[Member]:
         found = super().wait(timeout)
         if not found and not any(member.ready for member in self.members.values()):
@@ -394,6 +401,7 @@ def borrow_ray_pool(cluster: RayCluster, num_workers: int, worker_threads: int) 
         pool.retirement.cancel()
     if pool is None or pool.is_closed:
         pool = RayPool(cluster, num_workers, worker_threads)
+    pool.use(cluster)
     pool.reserve()
     return pool, lambda: _give_back(key, pool)
 

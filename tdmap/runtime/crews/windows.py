@@ -182,7 +182,11 @@ class WindowLoop:
     def run(self, grant: Grant, window: Window) -> Answer:
         """Run a lease."""
         task, plan = self.task, self.plan
-        if window.rows is None:
+        if (
+            window.rows is None and self._source is not None and is_opened_by_row(self._source)
+        ):  # its chunks are copies, or as good as that
+            before = data = self._source.window(window.first, window.first + window.length)
+        elif window.rows is None:
             before = narrow(self._source, plan.dim, window.first, window.first + window.length)
             data = with_tensors(before, [leaf.clone() for leaf in tensors_of(before)])
         else:
