@@ -5,6 +5,7 @@
 #   make bench   the benchmarks and their charts, into benchmarks/results, and the tables of the README
 #   make gpu     a checklist, tests and figures that need a CUDA device; fails where there is none (see docs/devices.md)
 #   make soak    the long chaos and stress runs
+#   make docs    the site, into site/: strict, without the network, its links and its search checked
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -14,7 +15,7 @@ ROWS   ?= 50000
 PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check
 BIN    := $(VENV)/bin
 
-.PHONY: demo test check format bench gpu soak clean
+.PHONY: demo test check format bench gpu soak docs clean
 
 demo: $(VENV)/.installed-images
 	$(BIN)/python examples/preprocess_images.py --rows $(ROWS) --dir demo-output
@@ -49,8 +50,12 @@ $(GPU_VENV)/.installed: pyproject.toml constraints.txt
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m soak -n $(JOBS) --timeout 3600 $(PYTEST_ARGS)
 
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "built site/: python3 -m http.server -d site, then http://localhost:8000"
+
 clean:
-	rm -rf $(VENV) $(GPU_VENV) demo-output build dist
+	rm -rf $(VENV) $(GPU_VENV) demo-output build dist site
 
 # One stamp an extra: a second `make test` installs nothing, a changed requirement installs again.
 $(VENV)/bin/python:

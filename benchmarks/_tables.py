@@ -1,6 +1,6 @@
-"""The tables of the README, from what the benchmarks have recorded.
+"""The tables of the README and of docs/performance.md, from what the benchmarks have recorded.
 
-Every figure between the two marks of the README comes from a file of ``benchmarks/results``; a test holds them equal.
+Every figure between the two marks of these pages comes from a file of ``benchmarks/results``; a test holds them equal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Any
 
 from benchmarks._harness import RESULTS
 
-README = Path(__file__).parents[1] / "README.md"
+_ROOT = Path(__file__).parents[1]
+PAGES = (_ROOT / "README.md", _ROOT / "docs" / "performance.md")
+"""Where the tables are shown."""
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
 THROUGHPUT = {
@@ -220,17 +222,26 @@ def section(text: str) -> tuple[str, str, str]:
     return before + BEGIN + "\n", tables, "\n" + END + behind
 
 
-def update(check: bool, readme: Path = README, folder: Path = RESULTS) -> int:
-    """Write the tables into the README, or only say whether they are there; the exit code."""
-    text = readme.read_text()
-    before, tables, behind = section(text)
+def update(check: bool, *pages: Path, folder: Path = RESULTS) -> int:
+    """Write the tables into the pages that show them, or only say whether they are there; the exit code.
+
+    Args:
+        check: change nothing.
+        pages: files with the two marks. Default: `PAGES`.
+        folder: of the recorded files.
+    """
     wanted = render(folder)
-    if tables == wanted:
+    texts = {page: section(page.read_text()) for page in pages or PAGES}
+    old = [page for page, (_, tables, _) in texts.items() if tables != wanted]
+    if not old:
         print("the tables of the README are those of the recorded files")
         return 0
+    names = " and ".join(page.name for page in old)
     if check:
-        print("the tables of the README differ from the recorded files: python -m benchmarks tables", file=sys.stderr)
+        print(f"the tables of {names} differ from the recorded files: python -m benchmarks tables", file=sys.stderr)
         return 1
-    readme.write_text(before + wanted + behind)
-    print("wrote the tables of the README")
+    for page in old:
+        before, _, behind = texts[page]
+        page.write_text(before + wanted + behind)
+    print(f"wrote the tables of {names}")
     return 0

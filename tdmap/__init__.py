@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from tdmap import _entry as _entry  # first: what follows takes its time
-from tdmap.bykey import GroupBy, group_by, join, sort
+from tdmap.bykey import GroupBy, group_by, join, sample, sort, top_k, unique, value_counts
 from tdmap.diagnostics.profiler import Profiler
 from tdmap.diagnostics.progress import ProgressBar
 from tdmap.errors import (
@@ -27,6 +27,7 @@ from tdmap.errors import (
     WorkerStartError,
 )
 from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, RowsSkipped, WorkerDied
+from tdmap.expressions import Expression, col
 from tdmap.operations.filter import filter, flat_map
 from tdmap.operations.iteration.iterator import MapIterator
 from tdmap.operations.iteration.map_iter import map_iter
@@ -52,6 +53,7 @@ __all__ = [
     "ChunkPlan",
     "ChunkRetried",
     "ChunkTimeout",
+    "Expression",
     "FolderInUse",
     "GroupBy",
     "JobEnded",
@@ -84,6 +86,7 @@ __all__ = [
     "WorkerPool",
     "WorkerStartError",
     "close_pools",
+    "col",
     "concat",
     "describe",
     "filter",
@@ -97,7 +100,11 @@ __all__ = [
     "open",
     "prefetch_to_device",
     "reduce",
+    "sample",
     "shuffle",
     "sort",
+    "top_k",
     "train_test_split",
+    "unique",
+    "value_counts",
 ]

@@ -31,7 +31,7 @@ from tdmap.runtime.crews.serial import SerialCrew
 from tdmap.runtime.crews.threads import ThreadCrew
 from tdmap.runtime.driver import Driver
 from tdmap.runtime.workers import worker as worker_module
-from tdmap.runtime.workers.launch import START_METHODS
+from tdmap.runtime.workers.launch import require_start_method
 from tdmap.runtime.workers.pool import WorkerPool, borrow_pool, give_back
 from tdmap.sinks import Sink
 
@@ -116,10 +116,7 @@ class Execution:
             _positive("max_tasks_per_child", self.max_tasks_per_child)
         if self.max_memory is not None:
             _positive("max_memory", self.max_memory)
-        if self.mp_start_method is not None and self.mp_start_method not in START_METHODS:
-            raise ValueError(
-                f"mp_start_method must be one of {', '.join(START_METHODS)}, or None: got {self.mp_start_method!r}."
-            )
+        require_start_method(self.mp_start_method)
         if self.pool is not None and not isinstance(self.pool, WorkerPool) and not _is_foreign_pool(self.pool):
             raise TypeError(
                 f"pool must be a tdmap.WorkerPool or a multiprocessing pool, got a {type(self.pool).__name__}."

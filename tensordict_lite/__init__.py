@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 from typing import Any
+
+if importlib.util.find_spec("fcntl") is None:
+    raise ImportError(
+        "tensordict_lite needs a POSIX system, such as Linux or macOS: it locks and maps files as those do. "
+        "On Windows, use it within WSL 2"
+    )
 
 from torch.serialization import add_safe_globals as _add_safe_globals
 from torch.torch_version import __version__ as _torch_version

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tdmap.bykey.aggregates import Grouped
 from tdmap.bykey.grouping import GroupBy, group_by
 from tdmap.bykey.joining import join
+from tdmap.bykey.picks import sample, top_k, unique, value_counts
 from tdmap.bykey.sorting import sort
 
-__all__ = ["GroupBy", "Grouped", "group_by", "join", "sort"]
+__all__ = ["GroupBy", "Grouped", "group_by", "join", "sample", "sort", "top_k", "unique", "value_counts"]

@@ -19,9 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tdmap.bykey.slots import Slotted
 from tdmap.data.columns import columns_of, split_rows
 from tdmap.data.kinds import Data, is_data, signed_view
-from tdmap.reducers import Checksum, Count, Max, Mean, Min, MinMax, Reducer, Std, Sum, Var, exact
+from tdmap.reducers import Checksum, Count, First, Last, Max, Mean, Min, MinMax, Reducer, Std, Sum, Var, exact
 from tdmap.reducers.base import Key, reduced_dims, values_of
 from tdmap.reducers.moments import Moments
 from tdmap.reducers.ranks import larger, ranked, smaller, unranked
@@ -65,6 +66,10 @@ class Grouped(ABC):
         """As `update`, for groups of which so many rows, each, came in batches before."""
         return self.update(rows, starts)
 
+    def update_slots(self, chunk: Slotted) -> States | None:
+        """As `update`, of the used slots of a chunk whose rows are not sorted; None where runs are wanted."""
+        return None
+
     @abstractmethod
     def merge(self, a: States, b: States) -> States:
         """The states of groups whose rows are those of `a` followed by those of `b`, group by group."""
@@ -96,7 +101,10 @@ def _rows_of(states: States) -> int:
 
 def pick(states: States, rows: NDArray[Any]) -> States:
     """Some groups of states, as a copy."""
-    return tuple(column[rows] for column in states)
+    return tuple(
+        signed_view(column)[rows].view(column.dtype) if isinstance(column, Tensor) else column[rows]
+        for column in states
+    )
 
 
 def join_states(parts: Sequence[States]) -> States:
@@ -121,6 +129,9 @@ class GroupedCount(Grouped):
     def update(self, rows: Data, starts: Starts) -> States:
         return (torch.from_numpy(np.diff(starts, append=rows.shape[0])),)
 
+    def update_slots(self, chunk: Slotted) -> States:
+        return (torch.from_numpy(chunk.slots.sizes[chunk.slots.used]),)
+
     def merge(self, a: States, b: States) -> States:
         return (a[0] + b[0],)
 
@@ -144,6 +155,33 @@ class _OfEntry(Grouped):
         inner = tuple(dim for dim in reduced_dims(self.dim, values.ndim) if dim)
         return values, inner, torch.Size([values.shape[dim] for dim in inner]).numel()
 
+    def total(self, chunk: Slotted) -> tuple[Tensor, Tensor] | None:
+        """How many elements each used slot has, and their sums in float64; None where runs are wanted."""
+        return chunk.once((self.key, self.dim), lambda: self._total(chunk))  # type: ignore[no-any-return]
+
+    def _total(self, chunk: Slotted) -> tuple[Tensor, Tensor] | None:
+        values, inner, each = self.entry(chunk.rows)
+        if values.is_complex():
+            return None
+        sums = _add_by_slot(chunk, values.double().sum(inner) if inner else values)
+        return None if sums is None else (torch.from_numpy(chunk.slots.sizes[chunk.slots.used]) * each, sums)
+
+
+WIDE = 8
+"""Elements of a row that are added up one by one; rows of more are sorted first."""
+
+
+def _add_by_slot(chunk: Slotted, values: Tensor) -> Tensor | None:
+    """Sums of numbers of each used slot, in float64; None where a row has many of them."""
+    rows, width = values.shape[0], values.shape[1:].numel()
+    if not 0 < width <= WIDE:
+        return None
+    values = values.detach()
+    numbers = values.float() if values.dtype is torch.bfloat16 else values
+    flat = numbers.reshape(rows, width).numpy()
+    sums = [chunk.add_up(flat[:, at])[chunk.slots.used] for at in range(width)]
+    return torch.from_numpy(np.stack(sums, axis=1)).reshape(-1, *values.shape[1:])
+
 
 class GroupedSum(_OfEntry):
     """`Sum`: of integers in one or two columns (see `tdmap.reducers.exact`), of floats in one."""
@@ -154,6 +192,13 @@ class GroupedSum(_OfEntry):
             return exact.grouped_sum(values, inner, starts)
         wide = _wide(values)
         return (reduce_runs(np.add, wide.sum(inner) if inner else wide, starts),)
+
+    def update_slots(self, chunk: Slotted) -> States | None:
+        values, inner, each = self.entry(chunk.rows)
+        if exact.is_integer(values.dtype):
+            return exact.slotted_sum(values, inner, int(chunk.slots.sizes.max()), lambda v: _add_by_slot(chunk, v))
+        found = self.total(chunk)
+        return None if found is None else (found[1],)
 
     def merge(self, a: States, b: States) -> States:
         return exact.add((a[0], a[1]), (b[0], b[1])) if len(a) == 2 else (a[0] + b[0],)
@@ -182,6 +227,9 @@ class GroupedMean(_OfEntry):
         counts = torch.from_numpy(np.diff(starts, append=rows.shape[0])) * each
         wide = _wide(values)  # not int64: means of large integers are small, their sums are not
         return counts, reduce_runs(np.add, wide.sum(inner) if inner else wide, starts)
+
+    def update_slots(self, chunk: Slotted) -> States | None:
+        return self.total(chunk)
 
     def merge(self, a: States, b: States) -> States:
         return a[0] + b[0], a[1] + b[1]
@@ -224,6 +272,21 @@ class GroupedVar(_OfEntry):
         m2 = (m2 - _squared(sums) / _beside(counts, sums)).clamp_(min=0)
         return counts, mean.reshape(sums.shape), sums, m2
 
+    def update_slots(self, chunk: Slotted) -> States | None:
+        values, inner, _ = self.entry(chunk.rows)
+        found = None if inner or values.ndim != 1 else self.total(chunk)
+        if found is None:
+            return None
+        counts, total = found
+        mean = total / counts
+        mean = torch.where(mean.isfinite(), mean, 0.0)
+        centres = torch.zeros(len(chunk.slots.sizes), dtype=torch.float64)
+        centres[torch.from_numpy(chunk.slots.used)] = mean
+        centred = values.detach().double().numpy() - centres.numpy().take(chunk.slots.numbers)
+        sums = torch.from_numpy(chunk.add_up(centred)[chunk.slots.used])
+        m2 = torch.from_numpy(chunk.add_up(np.square(centred))[chunk.slots.used])
+        return counts, mean, sums, (m2 - sums * sums / counts).clamp_(min=0)
+
     def merge(self, a: States, b: States) -> States:
         one, other = (Moments(_beside(s[0], s[1]).double(), *s[1:]) for s in (a, b))
         return a[0] + b[0], *one.join(other)[1:]
@@ -257,6 +320,18 @@ class GroupedExtrema(_OfEntry):
             out.append(_extreme(np.maximum, ranks.amax(inner) if inner else ranks, starts))
         return tuple(unranked(column, values.dtype) for column in out)
 
+    def update_slots(self, chunk: Slotted) -> States | None:
+        values, _, _ = self.entry(chunk.rows)
+        if values.ndim != 1:
+            return None
+        ranks = ranked(values, f"the smallest or largest value of {self.key!r}").detach()
+        out = []
+        if self.which != "max":
+            out.append(_extreme_by_slot(np.minimum, ranks, chunk))
+        if self.which != "min":
+            out.append(_extreme_by_slot(np.maximum, ranks, chunk))
+        return tuple(unranked(column, values.dtype) for column in out)
+
     def merge(self, a: States, b: States) -> States:
         merged = []
         if self.which != "max":
@@ -275,6 +350,48 @@ def _extreme(ufunc: Any, values: Tensor, starts: Starts) -> Tensor:
     if values.dtype is torch.bfloat16:  # numpy has no such dtype; the detour is exact
         return reduce_runs(ufunc, values.float(), starts).to(torch.bfloat16)
     return reduce_runs(ufunc, values, starts)
+
+
+def _extreme_by_slot(ufunc: Any, values: Tensor, chunk: Slotted) -> Tensor:
+    numbers = (values.float() if values.dtype is torch.bfloat16 else values).numpy()
+    found = np.empty(len(chunk.slots.sizes), dtype=numbers.dtype)
+    found[chunk.slots.numbers] = numbers  # any value of the slot will do to begin with
+    with np.errstate(invalid="ignore"):  # NaN is welcome
+        ufunc.at(found, chunk.slots.numbers, numbers)
+    return torch.from_numpy(found[chunk.slots.used]).to(values.dtype)
+
+
+class GroupedEnd(Grouped):
+    """`First` and `Last`."""
+
+    def __init__(self, key: Key | None, last: bool) -> None:
+        self.key = key
+        self.last = last
+
+    def update(self, rows: Data, starts: Starts) -> States:
+        values = values_of(rows, self.key).detach()
+        return pick((values,), self._ends(starts, values.shape[0]))
+
+    def update_slots(self, chunk: Slotted) -> States:
+        values, numbers = values_of(chunk.rows, self.key).detach(), chunk.slots.numbers
+        rows = np.arange(len(numbers))
+        found = np.zeros(len(chunk.slots.sizes), dtype=np.int64)
+        # Of several rows with one slot the last one that is written stays.
+        found[numbers if self.last else numbers[::-1]] = rows if self.last else rows[::-1]
+        return pick((values,), found[chunk.slots.used])
+
+    def merge(self, a: States, b: States) -> States:
+        return b if self.last else a
+
+    def fold(self, states: States, starts: Starts) -> States:
+        return pick(states, self._ends(starts, len(states[0])))
+
+    def finish(self, states: States) -> Tensor:
+        values: Tensor = states[0]
+        return values
+
+    def _ends(self, starts: Starts, rows: int) -> NDArray[np.int64]:
+        return np.append(starts[1:], rows) - 1 if self.last else starts
 
 
 class OneByOne(Grouped):
@@ -354,6 +471,8 @@ _FORMS: Mapping[type, Callable[[Any], Grouped]] = {
     MinMax: lambda r: GroupedExtrema(r.key, r.dim, "both"),
     Min: lambda r: GroupedExtrema(r.key, r.dim, "min"),
     Max: lambda r: GroupedExtrema(r.key, r.dim, "max"),
+    First: lambda r: GroupedEnd(r.key, False),
+    Last: lambda r: GroupedEnd(r.key, True),
 }
 
 

@@ -13,6 +13,7 @@ batch by batch. Neither the chunks nor the batches depend on the workers, so nei
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,23 @@ from torch import Tensor
 
 from tdmap.bykey import mapping
 from tdmap.bykey.aggregates import Grouped, grouped_form
+from tdmap.bykey.forms.named import Ordered, parse
+from tdmap.bykey.forms.ordered import OrderedGroups
 from tdmap.bykey.keys import KeyLike, KeySpec
 from tdmap.bykey.prepare import KeyedData, count_partitions, light, plan_rows, prepare
-from tdmap.bykey.reducing import CutChunk, ReducePartition, empty_answer, one_row, select, try_forms
-from tdmap.bykey.spilling import Partitions
+from tdmap.bykey.reducing import (
+    CutChunk,
+    ReducePartition,
+    answer_of,
+    empty_answer,
+    fold_kept,
+    key_entries,
+    one_row,
+    select,
+    try_forms,
+)
+from tdmap.bykey.slots import FEW, KeyTable, distinct
+from tdmap.bykey.spilling import Kept, Partitions, write_run
 from tdmap.bykey.splits import Splits
 from tdmap.data.columns import Shape, columns_of, is_columnar, schema_of
 from tdmap.data.entries import require_entry
@@ -41,8 +55,9 @@ from tdmap.operation import operation
 from tdmap.operations.append import Pieces, SpillRows, place_pieces
 from tdmap.operations.arguments import policy_for
 from tdmap.operations.output import Output, spill_folder
+from tdmap.operations.permute import permute, place_rows
 from tdmap.plan import ChunkPlan
-from tdmap.reducers import Reducer
+from tdmap.reducers import Count, Reducer
 from tdmap.reducers.base import Key
 from tdmap.sinks import Collect
 from tensordict_lite import is_non_tensor
@@ -54,6 +69,12 @@ if TYPE_CHECKING:
 
 COMBINE_SHARE = 0.5
 """Chunks are reduced on their own where so small a share of their keys is distinct."""
+
+UNSEEN_SHARE = 1 / 256
+"""A sample has all keys, but for rare ones, when it has so small a share of keys that occur in it once."""
+
+KEPT_BYTES = 8 << 20
+"""States of all chunks that are merged in the caller, instead of in files and by workers."""
 
 
 @operation
@@ -119,7 +140,7 @@ class GroupBy:
     @operation
     def reduce(
         self,
-        reducers: Mapping[str, Reducer[Any]] | Reducer[Any],
+        reducers: Mapping[Any, Reducer[Any]] | Reducer[Any],
         *,
         out: Data | str | os.PathLike[str] | None = None,
         overwrite: bool = False,
@@ -134,7 +155,8 @@ class GroupBy:
         reducer with a method `grouped()` (`tdmap.bykey.Grouped`). Others fold group by group, in Python.
 
         Args:
-            reducers: names of the result's entries, and what they are; a single reducer makes an entry `"result"`.
+            reducers: names of the result's entries (a tuple for a nested one), and what they are; a single reducer
+                makes an entry `"result"`.
             out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for as
                 many rows as there are keys.
             overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
@@ -217,14 +239,129 @@ class GroupBy:
 
             return self._to_output(target, keyed, run, execution, False)
 
-    def _parts(self, reducers: Any) -> dict[str, Any]:
+    @operation
+    def agg(
+        self,
+        spec: Mapping[Any, Any],
+        *,
+        out: Data | str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        chunksize: int | None = None,
+        retries: int = 2,
+        timeout: float | None = None,
+        **options: Unpack[WorkerOptions],
+    ) -> Data:
+        """One row for each key, of statistics that are called by their names; all of them in one pass where they can.
+
+        Args:
+            spec: for each entry of the result what it is:
+
+                - `{"price": "mean"}`: the mean of the entry `"price"`;
+                - `{"price": ["mean", "max"]}`: a collection of both, `result["price", "mean"]`;
+                - `{"most": ("price", "max")}`: of another entry;
+                - `{"most": tdmap.reducers.Max("price")}`: any reducer.
+
+                Names are `"count"`, `"sum"`, `"mean"`, `"var"`, `"std"`, `"min"`, `"max"`, `"minmax"`, `"first"`,
+                `"last"`, `"median"`, `"nunique"` (distinct values but NaN), and `("quantile", q)` for a number or a
+                list of numbers from 0 to 1. Quantiles are exact, of values that are no NaN; they and `"nunique"` sort
+                the entry, with 16 bytes of memory a row.
+            out, overwrite, chunksize, retries, timeout, options: as `reduce`.
+
+        Returns:
+            As `reduce`.
+
+        Raises:
+            ValueError: there is no such statistic.
+            TypeError: a value is none of those forms, or quantiles are wanted of groups by a function.
+            Exception: as `reduce`.
+
+        Example:
+            >>> from tensordict_lite import TensorDict
+            >>> data = TensorDict({"shop": torch.tensor([7, 3, 7]), "sold": torch.tensor([1.0, 2.0, 4.0])}, [3])
+            >>> result = group_by(data, "shop").agg({"sold": ["sum", "median"]}, num_workers=0)
+            >>> result["sold", "sum"], result["sold", "median"]
+            (tensor([2., 5.], dtype=torch.float64), tensor([2.0000, 2.5000], dtype=torch.float64))
+        """
+        asked = parse(spec)
+        how: dict[str, Any] = {"chunksize": chunksize, "retries": retries, "timeout": timeout, **options}
+        self._parts({**asked.reducers, **dict.fromkeys(asked.ordered)})
+        if not asked.ordered:
+            return self.reduce(asked.reducers, out=out, overwrite=overwrite, **how)
+        execution = Execution.of(**options)
+        policy = policy_for(None, None, retries, timeout, undo=False)
+        target = Output(destination(out, overwrite), self._data)
+        with target.claimed("group_by.agg"):
+            result = self.reduce(asked.reducers or {"__count__": Count()}, **how)
+            if not asked.reducers:
+                result = result.exclude("__count__")
+            with Spill(spill_folder(Output(None, self._data), self._spill_dir)) as spill:
+                self._add_ordered(result, asked.ordered, execution, policy, spill)
+            return deliver(result, target)
+
+    def _add_ordered(
+        self, result: Data, asked: Mapping[Any, Ordered], execution: Execution, policy: Policy, spill: Spill
+    ) -> None:
+        for key in dict.fromkeys(one.key for one in asked.values()):
+            groups = OrderedGroups(self._data, self._spec, key, self._dropna, execution, policy, spill)
+            for path, one in asked.items():
+                if one.key == key:
+                    result.set(path, groups.distinct() if one.q is None else groups.quantiles(one.q))
+
+    @operation
+    def top_k(
+        self,
+        key: Key,
+        k: int,
+        *,
+        largest: bool = True,
+        out: Data | str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        retries: int = 2,
+        timeout: float | None = None,
+        **options: Unpack[WorkerOptions],
+    ) -> Data:
+        """The `k` rows of each group with the largest values of an entry: group by group, largest first.
+
+        Args:
+            key: an entry with one number a row; NaN rank last, ties go to the earlier row.
+            k: how many rows; all of a group that has fewer.
+            largest: False: the smallest, smallest first.
+            out, overwrite, retries, timeout, options: as `reduce`.
+
+        Returns:
+            The rows, with all their entries.
+
+        Raises:
+            KeyError: there is no such entry.
+            TypeError: the key is a function, or the entry has no one number a row.
+            ValueError: `k` is less than 1.
+
+        Example:
+            >>> from tensordict_lite import TensorDict
+            >>> data = TensorDict({"shop": torch.tensor([7, 3, 7]), "sold": torch.tensor([1.0, 2.0, 4.0])}, [3])
+            >>> group_by(data, "shop").top_k("sold", 1, num_workers=0)["sold"]
+            tensor([2., 4.])
+        """
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise ValueError(f"k must be a number of rows, at least 1: got {k!r}.")
+        execution = Execution.of(**options)
+        policy = policy_for(None, None, retries, timeout, undo=False)
+        target = Output(destination(out, overwrite), self._data)
+        with target.claimed("group_by.top_k"), Spill(spill_folder(Output(None, self._data), self._spill_dir)) as spill:
+            groups = OrderedGroups(
+                self._data, self._spec, key, self._dropna, execution, policy, spill, descending=largest
+            )
+            return permute(self._data, groups.first_rows(k), target, execution)
+
+    def _parts(self, reducers: Any) -> dict[Any, Any]:
         parts = reducers if isinstance(reducers, Mapping) else {"result": reducers}
         if not parts:
             raise ValueError('reduce needs at least one reducer: pass {"n": tdmap.reducers.Count()}, for one.')
         for name in parts:
-            if not isinstance(name, str):
-                raise TypeError(f"the names of reducers are strings: got {name!r}.")
-            if name in [one if isinstance(one, str) else one[0] for one in self._spec.names]:
+            path = (name,) if isinstance(name, str) else name
+            if not (isinstance(path, tuple) and path and all(isinstance(part, str) for part in path)):
+                raise TypeError(f"the names of reducers are strings, or tuples of them: got {name!r}.")
+            if path[0] in [one if isinstance(one, str) else one[0] for one in self._spec.names]:
                 raise ValueError(f"the reducer {name!r} has the name of a key: give it another one.")
         return dict(parts)
 
@@ -232,7 +369,7 @@ class GroupBy:
         self,
         target: Output,
         keyed: KeyedData,
-        run: Callable[[Spill], tuple[Pieces, Callable[[], Schema] | None]],
+        run: Callable[[Spill], tuple[Pieces | Data, Callable[[], Schema] | None]],
         execution: Execution,
         has_keys: bool,
     ) -> Data:
@@ -242,21 +379,42 @@ class GroupBy:
         output = Output(None, self._data) if strings else target
         with Spill(spill_folder(output, self._spill_dir)) as spill:
             pieces, empty = run(spill)
-            schema = pieces.schema or (None if empty is None else empty())
-            if schema is None:
-                raise ValueError(
-                    "map_groups: the function returned no rows for any group, so nothing tells what the result "
-                    "looks like. Return an empty TensorDict with its entries instead of None."
-                )
-            found = pieces.all
-            nbytes = sum(piece.rows for piece in found) * sum(schema.row_bytes)
-            place_pieces(found, schema, spill, output, light(execution, nbytes // 8))
-        result = output.result()
+            if isinstance(pieces, Pieces):
+                _place(pieces, empty, spill, output, execution)
+                result = output.result()
+            else:
+                result = deliver(pieces, output)
         if not strings:
             return result
         result = _with_strings(result, keyed)
         target.refuse_hidden_key(result)
         return result if target.store is None else result.memmap(target.store.path)
+
+
+def deliver(result: Data, output: Output) -> Data:
+    """A result in memory, brought to where it was asked for."""
+    parts = take_apart(result)
+    place_rows(result, 0, output.open(parts.schema, parts.rows, parts.objects), parts.schema)
+    return output.result()
+
+
+def _place(
+    pieces: Pieces, empty: Callable[[], Schema] | None, spill: Spill, output: Output, execution: Execution
+) -> None:
+    """Bring answers from files to their place.
+
+    Raises:
+        ValueError: there are none, and nothing tells what they would look like.
+    """
+    schema = pieces.schema or (None if empty is None else empty())
+    if schema is None:
+        raise ValueError(
+            "map_groups: the function returned no rows for any group, so nothing tells what the result looks like. "
+            "Return an empty TensorDict with its entries instead of None."
+        )
+    found = pieces.all
+    nbytes = sum(piece.rows for piece in found) * sum(schema.row_bytes)
+    place_pieces(found, schema, spill, output, light(execution, nbytes // 8))
 
 
 def _with_strings(result: Data, keyed: KeyedData) -> Data:
@@ -309,8 +467,8 @@ class _Reduction:
         self.execution = execution
         self.policy = policy
 
-    def run(self, spill: Spill, chunksize: int | None) -> tuple[Pieces, Callable[[], Schema]]:
-        """The answers, as pieces in files, and what they look like when there are none."""
+    def run(self, spill: Spill, chunksize: int | None) -> tuple[Pieces | Data, Callable[[], Schema]]:
+        """The answers, of few keys as they are and of many as pieces in files, and what they look like for none."""
         keyed, forms, codec = self.keyed, self.forms, self.keyed.codec
         source = _source(keyed, self.payload)
         rows = select(source, self.payload)
@@ -323,8 +481,10 @@ class _Reduction:
 
         if not plan.length:
             return Pieces(), empty
-        share, groups = keyed.distinct_share(plan)
         one_by_one = any(form.objects for form in forms.values())
+        seen = distinct(keyed.sample) if len(keyed.sample[0]) else []
+        few = bool(seen) and len(seen[0]) <= FEW and keyed.unseen_share() <= UNSEEN_SHARE
+        share, groups = (0.0, len(seen[0])) if few else keyed.distinct_share(plan)
         combine = share <= COMBINE_SHARE and not one_by_one
         shapes = [Shape.of(c) for c in ([c for state in trial for c in state] if combine else columns_of(row))]
         rows_left = plan.length
@@ -332,10 +492,23 @@ class _Reduction:
             rows_left = min(max(plan.num_chunks * groups, int(plan.length * keyed.unseen_share())), plan.length)
         row_bytes = 8 * codec.num_words + sum(shape.nbytes for shape in shapes)
         splits = keyed.splits(count_partitions(rows_left * row_bytes))
-        cut = CutChunk(keyed.reader, spill, splits, self.payload, forms if combine else None)
-        runs = _run_cut(source, plan, cut, self.execution, self.policy)
-        partitions = Partitions(spill, runs, codec.num_words, shapes)
+        cut = CutChunk(keyed.reader, spill, splits, self.payload, None)
         widths = [len(state) for state in trial] if combine else None
+        if combine:
+            cut.forms, cut.table = forms, KeyTable.of_sample(seen) if few else KeyTable()
+            cut.most = KEPT_BYTES // (row_bytes * plan.num_chunks) if rows_left * row_bytes <= KEPT_BYTES else 0
+        runs = _run_cut(source, plan, cut, self.execution, self.policy)
+        kept = [run for run in runs if isinstance(run, Kept)]
+        if widths is not None and kept:
+            if len(kept) == sum(run is not None for run in runs):
+                words, states = fold_kept(kept, codec.num_words, shapes, forms, widths)
+                keys = key_entries(keyed.names, codec, words)
+                return answer_of(keys, forms, states, len(words[0])), empty
+            # The sample has not told it all: some chunks had too many keys.
+            for number, run in enumerate(runs):
+                if isinstance(run, Kept):
+                    runs[number] = write_run(spill, splits, *run.read(codec.num_words, shapes))
+        partitions = Partitions(spill, runs, codec.num_words, shapes)
         reduce = ReducePartition(keyed.names, codec, partitions, forms, schema_of(rows), widths)
         crew = self.execution if one_by_one else light(self.execution, partitions.nbytes)
         return _each_partition(splits, reduce, spill, crew, self.policy), empty
@@ -355,8 +528,12 @@ def _source(keyed: KeyedData, payload: tuple[Key, ...] | None) -> Data:
     return data
 
 
-def _run_cut(source: Data, plan: ChunkPlan, cut: Callable[..., Any], execution: Execution, policy: Policy) -> list[Any]:
-    crew = light(execution, 0) if plan.num_chunks == 1 else execution
+def _run_cut(source: Data, plan: ChunkPlan, cut: CutChunk, execution: Execution, policy: Policy) -> list[Any]:
+    forms = (cut.forms or {}).values()
+    ours = cut.reader.spec.fn is None and all(type(form).__module__.startswith("tdmap.") for form in forms)
+    # Code of somebody else's runs in workers, which may die of it.
+    nbytes = plan.length * data_row_bytes(source, plan.length) if ours else sys.maxsize
+    crew = light(execution, 0 if plan.num_chunks == 1 else nbytes)
     runs: list[Any] = crew.run(Job(Source(source), plan, cut, policy), Collect())
     return runs
 

@@ -2,10 +2,14 @@
 
 job 1   chunk ──► (key, number of row), cut into ranges of keys ──► run
 job 2   range of keys ──► sorted ──► its place in the index, which follows from the rows of the ranges before it
+
+Where a key and the number of its row fit into 64 bits together, and the keys are not wanted, they travel as one number:
+half the bytes, and what is sorted is plain numbers.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,13 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap.bykey.keys import KeySpec
+from tdmap.bykey.keys import KeyReader
 from tdmap.bykey.order import Words, group_starts, is_sorted, stable_order
 from tdmap.bykey.prepare import KeyedData, count_partitions, light, plan_rows
 from tdmap.bykey.reducing import CutChunk, select
-from tdmap.bykey.spilling import Partitions
+from tdmap.bykey.spilling import Partitions, Run, by_partition
+from tdmap.bykey.splits import Splits
 from tdmap.data.columns import Shape
-from tdmap.data.kinds import data_row_bytes
+from tdmap.data.kinds import Data, data_row_bytes
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.files import mapped_file
@@ -34,6 +39,10 @@ HEAP_BYTES = 64 << 20
 
 WHOLE_BYTES = 32 << 20
 """A key that has so many bytes of rows, in the index, is not sorted with others, but copied piece by piece."""
+
+
+BOUNDED_BYTES = 256 << 20
+"""A column of keys of so many bytes is read once more, for its smallest and its largest key."""
 
 
 class Index(NamedTuple):
@@ -91,6 +100,108 @@ class SortPartition:
                     self.places.write(number, file, first, block)
 
 
+class CutPacked:
+    """What a worker calls with each chunk: keys and row numbers as one number, by partition.
+
+    Args:
+        reader: finds the keys.
+        spill: where the run goes.
+        splits: the ranges of keys.
+        low: the smallest key.
+        bits: of a row number, which has the lower ones.
+    """
+
+    takes_start = True
+
+    def __init__(self, reader: KeyReader, spill: Spill, splits: Splits, low: int, bits: int) -> None:
+        self.__qualname__ = reader.what
+        self.reader = reader
+        self.spill = spill
+        self.splits = splits
+        self.low = low
+        self.bits = bits
+
+    def __call__(self, chunk: Data, start: int = 0) -> Run | None:
+        (word,), kept = self.reader.read(chunk, start)
+        if not len(word):
+            return None
+        order, counts = by_partition(self.splits.ids([word]), self.splits.count)
+        packed = (word - np.uint64(self.low)) << np.uint64(self.bits)
+        packed |= (np.arange(len(chunk)) if kept is None else kept).view(np.uint64) + np.uint64(start)
+        if order is not None:
+            packed = packed[order]
+        return Run(counts, tuple(self.spill.append([torch.from_numpy(packed.view(np.int64))])))
+
+
+class SortPacked:
+    """What a worker calls with the number of a partition whose keys and row numbers are one number.
+
+    Args:
+        partitions: the runs.
+        firsts: where each partition begins in the index.
+        places: of the row numbers.
+        name: how messages call it.
+        bits: of a row number.
+    """
+
+    def __init__(self, partitions: Partitions, firsts: list[int], places: Places, name: str, bits: int) -> None:
+        self.partitions = partitions
+        self.firsts = firsts
+        self.places = places
+        self.bits = bits
+        self.whole_bytes = WHOLE_BYTES
+        self.__qualname__ = name
+
+    def __call__(self, chunk: Tensor) -> int:
+        partition = int(chunk[0])
+        first, count = self.firsts[partition], int(self.partitions.rows[partition])
+        if not count:
+            return 0
+        if count * 8 > self.whole_bytes and self._has_one_key(partition):
+            for begin, end in self.partitions.batches(partition, self.whole_bytes):
+                (packed,) = self.partitions.read_words(partition, begin, end)
+                self._write(first, packed)
+                first += len(packed)
+            return 0
+        (packed,) = self.partitions.read_words(partition)
+        packed.sort()
+        self._write(first, packed)
+        return 0
+
+    def _has_one_key(self, partition: int) -> bool:
+        """Whether all rows have it; they are in their order then."""
+        found: set[int] = set()
+        for begin, end in self.partitions.batches(partition, self.whole_bytes):
+            keys = self.partitions.read_words(partition, begin, end)[0] >> np.uint64(self.bits)
+            found |= {int(keys.min()), int(keys.max())}
+        return len(found) == 1
+
+    def _write(self, first: int, packed: NDArray[np.uint64]) -> None:
+        packed &= np.uint64((1 << self.bits) - 1)
+        with self.places.opened() as (file,):
+            self.places.write(0, file, first, torch.from_numpy(packed.view(np.int64)))
+
+
+def _bounds(keyed: KeyedData) -> tuple[int, int] | None:
+    """The smallest and the largest word that a key may have; None where that is not known cheaply."""
+    codec, spec = keyed.codec, keyed.reader.spec
+    if codec.num_words > 1 or spec.fn is not None or not len(keyed.data):
+        return None
+    bits = sum(bits for column in codec.columns for bits in column.pieces)
+    if bits <= 32:
+        return 0, (1 << bits) - 1
+    source = select(keyed.data, spec.names)
+    if len(keyed.data) * data_row_bytes(source, len(keyed.data)) > BOUNDED_BYTES or len(spec.names) > 1:
+        return None
+    (values,) = spec.values(source)
+    if values.dtype not in (torch.int64, torch.float64) or values.isnan().any():
+        return None
+    words = codec.encode(
+        [torch.stack(values.detach().reshape(len(values), -1).aminmax())[:, None].reshape(2, *values.shape[1:])]
+    )
+    return min(words[0].tolist()), max(words[0].tolist())
+
+
 def sorted_rows(
     keyed: KeyedData, spill: Spill, execution: Execution, policy: Policy, *, chunksize: int | None, with_words: bool
 ) -> Index:
@@ -99,31 +210,38 @@ def sorted_rows(
     words = keyed.codec.num_words
     row_bytes = 8 * (words + 1)
     source = keyed.data if keyed.reader.spec.fn is not None else select(keyed.data, keyed.reader.spec.names)
-    plan = plan_rows(length, _chunk_bytes(source, keyed.reader.spec), chunksize)
+    plan_bytes = data_row_bytes(source, length)
+    plan = plan_rows(length, plan_bytes, chunksize)
     nbytes = length * row_bytes
     splits = keyed.splits(count_partitions(nbytes), alone=min(WHOLE_BYTES / max(nbytes, 1), 1.0))
-    cut = CutChunk(keyed.reader, spill, splits, None, None, by_number=True)
-    cut.__qualname__ = keyed.reader.what
-    crew = light(execution, 0) if plan.num_chunks <= 1 else execution
+    bounds, bits = None if with_words else _bounds(keyed), max(length - 1, 1).bit_length()
+    packs = bounds is not None and (bounds[1] - bounds[0]).bit_length() + bits <= 64
+    cut: CutChunk | CutPacked
+    if bounds is not None and packs:
+        cut = CutPacked(keyed.reader, spill, splits, bounds[0], bits)
+    else:
+        cut = CutChunk(keyed.reader, spill, splits, None, None, by_number=True)
+        cut.__qualname__ = keyed.reader.what
+    nbytes_read = length * plan_bytes if keyed.reader.spec.fn is None else sys.maxsize  # which may do anything
+    crew = light(execution, 0 if plan.num_chunks <= 1 else nbytes_read)
     runs = crew.run(Job(Source(source), plan, cut, policy), Collect()) if length else []
-    partitions = Partitions(spill, runs, words, [Shape(torch.int64, ())])
+    partitions = Partitions(spill, runs, words, [] if packs else [Shape(torch.int64, ())])
     counts = partitions.rows
     total = int(counts.sum())
     columns = _room(total, 1 + words if with_words else 1, spill)
     distinct = 0
     if total:
-        places = Places.of([*columns, *([None] * (0 if with_words else words))])
+        places = Places.of([*columns, *([None] * (0 if with_words or packs else words))])
         assert places is not None
         firsts = (counts.cumsum() - counts).tolist()
-        work = SortPartition(partitions, firsts, places, keyed.reader.what)
+        name = keyed.reader.what
+        work: Any = SortPartition(partitions, firsts, places, name)
+        if packs:
+            work = SortPacked(partitions, firsts, places, name, bits)
         numbers = torch.arange(len(counts))
         job = Job(Source(numbers), ChunkPlan(len(counts), 1), work, policy)
         distinct = sum(light(execution, partitions.nbytes).run(job, Collect()))
     return Index(columns[0], columns[1:], distinct == total)
-
-
-def _chunk_bytes(source: Any, spec: KeySpec) -> int:
-    return data_row_bytes(source, int(source.shape[0]))
 
 
 def _room(rows: int, count: int, spill: Spill) -> list[Tensor]:

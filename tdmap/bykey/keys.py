@@ -31,10 +31,12 @@ class KeySpec:
     Args:
         names: entries; for a function, what its result is called.
         fn: a function of a chunk, or None.
+        casts: dtypes that entries are read as; empty for their own.
     """
 
     names: tuple[Key, ...]
     fn: Callable[[Any], Any] | None = None
+    casts: tuple[torch.dtype, ...] = ()
 
     @classmethod
     def of(cls, key: KeyLike, what: str, name: str = "key") -> KeySpec:
@@ -74,7 +76,8 @@ class KeySpec:
     def values(self, chunk: Data) -> list[Any]:
         """The key columns of a chunk: tensors, or lists of strings."""
         if self.fn is None:
-            return [_column(chunk, name) for name in self.names]
+            found = [_column(chunk, name) for name in self.names]
+            return [value.to(dtype) for value, dtype in zip(found, self.casts)] if self.casts else found
         value = as_column(self.fn(chunk), self.fn)
         if len(value) != len(chunk):
             raise ValueError(

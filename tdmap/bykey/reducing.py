@@ -14,9 +14,10 @@ from tdmap.bykey.aggregates import Grouped, States, join_states, pick
 from tdmap.bykey.codec import KeyCodec
 from tdmap.bykey.keys import KeyReader
 from tdmap.bykey.order import Words, equal, group_starts, joined, search, stable_order, take
-from tdmap.bykey.spilling import Partitions, Run, write_run
+from tdmap.bykey.slots import KeyTable, Slotted
+from tdmap.bykey.spilling import Kept, Partitions, Run, keep, write_run
 from tdmap.bykey.splits import Splits
-from tdmap.data.columns import columns_of, gather, reordered, with_columns
+from tdmap.data.columns import Shape, columns_of, gather, reordered, with_columns
 from tdmap.data.kinds import Data, is_data
 from tdmap.data.reader import narrow
 from tdmap.memory.spill import Spill
@@ -37,6 +38,8 @@ class CutChunk:
         payload: entries that are kept of a row; None for all.
         forms: reduce the chunk to states, one row a key; None keeps the rows themselves.
         by_number: keep the numbers of rows instead of the rows.
+        table: finds the states of few keys without sorting.
+        most: states of so few keys go to the driver, without a file.
     """
 
     takes_start = True
@@ -49,6 +52,8 @@ class CutChunk:
         payload: Sequence[Key] | None,
         forms: Mapping[str, Grouped] | None,
         by_number: bool = False,
+        table: KeyTable | None = None,
+        most: int = 0,
     ) -> None:
         self.__qualname__ = "group_by"  # of the object: a class of that name could not be found again by its own
         self.reader = reader
@@ -57,8 +62,10 @@ class CutChunk:
         self.payload = payload
         self.forms = forms
         self.by_number = by_number
+        self.table = table
+        self.most = most
 
-    def __call__(self, chunk: Data, start: int = 0) -> Run | None:
+    def __call__(self, chunk: Data, start: int = 0) -> Run | Kept | None:
         words, kept = self.reader.read(chunk, start)
         if not len(words[0]):
             return None
@@ -70,10 +77,28 @@ class CutChunk:
             rows = gather(rows, kept)
         if self.forms is None:
             return write_run(self.spill, self.splits, words, columns_of(rows))
+        keys, states = reduce_rows(self.forms, rows, words, self.table)
+        columns = [column for state in states for column in state]
+        if len(keys[0]) <= self.most:
+            return keep(keys, columns)
+        return write_run(self.spill, self.splits, keys, columns)
+
+
+def reduce_rows(
+    forms: Mapping[str, Grouped], rows: Data, words: Words, table: KeyTable | None
+) -> tuple[Words, list[States]]:
+    """The different keys of rows, sorted, and the states of each reducer for them."""
+    slots = None if table is None else table.slots(words)
+    if slots is None:
         order, words = stable_order(words)
         starts = group_starts(words)
-        states = update_all(self.forms, gather(rows, order), starts)
-        return write_run(self.spill, self.splits, take(words, starts), [column for s in states for column in s])
+        return take(words, starts), update_all(forms, gather(rows, order), starts)
+    chunk = Slotted(rows, slots)
+    states = []
+    for form in forms.values():
+        state = form.update_slots(chunk)
+        states.append(form.update(chunk.sorted_rows(), slots.starts) if state is None else state)
+    return slots.words, states
 
 
 def select(data: Data, names: Sequence[Key] | None) -> Data:
@@ -176,9 +201,7 @@ class ReducePartition:
         columns = [reordered(column, order) for column in columns]
         keys = take(words, starts)
         if self.widths is not None:
-            at = iter(columns)
-            states = [tuple(next(at) for _ in range(width)) for width in self.widths]
-            return keys, self._fold(states, starts)
+            return keys, self._fold(states_of(columns, self.widths), starts)
         rows = with_columns(self.example, columns, len(order))
         before = seen.add(keys, np.diff(starts, append=len(order)))
         return keys, [form.update_after(rows, starts, before) for form in self.forms.values()]
@@ -192,6 +215,24 @@ class ReducePartition:
         order = order.astype(np.int64)
         states = [pick(join_states(pair), order) for pair in zip(a[1], b[1])]
         return take(words, starts), self._fold(states, starts)
+
+
+def states_of(columns: Sequence[Tensor], widths: Sequence[int]) -> list[States]:
+    """The states of each reducer from their columns, one after the other."""
+    at = iter(columns)
+    return [tuple(next(at) for _ in range(width)) for width in widths]
+
+
+def fold_kept(
+    kept: Sequence[Kept], num_words: int, shapes: Sequence[Shape], forms: Mapping[str, Grouped], widths: Sequence[int]
+) -> tuple[Words, list[States]]:
+    """The keys and states of all chunks from those of each, in the order of the chunks."""
+    parts = [one.read(num_words, shapes) for one in kept]
+    order, words = stable_order(joined([words for words, _ in parts]))
+    starts = group_starts(words)
+    columns = [reordered(torch.cat(column), order) for column in zip(*(columns for _, columns in parts))]
+    states = [form.fold(state, starts) for form, state in zip(forms.values(), states_of(columns, widths))]
+    return take(words, starts), states
 
 
 class _Seen:

@@ -21,6 +21,7 @@ from torch import Tensor
 from tdmap.bykey.order import Words, stable_order
 from tdmap.bykey.splits import Splits
 from tdmap.data.columns import Order, Shape, reordered
+from tdmap.memory.regions import bytes_of
 from tdmap.memory.spill import Extent, Spill
 
 
@@ -31,6 +32,33 @@ class Run(NamedTuple):
     """Rows of each partition."""
     extents: tuple[Extent, ...]
     """One a column."""
+
+
+class Kept(NamedTuple):
+    """What one chunk left of few keys: the bytes themselves, which travel to the driver."""
+
+    rows: int
+    parts: tuple[bytes, ...]
+    """One a column, words first."""
+
+    def read(self, num_words: int, shapes: Sequence[Shape]) -> tuple[Words, list[Tensor]]:
+        """The words and the other columns."""
+        words = [np.frombuffer(part, dtype=np.uint64) for part in self.parts[:num_words]]
+        columns = []
+        for part, shape in zip(self.parts[num_words:], shapes):
+            column = shape.empty(self.rows)
+            bytes_of(column)[:] = part
+            columns.append(column)
+        return words, columns
+
+
+def keep(words: Words, columns: Sequence[Tensor]) -> Kept:
+    """Rows as they are."""
+    return Kept(len(words[0]), (*(word.tobytes() for word in words), *(_bytes(column) for column in columns)))
+
+
+def _bytes(column: Tensor) -> bytes:
+    return bytes(bytes_of(column.detach().contiguous()))
 
 
 def by_partition(ids: NDArray[Any], count: int) -> tuple[Order | None, NDArray[np.int64]]:

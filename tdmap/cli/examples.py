@@ -35,6 +35,7 @@ EXAMPLES = {
     "ingest images": ["tdmap ingest images folder ingested --size 32", "tdmap ingest images folder all --skip-errors"],
     "status": ["tdmap status large", "tdmap status large --json | jq .fraction"],
     "resume": ["tdmap resume large --yes"],
+    "doctor": ["tdmap doctor"],
     "top": ["tdmap top --once", "tdmap top --json | jq '.jobs[].rate'"],
     "profile": [
         "tdmap profile mymodule:normalise photos",

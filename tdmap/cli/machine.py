@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tdmap.memory.resources import usable_cores
+from tdmap.runtime.workers.launch import start_methods
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def measure_machine(folder: Path | None = None, rounds: int = 5, megabytes: int 
             ("a chunk, given out and taken back", "s", _dispatch),
             ("a call on workers that are there", "s", _warm_call),
         ]
-        for method in ("fork", "forkserver", "spawn"):
+        for method in start_methods():
             cases.append((f"2 workers and a first call, {method}", "s", lambda method=method: _start(method)))  # type: ignore[misc]
         for number in range(-1, rounds):  # the first does not count
             for name, unit, run in cases:

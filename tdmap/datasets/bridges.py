@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tdmap.data.kinds import is_data
 from tdmap.datasets.arrow import columns_of, jagged_names, pyarrow, to_arrow
 from tdmap.datasets.columns import Columns, map_columns, write_columns
 from tdmap.datasets.extras import need
@@ -96,7 +97,7 @@ def from_huggingface(
     Raises:
         TypeError: it is no such dataset, or a column has no place here; says which.
     """
-    if hasattr(dataset, "keys") and hasattr(dataset, "values"):
+    if isinstance(dataset, Mapping) and not is_data(dataset):
         raise TypeError(f"this is a dictionary of datasets: choose one of {', '.join(map(repr, dataset))}.")
     if not hasattr(dataset, "with_format") or not hasattr(dataset, "__len__"):
         raise TypeError(f"a datasets.Dataset is needed, got a {type(dataset).__name__}.")

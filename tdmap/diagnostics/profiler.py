@@ -17,6 +17,7 @@ from typing import Any
 
 from tdmap.diagnostics.meter import Counter, Meter, starvation_of
 from tdmap.diagnostics.model import Verdict, judge
+from tdmap.diagnostics.notebook import render_html
 from tdmap.diagnostics.profile import JobProfile
 from tdmap.diagnostics.reports.flame import Sampler
 from tdmap.diagnostics.reports.pictures import draw_profile
@@ -231,6 +232,9 @@ class Profiler(Callback):
             width: columns. Default: those of the terminal.
         """
         return comparison(other.seen, self.seen, other.verdict, self.verdict, width)
+
+    def _repr_html_(self) -> str:
+        return render_html(self.seen, self.verdict)
 
     def __repr__(self) -> str:
         return f"<Profiler of {len(self.jobs)} jobs: {self.verdict}>"

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import torch
 
+UNKNOWN_MEMORY = 4 << 30
+"""Bytes that are taken to be available where the system does not say."""
+
 
 def usable_cores() -> int:
     """Cores that this process may really use: its affinity mask, cut down to the CPU quota of its cgroup.
@@ -60,14 +63,23 @@ def available_memory(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/pro
         >>> available_memory() > 0
         True
     """
-    import psutil
-
-    free = [int(psutil.virtual_memory().available)]
+    spare = system_memory()
+    free = [] if spare is None else [spare]
     for folder in _own_folders(root, own):
         free += _room(folder, "memory.max", "memory.current", ("inactive_file", "active_file"))
     v1 = ("total_inactive_file", "total_active_file")
     free += _room(root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", v1)
-    return max(min(free), 0)
+    return max(min(free, default=UNKNOWN_MEMORY), 0)
+
+
+def system_memory() -> int | None:
+    """Bytes of memory that the machine has to spare; None where the system does not say, as without `/proc`."""
+    import psutil
+
+    try:
+        return int(psutil.virtual_memory().available)
+    except (OSError, RuntimeError):
+        return None
 
 
 def _room(folder: Path, limit: str, used: str, cached: tuple[str, str]) -> list[int]:

@@ -26,7 +26,8 @@ import torch
 from tdmap.frames import warn_user
 from tdmap.memory.mapped import MappedFiles, is_replaced
 from tdmap.memory.regions import Region, SharedHandle, region_of
-from tensordict_lite.memmap.disk.mapping import map_anonymous
+from tdmap.memory.resources import system_memory
+from tensordict_lite.memmap.disk.mapping import NAMED, map_anonymous, reserve
 
 ALIGNMENT = 64
 """Tensors in a block start at multiples of this, the length of a cache line."""
@@ -70,10 +71,10 @@ def anonymous_file(nbytes: int) -> tuple[int, str, str | None]:
                 raise
             os.close(fd)
     folder = _fallback_folder(nbytes)
-    fd, path = tempfile.mkstemp(prefix="tdmap-", dir=folder)
+    fd, path = tempfile.mkstemp(prefix=NAMED, dir=folder)
     try:
         fd = high_fd(fd)
-        os.posix_fallocate(fd, 0, nbytes)
+        reserve(fd, nbytes, path)
     except BaseException:  # no room: nothing may stay there
         os.close(fd)
         os.unlink(path)
@@ -171,10 +172,8 @@ def check_memory(nbytes: int) -> None:
     """Raise MemoryError when `nbytes` exceed what the machine has to spare: better than a killed worker later."""
     if nbytes < 1 << 28:
         return
-    import psutil
-
-    spare = psutil.virtual_memory().available
-    if nbytes > spare:
+    spare = system_memory()
+    if spare is not None and nbytes > spare:
         raise MemoryError(
             f"{nbytes:,} bytes of results do not fit into memory ({spare:,} bytes are available): pass out=, "
             "a memory-mapped TensorDict, so that results go to files"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from types import FunctionType, MethodType
+from types import BuiltinFunctionType
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,8 @@ def with_habits(
     """`fn` as the engine calls it: functions may return dicts of columns and arrays, and be called with more.
 
     Args:
-        fn: the function. Only plain functions, methods and partials are changed, unless the others ask for it.
+        fn: the function. Functions, methods, partials and callable objects of users are changed; builtins, and
+            objects of this package, only if the others ask for it.
         with_indices: call it with the numbers of the rows as second argument: int64 `[rows]`, or one int.
         fn_kwargs: call it with these keyword arguments.
         single: it is called with rows one by one.
@@ -38,7 +39,8 @@ def with_habits(
             raise TypeError(f"fn_kwargs must be a dict of keyword arguments: got {fn_kwargs!r:.80}.")
         if fn_kwargs:
             fn = functools.partial(fn, **fn_kwargs)
-    plain = isinstance(fn, (FunctionType, MethodType, functools.partial)) and not takes_start(fn)
+    theirs = not isinstance(fn, (BuiltinFunctionType, type)) and not type(fn).__module__.startswith("tdmap.")
+    plain = theirs and not takes_start(fn)
     if with_indices:
         return Numbered(fn, single)
     return Returning(fn, single) if plain else fn
@@ -57,23 +59,7 @@ class Returning:
         return function_parts(self.fn)
 
     def __call__(self, chunk: Any) -> Any:
-        result = self.fn(chunk)
-        return self.rows(result, chunk) if isinstance(result, _PLAIN) else result
-
-    def rows(self, result: Any, chunk: Any) -> Any:
-        """A dict as a TensorDict, an array as a tensor; rows without their dimension where the chunk is a row."""
-        if isinstance(result, np.ndarray):
-            return torch.from_numpy(np.ascontiguousarray(result))
-        try:
-            if self.single:
-                return TensorDict(result, [])
-            rows = _rows_of(result, chunk)
-            return TensorDict(result, [rows])
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise OutputMismatch(
-                f"the function returned a dict ({', '.join(map(repr, result))}), whose columns are no rows of one "
-                f"length: {error}"
-            ) from error
+        return plain_rows(self.fn(chunk), None if self.single else chunk)
 
 
 class Numbered(Returning):
@@ -87,8 +73,30 @@ class Numbered(Returning):
 
     def __call__(self, chunk: Any, start: int = 0) -> Any:
         numbers = start if self.single else torch.arange(start, start + int(chunk.shape[0]))
-        result = self.fn(chunk, numbers)
-        return self.rows(result, chunk) if isinstance(result, _PLAIN) else result
+        return plain_rows(self.fn(chunk, numbers), None if self.single else chunk)
+
+
+def plain_rows(result: Any, chunk: Any) -> Any:
+    """What a function has returned; a dict of columns as a TensorDict, an array as a tensor.
+
+    Args:
+        result: anything.
+        chunk: what the function was called with: says how many rows a dict has that says nothing. None: one row.
+
+    Raises:
+        OutputMismatch: the columns of a dict differ in length.
+    """
+    if not isinstance(result, _PLAIN):
+        return result
+    if isinstance(result, np.ndarray):
+        return torch.from_numpy(np.ascontiguousarray(result))
+    try:
+        return TensorDict(result, [] if chunk is None else [_rows_of(result, chunk)])
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise OutputMismatch(
+            f"the function returned a dict ({', '.join(map(repr, result))}), whose columns are no rows of one "
+            f"length: {error}"
+        ) from error
 
 
 def _rows_of(result: dict[str, Any], chunk: Any) -> int:

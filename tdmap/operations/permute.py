@@ -219,7 +219,7 @@ def prefetch(tensors: Sequence[Tensor], wanted: int) -> None:
     for tensor in tensors:
         rows = len(tensor)
         region = region_of(tensor) if wanted >= rows // 8 and tensor.numel() < rows * LARGE_ROW else None
-        if region is None or region.handle.anonymous:
+        if region is None or region.handle.anonymous or not hasattr(os, "posix_fadvise"):
             continue
         fd = os.open(region.handle.path, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -14,6 +14,7 @@ from tdmap.errors import add_note
 from tdmap.job import function_name
 from tdmap.operations.append import each_result
 from tdmap.operations.filter import as_mask
+from tdmap.operations.habits import plain_rows
 from tdmap.pipeline.stages import Batch, Call, Filter, FlatMap, Map, MapRows, Select, Stage, Unbatch
 from tdmap.resume.fingerprint import function_parts
 from tensordict_lite import is_tensor_collection
@@ -161,7 +162,7 @@ def _count(stage: Stage, value: Any) -> int:
 
 def _mapped(stage: Map, value: Data) -> Data:
     rows = _count(stage, value)
-    result = stage.fn(value)
+    result = plain_rows(stage.fn(value), value)
     got = _count(stage, result)
     if got != rows:
         raise ValueError(
@@ -173,7 +174,7 @@ def _mapped(stage: Map, value: Data) -> Data:
 
 def _map_rows(stage: MapRows, value: Any) -> Data:
     _count(stage, value)
-    results = [stage.fn(row) for row in value.unbind(0)]
+    results = [plain_rows(stage.fn(row), None) for row in value.unbind(0)]
     for result in results:
         if not is_data(result):
             raise TypeError(
@@ -204,5 +205,5 @@ def _kept(stage: Filter, value: Any, batched: bool) -> Any:
 
 
 def _flat_mapped(stage: FlatMap, value: Data) -> Any:
-    parts = [part for part in each_result(stage.fn(value)) if _count(stage, part)]
+    parts = [part for part in each_result(plain_rows(stage.fn(value), value)) if _count(stage, part)]
     return join_pieces(parts) if parts else NOTHING

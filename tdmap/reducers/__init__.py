@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tdmap.reducers.base import Associative, MergeTree, Reducer, Several, as_reducer, fold, nodes
 from tdmap.reducers.counting import Checksum, Histogram, Quantile, TopK, Unique, ValueCounts
+from tdmap.reducers.ends import First, Last
 from tdmap.reducers.moments import Count, CovarianceMatrix, Max, Mean, Min, MinMax, Std, Sum, Var
 
 __all__ = [
@@ -16,7 +17,9 @@ __all__ = [
     "Checksum",
     "Count",
     "CovarianceMatrix",
+    "First",
     "Histogram",
+    "Last",
     "Max",
     "Mean",
     "MergeTree",

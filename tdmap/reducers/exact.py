@@ -7,6 +7,7 @@ the sum of the chunk, and one pass adds it up.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -71,12 +72,12 @@ def halves(values: Tensor) -> Pair:
     return (high & LOW if values.dtype is torch.uint64 else high), bits & LOW
 
 
-def _stays_small(values: Tensor, count: int) -> bool:
-    """Whether no sum of `count` of the values can be more than an int64 holds."""
+def _stays_small(values: Tensor, count: int, bits: int = 63) -> bool:
+    """Whether no sum of `count` of the values can be more than fits into so many bits."""
     if values.device.type != "cpu" or not values.numel():
         return not values.numel()
     array: NDArray[Any] = values.detach().numpy()
-    return max(-int(array.min()), int(array.max())) * count < 1 << 63
+    return max(-int(array.min()), int(array.max())) * count < 1 << bits
 
 
 def grouped_sum(values: Tensor, inner: tuple[int, ...], starts: NDArray[np.int64]) -> tuple[Tensor, ...]:
@@ -89,6 +90,29 @@ def grouped_sum(values: Tensor, inner: tuple[int, ...], starts: NDArray[np.int64
     wide = signed(values)
     sums = _runs(wide.sum(inner, dtype=torch.int64) if inner else wide.to(torch.int64), starts)
     return pair_of(sums) if values.dtype in LARGE else (sums,)
+
+
+def slotted_sum(
+    values: Tensor, inner: tuple[int, ...], longest: int, add_up: Callable[[Tensor], Tensor | None]
+) -> tuple[Tensor, ...] | None:
+    """As `grouped_sum`, with sums that `add_up` makes in float64, of at most `longest` rows each; None where it cannot.
+
+    Float64 holds integers of 53 bits, so what may be larger is added up in two halves.
+    """
+    large = values.dtype in LARGE
+    each = torch.Size([values.shape[dim] for dim in inner]).numel()
+    if large and not _stays_small(values, longest * each, 53):
+        if longest * each > 1 << 20:
+            return None
+        high, low = (add_up(half.sum(inner) if inner else half) for half in halves(values))
+        return None if high is None or low is None else carry(high.long(), low.long())
+    if not large and longest * each > 1 << 21:
+        return None
+    wide = signed(values)
+    sums = add_up(wide.sum(inner, dtype=torch.int64) if inner else wide)
+    if sums is None:
+        return None
+    return pair_of(sums.long()) if large else (sums.long(),)
 
 
 def fold_runs(states: tuple[Tensor, ...], starts: NDArray[np.int64]) -> tuple[Tensor, ...]:

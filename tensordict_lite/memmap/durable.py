@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tensordict_lite.memmap.disk.format import META, PICKLES
-from tensordict_lite.memmap.disk.mapping import file_of
+from tensordict_lite.memmap.disk.mapping import file_of, is_anonymous
 from tensordict_lite.memmap.disk.staging import sync_file, sync_files, sync_folder
 from tensordict_lite.memmap.nested import shape_file
 from tensordict_lite.memmap.text import files_in
@@ -37,7 +37,7 @@ def _files(node: Any) -> Iterator[str]:
             continue
         values = leaf._buffer if hasattr(leaf, "_buffer") else leaf.values() if leaf.is_nested else leaf
         path = file_of(values.untyped_storage())
-        if path is not None and not path.startswith("/proc/"):
+        if path is not None and not is_anonymous(path):
             yield path
             if leaf.is_nested and os.path.exists(table := shape_file(path)):
                 yield table

@@ -22,6 +22,7 @@ from tensordict_lite.memmap.disk.mapping import (
     anonymous_storage,
     file_of,
     holds_many,
+    is_anonymous,
     map_file,
     region_of,
     remember,
@@ -158,7 +159,7 @@ class MemoryMappedTensor(Tensor):
         if holds_many(storage):
             return False
         own = file_of(storage) or self.__dict__.get("_empty_file")
-        anonymous = own is None or own.startswith("/proc/")
+        anonymous = own is None or is_anonymous(own)
         if path is None:
             return anonymous
         if own == path or (not anonymous and _same_inode(own, path)):
@@ -380,7 +381,7 @@ class MemoryMappedTensor(Tensor):
             RuntimeError: the tensor is in anonymous shared memory.
         """
         path = file_of(self.untyped_storage()) or self.__dict__.get("_empty_file")
-        if path is None or path.startswith("/proc/"):
+        if path is None or is_anonymous(path):
             raise RuntimeError("the MemoryMappedTensor has no file associated: it lives in anonymous shared memory")
         return path
 
@@ -398,7 +399,7 @@ class MemoryMappedTensor(Tensor):
     def sync(self) -> None:
         """Returns when what was written so far is on the disk (``fsync``); nothing to do for anonymous memory."""
         path = file_of(self.untyped_storage())
-        if path is not None and not path.startswith("/proc/"):
+        if path is not None and not is_anonymous(path):
             fd = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(fd)

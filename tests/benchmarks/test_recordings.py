@@ -117,10 +117,11 @@ def test_work_of_this_process_is_not_that_of_others():
     assert cores_of_others(0.05) >= 0.0
 
 
-def test_the_tables_of_the_readme_are_those_of_the_recorded_files():
+@pytest.mark.parametrize("page", _tables.PAGES, ids=lambda page: page.name)
+def test_the_tables_of_a_page_are_those_of_the_recorded_files(page):
     if not RESULTS.is_dir():
         pytest.skip("an sdist has no results")
-    _, tables, _ = _tables.section((ROOT / "README.md").read_text())
+    _, tables, _ = _tables.section(page.read_text())
     assert tables == _tables.render(), "run: python -m benchmarks tables"
 
 

@@ -128,7 +128,7 @@ def test_options(data):
     with pytest.raises(ValueError, match="one for each of 2 keys"):
         tdmap.sort(data, ["k", "f"], descending=[True], num_workers=0)
     with pytest.raises(ValueError, match="how must be one of 'inner', 'left'"):
-        tdmap.join(data, data, "k", "outer")
+        tdmap.join(data, data, "k", "full")
     with pytest.raises(TypeError, match="map the function first"):
         tdmap.join(data, data, lambda rows: rows["k"])
     with pytest.raises(TypeError, match="needs a function"):
@@ -136,8 +136,10 @@ def test_options(data):
 
 
 def test_keys_of_a_join_must_be_of_one_kind(data):
-    other = TensorDict({"k": torch.tensor([1], dtype=torch.int32), "s": ["a"]}, [1])
-    with pytest.raises(TypeError, match=r"'k' of the first dataset is int64 \[\], and 'k' of the second one is int32"):
+    other = TensorDict({"k": torch.tensor([1], dtype=torch.float32), "s": ["a"]}, [1])
+    with pytest.raises(
+        TypeError, match=r"'k' of the first dataset is int64 \[\], and 'k' of the second one is float32"
+    ):
         tdmap.join(data, other, "k", num_workers=0)
     with pytest.raises(TypeError, match=r"int64 \[\].*strings"):
         tdmap.join(data, other, {"k": "s"}, num_workers=0)

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tdmap
-from tdmap.bykey import index, joining, mapping, prepare
+from tdmap.bykey import index, mapping, prepare
+from tdmap.bykey.joins import chunks, lookup, placing
 from tensordict_lite import TensorClass, TensorDict
 
 
@@ -20,7 +21,9 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(prepare, "PARTITION_BYTES", 1024)
     monkeypatch.setattr(prepare, "LIGHT_BYTES", 0)
     monkeypatch.setattr(index, "HEAP_BYTES", 1000)
-    monkeypatch.setattr(joining, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(chunks, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(placing, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(lookup, "HERE_BYTES", 0)
 
 
 def side(keys, name):

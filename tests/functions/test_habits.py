@@ -135,3 +135,29 @@ def test_the_command_lists_and_prunes(data: Any, tmp_path: Path) -> None:
     assert "0 results removed" in runner.invoke(app, ["cache", "prune", *folder, "--older-than", "1e5"]).output
     assert "1 results removed" in runner.invoke(app, ["cache", "prune", *folder, "--older-than", "1"]).output
     assert [path.name for path in (tmp_path / "c").iterdir()] == ["not-mine"]
+
+
+class Doubled:
+    """An object with `__call__`, which a function may be as well."""
+
+    def __call__(self, chunk: Any) -> dict[str, Any]:
+        return {"y": chunk["x"] * 2}
+
+
+def test_objects_that_are_called_return_dicts_as_functions_do(tmp_path: Path) -> None:
+    data = TensorDict({"x": torch.arange(ROWS)}, [ROWS])
+    for workers in (0, 2):
+        result = data.map(Doubled(), num_workers=workers, out=tmp_path / f"{workers}", resume=True)
+        assert result["y"].tolist() == [2 * x for x in range(ROWS)]
+
+
+def test_stages_of_a_pipeline_return_dicts_and_arrays_as_functions_do() -> None:
+    data = TensorDict({"x": torch.arange(ROWS)}, [ROWS])
+    chain = data.pipeline().map(Doubled()).map_rows(lambda row: {"y": row["y"] + 1, "z": row["y"]})
+    assert chain.collect()["y"].tolist() == [2 * x + 1 for x in range(ROWS)]
+    twice = chain.flat_map(lambda rows: {"y": torch.cat([rows["y"], rows["y"]])})
+    assert twice.count() == 2 * ROWS
+    numbers = chain.map(lambda rows: rows["y"].numpy() % 3).collect()
+    assert numbers.tolist() == [(2 * x + 1) % 3 for x in range(ROWS)]
+    with pytest.raises(OutputMismatch, match="columns are no rows of one length"):
+        data.pipeline().map(lambda rows: {"a": rows["x"], "b": rows["x"][1:]}).collect()

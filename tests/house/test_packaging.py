@@ -25,7 +25,7 @@ IMPORTED_AS = {
     "opentelemetry-api": "opentelemetry",
     "opentelemetry-sdk": "opentelemetry",
 }
-FOR_WORK_ON_THE_PROJECT = {"bench", "dev", "gpu", "test"}
+FOR_WORK_ON_THE_PROJECT = {"bench", "dev", "docs", "gpu", "test"}
 
 
 def requirements(lines: list[str]) -> set[str]:

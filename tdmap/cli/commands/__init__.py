@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tdmap.cli.commands import (
-    bench,
     cache,
     completion,
     convert,
@@ -11,6 +10,7 @@ from tdmap.cli.commands import (
     folds,
     head,
     info,
+    machine,
     map,
     orders,
     profile,
@@ -20,7 +20,6 @@ from tdmap.cli.commands import (
 )
 
 __all__ = [
-    "bench",
     "cache",
     "completion",
     "convert",
@@ -28,6 +27,7 @@ __all__ = [
     "folds",
     "head",
     "info",
+    "machine",
     "map",
     "orders",
     "profile",

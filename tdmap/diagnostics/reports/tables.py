@@ -32,13 +32,16 @@ COLUMNS = {
 }
 """Columns of shares, and the parts of the time that they show."""
 
+FIGURES = ("rows/s", "in/s", "out/s", *COLUMNS, "CPU", "faults", "rss", "uss")
+"""The columns that `cells` fills."""
+
 
 def summary(jobs: Sequence[JobProfile], verdict: Verdict, width: int | None = None) -> str:
     """Jobs and workers as a table, the verdict, and the advice."""
     columns = width or shutil.get_terminal_size((100, 24)).columns
     blocks: list[RenderableType] = []
     for job in jobs:
-        blocks.append(_headline(job))
+        blocks.append(headline(job))
         blocks.append(_list(job) if columns < NARROW else _table(job))
     blocks.append(str(verdict))
     if verdict.advice:
@@ -57,7 +60,8 @@ def render(blocks: Sequence[RenderableType], columns: int) -> str:
     return "\n".join(line.rstrip() for line in file.getvalue().rstrip().splitlines())
 
 
-def _headline(job: JobProfile) -> str:
+def headline(job: JobProfile) -> str:
+    """What a job was, in a line."""
     what = job.name if job.operation in (job.name, "map", "map_iter") else f"{job.operation}: {job.name}"
     workers = f"{job.num_workers} {job.executor} worker{'s'[: job.num_workers != 1]}"
     rows = f"{job.rows_here:,} row{'s'[: job.rows_here != 1]} in {job.seconds:.3g} s"
@@ -80,18 +84,19 @@ def _table(job: JobProfile) -> Table:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
-    for name in ("worker", "rows/s", "in/s", "out/s", *COLUMNS, "CPU", "faults", "rss", "uss"):
+    for name in ("worker", *FIGURES):
         table.add_column(name, justify="left" if name == "worker" else "right", no_wrap=True)
     workers = sorted(job.workers.values(), key=lambda one: -one.rows)
     for worker in workers[:SHOWN_WORKERS]:
         name = "none" if worker.worker < 0 else str(worker.worker)
-        table.add_row(name, *_cells(job, [worker]))
+        table.add_row(name, *cells(job, [worker]))
     if len(workers) > 1:
-        table.add_row("all", *_cells(job, workers))
+        table.add_row("all", *cells(job, workers))
     return table
 
 
-def _cells(job: JobProfile, workers: Sequence[WorkerProfile]) -> list[str]:
+def cells(job: JobProfile, workers: Sequence[WorkerProfile]) -> list[str]:
+    """The figures of some workers, as text."""
     seconds = max(job.seconds, 1e-9)
     whole = max(sum(sum(worker.seconds.values()) for worker in workers), 1e-9)
     shares = [sum(worker.seconds[part] for worker in workers for part in parts) / whole for parts in COLUMNS.values()]
@@ -111,8 +116,7 @@ def _list(job: JobProfile) -> str:
     workers = list(job.workers.values())
     if not workers:
         return ""
-    names = ("rows/s", "in/s", "out/s", *COLUMNS, "CPU", "faults", "rss", "uss")
-    return "\n".join(f"{name:<8}{value:>9}" for name, value in zip(names, _cells(job, workers)))
+    return "\n".join(f"{name:<8}{value:>9}" for name, value in zip(FIGURES, cells(job, workers)))
 
 
 def comparison(

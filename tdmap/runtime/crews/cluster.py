@@ -95,7 +95,9 @@ class RayCluster:
         return repr((self.address, self.demand, self.runtime_env, self.scheduling_strategy, way))
 
     def require(self) -> None:
-        """Raise ModuleNotFoundError unless Ray is installed."""
+        """Raise ModuleNotFoundError unless Ray is installed, ValueError where its workers cannot be waited for."""
+        if not hasattr(os, "eventfd"):
+            raise ValueError('executor="ray" needs Linux on the machine that calls, whatever its workers run.')
         if importlib.util.find_spec("ray") is None:
             raise ModuleNotFoundError(
                 'executor="ray" needs the package ray, which is not installed: pip install "tdmap[ray]".', name="ray"

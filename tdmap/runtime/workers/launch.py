@@ -50,6 +50,7 @@ from tdmap.runtime.workers.boot import MESSAGE_BYTES
 from tdmap.runtime.workers.worker import die_with_parent, run_worker
 
 START_METHODS = ("fork", "forkserver", "spawn")
+"""Those that there are on Linux; see `start_methods`."""
 
 _LISTEN_MILLISECONDS = 20
 """Where two wait for the template, one may be given the other's answer, and look for it only after so long."""
@@ -75,8 +76,44 @@ def socket_pair() -> tuple[Connection, Connection]:
     return Connection(high_fd(ours.detach())), Connection(high_fd(theirs.detach()))
 
 
+def start_methods() -> tuple[str, ...]:
+    """The start methods that this system has, of `START_METHODS`.
+
+    Example:
+        >>> "spawn" in start_methods()
+        True
+    """
+    forks = hasattr(os, "fork")
+    # The template needs a socket that keeps messages apart, which macOS has not.
+    have = {"fork": forks, "forkserver": forks and hasattr(socket, "SOCK_SEQPACKET"), "spawn": True}
+    return tuple(method for method in START_METHODS if have[method])
+
+
+def require_start_method(method: str | None) -> None:
+    """Raises ValueError unless `method` is None or a start method that this system has."""
+    have = start_methods()
+    if method is None or method in have:
+        return
+    lacks = " on this system" if method in START_METHODS else ""
+    raise ValueError(f"mp_start_method must be one of {', '.join(have)}{lacks}, or None: got {method!r}.")
+
+
+def default_method(forks: bool, worker_threads: int) -> str:
+    """How to start a worker when the caller has not said how.
+
+    Args:
+        forks: whether workers may be forks of this process.
+        worker_threads: threads that torch uses in it.
+    """
+    if forks and safe_to_fork(worker_threads):
+        return "fork"
+    return "forkserver" if "forkserver" in start_methods() else "spawn"
+
+
 def safe_to_fork(worker_threads: int) -> bool:
     """Whether a fork of this process can run torch, and can be made."""
+    if sys.platform == "darwin" or "fork" not in start_methods():  # Apple's libraries do not survive a fork
+        return False
     if is_forking() or threading.active_count() > 1 or worker_threads != 1:
         return False
     torch = sys.modules.get("torch")

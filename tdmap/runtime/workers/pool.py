@@ -155,7 +155,8 @@ class WorkerPool:
 
     Args:
         num_workers: how many; None: the cores that this process may use.
-        start_method: `"fork"`, `"forkserver"`, `"spawn"`, or None: fork where that is safe, else forkserver.
+        start_method: `"fork"`, `"forkserver"`, `"spawn"`, or None: fork where that is safe, else forkserver (spawn
+            where the system has none).
         worker_threads: threads that torch uses in each worker.
         idle_seconds: workers without work leave after so long; they are started again when needed.
         max_tasks_per_child: a worker is replaced by a fresh one after so many chunks; None: never.
@@ -191,10 +192,7 @@ class WorkerPool:
             num_workers = usable_cores()
         if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1:
             raise ValueError(f"num_workers must be an integer of at least 1, or None: got {num_workers!r}.")
-        if start_method is not None and start_method not in launch.START_METHODS:
-            raise ValueError(
-                f"mp_start_method must be one of {', '.join(launch.START_METHODS)}, or None: got {start_method!r}."
-            )
+        launch.require_start_method(start_method)
         if isinstance(worker_threads, bool) or not isinstance(worker_threads, int) or worker_threads < 1:
             raise ValueError(f"worker_threads must be an integer of at least 1: got {worker_threads!r}.")
         self.num_workers = num_workers
@@ -277,7 +275,7 @@ class WorkerPool:
         self.check_open()
         method = self.start_method
         if method is None:
-            method = "fork" if forks and launch.safe_to_fork(self.worker_threads) else "forkserver"
+            method = launch.default_method(forks, self.worker_threads)
         member = Member(method, self.worker_threads, self.idle_seconds)
         self.members[member.number] = member
         self._started += 1

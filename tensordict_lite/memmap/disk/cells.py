@@ -1,6 +1,7 @@
 """Python objects in shared memory: one process replaces a value, every process sees the new one.
 
-An arena is a ``memfd`` with a header, of which all processes have the same pages, and room for pickles behind it::
+An arena is a file in memory (:func:`~tensordict_lite.memmap.disk.mapping.anonymous_file`) with a header, of which all
+processes have the same pages, and room for pickles behind it::
 
     header   word 0: end of the used bytes, then 8 words a cell:
              generation | offset, room, length of slot 0 | offset, room, length of slot 1 | unused
@@ -24,6 +25,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap.disk.mapping import anonymous_file
 
 __all__ = ["Arena", "Cell"]
 
@@ -48,26 +50,32 @@ class Arena:
     def __init__(self, count: int, address: Address | None = None) -> None:
         self.count = count
         size = 8 * _WORDS * (count + 1)
-        self._fd = _opened(address) if address else os.memfd_create("tensordict-objects", os.MFD_CLOEXEC)
+        unlink = None
+        if address:
+            self._fd, self._path = _opened(address), address[0]
+        else:
+            self._fd, self._path, unlink = anonymous_file("tensordict-objects")
         try:
             if address is None:
                 os.ftruncate(self._fd, size)
             info = os.fstat(self._fd)
             self._words = memoryview(mmap.mmap(self._fd, size)).cast("Q")
         except BaseException:
-            os.close(self._fd)
+            _close(os.getpid(), self._fd, unlink)
             raise
         self.identity = (info.st_dev, info.st_ino)
         if address is None:
             self._words[0] = size
         self._pid, self._thread_lock = os.getpid(), threading.Lock()
         _arenas[self.identity] = self
-        weakref.finalize(self, os.close, self._fd).atexit = False
+        closing = weakref.finalize(self, _close, os.getpid(), self._fd, unlink)
+        closing.atexit = unlink is not None
 
     @property
     def address(self) -> Address:
         """Where another process finds it, while this process runs."""
-        return (f"/proc/{os.getpid()}/fd/{self._fd}", *self.identity, self.count)
+        of_process = self._path.startswith("/proc/")
+        return (f"/proc/{os.getpid()}/fd/{self._fd}" if of_process else self._path, *self.identity, self.count)
 
     def cells(self) -> list[Cell]:
         """All of them."""
@@ -116,6 +124,13 @@ class Arena:
 
     def __reduce__(self) -> Any:
         return _arena, self.address
+
+
+def _close(owner: int, fd: int, unlink: str | None) -> None:
+    os.close(fd)
+    if unlink is not None and os.getpid() == owner:  # not a fork of it
+        with contextlib.suppress(OSError):
+            os.unlink(unlink)
 
 
 _arenas: weakref.WeakValueDictionary[tuple[int, int], Arena] = weakref.WeakValueDictionary()

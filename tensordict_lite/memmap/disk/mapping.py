@@ -17,6 +17,7 @@ import fcntl
 import mmap
 import os
 import struct
+import tempfile
 import weakref
 from pathlib import Path
 from typing import NamedTuple
@@ -30,19 +31,24 @@ from tensordict_lite.errors import DatasetError
 __all__ = [
     "Region",
     "SharedHandle",
+    "anonymous_file",
     "anonymous_storage",
     "check_room",
     "file_of",
     "map_file",
     "hold_many",
     "holds_many",
+    "is_anonymous",
     "no_room",
     "region_of",
+    "release",
     "remember",
     "reserve",
 ]
 
 _PROC = "/proc/"
+NAMED = "tdmap-anonymous-"
+"""How the names of files begin that take the place of memory without one, where the system has no such memory."""
 _NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which the mmap module does not name
 
 
@@ -93,6 +99,8 @@ def reserve(fd: int, nbytes: int, path: str, start: int = 0) -> None:
     if nbytes <= start:
         return
     check_room(path, nbytes - start)
+    if not hasattr(os, "posix_fallocate"):  # macOS
+        return _fill_zeros(fd, start, nbytes, path)
     try:
         os.posix_fallocate(fd, start, nbytes - start)
     except OSError as err:
@@ -161,7 +169,7 @@ class SharedHandle(NamedTuple):
     @property
     def anonymous(self) -> bool:
         """Whether this is memory of a process rather than a file in a folder."""
-        return self.path.startswith(_PROC)
+        return is_anonymous(self.path)
 
     def open(self, writable: bool = True) -> UntypedStorage:
         """The mapped bytes: the mapping that this process has already, or a new one.
@@ -227,23 +235,59 @@ def anonymous_storage(nbytes: int) -> UntypedStorage:
         OSError: there is not that much shared memory, or too many files are open.
     """
     try:
-        fd = os.memfd_create("tensordict", os.MFD_CLOEXEC)
+        fd, path, unlink = anonymous_file("tensordict")
     except OSError as err:
         if err.errno == errno.EMFILE:
             err.strerror = (
                 "too many open files: each anonymous memory-mapped tensor holds one; raise `ulimit -n` or pass a prefix"
             )
         raise
-    path = f"{_PROC}{os.getpid()}/fd/{fd}"
     try:
         reserve(fd, nbytes, path)
         storage = map_anonymous(fd, path, nbytes)
     except BaseException:
-        os.close(fd)
+        release(os.getpid(), fd, unlink)
         raise
     _remember((*storage._memfd, nbytes, True), storage)
-    weakref.finalize(storage, _close_in, os.getpid(), fd).atexit = False
+    weakref.finalize(storage, release, os.getpid(), fd, unlink).atexit = unlink is not None
     return storage
+
+
+def anonymous_file(name: str, folder: str | None = None) -> tuple[int, str, str | None]:
+    """An empty file in memory; where the system has none that other processes can open by a path, a temporary file.
+
+    Args:
+        name: what the kernel calls it.
+        folder: of the temporary file; by default that of the system.
+
+    Returns:
+        Its descriptor, the path by which other processes open it while its owner holds it, and the path that the owner
+        must unlink, if there is one.
+    """
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        path = f"{_PROC}{os.getpid()}/fd/{fd}"
+        if os.access(path, os.R_OK | os.W_OK):
+            return fd, path, None
+        os.close(fd)
+    fd, path = tempfile.mkstemp(prefix=NAMED, dir=folder)
+    return fd, path, path
+
+
+def is_anonymous(path: str) -> bool:
+    """Whether a path is that of an :func:`anonymous_file`."""
+    return path.startswith(_PROC) or os.path.basename(path).startswith(NAMED)
+
+
+def release(owner: int, fd: int, unlink: str | None) -> None:
+    """Closes an :func:`anonymous_file` in the process that made it; mappings of it stay."""
+    if os.getpid() != owner:  # a forked child has a copy of the number, and may long since use it for something else
+        return
+    with contextlib.suppress(OSError):
+        os.close(fd)
+    if unlink is not None:
+        with contextlib.suppress(OSError):
+            os.unlink(unlink)
 
 
 def map_anonymous(fd: int, path: str, nbytes: int) -> UntypedStorage:
@@ -258,12 +302,6 @@ def map_anonymous(fd: int, path: str, nbytes: int) -> UntypedStorage:
     info = os.fstat(fd)
     storage._memfd = (info.st_dev, info.st_ino)
     return storage
-
-
-def _close_in(pid: int, fd: int) -> None:
-    # A forked child has a copy of the number, and may long since use it for something else.
-    if os.getpid() == pid:
-        os.close(fd)
 
 
 def file_of(storage: UntypedStorage) -> str | None:

@@ -1,0 +1,127 @@
+"""Groups whose rows are in the order of one of their entries: quantiles, distinct values, the largest of each group.
+
+The rows are sorted by key and value together (`tdmap.bykey.index`), so what is asked about a group is a matter of
+positions: exact, and computed for all groups at once. It takes some 16 bytes of memory a row, however large rows are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tdmap.bykey.codec import KeyCodec
+from tdmap.bykey.index import sorted_rows
+from tdmap.bykey.keys import KeySpec
+from tdmap.bykey.order import group_starts
+from tdmap.bykey.prepare import prepare
+from tdmap.data.entries import require_entry
+from tdmap.data.kinds import Data
+from tdmap.execution import Execution
+from tdmap.job import Policy
+from tdmap.memory.spill import Spill
+from tdmap.reducers.base import Key
+
+
+class OrderedGroups:
+    """The rows of groups, sorted by an entry, NaN last.
+
+    Args:
+        data: the dataset.
+        spec: its key.
+        value: the entry.
+        dropna: leave out rows whose key is NaN.
+        descending: from large to small.
+
+    Raises:
+        TypeError: the key is a function, or the entry has no one number a row.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        spec: KeySpec,
+        value: Key,
+        dropna: bool | None,
+        execution: Execution,
+        policy: Policy,
+        spill: Spill,
+        descending: bool = False,
+    ) -> None:
+        if spec.fn is not None:
+            raise TypeError(
+                "groups by a function of a chunk have no order within: make its result an entry first, with tdmap.map."
+            )
+        require_entry(data, value, "the entry whose order is asked for")
+        found = data.get(value)
+        if not isinstance(found, Tensor) or found.dim() != 1 or found.is_complex():
+            raise TypeError(f"an order within groups needs one number a row, and {value!r} is something else.")
+        names = spec.names if value in spec.names else (*spec.names, value)
+        down = tuple(descending and name == value for name in names)
+        keyed = prepare(data, KeySpec(names), "group_by", execution, dropna=False, descending=down)
+        index = sorted_rows(keyed, spill, execution, policy, chunksize=None, with_words=True)
+        self.rows: NDArray[np.int64] = index.rows.numpy()
+        self.words = [word.numpy().view(np.uint64) for word in index.words]
+        columns = keyed.codec.decode(self.words)
+        count = len(spec.names)
+        keys = columns[:count]
+        self.values = columns[names.index(value)]
+        self.missing: NDArray[np.bool_] = (
+            self.values.isnan().numpy() if self.values.is_floating_point() else np.zeros(len(self.rows), dtype=bool)
+        )
+        if dropna and len(self.rows):
+            bad = torch.stack([key.isnan().reshape(len(key), -1).any(1) for key in keys]).any(0).numpy()
+            self._keep(np.flatnonzero(~bad))
+            keys = [key[torch.from_numpy(~bad)] for key in keys]
+        self.starts = group_starts(KeyCodec(keyed.codec.columns[:count]).encode(keys))
+        self.lengths = np.diff(self.starts, append=len(self.rows))
+
+    def _keep(self, kept: NDArray[np.int64]) -> None:
+        self.rows = self.rows[kept]
+        self.words = [word[kept] for word in self.words]
+        self.values = self.values[torch.from_numpy(kept)]
+        self.missing = self.missing[kept]
+
+    def quantiles(self, q: float | tuple[float, ...]) -> Tensor:
+        """Quantiles of each group, interpolated between neighbours, as float64 `[groups]` or `[groups, quantiles]`.
+
+        NaN do not count; NaN where there is nothing else.
+        """
+        counts = self._present()
+        values = self.values.double().numpy()
+        ranks = np.multiply.outer(np.maximum(counts - 1, 0), np.atleast_1d(np.asarray(q, dtype=np.float64)))
+        low = np.floor(ranks)
+        first = self.starts[:, None] + low.astype(np.int64)
+        second = np.minimum(first + 1, (self.starts + np.maximum(counts - 1, 0))[:, None])
+        a, b = values[first], values[second]
+        with np.errstate(invalid="ignore"):  # between two infinite ones
+            found = np.where(a == b, a, a + (b - a) * (ranks - low))
+        found[counts == 0] = np.nan
+        return torch.from_numpy(found if isinstance(q, tuple) else found[:, 0])
+
+    def distinct(self) -> Tensor:
+        """How many different values each group has, as int64 `[groups]`; NaN do not count."""
+        new = np.zeros(len(self.rows), dtype=np.int64)
+        new[group_starts(self.words)] = 1
+        new[self.missing] = 0
+        return torch.from_numpy(np.add.reduceat(new, self.starts) if len(new) else new)
+
+    def first_rows(self, k: int) -> Tensor:
+        """The numbers of the first `k` rows of each group, group by group; those with NaN come last."""
+        if not len(self.rows):
+            return torch.from_numpy(self.rows)
+        gaps = self.lengths - self._present()
+        group = np.repeat(np.arange(len(self.starts)), self.lengths)
+        place = np.arange(len(self.rows)) - self.starts[group]
+        if len(self.missing) and bool(self.missing[self.starts].any()):  # from large to small NaN come first
+            place = (place - gaps[group]) % self.lengths[group]
+        chosen = np.flatnonzero(place < k)
+        order = np.lexsort((place[chosen], group[chosen]))
+        return torch.from_numpy(self.rows[chosen[order]])
+
+    def _present(self) -> NDArray[Any]:
+        missing = np.add.reduceat(self.missing.astype(np.int64), self.starts) if len(self.rows) else 0
+        return self.lengths - missing

@@ -1,0 +1,184 @@
+"""Where the rows with a key are: tables in memory that all workers map.
+
+    index     rows of the second dataset in the order of their keys       words  a a b d d d
+    direct    keys that lie close together: table[key - lowest]           position of the first row with the key
+    hashed    any other: table[leading bits of a hash] ──► a few keys to compare with
+    sorted    so many that tables would crowd out the data: the keys of a chunk, sorted, are searched for in the index
+
+Each gives for a key the position of its first row in the index, and how many rows there are. Where every key has one
+row, the position is already replaced by the number of that row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tdmap.bykey.index import Index, sorted_rows
+from tdmap.bykey.order import Words, equal, group_starts, search, stable_order, take
+from tdmap.bykey.prepare import KeyedData
+from tdmap.bykey.reducing import select
+from tdmap.execution import Execution
+from tdmap.job import Policy
+from tdmap.memory.rowfiles import SharedTensors
+from tdmap.memory.spill import Spill
+
+Found = tuple[NDArray[Any], "NDArray[Any] | None"]
+"""For each key: the number of its row, -1 for none; or, with a second array, where its rows begin and how many."""
+
+DIRECT_SHARE = 16
+"""A direct table has at most so many entries a row."""
+
+DIRECT_LEAST = 1 << 16
+"""But so many at least are always allowed."""
+
+MOST_BYTES = 512 << 20
+"""Of an index for which tables are made: it lies in files from some size on, and they would lie in memory."""
+
+HERE_BYTES = 16 << 20
+"""An index of so few bytes is made in the caller."""
+
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+class Lookup:
+    """Finds the rows of the second dataset; travels to workers by the names of its memory.
+
+    Args:
+        rows: of the second dataset in the order of their keys.
+        words: their sorted keys.
+        share: workers are other processes.
+    """
+
+    def __init__(self, rows: NDArray[np.int64], words: Words, share: bool) -> None:
+        starts = group_starts(words)
+        self.is_unique = len(starts) == len(rows)
+        self.num_words = len(words)
+        self.is_sorted = False
+        self.low = 0
+        self.span = -1
+        self.shift = 64
+        counted = np.int32 if len(rows) < (1 << 31) - 1 else np.int64
+        numbers = rows.astype(counted) if self.is_unique else starts.astype(counted)
+        lengths = None if self.is_unique else np.diff(starts, append=len(rows)).astype(counted)
+        keys = words if self.is_unique else take(words, starts)
+        tables = self._direct(keys, numbers, lengths) or self._hashed(keys, numbers, lengths)
+        self.tables = SharedTensors([torch.from_numpy(table) for table in (rows, *tables)], share)
+
+    @classmethod
+    def of_index(cls, index: Index, share: bool) -> Lookup:
+        """From an index in memory or in files."""
+        words = [word.numpy().view(np.uint64) for word in index.words]
+        if len(index.rows) * 8 * (1 + len(words)) <= MOST_BYTES:
+            return cls(index.rows.numpy(), words, share)
+        found = cls(np.zeros(0, dtype=np.int64), [word[:0] for word in words], False)
+        found.is_unique, found.is_sorted = index.is_unique, True
+        found.tables = SharedTensors([index.rows, *index.words], share)
+        return found
+
+    @property
+    def index(self) -> NDArray[np.int64]:
+        """Rows of the second dataset in the order of their keys."""
+        array: NDArray[np.int64] = self.tables.tensors[0].numpy()
+        return array
+
+    def find(self, words: Words) -> Found:
+        """Where the rows with these keys are."""
+        arrays = [tensor.numpy() for tensor in self.tables.tensors[1:]]
+        if self.is_sorted:
+            return self._search(words, [array.view(np.uint64) for array in arrays])
+        if self.span >= 0:
+            slots = words[0] - np.uint64(self.low)  # what is smaller than the lowest key becomes very large
+            np.minimum(slots, np.uint64(self.span + 1), out=slots)
+            at = slots.view(np.int64)
+            return arrays[0].take(at), None if self.is_unique else arrays[1].take(at)
+        ids = self._probe(words, arrays[0], [array.view(np.uint64) for array in arrays[1 : 1 + len(words)]])
+        numbers, *lengths = arrays[1 + len(words) :]
+        # The last entries stand for no key at all.
+        return numbers.take(ids), None if self.is_unique else lengths[0].take(ids)
+
+    def _search(self, words: Words, table: Words) -> Found:
+        order, words = stable_order(words)
+        starts = group_starts(words)
+        distinct = take(words, starts)
+        low, high = search(table, distinct), search(table, distinct, right=True)
+        lengths = np.diff(starts, append=len(order))
+        first, count = np.empty(len(order), dtype=np.int64), np.empty(len(order), dtype=np.int64)
+        first[order], count[order] = np.repeat(low, lengths), np.repeat(high - low, lengths)
+        self.tables.trim()
+        if not self.is_unique:
+            return first, count
+        return np.where(count > 0, self.index.take(np.minimum(first, len(self.index) - 1)), -1), None
+
+    def _direct(
+        self, keys: Words, numbers: NDArray[Any], lengths: NDArray[Any] | None
+    ) -> tuple[NDArray[Any], ...] | None:
+        if len(keys) > 1 or not len(numbers):
+            return None
+        self.low = int(keys[0][0])
+        span = int(keys[0][-1]) - self.low
+        if span >= max(DIRECT_SHARE * len(numbers), DIRECT_LEAST):
+            return None
+        self.span = span
+        slots = (keys[0] - np.uint64(self.low)).view(np.int64)
+        found = []
+        for column, nothing in ((numbers, -1), (lengths, 0)):
+            if column is not None:
+                table = np.full(span + 2, nothing, dtype=column.dtype)
+                table[slots] = column
+                found.append(table)
+        return tuple(found)
+
+    def _hashed(self, keys: Words, numbers: NDArray[Any], lengths: NDArray[Any] | None) -> tuple[NDArray[Any], ...]:
+        bits = max(len(numbers).bit_length() + 1, 4)
+        self.shift = 64 - bits
+        hashes = self._hash(keys)
+        order, _ = stable_order([hashes])
+        order = order.astype(np.int64)
+        buckets = np.bincount(hashes.view(np.int64), minlength=(1 << bits) + 1)
+        begins = (np.cumsum(buckets) - buckets).astype(numbers.dtype)
+        found = [begins, *(word[order].view(np.int64) for word in keys), np.append(numbers[order], -1)]
+        if lengths is not None:
+            found.append(np.append(lengths[order], 0))
+        return tuple(found)
+
+    def _hash(self, words: Words) -> NDArray[np.uint64]:
+        mixed: Any = words[0] * np.uint64(_GOLDEN)
+        for number, word in enumerate(words[1:], 1):
+            mixed = (mixed ^ word) * np.uint64((_GOLDEN * (2 * number + 1)) % (1 << 64))
+        # Keys that differ in their upper bits alone would differ in few bits of the product.
+        mixed ^= mixed >> np.uint64(32)
+        mixed *= np.uint64(_GOLDEN)
+        hashes: NDArray[np.uint64] = mixed >> np.uint64(self.shift)
+        return hashes
+
+    def _probe(self, words: Words, begins: NDArray[Any], keys: Words) -> NDArray[Any]:
+        """The place of each key in the hashed order; -1, the last place, where there is none."""
+        hashes = self._hash(words).view(np.int64)
+        at, ends = begins.take(hashes).astype(np.int64), begins.take(hashes + 1)
+        found = np.full(len(at), -1, dtype=np.int64)
+        rows: Any = np.flatnonzero(at < ends)
+        at, ends, words = at[rows], ends[rows], take(words, rows)
+        while len(rows):
+            same = equal([key.take(at) for key in keys], words)
+            found[rows[same]] = at[same]
+            at += 1
+            left = np.flatnonzero(~same & (at < ends))
+            rows, at, ends, words = rows[left], at[left], ends[left], take(words, left)
+        return found
+
+
+def lookup_of(keyed: KeyedData, spill: Spill, execution: Execution, policy: Policy, share: bool) -> Lookup:
+    """The table of a dataset's keys."""
+    rows = int(keyed.data.shape[0])
+    spec = keyed.reader.spec
+    if rows * 8 * (keyed.codec.num_words + 1) <= HERE_BYTES:  # sooner done here than sent
+        words, kept = keyed.reader.read(select(keyed.data, spec.names), 0)
+        order, words = stable_order(words)
+        numbers = order.astype(np.int64) if kept is None else kept[order]
+        return Lookup(numbers, words, share)
+    index = sorted_rows(keyed, spill, execution, policy, chunksize=None, with_words=True)
+    return Lookup.of_index(index, share)

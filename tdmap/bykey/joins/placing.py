@@ -1,0 +1,319 @@
+"""Pairs of rows at their place: every byte of the result is written once.
+
+    job 1   chunk of a ──keys──► found[row]: where its partners are                  4 or 8 bytes a row
+    between prefix sum: where the pairs of each block of rows go                     the output is allocated, exactly
+    job 2   block of a ──► rows of both sides ──► their place
+
+Rows of b without a partner, of an outer join, follow in a job of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tdmap.bykey.joins.lookup import Lookup
+from tdmap.bykey.keys import KeyReader
+from tdmap.bykey.prepare import KeyedData, light, plan_rows
+from tdmap.bykey.reducing import select
+from tdmap.data.columns import row_words
+from tdmap.data.kinds import Data, data_row_bytes, signed_view
+from tdmap.execution import Execution
+from tdmap.job import Job, Policy, Source
+from tdmap.memory.rowfiles import Places, SharedTensors
+from tdmap.memory.shm import Arena
+from tdmap.operations.output import Step
+from tdmap.operations.permute import block_rows
+from tdmap.plan import ChunkPlan
+from tdmap.sinks import Collect, Preallocated
+from tensordict_lite import TensorDict
+
+BLOCK_BYTES = 16 << 20
+"""Rows of the result that a worker makes at a time."""
+
+
+class FindRows(Step):
+    """The first job: what the lookup finds for the keys of each row."""
+
+    def __init__(self, reader: KeyReader, lookup: Lookup) -> None:
+        super().__init__("join")
+        self.reader = reader
+        self.lookup = lookup
+
+    def __call__(self, chunk: Data, start: int = 0) -> Data:
+        words, kept = self.reader.read(chunk, start)
+        found, counts = self.lookup.find(words)
+        if kept is not None:  # a NaN has no partner
+            found = _spread(found, kept, len(chunk), -1 if counts is None else 0)
+            counts = None if counts is None else _spread(counts, kept, len(chunk), 0)
+        columns = {"at": torch.from_numpy(found)}
+        if counts is not None:
+            columns["count"] = torch.from_numpy(counts)
+        return TensorDict(columns, [len(chunk)])
+
+
+def _spread(values: NDArray[Any], rows: NDArray[np.int64], count: int, nothing: int) -> NDArray[Any]:
+    out = np.full(count, nothing, dtype=values.dtype)
+    out[rows] = values
+    return out
+
+
+class Matches(NamedTuple):
+    """What was found for every row of the first dataset."""
+
+    at: Tensor
+    """The number of its partner, -1 for none; or where its partners begin in the index."""
+    counts: Tensor | None
+    """How many it has; None where no row has more than one."""
+
+    @property
+    def has(self) -> Tensor:
+        """Whether each row has a partner."""
+        if self.counts is None:
+            return torch.from_numpy(self.at.numpy() >= 0)
+        return torch.from_numpy(self.counts.numpy() > 0)
+
+
+def find_matches(
+    keyed: KeyedData, lookup: Lookup, execution: Execution, policy: Policy, chunksize: int | None
+) -> Matches:
+    """Look up the keys of every row, in parallel."""
+    names, length = keyed.reader.spec.names, int(keyed.data.shape[0])
+    source = select(keyed.data, names)
+    arena = Arena()
+    number = torch.int64 if lookup.is_sorted else _dtype_of(lookup)
+    out = TensorDict({"at": arena.empty(number, torch.Size([length]))}, [length])
+    if not lookup.is_unique:
+        out.set("count", arena.empty(number, torch.Size([length])))
+    if length:
+        row_bytes = data_row_bytes(source, length)
+        plan = plan_rows(length, row_bytes, chunksize)
+        crew = light(execution, 0 if plan.num_chunks <= 1 else length * row_bytes)
+        crew.run(Job(Source(source), plan, FindRows(keyed.reader, lookup), policy), Preallocated(out))
+    return Matches(out["at"], None if lookup.is_unique else out["count"])
+
+
+def _dtype_of(lookup: Lookup) -> torch.dtype:
+    return torch.int32 if len(lookup.index) < (1 << 31) - 1 else torch.int64
+
+
+class OutputColumn(NamedTuple):
+    """Where a column of the result comes from."""
+
+    side: int
+    """0: the first dataset, 1: the second one, 2: whether there is a partner."""
+    number: int
+    """Of the tensor among those of the side; of the row's bools, 0 for the first dataset and 1 for the second one."""
+
+
+class PlacePairs(Step):
+    """The second job. Its chunks are rows of what was found.
+
+    Args:
+        sides: the tensors of both datasets.
+        columns: of the result.
+        places: of the result.
+        index: numbers of rows of the second dataset, which `count` is about; empty where nothing has two partners.
+        offsets: where the pairs of each chunk begin.
+        size: rows of a chunk.
+        keep: rows without a partner stay.
+    """
+
+    def __init__(
+        self,
+        sides: tuple[SharedTensors, SharedTensors],
+        columns: Sequence[OutputColumn],
+        places: Places,
+        index: SharedTensors,
+        offsets: NDArray[np.int64],
+        size: int,
+        keep: bool,
+    ) -> None:
+        super().__init__("join")
+        self.sides = sides
+        self.columns = list(columns)
+        self.places = places
+        self.index = index
+        self.offsets = offsets
+        self.size = size
+        self.keep = keep
+        widths = [place.row_bytes for place in places.places if place is not None]
+        self.block = max(BLOCK_BYTES // max(sum(widths), 1), 1)
+
+    def __call__(self, found: Any, start: int = 0) -> int:
+        at = int(self.offsets[start // self.size])
+        rows = int(found.shape[0])
+        with self.places.opened() as files:
+            for ours, theirs, has in self._pairs(found["at"].numpy(), found.get("count", None)):
+                count = len(theirs)
+                for number, (column, file) in enumerate(zip(self.columns, files)):
+                    if file >= 0:
+                        self.places.write(number, file, at, self._block(column, start, rows, ours, theirs, has))
+                at += count
+        for side in self.sides:
+            side.trim()
+        return rows
+
+    def _pairs(
+        self, at: NDArray[Any], counts: Tensor | None
+    ) -> Iterator[tuple[NDArray[np.int64] | None, NDArray[Any], NDArray[np.bool_] | None]]:
+        """Rows of the chunk, None for all, rows of the second dataset, and whether these are there, None for all."""
+        if counts is None:
+            has = at >= 0
+            if has.all():
+                yield None, at, None
+            elif self.keep:
+                yield None, np.maximum(at, 0), has
+            else:
+                ours = np.flatnonzero(has)
+                yield ours, at.take(ours), None
+            return
+        index, number = self.index.tensors[0].numpy(), counts.numpy().astype(np.int64)
+        wanted = np.maximum(number, 1) if self.keep else number
+        ends = np.cumsum(wanted)
+        total = int(ends[-1]) if len(ends) else 0
+        for begin in range(0, total, self.block):
+            pairs = np.arange(begin, min(begin + self.block, total))
+            ours = np.searchsorted(ends, pairs, side="right")
+            has = number[ours] > 0
+            theirs = at[ours] + pairs - (ends - wanted)[ours]
+            yield ours, index.take(np.where(has, theirs, 0)), None if has.all() else has
+
+    def _block(
+        self,
+        column: OutputColumn,
+        start: int,
+        rows: int,
+        ours: NDArray[np.int64] | None,
+        theirs: NDArray[Any],
+        has: NDArray[np.bool_] | None,
+    ) -> Tensor:
+        if column.side == 2:
+            there = has is None or column.number == 0  # the row of the chunk itself is there
+            return torch.ones(len(theirs), dtype=torch.bool) if there or has is None else torch.from_numpy(has)
+        tensor = self.sides[column.side].tensors[column.number]
+        if column.side == 0:
+            part = tensor[start : start + rows]
+            return row_words(part) if ours is None else take_rows(part, torch.from_numpy(ours))
+        if not len(tensor):  # then nothing has a partner
+            return torch.zeros((len(theirs), *tensor.shape[1:]), dtype=tensor.dtype)
+        block = take_rows(tensor, torch.from_numpy(theirs))
+        if has is not None:
+            block[torch.from_numpy(~has)] = 0
+        return block
+
+
+def take_rows(tensor: Tensor, rows: Tensor) -> Tensor:
+    """Some rows, as words of any type."""
+    if not tensor.is_contiguous():
+        return signed_view(tensor).index_select(0, rows)
+    return row_words(tensor).index_select(0, rows)
+
+
+def place_pairs(
+    matches: Matches,
+    keep: bool,
+    sides: tuple[SharedTensors, SharedTensors],
+    columns: Sequence[OutputColumn],
+    lookup: Lookup,
+    row_bytes: Sequence[int],
+    execution: Execution,
+    extra: int,
+    allocate: Any,
+) -> tuple[Places, int]:
+    """Write all pairs.
+
+    Args:
+        matches: what was found.
+        keep: rows without a partner stay.
+        sides: the tensors of both datasets.
+        columns, row_bytes: of the result.
+        lookup: that matches come from.
+        execution: who does it.
+        extra: rows that follow.
+        allocate: called with the number of rows; gives the places.
+
+    Returns:
+        The places, and how many rows have been written.
+    """
+    length = len(matches.at)
+    size = block_rows(length, [*row_bytes, 1])
+    each = _pairs_of_rows(matches, keep)
+    sums = np.add.reduceat(each, np.arange(0, length, size)) if length else np.zeros(0, dtype=np.int64)
+    total = int(sums.sum())
+    places: Places = allocate(total + extra)
+    if not total or not any(row_bytes):
+        return places, total
+    rows = TensorDict({"at": matches.at}, [length])
+    if matches.counts is not None:
+        rows.set("count", matches.counts)
+    index = lookup.tables if matches.counts is not None else SharedTensors([torch.zeros(0)], False)
+    fn = PlacePairs(sides, columns, places, index, np.cumsum(sums) - sums, size, keep)
+    job = Job(Source(rows), ChunkPlan(length, size), fn, Policy(undo=False))
+    light(execution, total * sum(row_bytes)).run(job, Collect())
+    return places, total
+
+
+def _pairs_of_rows(matches: Matches, keep: bool) -> NDArray[np.int64]:
+    if matches.counts is None:
+        at = matches.at.numpy()
+        return np.ones(len(at), dtype=np.int64) if keep else (at >= 0).astype(np.int64)
+    counts = matches.counts.numpy().astype(np.int64)
+    return np.maximum(counts, 1) if keep else counts
+
+
+def rows_without_partner(matches: Matches, lookup: Lookup, others: int) -> Tensor:
+    """The rows of the second dataset that nothing was found for, in order."""
+    has = np.zeros(others, dtype=bool)
+    at = matches.at.numpy()
+    if matches.counts is None:
+        has[at[at >= 0]] = True
+    else:
+        edges = np.zeros(len(lookup.index) + 1, dtype=np.int64)
+        counts = matches.counts.numpy()
+        used = counts > 0
+        np.add.at(edges, at[used], 1)
+        np.add.at(edges, at[used] + counts[used], -1)
+        has[lookup.index[np.cumsum(edges[:-1]) > 0]] = True
+    return torch.from_numpy(np.flatnonzero(~has))
+
+
+class PlaceOthers(Step):
+    """Rows of the second dataset that have no partner. Its chunks are their numbers.
+
+    Args:
+        tensors: of the second dataset.
+        sources: for each column of the result the number of its tensor, None for zeros, or a bool.
+        places: of the result.
+        first: where these rows begin.
+    """
+
+    def __init__(
+        self, tensors: SharedTensors, sources: Sequence[int | bool | None], places: Places, first: int
+    ) -> None:
+        super().__init__("join")
+        self.tensors = tensors
+        self.sources = list(sources)
+        self.places = places
+        self.first = first
+
+    def __call__(self, rows: Tensor, start: int = 0) -> int:
+        with self.places.opened() as files:
+            for number, (source, file) in enumerate(zip(self.sources, files)):
+                place = self.places.places[number]
+                if file < 0 or place is None:
+                    continue
+                if isinstance(source, bool):
+                    block = torch.full((len(rows),), source)
+                elif source is None:
+                    block = torch.zeros(len(rows) * place.row_bytes, dtype=torch.uint8)
+                else:
+                    block = take_rows(self.tensors.tensors[source], rows)
+                self.places.write(number, file, self.first + start, block)
+        self.tensors.trim()
+        return len(rows)

@@ -1,0 +1,105 @@
+"""`unique` and `value_counts`: the different keys of a dataset of any size."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tdmap.bykey.grouping import deliver, group_by
+from tdmap.bykey.keys import KeyLike
+from tdmap.data.kinds import Data
+from tdmap.data.store import destination
+from tdmap.operation import operation
+from tdmap.operations.output import Output
+from tdmap.reducers import Count
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tdmap.execution import WorkerOptions
+
+
+@operation
+def unique(
+    data: Data,
+    key: KeyLike,
+    out: Data | str | os.PathLike[str] | None = None,
+    *,
+    overwrite: bool = False,
+    dropna: bool = False,
+    **options: Unpack[WorkerOptions],
+) -> Data:
+    """The different keys of a dataset, sorted.
+
+    Args:
+        data: a tensor or a collection, with rows in dimension 0.
+        key: an entry, a nested entry, a list of entries, or a function of a chunk, as `tdmap.group_by` takes.
+        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the keys.
+        overwrite: replace the dataset in the folder `out`, if there is one.
+        dropna: leave out keys with a NaN. Otherwise NaN is one key, the last one.
+        options: as `tdmap.map`.
+
+    Returns:
+        A TensorDict with the key columns (a function's is called `"key"`), of batch size `[keys]`.
+
+    Raises:
+        KeyError, TypeError: there is no such entry, or it cannot be a key.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> data = TensorDict({"shop": torch.tensor([7, 3, 7])}, [3])
+        >>> unique(data, "shop", num_workers=0)["shop"]
+        tensor([3, 7])
+    """
+    output = Output(destination(out, overwrite), data)
+    with output.claimed("unique"):
+        found = group_by(data, key, dropna=dropna).reduce({_COUNT: Count()}, **options)
+        return deliver(found.exclude(_COUNT), output)
+
+
+@operation
+def value_counts(
+    data: Data,
+    key: KeyLike,
+    out: Data | str | os.PathLike[str] | None = None,
+    *,
+    overwrite: bool = False,
+    dropna: bool = False,
+    sort: bool = True,
+    name: str = "count",
+    **options: Unpack[WorkerOptions],
+) -> Data:
+    """How often each key occurs.
+
+    Args:
+        data, key, out, overwrite, dropna, options: as `unique`.
+        sort: the most frequent first, those that are as frequent by key; False: all by key.
+        name: of the entry with the counts.
+
+    Returns:
+        A TensorDict with the key columns and the counts (int64), of batch size `[keys]`.
+
+    Raises:
+        KeyError, TypeError: there is no such entry, or it cannot be a key.
+        ValueError: a key has the name of the counts.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> data = TensorDict({"shop": torch.tensor([3, 7, 7])}, [3])
+        >>> counts = value_counts(data, "shop", num_workers=0)
+        >>> counts["shop"], counts["count"]
+        (tensor([7, 3]), tensor([2, 1]))
+    """
+    output = Output(destination(out, overwrite), data)
+    with output.claimed("value_counts"):
+        found = group_by(data, key, dropna=dropna).reduce({name: Count()}, **options)
+        if sort:
+            counts: Tensor = found[name]
+            found = found[torch.argsort(counts, descending=True, stable=True)]
+        return deliver(found, output)
+
+
+_COUNT = "__count__"

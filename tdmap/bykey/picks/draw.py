@@ -1,0 +1,131 @@
+"""`sample`: rows at random."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tdmap.bykey.prepare import require_rows
+from tdmap.data.entries import require_entry
+from tdmap.data.kinds import Data
+from tdmap.data.store import destination
+from tdmap.execution import Execution
+from tdmap.operation import operation
+from tdmap.operations.output import Output
+from tdmap.operations.permute import permute
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tdmap.execution import WorkerOptions
+
+
+@operation
+def sample(
+    data: Data,
+    n: int | None = None,
+    out: Data | str | os.PathLike[str] | None = None,
+    *,
+    frac: float | None = None,
+    weights: str | tuple[str, ...] | Tensor | None = None,
+    replace: bool = False,
+    shuffle: bool = False,
+    seed: int | None = None,
+    overwrite: bool = False,
+    **options: Unpack[WorkerOptions],
+) -> Data:
+    """Rows drawn at random, each at most once unless `replace`.
+
+    Args:
+        data: a tensor or a collection, with rows in dimension 0.
+        n: how many rows.
+        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
+        frac: instead of `n`, their share of all rows.
+        weights: how likely each row is drawn, next: an entry, or a tensor `[rows]` of numbers that are not negative.
+            They need not add up to one. Takes 16 bytes of memory a row. Default: all rows alike.
+        replace: a row may be drawn again.
+        shuffle: in the order in which they are drawn; otherwise in the order of the data, which reads faster.
+        seed: the same seed draws the same rows. Default: other ones each time.
+        overwrite: replace the dataset in the folder `out`, if there is one.
+        options: as `tdmap.map`.
+
+    Raises:
+        TypeError: not one of `n` and `frac`.
+        ValueError: more rows than there are, or than have a weight; or a weight that is negative or not finite.
+        KeyError: there is no such entry of weights.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> data = TensorDict({"x": torch.arange(10), "w": (torch.arange(10) == 7).float()}, [10])
+        >>> sample(data, 1, weights="w", seed=0, num_workers=0)["x"]
+        tensor([7])
+    """
+    require_rows(data, "sample")
+    length = int(data.shape[0])
+    execution = Execution.of(**options)
+    count = _count(n, frac, length)
+    odds = None if weights is None else _odds(data, weights, length)
+    possible = length if odds is None else int(np.count_nonzero(odds))
+    if count > possible and (not replace or not possible):
+        what = "rows" if odds is None else "rows with a weight"
+        raise ValueError(
+            f"sample: {count} rows are wanted, and there are {possible} {what}: pass replace=True, or less."
+        )
+    output = Output(destination(out, overwrite), data)
+    random = np.random.Generator(np.random.Philox(seed))
+    rows = _drawn(random, length, count, odds, replace)
+    if shuffle:
+        random.shuffle(rows)
+    else:
+        rows.sort()
+    with output.claimed("sample"):
+        return permute(data, torch.from_numpy(rows), output, execution)
+
+
+def _count(n: Any, frac: Any, length: int) -> int:
+    if (n is None) is (frac is None):
+        raise TypeError(f"sample takes a number of rows n=, or their share frac=: got n={n!r}, frac={frac!r}.")
+    if n is not None:
+        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
+            raise ValueError(f"n must be a number of rows: got {n!r}.")
+        return int(n)
+    if not isinstance(frac, (int, float)) or not 0 <= frac < float("inf"):
+        raise ValueError(f"frac must be a share of the rows, as 0.1: got {frac!r}.")
+    return round(frac * length)
+
+
+def _odds(data: Data, weights: Any, length: int) -> NDArray[np.float64]:
+    if not isinstance(weights, Tensor):
+        require_entry(data, weights, "the entry of weights")
+        weights = data.get(weights)
+    if not isinstance(weights, Tensor) or weights.numel() != length or len(weights) != length:
+        raise ValueError(f"weights must be one number a row ({length}): got {getattr(weights, 'shape', weights)!r}.")
+    odds: NDArray[np.float64] = weights.detach().reshape(-1).double().numpy()
+    if not np.isfinite(odds).all() or (odds < 0).any():
+        row = int(np.flatnonzero(~(np.isfinite(odds) & (odds >= 0)))[0])
+        raise ValueError(f"weights are finite and not negative: the one of row {row} is {odds[row]}.")
+    return odds
+
+
+def _drawn(
+    random: np.random.Generator, length: int, count: int, odds: NDArray[np.float64] | None, replace: bool
+) -> NDArray[np.int64]:
+    if odds is None:
+        if replace:
+            return random.integers(0, max(length, 1), count)
+        return random.choice(length, count, replace=False) if count else np.zeros(0, dtype=np.int64)
+    if replace:
+        ends = np.cumsum(odds)
+        found = np.searchsorted(ends, random.random(count) * (ends[-1] if length else 0.0), side="right")
+        return found.astype(np.int64)
+    # The smallest of exponential times with these rates (Efraimidis and Spirakis, "Weighted random sampling with a
+    # reservoir", 2006).
+    with np.errstate(divide="ignore"):
+        times = random.standard_exponential(length) / odds
+    order = np.argpartition(times, count - 1)[:count] if 0 < count < length else np.arange(length)[:count]
+    return order[np.argsort(times[order], kind="stable")]

@@ -1,0 +1,63 @@
+"""`top_k`: the rows with the largest values."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from tdmap.data.entries import require_entry
+from tdmap.data.kinds import Data
+from tdmap.data.store import destination
+from tdmap.execution import Execution
+from tdmap.operation import operation
+from tdmap.operations.output import Output
+from tdmap.operations.permute import permute
+from tdmap.operations.reduce import reduce
+from tdmap.reducers import TopK
+from tdmap.reducers.base import Key
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tdmap.execution import WorkerOptions
+
+
+@operation
+def top_k(
+    data: Data,
+    key: Key,
+    k: int,
+    out: Data | str | os.PathLike[str] | None = None,
+    *,
+    largest: bool = True,
+    overwrite: bool = False,
+    **options: Unpack[WorkerOptions],
+) -> Data:
+    """The rows with the `k` largest values of an entry, largest first; ties go to the earlier row.
+
+    Args:
+        data: a collection, with rows in dimension 0.
+        key: an entry with one value a row: numbers, of which NaN rank last, or strings.
+        k: how many rows; all of them where there are fewer.
+        out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
+        largest: False: the smallest values, smallest first.
+        overwrite: replace the dataset in the folder `out`, if there is one.
+        options: as `tdmap.map`.
+
+    Raises:
+        KeyError: there is no such entry.
+        ValueError: `k` is less than 1, or a row has several values.
+
+    Example:
+        >>> import torch
+        >>> from tensordict_lite import TensorDict
+        >>> data = TensorDict({"x": torch.tensor([3, 9, 5]), "id": torch.arange(3)}, [3])
+        >>> top_k(data, "x", 2, num_workers=0)["id"]
+        tensor([1, 2])
+    """
+    require_entry(data, key, "the entry of top_k")
+    execution = Execution.of(**options)
+    output = Output(destination(out, overwrite), data)
+    with output.claimed("top_k"):
+        best = reduce(data.select(key), TopK(key, k, largest), **options)
+        return permute(data, best["row"], output, execution)

@@ -1,0 +1,382 @@
+"""`col`: entries of a dataset in formulas, which stand where a function of a chunk is expected.
+
+    col("v") > 0          ──►  Applied(">", Column("v"), Constant(0))
+    called with a chunk   ──►  numpy arrays, one value a row (or more)  ──►  a tensor
+
+A formula knows which entries it reads, prints as it was written, is pickled as data, and is the same for `resume=`
+as another one of the same text. An operation may evaluate it on whole columns instead of chunk by chunk.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdmap.data.entries import require_entry
+from tdmap.data.kinds import is_data
+from tensordict_lite import is_non_tensor
+
+Key: TypeAlias = "str | tuple[str, ...]"
+
+_BINARY: dict[str, tuple[Callable[[Any, Any], Any], int]] = {
+    "|": (operator.or_, 1),
+    "^": (operator.xor, 2),
+    "&": (operator.and_, 3),
+    "<": (operator.lt, 0),
+    "<=": (operator.le, 0),
+    ">": (operator.gt, 0),
+    ">=": (operator.ge, 0),
+    "==": (operator.eq, 0),
+    "!=": (operator.ne, 0),
+    "+": (operator.add, 5),
+    "-": (operator.sub, 5),
+    "*": (operator.mul, 6),
+    "/": (operator.truediv, 6),
+    "//": (operator.floordiv, 6),
+    "%": (operator.mod, 6),
+    "**": (operator.pow, 8),
+}
+"""What each sign does, and how tightly it binds: for parentheses in what is printed."""
+
+_UNARY: dict[str, Callable[[Any], Any]] = {"~": operator.invert, "-": operator.neg}
+
+_METHODS: dict[str, Callable[..., Any]] = {
+    "abs": lambda values: np.abs(values),
+    "is_nan": lambda values: _is_nan(values),
+    "isin": lambda values, wanted: _is_in(values, wanted),
+    "between": lambda values, low, high: (values >= low) & (values <= high),
+    "any": lambda values: _of_row(values, np.any),
+    "all": lambda values: _of_row(values, np.all),
+    "sum": lambda values: _of_row(values, np.sum),
+    "mean": lambda values: _of_row(values, np.mean),
+    "min": lambda values: _of_row(values, np.min),
+    "max": lambda values: _of_row(values, np.max),
+}
+
+ATOM = 9
+
+
+class Expression:
+    """A formula over the entries of a dataset; made by `col`.
+
+    It is a function of a chunk, so it goes wherever one does: a predicate of `tdmap.filter`, a key of
+    `tdmap.group_by` and `tdmap.sort`, a function of `tdmap.map`. Arithmetic, comparisons, `&`, `|`, `^` and `~` work
+    on values as numpy has them; `and`, `or` and `0 < col("v") < 1` do not: use `&`, `|` and `between`.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> rows = TensorDict({"v": torch.tensor([1.0, -2.0, 5.0]), "name": ["a", "b", "c"]}, [3])
+        >>> wanted = (col("v") > 0) & ~col("name").isin(["c"])
+        >>> wanted
+        (col('v') > 0) & ~col('name').isin(['c'])
+        >>> wanted(rows), sorted(wanted.keys)
+        (tensor([ True, False, False]), ['name', 'v'])
+    """
+
+    _binds = ATOM
+
+    @property
+    def keys(self) -> frozenset[Key]:
+        """The entries that are read."""
+        raise NotImplementedError
+
+    def values(self, chunk: Any) -> Any:
+        """Of the rows of a chunk: a numpy array, or a constant."""
+        raise NotImplementedError
+
+    def __call__(self, chunk: Any) -> Tensor:
+        """The values as a tensor with the rows in dimension 0; a row alone, without it, has one value.
+
+        Raises:
+            KeyError: there is no such entry.
+            TypeError: values cannot be compared or computed with.
+        """
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # as torch has it
+            array = np.asarray(self.values(chunk))
+        if array.dtype == object:
+            raise TypeError(f"{self!r} gives Python objects, not numbers or bools: compare them, with == or isin.")
+        return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"{self!r} has a value for each row, so it is neither true nor false: combine conditions with &, | and ~ "
+            "(in parentheses) instead of and, or and not, and use between(low, high) instead of low <= x <= high."
+        )
+
+    def isin(self, values: Iterable[Any]) -> Expression:
+        """Whether each value is one of some."""
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise TypeError(f"isin takes several values, as a list: got {values!r}.")
+        return Method(self, "isin", (values.tolist() if isinstance(values, (Tensor, np.ndarray)) else list(values),))
+
+    def between(self, low: Any, high: Any) -> Expression:
+        """Whether each value is at least `low` and at most `high`."""
+        return Method(self, "between", (low, high))
+
+    def is_nan(self) -> Expression:
+        """Whether each value is NaN, or None."""
+        return Method(self, "is_nan", ())
+
+    def any(self) -> Expression:
+        """Whether any value of each row is true, of entries with further dimensions."""
+        return Method(self, "any", ())
+
+    def all(self) -> Expression:
+        """Whether all values of each row are true."""
+        return Method(self, "all", ())
+
+    def sum(self) -> Expression:
+        """The sum of each row."""
+        return Method(self, "sum", ())
+
+    def mean(self) -> Expression:
+        """The mean of each row."""
+        return Method(self, "mean", ())
+
+    def min(self) -> Expression:
+        """The smallest value of each row."""
+        return Method(self, "min", ())
+
+    def max(self) -> Expression:
+        """The largest value of each row."""
+        return Method(self, "max", ())
+
+    def __abs__(self) -> Expression:
+        return Method(self, "abs", ())
+
+    def abs(self) -> Expression:
+        """Values without their sign."""
+        return Method(self, "abs", ())
+
+    def __invert__(self) -> Expression:
+        return Changed("~", self)
+
+    def __neg__(self) -> Expression:
+        return Changed("-", self)
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> Expression:  # type: ignore[override]
+        return Applied("==", self, other)
+
+    def __ne__(self, other: object) -> Expression:  # type: ignore[override]
+        return Applied("!=", self, other)
+
+
+def _operator(sign: str, swapped: bool) -> Callable[[Expression, Any], Expression]:
+    def apply(self: Expression, other: Any) -> Expression:
+        return Applied(sign, other, self) if swapped else Applied(sign, self, other)
+
+    return apply
+
+
+for _sign, _name in {
+    "|": "or", "^": "xor", "&": "and", "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv",
+    "%": "mod", "**": "pow",
+}.items():  # fmt: skip
+    setattr(Expression, f"__{_name}__", _operator(_sign, False))
+    setattr(Expression, f"__r{_name}__", _operator(_sign, True))
+for _sign, _name in {"<": "lt", "<=": "le", ">": "gt", ">=": "ge"}.items():
+    setattr(Expression, f"__{_name}__", _operator(_sign, False))
+
+
+class Column(Expression):
+    """One entry."""
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+
+    def __repr__(self) -> str:
+        return f"col({self.key!r})"
+
+    @property
+    def keys(self) -> frozenset[Key]:
+        return frozenset([self.key])
+
+    def values(self, chunk: Any) -> Any:
+        if isinstance(chunk, Tensor) or not is_data(chunk):
+            raise TypeError(f"{self!r} reads an entry, and a {type(chunk).__name__} has none: use a TensorDict.")
+        require_entry(chunk, self.key, "the column")
+        return _array(chunk.get(self.key), self)
+
+
+class Constant(Expression):
+    """A value that is the same for all rows."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+    @property
+    def keys(self) -> frozenset[Key]:
+        return frozenset()
+
+    def values(self, chunk: Any) -> Any:
+        return self.value
+
+
+class Applied(Expression):
+    """Two operands and a sign."""
+
+    def __init__(self, sign: str, left: Any, right: Any) -> None:
+        self.sign = sign
+        self.left = _operand(left)
+        self.right = _operand(right)
+
+    @property
+    def _binds(self) -> int:  # type: ignore[override]
+        return _BINARY[self.sign][1]
+
+    def __repr__(self) -> str:
+        first = self.sign == "**"  # the only one that goes from right to left
+        left, right = _within(self.left, self._binds + first), _within(self.right, self._binds + (not first))
+        return f"{left} {self.sign} {right}"
+
+    @property
+    def keys(self) -> frozenset[Key]:
+        return self.left.keys | self.right.keys
+
+    def values(self, chunk: Any) -> Any:
+        left, right = self.left.values(chunk), self.right.values(chunk)
+        shapes = [np.shape(side) for side in (left, right)]
+        if all(shapes) and shapes[0] != shapes[1]:
+            raise TypeError(
+                f"{self!r}: the rows of {self.left!r} have shape {list(shapes[0][1:])}, and those of {self.right!r} "
+                f"{list(shapes[1][1:])}. Reduce one of them first: .any(), .all(), .sum(), .mean(), .min(), .max()."
+            )
+        try:
+            return _BINARY[self.sign][0](left, right)
+        except TypeError as error:
+            raise TypeError(f"{self!r} cannot be computed: {error}") from error
+
+
+class Changed(Expression):
+    """One operand and a sign."""
+
+    _binds = 7
+
+    def __init__(self, sign: str, operand: Expression) -> None:
+        self.sign = sign
+        self.operand = operand
+
+    def __repr__(self) -> str:
+        return f"{self.sign}{_within(self.operand, self._binds)}"
+
+    @property
+    def keys(self) -> frozenset[Key]:
+        return self.operand.keys
+
+    def values(self, chunk: Any) -> Any:
+        values = self.operand.values(chunk)
+        if self.sign == "~" and np.asarray(values).dtype.kind == "f":
+            raise TypeError(f"{self!r}: ~ turns bools around, and {self.operand!r} has floating point numbers.")
+        return _UNARY[self.sign](values)
+
+
+class Method(Expression):
+    """One operand, the name of what is done to it, and arguments."""
+
+    def __init__(self, operand: Expression, name: str, arguments: tuple[Any, ...]) -> None:
+        self.operand = operand
+        self.name = name
+        self.arguments = arguments
+
+    def __repr__(self) -> str:
+        return f"{_within(self.operand, ATOM)}.{self.name}({', '.join(map(repr, self.arguments))})"
+
+    @property
+    def keys(self) -> frozenset[Key]:
+        return self.operand.keys
+
+    def values(self, chunk: Any) -> Any:
+        return _METHODS[self.name](self.operand.values(chunk), *self.arguments)
+
+
+def col(key: Key, *more: str) -> Expression:
+    """An entry of a dataset, for formulas; see `Expression`.
+
+    Args:
+        key: its name; a tuple of strings, or several strings, for a nested one.
+
+    Raises:
+        TypeError: `key` is something else.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> import tdmap
+        >>> data = TensorDict({"v": torch.tensor([3.0, -1.0, 2.0]), "id": torch.arange(3)}, [3])
+        >>> tdmap.filter(data, col("v") > 0, num_workers=0)["id"]
+        tensor([0, 2])
+    """
+    path = (*((key,) if isinstance(key, str) else key), *more) if isinstance(key, (str, tuple)) else ()
+    if not path or not all(isinstance(part, str) for part in path):
+        raise TypeError(f"col takes the name of an entry, a string or a tuple of strings: got {key!r}.")
+    return Column(path if len(path) > 1 else path[0])
+
+
+def _operand(value: Any) -> Expression:
+    if isinstance(value, Expression):
+        return value
+    if isinstance(value, (Tensor, np.ndarray, np.generic)):
+        if value.ndim:
+            raise TypeError(
+                f"a formula takes single values beside columns, and this is an array of shape {list(value.shape)}: "
+                "make it an entry of the dataset, or use isin."
+            )
+        value = value.item()
+    return Constant(value)
+
+
+def _within(part: Expression, binds: int) -> str:
+    return f"({part!r})" if part._binds < binds or (part._binds == 0 and binds <= 1) else repr(part)
+
+
+def _array(value: Any, column: Expression) -> Any:
+    """The values of an entry: one a row as `[rows]`."""
+    if is_non_tensor(value):
+        found = value.tolist()
+        if not isinstance(found, list):  # of a single row
+            return found
+        array = np.empty(len(found), dtype=object)
+        array[:] = found
+        return array
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{column!r} is a collection of entries: name one of them, as in col('a', 'b').")
+    value = value.detach().cpu()
+    value = (
+        value.float()
+        if value.dtype is torch.bfloat16 or value.dtype.itemsize == 1 and value.is_floating_point()
+        else value
+    )
+    array = value.resolve_conj().resolve_neg().numpy()
+    return array.reshape(-1) if array.ndim == 2 and array.shape[1] == 1 else array
+
+
+def _is_nan(values: Any) -> Any:
+    array = np.asarray(values)
+    if array.dtype == object:
+        return np.fromiter((one is None or one != one for one in array.reshape(-1)), bool, array.size)
+    return np.isnan(array) if array.dtype.kind in "fc" else np.zeros(array.shape, dtype=bool)
+
+
+def _is_in(values: Any, wanted: list[Any]) -> Any:
+    array = np.asarray(values)
+    if array.dtype == object or not wanted:
+        known = set(wanted)
+        return np.fromiter((one in known for one in array.reshape(-1)), bool, array.size).reshape(array.shape)
+    others = np.asarray(wanted)
+    if others.dtype.kind not in "biufc":
+        raise TypeError(f"isin: the values of the column are numbers, and these are not: {wanted!r:.80}.")
+    return np.isin(array, others)
+
+
+def _of_row(values: Any, reduce: Callable[..., Any]) -> Any:
+    array = np.asarray(values)
+    return array if array.ndim < 2 else reduce(array, axis=tuple(range(1, array.ndim)))
