@@ -44,6 +44,7 @@ from tdmap.reducers import Reducer
 from tdmap.rowerrors import RowError, RowErrors, SkippedRows
 from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.workers.pool import WorkerPool, close_pools
+from tdmap.stores import ShardedDataset, concat, open
 
 __all__ = [
     "AlreadyComplete",
@@ -75,6 +76,7 @@ __all__ = [
     "RowsSkipped",
     "ShardsMissing",
     "SerializationError",
+    "ShardedDataset",
     "SkippedRows",
     "TdmapError",
     "UntrustedFile",
@@ -85,6 +87,7 @@ __all__ = [
     "WorkerStartError",
     "close_pools",
     "col",
+    "concat",
     "describe",
     "filter",
     "flat_map",
@@ -94,6 +97,7 @@ __all__ = [
     "map_iter",
     "map_reduce",
     "merge_shards",
+    "open",
     "prefetch_to_device",
     "reduce",
     "sample",
