@@ -21,7 +21,7 @@ demo: $(VENV)/.installed-images
 	$(BIN)/python examples/preprocess_images.py --rows $(ROWS) --dir demo-output
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -32,9 +32,9 @@ from tdmap.operations.filter import filter, flat_map
 from tdmap.operations.iteration.iterator import MapIterator
 from tdmap.operations.iteration.map_iter import map_iter
 from tdmap.operations.iteration.prefetch import prefetch_to_device
+from tdmap.operations.iteration.samplers import BalancedSampler, MixedSampler, WeightedSampler
 from tdmap.operations.map import map
 from tdmap.operations.reduce import map_reduce, reduce
-from tdmap.operations.samplers import BalancedSampler, MixedSampler, WeightedSampler
 from tdmap.operations.shuffle import shuffle
 from tdmap.operations.summary import describe, train_test_split
 from tdmap.pipeline import Pipeline, PipelineIterator
@@ -44,6 +44,7 @@ from tdmap.reducers import Reducer
 from tdmap.rowerrors import RowError, RowErrors, SkippedRows
 from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.workers.pool import WorkerPool, close_pools
+from tdmap.stores import ShardedDataset, concat, open
 
 __all__ = [
     "AlreadyComplete",
@@ -75,6 +76,7 @@ __all__ = [
     "RowsSkipped",
     "ShardsMissing",
     "SerializationError",
+    "ShardedDataset",
     "SkippedRows",
     "TdmapError",
     "UntrustedFile",
@@ -85,6 +87,7 @@ __all__ = [
     "WorkerStartError",
     "close_pools",
     "col",
+    "concat",
     "describe",
     "filter",
     "flat_map",
@@ -94,6 +97,7 @@ __all__ = [
     "map_iter",
     "map_reduce",
     "merge_shards",
+    "open",
     "prefetch_to_device",
     "reduce",
     "sample",

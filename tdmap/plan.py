@@ -95,6 +95,17 @@ class ChunkPlan:
             return chunk * self.lead
         return self._lead_rows + (chunk - LEAD_CHUNKS) * self.size
 
+    def chunk_from(self, row: int) -> int:
+        """The first chunk that begins at `row` or after it.
+
+        Example:
+            >>> ChunkPlan(length=10, size=4).chunk_from(5)
+            2
+        """
+        if row <= self._lead_rows:
+            return -(-row // self.lead) if self.lead else -(-row // self.size)
+        return (LEAD_CHUNKS if self.lead else 0) + -(-(row - self._lead_rows) // self.size)
+
     def rows(self, chunk: int) -> tuple[int, int]:
         """First and one-past-last row of `chunk`."""
         return self.span(chunk, chunk + 1)

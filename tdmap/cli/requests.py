@@ -70,8 +70,12 @@ def open_dataset(path: Path) -> Any:
     Returns:
         The collection that was saved there, memory-mapped.
     """
+    from tdmap.cli.places import sources_of
     from tensordict_lite import TensorDict
 
+    sources = sources_of(path)
+    if len(sources) > 1 or isinstance(sources[0], str) or (path / "shards.json").exists():
+        return _open_sources(path, sources)
     if not path.exists():
         refuse(f"{path} does not exist")
     if path.is_dir() and not (path / "meta.json").exists():
@@ -91,8 +95,20 @@ def open_dataset(path: Path) -> Any:
         refuse(f"{path} cannot be opened: {error}")
 
 
+def _open_sources(path: Path, sources: list[Path | str]) -> Any:
+    """A dataset of several folders, or in a store."""
+    import tdmap
+
+    try:
+        return tdmap.open(sources[0] if len(sources) == 1 else sources)
+    except (RuntimeError, ValueError, TypeError, KeyError, OSError, ImportError) as error:
+        refuse(f"{path} cannot be opened: {error}")
+
+
 def require_writable(path: Path) -> None:
     """Leave unless the files of a dataset can be changed."""
+    if not (path / "meta.json").exists() and not path.is_file():
+        refuse(f"--in-place changes one folder, and {path} is several of them, or a URL: give OUT")
     if path.is_file():
         refuse(f"--in-place needs a folder, and {path} is an archive: unpack it first, or give OUT")
     blocked = [p for p in [path, *path.rglob("*.memmap")] if not os.access(p, os.W_OK)]

@@ -39,6 +39,11 @@ def is_dense(value: object) -> bool:
     return isinstance(value, DenseCollection) and type(value._source) is dict and not value._is_non_tensor
 
 
+def is_opened_by_row(data: object) -> bool:
+    """Whether rows of a dataset are opened when they are read: a `tdmap.stores.ShardedDataset`."""
+    return hasattr(type(data), "member_files")
+
+
 def is_flat(data: Data) -> bool:
     """A tensor, or a collection of tensors without any levels."""
     if isinstance(data, Tensor):
@@ -52,9 +57,11 @@ def data_length(data: Data, dim: int) -> int:
 
 
 def tensors_of(data: Data) -> list[Tensor]:
-    """The tensors in `data`, as a flat list."""
+    """The tensors in `data`, as a flat list. Of a dataset of several folders none: they are not open."""
     if isinstance(data, Tensor):
         return [data]
+    if is_opened_by_row(data):
+        return []
     return list(data._leaves())
 
 
@@ -84,6 +91,8 @@ def leaves_hold_rows(data: Data) -> bool:
     """Whether every tensor in `data` has the rows along the same dim; the members of a lazy stack need not."""
     if isinstance(data, Tensor):
         return True
+    if is_opened_by_row(data):
+        return False
     if is_dense(data):
         return all(leaves_hold_rows(value) for value in data._source.values())
     return not data._leaves()

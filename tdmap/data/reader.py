@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_dense
+from tdmap.data.kinds import Data, is_dense, is_opened_by_row
 from tdmap.plan import ChunkPlan
 
 BLOCK = 256
@@ -31,6 +32,9 @@ class Reader:
         self.data = plain_tensors(data)
         self.plan = plan
         self.order = order
+        self._by_row = is_opened_by_row(self.data)
+        self.follow: Callable[[int, int], tuple[int, int] | None] | None = None
+        """With rows that are fetched: which rows come after those that were read last, to fetch them ahead."""
 
     def read(self, start: int, stop: int) -> Iterator[Data]:
         """The chunks `start..stop`; views of the dataset unless there is an order."""
@@ -38,14 +42,55 @@ class Reader:
         for begin, end, size in plan.runs(start, stop, BLOCK):
             if self.order is not None:
                 yield from self._gather(begin, end, size)
+            elif self._by_row:
+                chunks = self._windows if self.data.is_lazy else self._opened
+                yield from chunks(begin - base, end - base, size)
             elif plan.unbind:
                 yield from narrow(self.data, plan.dim, begin - base, end - base).unbind(plan.dim)
             else:
                 yield from cut(self.data, plan.dim, begin - base, end - base, size)
 
+    @property
+    def fetches(self) -> bool:
+        """Whether rows come from a store, so that it pays to say which come next."""
+        return self._by_row and bool(self.data.is_remote)
+
+    def in_order(self, first: int, last: int) -> tuple[int, int] | None:
+        """A `follow` for whoever reads all rows, one after another."""
+        end = int(self.data.shape[0])
+        return (last, min(2 * last - first, end)) if last < end else None
+
     def replan(self, plan: ChunkPlan) -> None:
         """The size of the later chunks is settled."""
         self.plan = plan
+
+    def _opened(self, begin: int, end: int, size: int) -> Iterator[Data]:
+        """Chunks of a dataset of several folders, opened a folder at a time."""
+        runs = list(self.data.aligned(begin, end, size))
+        for number, (first, last) in enumerate(runs, 1):
+            rows = self.data[first:last]
+            if self.follow is not None:
+                ahead = runs[number] if number < len(runs) else self.follow(first + self.base, last + self.base)
+                if ahead is not None:
+                    self.data.prefetch(*ahead)
+            if self.plan.unbind:
+                yield from rows.unbind(0)
+            else:
+                yield from cut(rows, 0, 0, last - first, size)
+
+    def _windows(self, begin: int, end: int, size: int) -> Iterator[Data]:
+        """Chunks that are names of rows, which know how to fetch those of the next one."""
+        for first in range(begin, end, size):
+            last = min(first + size, end)
+            rows = self.data[first:last]
+            ahead = None
+            if self.follow is not None:
+                ahead = (
+                    (last, min(last + size, end)) if last < end else self.follow(first + self.base, last + self.base)
+                )
+            if ahead is not None:
+                rows.fetch_next = functools.partial(self.data.prefetch, *ahead)
+            yield rows
 
     def _gather(self, begin: int, end: int, size: int) -> Iterator[Data]:
         plan = self.plan
@@ -74,6 +119,11 @@ def narrow(data: Data, dim: int, begin: int, end: int) -> Data:
     if isinstance(data, Tensor):
         return data.narrow(dim, begin, end - begin)
     return data[(slice(None),) * dim + (slice(begin, end),)]
+
+
+def window(data: Data, dim: int, begin: int, end: int) -> Data:
+    """Rows `begin..end` as a dataset of their own: a view, or a part of several folders of which nothing is read."""
+    return data.window(begin, end) if is_opened_by_row(data) else narrow(data, dim, begin, end)
 
 
 def cut(data: Data, dim: int, begin: int, end: int, size: int) -> Sequence[Data]:

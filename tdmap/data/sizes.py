@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from tdmap.data.kinds import Data, data_row_bytes, is_dense, tensors_of
+from tdmap.data.kinds import Data, data_row_bytes, is_dense, is_opened_by_row, tensors_of
 from tensordict_lite import NonTensorDataBase, is_non_tensor, is_tensor_collection
 
 SAMPLE = 64
@@ -18,6 +18,8 @@ SAMPLE = 64
 
 def row_bytes_of(data: Data, rows: int) -> int:
     """Bytes of one of `rows` rows of a dataset; objects are estimated from the first ones."""
+    if is_opened_by_row(data):
+        return int(data.row_bytes)
     return data_row_bytes(data, rows) + (_object_bytes(data, rows) // rows if rows else 0)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tdmap.data.kinds import Data, data_length, is_data
+from tdmap.data.kinds import Data, data_length, is_data, is_opened_by_row
 from tdmap.data.sizes import row_bytes_of
 from tdmap.job import Policy
 from tdmap.plan import MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
@@ -63,6 +63,8 @@ def plan_for(
             + (f"use {-dims} to {dims - 1}." if dims else "it has no dimension to cut.")
         )
     dim %= dims
+    if is_opened_by_row(data):
+        factor *= _check_sharded(data, dim, out)
     length = data_length(data, dim)
     own = max(row_bytes_of(data, length) // factor, 1)
     result = own * OUTPUT_FACTOR if out is None or out is data else row_bytes_of(out, length) // factor
@@ -76,6 +78,23 @@ def plan_for(
         most=most,
         min_chunks=min_chunks,
     )
+
+
+REMOTE_CHUNKS = 32
+"""Default chunks of rows that are fetched from a store are so many times larger: a request for each takes its time."""
+
+
+def _check_sharded(data: Data, dim: int, out: Data | None) -> int:
+    """How many times larger its default chunks are.
+
+    Raises:
+        ValueError: it is cut along another dimension, or is to be written to.
+    """
+    if dim:
+        raise ValueError(f"the rows of several folders lie along dimension 0: they cannot be cut along dim={dim}.")
+    if out is not None and is_opened_by_row(out):
+        raise ValueError("a dataset of several folders is read only: pass out=a folder of its own, or out=None.")
+    return REMOTE_CHUNKS if data.is_remote else 1
 
 
 def instead_of_data(value: Any) -> str:

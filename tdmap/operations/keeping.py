@@ -101,3 +101,8 @@ def map_dropping(job: Job, path: str | os.PathLike[str] | OutputFolder, resume: 
         on_row_error=job.on_row_error,
         empty=empty,
     )
+
+
+def write_dropping(job: Job, folder: str) -> Data:
+    """The result of a job, in a folder that gets no rows for those that raise."""
+    return map_dropping(job, folder, False, Execution(num_workers=0))

@@ -19,7 +19,7 @@ from tdmap.operation import operation
 from tdmap.operations.arguments import handler_of, plan_for, policy_for
 from tdmap.operations.habits import with_habits
 from tdmap.operations.keeping import marking
-from tdmap.operations.target import Target
+from tdmap.operations.target import InShards, Target
 from tdmap.plan import CACHE_BYTES
 from tdmap.ranks.shard import ShardLike
 from tdmap.resume.cached import map_cached
@@ -27,6 +27,7 @@ from tdmap.resume.run import Resume, check_resume
 from tdmap.rowerrors import OnError, mode_of
 from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.skipping import PAD
+from tdmap.stores.opening import is_url
 
 
 @operation
@@ -46,6 +47,8 @@ def map(
     overwrite: bool = False,
     cache: bool | str | os.PathLike[str] = False,
     shard: ShardLike = None,
+    rows_per_shard: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     chunksize: int | None = None,
     num_chunks: int | None = None,
     pool: Any = None,
@@ -110,6 +113,11 @@ def map(
             the folder holds the dataset (see `tdmap.merge_shards`). With a dataset as `out`, its own rows are written,
             and with `resume` journalled; without `out`, its own results are returned. A seed gives the bits that
             one program alone gets with the same `chunksize`.
+        rows_per_shard: write `out`, a folder or a URL, as several folders and a manifest (`tdmap.open` opens them as
+            one): the results of so many rows of the data in each. A worker writes a whole one, so there should be some
+            for each worker; `resume` goes on with those that are not written. A URL, such as `"s3://bucket/set"`, is
+            always written so, by default with the results of about 64 MiB of data in each.
+        storage_options: with a URL, what fsspec's file system is made with.
         chunksize: rows in a chunk; 0 passes rows one by one without `dim`, and stacks the results.
             Default: from the bytes of a row, so that a chunk and its result stay in the processor's cache.
         num_chunks: how many chunks, instead of their size.
@@ -179,6 +187,8 @@ def map(
     if cache:
         return map_cached(map, dict(locals()))
     target = Target.of(out, data, device, shard, resume, overwrite)
+    if rows_per_shard is not None or is_url(out):
+        target = InShards.instead_of(target, data, dim, overwrite, rows_per_shard, storage_options)
     where, given = target.placement, target.given
     plan = plan_for(
         data,
@@ -189,7 +199,7 @@ def map(
         given,
         where.chunk_factor,
         where.min_chunks,
-        results_vary=target.rank is None,
+        results_vary=target.cuts_by_result,
     )
     policy = policy_for(seed, generator, retries, timeout, undo, on_error, PAD)
     check_resume(resume)

@@ -2,6 +2,7 @@
 
     Gathered        None           results are joined into a new value
     InFolder        a path         a new memory-mapped dataset
+    InShards        a path, a URL  a new dataset of several folders
     Given           a dataset      rows that there are
     ItsOwnSource    the data       the rows that the results are made of
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -22,19 +24,20 @@ import torch
 
 from tdmap.data.alike import VALID
 from tdmap.data.join import check_rows, result_of_no_rows
-from tdmap.data.kinds import Data, is_data
+from tdmap.data.kinds import Data, is_data, is_opened_by_row
 from tdmap.data.store import OutputFolder, destination
 from tdmap.devices import Devices, Placement, check_no_device
-from tdmap.errors import add_note
+from tdmap.errors import OutputMismatch, add_note
 from tdmap.execution import Execution
 from tdmap.frames import warn_user
 from tdmap.job import Job
 from tdmap.memory import links
-from tdmap.operations.keeping import map_dropping
+from tdmap.operations.keeping import map_dropping, write_dropping
 from tdmap.ranks import running as by_ranks
 from tdmap.ranks.shard import Rank, ShardLike, rank_of
 from tdmap.resume.resumable import map_in_place, map_to_files, map_to_folder
 from tdmap.resume.run import Resume
+from tdmap.resume.sharding import check_rows_per_shard, map_to_shards, write_folder
 from tdmap.runtime.commits import KnownChunks
 from tdmap.runtime.ondevice import OnDevice
 from tdmap.runtime.skipping import DROP
@@ -84,6 +87,11 @@ class Target(ABC):
         """The output, where it exists already."""
         return None
 
+    @property
+    def cuts_by_result(self) -> bool:
+        """Whether default chunks may wait for the first result; ranks must cut alike, and do not know it."""
+        return self.rank is None
+
     @abstractmethod
     def run(self, job: Job, execution: Execution) -> Any:
         """Run the job; what `map` returns."""
@@ -101,7 +109,13 @@ class Gathered(Target):
                 return None
         if job.plan.length == 0:
             return result_of_no_rows(job.fn, job.source.data, job.plan)
-        return execution.run(job, Gather(job.name, job.policy.skip == DROP))
+        result = execution.run(job, Gather(job.name, job.policy.skip == DROP))
+        if result is None and is_opened_by_row(job.source.data):
+            raise OutputMismatch(
+                f"{job.name} returned None for every chunk. A function that changes its chunk in place has no effect "
+                "on a dataset of several folders, which is read only: let it return the chunk, and pass out=."
+            )
+        return result
 
 
 @dataclass(frozen=True)
@@ -127,6 +141,57 @@ class InFolder(Target):
                 "before they begin."
             )
         return by_ranks.map_to_folder(job, self.folder, self.rank, self.resume or True, execution)
+
+
+@dataclass(frozen=True)
+class InShards(Target):
+    """A new dataset of several folders, here or in a store."""
+
+    overwrite: bool
+    rows_per_shard: int | None
+    options: dict[str, Any]
+
+    @classmethod
+    def instead_of(
+        cls,
+        target: Target,
+        data: Data,
+        dim: int,
+        overwrite: bool,
+        rows_per_shard: int | None,
+        options: Mapping[str, Any] | None,
+    ) -> InShards:
+        """In the place of the kind of output that the other arguments mean.
+
+        Raises:
+            ValueError: they rule shards out.
+        """
+        check_rows_per_shard(rows_per_shard)
+        out = target.out
+        if not isinstance(out, (str, os.PathLike)):
+            raise ValueError("rows_per_shard= writes a folder of shards: pass out=its path, or a URL.")
+        if dim or target.rank is not None or target.placement != Placement.of(None, None):
+            what = "rows_per_shard=" if rows_per_shard is not None else f"out={out!r}"
+            raise ValueError(
+                f"{what} writes whole shards of rows of dimension 0: dim=, device= and shard= rule that out."
+            )
+        return cls(out, target.placement, None, target.resume, overwrite, rows_per_shard, dict(options or {}))
+
+    @property
+    def cuts_by_result(self) -> bool:
+        return False
+
+    def run(self, job: Job, execution: Execution) -> Any:
+        return map_to_shards(
+            job,
+            self.out,
+            self.rows_per_shard,
+            execution,
+            resume=bool(self.resume),
+            overwrite=self.overwrite,
+            options=self.options,
+            write=write_dropping if job.policy.skip == DROP else write_folder,
+        )
 
 
 class Given(Target):

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from tdmap.data.kinds import Data, data_length, is_dense, tensors_of, with_tensors
-from tdmap.data.reader import Reader, narrow
+from tdmap.data.reader import Reader
+from tdmap.data.reader import window as part_of
 from tdmap.data.sizes import result_bytes
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
@@ -259,7 +260,7 @@ def _source(table: Data, index: Picks) -> Source:
 
 
 def _window(table: Data, index: range) -> Data:
-    window = narrow(table, 0, index.start, index.stop)
+    window = part_of(table, 0, index.start, index.stop)
     # A part of a locked dataset is locked too, and its chunks would be.
     return window.copy() if is_tensor_collection(window) and window.is_locked else window
 

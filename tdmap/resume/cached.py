@@ -34,7 +34,7 @@ VARIABLE, DEFAULT = "TDMAP_CACHE", "~/.cache/tdmap/maps"
 COUNTS = ("dim", "in_keys", "out_keys", "with_indices", "chunksize", "num_chunks", "seed")
 """Options that results depend on."""
 
-REFUSED = ("out", "device", "resume", "overwrite", "shard", "generator")
+REFUSED = ("out", "device", "resume", "overwrite", "shard", "rows_per_shard", "storage_options", "generator")
 """Options that make no sense beside it."""
 
 _USED = "used"

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data
+from tdmap.data.kinds import Data, is_opened_by_row
 from tdmap.identity.owners import is_users_own
 from tdmap.identity.walk import Reached, function_pieces
 from tdmap.memory.regions import region_of
@@ -97,7 +97,20 @@ def source_parts(data: Data, contents: bool = True) -> dict[str, str]:
         contents: tell one content from another: by the time when a file was last written, or by a digest of
             memory. False for a dataset that the run itself changes.
     """
+    if is_opened_by_row(data):
+        return _member_parts(data, contents)
     return {_key_name(key): _describe_leaf(leaf, contents) for key, leaf in _leaves(data)}
+
+
+def _member_parts(data: Data, contents: bool) -> dict[str, str]:
+    """What a dataset of several folders consists of: each of them, and the entries that are read of it."""
+    parts = {"entries": ", ".join(sorted(map(str, data.keys(True, True))))}
+    for name, identity in data.member_identities():
+        if isinstance(identity, str):
+            parts[name] = identity
+        else:
+            parts |= {f"{name}, {key}": text for key, text in source_parts(identity, contents).items()}
+    return parts
 
 
 def _leaves(data: Data) -> Iterator[tuple[Any, Any]]:

@@ -30,7 +30,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tdmap.data.kinds import Data, tensors_of
+from tdmap.data.kinds import Data, is_opened_by_row, tensors_of
 from tdmap.data.objectlog import ObjectLog
 from tdmap.data.skipfile import SkipFile
 from tdmap.errors import AlreadyComplete, ResumeMismatch, UntrustedFile
@@ -439,7 +439,7 @@ def _say_complete(run: Run, job: Job) -> None:
 
 def folder_of(data: Data) -> Path | None:
     """The folder that a whole dataset is mapped from; None for a part of one, or data in memory."""
-    if not hasattr(data, "batch_size"):
+    if not hasattr(data, "batch_size") or is_opened_by_row(data):
         return None
     root = mapped_root(data)
     return None if root is None else Path(root)

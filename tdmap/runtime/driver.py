@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from tdmap.data.kinds import data_row_bytes
+from tdmap.data.kinds import data_row_bytes, is_opened_by_row
 from tdmap.data.sizes import result_bytes
 from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_rows
 from tdmap.events import CallbackList, ChunkRetried, JobEnded, JobStarted, LeaseDone, ResultTaken, WorkerDied
@@ -82,7 +82,8 @@ class Driver:
         done, elsewhere = ([], []) if log is None else (log.committed, log.elsewhere)
         self._demands = sink.demands(job.plan)
         policy = self._policy(row_bytes * job.plan.most_rows)
-        self.scheduler = Scheduler(job.plan.num_known, crew.size, policy, merge_ranges([*done, *elsewhere]))
+        borders = _borders(job)
+        self.scheduler = Scheduler(job.plan.num_known, crew.size, policy, merge_ranges([*done, *elsewhere]), borders)
         # Of results of the first chunks; what an earlier run has done is not measured again.
         self._sizes: dict[int, int | None] = dict.fromkeys(
             chunk for start, stop in (done if job.plan.is_open else ()) for chunk in range(start, stop)
@@ -372,6 +373,7 @@ class Driver:
         self.crew.replan(plan)
         weight = min(plan.lead / plan.size, 1.0)
         self.scheduler.extend(plan.num_chunks, weight, self._policy(each * plan.size))
+        self.scheduler.borders = _borders(self.job)
 
     def _report(self, worker: int, start: int, done: Done) -> None:
         self.callbacks.on_lease_done(
@@ -480,3 +482,10 @@ def _deaths(attempts: int, worker: str) -> str:
 
 def _peak(lost: Lost) -> str:
     return f", with a peak memory of {lost.peak_memory / 2**20:.0f} MiB" if lost.peak_memory else ""
+
+
+def _borders(job: Job) -> list[int]:
+    """The chunks with which the rows of another folder begin."""
+    if not is_opened_by_row(job.source.data) or job.source.order is not None:
+        return []
+    return sorted({job.plan.chunk_from(row) for row in job.source.data.borders})

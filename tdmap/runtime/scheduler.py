@@ -15,8 +15,9 @@ Every method takes the time as an argument, so tests drive years of faults in mi
 
 from __future__ import annotations
 
+import bisect
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 NO_LIMIT = 1 << 62
@@ -108,6 +109,7 @@ class Scheduler:
         num_workers: workers that will ask for leases; only a hint for sizing.
         policy: the knobs.
         committed: ranges that an earlier run has committed already.
+        borders: chunks, ascending, at which leases end.
 
     Example:
         >>> scheduler = Scheduler(num_chunks=2, num_workers=1)
@@ -124,12 +126,14 @@ class Scheduler:
         num_workers: int,
         policy: SchedulerPolicy | None = None,
         committed: Iterable[tuple[int, int]] = (),
+        borders: Sequence[int] = (),
     ) -> None:
         self.num_chunks = num_chunks
         self.num_workers = max(num_workers, 1)
         self.policy = policy or SchedulerPolicy()
         self.committed = 0
         self.seconds_per_chunk: float | None = None
+        self.borders = borders
         self._pending: list[tuple[int, int]] = []
         self._pending_count = 0
         self._leases: dict[int, Lease] = {}
@@ -236,6 +240,9 @@ class Scheduler:
         end = min(start + max(size, 1), stop, horizon)
         if start < self._lead < end:  # small chunks and large ones are not mixed
             end = self._lead
+        if self.borders:  # a lease that lies in one folder opens only that
+            border = bisect.bisect_right(self.borders, start)
+            end = min(end, self.borders[border]) if border < len(self.borders) else end
         if end < stop:
             heapq.heapreplace(self._pending, (end, stop))
         else:

@@ -73,6 +73,8 @@ class EngineOps(Kernel):
         overwrite: bool = False,
         cache: bool | str | os.PathLike[str] = False,
         shard: tuple[int, int] | str | None = None,
+        rows_per_shard: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
         chunksize: int | None = None,
         num_chunks: int | None = None,
         pool: Any = None,

@@ -17,7 +17,10 @@ import tdmap
 from tdmap import RayCluster
 from tensordict_lite import TensorDict
 
-pytestmark = pytest.mark.timeout(600)  # a worker imports torch, and others may be at it on the same cores
+pytestmark = [
+    pytest.mark.timeout(600),  # a worker imports torch, and others may be at it on the same cores
+    pytest.mark.xdist_group("ray"),  # one cluster for the session
+]
 
 TRANSPORTS = ("auto", "folder", "store")
 ROWS = 997
@@ -204,36 +207,6 @@ class Deaths(tdmap.Callback):
         self.nodes.add(event.node)
 
 
-@pytest.mark.parametrize("transport", [pytest.param("auto", marks=pytest.mark.soak), "store"])
-def test_killed_node_loses_no_rows_and_does_none_twice(cluster: Any, transport: str, tmp_path: Path) -> None:
-    """Two nodes that only these workers may use, of which one ends while it works."""
-    small = {"num_cpus": 0, "object_store_memory": 80 << 20}
-    nodes = [cluster.add_node(resources={transport: 1}, **small) for _ in range(2)]
-    killed: list[Any] = []
-
-    class EndsNode(tdmap.Callback):
-        def on_lease_done(self, event: tdmap.LeaseDone) -> None:
-            if not killed:
-                killed.append(nodes.pop())
-                cluster.remove_node(killed[0], allow_graceful=False)
-
-    data = rows().memmap(tmp_path / "data")
-    where = RayCluster(num_cpus=0, resources={transport: 1}, transport=transport)
-    try:
-        tdmap.map(data, slow_growth, out=data, chunksize=10, num_workers=2, executor=where, callbacks=[EndsNode()])
-    finally:
-        tdmap.close_pools()
-        cluster.remove_node(nodes.pop(), allow_graceful=False)
-    assert len(killed) == 1
-    assert torch.equal(data["x"], torch.arange(ROWS).double() + 1)
-
-
-def slow_growth(chunk: TensorDict) -> None:
-    chunk["x"].add_(1)
-    for _ in range(200):
-        torch.rand(100, 100) @ torch.rand(100, 100)
-
-
 @pytest.mark.soak
 def test_rows_that_kill_every_worker_are_named(cluster: Any, transport: str) -> None:
     if transport != "store":
@@ -265,7 +238,7 @@ def test_killed_driver_goes_on_where_it_was(cluster: Any, transport: str, tmp_pa
                     os.kill(os.getpid(), signal.SIGKILL)
 
         where = tdmap.RayCluster(transport=sys.argv[3])
-        data.map(fn, out=data, chunksize=10, resume=True, num_workers=2, executor=where, callbacks=[Ends()])
+        data.map(fn, out=data, chunksize=10, resume=True, num_workers=1, executor=where, callbacks=[Ends()])
     """)
     command = [sys.executable, "-c", program, cluster.address, str(tmp_path / "data"), transport]
     ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=110)
@@ -291,3 +264,63 @@ def test_a_function_that_cannot_travel_or_raises_says_so(cluster: Any, transport
     with pytest.raises(ValueError, match="nobody likes") as caught:
         tdmap.map(rows(), picky, chunksize=10, **on(transport))
     assert "rows " in caught.value.__notes__[0] and " on " in caught.value.__notes__[0]
+
+
+def test_several_folders_are_one_dataset_on_the_cluster(cluster: Any, transport: str, tmp_path: Path) -> None:
+    """Workers open the folders themselves where they have them; elsewhere their rows are sent."""
+    whole = rows()
+    for place, (first, last) in enumerate(((0, 300), (300, 310), (310, ROWS))):
+        whole[first:last].memmap(tmp_path / f"part{place}")
+    data = tdmap.open([tmp_path / f"part{place}" for place in range(3)])
+    how = on(transport, chunksize=50)
+    assert equal(tdmap.map(data, grow_copy, **how), grow_copy(whole))
+    if transport == "store":
+        return
+    shards = tdmap.map(data, grow_copy, out=tmp_path / "out", rows_per_shard=100, **how)
+    assert len(shards.ends) == 10 and torch.equal(shards["y"], whole["x"] + 1)
+
+
+def test_workers_that_are_not_needed_any_more_leave_quietly(cluster: Any, transport: str) -> None:
+    """They end by themselves: Ray tells the world of each worker that is killed."""
+    if transport != "store":
+        pytest.skip("the last ones of the session are enough")
+    tdmap.map(rows(), grow_copy, **on(transport))
+    from tdmap.runtime.crews import raypool
+
+    (pool,) = raypool._warm.values()
+    members = list(pool.members.values())
+    killed: list[int] = []
+    for member in members:
+        member.process.kill = lambda: killed.append(1)
+    tdmap.close_pools()
+    assert members and not killed and all(member.closed for member in members)
+
+
+@pytest.mark.parametrize("transport", [pytest.param("auto", marks=pytest.mark.soak), "store"])
+def test_killed_node_loses_no_rows_and_does_none_twice(cluster: Any, transport: str, tmp_path: Path) -> None:
+    """Two nodes that only these workers may use, of which one ends while it works."""
+    small = {"num_cpus": 0, "object_store_memory": 80 << 20}
+    nodes = [cluster.add_node(resources={transport: 1}, **small) for _ in range(2)]
+    killed: list[Any] = []
+
+    class EndsNode(tdmap.Callback):
+        def on_lease_done(self, event: tdmap.LeaseDone) -> None:
+            if not killed:
+                killed.append(nodes.pop())
+                cluster.remove_node(killed[0], allow_graceful=False)
+
+    data = rows().memmap(tmp_path / "data")
+    where = RayCluster(num_cpus=0, resources={transport: 1}, transport=transport)
+    try:
+        tdmap.map(data, slow_growth, out=data, chunksize=10, num_workers=2, executor=where, callbacks=[EndsNode()])
+    finally:
+        tdmap.close_pools()
+        cluster.remove_node(nodes.pop(), allow_graceful=False)
+    assert len(killed) == 1
+    assert torch.equal(data["x"], torch.arange(ROWS).double() + 1)
+
+
+def slow_growth(chunk: TensorDict) -> None:
+    chunk["x"].add_(1)
+    for _ in range(200):
+        torch.rand(100, 100) @ torch.rand(100, 100)

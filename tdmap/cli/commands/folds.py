@@ -24,6 +24,7 @@ from tdmap.cli.commands.orders import (
     run_into,
     worker_options,
 )
+from tdmap.cli.places import AddressOption, ExecutorOption, ShardOption, run_in_shards
 from tdmap.cli.requests import find_function, guard, refuse
 
 NAMES = {
@@ -65,6 +66,8 @@ def reduce_command(
         str | None, typer.Option("--map", metavar="MODULE:FUNCTION", help="Run on each chunk before.")
     ] = None,
     workers: WorkersOption = None,
+    executor: ExecutorOption = "process",
+    address: AddressOption = None,
     chunksize: Annotated[int | None, typer.Option(min=1, help="Rows that are folded at a time.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
@@ -78,7 +81,7 @@ def reduce_command(
     data = open_rows(source)
     wanted = {text: parse_reducer(text, None if function else data, source) for text in reducers}
     fn = None if function is None else find_function(function)
-    options = {"chunksize": chunksize, **worker_options(workers, quiet)}
+    options = {"chunksize": chunksize, **worker_options(workers, quiet, executor, address)}
     found = guard(
         lambda: tdmap.map_reduce(data, fn, wanted, **options),
         f"{source} was only read",
@@ -101,6 +104,9 @@ def group_command(
     drop_nan: Annotated[bool, typer.Option("--drop-nan", help="Leave out rows whose key is NaN.")] = False,
     show: Annotated[int, typer.Option(min=0, help="Groups to show, where there is no --out; 0: all.")] = GROUPS,
     workers: WorkersOption = None,
+    executor: ExecutorOption = "process",
+    address: AddressOption = None,
+    rows_per_shard: ShardOption = None,
     overwrite: OverwriteOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -112,10 +118,18 @@ def group_command(
     wanted = {text: parse_reducer(text, data, source) for text in reducers}
     if out is not None:
         require_free(out, source, overwrite)
+    elif rows_per_shard is not None:
+        refuse("--rows-per-shard writes --out as several folders: give --out")
     groups = tdmap.group_by(data, keys if len(keys) > 1 else keys[0], dropna=drop_nan or None)
-    options: dict[str, Any] = {"out": out, "overwrite": overwrite, **worker_options(workers, quiet)}
+    who = worker_options(workers, quiet, executor, address)
+
+    def run(out: Any, overwrite: bool) -> Any:
+        return groups.reduce(wanted, out=out, overwrite=overwrite, **who)
+
     found = run_into(
-        lambda: groups.reduce(wanted, **options), out or source, None if out else f"{source} was only read"
+        lambda: run(None, False) if out is None else run_in_shards(run, out, overwrite, rows_per_shard, who),
+        out or source,
+        None if out else f"{source} was only read",
     )
     count = int(found.batch_size[0])
     if out is not None:

@@ -38,18 +38,23 @@ def head(
     if first >= length > 0:
         refuse(f"{path} has {length:,} rows, so there is no row {start:,}")
     chosen = range(first, min(first + rows, length))
+    shift = 0
+    if hasattr(type(data), "member_files"):  # only these rows are read
+        data, shift = data[first : chosen.stop], first
     entries = [(key, leaf) for key, leaf, _ in leaves_of(data)]
     if asked().json:
-        answer({"rows": [{"row": row, **{"/".join(key): leaf[row] for key, leaf in entries}} for row in chosen]})
+        answer(
+            {"rows": [{"row": row, **{"/".join(key): leaf[row - shift] for key, leaf in entries}} for row in chosen]}
+        )
     for row in () if asked().json else chosen:
         typer.echo(f"row {row}")
         for key, leaf in entries:
-            typer.echo(f"  {printable('/'.join(key))}  {_short(leaf[row], type_name(leaf))}")
+            typer.echo(f"  {printable('/'.join(key))}  {_short(leaf[row - shift], type_name(leaf))}")
     pictures = [(key, leaf) for key, leaf in entries if looks_like_pictures(leaf)]
     if sheet is not None:
         if not pictures:
             refuse(f"no entry of {path} looks like pictures, which are [rows, 3, height, width] or [..., 3]")
-        _draw(pictures, chosen, sheet)
+        _draw(pictures, range(first - shift, chosen.stop - shift), sheet)
         say(f"wrote {sheet}")
     elif pictures and not asked().json:
         names = ", ".join("/".join(key) for key, _ in pictures)

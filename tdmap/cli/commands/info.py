@@ -12,7 +12,7 @@ import typer
 
 from tdmap.cli.answers import DONE, FAILED, answer, asked, say
 from tdmap.cli.app import app, end_with_reader
-from tdmap.cli.describe import human_bytes, is_branch, leaves_of, shape_of, size_of, type_name
+from tdmap.cli.describe import human_bytes, is_branch, leaves_of, outline, shape_of, size_of, type_name
 from tdmap.cli.requests import open_dataset, refuse
 
 # -------- tdmap info
@@ -44,7 +44,7 @@ def info(
 
     rows = f"{data.batch_size[0]:,} rows" if len(data.batch_size) else "no rows"
     tree = Tree(f"[bold]{escape(str(path))}[/bold]  {type(data).__name__} {list(data.batch_size)}, {rows}")
-    _grow(tree, data)
+    _grow(tree, outline(data))
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, WIDEST)  # a narrow terminal wraps lines, which a tree would cut
     console.print(tree)

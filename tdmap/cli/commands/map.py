@@ -13,13 +13,21 @@ import typer
 
 from tdmap.cli.answers import answer, asked, say
 from tdmap.cli.app import app
+from tdmap.cli.places import (
+    EXECUTORS,
+    AddressOption,
+    ExecutorOption,
+    ShardOption,
+    list_beside,
+    place_of,
+    sources_of,
+    text_of,
+    url_of,
+)
 from tdmap.cli.requests import find_function, guard, open_dataset, refuse, require_writable
 
 if TYPE_CHECKING:
     from tdmap.rowerrors import RowErrors
-
-EXECUTORS = ("process", "thread", "serial", "ray")
-"""Who may run a function."""
 
 SHOWN = 5
 """Failing rows that are printed."""
@@ -34,8 +42,9 @@ def map_command(
     in_place: Annotated[bool, typer.Option("--in-place", help="Change IN itself; no OUT.")] = False,
     chunksize: Annotated[int | None, typer.Option(min=0, help="Rows the function gets at a time.")] = None,
     start_method: Annotated[str | None, typer.Option(help="fork, forkserver or spawn.")] = None,
-    executor: Annotated[str, typer.Option(help="process, thread, serial or ray.")] = "process",
-    address: Annotated[str | None, typer.Option(help="With ray: the cluster, auto or host:port.")] = None,
+    executor: ExecutorOption = "process",
+    address: AddressOption = None,
+    rows_per_shard: ShardOption = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT when it is a dataset.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Keep a journal; go on after an interruption.")] = False,
     skip_errors: Annotated[
@@ -60,6 +69,8 @@ def map_command(
         refuse(f"--executor {executor!r}: there are {', '.join(EXECUTORS)}")
     if address is not None and executor != "ray":
         refuse("--address is that of a Ray cluster: use --executor ray with it")
+    if rows_per_shard is not None and (out is None or shard is not None):
+        refuse("--rows-per-shard writes OUT as several folders: give OUT, and no --shard")
     if resume and overwrite:
         refuse("--resume goes on with what is in OUT, and --overwrite removes it: give one of them")
     rank = None if shard is None else parse_shard(shard)
@@ -77,6 +88,7 @@ def map_command(
         "on_error": "skip" if skip_errors else "raise",
         **({} if executor == "process" else {"executor": executor}),
         **({} if address is None else {"address": address}),
+        **({} if rows_per_shard is None else {"rows_per_shard": rows_per_shard}),
     }
     if out is None:
         require_writable(source)
@@ -86,17 +98,18 @@ def map_command(
         report_skipped(skipped, data.batch_size[0], False, place, written=False)
         return
     if resume:
-        command = {"function": function, "source": str(source.resolve()), "cwd": os.getcwd(), "options": options}
+        command = {"function": function, "source": text_of(source), "cwd": os.getcwd(), "options": options}
         skipped = run_resumable(data, fn, out, options, command)
-        place = Path(out or source) / ".tdmap" / "skipped.jsonl"
+        sharded = out is not None and (rows_per_shard is not None or url_of(out) is not None)
+        place = list_beside(out) if sharded and out is not None else Path(out or source) / ".tdmap" / "skipped.jsonl"
     elif out is None:
         skipped = _map_in_place(data, fn, source, options)
         place = source.resolve().with_name(f"{source.resolve().name}.skipped.jsonl")
     else:
         require_free(out, source, overwrite)
         skipped = _map_into(data, fn, out, overwrite, options)
-        place = out.with_name(f"{out.name}.skipped.jsonl")
-    report_skipped(skipped, data.batch_size[0], out is None, place, written=resume)
+        place = list_beside(out)
+    report_skipped(skipped, data.batch_size[0], out is None, place, written=resume and place.parent.name == ".tdmap")
     done, count = data.batch_size[0] - len(skipped or ()), len(skipped or ())
     facts = {"rows": done, "skipped": count, "list": place if count else None, "out": out or source}
     how = "done in" if resume else "changed in" if out is None else "written to"
@@ -132,7 +145,7 @@ def run_resumable(
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", AlreadyComplete)
             guard(
-                lambda: data.map(fn, out=data if out is None else out, resume=how, **options),
+                lambda: data.map(fn, out=data if out is None else place_of(out), resume=how, **options),
                 "what is done stays done, and tdmap resume goes on from there",
                 refusals,
             )
@@ -167,7 +180,7 @@ def _map_into(data: Any, fn: Callable[[Any], Any], out: Path, overwrite: bool, o
 
     def run() -> Any:
         try:
-            return data.map(fn, out=out, overwrite=overwrite, **options)
+            return data.map(fn, out=place_of(out), overwrite=overwrite, **options)
         except OutputMismatch as error:
             if "returned None" in str(error):
                 refuse("the function returned None, so it changes its chunk: use --in-place instead of OUT")
@@ -279,14 +292,17 @@ def _write_list(skipped: RowErrors, place: Path) -> None:
 
 
 def require_free(out: Path, source: Path, overwrite: bool) -> None:
-    if out.resolve() == source.resolve():
+    if url_of(out) is not None:
+        return  # the operation says what is there
+    folders = [one.resolve() for one in sources_of(source) if isinstance(one, Path)]
+    if out.resolve() in folders:
         refuse("OUT is IN; use --in-place to change a dataset")
-    if source.resolve() in out.resolve().parents:
+    if set(folders) & set(out.resolve().parents):
         refuse(f"{out} lies inside IN; choose a folder outside")
     if os.path.lexists(out) and not out.is_dir():
         refuse(f"{out} exists, and is a file; choose another path")
     if out.exists():
-        is_dataset = (out / "meta.json").exists()
+        is_dataset = (out / "meta.json").exists() or (out / "shards.json").exists()
         if is_dataset and not overwrite:
             refuse(f"{out} exists; choose another folder, or --overwrite")
         # Of a run that was killed, or is at work: the engine says which.

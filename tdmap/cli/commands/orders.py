@@ -15,6 +15,15 @@ import typer
 from tdmap.cli.answers import answer, asked
 from tdmap.cli.app import app
 from tdmap.cli.commands.map import CANNOT_WRITE, report_skipped, require_free
+from tdmap.cli.places import (
+    AddressOption,
+    ExecutorOption,
+    ShardOption,
+    executor_options,
+    list_beside,
+    run_in_shards,
+    url_of,
+)
 from tdmap.cli.requests import find_function, guard, open_dataset, refuse
 
 SourceArgument = Annotated[Path, typer.Argument(metavar="IN", help="Folder of the dataset, or file of an archive.")]
@@ -54,9 +63,12 @@ def run_into(run: Callable[[], Any], out: Path, state: str | None = None) -> Any
     return guard(run, state or f"nothing was written to {out}", (*refusals, ValueError, *CANNOT_WRITE))
 
 
-def worker_options(workers: int | None, quiet: bool) -> dict[str, Any]:
+def worker_options(
+    workers: int | None, quiet: bool, executor: str = "process", address: str | None = None
+) -> dict[str, Any]:
     """The options about workers that every operation takes."""
-    return {"num_workers": workers, "pbar": not quiet and not asked().json}
+    shown = not quiet and not asked().json
+    return {"num_workers": workers, "pbar": shown, **executor_options(executor, address)}
 
 
 # -------- tdmap filter
@@ -68,6 +80,9 @@ def filter_command(
     source: SourceArgument,
     out: OutArgument,
     workers: WorkersOption = None,
+    executor: ExecutorOption = "process",
+    address: AddressOption = None,
+    rows_per_shard: ShardOption = None,
     chunksize: Annotated[int | None, typer.Option(min=0, help="Rows the function gets at a time.")] = None,
     overwrite: OverwriteOption = False,
     resume: Annotated[bool, typer.Option("--resume", help="Keep a journal; go on after an interruption.")] = False,
@@ -90,16 +105,23 @@ def filter_command(
     test = Where.parse(predicate, data, source) or find_function(predicate)
     if not resume:
         require_free(out, source, overwrite)
+    if resume and (rows_per_shard is not None or url_of(out) is not None):
+        refuse("--resume goes on with one folder: no --rows-per-shard, and no URL as OUT")
     skipped = RowErrors() if skip_errors else None
-    options = {"chunksize": chunksize, "overwrite": overwrite, "resume": resume, **worker_options(workers, quiet)}
+    who = worker_options(workers, quiet, executor, address)
+    options = {"chunksize": chunksize, "resume": resume, **who}
     if skipped is not None:
         options["on_error"] = skipped
     elif isinstance(test, Where) and not resume:  # an interrupted run knows its predicate by what it was
         test = test.formula()
     state = "what is done stays done, and the same command goes on from there" if resume else None
-    result = run_into(lambda: tdmap.filter(data, test, out, **options), out, state)
+
+    def run(out: Any, overwrite: bool) -> Any:
+        return tdmap.filter(data, test, out, overwrite=overwrite, **options)
+
+    result = run_into(lambda: run_in_shards(run, out, overwrite, rows_per_shard, who), out, state)
     rows, kept = int(data.batch_size[0]), int(result.batch_size[0])
-    place = out.with_name(f"{out.name}.skipped.jsonl")
+    place = list_beside(out)
     report_skipped(skipped, rows, False, place, written=False, fate="are left out")
     facts = {"rows": kept, "of": rows, "skipped": len(skipped or ()), "out": out}
     answer(facts, *([] if quiet else [f"{kept:,} of {rows:,} rows written to {out}"]))
@@ -211,6 +233,9 @@ def sort_command(
     by: ByOption,
     descending: Annotated[bool, typer.Option("--descending", help="From large to small.")] = False,
     workers: WorkersOption = None,
+    executor: ExecutorOption = "process",
+    address: AddressOption = None,
+    rows_per_shard: ShardOption = None,
     overwrite: OverwriteOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -220,8 +245,12 @@ def sort_command(
     data = open_rows(source)
     keys = [key_of(name, data, source) for name in by]
     require_free(out, source, overwrite)
-    options = {"descending": descending, "overwrite": overwrite, **worker_options(workers, quiet)}
-    run_into(lambda: tdmap.sort(data, keys, out, **options), out)
+    who = worker_options(workers, quiet, executor, address)
+
+    def run(out: Any, overwrite: bool) -> Any:
+        return tdmap.sort(data, keys, out, descending=descending, overwrite=overwrite, **who)
+
+    run_into(lambda: run_in_shards(run, out, overwrite, rows_per_shard, who), out)
     _written(data, out, quiet, {"by": by, "descending": descending})
 
 
@@ -231,6 +260,9 @@ def shuffle_command(
     out: OutArgument,
     seed: Annotated[int | None, typer.Option(help="Decides the order; a new one each time, if not given.")] = None,
     workers: WorkersOption = None,
+    executor: ExecutorOption = "process",
+    address: AddressOption = None,
+    rows_per_shard: ShardOption = None,
     overwrite: OverwriteOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -244,8 +276,12 @@ def shuffle_command(
     if seed is None:
         torch.seed()
         seed = int(torch.randint(1 << 62, ()))
-    options = {"overwrite": overwrite, **worker_options(workers, quiet)}
-    run_into(lambda: tdmap.shuffle(data, seed, out, **options), out)
+    who = worker_options(workers, quiet, executor, address)
+
+    def run(out: Any, overwrite: bool) -> Any:
+        return tdmap.shuffle(data, seed, out, overwrite=overwrite, **who)
+
+    run_into(lambda: run_in_shards(run, out, overwrite, rows_per_shard, who), out)
     _written(data, out, quiet, {"seed": seed})
 
 

@@ -11,6 +11,7 @@ from tdmap.cli.answers import answer, say
 from tdmap.cli.app import app, end_with_reader
 from tdmap.cli.requests import find_function, guard, open_dataset, refuse
 from tdmap.data.kinds import tensors_of
+from tdmap.data.sizes import row_bytes_of
 
 ROWS = 100_000
 """Rows of a sample, at most, and bytes of their entries."""
@@ -58,7 +59,7 @@ def sample_of(data: Any, rows: int | None) -> Any:
     """The first rows of a dataset, as views: so many that the figures mean something, and no more."""
     length = int(data.batch_size[0])
     if rows is None:
-        total = sum(leaf.numel() * leaf.element_size() for leaf in tensors_of(data))
+        total = row_bytes_of(data, length) * length
         rows = max(min(ROWS, BYTES * length // max(total, 1)), 1)
     return data[: min(rows, length)]
 

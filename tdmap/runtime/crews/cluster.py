@@ -90,7 +90,9 @@ class RayCluster:
     @property
     def key(self) -> str:
         """Equal for clusters whose workers may take each other's place."""
-        return repr((self.address, self.demand, self.runtime_env, self.scheduling_strategy, self.transport))
+        # Workers whose rows travel are the same ones, whichever way rows take.
+        way = "far" if self.transport in ("folder", "store") else self.transport
+        return repr((self.address, self.demand, self.runtime_env, self.scheduling_strategy, way))
 
     def require(self) -> None:
         """Raise ModuleNotFoundError unless Ray is installed, ValueError where its workers cannot be waited for."""

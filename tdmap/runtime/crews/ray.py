@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from tdmap.data import skipfile
-from tdmap.data.kinds import Data, data_row_bytes, tensors_of
+from tdmap.data.kinds import Data, data_row_bytes, is_opened_by_row, tensors_of
 from tdmap.data.objectlog import append
 from tdmap.data.reader import narrow
 from tdmap.data.writer import RowWriter
@@ -281,7 +281,11 @@ class _Travel:
                 'under the same name, or use this machine alone: executor=tdmap.RayCluster(transport="memory").'
             )
         files = self.source_files
-        reads = self._reads[member.number] = bool(files) and member.reaches(files or (), written=False)
+        if files:
+            reads = member.reaches(files, written=False)
+        else:  # rows in a store, which everybody opens by its URL
+            reads = files is not None and is_opened_by_row(self.data)
+        self._reads[member.number] = reads
         source = TravelPacker().dumps(self.data) if reads else None
         task = Task(job.number, self._surroundings, self.plan, job.policy, self.fn, source, self.order is not None)
         member.call("begin", pickle.dumps(task, pickle.HIGHEST_PROTOCOL))

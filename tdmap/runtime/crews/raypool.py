@@ -37,6 +37,9 @@ from tdmap.runtime.workers.pool import Member, WorkerPool, numbers
 PROBE_SECONDS = 60.0
 """A worker that has nothing else to do must look at a folder within so long."""
 
+LEAVE_SECONDS = 10.0
+"""A worker that is asked to end has so long to do so."""
+
 IDLE_SECONDS = 60.0
 """Workers without a job keep their part of the cluster for so long."""
 
@@ -85,7 +88,7 @@ class RayMember(Member):
         self.mail: deque[tuple[str, Any, Any]] = deque()
         self.block = at.ControlBlock()
         self.control: Any = self.block.slots
-        self.keeps_slots = self.ready = self.closed = self.gone = False
+        self.keeps_slots = self.ready = self.closed = self.gone = self.leaving = False
         self.outstanding = self.granted = self.chunks = self.rows = 0
         self.reader = ParcelReader()
         self.started = self.heard = time.monotonic()
@@ -106,7 +109,7 @@ class RayMember(Member):
         self._address = f"/proc/{os.getpid()}/fd/{folder}/{self.number}"
         variables = tuple(cluster.runtime_env.get("env_vars", ()))
         number = self.control[at.SINCE] = secrets.randbits(62)
-        self._forced = cluster.transport
+        self.transport = cluster.transport
         self.actor = ray.remote(Slot).options(**cluster.options).remote(threads, variables)
         self.process = _ActorProcess(ray, self.actor)
         self.call("where", self.block.path, number)
@@ -148,7 +151,7 @@ class RayMember(Member):
             files: their paths.
             written: it will write them.
         """
-        if self._forced == "store":
+        if self.transport == "store":
             return False
         folders = {(os.path.dirname(file), written) for file in files}
         if not folders <= self._known.keys():
@@ -211,7 +214,7 @@ class RayMember(Member):
         if place.near:
             with contextlib.suppress(AttributeError, OSError):
                 self.pidfd = os.pidfd_open(place.pid)
-        if place.near and self._forced in ("auto", "memory"):
+        if place.near and self.transport in ("auto", "memory"):
             self.call("serve", self._address, self.block.path)
             return
         self._close_listener()
@@ -233,6 +236,17 @@ class RayMember(Member):
             self._listener.close()
             self._listener = None
 
+    def leave(self) -> None:
+        """Let a worker that has nothing to do end by itself, as Ray wants it: of one that is killed it says it died."""
+        if self.closed or self.leases or self.outstanding or not self.ready or not self._owner.is_here:
+            return
+        self.leaving = True
+        if self.connection is not None:
+            self.connection.close()  # which ends `serve`
+            self.connection = None
+        with contextlib.suppress(Exception):  # the cluster has been left meanwhile
+            self.actor.__ray_terminate__.remote()
+
     def has_ended(self) -> bool:
         if self.gone or self.pidfd < 0:
             return self.gone
@@ -246,7 +260,8 @@ class RayMember(Member):
                 return None
             self.closed = True
             os.close(self._bell)
-        self.process.kill()
+        if not self.leaving or (self.pidfd >= 0 and not _wait_end(self.pidfd, LEAVE_SECONDS)):
+            self.process.kill()
         self.reader.close()
         if self.pidfd >= 0:
             _wait_end(self.pidfd, 5.0)
@@ -273,10 +288,10 @@ def _is_readable(descriptor: int) -> bool:
     return bool(poller.poll(0))
 
 
-def _wait_end(pidfd: int, seconds: float) -> None:
+def _wait_end(pidfd: int, seconds: float) -> bool:
     poller = select.poll()
     poller.register(pidfd, select.POLLIN)
-    poller.poll(seconds * 1000)
+    return bool(poller.poll(seconds * 1000))
 
 
 class RayPool(WorkerPool):
@@ -308,6 +323,13 @@ class RayPool(WorkerPool):
         self._started += 1
         return member
 
+    def use(self, cluster: RayCluster) -> None:
+        """Go on for a description that differs from the last one in how rows travel, at most."""
+        self.cluster = cluster
+        for member in self.members.values():
+            if isinstance(member, RayMember):
+                member.transport = cluster.transport
+
     def wait(self, timeout: float | None) -> list[Member]:
         found = super().wait(timeout)
         if not found and not any(member.ready for member in self.members.values()):
@@ -338,7 +360,12 @@ class RayPool(WorkerPool):
     def close(self) -> None:
         if not self._owner.is_here or self._closed:
             return
-        super().close()
+        self._closed = True
+        for member in self.members.values():  # all at once: each of them takes a moment
+            if isinstance(member, RayMember):
+                member.leave()
+        for member in list(self.members.values()):
+            self.remove(member)
         if getattr(self, "retirement", None) is not None:
             self.retirement.cancel()  # type: ignore[union-attr]
         with contextlib.suppress(OSError, AttributeError):  # of a pool that could not be made
@@ -374,6 +401,7 @@ def borrow_ray_pool(cluster: RayCluster, num_workers: int, worker_threads: int) 
         pool.retirement.cancel()
     if pool is None or pool.is_closed:
         pool = RayPool(cluster, num_workers, worker_threads)
+    pool.use(cluster)
     pool.reserve()
     return pool, lambda: _give_back(key, pool)
 

@@ -28,6 +28,8 @@ class SerialCrew(LocalCrew):
 
     def open(self, job: Job, sink: Sink) -> None:
         self._loop = self.add_loop(job, self._emit, in_caller=True)
+        if self._loop.reader.fetches:
+            self._loop.reader.follow = self._loop.reader.in_order
         if sink.writer is not None:
             self.output(sink.writer)
 

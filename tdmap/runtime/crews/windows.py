@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.join import allocate_like
-from tdmap.data.kinds import Data, tensors_of, with_tensors
+from tdmap.data.kinds import Data, is_opened_by_row, tensors_of, with_tensors
 from tdmap.data.reader import Reader, narrow
 from tdmap.data.writer import RowWriter
 from tdmap.job import Policy
@@ -127,7 +127,11 @@ class TravelPacker(Packer):
 def files_of(data: Data) -> set[str] | None:
     """The files in which all tensors of `data` lie; None where one lies elsewhere."""
     found = set()
-    for leaf in tensors_of(data):
+    leaves = tensors_of(data)
+    if is_opened_by_row(data):
+        found.update(data.member_files())
+        leaves = [leaf for part in data.in_memory() for leaf in tensors_of(part)]
+    for leaf in leaves:
         region = region_of(leaf)
         if region is None or region.handle.anonymous:
             return None
@@ -178,7 +182,11 @@ class WindowLoop:
     def run(self, grant: Grant, window: Window) -> Answer:
         """Run a lease."""
         task, plan = self.task, self.plan
-        if window.rows is None:
+        if (
+            window.rows is None and self._source is not None and is_opened_by_row(self._source)
+        ):  # its chunks are copies, or as good as that
+            before = data = self._source.window(window.first, window.first + window.length)
+        elif window.rows is None:
             before = narrow(self._source, plan.dim, window.first, window.first + window.length)
             data = with_tensors(before, [leaf.clone() for leaf in tensors_of(before)])
         else:

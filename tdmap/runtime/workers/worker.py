@@ -174,9 +174,9 @@ class Worker:
         """Handle messages until the driver is gone or silent for too long."""
         self.send(Hello(os.getpid()))
         while True:
-            if self.loop is None and not self.connection.poll(self.idle_seconds):
+            if self.loop is None and not self.inbox and not self.connection.poll(self.idle_seconds):
                 return
-            message = pickle.loads(self.connection.recv_bytes())
+            message = self.inbox.popleft() if self.inbox else pickle.loads(self.connection.recv_bytes())
             if isinstance(message, Grant):
                 self.grant(message)
             elif isinstance(message, Begin):
@@ -201,11 +201,24 @@ class Worker:
         try:
             self.loop = load_loop(message.job, message.payload, self.control, self.parcels.pack, self.send)
             self.residency.watch(tensors_of(self.loop.reader.data))
+            if self.loop.reader.fetches:
+                self.loop.reader.follow = self.next_rows
             if self.loop.writer is not None:
                 self.residency.watch(tensors_of(self.loop.writer.out))
         except Exception as error:
             self.loop = None
             self.send(Refused(message.job, pack_error(error)))
+
+    def next_rows(self, first: int, last: int) -> tuple[int, int] | None:
+        """The rows of the lease that waits while another one runs."""
+        loop = self.loop
+        with contextlib.suppress(EOFError, OSError):  # `serve` will see it
+            while self.connection.poll(0):
+                self.inbox.append(pickle.loads(self.connection.recv_bytes()))
+        for message in self.inbox:
+            if isinstance(message, Grant) and loop is not None and message.job == loop.job:
+                return loop.plan.span(message.start, message.stop)
+        return None
 
     def output(self, message: Output) -> None:
         """Results have a place from now on."""

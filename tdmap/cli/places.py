@@ -1,0 +1,118 @@
+"""Where datasets are, as a command line names them: folders, several of them, and URLs; and who runs a command."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tdmap.cli.requests import refuse
+
+EXECUTORS = ("process", "thread", "serial", "ray")
+"""Who may run a function."""
+
+ExecutorOption = Annotated[str, typer.Option(help="process, thread, serial or ray.")]
+AddressOption = Annotated[str | None, typer.Option(help="With ray: the cluster, auto or host:port.")]
+ShardOption = Annotated[
+    int | None, typer.Option("--rows-per-shard", min=1, help="Write OUT as several folders, of so many rows each.")
+]
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+-]+):/+(?=[^/])")
+
+
+def url_of(path: Path | str) -> str | None:
+    """The URL that a path of the command line is, whose slashes `Path` has taken for one; None for a folder.
+
+    Example:
+        >>> url_of(Path("s3://bucket/set")), url_of(Path("folder/set"))
+        ('s3://bucket/set', None)
+    """
+    found = _URL.match(str(path))
+    if found is None or Path(path).exists():
+        return None
+    return f"{found[1]}://{str(path)[found.end() :]}"
+
+
+def place_of(path: Path) -> Path | str:
+    """A folder, or a URL, as operations take it for `out`."""
+    return url_of(path) or path
+
+
+def sources_of(path: Path) -> list[Path | str]:
+    """The folders and URLs that one argument names: several are separated by commas.
+
+    Example:
+        >>> [str(source) for source in sources_of(Path("a,s3://bucket/b"))]
+        ['a', 's3://bucket/b']
+    """
+    if Path(path).exists() or "," not in str(path):
+        return [place_of(path)]
+    return [place_of(Path(one)) for one in str(path).split(",") if one]
+
+
+def text_of(path: Path) -> str:
+    """How a command that is called again elsewhere names these sources."""
+    return ",".join(one if isinstance(one, str) else str(one.resolve()) for one in sources_of(path))
+
+
+def executor_options(executor: str, address: str | None) -> dict[str, Any]:
+    """The options of an operation for who runs it; leaves with why they cannot be."""
+    if executor not in EXECUTORS:
+        refuse(f"--executor {executor!r}: there are {', '.join(EXECUTORS)}")
+    if address is not None and executor != "ray":
+        refuse("--address is that of a Ray cluster: use --executor ray with it")
+    if executor == "process":
+        return {}
+    if executor == "ray":
+        from tdmap.runtime.crews.cluster import RayCluster
+
+        return {"executor": RayCluster(address=address)}
+    return {"executor": executor}
+
+
+def list_beside(out: Path) -> Path:
+    """The file for what is told of a result besides; of one in a store, in the working directory."""
+    return (Path.cwd() / out.name if url_of(out) else out).with_name(f"{out.name}.skipped.jsonl")
+
+
+def run_in_shards(
+    run: Callable[[Any, bool], Any], out: Path, overwrite: bool, rows: int | None, options: dict[str, Any]
+) -> Any:
+    """An operation that writes one folder, into several, or into a store: made on this machine first, and then copied.
+
+    Args:
+        run: the operation, called with `out` and `overwrite`.
+        out: where the result goes.
+        overwrite: replace what is there.
+        rows: in each folder.
+        options: about the workers that copy.
+    """
+    if rows is None and url_of(out) is None:
+        return run(out, overwrite)
+    import tdmap
+
+    with _scratch(out) as folder:
+        made = run(folder, False)
+        return tdmap.map(made, same, out=place_of(out), rows_per_shard=rows, overwrite=overwrite, **options)
+
+
+@contextlib.contextmanager
+def _scratch(out: Path) -> Iterator[Path]:
+    """A folder on the disk of `out`, or among the temporary ones; removed afterwards."""
+    beside = None if url_of(out) else out.absolute().parent
+    folder = Path(tempfile.mkdtemp(prefix=f".{out.name}-" if beside else "tdmap-", dir=beside))
+    try:
+        yield folder / "rows"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def same(chunk: Any) -> Any:
+    """What is given."""
+    return chunk

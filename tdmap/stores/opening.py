@@ -1,0 +1,269 @@
+"""`tdmap.open` and `tdmap.concat`: datasets by their paths, several of them as one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from tdmap.data.kinds import Data
+from tdmap.data.schema import Schema, key_name
+from tdmap.errors import OutputMismatch
+from tdmap.stores.manifest import MANIFEST, Shard, unpack
+from tdmap.stores.members import FolderMember, Member, MemoryMember, digest_of
+from tdmap.stores.remote import members_at
+from tdmap.stores.sharded import ShardedDataset
+from tensordict_lite import TensorDict
+from tensordict_lite.base import TensorCollection
+from tensordict_lite.errors import DatasetError, DatasetNotFoundError
+from tensordict_lite.memmap.disk.format import META, read_small
+from tensordict_lite.memmap.plan import mapped_root
+
+AnyPath = str | os.PathLike[str]
+MAX_MANIFEST = 1 << 28
+
+
+def open(
+    source: AnyPath | Sequence[AnyPath],
+    *,
+    storage_options: dict[str, Any] | None = None,
+    cache: bool | int = True,
+) -> Data:
+    """Open a dataset by its folder or URL, or several of them as one.
+
+    Args:
+        source: a folder that `memmap` or an operation wrote; a folder with a manifest (`out=..., rows_per_shard=`);
+            a URL of either, such as `"s3://bucket/set"` or `"gs://bucket/set"`, for any file system of fsspec; or a
+            list of folders and URLs, whose rows come one after another.
+        storage_options: what fsspec's file system is made with. Credentials are best left to where it finds them by
+            itself (environment, configuration files, roles).
+        cache: what was fetched from a store is kept on this machine's disk for the next time: in `$TDMAP_STORE_CACHE`,
+            or `~/.cache/tdmap/stores`. True: 4 GiB at most; an int: so many bytes; False: nothing is kept. What was
+            used least recently goes first, and a dataset that is larger than the cache is not kept at all.
+
+    Returns:
+        A memory-mapped collection for one folder, as `TensorDict.load_memmap` gives it; else a `ShardedDataset`.
+
+    Raises:
+        DatasetError: a folder is no dataset, or is not what its manifest says; names it.
+        DatasetNotFoundError: a folder, or a bucket, is not there.
+        OutputMismatch: (a ValueError) the datasets differ in keys, dtypes or row shapes; names both and the entry.
+        ValueError: the list is empty, or names a folder twice.
+        ImportError: a URL, and the packages for it are not installed; says which extra to install.
+        PermissionError: the store refuses to show it.
+
+    Example:
+        >>> import tempfile, torch, tdmap
+        >>> from tensordict_lite import TensorDict
+        >>> with tempfile.TemporaryDirectory() as root:
+        ...     for n in range(2):
+        ...         _ = TensorDict({"x": torch.arange(3) + 10 * n}, [3]).memmap(f"{root}/{n}")
+        ...     data = tdmap.open([f"{root}/0", f"{root}/1"])
+        ...     data["x"].tolist()
+        [0, 1, 2, 10, 11, 12]
+    """
+    if isinstance(source, (str, os.PathLike)):
+        path = _local(source)
+        if path is not None and not os.path.lexists(f"{path}/{MANIFEST}"):
+            return _load_folder(path)
+        return ShardedDataset(_members_of(source, storage_options, cache))
+    if not isinstance(source, Iterable):
+        raise TypeError(f"open takes a path, a URL or a list of them: got a {type(source).__name__}.")
+    sources = list(source)
+    if not sources:
+        raise ValueError("open got an empty list: give at least one folder.")
+    for one in sources:
+        if not isinstance(one, (str, os.PathLike)):
+            raise TypeError(f"open takes paths and URLs: got a {type(one).__name__}. concat() takes opened datasets.")
+    _refuse_twice([_canonical(one) for one in sources])
+    groups = [_members_of(one, storage_options, cache) for one in sources]
+    return _joined([member for group in groups for member in group], firsts=[group[0] for group in groups])
+
+
+def concat(datasets: Iterable[Data]) -> ShardedDataset:
+    """Datasets one after another as one, without copying a row.
+
+    Args:
+        datasets: collections with rows in dimension 0: memory-mapped, in memory, or what `open` and `concat` gave.
+
+    Raises:
+        OutputMismatch: (a ValueError) they differ in keys, dtypes or row shapes.
+        ValueError: there are none, or two are the same folder.
+        TypeError: one is no collection.
+
+    Example:
+        >>> import torch, tdmap
+        >>> from tensordict_lite import TensorDict
+        >>> halves = [TensorDict({"x": torch.zeros(2)}, [2]), TensorDict({"x": torch.ones(2)}, [2])]
+        >>> tdmap.concat(halves)["x"]
+        tensor([0., 0., 1., 1.])
+    """
+    datasets = [] if isinstance(datasets, (TensorCollection, Tensor)) else list(datasets)
+    if not datasets:
+        raise ValueError("concat takes a list of at least one dataset.")
+    members: list[Member] = []
+    spans: list[tuple[int, int, int]] = []
+    folders: list[str] = []
+    for place, data in enumerate(datasets):
+        if isinstance(data, ShardedDataset):
+            spans += [(number + len(members), first, last) for number, first, last in data._spans]
+            folders += data.folders
+            members += [_chosen(member, data) for member in data._members]
+            continue
+        if not isinstance(data, TensorCollection) or not len(data.shape):
+            what = "collection of batch size []" if isinstance(data, TensorCollection) else type(data).__name__
+            raise TypeError(f"concat takes datasets, with rows in dimension 0: got a {what}.")
+        root = mapped_root(data)
+        member: Member = MemoryMember(f"dataset {place}", data)
+        if root is not None:
+            folder = FolderMember.at(os.path.realpath(root))
+            if folder.rows == member.rows:  # all of it, and not a part without rows
+                member = folder
+                folders.append(folder.name)
+        spans.append((len(members), 0, member.rows))
+        members.append(member)
+    _refuse_twice(folders)
+    return _joined(members, spans)
+
+
+def _chosen(member: Member, data: ShardedDataset) -> Member:
+    if data._keys is not None:
+        raise TypeError("concat takes whole datasets: use select() on what it returns.")
+    return member
+
+
+def _joined(
+    members: list[Member],
+    spans: list[tuple[int, int, int]] | None = None,
+    firsts: list[Member] | None = None,
+) -> ShardedDataset:
+    """The dataset of members, once they have been found to look alike.
+
+    Args:
+        members: the members.
+        spans: which of their rows; all by default.
+        firsts: those that are looked at; the others are known to be like the one before.
+    """
+    data = ShardedDataset(members, spans)
+    first = _schema(members[0])
+    for member in (firsts or members)[1:]:
+        other = _schema(member)
+        if other.digest != first.digest:
+            raise OutputMismatch(
+                f"{member.name} and {members[0].name} cannot be one dataset: {_difference(first, other)}. Use "
+                ".select(...) or .map(...) on one of them."
+            )
+    return data
+
+
+def _schema(member: Member) -> Schema:
+    return Schema(member.open().like())
+
+
+def _difference(first: Schema, other: Schema) -> str:
+    """What the second of two folders has that the first has not, in words."""
+    mine, theirs = ({field.path: field for field in schema.fields} for schema in (first, other))
+    extra = [key_name(path) for path in theirs if path not in mine]
+    missing = [key_name(path) for path in mine if path not in theirs]
+    if extra or missing:
+        told = [f"the first has {', '.join(extra)} besides"] if extra else []
+        return " and ".join(told + ([f"the first lacks {', '.join(missing)}"] if missing else []))
+    for path, field in theirs.items():
+        if mine[path] != field:
+            name = key_name(path) if path else "the collection"
+            return f"{name} is {field.describe()} in the first, and {mine[path].describe()} in the second"
+    return "their entries differ"
+
+
+def _refuse_twice(names: list[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"{name} is given twice, and its rows would be there twice: give each folder once.")
+        seen.add(name)
+
+
+def _canonical(source: AnyPath) -> str:
+    path = _local(source)
+    return str(source).rstrip("/") if path is None else os.path.realpath(path)
+
+
+def _local(source: AnyPath) -> str | None:
+    """The path of a folder of this machine; None for a URL of a store."""
+    text = os.fspath(source)
+    if not isinstance(text, str):
+        raise TypeError(f"a path is a string: got {text!r:.80}.")
+    if text.startswith("file://"):
+        return text.removeprefix("file://")
+    return None if is_url(text) else text
+
+
+def is_url(path: Any) -> bool:
+    """Whether a path is the URL of a store that is not this machine's file system.
+
+    Example:
+        >>> is_url("s3://bucket/set"), is_url("/data/set"), is_url("file:///data/set")
+        (True, False, False)
+    """
+    if not isinstance(path, str) or path.startswith("file://"):
+        return False
+    scheme, found, _ = path.partition("://")
+    return bool(found) and scheme.replace("+", "").replace("::", "").replace("-", "").isalnum()
+
+
+def _members_of(source: AnyPath, storage_options: dict[str, Any] | None, cache: bool | int) -> list[Member]:
+    """The members of one folder or URL."""
+    path = _local(source)
+    if path is None:
+        return list(members_at(str(source), storage_options or {}, cache))
+    path = os.path.abspath(path)
+    if not os.path.lexists(f"{path}/{MANIFEST}"):
+        return [_folder_at(path)]
+    listed = unpack(f"{path}/{MANIFEST}", read_small(f"{path}/{MANIFEST}", path, MAX_MANIFEST))
+    return [_listed(path, shard) for shard in listed]
+
+
+def _listed(folder: str, shard: Shard) -> FolderMember:
+    """A folder that a manifest lists, if it is what the manifest says."""
+    path = f"{folder}/{shard.path}"
+    if os.path.islink(path):
+        raise DatasetError(path, "is a symbolic link; a dataset is not followed out of its folder")
+    try:
+        found = digest_of(path)
+    except DatasetNotFoundError as error:
+        raise DatasetNotFoundError(
+            error.path,
+            f"{error.reason}, and {folder}/{MANIFEST} lists it with {shard.rows} rows: was the copy complete?",
+        ) from None
+    if found != shard.meta:
+        rows = int(TensorDict.load_memmap(path, device="meta").shape[0])
+        what = f"it has {rows} rows, and had {shard.rows}" if rows != shard.rows else "its metadata are others"
+        raise DatasetError(path, f"is not the shard that {folder}/{MANIFEST} lists: {what}")
+    return FolderMember(path, shard.rows, shard.meta)
+
+
+def _folder_at(path: str) -> FolderMember:
+    try:
+        return FolderMember.at(path)
+    except DatasetNotFoundError:
+        raise _no_dataset(path) from None
+
+
+def _load_folder(path: str) -> Data:
+    try:
+        return TensorDict.load_memmap(path)
+    except DatasetNotFoundError:
+        raise _no_dataset(path) from None
+
+
+def _no_dataset(path: str) -> DatasetNotFoundError:
+    if not os.path.lexists(path):
+        return DatasetNotFoundError(path, "does not exist")
+    shards = os.path.isdir(path) and any(name.startswith("shard-") for name in os.listdir(path))
+    if shards:
+        return DatasetNotFoundError(
+            path, f"holds shards and no {MANIFEST}: a run into it has not come to its end (resume=True goes on with it)"
+        )
+    return DatasetNotFoundError(path, f"is not a dataset: it has neither {META} nor {MANIFEST}")

@@ -1,0 +1,342 @@
+"""Datasets in an object store, read by ranges.
+
+    open       one listing of the folder, its meta.json, and that of each nested collection
+    read       one request for each column: the bytes of the rows, and nothing else
+    prefetch   the same in a thread, for the rows that come next
+
+The format is that of a folder: `meta.json` and one `.memmap` object a column. Entries that are no plain tensors
+(strings, objects, rows of different shapes) are fetched whole, once for each folder, by the first read of a row of it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdmap.data.kinds import Data
+from tdmap.stores.cache import Cache, cache_of
+from tdmap.stores.manifest import MANIFEST, unpack
+from tdmap.stores.members import digest_of_bytes
+from tdmap.stores.store import Store, require_reachable, store_of
+from tensordict_lite import TensorDict
+from tensordict_lite.errors import DatasetError, DatasetNotFoundError
+from tensordict_lite.memmap.disk.format import META, SUFFIX, NodeMeta, decode_json, encode_key, parse_meta
+from tensordict_lite.memmap.load import DTYPES
+
+GAP_BYTES = 64 << 10
+"""Rows that are no further apart than so many bytes are fetched in one request."""
+
+PART_BYTES = 16 << 20
+"""A longer run of bytes is fetched as several requests at once."""
+
+AHEAD = 2
+"""Runs of rows that are fetched ahead, at most."""
+
+Run = tuple[int, int]
+Path = tuple[str, ...]
+
+
+def members_at(url: str, options: dict[str, Any], cache: bool | int) -> list[StoreMember]:
+    """The datasets at a URL: those of its manifest, or the one that is there.
+
+    Raises:
+        DatasetNotFoundError: there is neither.
+        PermissionError: the store refuses to show it.
+    """
+    url = url.rstrip("/")
+    store = store_of(url, options)
+    listed = _content(store, f"{url}/{MANIFEST}")
+    if listed is not None:
+        shards = unpack(f"{url}/{MANIFEST}", listed)
+        kept = cache_of(cache, sum(shard.bytes for shard in shards))
+        return [StoreMember(f"{url}/{shard.path}", shard.rows, shard.meta, options, kept) for shard in shards]
+    meta = _content(store, f"{url}/{META}")
+    if meta is None:
+        raise DatasetNotFoundError(url, _why_nothing(store, url))
+    kept = cache_of(cache, sum(size for size, _ in store.find(url).values()))
+    member = StoreMember(url, -1, digest_of_bytes(meta), options, kept)
+    member.rows = member.open().rows
+    return [member]
+
+
+def _content(store: Store, url: str) -> bytes | None:
+    try:
+        return store.content(url)
+    except FileNotFoundError:
+        return None
+
+
+def _why_nothing(store: Store, url: str) -> str:
+    try:
+        names = store.names(url)
+    except FileNotFoundError:
+        return "there is no such bucket"
+    if any(name.startswith("shard-") for name in names):
+        return f"holds shards and no {MANIFEST}: a run into it has not come to its end (resume=True goes on with it)"
+    found = f"it holds {', '.join(sorted(names)[:3])}" if names else "there is nothing"
+    return f"is not a dataset: it has neither {META} nor {MANIFEST} ({found})"
+
+
+class StoreMember:
+    """A dataset at a URL."""
+
+    def __init__(self, url: str, rows: int, digest: str, options: dict[str, Any], cache: Cache | None) -> None:
+        self.name = url
+        self.rows = rows
+        self.digest = digest
+        self.options = options
+        self.cache = cache
+
+    prefetch = True
+    """Its rows come from far away."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        require_reachable(self.name)
+        return self.__dict__
+
+    def open(self) -> RemoteRows:
+        return RemoteRows(self, store_of(self.name, self.options))
+
+    def identity(self) -> str:
+        versions = store_of(self.name, self.options).find(self.name).values()
+        return f"{self.name}, {self.rows} rows, metadata {self.digest}, {max((v for _, v in versions), default='')}"
+
+
+@dataclass(slots=True)
+class _Leaf:
+    """One column."""
+
+    file: str
+    """Its object, relative to the dataset."""
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    """Of a row."""
+    row_bytes: int
+
+
+@dataclass(slots=True)
+class _Node:
+    """A collection whose columns are fetched by rows."""
+
+    meta: NodeMeta
+    entries: dict[str, Any] = field(default_factory=dict)
+    """`_Leaf`, `_Node`, or `_Whole`, in the order of the dataset."""
+
+
+@dataclass(slots=True)
+class _Whole:
+    """A collection that is fetched at once."""
+
+    folder: str
+    data: Data = None
+
+
+class RemoteRows:
+    """The rows of one dataset in a store.
+
+    Args:
+        member: the dataset.
+        store: where it is.
+
+    Raises:
+        DatasetError: it is missing, is not what was opened, or an object of it has another length than it should.
+    """
+
+    def __init__(self, member: StoreMember, store: Store) -> None:
+        self.url = member.name
+        self.rows = member.rows
+        self.cache = member.cache
+        self.store = store
+        self.objects = store.find(self.url)
+        if META not in self.objects:
+            raise DatasetNotFoundError(self.url, f"is missing: there is no {META}")
+        self._ahead: dict[tuple[int, int, Any], Future[Data]] = {}
+        self._thread: ThreadPoolExecutor | None = None
+        meta = store.content(f"{self.url}/{META}")
+        if digest_of_bytes(meta) != member.digest:
+            raise DatasetError(self.url, "is not the shard that was listed: it has been replaced")
+        self.tree = self._look("", meta)
+        shape = self.tree.meta.shape if isinstance(self.tree, _Node) else self._whole(self.tree).shape
+        if not shape:
+            raise DatasetError(self.url, "has no rows that could be read one by one: its batch size is []")
+        if self.rows not in (-1, shape[0]):
+            raise DatasetError(self.url, f"has {shape[0]} rows, and had {self.rows} when it was listed")
+        self.rows = int(shape[0])
+
+    # -- the tree ----------------------------------------------------------------------------------------------
+
+    def _look(self, folder: str, content: bytes | None = None) -> _Node | _Whole:
+        path = f"{self.url}/{folder}{META}"
+        content = self.store.content(path) if content is None else content
+        meta = parse_meta(path, f"{self.url}/{folder}".rstrip("/"), decode_json(path, content))
+        ragged = any(leaf.is_nested or leaf.dtype not in DTYPES for leaf in meta.leaves.values())
+        if meta.kind != "tensordict" or meta.is_foreign or ragged or not meta.lists_children:
+            return _Whole(folder)
+        node = _Node(meta)
+        for key in meta.raw if "_entries" not in meta.raw else (*meta.leaves, *meta.children):
+            if key in meta.leaves:
+                node.entries[key] = self._leaf(folder, key, meta)
+            elif key in meta.children:
+                node.entries[key] = self._look(f"{folder}{encode_key(key)}/")
+        return node
+
+    def _leaf(self, folder: str, key: str, meta: NodeMeta) -> _Leaf:
+        leaf = meta.leaves[key]
+        file = f"{folder}{key if key.isidentifier() else encode_key(key)}{SUFFIX}"
+        shape, dtype = leaf.shape[1:], DTYPES[leaf.dtype]
+        row_bytes = torch.Size(shape).numel() * dtype.itemsize
+        needed, (found, _) = row_bytes * leaf.shape[0], self.objects.get(file, (-1, ""))
+        if needed and found < needed:
+            what = "is missing" if found < 0 else f"has {found} bytes, and {needed} are needed: it has been cut"
+            raise DatasetError(f"{self.url}/{file}", what)
+        return _Leaf(file, dtype, shape, row_bytes)
+
+    # -- rows --------------------------------------------------------------------------------------------------
+
+    def read(self, first: int, last: int) -> Data:
+        return self.read_keys(first, last, None)
+
+    def read_keys(self, first: int, last: int, keys: Sequence[Any] | None) -> Data:
+        """Rows `first..last` of some entries; of all with None."""
+        for (begin, end, wanted), future in list(self._ahead.items()):
+            if wanted == keys and begin <= first and last <= end:
+                if last == end:
+                    del self._ahead[begin, end, wanted]
+                rows = future.result()
+                return rows if (begin, end) == (first, last) else rows[first - begin : last - begin]
+        return self._rows([(first, last)], keys)
+
+    def prefetch(self, first: int, last: int, keys: Sequence[Any] | None) -> None:
+        """Begin to fetch rows."""
+        known = any(begin <= first and last <= end and wanted == keys for begin, end, wanted in self._ahead)
+        if first >= last or known:
+            return
+        while len(self._ahead) >= AHEAD:
+            self._ahead.pop(next(iter(self._ahead))).cancel()
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "tdmap-fetch")
+        self._ahead[first, last, keys] = self._thread.submit(self._rows, [(first, last)], keys)
+
+    def take(self, rows: Tensor) -> Data:
+        return self.take_keys(rows, None)
+
+    def take_keys(self, rows: Tensor, keys: Sequence[Any] | None) -> Data:
+        """These rows of some entries."""
+        wanted = torch.unique(rows)
+        width = sum(leaf.row_bytes for _, leaf in _leaves(self.tree, ()))
+        apart = (wanted[1:] - wanted[:-1]) > max(GAP_BYTES // max(width, 1), 1)
+        bounds = [0, *(apart.nonzero()[:, 0] + 1).tolist(), len(wanted)]
+        runs = [(int(wanted[a]), int(wanted[b - 1]) + 1) for a, b in zip(bounds, bounds[1:])]
+        found = self._rows(runs, keys)
+        starts = torch.tensor([first for first, _ in runs])
+        offsets = torch.tensor([0, *(last - first for first, last in runs)]).cumsum(0)
+        run = torch.bucketize(rows, starts, right=True) - 1
+        return found[rows - starts[run] + offsets[run]]
+
+    def like(self) -> Data:
+        if isinstance(self.tree, _Whole):
+            return self._whole(self.tree)
+        return self._rows([(0, 0)], None, cut=False)
+
+    def _rows(self, runs: list[Run], keys: Sequence[Any] | None, cut: bool = True) -> Data:
+        chosen = None if keys is None else {key if isinstance(key, tuple) else (key,) for key in keys}
+        leaves = [(path, leaf) for path, leaf in _leaves(self.tree, ()) if chosen is None or path in chosen]
+        wanted = [
+            (leaf.file, first * leaf.row_bytes, last * leaf.row_bytes) for _, leaf in leaves for first, last in runs
+        ]
+        pieces = iter(self._fetch(wanted))
+        count = sum(last - first for first, last in runs)
+        columns = {path: _column(leaf, count, [next(pieces) for _ in runs]) for path, leaf in leaves}
+        return self._build(self.tree, (), runs if cut else None, columns, chosen)
+
+    def _build(
+        self, node: Any, path: Path, runs: list[Run] | None, columns: dict[Path, Tensor], chosen: set[Path] | None
+    ) -> Data:
+        if isinstance(node, _Whole):
+            whole = self._whole(node)
+            return whole if runs is None else _pick(whole, runs)
+        source: dict[str, Any] = {}
+        for key, entry in node.entries.items():
+            below = (*path, key)
+            if isinstance(entry, _Leaf):
+                if below in columns:
+                    source[key] = columns[below]
+            elif chosen is None or any(one[: len(below)] == below or below[: len(one)] == one for one in chosen):
+                source[key] = self._build(entry, below, runs, columns, chosen)
+        count = sum(last - first for first, last in runs or ())
+        device = None if node.meta.device is None else torch.device("cpu")
+        return TensorDict._trusted(source, torch.Size((count, *node.meta.shape[1:])), device, node.meta.names)
+
+    def _whole(self, node: _Whole) -> Data:
+        """A collection that is fetched at once, mapped from files that have no name any more."""
+        if node.data is None:
+            names = [name for name in self.objects if name.startswith(node.folder)]
+            with tempfile.TemporaryDirectory(prefix="tdmap-fetch-") as scratch:
+                for name in names:
+                    place = f"{scratch}/{name.removeprefix(node.folder)}"
+                    os.makedirs(os.path.dirname(place), exist_ok=True)
+                    (data,) = self._fetch([(name, 0, self.objects[name][0])])
+                    with open(place, "wb") as file:
+                        file.write(data)
+                node.data = TensorDict.load_memmap(scratch, mode="r")
+        return node.data
+
+    # -- bytes -------------------------------------------------------------------------------------------------
+
+    def _fetch(self, wanted: list[tuple[str, int, int]]) -> list[bytes]:
+        found = [b"" if start == stop else self._kept(name, start, stop) for name, start, stop in wanted]
+        missing = [number for number, data in enumerate(found) if data is None]
+        asked = [(number, part) for number in missing for part in _parts(*wanted[number])]
+        got = self.store.ranges([(f"{self.url}/{name}", start, stop) for _, (name, start, stop) in asked])
+        pieces: dict[int, list[bytes]] = {}
+        for (number, _), data in zip(asked, got):
+            pieces.setdefault(number, []).append(data)
+        for number in missing:
+            parts = pieces[number]
+            whole = parts[0] if len(parts) == 1 else b"".join(parts)
+            found[number] = whole
+            name, start, _ = wanted[number]
+            if self.cache is not None and whole:
+                self.cache.write(self._key(name), start, whole)
+        return found  # type: ignore[return-value]
+
+    def _kept(self, name: str, start: int, stop: int) -> bytes | None:
+        return None if self.cache is None else self.cache.read(self._key(name), start, stop)
+
+    def _key(self, name: str) -> str:
+        size, version = self.objects[name]
+        return f"{self.url}/{name} {size} {version}"
+
+
+def _parts(name: str, start: int, stop: int) -> Iterator[tuple[str, int, int]]:
+    yield name, start, min(start + PART_BYTES, stop)
+    for begin in range(start + PART_BYTES, stop, PART_BYTES):
+        yield name, begin, min(begin + PART_BYTES, stop)
+
+
+def _leaves(node: Any, path: Path) -> Iterator[tuple[Path, _Leaf]]:
+    if isinstance(node, _Node):
+        for key, entry in node.entries.items():
+            if isinstance(entry, _Leaf):
+                yield (*path, key), entry
+            else:
+                yield from _leaves(entry, (*path, key))
+
+
+def _column(leaf: _Leaf, rows: int, pieces: list[bytes]) -> Tensor:
+    data = bytearray().join(pieces)
+    if not data:
+        return torch.empty((rows, *leaf.shape), dtype=leaf.dtype)
+    return torch.frombuffer(data, dtype=leaf.dtype).view(rows, *leaf.shape)
+
+
+def _pick(data: Data, runs: list[Run]) -> Data:
+    parts = [data[first:last] for first, last in runs]
+    return parts[0].clone() if len(parts) == 1 else torch.cat(parts)

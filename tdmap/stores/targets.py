@@ -1,0 +1,182 @@
+"""Where a dataset of several folders is written: a folder here, or a place in an object store.
+
+    OUT/shard-<run>-00000/   written by a worker, whole with its own meta.json
+    OUT/.tdmap/<run>/00000   the worker's note that it is, where the run can be resumed
+    OUT/.tdmap/run.json      which run this is
+    OUT/shards.json          the manifest, last: from now on OUT is a dataset
+
+The names of shards hold that of the run, so that two runs never write the same one, and an old dataset stays whole
+until the manifest of the new one takes its place.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from tdmap.data.kinds import Data
+from tdmap.memory import hidden
+from tdmap.memory.hidden import HIDDEN
+from tdmap.stores.manifest import MANIFEST
+from tdmap.stores.store import Store, require_reachable, store_of
+from tensordict_lite.memmap.disk.format import META
+from tensordict_lite.memmap.plan import plan_for
+
+RUN = f"{HIDDEN}/run.json"
+
+
+class Target(Protocol):
+    """A place for a dataset; cheap to send to another process."""
+
+    name: str
+    """How messages call it."""
+    options: dict[str, Any]
+    """What its file system is made with."""
+
+    def names(self) -> set[str]:
+        """What is there, one level deep."""
+        ...
+
+    def read(self, path: str) -> bytes | None:
+        """A small file, or None."""
+        ...
+
+    def notes(self, run: str) -> dict[int, bytes]:
+        """The notes of shards that are done."""
+        ...
+
+    def write(self, path: str, data: bytes) -> None:
+        """A small file, in one step."""
+        ...
+
+    def write_shard(self, path: str, make: Callable[[str], Data]) -> bytes:
+        """A folder that `make(local folder)` fills; it is there whole, or its meta.json is not. That is returned."""
+        ...
+
+    def write_rows(self, path: str, rows: Data, buffers: dict[int, bytearray]) -> bytes:
+        """The same, of rows in memory: in these buffers, by the addresses of their tensors."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """A file or folder; nothing where it is not there."""
+        ...
+
+
+class LocalTarget:
+    """A folder of this machine, or of a file system that all workers mount."""
+
+    def __init__(self, path: str) -> None:
+        self.name = os.path.abspath(path)
+        self.options: dict[str, Any] = {}
+
+    def names(self) -> set[str]:
+        try:
+            return set(os.listdir(self.name))
+        except FileNotFoundError:
+            return set()
+        except NotADirectoryError:
+            raise FileExistsError(
+                f"{self.name} is a file, and a dataset of shards is a folder: choose another."
+            ) from None
+
+    def read(self, path: str) -> bytes | None:
+        return hidden.read(f"{self.name}/{path}")
+
+    def notes(self, run: str) -> dict[int, bytes]:
+        folder = f"{self.name}/{HIDDEN}/{run}"
+        if not os.path.isdir(folder):
+            return {}
+        found = {int(name): hidden.read(f"{folder}/{name}") for name in os.listdir(folder) if name.isdecimal()}
+        return {number: note for number, note in found.items() if note is not None}
+
+    def write(self, path: str, data: bytes) -> None:
+        whole = Path(self.name, path)
+        whole.parent.mkdir(parents=True, exist_ok=True)
+        hidden.replace_file(whole, data)
+
+    def write_shard(self, path: str, make: Callable[[str], Data]) -> bytes:
+        folder = f"{self.name}/{path}"
+        shutil.rmtree(folder, ignore_errors=True)  # of a worker that has died
+        make(folder)
+        shutil.rmtree(f"{folder}/{HIDDEN}", ignore_errors=True)
+        return Path(folder, META).read_bytes()
+
+    def write_rows(self, path: str, rows: Data, buffers: dict[int, bytearray]) -> bytes:
+        return self.write_shard(path, rows.memmap)
+
+    def remove(self, path: str) -> None:
+        whole = f"{self.name}/{path}"
+        if os.path.isdir(whole) and not os.path.islink(whole):
+            shutil.rmtree(whole, ignore_errors=True)
+        elif os.path.lexists(whole):
+            os.unlink(whole)
+
+
+class StoreTarget:
+    """A place in an object store. A shard is made in the worker's memory, or in its temporary folder, and sent."""
+
+    def __init__(self, url: str, options: dict[str, Any]) -> None:
+        self.name = url.rstrip("/")
+        self.options = options
+
+    def __getstate__(self) -> dict[str, Any]:
+        require_reachable(self.name)
+        return self.__dict__
+
+    def _store(self) -> Store:
+        return store_of(self.name, self.options)
+
+    def names(self) -> set[str]:
+        return set(self._store().names(self.name))
+
+    def read(self, path: str) -> bytes | None:
+        try:
+            data: bytes = self._store().content(f"{self.name}/{path}")
+        except FileNotFoundError:
+            return None
+        return data
+
+    def notes(self, run: str) -> dict[int, bytes]:
+        store, folder = self._store(), f"{self.name}/{HIDDEN}/{run}"
+        names = [name for name in store.names(folder) if name.isdecimal()]
+        return {int(name): store.content(f"{folder}/{name}") for name in names}
+
+    def write(self, path: str, data: bytes) -> None:
+        self._store().put(f"{self.name}/{path}", data)
+
+    def write_shard(self, path: str, make: Callable[[str], Data]) -> bytes:
+        with tempfile.TemporaryDirectory(prefix="tdmap-shard-") as scratch:
+            folder = f"{scratch}/shard"
+            make(folder)
+            files = [os.path.join(root, file) for root, _, found in os.walk(folder) for file in found]
+            names = [os.path.relpath(file, folder) for file in files]
+            pairs = [(file, name) for file, name in zip(files, names) if not name.startswith(HIDDEN)]
+            store = self._store()
+            store.send({f"{self.name}/{path}/{name}": file for file, name in pairs if name != META})
+            meta = Path(folder, META).read_bytes()
+            store.put(f"{self.name}/{path}/{META}", meta)
+        return meta
+
+    def write_rows(self, path: str, rows: Data, buffers: dict[int, bytearray]) -> bytes:
+        plan, where, store = plan_for(rows), f"{self.name}/{path}", self._store()
+        small: dict[str, bytes] = {}
+        objects = {leaf.file: buffers[leaf.tensor.data_ptr()] for leaf in plan.leaves if leaf.nbytes}
+        for folder in plan.folders:
+            small[folder.join(META)] = folder.json()
+            small.update({folder.join(name): blob for name, blob in folder.blobs.items()})
+        meta = small.pop(META)
+        store.put_all({f"{where}/{name}": data for name, data in (objects | small).items()})
+        store.put(f"{where}/{META}", meta)
+        return meta
+
+    def remove(self, path: str) -> None:
+        self._store().remove(f"{self.name}/{path}")
+
+
+def old_entries(names: set[str], run: str) -> list[str]:
+    """What of the content of a target is not of a run, and goes when the run has replaced it."""
+    return sorted(name for name in names - {MANIFEST, HIDDEN} if not name.startswith(f"shard-{run}-"))

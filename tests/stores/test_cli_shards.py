@@ -1,0 +1,129 @@
+"""The command line on several folders, on a folder of shards, and on an object store."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import tdmap
+from tdmap.cli.app import app
+from tests.stores.kinds import same, strings
+
+Run = Callable[[str], Any]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Run a command line in a folder with three datasets, in this process; it must end with the code that is given."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("TDMAP_STATUS_DIR", str(tmp_path))
+    for place in range(3):
+        strings(10 * place, 10).memmap(tmp_path / f"part{place}")
+    (tmp_path / "shardfns.py").write_text(
+        "def double(chunk):\n    chunk = chunk.select('x')\n    chunk['x'] = chunk['x'] * 2\n    return chunk\n"
+    )
+
+    def command(line: str, code: int = 0) -> Any:
+        found = CliRunner().invoke(app, shlex.split(line))
+        assert found.exit_code == code, found.output
+        return found
+
+    yield command
+    sys.modules.pop("shardfns", None)
+
+
+PARTS = "part0,part1,part2"
+
+
+def test_map_reads_several_folders_and_writes_shards(run: Run, tmp_path: Path) -> None:
+    run(f"map shardfns:double {PARTS} out --rows-per-shard 8 --workers 2 --quiet")
+    data = tdmap.open(tmp_path / "out")
+    assert data.ends == [8, 16, 24, 30] and data["x"].tolist() == list(range(0, 60, 2))
+    run("map shardfns:double out again --workers 0 --quiet")
+    assert tdmap.open(tmp_path / "again")["x"].tolist() == list(range(0, 120, 4))
+    run("map shardfns:double out out2 --rows-per-shard 8 --executor thread --workers 2 --resume --quiet")
+    assert tdmap.open(tmp_path / "out2").ends == [8, 16, 24, 30]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["sort {} out --by x --descending", "shuffle {} out --seed 3", "filter 'x < 20' {} out"],
+)
+def test_orders_read_several_folders_and_write_shards(command: str, run: Run, tmp_path: Path) -> None:
+    run(f"{command.format(PARTS)} --rows-per-shard 7 --executor serial --quiet")
+    whole = torch.cat([strings(10 * place, 10) for place in range(3)])
+    wanted = {
+        "sort": lambda: whole.flip(0),
+        "shuf": lambda: tdmap.shuffle(whole, 3, num_workers=0),
+        "filt": lambda: whole[:20],
+    }[command[:4]]()
+    data = tdmap.open(tmp_path / "out")
+    assert same(data["x"], wanted["x"]) and list(data["s"]) == list(wanted["s"])
+    assert data.ends[0] == 7 and not list(tmp_path.glob(".out*"))
+
+
+def test_folds_read_several_folders(run: Run) -> None:
+    assert "435" in run(f"reduce {PARTS} sum:x --workers 2 --executor thread").output
+    found = json.loads(run(f"--json group {PARTS} count --by x --workers 0").output)
+    assert found["groups"] == 30
+    run(f"group {PARTS} count --by x --workers 0 --out groups --rows-per-shard 4 --quiet")
+    assert tdmap.open("groups").ends[:2] == [4, 8]
+
+
+def test_looks_at_shards(run: Run) -> None:
+    shown = run(f"info {PARTS}").output
+    assert "30 rows" in shown and "int64" in shown and "str" in shown
+    rows = json.loads(run(f"--json head {PARTS} -n 3 --start 9").output)["rows"]
+    assert [row["x"] for row in rows] == [9, 10, 11] and rows[2]["s"] == "row 11"
+    assert "x" in run(f"stats {PARTS} --workers 0 --quiet").output
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("info part0,nowhere", "nowhere: does not exist"),
+        ("info part0,part0", "twice"),
+        ("info nothing://x/y", "no store that fsspec knows"),
+        (f"map shardfns:double {PARTS} --in-place", "give OUT"),
+        ("map shardfns:double part0 --in-place --rows-per-shard 3", "give OUT"),
+        (f"map shardfns:double {PARTS} part1 --rows-per-shard 3", "OUT is IN"),
+        (f"sort {PARTS} out --by x --executor ray2", "--executor"),
+        (f"sort {PARTS} out --by x --address auto", "--address"),
+        ("filter 'x < 3' part0 out --resume --rows-per-shard 3", "--resume"),
+        ("group part0 count --by x --rows-per-shard 3", "give --out"),
+    ],
+)
+def test_what_cannot_be_met_is_refused(line: str, told: str, run: Run) -> None:
+    assert told in run(line, 2).output
+
+
+def test_an_output_that_is_there_is_left_alone(run: Run, tmp_path: Path) -> None:
+    run("map shardfns:double part0 out --rows-per-shard 4 --workers 0 --quiet")
+    before = sorted(path.name for path in (tmp_path / "out").iterdir())
+    run("map shardfns:double part1 out --rows-per-shard 4 --workers 0 --quiet", 2)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == before
+    run("map shardfns:double part1 out --rows-per-shard 4 --workers 0 --quiet --overwrite")
+    assert tdmap.open("out")["x"].tolist() == list(range(20, 40, 2))
+
+
+@pytest.mark.xdist_group("stores")
+def test_a_store_is_read_and_written(
+    run: Run, bucket: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", options["endpoint_url"])
+    run(f"map shardfns:double {PARTS} {bucket}/set --rows-per-shard 16 --workers 0 --quiet")
+    assert tdmap.open(f"{bucket}/set")["x"].tolist() == list(range(0, 60, 2))
+    run(f"sort {bucket}/set {bucket}/sorted --by x --descending --workers 0 --quiet")
+    assert tdmap.open(f"{bucket}/sorted")["x"].tolist() == list(range(58, -1, -2))
+    assert "30 rows" in run(f"info {bucket}/set").output
+    assert "holds a dataset already" in run(f"map shardfns:double part0 {bucket}/set --workers 0 --quiet", 2).output
+    assert "no such bucket" in run("info s3://no-such-bucket/set", 2).output

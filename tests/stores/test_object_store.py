@@ -1,0 +1,286 @@
+"""Datasets in a real S3 server: read by ranges, written whole or not at all, through failures of the network."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tdmap
+from tdmap.stores import store as stores
+from tensordict_lite import TensorDict
+from tensordict_lite.errors import DatasetError, DatasetNotFoundError
+from tests.stores.kinds import KINDS, numbers, same
+from tests.stores.proxy import FaultyProxy
+
+pytestmark = pytest.mark.xdist_group("stores")
+
+
+def keep(chunk: Any) -> Any:
+    return chunk.clone()
+
+
+def double(chunk: Any) -> TensorDict:
+    return TensorDict({"z": chunk["x"] * 2, "s": chunk["p"].float().sum((1, 2))}, chunk.batch_size)
+
+
+@pytest.fixture(scope="session")
+def _made() -> dict[str, str]:
+    return {}
+
+
+@pytest.fixture
+def url(server: str, options: dict[str, Any], _made: dict[str, str]) -> str:
+    """A dataset of five shards with fifty rows; tests leave it as it is."""
+    import fsspec
+
+    if server not in _made:
+        fsspec.filesystem("s3", **options).mkdir("shared")
+        tdmap.map(
+            numbers(0, 50), keep, num_workers=0, out="s3://shared/set", rows_per_shard=10, storage_options=options
+        )
+        _made[server] = "s3://shared/set"
+    return _made[server]
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_rows_of_every_kind_come_back(kind: Any, bucket: str, options: dict[str, Any], tmp_path: Path) -> None:
+    import fsspec
+
+    rows = kind(0, 12)
+    rows.memmap(tmp_path / "one")
+    fsspec.filesystem("s3", **options).put(f"{tmp_path}/one", f"{bucket}/one", recursive=True)
+    data = tdmap.open(f"{bucket}/one", storage_options=options)
+    assert same(data.contiguous(), rows)
+    assert same(data[3:7], rows[3:7]) and same(data[[11, 0, 5]], rows[[11, 0, 5]]) and same(data[4], rows[4])
+    assert same(torch.cat(list(tdmap.map_iter(data, keep, num_workers=0, chunksize=5))), rows)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_operations_over_a_store(url: str, options: dict[str, Any], workers: int, tmp_path: Path) -> None:
+    data, whole = tdmap.open(url, storage_options=options), numbers(0, 50)
+    assert same(tdmap.map(data, double, num_workers=workers, chunksize=4), double(whole))
+    assert same(tdmap.filter(data, lambda c: c["x"] % 3 == 0, num_workers=workers), whole[::3])
+    assert same(tdmap.shuffle(data, seed=1, num_workers=workers), tdmap.shuffle(whole, seed=1, num_workers=0))
+    assert same(tdmap.sort(data, ("n", "m", "z"), num_workers=workers, out=tmp_path / "sorted"), whole.flip(0))
+
+
+def test_only_the_rows_and_columns_that_are_wanted_are_fetched(url: str, faults: FaultyProxy) -> None:
+    data = tdmap.open(url, storage_options={"endpoint_url": faults.url}, cache=False)
+    data[0:1]  # what each folder needs once
+    faults.heal()
+    rows = data.select("x")[3:5]
+    assert rows["x"].tolist() == [3, 4]
+    assert [(method, asked) for method, _, asked in faults.requests] == [("GET", "bytes=24-39")]
+    faults.heal()
+    assert data[[2, 9]]["p"].shape == (2, 2, 3)
+    assert all("shard" in path and asked for _, path, asked in faults.requests)
+
+
+def test_the_next_rows_are_fetched_while_the_function_runs(url: str, faults: FaultyProxy) -> None:
+    """The requests for the second chunk have been made before the function has returned from the first."""
+    seen: list[int] = []
+
+    def fn(chunk: Any) -> Any:
+        for _ in range(2000):  # until they have, or for two seconds
+            asked = {asked for _, path, asked in faults.requests if path.endswith("x.memmap")}
+            if len(asked) > len(seen) + 1 or len(seen) == 4:
+                break
+            stores.time.sleep(0.001)
+        seen.append(len(asked))
+        return chunk.select("x")
+
+    data = tdmap.open(url, storage_options={"endpoint_url": faults.url}, cache=False).window(0, 10)
+    faults.heal()
+    tdmap.map(data, fn, num_workers=0, chunksize=2)
+    assert seen[0] >= 2
+
+
+def test_workers_get_urls_and_no_credentials_are_shown(url: str, options: dict[str, Any]) -> None:
+    data = tdmap.open(url, storage_options={**options, "secret": "the-secret", "key": "the-key"})
+    assert "secret" not in repr(data) and len(pickle.dumps(data)) < 8_000
+    with pytest.raises(DatasetError) as error:
+        tdmap.open(f"{url}/nothing", storage_options={**options, "secret": "the-secret", "key": "the-key"})
+    assert "the-secret" not in str(error.value)
+
+
+# -- failures of the network -----------------------------------------------------------------------------------------
+
+ONCE = {"retries": {"max_attempts": 1, "mode": "standard"}}
+
+
+@pytest.mark.parametrize("fault", ["500", "cut", "slow"])
+def test_requests_that_fail_are_made_again(fault: str, url: str, faults: FaultyProxy) -> None:
+    options = {"endpoint_url": faults.url, "config_kwargs": ONCE}
+    data = tdmap.open(url, storage_options=options, cache=False).window(0, 20)
+    faults.spoil(fault, 3, lambda method, path: path.endswith(".memmap"))
+    assert same(tdmap.map(data, double, num_workers=0, chunksize=10), double(numbers(0, 20)))
+    assert faults.spoiled[fault] == 3
+
+
+@pytest.mark.parametrize("fault", ["500", "cut"])
+def test_workers_write_through_failures(fault: str, bucket: str, faults: FaultyProxy) -> None:
+    options = {"endpoint_url": faults.url, "config_kwargs": ONCE}
+    faults.spoil(fault, 4, lambda method, path: method == "PUT")
+    out = f"{bucket}/set"
+    result = tdmap.map(numbers(0, 30), keep, num_workers=2, out=out, rows_per_shard=10, storage_options=options)
+    assert faults.spoiled[fault] == 4
+    assert same(result.contiguous(), numbers(0, 30))
+
+
+def test_a_store_that_fails_for_good_is_an_error_that_names_the_object(
+    url: str, faults: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3fs = pytest.importorskip("s3fs")
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
+    monkeypatch.setattr(stores, "FIRST_WAIT", 0.001)
+    data = tdmap.open(url, storage_options={"endpoint_url": faults.url, "config_kwargs": ONCE}, cache=False)
+    faults.spoil("500", 1 << 30, lambda method, path: path.endswith("x.memmap"))
+    with pytest.raises(OSError, match=r"x\.memmap failed 3 times"):
+        data[0:3]
+    assert 3 <= len(faults.requests) <= 40, "retries are bounded"
+
+
+def test_no_rights_are_told_at_once(url: str, faults: FaultyProxy) -> None:
+    faults.spoil("403", 1 << 30)
+    with pytest.raises(PermissionError, match=r"s3://shared/set.*credentials"):
+        tdmap.open(url, storage_options={"endpoint_url": faults.url, "config_kwargs": ONCE})
+    assert len(faults.requests) <= 4
+
+
+# -- bad input -------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_there_is_named(bucket: str, options: dict[str, Any]) -> None:
+    for source, told in (
+        ("s3://no-such-bucket-here/set", "no such bucket"),
+        (f"{bucket}/nothing", "neither meta.json nor shards.json"),
+    ):
+        with pytest.raises(DatasetNotFoundError, match=told):
+            tdmap.open(source, storage_options=options)
+    with pytest.raises(FileNotFoundError, match="no such bucket"):
+        tdmap.map(numbers(0, 4), keep, num_workers=0, out="s3://no-such-bucket-here/set", storage_options=options)
+    with pytest.raises(ValueError, match="no store that fsspec knows"):
+        tdmap.open("nothing://a/b")
+    with pytest.raises(ValueError, match="twice"):
+        tdmap.open([f"{bucket}/a", f"{bucket}/a/"], storage_options=options)
+
+
+def test_a_url_without_the_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ImportError, match=r"pip install 'tdmap\[stores\]' gcsfs"):
+        tdmap.open("gs://bucket/set")
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(ImportError, match=r"pip install 'tdmap\[stores\]'"):
+        tdmap.open("s3://bucket/set", storage_options={"one": "of this test"})
+
+
+def test_memory_is_seen_by_this_process_alone(credentials: None) -> None:
+    out = "memory://tests/set"
+    result = tdmap.map(numbers(0, 20), keep, num_workers=0, out=out, rows_per_shard=8, overwrite=True)
+    assert same(result.contiguous(), numbers(0, 20))
+    assert same(tdmap.map(result, double, num_workers=2, executor="thread"), double(numbers(0, 20)))
+    for call in (
+        lambda: tdmap.map(result, double, num_workers=2),
+        lambda: tdmap.map(numbers(0, 8), keep, num_workers=2, out="memory://tests/other"),
+    ):
+        with pytest.raises(tdmap.SerializationError, match="memory of this process"):
+            call()
+
+
+def test_an_object_that_was_cut_or_replaced_is_named(bucket: str, options: dict[str, Any]) -> None:
+    import fsspec
+
+    fs, out = fsspec.filesystem("s3", **options), f"{bucket}/set"
+    data = tdmap.map(numbers(0, 20), keep, num_workers=0, out=out, rows_per_shard=10, storage_options=options)
+    shard = data.shards[1].removeprefix("s3://")
+    fs.pipe_file(f"{shard}/x.memmap", b"12345")
+    with pytest.raises(DatasetError, match=r"x\.memmap.*has 5 bytes, and 80 are needed"):
+        tdmap.open(out, storage_options=options)[15]
+    fs.pipe_file(f"{shard}/meta.json", fs.cat_file(f"{shard}/meta.json").replace(b"[10", b"[9"))
+    with pytest.raises(DatasetError, match="replaced"):
+        tdmap.open(out, storage_options=options)[15]
+    fs.rm(shard, recursive=True)
+    with pytest.raises(DatasetNotFoundError, match="missing"):
+        tdmap.open(out, storage_options=options)[15]
+    assert int(tdmap.open(out, storage_options=options)[5]["x"]) == 5
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_run_leaves_no_dataset_and_resume_goes_on(bucket: str, options: dict[str, Any]) -> None:
+    import fsspec
+
+    fs, out, data = fsspec.filesystem("s3", **options), f"{bucket}/set", numbers(0, 40)
+    calls: list[int] = []
+
+    def fn(chunk: Any) -> Any:
+        calls.append(int(chunk["x"][0]))
+        if fail and calls[-1] == 20:
+            raise ValueError("bad row")
+        return chunk.select("x")
+
+    def run(**more: Any) -> Any:
+        return tdmap.map(
+            data, fn, num_workers=0, chunksize=10, out=out, rows_per_shard=10, storage_options=options, **more
+        )
+
+    fail = True
+    with pytest.raises(ValueError, match="bad row"):
+        run()
+    assert fs.find(bucket) == []
+    with pytest.raises(ValueError, match="bad row"):
+        run(resume=True)
+    with pytest.raises(DatasetNotFoundError, match="has not come to its end"):
+        tdmap.open(out, storage_options=options)
+    with pytest.raises(FileExistsError, match="unfinished run"):
+        run()
+
+
+def test_resume_in_a_store(bucket: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """A program that is killed in the middle; the same call, in another process, writes what is missing."""
+    program, log = tmp_path / "program.py", tmp_path / "log"
+    program.write_text(
+        "import os, sys, tdmap\n"
+        "from tests.stores.kinds import numbers\n"
+        f"log, options, out = {str(log)!r}, {options!r}, {bucket + '/set'!r}\n"
+        "def fn(chunk):\n"
+        "    first = int(chunk['x'][0])\n"
+        "    print(first, file=open(log, 'a'), flush=True)\n"
+        "    if first == 20 and not os.path.exists(log + '.died'):\n"
+        "        open(log + '.died', 'w').close()\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "    return chunk.select('x')\n"
+        "tdmap.map(numbers(0, 40), fn, num_workers=0, out=out, rows_per_shard=10, chunksize=10, resume=True,\n"
+        "          storage_options=options)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.getcwd()}
+    assert subprocess.run([sys.executable, program], env=env, timeout=100).returncode == -signal.SIGKILL
+    assert subprocess.run([sys.executable, program], env=env, timeout=100).returncode == 0
+    assert log.read_text().split() == ["0", "10", "20", "20", "30"]
+    result = tdmap.open(f"{bucket}/set", storage_options=options)
+    assert result["x"].tolist() == list(range(40))
+
+
+def test_a_dataset_in_a_store_is_replaced_when_the_new_one_is_whole(bucket: str, options: dict[str, Any]) -> None:
+    import fsspec
+
+    out, data = f"{bucket}/set", numbers(0, 20)
+    first = tdmap.map(data, keep, num_workers=0, out=out, storage_options=options)
+    assert len(first.shards) > 4, "a store gets several shards where nobody says how many"
+    with pytest.raises(FileExistsError, match="holds a dataset already"):
+        tdmap.map(data, keep, num_workers=0, out=out, storage_options=options)
+    tdmap.map(data, double, num_workers=0, out=out, storage_options=options, overwrite=True, rows_per_shard=20)
+    assert same(tdmap.open(out, storage_options=options).contiguous(), double(data))
+    names = {path.split("/")[2] for path in fsspec.filesystem("s3", **options).find(out)}
+    assert len(names) == 2, "one shard, and the manifest"

@@ -1,0 +1,279 @@
+"""Several folders opened as one: the same rows, and the same results of every operation, as of one dataset."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tdmap
+from tdmap.reducers import Sum
+from tdmap.runtime.scheduler import Scheduler
+from tensordict_lite import TensorDict
+from tensordict_lite.errors import DatasetError, DatasetNotFoundError
+from tests.stores.kinds import KINDS, numbers, same, strings
+
+LENGTHS = (7, 13, 1, 20, 9)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def saved(root: Path, kind: Any = numbers, lengths: tuple[int, ...] = LENGTHS) -> tuple[list[str], Any]:
+    """Folders of consecutive rows, and all of these rows in memory."""
+    first, folders, parts = 0, [], []
+    for place, count in enumerate(lengths):
+        rows = kind(first, count)
+        rows.memmap(f"{root}/part{place}")
+        folders.append(f"{root}/part{place}")
+        parts.append(rows)
+        first += count
+    return folders, torch.cat(parts)
+
+
+def double(chunk: Any) -> TensorDict:
+    return TensorDict({"z": chunk["x"] * 2 + chunk["n", "y"], "s": chunk["p"].float().sum((1, 2))}, chunk.batch_size)
+
+
+# -- rows ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_rows_of_every_kind_are_those_of_the_folders(kind: Any, root: Path) -> None:
+    folders, whole = saved(root, kind)
+    data = tdmap.open(folders)
+    assert len(data) == len(whole) and tuple(data.batch_size)[0] == 50
+    for index in (0, 49, -1, slice(3, 30), slice(20, 21), slice(5, 5), slice(0, 50, 7)):
+        assert same(data[index], whole[index]), index
+    for rows in ([49, 0, 20, 20, 7], torch.tensor([-1, 5]), torch.arange(50) % 3 == 0, range(8, 3, -1)):
+        wanted = torch.as_tensor(list(rows) if isinstance(rows, range) else rows)
+        assert same(data[rows], whole[wanted]), rows
+    assert same(data.contiguous(), whole)
+
+
+def test_columns_keys_and_parts(root: Path) -> None:
+    folders, whole = saved(root, strings)
+    data = tdmap.open(folders)
+    assert list(data.keys()) == list(whole.keys()) and "s" in data and "q" not in data
+    assert torch.equal(data["x"], whole["x"]) and list(data["s"]) == list(whole["s"])
+    assert same(data.get("s"), whole.get("s"))
+    assert data.get("q", None) is None
+    some = data.select("s")
+    assert list(some.keys()) == ["s"] and list(some[6:9]["s"]) == ["row 6", "row 7", "row 8"]
+    assert "s" not in data.exclude("s")
+    assert data.shards == folders and data.ends == [7, 20, 21, 41, 50]
+    assert [len(piece) for piece in data.split(20)] == [20, 20, 10]
+    assert sum(int(row["x"]) for row in data) == sum(range(50))
+    with pytest.raises(KeyError):
+        data["q"]
+
+
+@pytest.mark.parametrize("index", [50, -51, [0, 50], [[0]], torch.zeros(3, dtype=torch.bool), torch.tensor([0.5])])
+def test_rows_that_are_not_there_are_an_error(index: Any, root: Path) -> None:
+    data = tdmap.open(saved(root)[0])
+    with pytest.raises(IndexError):
+        data[index]
+
+
+def test_what_is_done_to_rows_does_not_reach_the_files(root: Path) -> None:
+    folders, whole = saved(root)
+    data = tdmap.open(folders)
+    rows = data[0:5]
+    rows["x"].fill_(-1)
+    rows["new"] = torch.zeros(5)
+    assert torch.equal(data[0:5]["x"], whole[0:5]["x"])
+    assert torch.equal(TensorDict.load_memmap(folders[0])["x"], whole[:7]["x"])
+
+    def change(chunk: Any) -> Any:
+        chunk["x"] += 100
+        return chunk.select("x")
+
+    result = tdmap.map(data, change, num_workers=2, chunksize=4)
+    assert torch.equal(result["x"], whole["x"] + 100)
+    assert torch.equal(tdmap.open(folders)["x"], whole["x"])
+
+
+def test_it_is_read_only(root: Path) -> None:
+    data = tdmap.open(saved(root)[0])
+    for write in (lambda: data.__setitem__("x", 1), lambda: data.set("x", 1), lambda: data + 1, lambda: data.zero_()):
+        with pytest.raises((TypeError, AttributeError), match="read only"):
+            write()
+    with pytest.raises(ValueError, match="read only"):
+        tdmap.map(data, double, out=data)
+    with pytest.raises(tdmap.OutputMismatch, match="returned None"):
+        tdmap.map(data, lambda chunk: None, num_workers=0)
+    with pytest.raises(ValueError, match="dimension 0"):
+        tdmap.map(tdmap.concat([TensorDict({"x": torch.zeros(2, 3)}, [2, 3])] * 1), double, dim=1)
+
+
+def test_datasets_in_memory_mapped_and_sharded_follow_each_other(root: Path) -> None:
+    folders, whole = saved(root)
+    mapped = TensorDict.load_memmap(folders[1])
+    data = tdmap.concat([tdmap.open(folders[:1]), mapped, numbers(20, 5), mapped[:0], numbers(25, 25)[:]])
+    assert same(data.contiguous(), numbers(0, 50))
+    assert same(tdmap.map(data, double, num_workers=2, chunksize=3), double(whole))
+    copy = pickle.loads(pickle.dumps(data))
+    assert same(copy[18:27], whole[18:27])
+
+
+# -- operations ----------------------------------------------------------------------------------------------------
+
+OPERATIONS: dict[str, Any] = {
+    "map": lambda data: tdmap.map(data, double, num_workers=2, chunksize=4),
+    "map by rows": lambda data: tdmap.map(data, lambda row: row.select("x"), num_workers=0, chunksize=0),
+    "map in threads": lambda data: tdmap.map(data, double, num_workers=2, executor="thread", chunksize=6),
+    "map by rank": lambda data: [tdmap.map(data, double, num_workers=0, chunksize=5, shard=(r, 3)) for r in range(3)],
+    "map_iter": lambda data: list(tdmap.map_iter(data, lambda c: c["x"].clone(), num_workers=2, chunksize=4)),
+    "shuffled iter": lambda data: list(
+        tdmap.map_iter(data, lambda c: c["x"].clone(), num_workers=2, chunksize=4, shuffle=True, seed=3)
+    ),
+    "reduce": lambda data: tdmap.reduce(data, Sum("x"), num_workers=2),
+    "map_reduce": lambda data: tdmap.map_reduce(data, lambda c: c["x"].sum(), torch.add, num_workers=2),
+    "filter": lambda data: tdmap.filter(data, lambda chunk: chunk["x"] % 3 == 0, num_workers=2),
+    "flat_map": lambda data: tdmap.flat_map(data, lambda chunk: chunk[::2], num_workers=2, chunksize=4),
+    "sort": lambda data: tdmap.sort(data, ("n", "m", "z"), num_workers=2),
+    "shuffle": lambda data: tdmap.shuffle(data, seed=1, num_workers=2),
+    "group_by": lambda data: tdmap.group_by(data, lambda c: c["x"] % 4).reduce({"x": Sum("x")}, num_workers=2),
+    "join left": lambda data: tdmap.join(data, TensorDict({"x": torch.arange(0, 60, 2)}, [30]), on="x", num_workers=2),
+    "join right": lambda data: tdmap.join(TensorDict({"x": torch.arange(0, 60, 2)}, [30]), data, on="x", num_workers=2),
+    "pipeline": lambda data: [batch.clone() for batch in data.pipeline().map(double).batch(8)],
+    "shuffled pipeline": lambda data: [batch.clone() for batch in data.pipeline().shuffle(seed=1).batch(8)],
+    "split": lambda data: list(tdmap.train_test_split(data, 0.25, seed=0)),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+def test_every_operation_gives_what_one_dataset_gives(operation: Any, root: Path) -> None:
+    folders, whole = saved(root)
+    assert same(operation(tdmap.open(folders)), operation(whole))
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_chunks_of_every_kind_are_those_of_one_dataset(kind: Any, root: Path) -> None:
+    folders, whole = saved(root, kind)
+    chunks = list(tdmap.map_iter(tdmap.open(folders), lambda chunk: chunk.clone(), num_workers=2, chunksize=3))
+    assert same(torch.cat(chunks), whole)
+
+
+def test_workers_get_paths_and_not_rows(root: Path) -> None:
+    """However many rows there are, what is sent to a worker is the names of the folders."""
+    folders, _ = saved(root, numbers, (20_000, 20_000))
+    assert len(pickle.dumps(tdmap.open(folders))) < 8_000
+
+
+def test_a_lease_ends_where_a_folder_does() -> None:
+    scheduler = Scheduler(100, 1, borders=[30, 64])
+    now, ends = 0.0, []
+    while not scheduler.finished:
+        lease = scheduler.lease(0, now)
+        assert lease is not None
+        assert not any(lease.start < border < lease.stop for border in (30, 64))
+        ends.append(lease.stop)
+        now += 1e-3
+        scheduler.done(lease.id, lease.stop, 1e-3, now)
+    assert {30, 64, 100} <= set(ends)
+
+
+# -- a part that is not as it should be ------------------------------------------------------------------------------
+
+
+def test_datasets_that_do_not_fit_are_refused_by_name(root: Path) -> None:
+    a, b = TensorDict({"x": torch.zeros(3, 2)}, [3]), TensorDict({"x": torch.zeros(3, 4)}, [3])
+    c, d = TensorDict({"y": torch.zeros(3, 2)}, [3]), TensorDict({"x": torch.zeros(3, 2, dtype=torch.int32)}, [3])
+    for name, rows in zip("abcd", (a, b, c, d), strict=True):
+        rows.memmap(f"{root}/{name}")
+    for other, told in (("b", r"shape \(4,\)"), ("c", "'y'"), ("d", "int32")):
+        with pytest.raises(ValueError, match=told) as error:
+            tdmap.open([f"{root}/a", f"{root}/{other}"])
+        assert f"{root}/a" in str(error.value) and f"{root}/{other}" in str(error.value)
+        assert "'x'" in str(error.value)
+
+
+def test_lists_that_make_no_dataset_are_refused(root: Path) -> None:
+    folders, _ = saved(root)
+    (root / "link").symlink_to(folders[0])
+    for wrong, error, told in (
+        ([], ValueError, "empty"),
+        ([folders[0], f"{folders[0]}/"], ValueError, "twice"),
+        ([folders[0], str(root / "link")], ValueError, "twice"),
+        ([folders[0], f"{root}/nowhere"], DatasetNotFoundError, "nowhere"),
+        ([folders[0], str(root)], DatasetNotFoundError, "neither meta.json nor shards.json"),
+        ([3], TypeError, "int"),
+        (3, TypeError, "int"),
+    ):
+        with pytest.raises(error, match=told):
+            tdmap.open(wrong)
+    for wrong in ([], [torch.zeros(3)], [TensorDict()], torch.zeros(3)):
+        with pytest.raises((ValueError, TypeError), match="concat takes"):
+            tdmap.concat(wrong)
+
+
+@pytest.fixture
+def sharded(root: Path) -> Path:
+    """A folder of five shards of ten rows."""
+    tdmap.map(numbers(0, 50), lambda chunk: chunk, num_workers=0, out=root / "set", rows_per_shard=10)
+    return root / "set"
+
+
+def shard_paths(folder: Path) -> list[Path]:
+    return [folder / entry["path"] for entry in json.loads((folder / "shards.json").read_text())["shards"]]
+
+
+def test_a_shard_that_is_missing_replaced_or_of_other_length_is_named(sharded: Path, root: Path) -> None:
+    victim = shard_paths(sharded)[3]
+    opened = tdmap.open(sharded)
+    kept = root / "kept"
+    victim.rename(kept)
+    for read in (lambda: tdmap.open(sharded), lambda: opened[32]):
+        with pytest.raises(DatasetError, match=f"{victim.name}.*missing"):
+            read()
+    numbers(0, 7).memmap(victim)
+    for read in (lambda: tdmap.open(sharded), lambda: tdmap.map(opened, double, num_workers=2)):
+        with pytest.raises(DatasetError, match=f"{victim.name}"):
+            read()
+    with pytest.raises(DatasetError, match="has 7 rows, and had 10"):
+        tdmap.open(sharded)
+    shutil.rmtree(victim)
+    TensorDict({"x": torch.zeros(10)}, [10]).memmap(victim)
+    with pytest.raises(DatasetError, match="is not the shard"):
+        tdmap.open(sharded)
+    shutil.rmtree(victim)
+    victim.symlink_to(kept)
+    with pytest.raises(DatasetError, match="symbolic link"):
+        tdmap.open(sharded)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda m: m.update(format="other"), "no manifest"),
+        (lambda m: m.update(version=9), "version 9"),
+        (lambda m: m.update(shards=[]), "lists no shards"),
+        (lambda m: m.update(rows=3), "3 rows"),
+        (lambda m: m["shards"][0].update(path="../elsewhere"), "leads out"),
+        (lambda m: m["shards"][0].update(path="/etc"), "leads out"),
+        (lambda m: m["shards"][0].update(path="s3://x/y"), "leads out"),
+        (lambda m: m["shards"][0].update(rows=-1), "rows, bytes and a digest"),
+        (lambda m: m["shards"].append(m["shards"][0]), "twice"),
+        (lambda m: m["shards"].append("x"), "is an object"),
+    ],
+)
+def test_a_manifest_that_was_edited_is_refused(change: Any, told: str, sharded: Path) -> None:
+    manifest = json.loads((sharded / "shards.json").read_text())
+    change(manifest)
+    (sharded / "shards.json").write_text(json.dumps(manifest))
+    with pytest.raises(DatasetError, match=told):
+        tdmap.open(sharded)
+
+
+def test_a_folder_of_shards_can_be_moved(sharded: Path, root: Path) -> None:
+    sharded.rename(root / "elsewhere")
+    assert same(tdmap.open(root / "elsewhere").contiguous(), numbers(0, 50))
+    assert same(tdmap.open(f"file://{root}/elsewhere")[5:15], numbers(5, 10))

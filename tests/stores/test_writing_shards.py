@@ -1,0 +1,223 @@
+"""`out=folder, rows_per_shard=`: whole or not there, the same rows, and gone on with after any interruption."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tdmap
+from tensordict_lite import TensorDict
+from tensordict_lite.errors import DatasetNotFoundError
+from tests.stores.kinds import KINDS, numbers, same
+
+
+def keep(chunk: Any) -> Any:
+    return chunk.clone()
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_of_every_kind_are_written_as_shards(kind: Any, workers: int, tmp_path: Path) -> None:
+    rows = kind(0, 23)
+    if kind is KINDS["ragged"]:
+        pytest.skip("results of different shapes have no place in one folder")
+    result = tdmap.map(rows, keep, num_workers=workers, out=tmp_path / "set", rows_per_shard=5)
+    assert isinstance(result, tdmap.ShardedDataset) and result.ends == [5, 10, 15, 20, 23]
+    assert same(result.contiguous(), rows)
+    assert same(tdmap.open(str(tmp_path / "set"))[3:12], rows[3:12])
+    assert all(same(TensorDict.load_memmap(path), rows[5 * n : 5 * n + 5]) for n, path in enumerate(result.shards))
+
+
+def test_shards_are_made_of_shards(tmp_path: Path) -> None:
+    first = tdmap.map(numbers(0, 50), keep, num_workers=0, out=tmp_path / "a", rows_per_shard=7)
+    second = tdmap.map(first, keep, num_workers=2, out=tmp_path / "b", rows_per_shard=11)
+    third = tdmap.map(second, keep, num_workers=2, out=tmp_path / "c")
+    assert second.ends == [11, 22, 33, 44, 50]
+    assert same(second.contiguous(), numbers(0, 50)) and same(third, numbers(0, 50))
+
+
+def draw(chunk: Any) -> TensorDict:
+    return TensorDict({"r": torch.rand(len(chunk)), "x": chunk["x"]}, [len(chunk)])
+
+
+def test_a_seed_gives_the_bits_that_one_folder_gets(tmp_path: Path) -> None:
+    data = numbers(0, 40)
+    alone = tdmap.map(data, draw, num_workers=2, seed=5, chunksize=4)
+    shards = tdmap.map(data, draw, num_workers=2, seed=5, chunksize=4, out=tmp_path / "set", rows_per_shard=8)
+    assert torch.equal(shards["r"], alone["r"])
+
+
+def test_functions_get_the_numbers_of_their_rows(tmp_path: Path) -> None:
+    def fn(chunk: Any, rows: torch.Tensor) -> TensorDict:
+        return TensorDict({"row": rows}, [len(rows)])
+
+    out = tmp_path / "set"
+    result = tdmap.map(numbers(0, 20), fn, num_workers=2, chunksize=3, with_indices=True, out=out, rows_per_shard=8)
+    assert result["row"].tolist() == list(range(20))
+
+
+def fail_on(rows: set[int]) -> Any:
+    def fn(chunk: Any) -> TensorDict:
+        if rows & set(chunk["x"].tolist()):
+            raise ValueError("bad row")
+        return TensorDict({"x": chunk["x"] + 1}, [len(chunk)])
+
+    return fn
+
+
+@pytest.mark.parametrize("mode", ["skip", "mark", "drop"])
+def test_rows_that_raise_are_skipped_and_told(mode: Any, tmp_path: Path) -> None:
+    with pytest.warns(tdmap.SkippedRows) as caught:
+        result = tdmap.map(
+            numbers(0, 20), fail_on({3, 11}), num_workers=2, on_error=mode, out=tmp_path / "set", rows_per_shard=8
+        )
+    assert [bad.row for bad in caught[0].message.errors] == [3, 11]  # type: ignore[union-attr]
+    wanted = torch.arange(1, 21)
+    if mode == "drop":
+        assert result["x"].tolist() == [row for row in wanted.tolist() if row not in (4, 12)]
+        return
+    wanted[[3, 11]] = 0
+    assert torch.equal(result["x"], wanted)
+    if mode == "mark":
+        assert (~result["__valid__"]).nonzero()[:, 0].tolist() == [3, 11]
+
+
+def test_a_run_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "set"
+    with pytest.raises(ValueError, match="bad row"):
+        tdmap.map(numbers(0, 20), fail_on({11}), num_workers=2, out=out, rows_per_shard=4)
+    assert not out.exists() or not list(out.glob("shard*"))
+    assert len(tdmap.map(numbers(0, 20), fail_on(set()), num_workers=2, out=out, rows_per_shard=4)) == 20
+
+
+def test_a_worker_that_is_killed_costs_its_shard(tmp_path: Path) -> None:
+    flag = tmp_path / "once"
+
+    def fn(chunk: Any) -> Any:
+        if int(chunk["x"][0]) == 12 and not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return chunk.clone()
+
+    data = numbers(0, 24)
+    result = tdmap.map(data, fn, num_workers=2, chunksize=2, out=tmp_path / "set", rows_per_shard=4)
+    assert flag.exists() and same(result.contiguous(), data)
+
+
+PROGRAM = """
+    import os, sys
+    import torch, tdmap
+    from pathlib import Path
+    from tests.stores.kinds import numbers
+
+    out, log = sys.argv[1:3]
+
+    def fn(chunk):
+        first = int(chunk["x"][0])
+        with open(log, "a") as file:
+            file.write(f"{first}\\n")
+        if first == 20 and not os.path.exists(log + ".died"):
+            open(log + ".died", "w").close()
+            os.kill(os.getppid(), 9)
+        return chunk.select("x")
+
+    if __name__ == "__main__":
+        tdmap.map(numbers(0, 40), fn, num_workers=1, chunksize=4, out=out, rows_per_shard=8, resume=True, seed=1)
+"""
+
+
+def test_a_program_that_is_killed_goes_on_with_the_shards_that_are_missing(tmp_path: Path) -> None:
+    out, log, program = tmp_path / "set", tmp_path / "log", tmp_path / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    env = {**os.environ, "PYTHONPATH": os.getcwd()}
+
+    def run() -> int:
+        return subprocess.run([sys.executable, program, out, log], env=env, timeout=100).returncode
+
+    assert run() == -signal.SIGKILL
+    with pytest.raises(DatasetNotFoundError, match="has not come to its end"):
+        tdmap.open(out)
+    before = log.read_text().split()
+    assert run() == 0
+    after = log.read_text().split()[len(before) :]
+    assert tdmap.open(out)["x"].tolist() == list(range(40))
+    assert {"0", "4", "8", "12"}.isdisjoint(after), "shards that were written are not made again"
+    assert not list((out / ".tdmap").glob("*/*"))
+
+
+def test_a_run_is_gone_on_with_by_the_same_call_alone(tmp_path: Path) -> None:
+    out, data = tmp_path / "set", numbers(0, 20)
+    with pytest.raises(ValueError, match="bad row"):
+        tdmap.map(data, fail_on({11}), num_workers=0, out=out, rows_per_shard=4, resume=True)
+    with pytest.raises(FileExistsError, match="unfinished run"):
+        tdmap.map(data, fail_on({11}), num_workers=0, out=out, rows_per_shard=4)
+    with pytest.raises(tdmap.ResumeMismatch, match="rows per shard was 4, and is 5"):
+        tdmap.map(data, fail_on({11}), num_workers=0, out=out, rows_per_shard=5, resume=True)
+    with pytest.raises(tdmap.ResumeMismatch, match="closure variable rows"):
+        tdmap.map(data, fail_on({12}), num_workers=0, out=out, rows_per_shard=4, resume=True)
+    (out / ".tdmap" / "run.json").write_text("{}")
+    with pytest.raises(tdmap.UntrustedFile):
+        tdmap.map(data, fail_on({11}), num_workers=0, out=out, rows_per_shard=4, resume=True)
+
+
+def test_a_run_that_was_complete_does_nothing(tmp_path: Path) -> None:
+    out, data = tmp_path / "set", numbers(0, 20)
+    first = tdmap.map(data, keep, num_workers=2, out=out, rows_per_shard=4, resume=True)
+    with pytest.warns(tdmap.AlreadyComplete):
+        second = tdmap.map(data, keep, num_workers=2, out=out, rows_per_shard=4, resume=True)
+    assert first.shards == second.shards
+
+
+def test_what_is_there_is_replaced_only_when_asked_and_when_the_new_one_is_whole(tmp_path: Path) -> None:
+    out, data = tmp_path / "set", numbers(0, 20)
+    tdmap.map(data, keep, num_workers=0, out=out, rows_per_shard=4)
+    for again in ({"rows_per_shard": 4}, {}):
+        with pytest.raises(FileExistsError):
+            tdmap.map(data, keep, num_workers=0, out=out, **again)
+    with pytest.raises(ValueError, match="bad row"):
+        tdmap.map(data, fail_on({11}), num_workers=0, out=out, rows_per_shard=3, overwrite=True)
+    assert same(tdmap.open(out).contiguous(), data)
+    result = tdmap.map(tdmap.open(out), fail_on(set()), num_workers=2, out=out, rows_per_shard=7, overwrite=True)
+    assert torch.equal(result["x"], data["x"] + 1) and len(list(out.glob("shard-*"))) == 3
+    plain = tmp_path / "plain"
+    data.memmap(plain)
+    tdmap.map(data, keep, num_workers=0, out=plain, rows_per_shard=10, overwrite=True)
+    assert same(tdmap.open(plain).contiguous(), data) and not (plain / "meta.json").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError, match="is a file"):
+        tdmap.map(data, keep, num_workers=0, out=tmp_path / "file", rows_per_shard=10)
+
+
+def test_shards_that_differ_are_refused(tmp_path: Path) -> None:
+    def fn(chunk: Any) -> TensorDict:
+        return TensorDict({"y": chunk["x"].float() if int(chunk["x"][0]) < 8 else chunk["x"]}, [len(chunk)])
+
+    with pytest.raises(tdmap.OutputMismatch, match="the entry 'y' is .*int64"):
+        tdmap.map(numbers(0, 20), fn, num_workers=2, out=tmp_path / "set", rows_per_shard=4)
+
+
+def test_no_rows_are_a_dataset_too(tmp_path: Path) -> None:
+    result = tdmap.map(numbers(0, 0), keep, num_workers=2, out=tmp_path / "set", rows_per_shard=4)
+    assert len(result) == 0 and set(result.keys()) == {"x", "p", "n"}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"rows_per_shard": 0}, "at least 1"),
+        ({"rows_per_shard": True}, "at least 1"),
+        ({"rows_per_shard": 4, "out": None}, "pass out="),
+        ({"rows_per_shard": 4, "shard": (0, 2)}, "rule that out"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, Any], told: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=told):
+        tdmap.map(numbers(0, 8), keep, **{"out": tmp_path / "set", **options})
