@@ -68,7 +68,8 @@ def available_memory(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/pro
     for folder in _own_folders(root, own):
         free += _room(folder, "memory.max", "memory.current", ("inactive_file", "active_file"))
     v1 = ("total_inactive_file", "total_active_file")
-    free += _room(root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", v1)
+    for folder in dict.fromkeys(_own_folders(root, own, "memory")):
+        free += _room(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", v1)
     return max(min(free, default=UNKNOWN_MEMORY), 0)
 
 
@@ -92,16 +93,16 @@ def _room(folder: Path, limit: str, used: str, cached: tuple[str, str]) -> list[
         return []
 
 
-def _own_folders(root: Path, own: Path) -> list[Path]:
-    """The cgroup folders that may limit this process, its own and those above."""
-    folders = [root, root / "cpu"]
+def _own_folders(root: Path, own: Path, controller: str = "cpu") -> list[Path]:
+    """The cgroup folders that may limit this process, its own and those above: of version 2, or of a controller."""
+    folders = [root, root / controller]
     try:
         lines = own.read_text().splitlines()
     except OSError:
         return folders
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "cpu", "cpu,cpuacct", "cpuacct,cpu"):
+        if controllers and controller not in controllers.split(","):
             continue
         base = root if not controllers else root / controllers
         folder = base / path.lstrip("/")

@@ -24,7 +24,7 @@ from torch import Tensor
 from tdmap.data.columns import row_words
 from tdmap.data.entries import require_entry
 from tdmap.data.join import result_of_no_rows
-from tdmap.data.kinds import Data, data_row_bytes, is_data
+from tdmap.data.kinds import Data, data_row_bytes, is_data, is_dense
 from tdmap.data.reader import narrow
 from tdmap.data.schema import Schema, take_apart
 from tdmap.data.store import destination
@@ -140,8 +140,8 @@ def filter(
 def _of_columns(job: Job, predicate: Expression) -> Job:
     """The job on the entries that a formula reads, in chunks for rows as narrow as these."""
     data, plan = job.source.data, job.plan
-    if isinstance(data, Tensor) or not predicate.keys:
-        return job
+    if isinstance(data, Tensor) or not is_dense(data) or not predicate.keys:
+        return job  # a column of a lazy stack is a copy of it
     columns = TensorDict({}, data.shape[:1])
     for key in sorted(predicate.keys, key=str):
         require_entry(data, key, f"a column of the predicate {predicate!r}")

@@ -46,6 +46,24 @@ def test_the_quota_of_a_container_is_read(tmp_path, files, line, quota):
     assert resources.cgroup_quota(*cgroup(tmp_path, files, line)) == quota
 
 
+@pytest.mark.parametrize(
+    ("files", "line"),
+    [
+        ({"memory/a/memory.{}": "", "memory/memory.{}": "9"}, "4:memory:/a\n0::/\n"),
+        ({"memory/a/memory.{}": "9", "memory/a/b/memory.{}": ""}, "4:memory:/a/b\n"),
+        ({"memory/memory.{}": ""}, "4:memory:/\n"),
+    ],
+)
+def test_the_memory_of_a_group_of_version_1_is_read(tmp_path, files, line):
+    # 100 MB, of which 30 are used and 10 of these are pages of files; 9: ten times as much.
+    written = {}
+    for name, more in files.items():
+        written[name.format("limit_in_bytes")] = f"10000000{'0' if more else ''}0\n"
+        written[name.format("usage_in_bytes")] = "30000000\n"
+        written[name.format("stat")] = "total_inactive_file 4000000\ntotal_active_file 6000000\n"
+    assert resources.available_memory(*cgroup(tmp_path, written, line)) == 80_000_000
+
+
 @pytest.mark.parametrize(("quota", "cores", "wanted"), [(1.5, 8, 2), (0.2, 8, 1), (16.0, 4, 4), (None, 3, 3)])
 def test_workers_default_to_the_cores_of_the_quota(monkeypatch, quota, cores, wanted):
     monkeypatch.setattr(resources, "cgroup_quota", lambda: quota)

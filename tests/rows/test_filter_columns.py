@@ -15,9 +15,13 @@ import tdmap
 from tdmap import col
 from tdmap.errors import ResumeMismatch
 from tdmap.operations import filter as filtering
-from tensordict_lite import TensorDict
+from tensordict_lite import LazyStackedTensorDict, TensorClass, TensorDict
 
 ROWS = 10_007
+
+
+class Point(TensorClass):
+    v: torch.Tensor
 
 
 def table(rows: int = ROWS) -> TensorDict:
@@ -93,6 +97,14 @@ def test_few_rows(rows: int) -> None:
     data = table(rows)
     found = tdmap.filter(data, (col("id") % 2 == 1) & (col("word") != ""), num_workers=0)
     assert found["id"].tolist() == list(range(1, rows, 2)) and found.keys() == data.keys()
+
+
+def test_lazy_stacks_and_tensorclasses() -> None:
+    rows = [TensorDict({"v": torch.tensor(float(v)), "r": torch.zeros(v + 1)}, []) for v in range(5)]
+    stack = LazyStackedTensorDict.lazy_stack(rows)
+    assert tdmap.filter(stack.select("v"), col("v") > 2, num_workers=0)["v"].tolist() == [3.0, 4.0]
+    points = Point(v=torch.arange(5), batch_size=[5])
+    assert tdmap.filter(points, col("v") % 2 == 1, num_workers=0).v.tolist() == [1, 3]
 
 
 def test_a_job_answers_where_columns_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
