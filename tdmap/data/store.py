@@ -205,8 +205,9 @@ class OutputFolder:
         """What is in the folder; nothing when there is none."""
         try:
             return set(os.listdir(self.path))
-        except (FileNotFoundError, NotADirectoryError):
-            if os.path.lexists(self.path):
+        except (FileNotFoundError, NotADirectoryError) as error:
+            # A folder that is there now was made by somebody else a moment ago, and was not there when it was asked for.
+            if isinstance(error, NotADirectoryError) and os.path.lexists(self.path) or os.path.islink(self.path):
                 raise FileExistsError(
                     f"{self.path} is a file, and a dataset is a folder: choose another path."
                 ) from None
