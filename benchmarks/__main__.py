@@ -13,8 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ALL = ("map_throughput", "memory", "core_ops", "serialization", "overhead", "mapreduce", "loader", "ingest")
-MORE = ("functional", "gpu", "device")
+ALL = ("map_throughput", "memory", "core_ops", "serialization", "overhead", "mapreduce", "tables", "loader", "ingest")
+MORE = ("functional", "gpu", "device", "larger_than_memory")
 
 
 def main() -> int:

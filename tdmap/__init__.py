@@ -32,9 +32,9 @@ from tdmap.operations.filter import filter, flat_map
 from tdmap.operations.iteration.iterator import MapIterator
 from tdmap.operations.iteration.map_iter import map_iter
 from tdmap.operations.iteration.prefetch import prefetch_to_device
+from tdmap.operations.iteration.samplers import BalancedSampler, MixedSampler, WeightedSampler
 from tdmap.operations.map import map
 from tdmap.operations.reduce import map_reduce, reduce
-from tdmap.operations.samplers import BalancedSampler, MixedSampler, WeightedSampler
 from tdmap.operations.shuffle import shuffle
 from tdmap.operations.summary import describe, train_test_split
 from tdmap.pipeline import Pipeline, PipelineIterator

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 if importlib.util.find_spec("fcntl") is None:
     raise ImportError(
@@ -39,6 +40,7 @@ from tensordict_lite.hooks import vmapping as _vmapping
 from tensordict_lite.hooks.pytree import from_pytree
 from tensordict_lite.keys import NestedKey, unravel_key, unravel_key_list, unravel_key_to_tuple
 from tensordict_lite.lazy import stack as _lazystack_class
+from tensordict_lite.lazy import typed as _lazy_typed  # noqa: F401  (registers its part)
 from tensordict_lite.lazy.functions import LazyStackedTensorDict, lazy_stack, maybe_dense_stack
 from tensordict_lite.memmap import DatasetWriter, MemoryMappedTensor, TensorDictFuture
 from tensordict_lite.memmap.api import load, load_memmap, save
@@ -55,7 +57,9 @@ from tensordict_lite.nn import (
     TensorDictParams,
     as_tensordict_module,
 )
+from tensordict_lite.nn import uninitialized as _uninitialized  # noqa: F401  (registers its part)
 from tensordict_lite.objects import metadata as _metadata
+from tensordict_lite.objects import tuple as _tuple  # noqa: F401  (registers its part)
 from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, is_non_tensor
 from tensordict_lite.objects.metadata import MetaData
 from tensordict_lite.objects.stack import NonTensorStack
@@ -89,6 +93,9 @@ from tensordict_lite.building.functions import (  # isort: skip
     is_integer,
 )
 
+if TYPE_CHECKING:
+    from tensordict_lite.persistent import PersistentTensorDict
+
 _vmapping.install()
 
 # What `torch.load(weights_only=True)` may build: containers whose content it checks in turn.
@@ -110,7 +117,13 @@ if _torch_version >= "2.6":  # before, it does not take names
     _add_safe_globals([(each, f"{_old_name(each.__module__)}.{each.__qualname__}") for each in _SAFE])
 
 
+_LATER = {"PersistentTensorDict": "tensordict_lite.persistent"}
+"""Names that are imported when they are asked for, and where they are."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     if name == "__version__":
         return importlib.metadata.version("tdmap")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -127,6 +140,7 @@ __all__ = [
     "NonTensorData",
     "NonTensorDataBase",
     "NonTensorStack",
+    "PersistentTensorDict",
     "TensorAttrs",
     "TensorClass",
     "TensorClassModuleBase",

@@ -25,7 +25,7 @@ from tdmap.bykey.aggregates import Grouped, grouped_form
 from tdmap.bykey.forms.named import Ordered, parse
 from tdmap.bykey.forms.ordered import OrderedGroups
 from tdmap.bykey.keys import KeyLike, KeySpec
-from tdmap.bykey.prepare import KeyedData, count_partitions, light, plan_rows, prepare
+from tdmap.bykey.prepare import KeyedData, count_partitions, light, plan_rows, prepare, quick
 from tdmap.bykey.reducing import (
     CutChunk,
     ReducePartition,
@@ -533,7 +533,8 @@ def _run_cut(source: Data, plan: ChunkPlan, cut: CutChunk, execution: Execution,
     ours = cut.reader.spec.fn is None and all(type(form).__module__.startswith("tdmap.") for form in forms)
     # Code of somebody else's runs in workers, which may die of it.
     nbytes = plan.length * data_row_bytes(source, plan.length) if ours else sys.maxsize
-    crew = light(execution, 0 if plan.num_chunks == 1 else nbytes)
+    choose = quick if cut.table is not None and cut.most else light  # what is sorted and written takes longer
+    crew = choose(execution, 0 if plan.num_chunks == 1 else nbytes)
     runs: list[Any] = crew.run(Job(Source(source), plan, cut, policy), Collect())
     return runs
 

@@ -45,6 +45,9 @@ LARGE_PARTITION_BYTES = 64 << 20
 LIGHT_BYTES = 4 << 20
 """Work on so few bytes is done in the caller: workers would cost more than they save."""
 
+QUICK_BYTES = 32 << 20
+"""Of work that takes as long as memory takes, workers gain as much on so many bytes as a job costs."""
+
 SAMPLE_RUNS, SAMPLE_RUN = 256, 64
 """Rows that are sampled: so many runs of so many."""
 
@@ -87,6 +90,12 @@ def light(execution: Execution, nbytes: int, plan: ChunkPlan | None = None) -> E
     if nbytes > LIGHT_BYTES or (plan is not None and plan.num_chunks > 1 and nbytes):
         return execution
     return replace(execution, executor="serial", pool=None, num_workers=None, max_tasks_per_child=None)
+
+
+def quick(execution: Execution, nbytes: int) -> Execution:
+    """As `light`, for work of a few nanoseconds a row: with two workers it takes twice the bytes to be worth a job."""
+    gained = nbytes - nbytes // execution.workers
+    return light(execution, 0 if LIGHT_BYTES and gained <= QUICK_BYTES else nbytes)
 
 
 @dataclass(frozen=True)

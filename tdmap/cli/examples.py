@@ -17,6 +17,7 @@ EXAMPLES = {
         "tdmap filter 'label == 3' photos threes",
         "tdmap filter mymodule:is_bright photos bright --workers 2",
     ],
+    "join": ["tdmap join photos threes both --on time", "tdmap join photos threes others --on time --how anti"],
     "sort": ["tdmap sort photos sorted --by label", "tdmap sort photos newest --by label --by time --descending"],
     "shuffle": ["tdmap shuffle photos shuffled --seed 0"],
     "reduce": [

@@ -21,6 +21,7 @@ _KNOWN_AS = {
     "tdmap.operations.filter": "tdmap.filtering",
     "tdmap.operations.iteration.iterator": "tdmap.iterator",
     "tdmap.operations.iteration.map_iter": "tdmap.api",
+    "tdmap.operations.iteration.samplers": "tdmap.operations.samplers",
     "tdmap.operations.keeping": "tdmap.keeping",
     "tdmap.operations.map": "tdmap.api",
     "tdmap.operations.output": "tdmap.placing",

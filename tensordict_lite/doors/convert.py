@@ -16,7 +16,11 @@ from tensordict_lite.objects.linkedlist import LinkedList
 from tensordict_lite.ops.keys.state import StateOps
 
 if TYPE_CHECKING:
+    import os
+
     from typing_extensions import Self
+
+    from tensordict_lite.persistent import PersistentTensorDict
 
 __all__ = ["ConvertOps"]
 
@@ -166,6 +170,28 @@ class ConvertOps(StateOps):
                 out[key] = value.to_tensordict(retain_none=retain_none)
         names = None if self._names is None else list(self._names)
         return self._plain_class()._trusted(out, self._batch_size, self._device, names)
+
+    def to_h5(self, filename: str | os.PathLike[str], **options: Any) -> PersistentTensorDict:
+        """Writes the entries into a new HDF5 file, and gives the collection that lies there, open for writing.
+
+        Args:
+            filename: the file; one that exists is replaced.
+            **options: for :meth:`h5py.Group.create_dataset`, ``compression="gzip"`` say.
+
+        Raises:
+            ImportError: h5py is not installed.
+            TypeError: an entry is of a kind that HDF5 cannot store.
+        """
+        from tensordict_lite.persistent import PersistentTensorDict
+
+        return PersistentTensorDict.from_dict(self, filename, **options)
+
+    @classmethod
+    def from_h5(cls, filename: str | os.PathLike[str], **options: Any) -> PersistentTensorDict:
+        """Opens an HDF5 file; see :meth:`PersistentTensorDict.from_h5`."""
+        from tensordict_lite.persistent import PersistentTensorDict
+
+        return PersistentTensorDict.from_h5(filename, **options)
 
     def to_lazystack(self, dim: int = 0) -> Any:
         """A lazy stack of the slices along a batch dimension, which are views; ``self`` if it is that already."""

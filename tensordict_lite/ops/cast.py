@@ -183,6 +183,8 @@ class CastOps(Kernel):
             if whole is not None:
                 return whole
         leaves = self._leaves()
+        if not leaves and device is not None and device.type not in ("cpu", "meta"):
+            torch.empty(0, device=device)  # says so where there is no such device
         moved = _move(leaves, device, dtype, memory_format, non_blocking, non_blocking_pin, num_threads)
         if cast_filter is not None and dtype is not None:
             moved = self._filter_cast(cast_filter, moved, device, non_blocking)

@@ -185,6 +185,9 @@ class ShapeOps(Kernel):
         start = 0 if start_dim is None else start_dim + ndim if start_dim < 0 else start_dim
         end = ndim - 1 if end_dim is None else end_dim + ndim if end_dim < 0 else end_dim
         if not ndim:
+            for dim in (start_dim, end_dim):
+                if dim not in (None, 0, -1):
+                    raise IndexError(f"Dimension out of range (expected to be in range of [-1, 0], but got {dim})")
             return self._inplace_or(inplace, self.unsqueeze(0))
         if end < start:
             raise ValueError(

@@ -276,3 +276,10 @@ def test_lazy_stacks_cast_and_share() -> None:
     assert stack.to("cpu").device == torch.device("cpu")
     assert stack.clone()["a"].data_ptr() != stack["a"].data_ptr()
     assert stack.share_memory_().is_shared()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_a_tree_without_entries_does_not_go_to_a_device_that_is_not_there() -> None:
+    for move in (lambda td: td.cuda(), lambda td: td.to("cuda")):
+        with pytest.raises((AssertionError, RuntimeError)):
+            move(TensorDict({}, [3]))

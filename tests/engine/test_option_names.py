@@ -38,7 +38,7 @@ def table():
         (lambda d: tdmap.filter(d, len, chunk_size=3), "chunk_size", "chunksize"),
         (lambda d: tdmap.flat_map(d, len, onerror="skip"), "onerror", "on_error"),
         (lambda d: tdmap.shuffle(d, 1, num_worker=2), "num_worker", "num_workers"),
-        (lambda d: tdmap.join(d, d, "x", suffixes="_r"), "suffixes", "suffix"),
+        (lambda d: tdmap.join(d, d, "x", sufix="_r"), "sufix", "suffix"),
         (lambda d: tdmap.reduce(d, reducers.Count(), num_proc=2), "num_proc", "num_workers"),
         (lambda d: tdmap.map_reduce(d, None, reducers.Count(), time_out=2), "time_out", "timeout"),
         (lambda d: tdmap.group_by(d, "label").reduce(reducers.Count(), output="x"), "output", "out"),

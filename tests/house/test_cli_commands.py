@@ -252,6 +252,18 @@ def test_convert_reads_and_writes_pipes(run, folder):
 # -------- all commands
 
 
+def test_join_is_that_of_the_library(run, folder):
+    photos = rows_of(folder / "photos")
+    assert run("filter 'label > 1' photos some --workers 0").exit_code == 0
+    done = run("join photos some others --on time --how anti --workers 0")
+    assert done.exit_code == 0, done.stderr
+    wanted = tdmap.join(photos, rows_of(folder / "some"), "time", "anti", num_workers=0)
+    assert rows_of(folder / "others")["time"].tolist() == wanted["time"].tolist()
+    assert run("join photos some both --on time=label --workers 0").exit_code == 2
+    assert "no entry 'nothing'" in run("join photos some both --on nothing --workers 0").stderr
+    assert "how must be one of" in run("join photos some both --on time --how full --workers 0").stderr
+
+
 def commands() -> list[str]:
     known = words()
     return [path for path, (below, _) in known.items() if path and not below]
@@ -276,7 +288,7 @@ def test_the_examples_of_the_help_run(tmp_path, monkeypatch):
         before, _, behind = line.rpartition(" | ") if " | tdmap" in line else ("", "", line)
         typed = shlex.split(behind.split(" | ")[0].split(" > ")[0])
         stdin = (tmp_path / before.removeprefix("cat ")).read_text() if before else None
-        if "--out" in typed or typed[1] in ("filter", "sort", "shuffle"):
+        if "--out" in typed or typed[1] in ("filter", "join", "sort", "shuffle"):
             typed.append("--overwrite")
         done = CliRunner().invoke(app, typed[1:], input=stdin)
         assert typed[0] == "tdmap" and done.exit_code == 0, (line, done.stderr)

@@ -6,18 +6,25 @@ import importlib
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import tdmap
 import tensordict_lite
+from tdmap.functions import as_function
 from tdmap.identity.moved import known_as
+from tdmap.operations.filter import Mask
+from tdmap.operations.keeping import Marked, SameRows
+from tdmap.plan import ChunkPlan
 from tdmap.resume import journal
+from tdmap.resume.fingerprint import function_parts
 from tensordict_lite import TensorDict
 from tensordict_lite.moved import MOVED, old_name
 from tests.house.old import make
 
+FLIP, KEEP = make.FLIP, make.KEEP
 OLD = Path(make.__file__).parent / "v0.1"
 
 
@@ -56,6 +63,48 @@ def test_a_run_of_before_with_another_function_is_still_refused(old: Path, monke
     monkeypatch.setattr(make, "FLIP", abs)
     with pytest.raises(tdmap.ResumeMismatch, match="function"):
         make.runs()["map"](old / "map")
+
+
+INVERT, FALSE = "1601593b4b426aa66c948f89e34796fd", "b89b3dc5b1add50e37ce2101c3053ac0"
+NAMED = {"attribute __qualname__": "cff683a812e2058457c3eb200f7539de", "attribute fn": INVERT}
+
+
+@pytest.mark.parametrize(
+    ("fn", "known_by"),
+    [
+        (Marked(FLIP), {**NAMED, "class": "99b2618e538bfab3e22ba2683367a37b", "attribute _positional": FALSE}),
+        (
+            SameRows(FLIP, ChunkPlan(60, 10)),
+            {**NAMED, "class": "b2980e5e8f9ebf9e1ecc86a06691b634", "attribute _positional": FALSE},
+        ),
+        (
+            Mask(KEEP, False),
+            {
+                "class": "03e5ef0371ff86e38664d9c442dca587",
+                "attribute __qualname__": "c61dc0352a8d7788d75c9b93be878ed6",
+                "attribute _positional": FALSE,
+                "attribute predicate": "854392c3a5612915b8f3ced5894a8c86",
+                "attribute single": FALSE,
+            },
+        ),
+        (
+            as_function(FLIP, ["x"], ["x"]),
+            {
+                **NAMED,
+                "class": "f329cd2f9a1b1d37e0be0d07a99950ef",
+                "attribute in_keys": "bd9e10bf6f3e15ff5ececdb056333e40",
+                "attribute keep": "692a4caa296743974d46a72e8a7074a0",
+                "attribute out_keys": "bd9e10bf6f3e15ff5ececdb056333e40",
+            },
+        ),
+    ],
+    ids=lambda value: type(value).__name__ if callable(value) else "",
+)
+def test_functions_of_the_engine_are_known_by_what_they_were(fn: Any, known_by: dict[str, str]) -> None:
+    """A class that moves, or has another attribute, makes another run of every unfinished one."""
+    parts = function_parts(fn)
+    parts.pop("attribute plan", None)  # an object, which is not pickled in the same way by every Python
+    assert parts == known_by
 
 
 def test_values_that_torch_has_saved_before_load(old: Path) -> None:

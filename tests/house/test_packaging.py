@@ -87,15 +87,21 @@ def test_readme_lists_every_extra() -> None:
     )
 
 
-def test_importing_the_engine_imports_no_optional_package() -> None:
+def test_importing_the_engine_adds_few_megabytes_and_no_package_of_others() -> None:
+    """Beside torch, and what torch imports; what a call needs is imported by that call."""
     code = (
-        "import sys, tdmap, tensordict_lite\n"
-        "optional = {'ray', 'datasets', 'transformers', 'PIL', 'sklearn', 'skimage', 'pandas', 'matplotlib',"
-        " 'joblib', 'tensordict', 'typer', 'rich'}\n"
-        "print(*sorted(optional & set(sys.modules)))"
+        "import sys, torch, psutil\n"
+        "process, before = psutil.Process(), set(sys.modules)\n"
+        "memory = process.memory_info().rss\n"
+        "import tdmap, tensordict_lite\n"
+        "print((process.memory_info().rss - memory) >> 20)\n"
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(*sorted(new - set(sys.stdlib_module_names)))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert ran.stdout.split() == []
+    megabytes, modules = ran.stdout.splitlines()
+    assert int(megabytes) <= 25
+    assert set(modules.split()) <= {"tdmap", "tensordict_lite", "torch", "numpy"}
 
 
 def test_data_package_does_not_import_the_engine() -> None:

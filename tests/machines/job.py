@@ -67,6 +67,9 @@ def main_job(folder: Path, method: str | None, workers: int) -> None:
     named = tdmap.map(data, lambda c: c.copy().set("text", tokens(c)), out=folder / "texts", **options)
     assert named["text"][7] == "row 7"
 
+    again = tdmap.map(data, torch.clone, out=folder / "texts", overwrite=True, **options)
+    assert sorted(again.keys()) == ["image", "label"]
+
     odd = tdmap.filter(data, lambda c: c["label"] % 2 == 1, out=folder / "odd", **options)
     assert torch.equal(odd["label"], torch.arange(ROWS)[1::2])
     twice = tdmap.flat_map(data, lambda c: torch.cat([c, c]), out=folder / "twice", num_workers=workers)

@@ -56,6 +56,13 @@ def test_the_reference_names_only_what_there_is() -> None:
         assert hasattr(importlib.import_module(module), last), name
 
 
+def test_every_test_that_a_page_names_exists() -> None:
+    pages = "\n".join(page.read_text() for page in DOCS.rglob("*.md"))
+    named = set(re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", pages))
+    assert len(named) > 60
+    assert [(file, name) for file, name in named if f"\ndef {name}(" not in (ROOT / file).read_text()] == []
+
+
 def small_site(folder: Path, body: str) -> Path:
     (folder / "search").mkdir()
     words = " ".join(checks.WORDS)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tdmap.bykey.joins.lookup import Lookup
 from tdmap.bykey.keys import KeyReader
-from tdmap.bykey.prepare import KeyedData, light, plan_rows
+from tdmap.bykey.prepare import KeyedData, light, plan_rows, quick
 from tdmap.bykey.reducing import select
 from tdmap.data.columns import row_words
 from tdmap.data.kinds import Data, data_row_bytes, signed_view
@@ -93,7 +93,7 @@ def find_matches(
     if length:
         row_bytes = data_row_bytes(source, length)
         plan = plan_rows(length, row_bytes, chunksize)
-        crew = light(execution, 0 if plan.num_chunks <= 1 else length * row_bytes)
+        crew = quick(execution, 0 if plan.num_chunks <= 1 else length * row_bytes)
         crew.run(Job(Source(source), plan, FindRows(keyed.reader, lookup), policy), Preallocated(out))
     return Matches(out["at"], None if lookup.is_unique else out["count"])
 

@@ -35,6 +35,8 @@ NAMES = {
     "std": "Std",
     "min": "Min",
     "max": "Max",
+    "first": "First",
+    "last": "Last",
     "quantile": "Quantile",
     "histogram": "Histogram",
     "unique": "Unique",

@@ -1,4 +1,4 @@
-"""The commands that write rows of a dataset as another one: ``tdmap filter``, ``tdmap sort`` and ``tdmap shuffle``."""
+"""The commands that write rows of datasets as another one: `tdmap filter`, `join`, `sort` and `shuffle`."""
 
 from __future__ import annotations
 
@@ -112,6 +112,8 @@ def filter_command(
     options = {"chunksize": chunksize, "resume": resume, **who}
     if skipped is not None:
         options["on_error"] = skipped
+    elif isinstance(test, Where) and not resume:  # an interrupted run knows its predicate by what it was
+        test = test.formula()
     state = "what is done stays done, and the same command goes on from there" if resume else None
 
     def run(out: Any, overwrite: bool) -> Any:
@@ -175,6 +177,13 @@ class Where:
                 refuse(f"{name} is {str(leaf.dtype).removeprefix('torch.')}, and {said} is a text")
         return Where(key, sign, value)
 
+    def formula(self) -> Any:
+        """The same as a formula, which reads one column and no others."""
+        import tdmap
+
+        column = tdmap.col(self.key)
+        return column.isin(self.value) if self.operator == "in" else _OPERATORS[self.operator](column, self.value)
+
     def __call__(self, chunk: Any) -> Any:
         import torch
 
@@ -189,7 +198,32 @@ class Where:
         return [bool(_OPERATORS[self.operator](one, self.value)) for one in objects]
 
 
-# -------- tdmap sort, tdmap shuffle
+# -------- tdmap join, tdmap sort, tdmap shuffle
+
+
+@app.command("join")
+def join_command(
+    left: Annotated[Path, typer.Argument(metavar="LEFT", help="The first dataset, whose order the rows keep.")],
+    right: Annotated[Path, typer.Argument(metavar="RIGHT", help="The second dataset, best the smaller one.")],
+    out: OutArgument,
+    on: Annotated[list[str], typer.Option("--on", metavar="KEY", help="An entry of both, as a/b; or LEFT=RIGHT.")],
+    how: Annotated[str, typer.Option(help="inner, left, right, outer, semi or anti.")] = "inner",
+    workers: WorkersOption = None,
+    overwrite: OverwriteOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Write the rows of two datasets with equal keys side by side."""
+    import tdmap
+
+    one, other = open_rows(left), open_rows(right)
+    names = [(name.partition("=")[0], name.rpartition("=")[2]) for name in on]
+    keys = {"left_on": [key_of(name, one, left) for name, _ in names]}
+    keys["right_on"] = [key_of(name, other, right) for _, name in names]
+    for source in (left, right):
+        require_free(out, source, overwrite)
+    options: dict[str, Any] = {**keys, "overwrite": overwrite, **worker_options(workers, quiet)}
+    result = run_into(lambda: tdmap.join(one, other, None, how, out, **options), out)
+    _written(result, out, quiet, {"on": on, "how": how})
 
 
 @app.command("sort")

@@ -1,1 +1,1 @@
-"""Results one after the other, as they are asked for: `map_iter`, its iterator, copies ahead to a device."""
+"""Rows one after the other: `map_iter` and its iterator, copies ahead to a device, samplers for loaders."""

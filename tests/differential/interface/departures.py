@@ -16,6 +16,8 @@ _LAZY = "lazy stack"
 _OBJECTS = "NonTensor(Data|Stack)"
 _CLASS = "tensorclass"
 _MAPPED = "mapped"
+_ANSWERED = "^returned .*reference raised"
+"""What the reference refuses, mostly by an accident of its code. Each rule names methods, so that a new one is seen."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +38,51 @@ class Rule:
 
 
 RULES = [
+    Rule("what is done member by member needs no entries that can be stacked", kinds="ragged", how=_ANSWERED),
     Rule(
-        "what the reference refuses, mostly by an accident of its code, has an answer",
-        how="^returned .*reference raised",
+        "classes with flags, classes in classes and objects are made and combined as plain classes are",
+        r"x\.(stack|cat|lazy_stack|maybe_dense_stack|fromkeys|load|load_memmap|from_\w+)\(",
+        f"{_CLASS}|{_OBJECTS}",
+        _ANSWERED,
     ),
+    Rule("lazy stacks and parameters make TensorDicts of other things", r"x\.from_(any|struct_array)", how=_ANSWERED),
+    Rule("keys of a class that are no fields make a TensorDict", r"flatten_keys", _CLASS, _ANSWERED),
+    Rule(
+        "members of a stack take what an instance takes",
+        "rename_key_|create_nested|update_at_|extend",
+        _CLASS,
+        _ANSWERED,
+    ),
+    Rule("a field is taken out as an entry is", "popitem|delitem", _CLASS, _ANSWERED),
+    Rule("a class without gradients has the gradient None", r"x\.grad", f"{_CLASS}|{_OBJECTS}", _ANSWERED),
+    Rule("a number in a dict goes to all rows, as one alone does", r"update_at_\(\{", how=_ANSWERED),
+    Rule("rows of a tree are a tree: copy_at_ takes them", "copy_at_", how=_ANSWERED),
+    Rule(
+        "entries that are there are written in place, locked or not",
+        r"set\(.*inplace=True|__setitem__|detach_",
+        "frozen|mapped|parameters",
+        _ANSWERED,
+    ),
+    Rule(
+        "an unbatched tensor is left alone by what works on rows",
+        "masked_fill|where|bytes|to_struct_array",
+        "unbatched",
+        _ANSWERED,
+    ),
+    Rule("a value for all rows fits a lazy stack in a tree", "where", "lazy stack in a tree", _ANSWERED),
+    Rule(
+        "no dimension, no row and no entry are sizes like others",
+        r"movedim|moveaxis|rename\(|gather|cat_tensors|memmap|to_struct_array",
+        "0 dims|no rows|no entries",
+        _ANSWERED,
+    ),
+    Rule(
+        "objects are entries like others, and stay under operations of tensors",
+        r"x [|^] y|update_at_|create_nested|to_namedtuple|to_struct_array|append|insert|extend",
+        _OBJECTS,
+        _ANSWERED,
+    ),
+    Rule("a mapped tree pickles by its files", "pickle", _MAPPED, _ANSWERED),
     Rule(
         "an object has no entries: KeyError, whichever way one is asked for",
         kinds=_OBJECTS,

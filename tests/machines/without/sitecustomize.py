@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import ctypes
 import errno
+import functools
 import io
 import os
 import sys
@@ -31,13 +32,13 @@ def _hide(prefix: str) -> None:
         path = path.decode() if isinstance(path, bytes) else path
         return path == prefix or path.startswith(prefix + "/")
 
-    def guarded(real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(path: Any = ".", *args: Any, **kwargs: Any) -> Any:
-            if hidden(path):
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-            return real(path, *args, **kwargs)
+    def call(real: Callable[..., Any], path: Any = ".", *args: Any, **kwargs: Any) -> Any:
+        if hidden(path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return real(path, *args, **kwargs)
 
-        return call
+    def guarded(real: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.partial(call, real)  # no method where a class has it, as pathlib of Python 3.10 does
 
     for name in ("open", "stat", "lstat", "listdir", "scandir", "readlink", "statvfs"):
         setattr(os, name, guarded(getattr(os, name)))

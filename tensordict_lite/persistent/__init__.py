@@ -1,0 +1,7 @@
+"""Collections whose entries stay in an HDF5 file: read when they are asked for, written when they are set."""
+
+from __future__ import annotations
+
+from tensordict_lite.persistent.collection import PersistentTensorDict
+
+__all__ = ["PersistentTensorDict"]

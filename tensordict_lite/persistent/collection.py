@@ -1,0 +1,626 @@
+"""A collection in an HDF5 file.
+
+Reading and writing single entries and rows goes to the file; every other method loads the entries and is that of a
+:class:`TensorDict`. One whose name ends with an underscore writes what it has changed back.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tensordict_lite.base import TensorCollection, TensorDictBase
+from tensordict_lite.dense.storage import DenseCollection
+from tensordict_lite.dense.tensordict import TensorDict
+from tensordict_lite.indexing import index_batch_size, index_names, normalise_index
+from tensordict_lite.kernel import as_size, check_names, normalise_device
+from tensordict_lite.keys import missing_key_error, path_of, require_path
+from tensordict_lite.persistent import entries
+from tensordict_lite.persistent.loaded import LoadedOps
+from tensordict_lite.settings import MISSING, settings
+from tensordict_lite.views import default_is_leaf
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["PersistentTensorDict"]
+
+
+class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
+    """A collection whose entries lie in an HDF5 file: read at each access, written when they are set.
+
+    ``data["a"]`` reads a new tensor each time: changing that in place does not change the file; ``data["a"] = x``,
+    ``set_``, ``data[:10] = rows`` and methods that end with an underscore do. ``data[rows]`` is a TensorDict of
+    these rows in memory. What is not about single entries or rows loads all of them first.
+
+    Open a file with :meth:`from_h5`, make one with :meth:`from_dict` or :meth:`TensorDict.to_h5`, and :meth:`close` it.
+    Datasets that are only of use to this library are better saved by :meth:`TensorDict.memmap`.
+
+    Args:
+        batch_size: leading shape of every entry. Defaults to ``[]``.
+        filename: the file.
+        group: an open ``h5py.Group`` instead of a file.
+        mode: as of :class:`h5py.File`: ``"r"`` (default), ``"r+"``, ``"w"``, ``"a"``.
+        backend: ``"h5"``, the only one.
+        device: where entries are put when they are read.
+        names: names of the batch dimensions.
+        **options: for :meth:`h5py.Group.create_dataset`, ``compression="gzip"`` say.
+
+    Raises:
+        ImportError: h5py is not installed.
+        FileNotFoundError: there is no such file.
+        RuntimeError: neither a file nor a group is given, or an entry does not have the batch size in front.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> data = TensorDict({"x": torch.arange(3), "n": {"y": torch.zeros(3, 2)}}, [3])
+        >>> data = data.to_h5(f"{folder.name}/data.h5")
+        >>> data["x"] = data["x"] + 1
+        >>> data[:2]["x"], data["n", "y"].shape
+        (tensor([1, 2]), torch.Size([3, 2]))
+        >>> data.close()
+    """
+
+    __slots__ = ("_group", "_options")
+    _kind_name = "PersistentTensorDict"
+    _stack_priority = 0.5
+
+    def __init__(
+        self,
+        *,
+        batch_size: Sequence[int] | torch.Size | int | None = None,
+        filename: str | os.PathLike[str] | None = None,
+        group: Any = None,
+        mode: str = "r",
+        backend: str = "h5",
+        device: Any = None,
+        names: Sequence[str | None] | None = None,
+        **options: Any,
+    ) -> None:
+        if backend != "h5":
+            raise NotImplementedError(f"backend={backend!r}: there is 'h5'. Zarr stores are read by tdmap.open_dataset")
+        if (filename is None) == (group is None):
+            raise RuntimeError(
+                f"Either group or filename must be provided, and not both. Got group={group} and filename={filename}."
+            )
+        if group is None:
+            group = entries.h5py_package().File(os.fspath(filename), mode)
+        self._group = group
+        self._options = options
+        self._batch_size = torch.Size(()) if batch_size is None else as_size(batch_size)
+        self._device = None if device is None else normalise_device(device)
+        self._names = None if names is None else check_names(names, len(self._batch_size))
+        self._lock = None
+        self._change_batch_size(self._batch_size)
+
+    # -- opening and closing ----------------------------------------------------------------------------------
+
+    @classmethod
+    def from_h5(
+        cls,
+        filename: str | os.PathLike[str],
+        *,
+        mode: str = "r",
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        batch_size: Sequence[int] | torch.Size | None = None,
+        device: Any = None,
+    ) -> PersistentTensorDict:
+        """Opens a file.
+
+        Args:
+            filename: the file.
+            mode: ``"r"`` to read (default), ``"r+"`` to write too.
+            auto_batch_size: the largest leading shape that all entries share, which is the default.
+            batch_dims: the most dimensions for that.
+            batch_size: leading shape of every entry.
+            device: where entries are put when they are read.
+
+        Raises:
+            TypeError: both ``batch_size`` and ``auto_batch_size``.
+        """
+        if auto_batch_size and batch_size is not None:
+            raise TypeError(
+                "Conflicting batch sizes in from_h5: batch_size and auto_batch_size cannot be both specified."
+            )
+        new = PersistentTensorDict(filename=filename, mode=mode, batch_size=batch_size, device=device)
+        if batch_size is None:
+            new.batch_size = entries.shared_size(new._group, batch_dims)
+        return new
+
+    @classmethod
+    def from_dict(
+        cls,
+        input_dict: Any,
+        filename: str | os.PathLike[str],
+        *,
+        auto_batch_size: bool = False,
+        batch_size: Sequence[int] | torch.Size | None = None,
+        device: Any = None,
+        backend: str = "h5",
+        batch_dims: int | None = None,
+        **options: Any,
+    ) -> PersistentTensorDict:
+        """Writes a mapping or collection into a new file, which is open for reading and writing then.
+
+        Args:
+            input_dict: the entries.
+            filename: the file; one that exists is replaced.
+            auto_batch_size: accepted for compatibility.
+            batch_size: default: that of a collection; of a mapping, the largest leading shape that its entries share.
+            device: where entries are put when they are read.
+            backend: ``"h5"``.
+            batch_dims: for a mapping, the most dimensions of the batch size.
+            **options: for :meth:`h5py.Group.create_dataset`.
+        """
+        if batch_size is not None and batch_dims is not None:
+            raise ValueError("batch_size and batch_dims exclude each other: give one of them")
+        data = input_dict if isinstance(input_dict, TensorCollection) else TensorDict(input_dict)
+        if batch_size is None and data is input_dict:
+            batch_size = data.batch_size
+        names = data._names if batch_size == data.batch_size else None
+        new = cls(filename=filename, mode="w", device=device, backend=backend, **options)
+        try:
+            for key, value in data.items():
+                entries.write(new._group, key, value, options)
+            new.batch_size = entries.shared_size(new._group, batch_dims) if batch_size is None else batch_size
+        except BaseException:
+            new.close()
+            raise
+        new._names = names
+        return new
+
+    @classmethod
+    def from_schema(
+        cls,
+        schema: Any,
+        *,
+        filename: str | os.PathLike[str],
+        batch_size: Any = None,
+        device: Any = None,
+        **options: Any,
+    ) -> Any:
+        """A new file with room for entries of these shapes and dtypes; see :meth:`TensorDict.from_schema`."""
+        size = as_size(batch_size if batch_size is not None else ())
+        new = cls(filename=filename, mode="w", device=device, **options)
+        for key, (shape, dtype) in schema.items():
+            *above, name = require_path(key)
+            group = new._group.require_group("/".join(above)) if above else new._group
+            entries.allocate(group, name, (*size, *shape), dtype, options)
+        new._batch_size = size
+        return new
+
+    def close(self) -> None:
+        """Closes the file; entries can no longer be read."""
+        self._group.file.close()
+
+    @property
+    def filename(self) -> str:
+        """The path of the file."""
+        return str(self._group.file.filename)
+
+    @property
+    def file(self) -> Any:
+        """The open ``h5py.File``."""
+        return self._group.file
+
+    @property
+    def group(self) -> Any:
+        """The open ``h5py.Group`` of this collection."""
+        return self._group
+
+    @property
+    def mode(self) -> str:
+        """``"r"`` or ``"r+"``."""
+        return str(self._group.file.mode)
+
+    # -- the kernel's primitives --------------------------------------------------------------------------------
+
+    @property
+    def _source(self) -> dict[str, Any]:  # type: ignore[override]
+        """The entries, loaded: what other collections see of this one."""
+        return self._loaded()._source
+
+    @classmethod
+    def _trusted(cls, *args: Any, **kwargs: Any) -> Any:
+        return TensorDict._trusted(*args, **kwargs)
+
+    def _rebuild(self, source: Any, batch_size: torch.Size, names: list[str | None] | None = None) -> Any:
+        return TensorDict._trusted(source, batch_size, self._device, names)
+
+    @classmethod
+    def _free_class(cls) -> Any:
+        return TensorDict
+
+    def _loaded(self) -> TensorDict:
+        """All entries, in memory."""
+        return entries.in_memory(self._group, self._batch_size, self._device, self._names)
+
+    def _store(self, changed: Any) -> None:
+        """Writes back what a method has done to :meth:`_loaded`."""
+        for key in [key for key in self._group if key not in changed._source]:
+            entries.delete_entry(self._group, key)
+        for key, value in changed._source.items():
+            below = self._group.get(key)
+            if below is not None and entries.is_group(below) and isinstance(value, TensorDict):
+                self._child(below)._store(value)
+            else:
+                entries.write(self._group, key, value, self._options)
+
+    def _child(self, group: Any) -> PersistentTensorDict:
+        new = object.__new__(PersistentTensorDict)
+        new._group, new._options, new._batch_size = group, self._options, self._batch_size
+        new._device, new._names = self._device, self._names
+        new._lock = None if self._lock is None else [weakref.ref(self)]
+        return new
+
+    def _leaves(self) -> list[Tensor]:
+        return self._loaded()._leaves()
+
+    def _get_str(self, key: str) -> Any:
+        entry = self._group[key] if key in self._key_list() else None
+        if entry is None:
+            raise KeyError(key)
+        return self._child(entry) if entries.is_group(entry) else entries.read(entry, self._batch_size, self._device)
+
+    def _set_str(self, key: str, value: Any) -> None:
+        entries.write(self._group, key, value, self._options)
+
+    def _del_str(self, key: str) -> None:
+        entries.delete_entry(self._group, key)
+
+    def _key_list(self) -> list[str]:
+        if not self._group:
+            raise KeyError(f"the file of this {type(self).__name__} is closed: open it again with from_h5()")
+        return list(self._group)
+
+    def _nested(self) -> list[Any]:
+        return [self._child(entry) for entry in self._group.values() if entries.is_group(entry)]
+
+    def _lockable(self) -> Any:
+        return ()  # nested collections are made at each access, and locked as this one is
+
+    def _entries(self) -> Iterator[tuple[str, Any]]:  # type: ignore[override]
+        return ((key, self._get_str(key)) for key in self._key_list())
+
+    _key_entries = _entries  # type: ignore[assignment]
+
+    def _set_names(self, names: list[str | None] | None) -> None:
+        self._names = names
+
+    def _change_batch_size(self, new: torch.Size) -> None:
+        for key, entry in entries.datasets(self._group, ()):
+            shape = entries.shape_of(entry)
+            if not entries.is_text(entry) and shape[: len(new)] != new:
+                raise RuntimeError(
+                    f"batch size and array size mismatch: the entry {key} has the shape {list(shape)}, which does not "
+                    f"begin with the batch size {list(new)}"
+                )
+        if self._names is not None:
+            self._names = [*self._names[: len(new)], *([None] * (len(new) - len(self._names)))]
+        self._batch_size = new
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> Any:
+        path = (index,) if isinstance(index, str) else path_of(index) if type(index) is tuple else ()
+        if path:
+            value = self._get_path(path)
+            return value if isinstance(value, Tensor) else value._as_value()
+        return self._index(normalise_index(index, len(self._batch_size)))
+
+    def _get_path(self, path: tuple[str, ...]) -> Any:
+        return self._get_path_slowly(path)
+
+    def get(self, key: Any, default: Any = MISSING, **stacked_as: Any) -> Any:
+        """The entry at a nested key; see :meth:`TensorDict.get`."""
+        try:
+            return self._get_path(require_path(key))
+        except KeyError:
+            if default is MISSING and not settings.get_defaults_to_none:
+                raise
+            return None if default is MISSING else default
+
+    def get_at(self, key: Any, index: Any, default: Any = MISSING) -> Any:
+        """``data.get(key)[index]``, of which no more than these rows are read."""
+        path = require_path(key)
+        entry = self._group.get("/".join(path)) if self._has(path) else None
+        if entry is None or entries.is_group(entry) or entries.is_text(entry):
+            return super().get_at(key, index, default)
+        return entries.read_rows(entry, normalise_index(index, len(entry.shape)), self._device)
+
+    def _index(self, index: Any) -> Any:
+        if isinstance(index, Tensor) and index.dtype is torch.bool and index.ndim == 1:
+            if index.shape[0] != self._batch_size[0]:
+                raise IndexError(
+                    f"the shape of the mask {list(index.shape)} at index 0 does not match the batch size "
+                    f"{list(self._batch_size)} at index 0"
+                )
+            index = index.nonzero().squeeze(-1)
+        if not self._batch_size:
+            return self._loaded()[index]
+        size = index_batch_size(self._batch_size, index)
+        names = None if self._names is None else index_names(self._names, index, len(size))
+        return self._rows(index, size, names)
+
+    def _rows(self, index: Any, size: torch.Size, names: Any) -> TensorDict:
+        out: dict[str, Any] = {}
+        for key, entry in self._group.items():
+            if entries.is_group(entry):
+                out[key] = self._child(entry)._rows(index, size, names)
+            elif entries.is_text(entry):
+                out[key] = entries.read(entry, self._batch_size, self._device)[index]
+            else:
+                out[key] = entries.read_rows(entry, index, self._device)
+        return TensorDict._trusted(out, size, self._device, names)
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._batch_size:
+            raise TypeError("iteration over a PersistentTensorDict without batch dimensions: use its items()")
+        return (self[row] for row in range(self._batch_size[0]))
+
+    def keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: Callable[[type], bool] | None = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        """The keys, without reading an entry; see :meth:`TensorDict.keys`."""
+        if is_leaf is not None and is_leaf is not default_is_leaf:
+            return self._loaded().keys(include_nested, leaves_only, is_leaf, sort=sort)
+        found: list[Any] = []
+        entries.list_keys(self._group, (), include_nested, leaves_only, found)
+        if sort:
+            found.sort(key=lambda key: (key,) if isinstance(key, str) else key)
+        return dict.fromkeys(found).keys()
+
+    def items(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: Callable[[type], bool] | None = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        """Pairs of key and entry, read one after the other; see :meth:`TensorDict.items`."""
+        return ((key, self.get(key)) for key in self.keys(include_nested, leaves_only, is_leaf, sort=sort))
+
+    def values(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: Callable[[type], bool] | None = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        """The entries, read one after the other."""
+        return (value for _, value in self.items(include_nested, leaves_only, is_leaf, sort=sort))
+
+    def _has(self, path: tuple[str, ...]) -> bool:
+        group = self._group
+        for part in path:
+            if not entries.is_group(group) or part not in list(group):  # "a/b" is no key
+                return False
+            group = group[part]
+        return True
+
+    def __contains__(self, key: Any) -> bool:
+        return self._has(require_path(key))
+
+    def is_empty(self) -> bool:
+        """Whether there is no entry."""
+        return next(iter(entries.datasets(self._group, ())), None) is None
+
+    def to_tensordict(self, **kwargs: Any) -> TensorDict:
+        """All entries in memory."""
+        return self._loaded().to_tensordict(**kwargs)
+
+    def contiguous(self, **kwargs: Any) -> TensorDict:
+        """All entries in memory."""
+        return self._loaded()
+
+    def select(self, *keys: Any, inplace: bool = False, strict: bool = True) -> Any:
+        """The entries under these keys, in memory; no other is read."""
+        if inplace:
+            raise NotImplementedError("select(inplace=True) would remove entries from the file: use del_()")
+        out = TensorDict({}, batch_size=self._batch_size, device=self._device, names=self._names)
+        for key in keys:
+            value = self.get(key, None)
+            if value is not None:
+                out.set(key, value._loaded() if isinstance(value, PersistentTensorDict) else value)
+            elif strict:
+                raise missing_key_error(key, self._key_list(), type(self).__name__)
+        return out
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """With a device: this file, with entries that are put there when they are read. Else as of a TensorDict."""
+        device, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs) if _parses(args, kwargs) else (None, None, 0, 0)
+        if device is None or dtype is not None:
+            return self._loaded().to(*args, **kwargs)
+        new = self.clone(False)
+        new._device = normalise_device(device)
+        return new
+
+    def clone(self, recurse: bool = True) -> Any:
+        """``recurse=False``: the same file in another object. Otherwise the entries in memory."""
+        if recurse:
+            return self._loaded()
+        new = self._child(self._group)
+        new._lock = None
+        return new
+
+    def copy(self) -> Any:
+        """The same file in another object."""
+        return self.clone(False)
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def set(self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False) -> Self:
+        """Writes an entry into the file; see :meth:`TensorDict.set`."""
+        path = require_path(key)
+        if inplace and self._has(path):
+            return self.set_(key, item)
+        if self._lock is not None:
+            raise self._locked_error()
+        node = self
+        for part in path[:-1]:
+            if not node._has((part,)):
+                node._group.create_group(part)
+            node = node._get_str(part)
+            if not isinstance(node, PersistentTensorDict):
+                raise KeyError(f"{part!r} is an entry already, so {path} cannot be written below it")
+        node._set_str(path[-1], node._fit(item, path[-1]))
+        return self
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        path = (index,) if isinstance(index, str) else path_of(index) if type(index) is tuple else ()
+        if path:
+            self.set(path, value)
+            return
+        index = normalise_index(index, len(self._batch_size))
+        size = index_batch_size(self._batch_size, index)
+        if not isinstance(value, TensorCollection):
+            memory = self._loaded()
+            memory[index] = value
+            self._store(memory)
+            return
+        if value.batch_size != size:
+            value = value.expand(size)
+        self._write_rows(index, value, len(size))
+
+    def _write_rows(self, index: Any, rows: Any, dims: int) -> None:
+        for key, value in rows.items():
+            if not self._has((key,)):
+                if self._lock is not None:
+                    raise self._locked_error()
+                if isinstance(value, Tensor):
+                    shape = (*self._batch_size, *value.shape[dims:])
+                    entries.allocate(self._group, key, shape, value.dtype, self._options)
+                else:
+                    self._set_str(key, self._allocate_like(value, dims))
+            entry = self._group[key]
+            if entries.is_group(entry):
+                self._child(entry)._write_rows(index, value, dims)
+            elif isinstance(value, Tensor) and not entries.is_text(entry):
+                entries.write_rows(entry, index, value)
+            else:
+                memory = TensorDict({key: self._get_str(key)}, batch_size=self._batch_size)
+                memory[index] = TensorDict({key: value}, batch_size=rows.batch_size)
+                self._set_str(key, memory.get(key))
+
+    def set_(self, key: Any, item: Any, *, non_blocking: bool = False) -> Self:
+        """Overwrites an entry that exists, in a locked collection too."""
+        path = require_path(key)
+        parent, name = (self if len(path) == 1 else self._get_path(path[:-1])), path[-1]
+        if name not in parent._key_list():
+            raise missing_key_error(name, parent._key_list(), type(self).__name__)
+        old, new = parent._group[name], parent._fit(item, name)
+        if isinstance(new, TensorCollection) and entries.is_group(old):
+            parent._child(old).update_(new)
+        elif isinstance(new, Tensor) and not entries.is_group(old) and not entries.is_text(old):
+            if torch.Size(old.shape) != new.shape:
+                new = new.expand(old.shape)
+            old[...] = new.detach().cpu().numpy()
+        else:
+            parent._set_str(name, new)
+        return self
+
+    def set_at_(self, key: Any, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
+        """Overwrites rows of an entry that exists."""
+        path = require_path(key)
+        if not self._has(path):
+            raise missing_key_error(key, self._key_list(), type(self).__name__)
+        entry = self._group["/".join(path)]
+        if entries.is_group(entry) or entries.is_text(entry):
+            memory = self._loaded()
+            memory.set_at_(key, value, index)
+            self.set_(key, memory.get(key))
+        else:
+            value = torch.as_tensor(value)
+            entries.write_rows(entry, normalise_index(index, len(entry.shape)), value)
+        return self
+
+    def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
+        """Writes the entries of a mapping or another collection; nested collections are merged."""
+        return self._merge(input_dict_or_td, kwargs, inplace, self._lock is not None)
+
+    def update_(self, input_dict_or_td: Any = None, clone: bool = False, **kwargs: Any) -> Self:
+        """Overwrites entries that exist."""
+        return self._merge(input_dict_or_td, kwargs, True, True)
+
+    def _merge(self, source: Any, kwargs: dict[str, Any], inplace: bool, only: bool) -> Self:
+        wanted = kwargs.pop("keys_to_update", None)
+        for option in ("non_blocking", "is_leaf", "update_batch_size", "ignore_lock"):
+            kwargs.pop(option, None)
+        wanted = None if wanted is None else {require_path(key) for key in wanted}
+        for key, value in {**dict((source or {}).items()), **kwargs}.items():
+            path = require_path(key)
+            below = None if wanted is None else [rest[len(path) :] for rest in wanted if rest[: len(path)] == path]
+            if below == []:
+                continue
+            nested = isinstance(value, Mapping) or (isinstance(value, TensorCollection) and not value._is_non_tensor)
+            if nested and self._has(path) and entries.is_group(self._group["/".join(path)]):
+                rest = {} if below is None or () in below else {"keys_to_update": below}
+                self._get_path(path)._merge(value, rest, inplace, only)
+            elif only or (inplace and self._has(path)):
+                self.set_(path, value)
+            else:
+                self.set(path, value)
+        return self
+
+    def rename_key_(self, old_key: Any, new_key: Any, safe: bool = False) -> Self:
+        """Gives an entry another key."""
+        if self._lock is not None:
+            raise self._locked_error()
+        old, new = require_path(old_key), require_path(new_key)
+        if not self._has(old):
+            raise missing_key_error(old_key, self._key_list(), type(self).__name__)
+        if self._has(new):
+            if safe:
+                raise KeyError(f"key {new_key!r} already present in {type(self).__name__}.")
+            entries.delete_entry(self._group, "/".join(new))
+        self._group.move("/".join(old), "/".join(new))
+        return self
+
+    # -- the rest ------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        if not self._group:
+            return f"{type(self).__name__}(closed)"
+        fields = []
+        for key, entry in self._group.items():
+            if entries.is_group(entry):
+                text = repr(self._child(entry)).replace("\n", "\n    ")
+            else:
+                text = "text" if entries.is_text(entry) else f"{entry.dtype}{list(entry.shape)}"
+            fields.append(f"\n    {key}: {text}")
+        head = f"{type(self).__name__}(batch_size={list(self._batch_size)}, fields={{"
+        return head + ",".join(fields) + "})"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        how = (self.filename, self._group.name, self.mode, tuple(self._batch_size), self._device, self._names)
+        return _reopen, (*how, self._options)
+
+
+def _reopen(
+    filename: str, group: str, mode: str, size: Any, device: Any, names: Any, options: dict[str, Any]
+) -> PersistentTensorDict:
+    file = entries.h5py_package().File(filename, mode)
+    return PersistentTensorDict(group=file[group], batch_size=size, device=device, names=names, **options)
+
+
+def _parses(args: Any, kwargs: Any) -> bool:
+    """Whether these are arguments of ``Tensor.to``."""
+    try:
+        torch._C._nn._parse_to(*args, **kwargs)
+    except (TypeError, RuntimeError):
+        return False
+    return True

@@ -1,0 +1,252 @@
+"""Entries of a collection as datasets and groups of an HDF5 file, in the form of the reference package.
+
+==================  ====================================================================================
+tensor              a dataset of its shape
+collection          a group
+string              a scalar of variable-length text, marked ``__tensordict_str__``
+column of strings   text of the shape of the batch, in the attribute ``__tensordict_stack__``
+==================  ====================================================================================
+
+Other programs have text without these marks: it is read as ``bytes``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tensordict_lite.base import TensorCollection
+from tensordict_lite.dense.tensordict import TensorDict
+from tensordict_lite.objects.data import NonTensorData
+from tensordict_lite.objects.stack import NonTensorStack
+
+if TYPE_CHECKING:
+    import h5py
+
+__all__ = [
+    "allocate",
+    "datasets",
+    "delete_entry",
+    "h5py_package",
+    "in_memory",
+    "is_group",
+    "is_text",
+    "list_keys",
+    "read",
+    "read_rows",
+    "shape_of",
+    "shared_size",
+    "write",
+    "write_rows",
+]
+
+_STRING, _STACK = "__tensordict_str__", "__tensordict_stack__"
+
+
+def h5py_package() -> Any:
+    """The package that reads and writes the files.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    try:
+        import h5py
+    except ImportError as err:
+        raise ImportError("HDF5 files need the package h5py: pip install h5py") from err
+    return h5py
+
+
+def is_group(entry: Any) -> bool:
+    """Whether an entry of a file is a collection."""
+    return not hasattr(entry, "dtype")
+
+
+def is_text(entry: h5py.Dataset) -> bool:
+    """Whether an entry is no tensor: it holds text, or objects."""
+    return entry.dtype.kind in "OSU"
+
+
+def shape_of(entry: h5py.Dataset) -> torch.Size:
+    """Shape of a dataset."""
+    return torch.Size(entry.shape or ())
+
+
+# -- reading -----------------------------------------------------------------------------------------------------
+
+
+def read(entry: h5py.Dataset, size: torch.Size, device: torch.device | None) -> Any:
+    """A dataset as an entry of a collection of this batch size."""
+    if is_text(entry):
+        return _read_text(entry, size, device)
+    return _as_tensor(entry[()], entry, device)
+
+
+def read_rows(entry: h5py.Dataset, index: Any, device: torch.device | None) -> Tensor:
+    """Rows of a tensor, at a normalised index; no more than these are read where the file can tell them apart."""
+    if _is_plain(index):
+        return _as_tensor(entry[index], entry, device)
+    if isinstance(index, Tensor) and index.ndim == 1 and index.dtype is not torch.bool and entry.shape:
+        rows, length = index.cpu(), entry.shape[0]
+        if bool(((rows < -length) | (rows >= length)).any()):
+            raise IndexError(f"rows {rows.tolist()} are not all within the {length} rows of {entry.name}")
+        first, last = _span(rows % length if length else rows)
+        if last - first <= max(4 * len(rows), 1024):
+            return _as_tensor(entry[first:last], entry, device)[(rows % max(length, 1) - first).to(device or "cpu")]
+        wanted, places = torch.unique(rows % length, return_inverse=True)
+        return _as_tensor(entry[wanted.numpy()], entry, device)[places.to(device or "cpu")]
+    return _as_tensor(entry[()], entry, device)[index]
+
+
+def _span(rows: Tensor) -> tuple[int, int]:
+    return (int(rows.min()), int(rows.max()) + 1) if len(rows) else (0, 0)
+
+
+def _is_plain(index: Any) -> bool:
+    """Whether h5py means by an index what torch means."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(type(part) is int or (type(part) is slice and (part.step is None or part.step > 0)) for part in parts)
+
+
+def _as_tensor(value: Any, entry: h5py.Dataset, device: torch.device | None) -> Tensor:
+    array = np.asarray(value)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    try:
+        tensor = torch.from_numpy(array) if array.ndim and array.flags.writeable else torch.tensor(array)
+    except TypeError as err:
+        raise TypeError(
+            f"{entry.name} in {entry.file.filename} has the dtype {entry.dtype}, which no tensor has"
+        ) from err
+    return tensor if device is None else tensor.to(device)
+
+
+def _read_text(entry: h5py.Dataset, size: torch.Size, device: torch.device | None) -> Any:
+    if _STACK in entry.attrs:
+        return NonTensorStack.from_list(_decoded(entry[()].tolist()), device=device)
+    value = entry[()]
+    if _STRING in entry.attrs:
+        value = _decoded(value)
+    return NonTensorData(value, batch_size=size, device=device)
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(each) for each in value]
+    return value.decode() if isinstance(value, bytes) else value
+
+
+# -- writing -----------------------------------------------------------------------------------------------------
+
+
+def write(group: h5py.Group, key: str, value: Any, options: dict[str, Any]) -> None:
+    """Puts an entry into a group. A dataset of the same shape and dtype is overwritten, with its compression.
+
+    Raises:
+        TypeError: HDF5 has no form for the value.
+    """
+    if isinstance(value, TensorCollection) and not value._is_non_tensor:
+        if key in group:
+            delete_entry(group, key)
+        below = group.create_group(key)
+        for name, entry in value.items():
+            write(below, name, entry, options)
+        return
+    data, dtype, mark = _stored(value, f"{group.name}/{key}")
+    old = group.get(key)
+    if old is not None:
+        if dtype is None and hasattr(old, "dtype") and old.dtype == data.dtype and old.shape == data.shape:
+            old[...] = data
+            return
+        delete_entry(group, key)
+    usable = options if np.ndim(data) and np.size(data) else {}  # of a scalar, there are no chunks to compress
+    made = group.create_dataset(key, data=data, dtype=dtype, **usable)
+    if mark is not None:
+        made.attrs[mark[0]] = mark[1]
+
+
+def _stored(value: Any, where: str) -> tuple[Any, Any, tuple[str, Any] | None]:
+    """What h5py stores: the data, its type where numpy does not say it, and the mark."""
+    if isinstance(value, Tensor):
+        if value.is_nested or value.layout is not torch.strided or value.dtype is torch.bfloat16:
+            kind = "nested" if value.is_nested else f"of layout {value.layout} and dtype {value.dtype}"
+            raise TypeError(f"the tensor {where} is {kind}, which HDF5 cannot store: convert it first, or use memmap()")
+        return value.detach().cpu().numpy(), None, None
+    text = h5py_package().string_dtype()
+    if isinstance(value, NonTensorStack):
+        rows = value.tolist()
+        array = np.array(rows, dtype=object)
+        if array.shape != tuple(value.batch_size) or not all(isinstance(each, str) for each in array.flat):
+            raise TypeError(f"of objects, HDF5 stores strings: {where} holds others. Store numbers as tensors")
+        return array, text, (_STACK, np.array(value.batch_size, dtype=np.int64))
+    payload = value.data
+    if isinstance(payload, (str, bytes)):
+        return payload, text, (_STRING, True) if isinstance(payload, str) else None
+    raise TypeError(
+        f"the entry {where} is a {type(payload).__name__}; of objects, HDF5 stores strings. Store numbers as tensors, "
+        "or save the collection with memmap(folder, allow_pickle=True)"
+    )
+
+
+def write_rows(entry: h5py.Dataset, index: Any, value: Any) -> None:
+    """``entry[index] = value`` for a tensor in a file."""
+    if _is_plain(index):
+        entry[index] = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+        return
+    whole = torch.tensor(entry[()])
+    whole[index] = value
+    entry[...] = whole.numpy()
+
+
+def allocate(group: h5py.Group, key: str, shape: tuple[int, ...], dtype: torch.dtype, options: dict[str, Any]) -> None:
+    """Makes room for a tensor of zeros, and writes none of them."""
+    kind = torch.empty(0, dtype=dtype).numpy().dtype
+    group.create_dataset(key, shape=shape, dtype=kind, **(options if shape and 0 not in shape else {}))
+
+
+def delete_entry(group: h5py.Group, key: str) -> None:
+    """Removes an entry. HDF5 keeps the room for other entries of the file."""
+    del group[key]
+
+
+def in_memory(group: h5py.Group, size: torch.Size, device: torch.device | None, names: Any) -> TensorDict:
+    """A whole group, loaded."""
+    source: dict[str, Any] = {}
+    for key, entry in group.items():
+        source[key] = in_memory(entry, size, device, names) if is_group(entry) else read(entry, size, device)
+    return TensorDict._trusted(source, size, device, names)
+
+
+# -- looking without reading --------------------------------------------------------------------------------------
+
+
+def datasets(group: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The entries of a group and those below that are no groups."""
+    for key, entry in group.items():
+        if is_group(entry):
+            yield from datasets(entry, (*path, key))
+        else:
+            yield (*path, key), entry
+
+
+def list_keys(group: Any, path: tuple[str, ...], nested: bool, leaves_only: bool, out: list[Any]) -> None:
+    """Appends the keys below a group, those of collections after their content."""
+    for key, entry in group.items():
+        is_level = is_group(entry)
+        if nested and is_level:
+            list_keys(entry, (*path, key), nested, leaves_only, out)
+        if not leaves_only or not (is_level or is_text(entry)):
+            out.append((*path, key) if path else key)
+
+
+def shared_size(group: Any, dims: int | None) -> torch.Size:
+    """The largest leading shape that all entries of a file share."""
+    shapes = [shape_of(entry) for _, entry in datasets(group, ())]
+    if not shapes:
+        return torch.Size(())
+    shared = os.path.commonprefix([list(shape) for shape in shapes])  # type: ignore[type-var]
+    return torch.Size(shared[:dims])

@@ -1,0 +1,282 @@
+"""Collections in HDF5 files: what the reference package does with them, this one does."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensordict as reference
+import torch
+
+import tensordict_lite as ours
+from tensordict_lite import PersistentTensorDict, TensorDict, lazy_stack, tensorclass
+
+h5py = pytest.importorskip("h5py")
+
+LIBRARIES = (ours, reference)
+DTYPES = [torch.float16, torch.float32, torch.float64, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+DTYPES += [torch.bool, torch.complex64, torch.complex128]
+
+
+def tree(library: Any, size: tuple[int, ...] = (5,)) -> Any:
+    entries = {"a": torch.arange(int(np.prod(size))).view(size)}
+    nested = {"b": torch.randn(*size, 3, generator=torch.Generator().manual_seed(0)), "c": torch.ones(size) > 0}
+    return library.TensorDict({**entries, "n": nested}, list(size))
+
+
+@pytest.fixture(params=[(), (5,), (4, 3), (0,)], ids=str)
+def both(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Any, Any]]:
+    files = [tree(lib, request.param).to_h5(tmp_path / f"{lib.__name__}.h5") for lib in LIBRARIES]
+    yield tuple(files)
+    for file in files:
+        file.close()
+
+
+def plain(value: Any) -> Any:
+    """A result without the library that it is of."""
+    if isinstance(value, torch.Tensor):
+        return (str(value.dtype), list(value.shape), value.tolist())
+    if hasattr(value, "batch_size"):
+        entries = {key: plain(value[key]) for key in sorted(value.keys())}
+        return (list(value.batch_size), entries)
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return value
+
+
+def outcome(call: Callable[[Any], Any], data: Any) -> Any:
+    try:
+        return plain(call(data))
+    except Exception as err:
+        return ("raises", KeyError if isinstance(err, KeyError) else None)
+
+
+def rows(data: Any, index: Any) -> Any:
+    return type(data.to_tensordict())({"a": torch.full_like(data["a"][index], 9)}, data["a"][index].shape)
+
+
+def write_rows(data: Any, index: Any) -> Any:
+    data[index] = rows(data, index)
+    return data
+
+
+READS: dict[str, Callable[[Any], Any]] = {
+    "entry": lambda data: data["a"],
+    "nested entry": lambda data: data["n", "b"],
+    "group": lambda data: data["n"],
+    "missing": lambda data: data["nope"],
+    "get": lambda data: data.get(("n", "b")),
+    "get, missing": lambda data: data.get("nope", 7),
+    "int": lambda data: data[1],
+    "negative": lambda data: data[-1],
+    "slice": lambda data: data[1:3],
+    "step": lambda data: data[::2],
+    "backwards list": lambda data: data[[3, 0, 3]],
+    "mask": lambda data: data[data["a"] % 2 == 0],
+    "tensor": lambda data: data[torch.tensor([2, 0])],
+    "two": lambda data: data[1, 2],
+    "get_at": lambda data: data.get_at("a", 1),
+    "keys": lambda data: sorted(map(str, data.keys(True, True))),
+    "contains": lambda data: ["a" in data.keys(), ("n", "b") in data.keys(True), "x" in data.keys()],
+    "add": lambda data: data.to_tensordict() + 1,
+    "times": lambda data: data * 2,
+    "apply": lambda data: data.apply(lambda x: x + x),
+    "sum": lambda data: data.to_tensordict().sum(),
+    "clone": lambda data: data.clone(),
+    "to_dict": lambda data: sorted(data.to_dict()),
+    "to_tensordict": lambda data: data.to_tensordict(),
+    "dtype": lambda data: data.to(torch.float64),
+    "device": lambda data: str(data.to("cpu").device),
+    "unbind": lambda data: data.unbind(0),
+    "split": lambda data: data.split(2),
+    "iterate": lambda data: list(data),
+    "stack": lambda data: torch.stack([data, data]),
+    "reshape": lambda data: data.reshape(-1),
+    "length": lambda data: [len(data), data.ndim, data.numel(), data.is_empty()],
+    "locked": lambda data: data.lock_().is_locked,
+    "size": lambda data: list(data.batch_size),
+}
+WRITES: dict[str, Callable[[Any], Any]] = {
+    "set": lambda data: data.set("z", data["a"] + 1),
+    "replace": lambda data: data.set("a", data["n", "b"]),
+    "misfit": lambda data: data.set("z", torch.ones(7, 7)),
+    "nested": lambda data: [data.set(("x", "y"), data["a"] + 1), data][1],
+    "in place": lambda data: data.set_("a", data["a"] * 2),
+    "in place, missing": lambda data: data.set_("nope", data["a"]),
+    "rows": lambda data: write_rows(data, 1),
+    "more rows": lambda data: write_rows(data, slice(0, 2)),
+    "some rows": lambda data: write_rows(data, torch.tensor([2, 0])),
+    "rows of an entry": lambda data: data.set_at_("a", 7, 0),
+    "update": lambda data: data.update({"a": data["a"] + 5, "n": {"b": data["n", "b"] + 1}, "new": data["a"]}),
+    "update in place": lambda data: data.update_({"a": data["a"] + 5}),
+    "delete": lambda data: data.del_("a"),
+    "delete below": lambda data: data.del_(("n", "b")),
+    "rename": lambda data: data.rename_key_("a", "other"),
+    "pop": lambda data: [data.pop("a"), data],
+    "zero": lambda data: data.zero_(),
+    "arithmetic": lambda data: data.del_(("n", "c")).add_(1),
+    "clear": lambda data: data.clear(),
+    "locked": lambda data: data.lock_().set("z", data["a"]),
+    "locked, in place": lambda data: data.lock_().set_("a", data["a"] + 1),
+    "batch size": lambda data: setattr(data, "batch_size", [9]),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_reading_is_that_of_the_reference(both: tuple[Any, Any], name: str) -> None:
+    mine, theirs = (outcome(READS[name], data) for data in both)
+    assert mine == theirs or theirs[0] == "raises" != mine[0]  # what it refuses may have an answer
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writing_is_that_of_the_reference_and_reaches_the_file(both: tuple[Any, Any], name: str) -> None:
+    mine, theirs = (outcome(WRITES[name], data) for data in both)
+    if theirs[0] == "raises" != mine[0]:  # rows in no order
+        assert name == "some rows"
+        return
+    assert mine == theirs
+    assert contents(both[0].file) == contents(both[1].file)
+    assert both[0].batch_size == both[1].batch_size
+
+
+def contents(group: Any) -> dict[str, Any]:
+    return {key: contents(entry) if hasattr(entry, "items") else entry[()].tolist() for key, entry in group.items()}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (3,), (0, 2), (2, 3, 1)], ids=str)
+def test_each_library_reads_what_the_other_wrote(tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    value = (torch.arange(int(np.prod(shape))) % 3).view(shape).to(dtype)
+    for writer, reader in (LIBRARIES, LIBRARIES[::-1]):
+        path = tmp_path / f"{writer.__name__}.h5"
+        writer.TensorDict({"x": value, "n": {"y": value}}).to_h5(path).close()
+        opened = reader.TensorDict.from_h5(path)
+        for found in (opened["x"], opened["n", "y"]):
+            assert found.dtype == dtype and torch.equal(found, value)
+        opened.close()
+
+
+def test_strings_come_back_as_strings_from_either(tmp_path: Path) -> None:
+    for writer in LIBRARIES:
+        path = tmp_path / f"{writer.__name__}.h5"
+        writer.TensorDict({"s": "hello", "l": ["x", "y"]}, [2]).to_h5(path).close()
+        opened = PersistentTensorDict.from_h5(path, batch_size=[2])
+        assert opened["s"] == "hello" and opened["l"] == ["x", "y"]
+        assert opened[1]["l"] == "y" and opened[torch.tensor([1, 0])]["l"] == ["y", "x"]
+        opened.close()
+
+
+def test_files_of_other_programs_open(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["deep/below"] = np.arange(6, dtype=">i4").reshape(3, 2)
+        file["text"] = "abc"
+        file["number"] = 2.5
+    data = TensorDict.from_h5(tmp_path / "other.h5")
+    assert data["deep", "below"].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert data["text"] == b"abc" and data["number"] == 2.5 and data.batch_size == ()
+    data.close()
+
+
+def test_the_batch_size_that_entries_share_is_found(tmp_path: Path) -> None:
+    tree(ours, (4, 3)).to_h5(tmp_path / "a.h5").close()
+    for options, size in (({}, [4, 3]), ({"auto_batch_size": True}, [4, 3]), ({"batch_size": [4]}, [4])):
+        with_options = [lib.PersistentTensorDict.from_h5(tmp_path / "a.h5", **options) for lib in LIBRARIES]
+        assert [list(data.batch_size) for data in with_options] == [size, size]
+        assert list(with_options[0]["n"].batch_size) == size
+        [data.close() for data in with_options]
+    limited = PersistentTensorDict.from_h5(tmp_path / "a.h5", auto_batch_size=True, batch_dims=1)
+    assert limited.batch_size == (4,)
+
+
+def test_rows_are_read_without_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = TensorDict({"x": torch.arange(100_000)}, [100_000]).to_h5(tmp_path / "big.h5", chunks=(1000,))
+    read: list[int] = []
+    real = h5py.Dataset.__getitem__
+
+    def counting(self: Any, index: Any, **kwargs: Any) -> Any:
+        value = real(self, index, **kwargs)
+        read.append(np.size(value))
+        return value
+
+    monkeypatch.setattr(h5py.Dataset, "__getitem__", counting)
+    assert data[7]["x"] == 7 and data[50:60]["x"].tolist() == list(range(50, 60))
+    assert data[torch.tensor([99_999, 5, -1])]["x"].tolist() == [99_999, 5, 99_999]
+    assert data.get_at("x", slice(3, 5)).tolist() == [3, 4]
+    assert list(data.keys()) == ["x"] and data.batch_size == (100_000,) and "x" in repr(data)
+    assert sum(read) < 2000
+    with pytest.raises(IndexError):
+        data[torch.tensor([100_000])]
+
+
+def test_from_dict_keeps_names_compression_and_size(tmp_path: Path) -> None:
+    data = TensorDict({"x": torch.zeros(100, 10)}, [100], names=["time"])
+    stored = PersistentTensorDict.from_dict(data, tmp_path / "a.h5", compression="gzip")
+    assert stored.names == ["time"] and stored.batch_size == (100,)
+    assert stored.file["x"].compression == "gzip"
+    stored["x"] = torch.ones(100, 10)
+    assert stored.file["x"].compression == "gzip" and (stored["x"] == 1).all()
+    made = PersistentTensorDict.from_dict({"a": torch.ones(4, 2), "b": {"c": torch.ones(4)}}, tmp_path / "b.h5")
+    assert made.batch_size == (4,)
+    schema = {"obs": ((2,), torch.float32), ("n", "done"): ((), torch.bool)}
+    zeros = TensorDict.from_schema(schema, batch_size=[3], storage="h5", filename=tmp_path / "c.h5")
+    assert zeros["obs"].shape == (3, 2) and zeros["n", "done"].tolist() == [False] * 3
+
+
+def test_it_pickles_by_its_file(tmp_path: Path) -> None:
+    data = tree(ours).to_h5(tmp_path / "a.h5")
+    data.file.flush()
+    again = pickle.loads(pickle.dumps(data["n"]))
+    assert type(again) is PersistentTensorDict and (again["b"] == data["n", "b"]).all() and again.batch_size == (5,)
+
+
+def test_every_kind_is_written(tmp_path: Path) -> None:
+    @tensorclass
+    class Point:
+        x: torch.Tensor
+
+    data = TensorDict({"p": Point(x=torch.ones(2), batch_size=[2])}, [2]).to_h5(tmp_path / "p.h5")
+    assert data["p", "x"].tolist() == [1, 1]
+    stack = lazy_stack([TensorDict({"a": torch.zeros(3)}, [3]), TensorDict({"a": torch.ones(3)}, [3])])
+    assert stack.to_h5(tmp_path / "l.h5")["a"].tolist() == [[0] * 3, [1] * 3]
+    assert TensorDict({}, [3]).update(data[:1].expand(3)).batch_size == (3,)
+    total = TensorDict({"p": {"x": torch.ones(2)}}, [2]) + data.to_tensordict()
+    assert total["p", "x"].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        (torch.ones(2, dtype=torch.bfloat16), "bfloat16"),
+        (ours.NonTensorData({"k": 1}, batch_size=[2]), "dict"),
+        (torch.ones(2, 2).to_sparse(), "sparse"),
+    ],
+)
+def test_what_hdf5_cannot_hold_is_named(tmp_path: Path, entry: Any, says: str) -> None:
+    with pytest.raises(TypeError, match=rf"(?s)/x.*{says}"):
+        TensorDict({"x": entry}, [2]).to_h5(tmp_path / "x.h5")
+
+
+def test_errors_say_what_to_do(tmp_path: Path) -> None:
+    data = tree(ours).to_h5(tmp_path / "a.h5")
+    with pytest.raises(NotImplementedError, match="to_tensordict"):
+        data.share_memory_()
+    with pytest.raises(RuntimeError, match=r"batch size \[9\]"):
+        data.batch_size = [9]
+    data.close()
+    with pytest.raises(KeyError, match="closed"):
+        data["a"]
+    assert "closed" in repr(data)
+    with pytest.raises(FileNotFoundError):
+        TensorDict.from_h5(tmp_path / "nope.h5")
+    with pytest.raises(TypeError, match="batch_size and auto_batch_size"):
+        TensorDict.from_h5(tmp_path / "a.h5", batch_size=[5], auto_batch_size=True)
+    with pytest.raises(RuntimeError, match="Either group or filename"):
+        PersistentTensorDict(batch_size=[3])
+    with pytest.raises(RuntimeError, match="batch size"):
+        TensorDict.from_h5(tmp_path / "a.h5", batch_size=[4])
+    with pytest.raises(NotImplementedError, match="h5"):
+        PersistentTensorDict(filename=tmp_path / "a.zarr", backend="zarr")

@@ -1,0 +1,43 @@
+"""What a program of a user does with both packages, checked from outside: `R` is a revealed type, `E` an error."""
+
+import torch
+
+import tdmap
+from tdmap.reducers import Count, Mean
+from tensordict_lite import TensorDict
+
+data = TensorDict({"x": torch.arange(10.0)}, [10])
+
+
+def double(chunk: TensorDict) -> TensorDict:
+    return TensorDict({"y": chunk["x"] * 2}, chunk.batch_size)
+
+
+class Log(tdmap.Callback):
+    def on_job_ended(self, event: tdmap.JobEnded) -> None:
+        reveal_type(event.done_rows)  # R: int
+
+
+class Longest(tdmap.Reducer[int]):
+    def init(self) -> int:
+        return 0
+
+    def update(self, state: int, chunk: TensorDict, start: int = 0) -> int:
+        return max(state, len(chunk))
+
+    def merge(self, a: int, b: int) -> int:
+        return max(a, b)
+
+
+if __name__ == "__main__":
+    result = tdmap.map(data, double, num_workers=2, callbacks=[Log()], out="ready", resume=True)
+    stats = tdmap.reduce(data, {"mean": Mean("x"), "n": Count(), "longest": Longest()}, num_workers=0)
+    with tdmap.Profiler() as prof:
+        for chunk in tdmap.map_iter(data, double, num_workers=2):
+            pass
+    errors = tdmap.RowErrors()
+reveal_type(data.batch_size)  # R: torch._C.Size
+reveal_type(data.pipeline().batch(4))  # R: tdmap.pipeline.pipeline.Pipeline
+reveal_type(tdmap.WorkerPool(2).num_workers)  # R: int
+reveal_type(tdmap.ChunkPlan(10, 2).num_chunks)  # R: int
+tdmap.map(data, double, num_workers="two")  # E: arg-type
