@@ -43,7 +43,9 @@ class OutputFolder:
     """
 
     def __init__(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
-        self._lie_in(Path(os.path.abspath(os.fspath(path))))
+        text = os.fspath(path)
+        self._url = text if isinstance(text, str) and "://" in text and not text.startswith("file://") else None
+        self._lie_in(Path(os.path.abspath(text.removeprefix("file://") if isinstance(text, str) else text)))
         self._overwrite = overwrite
         self._replaced: Path | None = None
         self._lock: FolderLock | None = None
@@ -82,6 +84,11 @@ class OutputFolder:
             FolderInUse: somebody else writes it; says who.
             FileExistsError: it holds something else, or is no folder.
         """
+        if self._url is not None:
+            raise ValueError(
+                f"out={self._url!r} is a place in a store, and this operation writes a folder: let it, then copy that "
+                "with tdmap.map(tdmap.open(folder), lambda chunk: chunk, out=url)."
+            )
         if self._lock is not None:
             yield
             return
@@ -205,8 +212,9 @@ class OutputFolder:
         """What is in the folder; nothing when there is none."""
         try:
             return set(os.listdir(self.path))
-        except (FileNotFoundError, NotADirectoryError):
-            if os.path.lexists(self.path):
+        except (FileNotFoundError, NotADirectoryError) as error:
+            # A folder that is there now has been made by somebody else a moment ago.
+            if isinstance(error, NotADirectoryError) and os.path.lexists(self.path) or os.path.islink(self.path):
                 raise FileExistsError(
                     f"{self.path} is a file, and a dataset is a folder: choose another path."
                 ) from None

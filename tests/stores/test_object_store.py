@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -218,15 +215,19 @@ def test_an_object_that_was_cut_or_replaced_is_named(bucket: str, options: dict[
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_failed_run_leaves_no_dataset_and_resume_goes_on(bucket: str, options: dict[str, Any]) -> None:
+def test_a_failed_run_leaves_no_dataset_and_resume_goes_on(
+    bucket: str, options: dict[str, Any], tmp_path: Path
+) -> None:
     import fsspec
 
     fs, out, data = fsspec.filesystem("s3", **options), f"{bucket}/set", numbers(0, 40)
-    calls: list[int] = []
+    log, healed = tmp_path / "log", tmp_path / "healed"
 
     def fn(chunk: Any) -> Any:
-        calls.append(int(chunk["x"][0]))
-        if fail and calls[-1] == 20:
+        first = int(chunk["x"][0])
+        with open(log, "a") as file:
+            print(first, file=file)
+        if first == 20 and not healed.exists():
             raise ValueError("bad row")
         return chunk.select("x")
 
@@ -235,41 +236,21 @@ def test_a_failed_run_leaves_no_dataset_and_resume_goes_on(bucket: str, options:
             data, fn, num_workers=0, chunksize=10, out=out, rows_per_shard=10, storage_options=options, **more
         )
 
-    fail = True
     with pytest.raises(ValueError, match="bad row"):
         run()
     assert fs.find(bucket) == []
+    log.unlink()
     with pytest.raises(ValueError, match="bad row"):
         run(resume=True)
     with pytest.raises(DatasetNotFoundError, match="has not come to its end"):
         tdmap.open(out, storage_options=options)
     with pytest.raises(FileExistsError, match="unfinished run"):
         run()
-
-
-def test_resume_in_a_store(bucket: str, options: dict[str, Any], tmp_path: Path) -> None:
-    """A program that is killed in the middle; the same call, in another process, writes what is missing."""
-    program, log = tmp_path / "program.py", tmp_path / "log"
-    program.write_text(
-        "import os, sys, tdmap\n"
-        "from tests.stores.kinds import numbers\n"
-        f"log, options, out = {str(log)!r}, {options!r}, {bucket + '/set'!r}\n"
-        "def fn(chunk):\n"
-        "    first = int(chunk['x'][0])\n"
-        "    print(first, file=open(log, 'a'), flush=True)\n"
-        "    if first == 20 and not os.path.exists(log + '.died'):\n"
-        "        open(log + '.died', 'w').close()\n"
-        "        os.kill(os.getpid(), 9)\n"
-        "    return chunk.select('x')\n"
-        "tdmap.map(numbers(0, 40), fn, num_workers=0, out=out, rows_per_shard=10, chunksize=10, resume=True,\n"
-        "          storage_options=options)\n"
-    )
-    env = {**os.environ, "PYTHONPATH": os.getcwd()}
-    assert subprocess.run([sys.executable, program], env=env, timeout=100).returncode == -signal.SIGKILL
-    assert subprocess.run([sys.executable, program], env=env, timeout=100).returncode == 0
-    assert log.read_text().split() == ["0", "10", "20", "20", "30"]
-    result = tdmap.open(f"{bucket}/set", storage_options=options)
-    assert result["x"].tolist() == list(range(40))
+    healed.touch()
+    assert run(resume=True)["x"].tolist() == list(range(40))
+    assert log.read_text().split() == ["0", "10", "20", "20", "30"], "what is written is not made again"
+    with pytest.warns(tdmap.AlreadyComplete):
+        run(resume=True)
 
 
 def test_a_dataset_in_a_store_is_replaced_when_the_new_one_is_whole(bucket: str, options: dict[str, Any]) -> None:
@@ -284,3 +265,20 @@ def test_a_dataset_in_a_store_is_replaced_when_the_new_one_is_whole(bucket: str,
     assert same(tdmap.open(out, storage_options=options).contiguous(), double(data))
     names = {path.split("/")[2] for path in fsspec.filesystem("s3", **options).find(out)}
     assert len(names) == 2, "one shard, and the manifest"
+
+
+def test_operations_that_write_a_folder_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for call in (
+        lambda: tdmap.filter(numbers(0, 8), lambda c: c["x"] > 3, "s3://bucket/set", num_workers=0),
+        lambda: tdmap.sort(numbers(0, 8), "x", "s3://bucket/set", num_workers=0),
+        lambda: tdmap.shuffle(numbers(0, 8), 1, "s3://bucket/set", num_workers=0),
+        lambda: tdmap.flat_map(numbers(0, 8), keep, "s3://bucket/set", num_workers=0),
+        lambda: tdmap.group_by(numbers(0, 8), "x").reduce({"n": tdmap.reducers.Count()}, out="s3://bucket/set"),
+        lambda: tdmap.join(numbers(0, 8), numbers(0, 8), on="x", out="s3://bucket/set", num_workers=0),
+    ):
+        with pytest.raises(ValueError, match="a place in a store, and this operation writes a folder"):
+            call()
+    assert not list(tmp_path.iterdir()), "no folder with the name of a URL"
+    tdmap.map(numbers(0, 8), keep, out=f"file://{tmp_path}/set", num_workers=0)
+    assert same(tdmap.open(tmp_path / "set"), numbers(0, 8))
