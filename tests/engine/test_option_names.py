@@ -69,8 +69,9 @@ def test_an_option_by_another_name_is_refused_with_the_right_one(call, option, m
         (lambda d: tdmap.map(torch.eye(3).to_sparse(), len), "the data is sparse.*to_dense"),
         (
             lambda d: d.pipeline().map(lambda c: {"a": 1}).collect(),
-            "must give rows.*the function returned a dict. Return",
+            "the function returned a dict .'a'., whose columns are no rows of one length",
         ),
+        (lambda d: d.pipeline().map(lambda c: 3).collect(), "must give rows.*the function returned a int. Return"),
         (lambda d: d.pipeline().map(lambda c: None).collect(), "the function returned None. Return"),
         (
             lambda d: d.pipeline().filter(lambda c: torch.tensor(True)).collect(),
