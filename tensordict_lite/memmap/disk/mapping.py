@@ -122,15 +122,23 @@ def _fill_zeros(fd: int, start: int, stop: int, path: str) -> None:
         raise (no_room(path, stop - start) if err.errno == errno.ENOSPC else err) from None
 
 
+def _lasting(storage: UntypedStorage) -> UntypedStorage:
+    """The object that tensors over these bytes give as theirs: what is noted on it lasts as long as they do.
+
+    Up to torch 2.5 the one that ``from_file`` returns is another, and ends with its last name.
+    """
+    return torch.empty(0, dtype=torch.uint8).set_(storage).untyped_storage()
+
+
 def map_file(path: str, nbytes: int, *, writable: bool = True) -> UntypedStorage:
     """Maps the first ``nbytes`` of an existing file, shared (``writable``) or copy-on-write.
 
     The caller has checked that the file is that large: torch would grow or create it.
     """
     if writable:
-        return UntypedStorage.from_file(path, True, nbytes)
+        return _lasting(UntypedStorage.from_file(path, True, nbytes))
     try:
-        storage = UntypedStorage.from_file(path, False, nbytes)
+        storage = _lasting(UntypedStorage.from_file(path, False, nbytes))
     except RuntimeError as err:
         if f"({errno.ENOMEM})" not in str(err):
             raise
