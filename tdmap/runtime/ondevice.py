@@ -238,7 +238,7 @@ def _view(block: Tensor, place: int, like: Tensor) -> Tensor:
 
 class _AheadReader(Reader):
     def __init__(self, reader: Reader, runner: Runner) -> None:
-        self.data, self.plan, self.order = reader.data, reader.plan, reader.order
+        super().__init__(reader.data, reader.plan, reader.order, reader.base)
         self._reader = reader
         self._runner = runner
 
@@ -248,6 +248,7 @@ class _AheadReader(Reader):
 
     def read(self, start: int, stop: int) -> Iterator[Data]:
         runner = self._runner
+        self._reader.follow = self.follow
         chunks = self._reader.read(start, stop)
         chunk = next(chunks, None)
         if chunk is None:
