@@ -381,9 +381,8 @@ class GroupBy:
             pieces, empty = run(spill)
             if isinstance(pieces, Pieces):
                 _place(pieces, empty, spill, output, execution)
-                result = output.result()
-            else:
-                result = deliver(pieces, output)
+        # The files of the spill are gone before the folder that they lie in is published.
+        result = output.result() if isinstance(pieces, Pieces) else deliver(pieces, output)
         if not strings:
             return result
         result = _with_strings(result, keyed)

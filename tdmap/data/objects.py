@@ -130,6 +130,11 @@ Pieces: TypeAlias = "tuple[Piece, ...]"
 """One for each column."""
 
 
+def contents(piece: One | Each | Rows) -> Any:
+    """The object of all rows, or the list of what the rows have."""
+    return piece.values if isinstance(piece, Each) else piece[0]
+
+
 # -- columns of a collection ---------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 from tdmap.data.kinds import data_row_bytes, is_opened_by_row
+from tdmap.data.objects import contents
 from tdmap.data.sizes import result_bytes
 from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_rows
 from tdmap.events import CallbackList, ChunkRetried, JobEnded, JobStarted, LeaseDone, ResultTaken, WorkerDied
@@ -349,7 +350,7 @@ class Driver:
             return None
         # Written at once: a later chunk, or an earlier run, had shown what the output looks like.
         tensors = data_row_bytes(writer.out, plan.length) * plan.count(chunk, chunk + 1)
-        return tensors + sum(result_bytes(piece[0]) for piece in value or () if piece is not None)
+        return tensors + sum(result_bytes(contents(piece)) for piece in value or () if piece is not None)
 
     def _settle_plan(self) -> None:
         """Choose the size of the later chunks by the first one that has a result; whoever comes first is waited for."""

@@ -122,12 +122,17 @@ def _fill_zeros(fd: int, start: int, stop: int, path: str) -> None:
         raise (no_room(path, stop - start) if err.errno == errno.ENOSPC else err) from None
 
 
+_STORAGES_END = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6)
+
+
 def _lasting(storage: UntypedStorage) -> UntypedStorage:
     """The object that tensors over these bytes give as theirs: what is noted on it lasts as long as they do.
 
     Up to torch 2.5 the one that ``from_file`` returns is another, and ends with its last name.
     """
-    return torch.empty(0, dtype=torch.uint8).set_(storage).untyped_storage()
+    if not _STORAGES_END:
+        return storage
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).untyped_storage()
 
 
 def map_file(path: str, nbytes: int, *, writable: bool = True) -> UntypedStorage:
