@@ -42,6 +42,7 @@ class Terminal:
         self.pid, self.file = pty.fork()
         if self.pid == 0:
             os.chdir(folder)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever started the tests may ignore it
             os.read(0, 1)  # until the terminal has its size
             os.execve(sys.executable, [sys.executable, "-m", "tdmap", *words], environment)
         self.resize(columns)
