@@ -280,13 +280,16 @@ def test_several_folders_are_one_dataset_on_the_cluster(cluster: Any, transport:
     assert len(shards.ends) == 10 and torch.equal(shards["y"], whole["x"] + 1)
 
 
-def test_workers_that_are_not_needed_any_more_leave_quietly(cluster: Any, transport: str) -> None:
+def test_workers_that_are_not_needed_any_more_leave_quietly(
+    cluster: Any, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They end by themselves: Ray tells the world of each worker that is killed."""
     if transport != "store":
         pytest.skip("the last ones of the session are enough")
     tdmap.map(rows(), grow_copy, **on(transport))
     from tdmap.runtime.crews import raypool
 
+    monkeypatch.setattr(raypool, "LEAVE_SECONDS", 100.0)  # a busy machine takes its time
     (pool,) = raypool._warm.values()
     members = list(pool.members.values())
     killed: list[int] = []
