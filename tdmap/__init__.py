@@ -7,8 +7,10 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from tdmap import _entry as _entry  # first: what follows takes its time
-from tdmap.bykey import GroupBy, group_by, join, sample, sort, top_k, unique, value_counts
 from tdmap.diagnostics.profiler import Profiler
 from tdmap.diagnostics.progress import ProgressBar
 from tdmap.errors import (
@@ -31,20 +33,23 @@ from tdmap.expressions import Expression, col
 from tdmap.operations.filter import filter, flat_map
 from tdmap.operations.iteration.iterator import MapIterator
 from tdmap.operations.iteration.map_iter import map_iter
-from tdmap.operations.iteration.prefetch import prefetch_to_device
-from tdmap.operations.iteration.samplers import BalancedSampler, MixedSampler, WeightedSampler
 from tdmap.operations.map import map
 from tdmap.operations.reduce import map_reduce, reduce
 from tdmap.operations.shuffle import shuffle
-from tdmap.operations.summary import describe, train_test_split
-from tdmap.pipeline import Pipeline, PipelineIterator
 from tdmap.plan import ChunkPlan
-from tdmap.ranks import merge_shards
 from tdmap.reducers import Reducer
 from tdmap.rowerrors import RowError, RowErrors, SkippedRows
 from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.workers.pool import WorkerPool, close_pools
 from tdmap.stores import ShardedDataset, concat, open
+
+if TYPE_CHECKING:
+    from tdmap.bykey import GroupBy, group_by, join, sample, sort, top_k, unique, value_counts
+    from tdmap.operations.iteration.prefetch import prefetch_to_device
+    from tdmap.operations.iteration.samplers import BalancedSampler, MixedSampler, WeightedSampler
+    from tdmap.operations.summary import describe, train_test_split
+    from tdmap.pipeline import Pipeline, PipelineIterator
+    from tdmap.ranks import merge_shards
 
 __all__ = [
     "AlreadyComplete",
@@ -108,3 +113,25 @@ __all__ = [
     "unique",
     "value_counts",
 ]
+
+_LATE = {
+    "tdmap.bykey": "GroupBy group_by join sample sort top_k unique value_counts",
+    "tdmap.operations.iteration.prefetch": "prefetch_to_device",
+    "tdmap.operations.iteration.samplers": "BalancedSampler MixedSampler WeightedSampler",
+    "tdmap.operations.summary": "describe train_test_split",
+    "tdmap.pipeline": "Pipeline PipelineIterator",
+    "tdmap.ranks": "merge_shards",
+}
+"""Rooms that only some programs need, and what they offer: imported when one of the names is first asked for, so that
+`import tdmap` (in every spawned worker, too) does not pay for them."""
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _LATE.items():
+        if name in names.split():
+            return globals().setdefault(name, getattr(importlib.import_module(module), name))
+    raise AttributeError(f"module 'tdmap' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -104,6 +104,19 @@ def test_importing_the_engine_adds_few_megabytes_and_no_package_of_others() -> N
     assert set(modules.split()) <= {"tdmap", "tensordict_lite", "torch", "numpy"}
 
 
+def test_rooms_that_few_programs_need_are_imported_by_their_names() -> None:
+    rooms = "tdmap.bykey", "tdmap.pipeline", "tdmap.operations.summary"
+    code = (
+        "import sys, tdmap\n"
+        f"print(*[room for room in {rooms} if room in sys.modules])\n"
+        "offered = {name for name in dir(tdmap) if not name.startswith('_')}\n"
+        "print(*[name for name in tdmap.__all__ if name not in offered or getattr(tdmap, name, None) is None])\n"
+        "print(hasattr(tdmap, 'sorted'), tdmap.sort is tdmap.bykey.sort, tdmap.Pipeline.__module__)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert ran.stdout.splitlines() == ["", "", "False True tdmap.pipeline.pipeline"]
+
+
 def test_data_package_does_not_import_the_engine() -> None:
     code = "import sys, tensordict_lite; print(*[m for m in sys.modules if m.split('.')[0] == 'tdmap'])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
