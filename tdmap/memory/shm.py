@@ -15,7 +15,6 @@ is hidden, a temporary file takes its place and is unlinked by its owner.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import tempfile
@@ -27,22 +26,14 @@ from tdmap.frames import warn_user
 from tdmap.memory.mapped import MappedFiles, is_replaced
 from tdmap.memory.regions import Region, SharedHandle, region_of
 from tdmap.memory.resources import system_memory
-from tensordict_lite.memmap.disk.mapping import NAMED, map_anonymous, reserve
+from tensordict_lite.memmap.disk import mapping
+from tensordict_lite.memmap.disk.mapping import map_anonymous, release, reserve
 
 ALIGNMENT = 64
 """Tensors in a block start at multiples of this, the length of a cache line."""
 
 ARENA_BYTES = 1 << 26
 """Size of the blocks that an `Arena` gives out; untouched pages cost nothing."""
-
-
-def high_fd(fd: int) -> int:
-    """`fd`, moved above the standard streams when one of those was closed and its number reused."""
-    if fd > 2:
-        return fd
-    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
-    os.close(fd)
-    return moved
 
 
 def align(offset: int) -> int:
@@ -58,28 +49,16 @@ def anonymous_file(nbytes: int) -> tuple[int, str, str | None]:
         (None for a memfd).
     """
     nbytes = max(nbytes, 1)
-    if hasattr(os, "memfd_create"):
-        with contextlib.suppress(OSError):
-            fd = high_fd(os.memfd_create("tdmap", os.MFD_CLOEXEC))
-            path = f"/proc/{os.getpid()}/fd/{fd}"
-            try:
-                if os.access(path, os.R_OK | os.W_OK):
-                    os.ftruncate(fd, nbytes)
-                    return fd, path, None
-            except OSError:
-                os.close(fd)
-                raise
-            os.close(fd)
-    folder = _fallback_folder(nbytes)
-    fd, path = tempfile.mkstemp(prefix=NAMED, dir=folder)
+    fd, path, unlink = mapping.anonymous_file("tdmap", lambda: _fallback_folder(nbytes))
     try:
-        fd = high_fd(fd)
-        reserve(fd, nbytes, path)
+        if unlink is None:
+            os.ftruncate(fd, nbytes)
+        else:
+            reserve(fd, nbytes, path)
     except BaseException:  # no room: nothing may stay there
-        os.close(fd)
-        os.unlink(path)
+        release(os.getpid(), fd, unlink)
         raise
-    return fd, path, path
+    return fd, path, unlink
 
 
 def _fallback_folder(nbytes: int) -> str | None:
@@ -93,17 +72,6 @@ def _fallback_folder(nbytes: int) -> str | None:
                 "which is slower"
             )
     return None
-
-
-def release_file(fd: int, unlink: str | None, owner: int) -> None:
-    """Close an anonymous file; mappings of it stay. Does nothing in a fork of the owner."""
-    if os.getpid() != owner:
-        return
-    with contextlib.suppress(OSError):
-        os.close(fd)
-    if unlink is not None:
-        with contextlib.suppress(OSError):
-            os.unlink(unlink)
 
 
 def anonymous_tensor(nbytes: int) -> torch.Tensor:
@@ -124,9 +92,9 @@ def anonymous_tensor(nbytes: int) -> torch.Tensor:
     try:
         storage = map_anonymous(fd, path, max(nbytes, 1))
     except BaseException:
-        release_file(fd, unlink, os.getpid())
+        release(os.getpid(), fd, unlink)
         raise
-    weakref.finalize(storage, release_file, fd, unlink, os.getpid()).atexit = unlink is not None
+    weakref.finalize(storage, release, os.getpid(), fd, unlink).atexit = unlink is not None
     return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,), (1,))
 
 

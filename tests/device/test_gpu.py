@@ -11,10 +11,11 @@ import torch
 
 import tdmap
 from tdmap.memory.links import CudaLink
-from tdmap.memory.shm import anonymous_file, map_path, release_file
+from tdmap.memory.shm import anonymous_file, map_path
 from tdmap.operations.iteration.prefetch import prefetch_to_device
 from tdmap.runtime.wire.lending import can_lend
 from tensordict_lite import TensorDict, tensorclass
+from tensordict_lite.memmap.disk.mapping import release
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -62,7 +63,7 @@ def test_slots_can_be_page_locked_and_unlocked(gpu):
     assert mark.is_done() and bool((out == 7).all())
     link.unlock(slot.data_ptr())
     assert not link.is_locked(slot)
-    release_file(fd, unlink, os.getpid())
+    release(os.getpid(), fd, unlink)
 
 
 def test_a_lock_that_fails_leaves_no_error_behind(gpu):

@@ -20,7 +20,7 @@ import torch
 from tdmap.data.writer import RowWriter
 from tdmap.errors import WorkerLost, describe_rows
 from tdmap.job import Job
-from tdmap.memory.shm import anonymous_file, map_path, release_file
+from tdmap.memory.shm import anonymous_file, map_path
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkLoop
 from tdmap.runtime.crews.base import Joined, PlainCrew, run_lease
@@ -32,6 +32,7 @@ from tdmap.runtime.wire.payload import JobPacker, load_loop
 from tdmap.runtime.wire.remote import pack_error, unpack_error
 from tdmap.runtime.workers.control import local_control
 from tdmap.sinks import Allocate, Sink
+from tensordict_lite.memmap.disk.mapping import release
 
 KEPT_JOBS = 4
 """Jobs that a process of the pool remembers."""
@@ -235,6 +236,6 @@ class ForeignCrew(PlainCrew):
                     self._pool.apply_async(forget_job, ((os.getpid(), self._job.number),))
         finally:
             for fd, unlink in self._files:
-                release_file(fd, unlink, os.getpid())
+                release(os.getpid(), fd, unlink)
             with torch.no_grad():
                 self._packing.write_back(changed)

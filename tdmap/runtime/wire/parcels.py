@@ -28,9 +28,10 @@ from torch import Tensor
 
 from tdmap.errors import SerializationError
 from tdmap.memory.links import PageLocker
-from tdmap.memory.shm import align, anonymous_file, map_path, release_file
+from tdmap.memory.shm import align, anonymous_file, map_path
 from tdmap.process import forks, hooks
 from tdmap.runtime.wire.packing import _is_plain
+from tensordict_lite.memmap.disk.mapping import release
 
 SMALL_BYTES = 1 << 15
 """Results of at most so many bytes travel through the pipe."""
@@ -97,7 +98,7 @@ class _Slot:
         self.buffer = torch.frombuffer(map_path(self.path, self.nbytes), dtype=torch.uint8)
 
     def close(self) -> None:
-        release_file(self._fd, self._unlink, os.getpid())
+        release(os.getpid(), self._fd, self._unlink)
 
 
 class ParcelWriter:

@@ -11,7 +11,8 @@ import os
 from collections.abc import MutableSequence
 from typing import Any, TypeAlias
 
-from tdmap.memory.shm import anonymous_file, map_path, release_file
+from tdmap.memory.shm import anonymous_file, map_path
+from tensordict_lite.memmap.disk.mapping import release
 
 CANCEL = 0
 """Request: stop between chunks."""
@@ -59,7 +60,7 @@ class ControlBlock:
     def close(self) -> None:
         """Give up the descriptor; the mapping stays readable."""
         if self._fd >= 0:
-            release_file(self._fd, self._unlink, self._owner)
+            release(self._owner, self._fd, self._unlink)
             self._fd = -1
 
 

@@ -42,12 +42,12 @@ from typing import Any, Protocol
 
 from tdmap.errors import WorkerStartError
 from tdmap.memory.folderlock import shared_with_worker
-from tdmap.memory.shm import high_fd
 from tdmap.process import hooks
 from tdmap.process.forks import close_end, is_forking, popens, register_end, starting
 from tdmap.process.owner import Owner
 from tdmap.runtime.workers.boot import MESSAGE_BYTES
 from tdmap.runtime.workers.worker import die_with_parent, run_worker
+from tensordict_lite.memmap.disk.mapping import high_fd
 
 START_METHODS = ("fork", "forkserver", "spawn")
 """Those that there are on Linux; see `start_methods`."""

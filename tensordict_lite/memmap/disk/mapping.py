@@ -19,6 +19,7 @@ import os
 import struct
 import tempfile
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +36,7 @@ __all__ = [
     "anonymous_storage",
     "check_room",
     "file_of",
+    "high_fd",
     "map_file",
     "hold_many",
     "holds_many",
@@ -266,25 +268,38 @@ def anonymous_storage(nbytes: int) -> UntypedStorage:
     return storage
 
 
-def anonymous_file(name: str, folder: str | None = None) -> tuple[int, str, str | None]:
+def high_fd(fd: int) -> int:
+    """``fd``, moved above the standard streams when one of those was closed and its number reused."""
+    if fd > 2:
+        return fd
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(fd)
+    return moved
+
+
+def anonymous_file(name: str, folder: Callable[[], str | None] = lambda: None) -> tuple[int, str, str | None]:
     """An empty file in memory; where the system has none that other processes can open by a path, a temporary file.
 
     Args:
         name: what the kernel calls it.
-        folder: of the temporary file; by default that of the system.
+        folder: asked for the place of the temporary file; None is the one of the system.
 
     Returns:
         Its descriptor, the path by which other processes open it while its owner holds it, and the path that the owner
         must unlink, if there is one.
     """
     if hasattr(os, "memfd_create"):
-        fd = os.memfd_create(name, os.MFD_CLOEXEC)
-        path = f"{_PROC}{os.getpid()}/fd/{fd}"
-        if os.access(path, os.R_OK | os.W_OK):
-            return fd, path, None
-        os.close(fd)
-    fd, path = tempfile.mkstemp(prefix=NAMED, dir=folder)
-    return fd, path, path
+        try:
+            fd = high_fd(os.memfd_create(name, os.MFD_CLOEXEC))
+            path = f"{_PROC}{os.getpid()}/fd/{fd}"
+            if os.access(path, os.R_OK | os.W_OK):
+                return fd, path, None
+            os.close(fd)
+        except OSError as err:
+            if err.errno not in (errno.EPERM, errno.ENOSYS):  # that a sandbox answers
+                raise
+    fd, path = tempfile.mkstemp(prefix=NAMED, dir=folder())
+    return high_fd(fd), path, path
 
 
 def is_anonymous(path: str) -> bool:
