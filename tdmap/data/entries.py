@@ -1,9 +1,15 @@
-"""Entries that users name."""
+"""What users name: entries by their keys, and rows by their numbers."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from tdmap.data.kinds import Data
 from tensordict_lite.errors import KeyThroughLeafError
@@ -22,3 +28,51 @@ def require_entry(data: Data, name: str | tuple[str, ...], what: str) -> None:
     if isinstance(name, tuple) and all(data.get(part, None) is not None for part in name):
         hint = f" A tuple is one nested entry; for several keys pass the list {list(name)!r}."
     raise KeyError(f"{what} is {name!r}, and there is no such entry: there are {there}.{hint}")
+
+
+def path_of(key: str | Sequence[str]) -> tuple[str, ...]:
+    """The path of an entry, whose key may be a single string.
+
+    Example:
+        >>> path_of("x"), path_of(["a", "b"])
+        (('x',), ('a', 'b'))
+    """
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+def row_number(row: int, rows: int) -> int:
+    """The number from 0 on of a row that may be counted from the end.
+
+    Raises:
+        IndexError: there is no such row.
+    """
+    if not -rows <= row < rows:
+        raise IndexError(f"row {row} of {rows} rows")
+    return row + rows if row < 0 else row
+
+
+def row_numbers(index: Any, rows: int) -> Tensor:
+    """Numbers from 0 on, int64 `[m]`, of the rows that an index or a mask means.
+
+    Args:
+        index: numbers of rows, from the end as well, or a bool a row: a tensor, an array or a list.
+        rows: how many there are.
+
+    Raises:
+        IndexError: there is no such row, the mask is of another length, or these are no numbers of rows.
+    """
+    if not isinstance(index, Tensor):
+        index = torch.as_tensor(np.asarray(index))
+    if index.dtype is torch.bool:
+        if index.shape != (rows,):
+            raise IndexError(f"a mask of shape {list(index.shape)} for {rows} rows: one bool a row is needed.")
+        return torch.from_numpy(np.flatnonzero(index.numpy()))  # several times as fast as torch's
+    if not index.numel():
+        return torch.zeros(0, dtype=torch.int64)
+    if index.dim() != 1 or index.is_floating_point() or index.is_complex():
+        raise IndexError(f"rows are taken by a list of integers: got {index.dtype} of shape {list(index.shape)}")
+    index = index.to(torch.int64)
+    low, high = (int(bound) for bound in torch.aminmax(index))
+    if low < -rows or high >= rows:
+        raise IndexError(f"row {low if low < -rows else high} of {rows} rows")
+    return torch.where(index < 0, index + rows, index) if low < 0 else index

@@ -18,12 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdmap.data.entries import row_numbers
 from tdmap.datasets.flat.gathering import gather_rows, offsets_of
 from tdmap.datasets.tables.doors import JaggedDoors
 from tdmap.datasets.tables.ranks import ranks_of
 from tensordict_lite.errors import DatasetError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from typing_extensions import Self, Unpack
 
     from tdmap.execution import WorkerOptions
@@ -193,14 +195,12 @@ class Jagged(JaggedDoors):
             if (index.step or 1) < 0:
                 index = list(range(*index.indices(len(self))))
             return self._part(self.starts[index], self.ends[index])
-        if not isinstance(index, Tensor):
-            index = torch.as_tensor(index) if len(index) else torch.zeros(0, dtype=torch.int64)
-        if not index.dim() and index.dtype is not torch.bool:
+        if isinstance(index, Tensor) and not index.dim() and index.dtype is not torch.bool:
             return self[int(index)]
         return self.take(index)
 
-    def take(self, index: Tensor) -> Jagged:
-        """The rows of an int64 tensor of numbers, or a mask; they share the values."""
+    def take(self, index: Tensor | NDArray[Any] | Sequence[Any]) -> Jagged:
+        """The rows of an index of numbers, or a mask; they share the values."""
         index = row_numbers(index, len(self))
         # Several times as fast as indexing with a tensor.
         return self._part(self.starts.index_select(0, index), self.ends.index_select(0, index))
@@ -394,21 +394,3 @@ def _from_tensors(cls: type[Jagged], rows: list[Tensor]) -> Jagged:
             )
     lengths = torch.tensor([len(row) for row in rows])
     return cls(torch.cat(full) if full else torch.empty(0), offsets_of(lengths))
-
-
-def row_numbers(index: Tensor, rows: int) -> Tensor:
-    """Numbers from 0 on, int64 `[m]`, of the rows that a tensor of numbers, from the end as well, or a mask means.
-
-    Raises:
-        IndexError: there is no such row, or the mask is of another length.
-    """
-    if index.dtype is torch.bool:
-        if index.shape != (rows,):
-            raise IndexError(f"a mask of shape {list(index.shape)} for {rows} rows: one bool a row is needed.")
-        return torch.from_numpy(np.flatnonzero(index.numpy()))  # several times as fast as torch's
-    if index.dtype is not torch.int64 or index.dim() != 1:
-        index = torch.arange(rows)[index]
-    low, high = (int(bound) for bound in torch.aminmax(index)) if len(index) else (0, 0)
-    if low < -rows or high >= max(rows, 1):
-        raise IndexError(f"row {low if low < -rows else high} of {rows} rows")
-    return torch.where(index < 0, index + rows, index) if low < 0 else index

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdmap.data.entries import row_number, row_numbers
 from tdmap.data.kinds import Data
 from tdmap.data.sizes import row_bytes_of
 from tdmap.stores.members import Member, Rows
@@ -217,8 +218,7 @@ class ShardedDataset(TensorCollection):
             first, last: the rows.
             lazy: its slices are windows as well, and not rows.
         """
-        spans = [(number, begin, end) for number, begin, end in self._pieces(first, last)]
-        spans = spans or [(self._spans[0][0], 0, 0)]
+        spans = list(self._pieces(first, last)) or [(self._spans[0][0], 0, 0)]
         lazy = self._is_lazy if lazy is None else lazy
         part = ShardedDataset(self._members, spans, self._keys, lazy, self._no_rows)
         part._opened = self._opened
@@ -292,17 +292,12 @@ class ShardedDataset(TensorCollection):
             return self._slice(index)
         if index is None or index is Ellipsis:
             return self.contiguous()[index]
-        if isinstance(index, (bool, np.bool_)) or (isinstance(index, Tensor) and not index.dim()):
-            index = int(index) if not isinstance(index, (bool, np.bool_)) else index
+        if isinstance(index, Tensor) and not index.dim() and index.dtype is not torch.bool:
+            index = int(index)
         if hasattr(index, "__index__") and not isinstance(index, (bool, np.ndarray, Tensor)):
-            row = self._row(operator.index(index))
+            row = row_number(operator.index(index), len(self))
             return self._load(row, row + 1)[0]
         return self._take(index)
-
-    def _row(self, row: int) -> int:
-        if not -len(self) <= row < len(self):
-            raise IndexError(f"row {row} is out of range: there are {len(self)} rows")
-        return row % len(self)
 
     def _index_many(self, index: tuple[Any, ...]) -> Any:
         if not index:
@@ -328,20 +323,9 @@ class ShardedDataset(TensorCollection):
         return self._load(first, max(last, first))
 
     def _take(self, index: Any) -> Data:
-        rows = torch.as_tensor(np.asarray(index) if not isinstance(index, Tensor) else index)
-        if rows.dtype is torch.bool:
-            if tuple(rows.shape) != (len(self),):
-                raise IndexError(f"a mask has one value a row, {len(self)} here: got shape {list(rows.shape)}")
-            rows = rows.nonzero()[:, 0]
-        if not rows.numel():
+        rows = row_numbers(index, len(self))
+        if not len(rows):
             return self._no_rows.clone()
-        if rows.dim() != 1 or rows.is_floating_point():
-            raise IndexError(f"rows are taken by a list of integers: got {rows.dtype} of shape {list(rows.shape)}")
-        rows = rows.to(torch.int64)
-        if int(rows.min()) < -len(self) or int(rows.max()) >= len(self):
-            wrong = rows[(rows < -len(self)) | (rows >= len(self))][0]
-            raise IndexError(f"row {int(wrong)} is out of range: there are {len(self)} rows")
-        rows = torch.where(rows < 0, rows + len(self), rows)
         owners = torch.bucketize(rows, torch.tensor(self._ends), right=True)
         if bool((owners == owners[0]).all()):
             return self._take_from(int(owners[0]), rows)

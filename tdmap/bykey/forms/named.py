@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
+from tdmap.data.entries import path_of
 from tdmap.reducers import Count, First, Last, Max, Mean, Min, MinMax, Reducer, Std, Sum, Var
 from tdmap.reducers.base import Key
 
@@ -64,7 +65,7 @@ def parse(spec: Any) -> Asked:
     asked = Asked({}, {})
     for name, value in spec.items():
         if isinstance(value, list):
-            parts = (name,) if isinstance(name, str) else tuple(name)
+            parts = path_of(name)
             for one in value:
                 _add(asked, (*parts, _called(one)), name, one)
         elif isinstance(value, tuple) and len(value) >= 2:

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from tdmap.bykey import group_by, join, sort
+from tdmap.data.entries import row_numbers
 from tdmap.data.store import OutputFolder
 from tdmap.datasets.columns import JAGGED, ROWS, Columns, map_columns
-from tdmap.datasets.jagged import Jagged, row_numbers
+from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import Choice, fill_jagged
 from tdmap.datasets.jaggedmap import CHUNK_VALUES, Answers
 from tdmap.datasets.table import Table
@@ -285,15 +286,14 @@ def filter_table(
         store = OutputFolder.of(out)
         with store.claimed(call):  # before the predicate is asked, which may take hours
             return filter_table(table, predicate, store, chunksize=chunksize, on_error=on_error, **options)
-    order = torch.zeros(0, dtype=torch.int64)
+    kept = torch.zeros(0, dtype=torch.bool)
     if len(table):
         policy = policy_for(None, None, 2, None, on_error=on_error, skip="pad")
         fn = TableAnswers(OnTable(predicate, table, travels(execution)))
         plan = make_plan(len(table), chunksize=rows_of_chunk(table, chunksize))
         job = Job(Source(source_of(table)), plan, fn, policy, on_row_error=handler_of(on_error))
-        found: Any = execution.run(job, Gather(job.name))
-        order = torch.from_numpy(np.flatnonzero(found.numpy()))
-    return take(table, order, out, execution, call)
+        kept = execution.run(job, Gather(job.name))
+    return take(table, kept, out, execution, call)
 
 
 class TableAnswers(Answers):
