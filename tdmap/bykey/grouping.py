@@ -55,7 +55,7 @@ from tdmap.operation import operation
 from tdmap.operations.append import Pieces, SpillRows, place_pieces
 from tdmap.operations.arguments import policy_for
 from tdmap.operations.output import Output, spill_folder
-from tdmap.operations.permute import permute, place_rows
+from tdmap.operations.permute import deliver, permute
 from tdmap.plan import ChunkPlan
 from tdmap.reducers import Count, Reducer
 from tdmap.reducers.base import Key
@@ -388,13 +388,6 @@ class GroupBy:
         result = _with_strings(result, keyed)
         target.refuse_hidden_key(result)
         return result if target.store is None else result.memmap(target.store.path)
-
-
-def deliver(result: Data, output: Output) -> Data:
-    """A result in memory, brought to where it was asked for."""
-    parts = take_apart(result)
-    place_rows(result, 0, output.open(parts.schema, parts.rows, parts.objects), parts.schema)
-    return output.result()
 
 
 def _place(

@@ -56,13 +56,14 @@ class Index(NamedTuple):
     """No two rows have the same key."""
 
 
-class SortPartition:
-    """What a worker calls with the number of a partition; it returns how many distinct keys there are.
+class PartitionWork:
+    """What a worker calls with the number of a partition; it returns how many distinct keys there are, if it knows.
 
     Args:
-        partitions: the runs, of words and row numbers.
+        partitions: the runs.
         firsts: where each partition begins in the index.
         places: of the row numbers, and of each word.
+        name: how messages call it.
     """
 
     def __init__(self, partitions: Partitions, firsts: list[int], places: Places, name: str) -> None:
@@ -74,9 +75,18 @@ class SortPartition:
 
     def __call__(self, chunk: Tensor) -> int:
         partition = int(chunk[0])
-        first, count = self.firsts[partition], int(self.partitions.rows[partition])
-        if not count:
-            return 0
+        count = int(self.partitions.rows[partition])
+        return self.sort(partition, self.firsts[partition], count) if count else 0
+
+    def sort(self, partition: int, first: int, count: int) -> int:
+        """Write the index of a partition of `count` rows from `first` on."""
+        raise NotImplementedError
+
+
+class SortPartition(PartitionWork):
+    """Keys of words beside row numbers."""
+
+    def sort(self, partition: int, first: int, count: int) -> int:
         large = count * self.partitions.row_bytes > self.whole_bytes
         if large and self.partitions.only_key(partition, self.whole_bytes) is not None:
             for begin, end in self.partitions.batches(partition, self.whole_bytes):
@@ -133,30 +143,14 @@ class CutPacked:
         return Run(counts, tuple(self.spill.append([torch.from_numpy(packed.view(np.int64))])))
 
 
-class SortPacked:
-    """What a worker calls with the number of a partition whose keys and row numbers are one number.
-
-    Args:
-        partitions: the runs.
-        firsts: where each partition begins in the index.
-        places: of the row numbers.
-        name: how messages call it.
-        bits: of a row number.
-    """
+class SortPacked(PartitionWork):
+    """Keys and row numbers that are one number, of which the row number has the lower `bits`."""
 
     def __init__(self, partitions: Partitions, firsts: list[int], places: Places, name: str, bits: int) -> None:
-        self.partitions = partitions
-        self.firsts = firsts
-        self.places = places
+        super().__init__(partitions, firsts, places, name)
         self.bits = bits
-        self.whole_bytes = WHOLE_BYTES
-        self.__qualname__ = name
 
-    def __call__(self, chunk: Tensor) -> int:
-        partition = int(chunk[0])
-        first, count = self.firsts[partition], int(self.partitions.rows[partition])
-        if not count:
-            return 0
+    def sort(self, partition: int, first: int, count: int) -> int:
         if count * 8 > self.whole_bytes and self._has_one_key(partition):
             for begin, end in self.partitions.batches(partition, self.whole_bytes):
                 (packed,) = self.partitions.read_words(partition, begin, end)

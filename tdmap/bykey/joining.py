@@ -30,6 +30,7 @@ from tdmap.bykey.joins.placing import (
 from tdmap.bykey.joins.sides import Names, On, comparable, keys_of, renamed
 from tdmap.bykey.keys import KeySpec
 from tdmap.bykey.prepare import KeyedData, entries_of, light, plan_rows, prepare, require_rows
+from tdmap.data.entries import path_of
 from tdmap.data.kinds import Data, data_row_bytes
 from tdmap.data.objects import entry_at, object_paths
 from tdmap.data.reader import narrow
@@ -44,7 +45,7 @@ from tdmap.operations.append import append_rows
 from tdmap.operations.arguments import policy_for
 from tdmap.operations.filter import copy_selected
 from tdmap.operations.output import Output, SourceRows, spill_folder, travels
-from tdmap.operations.permute import block_rows, place_rows
+from tdmap.operations.permute import block_rows, deliver
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Key
 from tdmap.sinks import Collect
@@ -292,7 +293,7 @@ class _Join:
         if self.how in ("right", "outer"):
             casts = self.left.reader.spec.casts
             for name, value in self._keys_of_b():
-                path = (name,) if isinstance(name, str) else tuple(name)
+                path = path_of(name)
                 if self.how == "outer" and casts:
                     tensors[0][found[path].number] = entry_at(self.a, path).to(value.dtype)
                 if self.how == "right":
@@ -311,9 +312,7 @@ class _Join:
         self, rows: Tensor, schema: Schema, theirs: SharedTensors, columns: list[OutputColumn], places: Places, at: int
     ) -> None:
         """Write rows of the second dataset that have no partner after all others."""
-        keys = {
-            (name,) if isinstance(name, str) else tuple(name): number for number, name in enumerate(self.ours.names)
-        }
+        keys = {path_of(name): number for number, name in enumerate(self.ours.names)}
         first = len(theirs.tensors) - len(keys)
         sources: list[int | bool | None] = []
         for field, column in zip(schema.tensors, columns):
@@ -384,6 +383,4 @@ class _Join:
             whole = pairs
         else:
             whole = torch.cat([pairs, rest]) if len(pairs) else rest  # type: ignore[list-item]
-        parts = take_apart(whole)
-        place_rows(whole, 0, output.open(parts.schema, parts.rows, parts.objects), parts.schema)
-        return output.result()
+        return deliver(whole, output)

@@ -199,6 +199,13 @@ def place_rows(rows: Data, start: int, places: Places, schema: Schema) -> int:
     return parts.rows
 
 
+def deliver(rows: Data, output: Output) -> Data:
+    """Rows in memory, brought to where they were asked for."""
+    parts = take_apart(rows)
+    place_rows(rows, 0, output.open(parts.schema, parts.rows, parts.objects), parts.schema)
+    return output.result()
+
+
 def run_blocks(source: Source, fn: GatherRows | PlaceRows, row_bytes: Sequence[int], execution: Execution) -> None:
     """Have the output written block by block."""
     order = source.data if source.order is None else source.order

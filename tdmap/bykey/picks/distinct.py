@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tdmap.bykey.grouping import deliver, group_by
+from tdmap.bykey.grouping import group_by
 from tdmap.bykey.keys import KeyLike
 from tdmap.data.kinds import Data
 from tdmap.data.store import destination
 from tdmap.operation import operation
 from tdmap.operations.output import Output
+from tdmap.operations.permute import deliver
 from tdmap.reducers import Count
 
 if TYPE_CHECKING:
