@@ -33,6 +33,7 @@ from tdmap.execution import Execution
 from tdmap.frames import warn_user
 from tdmap.job import Job, Source, function_name
 from tdmap.memory.folderlock import locked
+from tdmap.memory.hidden import HIDDEN
 from tdmap.plan import ChunkPlan, merge_ranges
 from tdmap.resume.resumable import map_to_folder
 from tdmap.resume.run import MAP, differences, identify
@@ -290,10 +291,10 @@ class _Sharding:
     def _begin(self, identity: dict[str, Any] | None, overwrite: bool) -> tuple[str, dict[int, Done] | None]:
         """The name of the run, and the shards that are done; None where all of it is."""
         names = self.target.names()
-        known = self.target.read(RUN) if ".tdmap" in names else None
+        known = self.target.read(RUN) if HIDDEN in names else None
         if identity is not None and known is not None:
             return self._go_on(identity, known, MANIFEST in names)
-        if names - {".tdmap"} and not overwrite:
+        if names - {HIDDEN} and not overwrite:
             raise FileExistsError(self._in_the_way(names, known))
         name = secrets.token_hex(4)
         if identity is not None:

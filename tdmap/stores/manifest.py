@@ -10,10 +10,11 @@ relative to its folder and stay in it, so that the folder can be moved, and a ma
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.disk.format import decode_json
+from tensordict_lite.memmap.disk.format import META, decode_json
 
 MANIFEST = "shards.json"
 FORMAT = "tdmap.shards"
@@ -30,6 +31,15 @@ class Shard(NamedTuple):
     """The digest of its metadata (`tdmap.stores.members.digest_of_bytes`)."""
     bytes: int
     """Of its tensors."""
+
+
+def why_no_dataset(names: Iterable[str]) -> str:
+    """What is said of a folder that is not a dataset, by the names of what it holds."""
+    names = sorted(names)
+    if any(name.startswith("shard-") for name in names):
+        return f"holds shards and no {MANIFEST}: a run into it has not come to its end (resume=True goes on with it)"
+    found = f"it holds {', '.join(names[:3])}" if names else "there is nothing"
+    return f"is not a dataset: it has neither {META} nor {MANIFEST} ({found})"
 
 
 def pack(shards: list[Shard]) -> bytes:

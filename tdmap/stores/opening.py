@@ -11,14 +11,14 @@ from torch import Tensor
 from tdmap.data.kinds import Data
 from tdmap.data.schema import Schema, key_name
 from tdmap.errors import OutputMismatch
-from tdmap.stores.manifest import MANIFEST, Shard, unpack
+from tdmap.stores.manifest import MANIFEST, Shard, unpack, why_no_dataset
 from tdmap.stores.members import FolderMember, Member, MemoryMember, digest_of
 from tdmap.stores.remote import members_at
 from tdmap.stores.sharded import ShardedDataset
 from tensordict_lite import TensorDict
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
-from tensordict_lite.memmap.disk.format import META, read_small
+from tensordict_lite.memmap.disk.format import read_small
 from tensordict_lite.memmap.plan import mapped_root
 
 AnyPath = str | os.PathLike[str]
@@ -261,9 +261,6 @@ def _load_folder(path: str) -> Data:
 def _no_dataset(path: str) -> DatasetNotFoundError:
     if not os.path.lexists(path):
         return DatasetNotFoundError(path, "does not exist")
-    shards = os.path.isdir(path) and any(name.startswith("shard-") for name in os.listdir(path))
-    if shards:
-        return DatasetNotFoundError(
-            path, f"holds shards and no {MANIFEST}: a run into it has not come to its end (resume=True goes on with it)"
-        )
-    return DatasetNotFoundError(path, f"is not a dataset: it has neither {META} nor {MANIFEST}")
+    if not os.path.isdir(path):
+        return DatasetNotFoundError(path, "is a file; a dataset is a folder")
+    return DatasetNotFoundError(path, why_no_dataset(os.listdir(path)))

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tdmap.data.kinds import Data
 from tdmap.stores.cache import Cache, cache_of
-from tdmap.stores.manifest import MANIFEST, unpack
+from tdmap.stores.manifest import MANIFEST, unpack, why_no_dataset
 from tdmap.stores.members import digest_of_bytes
 from tdmap.stores.store import Store, require_reachable, store_of
 from tensordict_lite import TensorDict
@@ -78,10 +78,7 @@ def _why_nothing(store: Store, url: str) -> str:
         names = store.names(url)
     except FileNotFoundError:
         return "there is no such bucket"
-    if any(name.startswith("shard-") for name in names):
-        return f"holds shards and no {MANIFEST}: a run into it has not come to its end (resume=True goes on with it)"
-    found = f"it holds {', '.join(sorted(names)[:3])}" if names else "there is nothing"
-    return f"is not a dataset: it has neither {META} nor {MANIFEST} ({found})"
+    return why_no_dataset(names)
 
 
 class StoreMember:

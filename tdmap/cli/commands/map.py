@@ -92,6 +92,8 @@ def map_command(
     }
     if out is None:
         require_writable(source)
+    from tdmap.memory.hidden import HIDDEN
+
     if rank is not None and out is not None:
         skipped = _map_shard(data, fn, out, rank, options, quiet)
         place = out.with_name(f"{out.name}.skipped.{rank[0]}.jsonl")
@@ -101,7 +103,7 @@ def map_command(
         command = {"function": function, "source": text_of(source), "cwd": os.getcwd(), "options": options}
         skipped = run_resumable(data, fn, out, options, command)
         sharded = out is not None and (rows_per_shard is not None or url_of(out) is not None)
-        place = list_beside(out) if sharded and out is not None else Path(out or source) / ".tdmap" / "skipped.jsonl"
+        place = list_beside(out) if sharded and out is not None else Path(out or source) / HIDDEN / "skipped.jsonl"
     elif out is None:
         skipped = _map_in_place(data, fn, source, options)
         place = source.resolve().with_name(f"{source.resolve().name}.skipped.jsonl")
@@ -109,7 +111,7 @@ def map_command(
         require_free(out, source, overwrite)
         skipped = _map_into(data, fn, out, overwrite, options)
         place = list_beside(out)
-    report_skipped(skipped, data.batch_size[0], out is None, place, written=resume and place.parent.name == ".tdmap")
+    report_skipped(skipped, data.batch_size[0], out is None, place, written=resume and place.parent.name == HIDDEN)
     done, count = data.batch_size[0] - len(skipped or ()), len(skipped or ())
     facts = {"rows": done, "skipped": count, "list": place if count else None, "out": out or source}
     how = "done in" if resume else "changed in" if out is None else "written to"
@@ -294,6 +296,8 @@ def _write_list(skipped: RowErrors, place: Path) -> None:
 def require_free(out: Path, source: Path, overwrite: bool) -> None:
     if url_of(out) is not None:
         return  # the operation says what is there
+    from tdmap.memory.hidden import HIDDEN
+
     folders = [one.resolve() for one in sources_of(source) if isinstance(one, Path)]
     if out.resolve() in folders:
         refuse("OUT is IN; use --in-place to change a dataset")
@@ -306,5 +310,5 @@ def require_free(out: Path, source: Path, overwrite: bool) -> None:
         if is_dataset and not overwrite:
             refuse(f"{out} exists; choose another folder, or --overwrite")
         # Of a run that was killed, or is at work: the engine says which.
-        if not is_dataset and any(name != ".tdmap" for name in os.listdir(out)):
+        if not is_dataset and any(name != HIDDEN for name in os.listdir(out)):
             refuse(f"{out} is in the way and is not a dataset, so it is left alone")
