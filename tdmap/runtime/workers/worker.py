@@ -29,6 +29,7 @@ from tdmap.data.kinds import tensors_of
 from tdmap.data.writer import RowWriter
 from tdmap.frames import without_engine
 from tdmap.memory.residency import Residency
+from tdmap.process.heap import give_back_freed_memory, keep_freed_memory
 from tdmap.runtime.chunkloop import ChunkError, ChunkLoop
 from tdmap.runtime.undo import Undo, lock_shared
 from tdmap.runtime.wire.messages import (
@@ -53,6 +54,9 @@ from tdmap.seeding import seed_everything
 
 LAST_MOMENTS = 0.5
 """Seconds between the first and the last thing that the kernel closes of a process that has ended, at most."""
+
+LULL = 1.0
+"""After so many seconds without a job, what is free in the heap goes back to the system."""
 
 in_worker = False
 """True in a worker process of this library: nested maps run serially there."""
@@ -108,6 +112,7 @@ def _settle(threads: int) -> None:
     for library in (multiprocessing, sys.modules.get("multiprocess")):
         if library is not None:
             library.current_process().name = f"tdmap-{os.getpid()}"  # what loggers show
+    keep_freed_memory()
     settle(threads)
 
 
@@ -174,7 +179,7 @@ class Worker:
         """Handle messages until the driver is gone or silent for too long."""
         self.send(Hello(os.getpid()))
         while True:
-            if self.loop is None and not self.inbox and not self.connection.poll(self.idle_seconds):
+            if self.loop is None and not self.inbox and not self.is_called():
                 return
             message = self.inbox.popleft() if self.inbox else pickle.loads(self.connection.recv_bytes())
             if isinstance(message, Grant):
@@ -192,6 +197,13 @@ class Worker:
                 self.drop(message.keep_slots)
                 if message.answer:
                     self.send(Dropped(message.job))
+
+    def is_called(self) -> bool:
+        """Whether somebody has work before this has idled for too long."""
+        if self.connection.poll(min(LULL, self.idle_seconds)):
+            return True
+        give_back_freed_memory()
+        return self.connection.poll(max(self.idle_seconds - LULL, 0.0))
 
     def begin(self, message: Begin) -> None:
         """Take a job: open its memory, read its function."""
