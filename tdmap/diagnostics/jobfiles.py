@@ -216,18 +216,23 @@ def read_jobs(folder: Path) -> list[JobStatus]:
         PermissionError: the folder is another user's, who lets nobody look.
         UntrustedFile: it is a link, or no folder.
     """
+    jobs = [job for name in _names(folder) if (job := _read_job(folder / name)) is not None]
+    return sorted(jobs, key=lambda job: (job.began, job.process.pid, job.job))
+
+
+def _names(folder: Path) -> list[str]:
     try:
         os.close(hidden.open_folder(folder))
-        names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))
+        return sorted(name for name in os.listdir(folder) if name.endswith(".json"))
     except FileNotFoundError:
         return []
-    jobs = []
-    for name in names:
-        with contextlib.suppress(OSError, TdmapError, ValueError, TypeError, KeyError):
-            text = hidden.read(folder / name, 1 << 20, own=False)
-            if text is not None:
-                jobs.append(_parse(text))
-    return sorted(jobs, key=lambda job: (job.began, job.process.pid, job.job))
+
+
+def _read_job(path: Path) -> JobStatus | None:
+    with contextlib.suppress(OSError, TdmapError, ValueError, TypeError, KeyError):
+        text = hidden.read(path, 1 << 20, own=False)
+        return None if text is None else _parse(text)
+    return None
 
 
 _TEXTS = ("operation", "name", "program", "executor")
@@ -261,9 +266,12 @@ def _parse(text: bytes) -> JobStatus:
 
 
 def prune(folder: Path, now: float | None = None) -> None:
-    """Remove the files of jobs that were killed long ago."""
-    moment = time.time() if now is None else now
-    for job in read_jobs(folder):
-        if job.alive is False and moment - job.updated > KEPT_SECONDS:
-            with contextlib.suppress(OSError, TdmapError):
+    """Remove the files of jobs that were killed long ago. Those that are young are not read: a job waits for this."""
+    oldest = (time.time() if now is None else now) - KEPT_SECONDS
+    for name in _names(folder):
+        with contextlib.suppress(OSError, TdmapError):
+            if os.lstat(folder / name).st_mtime > oldest:
+                continue
+            job = _read_job(folder / name)
+            if job is not None and job.alive is False and job.updated < oldest:
                 hidden.remove(folder / f"{job.process.pid}-{job.job}.json")

@@ -5,9 +5,9 @@
               ──write───► clock ──► rows of the output, copies to send, copies to put back
 
 The loop does not know it: the clocks replace its parts when the job begins, and only where a callback has asked. They
-cost about two microseconds a chunk. Where that is much, only one lease of `SPARSE` has clocks, and of the others the
-time is known, and divided as in the last one that had. What the kernel counts costs more to ask for, so only as many
-chunks are asked about as stay below `BUDGET`.
+cost about `CLOCK_SECONDS` a chunk. Where that is more than `BUDGET`, only some leases have clocks, and of the others
+the time is known, and divided as in the last one that had. What the kernel counts costs more to ask for, so only as
+many chunks are asked about as stay below `BUDGET` too.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from tdmap.runtime.chunkloop import ChunkLoop
 
 BUDGET = 0.002
-"""Share of the time that asking the kernel about a part of the work may take."""
+"""Share of the time that the clocks may take, and that asking the kernel about a part of the work may."""
+
+CLOCK_SECONDS = 2e-6
+"""What the clocks around one chunk cost, about."""
 
 SAMPLE_SECONDS = 6e-6
 """What one chunk's questions cost, about."""
 
-SPARSE = 8
-"""Of leases with short chunks, one in so many has clocks."""
+SPARSE = 16
+"""One lease in so many has clocks at least."""
 
 DETAILED = 4
 """The first leases of a job all have."""
-
-SHORT_SECONDS = 100e-6
-"""A chunk that takes less is short: clocks would cost two percent of it, or more."""
 
 RSS_SECONDS = 0.01
 """Resident memory is looked at so often at most."""
@@ -54,8 +54,11 @@ KEPT_SECONDS = 0.05
 USS_SECONDS = 1.0
 """The memory that is a process's own is looked at so often at most; it takes the kernel a millisecond or more."""
 
-USS_BUDGET = 0.005
+USS_BUDGET = 0.002
 """Share of the time that this may take."""
+
+USS_PAGE_SECONDS = 100e-9
+"""What it takes for each resident page, about."""
 
 _THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 _BLOCK = 512
@@ -148,7 +151,8 @@ class Meter:
         self._out_row_bytes = 0
         self._writer: Any = None
         self._undo: Any = None
-        self._next_uss = time.monotonic() + USS_SECONDS  # not in jobs that are over at once
+        self._began_job = time.monotonic()
+        self._next_uss = self._began_job + USS_SECONDS  # not in jobs that are over at once
         task = "self" if loop.own_process else "thread-self"
         self._schedstat = starvation_of(task)
         self._statm = Counter("/proc/self/statm")
@@ -156,7 +160,7 @@ class Meter:
         self._leases = 0
         self._last: tuple[float, ...] | None = None
         """Seconds of the last lease with clocks, and what they and the kernel said of it."""
-        self._sparse, self._detailed = False, True
+        self._every, self._detailed = 1, True
         self._rss, self._next_rss = 0, 0.0
         self._attach(loop)
 
@@ -207,7 +211,7 @@ class Meter:
         if undo is not self._undo and undo is not None:
             self._undo = undo
             undo.save = self.write.timed(undo.save)
-        detailed = self._last is None or not self._sparse or self._leases % SPARSE == 0 or self._leases < DETAILED
+        detailed = self._last is None or self._leases % self._every == 0 or self._leases < DETAILED
         if detailed is not self._detailed:
             self._detailed = detailed
             loop.fn = self._timed_fn if detailed else self._plain_fn
@@ -273,7 +277,7 @@ class Meter:
             read, fn, write, read_cpu, fn_cpu, write_cpu, fn_faults, fn_disk, read_waits, fn_waits, write_waits
         )  # fmt: skip
         if chunks > 0:
-            self._sparse = whole < SHORT_SECONDS * chunks
+            self._every = min(int(CLOCK_SECONDS * chunks / (BUDGET * max(whole, 1e-9))) + 1, SPARSE)
             self._last = (whole, *found)
         return found
 
@@ -296,6 +300,10 @@ class Meter:
 
     def _own(self, now: float) -> int:
         if now < self._next_uss:
+            return 0
+        ready = self._began_job + self._rss / _PAGE * USS_PAGE_SECONDS / USS_BUDGET
+        if now < ready:  # a job as short as this is not worth the kernel's walk over so many pages
+            self._next_uss = ready
             return 0
         size = own_memory()
         after = time.monotonic()

@@ -93,6 +93,7 @@ def status(folder: Path, file: str = "1-1.json", **facts: object) -> JobStatus:
     text = {key: value for key, value in vars(made).items() if key != "alive"}
     text["workers"] = [vars(worker) for worker in made.workers]
     (folder / file).write_text(json.dumps(text))
+    os.utime(folder / file, (made.updated, made.updated))
     return made
 
 
