@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 from tdmap.data.kinds import Data, is_data
 from tdmap.errors import add_note
 from tdmap.job import function_name
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Key: TypeAlias = "str | tuple[str, ...]"
 Keys: TypeAlias = "Key | Sequence[Key]"
@@ -63,17 +67,26 @@ def modules_of(fn: Any) -> Iterator[nn.Module]:
         yield from modules_of(fn.fn)
 
 
-class _Named:
+class Named:
     """Goes by the name of what it calls, in messages and progress bars."""
+
+    options: Mapping[str, Any] = {}
+    """Keyword arguments that it is called with."""
 
     def __init__(self, named: Any) -> None:
         self.__qualname__ = function_name(named)
+
+    def with_options(self, options: Mapping[str, Any]) -> Self:
+        """The same function, called with these keyword arguments."""
+        new = copy.copy(self)
+        new.options = dict(options)
+        return new
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.__qualname__})"
 
 
-class ModuleFunction(_Named):
+class ModuleFunction(Named):
     """Calls a module without gradients. Worker processes share its parameters, and have buffers of their own.
 
     The module itself is left alone: it is neither copied here nor moved, and its parameters are copied to shared
@@ -87,10 +100,10 @@ class ModuleFunction(_Named):
         super().__init__(module)
         self.module = module
 
-    def __call__(self, chunk: Data) -> Any:
-        return self.call(chunk)
+    def __call__(self, chunk: Data, *more: Any) -> Any:
+        return self.call(chunk, *more, **self.options)
 
-    def call(self, *arguments: Any) -> Any:
+    def call(self, *arguments: Any, **options: Any) -> Any:
         """The module's answer; a module with `in_keys` and `out_keys` of its own may write into the chunk."""
         first: Any = arguments[0] if len(arguments) == 1 else None
         collection = is_data(first) and not isinstance(first, Tensor)
@@ -99,7 +112,7 @@ class ModuleFunction(_Named):
             arguments, collection = (first.clone(False),), False  # another tree of the same tensors, never locked
         with torch.no_grad():
             try:
-                result = self.module(*arguments)
+                result = self.module(*arguments, **options)
                 return _as_rows(result, first) if keyed else result
             except Exception as error:
                 if collection:
@@ -144,18 +157,18 @@ class _MovedModule:
             }
 
     def __call__(self, *arguments: Any) -> Any:
-        return self.call(*arguments)
+        return self.call(*arguments, **self._function.options)
 
-    def call(self, *arguments: Any) -> Any:
+    def call(self, *arguments: Any, **options: Any) -> Any:
         """The module's answer."""
         if not self._state:
-            return self._function.call(*arguments)
+            return self._function.call(*arguments, **options)
         with torch.no_grad():
             # These tensors are used, and updated where the module updates buffers, in place of its own.
-            return torch.func.functional_call(self._function.module, self._state, arguments)
+            return torch.func.functional_call(self._function.module, self._state, arguments, options)
 
 
-class OnKeys(_Named):
+class OnKeys(Named):
     """Calls a function, module or transform with entries of a collection, and puts its results back.
 
     The result has all entries of the chunk, as `in_keys` and `out_keys` of a tensordict module would leave it.
@@ -183,11 +196,11 @@ class OnKeys(_Named):
         self.out_keys = self.in_keys if out_keys is None else _key_list(out_keys, "out_keys")
         self.keep = keep
 
-    def __call__(self, chunk: Data) -> Data:
-        return self.apply(self.fn, chunk)
+    def __call__(self, chunk: Data, *more: Any) -> Data:
+        return self.apply(self.fn, chunk, *more)
 
-    def apply(self, fn: Callable[..., Any], chunk: Data) -> Data:
-        """`chunk` with the results of `fn` on its entries.
+    def apply(self, fn: Callable[..., Any], chunk: Data, *more: Any) -> Data:
+        """`chunk` with the results of `fn` on its entries, and on what else it is to be called with.
 
         Raises:
             TypeError: the chunk is a tensor.
@@ -200,7 +213,8 @@ class OnKeys(_Named):
         for key, value in zip(self.in_keys, arguments):
             if value is None:
                 raise KeyError(f"in_keys: there is no entry {key!r}; there are {list(chunk.keys(True, True))}")
-        results = fn.call(*arguments) if isinstance(fn, (ModuleFunction, _MovedModule)) else fn(*arguments)
+        call = fn.call if isinstance(fn, (ModuleFunction, _MovedModule)) else fn
+        results = call(*arguments, *more, **self.options)
         if len(self.out_keys) == 1:
             results = (results,)
         elif not isinstance(results, (tuple, list)) or len(results) != len(self.out_keys):
@@ -221,11 +235,11 @@ class _MovedOnKeys:
         self._function = function
         self._fn = fn
 
-    def __call__(self, chunk: Data) -> Data:
-        return self._function.apply(self._fn, chunk)
+    def __call__(self, chunk: Data, *more: Any) -> Data:
+        return self._function.apply(self._fn, chunk, *more)
 
 
-class OnPictures(_Named):
+class OnPictures(Named):
     """Calls a picture transform with a tensor, or with the pictures of a collection, whose other entries stay.
 
     A random transform draws once a chunk, as on a batch: map rows one by one (`chunksize=0`) to draw for each.
@@ -238,12 +252,12 @@ class OnPictures(_Named):
         super().__init__(fn)
         self.fn = fn
 
-    def __call__(self, chunk: Data) -> Any:
+    def __call__(self, chunk: Data, *more: Any) -> Any:
         with torch.no_grad():
             if isinstance(chunk, Tensor) or not is_data(chunk):
-                return self.fn(chunk)
+                return self.fn(chunk, *more, **self.options)
             key = image_key(chunk)
-            return chunk.clone(False).set(key, self.fn(chunk.get(key)))
+            return chunk.clone(False).set(key, self.fn(chunk.get(key), *more, **self.options))
 
 
 def image_key(chunk: Data) -> Any:

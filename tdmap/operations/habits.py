@@ -12,7 +12,10 @@ import torch
 
 from tdmap.data.kinds import is_data
 from tdmap.errors import OutputMismatch
+from tdmap.functions import Named
 from tdmap.job import function_name, takes_start
+from tdmap.memory.rowfiles import SharedTensors
+from tdmap.plan import ChunkPlan
 from tdmap.resume.fingerprint import function_parts
 from tensordict_lite import TensorDict
 
@@ -20,16 +23,35 @@ _PLAIN = (dict, np.ndarray)
 
 
 def with_habits(
-    fn: Callable[..., Any], with_indices: bool = False, fn_kwargs: Mapping[str, Any] | None = None, single: bool = False
+    fn: Callable[..., Any], plan: ChunkPlan, with_indices: bool = False, fn_kwargs: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """`fn` as the engine calls it: functions may return dicts of columns and arrays, and be called with more.
+    """`fn` as the engine calls it: it may return dicts of columns and arrays, and be called with more.
+
+    Functions, methods, partials and callable objects of users are changed; builtins, and objects of this package, only
+    if the other arguments ask for it. Arguments as `called_with`.
+    """
+    called = called_with(fn, plan, with_indices, fn_kwargs)
+    theirs = not isinstance(called, (BuiltinFunctionType, type)) and not type(called).__module__.startswith("tdmap.")
+    plain = theirs and not takes_start(called)
+    return Returning(called, plan) if plain or isinstance(called, Numbered) else called
+
+
+def called_with(
+    fn: Callable[..., Any],
+    plan: ChunkPlan,
+    with_indices: bool = False,
+    fn_kwargs: Mapping[str, Any] | None = None,
+    numbers: SharedTensors | None = None,
+) -> Callable[..., Any]:
+    """`fn`, called with more than its chunk.
 
     Args:
-        fn: the function. Functions, methods, partials and callable objects of users are changed; builtins, and
-            objects of this package, only if the others ask for it.
-        with_indices: call it with the numbers of the rows as second argument: int64 `[rows]`, or one int.
+        fn: the function.
+        plan: how its rows are cut.
+        with_indices: call it with the numbers of the rows as second argument: int64 `[rows]`, or one int where it is
+            called with rows one by one.
         fn_kwargs: call it with these keyword arguments.
-        single: it is called with rows one by one.
+        numbers: of one tensor, int64: the rows that the plan cuts, where they are in another order.
 
     Raises:
         TypeError: `fn_kwargs` is no mapping of names.
@@ -38,50 +60,58 @@ def with_habits(
         if not isinstance(fn_kwargs, Mapping) or not all(isinstance(name, str) for name in fn_kwargs):
             raise TypeError(f"fn_kwargs must be a dict of keyword arguments: got {fn_kwargs!r:.80}.")
         if fn_kwargs:
-            fn = functools.partial(fn, **fn_kwargs)
-    theirs = not isinstance(fn, (BuiltinFunctionType, type)) and not type(fn).__module__.startswith("tdmap.")
-    plain = theirs and not takes_start(fn)
-    if with_indices:
-        return Numbered(fn, single)
-    return Returning(fn, single) if plain else fn
+            fn = fn.with_options(fn_kwargs) if isinstance(fn, Named) else functools.partial(fn, **fn_kwargs)
+    return Numbered(fn, plan, numbers) if with_indices else fn
 
 
-class Returning:
-    """Calls a function that may return dicts and arrays, which become rows."""
-
-    def __init__(self, fn: Callable[..., Any], single: bool) -> None:
-        self.fn = fn
-        self.single = single
-        self.__qualname__ = function_name(fn)
-
-    def identity_parts(self) -> dict[str, str]:
-        """The parts that the function is known by: this wrapper adds nothing."""
-        return function_parts(self.fn)
-
-    def __call__(self, chunk: Any) -> Any:
-        return plain_rows(self.fn(chunk), None if self.single else chunk)
-
-
-class Numbered(Returning):
+class Numbered:
     """Calls a function with the numbers of its rows besides."""
 
     takes_start = True
+
+    def __init__(self, fn: Callable[..., Any], plan: ChunkPlan, numbers: SharedTensors | None) -> None:
+        self.fn = fn
+        self.dim, self.single = plan.dim, plan.unbind
+        self.numbers = numbers
+        self.__qualname__ = function_name(fn)
 
     def identity_parts(self) -> dict[str, str]:
         """The parts that the function is known by, and that it gets row numbers."""
         return {**function_parts(self.fn), "with_indices": "True"}
 
     def __call__(self, chunk: Any, start: int = 0) -> Any:
-        numbers = start if self.single else torch.arange(start, start + int(chunk.shape[0]))
-        return plain_rows(self.fn(chunk, numbers), None if self.single else chunk)
+        if self.single:
+            return self.fn(chunk, start if self.numbers is None else int(self.numbers.tensors[0][start]))
+        stop = start + int(chunk.shape[self.dim])
+        if self.numbers is None:
+            return self.fn(chunk, torch.arange(start, stop))
+        return self.fn(chunk, self.numbers.tensors[0][start:stop].clone())  # others read these numbers too
 
 
-def plain_rows(result: Any, chunk: Any) -> Any:
+class Returning:
+    """Calls a function that may return dicts and arrays, which become rows."""
+
+    def __init__(self, fn: Callable[..., Any], plan: ChunkPlan) -> None:
+        self.fn = fn
+        self.dim, self.single = plan.dim, plan.unbind
+        self.takes_start = takes_start(fn)
+        self.__qualname__ = function_name(fn)
+
+    def identity_parts(self) -> dict[str, str]:
+        """The parts that the function is known by: this wrapper adds nothing."""
+        return function_parts(self.fn)
+
+    def __call__(self, chunk: Any, *start: int) -> Any:
+        return plain_rows(self.fn(chunk, *start), None if self.single else chunk, self.dim)
+
+
+def plain_rows(result: Any, chunk: Any, dim: int = 0) -> Any:
     """What a function has returned; a dict of columns as a TensorDict, an array as a tensor.
 
     Args:
         result: anything.
         chunk: what the function was called with: says how many rows a dict has that says nothing. None: one row.
+        dim: where its rows lie.
 
     Raises:
         OutputMismatch: the columns of a dict differ in length.
@@ -91,7 +121,7 @@ def plain_rows(result: Any, chunk: Any) -> Any:
     if isinstance(result, np.ndarray):
         return torch.from_numpy(np.ascontiguousarray(result))
     try:
-        return TensorDict(result, [] if chunk is None else [_rows_of(result, chunk)])
+        return TensorDict(result, [] if chunk is None else _batch_size_of(result, chunk, dim))
     except (RuntimeError, TypeError, ValueError) as error:
         raise OutputMismatch(
             f"the function returned a dict ({', '.join(map(repr, result))}), whose columns are no rows of one "
@@ -99,10 +129,10 @@ def plain_rows(result: Any, chunk: Any) -> Any:
         ) from error
 
 
-def _rows_of(result: dict[str, Any], chunk: Any) -> int:
+def _batch_size_of(result: dict[str, Any], chunk: Any, dim: int) -> list[int]:
     for value in result.values():
-        if hasattr(value, "shape") and len(value.shape):
-            return int(value.shape[0])
-        if isinstance(value, list):
-            return len(value)
-    return int(chunk.shape[0]) if is_data(chunk) else 0
+        if hasattr(value, "shape") and len(value.shape) > dim:
+            return list(value.shape[: dim + 1])
+        if isinstance(value, list) and not dim:
+            return [len(value)]
+    return list(chunk.shape[: dim + 1]) if is_data(chunk) else [0]

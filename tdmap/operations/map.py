@@ -217,7 +217,7 @@ def map(
     )
     execution = where.execution(workers)
     where.check(data, given, execution, bool(resume), on_error)
-    fn = with_habits(as_function(fn, in_keys, out_keys), with_indices, fn_kwargs, plan.unbind)
+    fn = with_habits(as_function(fn, in_keys, out_keys), plan, with_indices, fn_kwargs)
     fn = marking(fn, given) if mode_of(on_error) == "mark" else fn
     job = Job(
         Source(data),

@@ -127,6 +127,8 @@ class EngineOps(Kernel):
         prefetch: int = 2,
         in_keys: Keys | None = None,
         out_keys: Keys | None = None,
+        with_indices: bool = False,
+        fn_kwargs: Mapping[str, Any] | None = None,
         shuffle: bool = False,
         chunksize: int | None = None,
         num_chunks: int | None = None,

@@ -11,6 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import tdmap
 from tdmap.cli import app
 from tdmap.errors import OutputMismatch
 from tdmap.resume.cached import kept_results
@@ -50,6 +51,54 @@ def test_functions_get_numbers_and_arguments(data: Any, workers: int) -> None:
         assert data.map(fn, chunksize=chunksize, **options)["y"].tolist() == [3 * x + 1 for x in range(ROWS)]
     single = data.map(lambda row, number: {"y": row["x"] - number}, with_indices=True, chunksize=0, num_workers=workers)
     assert not single["y"].any()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_numbers_follow_the_dimension_that_is_mapped(workers: int) -> None:
+    data = TensorDict({"x": torch.arange(21).reshape(3, 7)}, [3, 7])
+    options: Any = {"dim": 1, "with_indices": True, "num_workers": workers, "chunksize": 2}
+    found = data.map(lambda chunk, numbers: {"y": chunk["x"] * 0 + numbers}, **options)
+    assert found["y"].tolist() == [list(range(7))] * 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_functions_of_entries_get_numbers_and_arguments(data: Any, workers: int) -> None:
+    def fn(x: Any, numbers: Any, scale: int) -> Any:
+        assert torch.equal(x, numbers)
+        return numbers * scale
+
+    options: Any = {"in_keys": ["x"], "out_keys": ["y"], "num_workers": workers}
+    found = data.map(fn, with_indices=True, fn_kwargs={"scale": 3}, **options)
+    assert found["y"].tolist() == [3 * x for x in range(ROWS)]
+    assert data.map(Scale(), fn_kwargs={"by": 4}, **options)["y"].tolist() == [4 * x for x in range(ROWS)]
+    alone = tdmap.map(data["x"], Scale(), fn_kwargs={"by": 5}, num_workers=workers)
+    assert alone.tolist() == [5 * x for x in range(ROWS)]
+
+
+class Scale(torch.nn.Module):
+    def forward(self, x: Any, by: int = 1) -> Any:
+        return x * by
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("chunksize", [0, 4])
+def test_streams_get_numbers_and_arguments(data: Any, workers: int, shuffle: bool, chunksize: int) -> None:
+    def fn(chunk: Any, numbers: Any, scale: int) -> dict[str, Any]:
+        assert torch.equal(chunk["x"], torch.as_tensor(numbers))
+        return {"y": numbers * scale}
+
+    options: Any = {"with_indices": True, "fn_kwargs": {"scale": 3}, "num_workers": workers, "chunksize": chunksize}
+    results = list(data.map_iter(fn, shuffle=shuffle, seed=5, **options))
+    assert all(type(result) is dict for result in results)
+    rows = torch.cat([torch.atleast_1d(torch.as_tensor(result["y"])) for result in results]).tolist()
+    assert sorted(rows) == [3 * x for x in range(ROWS)]
+    assert (rows == sorted(rows)) is not shuffle
+
+
+def test_arguments_of_streams_are_checked_at_once(data: Any) -> None:
+    with pytest.raises(TypeError, match="fn_kwargs must be a dict"):
+        data.map_iter(lambda chunk: chunk, fn_kwargs=[3], num_workers=0)
 
 
 def test_results_that_are_no_rows_are_told(data: Any) -> None:

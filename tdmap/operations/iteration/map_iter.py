@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +16,14 @@ from tdmap.execution import Execution
 from tdmap.functions import Keys, as_function, check_placement
 from tdmap.job import Job, Source
 from tdmap.memory.links import Device, open_link, resolve_device
+from tdmap.memory.rowfiles import SharedTensors
 from tdmap.operation import operation
 from tdmap.operations.arguments import handler_of, plan_for, policy_for
+from tdmap.operations.habits import called_with
 from tdmap.operations.iteration.iterator import MapIterator
 from tdmap.operations.iteration.prefetch import check_prefetch, prefetch_over
 from tdmap.operations.iteration.streams import stream_values
+from tdmap.operations.output import travels
 from tdmap.plan import CACHE_BYTES, ChunkPlan
 from tdmap.rowerrors import OnError
 from tdmap.runtime.crews.cluster import RayCluster
@@ -39,6 +42,8 @@ def map_iter(
     prefetch: int = 2,
     in_keys: Keys | None = None,
     out_keys: Keys | None = None,
+    with_indices: bool = False,
+    fn_kwargs: Mapping[str, Any] | None = None,
     shuffle: bool = False,
     chunksize: int | None = None,
     num_chunks: int | None = None,
@@ -66,6 +71,9 @@ def map_iter(
     shared memory that is used again when the consumer lets go of them.
 
     Args:
+        with_indices: call `fn` with the numbers of the rows as second argument, int64 `[rows]`, or one int with
+            `chunksize=0`; with `shuffle`, those that the rows have in `data`.
+        fn_kwargs: call `fn` with these keyword arguments.
         device: yield results there, copied ahead on a stream of its own; `fn` runs on the CPU, as ever.
         prefetch: with `device`, how many results to copy ahead of the one that is yielded.
         on_error: as `map`; results lack the rows that were skipped, and are None where none is left.
@@ -109,14 +117,18 @@ def map_iter(
     policy = policy_for(seed, generator, retries, timeout, undo, on_error, DROP)
     fn = as_function(fn, in_keys, out_keys)
     check_placement(fn, execution.in_processes, None)
+    called = called_with(fn, plan, with_indices, fn_kwargs)
 
     def begin(position: int, seed: int | None, order_seed: int | None, plan: ChunkPlan, settled: Any) -> Iterator[Any]:
         order = None if order_seed is None else permutation(plan.length, order_seed)
+        here = called
+        if with_indices and order is not None:
+            here = called_with(fn, plan, True, fn_kwargs, SharedTensors([order], travels(execution)))
         # A job of its own each time: what a worker still says about the last one must not count.
         job = Job(
             Source(data, order),
             plan,
-            fn,
+            here,
             replace(policy, seed=seed),
             on_row_error=handler_of(on_error),
             chunk_bytes=CACHE_BYTES * factor,
