@@ -209,6 +209,7 @@ def filter_jagged(
     predicate: Callable[[Jagged], Any],
     out: str | os.PathLike[str] | None = None,
     *,
+    resume: bool = False,
     chunksize: int | None = None,
     on_error: OnError = "raise",
     **options: Unpack[WorkerOptions],
@@ -219,7 +220,7 @@ def filter_jagged(
         rows: the rows.
         predicate: called with each chunk, a `Jagged`; returns a bool for each row: a tensor, an array or a list.
         out: folder for a copy of them. None: a view that shares the values.
-        chunksize, on_error: as `map_jagged`.
+        resume, chunksize, on_error: as `map_jagged`.
         **options: about workers, as `tdmap.map`.
 
     Raises:
@@ -232,10 +233,14 @@ def filter_jagged(
     """
     if not len(rows):
         return rows if out is None else rows.save(out, **options)
+    if resume:
+        fn = Chosen(predicate)
+        kept: Jagged = map_jagged(rows, fn, out, resume=True, chunksize=chunksize, on_error=on_error, **options)
+        return kept
     execution = Execution.of(**options)
     policy = policy_for(None, None, 2, None, on_error=on_error, skip="pad")
-    fn = Answers(OnJagged(predicate, rows, travels(execution)))
-    job = Job(Source(spans_of(rows)), plan_of(rows, chunksize), fn, policy, on_row_error=handler_of(on_error))
+    answering = Answers(OnJagged(predicate, rows, travels(execution)))
+    job = Job(Source(spans_of(rows)), plan_of(rows, chunksize), answering, policy, on_row_error=handler_of(on_error))
 
     def answers() -> Tensor:
         return cast(Tensor, execution.run(job, Gather(job.name)))
@@ -257,15 +262,37 @@ class Answers:
         return len(chunk["start"])
 
     def __call__(self, spans: Data) -> Tensor:
-        found = self.fn(spans)
-        answers = torch.as_tensor(found if not isinstance(found, (map, filter)) else list(found))
-        rows = self.rows_of(spans)
-        if answers.dtype is not torch.bool or answers.shape != (rows,):
-            raise OutputMismatch(
-                f"a predicate returns a bool for each of the {rows} rows of a chunk, got "
-                f"{answers.dtype} {list(answers.shape)}."
-            )
-        return answers
+        return checked_answers(self.fn(spans), self.rows_of(spans))
+
+
+def checked_answers(found: Any, rows: int) -> Tensor:
+    """What a predicate has returned for so many rows, bool `[rows]`.
+
+    Raises:
+        OutputMismatch: it is something else.
+    """
+    answers = torch.as_tensor(found if not isinstance(found, (map, filter)) else list(found))
+    if answers.dtype is not torch.bool or answers.shape != (rows,):
+        raise OutputMismatch(
+            f"a predicate returns a bool for each of the {rows} rows of a chunk, got "
+            f"{answers.dtype} {list(answers.shape)}."
+        )
+    return answers
+
+
+class Chosen:
+    """The rows of a chunk, a table or jagged rows, for which a predicate is true."""
+
+    def __init__(self, predicate: Callable[[Any], Any]) -> None:
+        self.predicate = predicate
+        self.__qualname__ = function_name(predicate)
+
+    def identity_parts(self) -> dict[str, str]:
+        """The parts that the predicate is known by, and that it chooses."""
+        return {**function_parts(self.predicate), "operation": "filter"}
+
+    def __call__(self, rows: Any) -> Any:
+        return rows[checked_answers(self.predicate(rows), len(rows))]
 
 
 # -- blocks of one length --------------------------------------------------------------------------------------------

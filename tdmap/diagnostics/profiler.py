@@ -17,9 +17,9 @@ from typing import Any
 
 from tdmap.diagnostics.meter import Counter, Meter, starvation_of
 from tdmap.diagnostics.model import Verdict, judge
-from tdmap.diagnostics.notebook import render_html
 from tdmap.diagnostics.profile import JobProfile
 from tdmap.diagnostics.reports.flame import Sampler
+from tdmap.diagnostics.reports.notebook import render_html
 from tdmap.diagnostics.reports.pictures import draw_profile
 from tdmap.diagnostics.reports.tables import comparison, summary
 from tdmap.diagnostics.reports.trace import write_trace

@@ -24,6 +24,9 @@ from tensordict_lite.memmap.plan import mapped_root
 AnyPath = str | os.PathLike[str]
 MAX_MANIFEST = 1 << 28
 
+JAGGED_PARTS = {"values", "offsets", "kind"}
+"""Entries of a folder of jagged rows."""
+
 
 def open(
     source: AnyPath | Sequence[AnyPath],
@@ -47,7 +50,8 @@ def open(
         A memory-mapped collection for one folder, as `TensorDict.load_memmap` gives it; else a `ShardedDataset`.
 
     Raises:
-        DatasetError: a folder is no dataset, or is not what its manifest says; names it.
+        DatasetError: a folder is no dataset, or is not what its manifest says; names it. A folder of jagged rows, or of
+            a table with such columns, is neither: says what opens it.
         DatasetNotFoundError: a folder, or a bucket, is not there.
         OutputMismatch: (a ValueError) the datasets differ in keys, dtypes or row shapes; names both and the entry.
         ValueError: the list is empty, or names a folder twice.
@@ -253,9 +257,25 @@ def _folder_at(path: str) -> FolderMember:
 
 def _load_folder(path: str) -> Data:
     try:
-        return TensorDict.load_memmap(path)
+        data = TensorDict.load_memmap(path)
     except DatasetNotFoundError:
         raise _no_dataset(path) from None
+    if not data.batch_size:
+        _refuse_jagged(path, data)
+    return data
+
+
+def _refuse_jagged(path: str, data: Any) -> None:
+    """Raise DatasetError where a folder holds rows of different lengths, which are no TensorDict with rows."""
+    if JAGGED_PARTS <= set(data.keys()):
+        raise DatasetError(path, "holds jagged rows: tdmap.datasets.Jagged.open(folder) opens it")
+    columns = data.get("jagged", None)
+    if isinstance(columns, TensorDict) and any(
+        isinstance(column, TensorDict) and JAGGED_PARTS <= set(column.keys()) for column in columns.values()
+    ):
+        names = ", ".join(map(repr, sorted(columns.keys())))
+        raise DatasetError(path, f"is a table, with rows of different lengths in {names}: tdmap.datasets.Table.open("
+                           "folder) opens it")  # fmt: skip
 
 
 def _no_dataset(path: str) -> DatasetNotFoundError:

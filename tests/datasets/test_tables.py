@@ -15,6 +15,7 @@ from tdmap.datasets import Jagged, Table
 from tdmap.errors import OutputMismatch
 from tdmap.reducers import Count, Sum
 from tensordict_lite import TensorDict
+from tensordict_lite.errors import DatasetError
 
 WORDS = ["ant", "", "bee", "größer", "日本", "a" * 30, "z", "a" * 31]
 
@@ -231,3 +232,43 @@ def test_chunks_without_rows_tell_nothing_and_others_must_agree(tmp_path: Path) 
 
     with pytest.raises(OutputMismatch, match="the jagged columns 'a', and others 'b'"):
         table.map(changes, tmp_path / "mixed", chunksize=10, num_workers=0)
+
+
+@pytest.mark.parametrize("kind", ["table", "jagged"])
+def test_an_interrupted_filter_goes_on_where_it_was(tmp_path: Path, kind: str) -> None:
+    words = [f"{number}" * (number % 7) for number in range(60)]
+    table = Table.of({"x": torch.arange(60), "word": words})
+    mark, calls = tmp_path / "mark", tmp_path / "calls"
+
+    def predicate(rows: Any) -> Any:
+        with calls.open("a") as file:
+            file.write("x")
+        lengths = (rows["word"] if isinstance(rows, Table) else rows).lengths
+        if not mark.exists() and calls.stat().st_size == 8:
+            mark.touch()
+            raise KeyError("once")
+        return lengths % 2 == 0
+
+    data: Any = table if kind == "table" else table["word"]
+    options: Any = {"resume": True, "chunksize": 5, "num_workers": 0}
+    with pytest.raises(KeyError, match="once"):
+        data.filter(predicate, tmp_path / "out", **options)
+    found = data.filter(predicate, tmp_path / "out", **options)
+    assert len(calls.read_text()) < 8 + 12
+    kept = [word for word in words if len(word) % 2 == 0]
+    assert (found["word"] if kind == "table" else found).tolist() == kept
+    with pytest.raises(ValueError, match="pass out="):
+        data.filter(predicate, resume=True, num_workers=0)
+    assert len(data.filter(lambda rows: [False] * len(rows), tmp_path / "none", **options)) == 0
+
+
+def test_open_says_what_opens_jagged_rows_and_tables(tmp_path: Path) -> None:
+    table = Table.of({"x": torch.arange(2), "word": ["ant", "bee"]})
+    table.save(tmp_path / "table")
+    table["word"].save(tmp_path / "jagged")
+    with pytest.raises(DatasetError, match=r"is a table, with rows of different lengths in 'word'.*Table\.open"):
+        tdmap.open(tmp_path / "table")
+    with pytest.raises(DatasetError, match=r"holds jagged rows.*Jagged\.open"):
+        tdmap.open(tmp_path / "jagged")
+    TensorDict({"jagged": torch.zeros(3)}, []).memmap(tmp_path / "other")
+    assert tdmap.open(tmp_path / "other")["jagged"].shape == (3,)

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import torch
 
 import tdmap
-from tdmap.diagnostics.notebook import COLOURS, render_html
+from tdmap.diagnostics.reports.notebook import COLOURS, render_html
 from tdmap.diagnostics.profile import JobProfile
 from tdmap.diagnostics.reports.tables import COLUMNS
 

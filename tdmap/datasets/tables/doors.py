@@ -171,7 +171,7 @@ class TableDoors:
         Args:
             predicate: called with chunks of rows, which are tables; returns a bool for each row.
             out: folder for a copy. None: in memory; jagged columns share their values.
-            **options: `chunksize`, `on_error` as `tdmap.filter`, and those about workers.
+            **options: `resume` as `map`; `chunksize`, `on_error` as `tdmap.filter`, and those about workers.
         """
         from tdmap.datasets.tables.ops import filter_table
 

@@ -21,7 +21,7 @@ from tdmap.data.store import OutputFolder
 from tdmap.datasets.columns import JAGGED, ROWS, Columns, map_columns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import Choice, fill_jagged
-from tdmap.datasets.jaggedmap import CHUNK_VALUES, Answers
+from tdmap.datasets.jaggedmap import CHUNK_VALUES, Answers, Chosen
 from tdmap.datasets.table import Table
 from tdmap.datasets.tables.ranks import ranks_of
 from tdmap.errors import OutputMismatch
@@ -276,12 +276,20 @@ def filter_table(
     predicate: Callable[[Table], Any],
     out: Any = None,
     *,
+    resume: bool = False,
     chunksize: int | None = None,
     on_error: OnError = "raise",
     **options: Unpack[WorkerOptions],
 ) -> Table:
     """`Table.filter`."""
     execution, call = Execution.of(**options), f"filter({function_name(predicate)})"
+    if resume and out is None:
+        raise ValueError("resume=True keeps its journal in the folder of the result: pass out=a folder.")
+    if resume and len(table):  # the journal is one of chunks whose rows are written as soon as they are known
+        fn = ToColumns(OnTable(Chosen(predicate), table, travels(execution)))
+        names, size = sorted(table.jagged), rows_of_chunk(table, chunksize)
+        map_columns(source_of(table), fn, names, out, chunksize=size, resume=True, on_error=on_error, **options)
+        return Table.open(out)
     if out is not None and not isinstance(out, OutputFolder):
         store = OutputFolder.of(out)
         with store.claimed(call):  # before the predicate is asked, which may take hours
@@ -289,9 +297,9 @@ def filter_table(
     kept = torch.zeros(0, dtype=torch.bool)
     if len(table):
         policy = policy_for(None, None, 2, None, on_error=on_error, skip="pad")
-        fn = TableAnswers(OnTable(predicate, table, travels(execution)))
+        answers = TableAnswers(OnTable(predicate, table, travels(execution)))
         plan = make_plan(len(table), chunksize=rows_of_chunk(table, chunksize))
-        job = Job(Source(source_of(table)), plan, fn, policy, on_row_error=handler_of(on_error))
+        job = Job(Source(source_of(table)), plan, answers, policy, on_row_error=handler_of(on_error))
         kept = execution.run(job, Gather(job.name))
     return take(table, kept, out, execution, call)
 
