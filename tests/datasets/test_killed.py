@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from PIL import Image
 
 from tdmap.datasets import Jagged, Table, images
+from tdmap.datasets.images.files import SUFFIXES
 from tensordict_lite import TensorDict
 from tests.datasets.killing import contents, kill_until_done
 
@@ -49,6 +51,29 @@ images.ingest({str(tmp_path / "in")!r}, {str(tmp_path / "out")!r}, on_error="ski
         whole = images.ingest(tmp_path / "in", tmp_path / "whole", on_error="skip", num_workers=2, **options)
     assert len(whole) == 1500 - 50 and len(whole.skipped) == 50
     assert kills >= 1
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.soak
+def test_an_ingest_of_many_real_pictures_killed_five_times_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    make_pictures(tmp_path / "in", 20_000)
+    packages = tmp_path / "in" / "packages"
+    packages.mkdir()
+    found = [path for path in Path(torch.__file__).parents[1].rglob("*") if path.suffix.lower() in SUFFIXES]
+    for number, path in enumerate(sorted(found)):
+        shutil.copy(path, packages / f"{number}-{path.name}")
+    script = f"""
+import warnings
+warnings.simplefilter("ignore")
+from tdmap.datasets import images
+images.ingest({str(tmp_path / "in")!r}, {str(tmp_path / "out")!r}, size=64, on_error="skip", num_workers=2)
+"""
+    kills = kill_until_done(script, tmp_path / "out", most=5)
+    with pytest.warns(images.SkippedPictures):
+        whole = images.ingest(tmp_path / "in", tmp_path / "whole", size=64, on_error="skip", num_workers=2)
+    assert kills == 5 and len(found) > 20
+    assert len(whole) + len(whole.skipped) == 20_000 + len(found) and len(whole) >= 19_333
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 

@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 import torch
 
 import tdmap
-from tdmap.diagnostics.reports.notebook import COLOURS, render_html
 from tdmap.diagnostics.profile import JobProfile
+from tdmap.diagnostics.reports.notebook import COLOURS, render_html
 from tdmap.diagnostics.reports.tables import COLUMNS
 
 
