@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 TASK_BYTES = 4 << 20
 """Bytes that a worker gathers between two looks at its messages."""
 
+KEPT_ROWS = 1 << 22
+"""Lengths of so many chosen rows are kept between the two times that they are needed."""
+
 APPENDED = 1 << 16
 """Rows that are appended at a time."""
 
@@ -118,6 +121,7 @@ class Choice:
     def __init__(self, rows: Jagged, which: Tensor | None = None) -> None:
         self.rows = rows
         self.which = which
+        self._kept: Tensor | None = None
 
     @property
     def extent(self) -> int:
@@ -133,6 +137,17 @@ class Choice:
 
     def lengths(self, step: int = BLOCK_ROWS) -> Iterator[Tensor]:
         """Lengths of the chosen rows, for parts of the choice of the extent `step`."""
+        if self.which is None or self.which.dtype is torch.bool or self.extent > KEPT_ROWS:
+            yield from self._looked_up(step)
+            return
+        if self._kept is None:  # rows in any order take long to look up, and are asked for twice
+            self._kept, at = torch.empty(self.extent, dtype=torch.int64), 0
+            for lengths in self._looked_up(step):
+                self._kept[at : at + len(lengths)] = lengths
+                at += len(lengths)
+        yield from self._kept.split(step) if self.extent else ()
+
+    def _looked_up(self, step: int) -> Iterator[Tensor]:
         for first in range(0, self.extent, step):
             some = slice(first, first + step)
             part = some if self.which is None else self.which[some]
@@ -157,49 +172,40 @@ def spans_of_part(starts: Tensor, ends: Tensor, part: Tensor | slice, first: int
 
 
 def fill_jagged(chosen: Choice, made: Any, execution: Execution) -> None:
-    """Write rows, wherever they lie, into the files of their `Choice.example`."""
+    """Write rows, wherever they lie, into the files of their `Choice.example`, which are new."""
     rows, which = chosen.rows, chosen.which
     total = len(made["values"])
+    if not total:
+        return  # offsets are 0, as new files are
     item = rows.values.element_size() * rows.row_shape.numel()
     plan = ChunkPlan(chosen.extent, max(chosen.extent * TASK_BYTES // max(total * item, 1), 1))
-    firsts = _write_offsets(chosen, made["offsets"], plan.size)
-    places = Places.of([made["values"]])
-    if not total or places is None:
-        return
-    shared = SharedTensors([rows.values, rows.starts, rows.ends, made["offsets"]], travels(execution))
+    places = Places.of([made["values"], made["offsets"]])
+    assert places is not None
+    firsts, at, first = [], 0, 0
+    for lengths in chosen.lengths(plan.size):
+        firsts.append((at, first))
+        at, first = at + len(lengths), first + int(lengths.sum())
+    shared = SharedTensors([rows.values, rows.starts, rows.ends], travels(execution))
     fn = PlaceRows(shared, places, plan.size, firsts, which is None)
     source = Source(rows.starts if which is None else which)
     execution.run(Job(source, plan, fn, Policy(undo=False)), Collect())
 
 
-def _write_offsets(chosen: Choice, offsets: Tensor, step: int) -> list[int]:
-    """Write where rows begin in the result; returns how many of its rows come before each part of the choice."""
-    places = Places.of([offsets])
-    assert places is not None
-    firsts, at, total = [], 0, 0
-    with places.opened() as opened:  # not through the mapping, which costs a fault a page
-        places.write(0, opened[0], 0, torch.zeros(1, dtype=torch.int64))
-        for lengths in chosen.lengths(step):
-            firsts.append(at)
-            if len(lengths):
-                lengths[0] += total
-                places.write(0, opened[0], at + 1, lengths.cumsum_(0))
-                at, total = at + len(lengths), int(lengths[-1])
-    return firsts
-
-
 class PlaceRows(Step):
-    """Gathers rows of the values and writes them to their place in the output. Its chunks are parts of a choice.
+    """Gathers rows of the values, and writes them and where they end to their places in the output. Its chunks are
+    parts of a choice.
 
     Args:
-        shared: the values, where their rows start and end, and where they begin in the output.
-        places: of the output.
+        shared: the values, and where their rows start and end.
+        places: of the values and the offsets of the output.
         step: extent of a chunk.
-        firsts: how many rows of the output come before each chunk.
+        firsts: how many rows, and values, of the output come before each chunk.
         whole: all rows are chosen.
     """
 
-    def __init__(self, shared: SharedTensors, places: Places, step: int, firsts: list[int], whole: bool) -> None:
+    def __init__(
+        self, shared: SharedTensors, places: Places, step: int, firsts: list[tuple[int, int]], whole: bool
+    ) -> None:
         super().__init__("save")
         self.shared = shared
         self.places = places
@@ -208,15 +214,16 @@ class PlaceRows(Step):
         self.whole = whole
 
     def __call__(self, part: Any, start: int = 0) -> int:
-        values, starts, ends, offsets = (tensor.as_subclass(Tensor) for tensor in self.shared.tensors)
+        values, starts, ends = (tensor.as_subclass(Tensor) for tensor in self.shared.tensors)
         starts, ends = spans_of_part(starts, ends, slice(start, start + len(part)) if self.whole else part, start)
-        at = self.firsts[start // self.step]
-        first, stop = offsets[at].item(), offsets[at + len(starts)].item()
-        if stop > first:
-            block = values.new_empty((int(stop - first), *values.shape[1:]))
+        if len(starts):
+            at, first = self.firsts[start // self.step]
+            stops = torch.sub(ends, starts).cumsum(0).add_(first)
+            block = values.new_empty((int(stops[-1]) - first, *values.shape[1:]))
             gather_rows(values, starts, ends, block)
-            with self.places.opened() as opened:
-                self.places.write(0, opened[0], int(first), block)
+            with self.places.opened() as opened:  # not through the mapping, which costs a fault a page
+                self.places.write(1, opened[1], at + 1, stops)
+                self.places.write(0, opened[0], first, block)
         self.shared.trim()
         return len(part)
 
