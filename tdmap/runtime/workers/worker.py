@@ -200,10 +200,11 @@ class Worker:
 
     def is_called(self) -> bool:
         """Whether somebody has work before this has idled for too long."""
-        if self.connection.poll(min(LULL, self.idle_seconds)):
+        whole = self.idle_seconds
+        if self.connection.poll(LULL if whole is None else min(LULL, whole)):
             return True
         give_back_freed_memory()
-        return self.connection.poll(max(self.idle_seconds - LULL, 0.0))
+        return self.connection.poll(None if whole is None else max(whole - LULL, 0.0))
 
     def begin(self, message: Begin) -> None:
         """Take a job: open its memory, read its function."""
