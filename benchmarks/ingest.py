@@ -12,6 +12,10 @@ Prints a table of ratios, and writes ``ingest.json`` and ``.png`` into ``benchma
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
+import importlib
+import io
 import itertools
 import multiprocessing
 import os
@@ -152,6 +156,9 @@ def add_pictures(bench: Benchmark, scratch: Path, options: argparse.Namespace) -
     ours = "pictures: ingest"
     bench.add("pictures: DataLoader, Pillow", timed(place, lambda path: _data_loader(files, row, path, workers)),
               kind="peer", against=ours, **group)  # fmt: skip
+    if _imports("litdata"):
+        bench.add("pictures: litdata.optimize", timed(place, lambda path: _litdata(files, path, workers)),
+                  kind="peer", against=ours, **group)  # fmt: skip
     try:
         import datasets
     except ImportError:
@@ -195,6 +202,28 @@ def _data_loader(files: Any, row: TensorDict, path: Path, workers: int) -> None:
         out["image"][start : start + len(pixels)] = pixels
         out["label"][start : start + len(pixels)] = labels
         start += len(pixels)
+
+
+def _imports(name: str) -> bool:
+    """Whether a package can be used here."""
+    try:
+        importlib.import_module(name)
+    except (ImportError, RuntimeError) as error:
+        print(f"  {name} is left out: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def _sample(files: Any, number: int) -> dict[str, Any]:
+    return {"image": open_by_hand(files.path(number)), "label": int(files.labels[number])}
+
+
+def _litdata(files: Any, path: Path, workers: int) -> None:
+    import litdata
+
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        litdata.optimize(functools.partial(_sample, files), inputs=list(range(len(files.names))), output_dir=str(path),
+                         chunk_bytes="64MB", num_workers=workers)  # fmt: skip
 
 
 def _datasets_map(listed: Any, path: Path, workers: int) -> None:
