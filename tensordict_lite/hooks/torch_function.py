@@ -95,13 +95,12 @@ def _like(name: str) -> None:
     function = getattr(torch, name)
 
     def make(input: Any, *args: Any, **kwargs: Any) -> Any:
-        device = kwargs.get("device")
         fill = (lambda leaf: function(leaf, *args, **kwargs)) if args or kwargs else function
         out = input._map_leaves(fill)
         if input._lock is not None:
             out._propagate_lock(None)
-        if device is not None:
-            _set_device(out, normalise_device(device))
+        if kwargs and kwargs.get("device") is not None:
+            _set_device(out, normalise_device(kwargs["device"]))
         return out
 
     HANDLED[function] = make
