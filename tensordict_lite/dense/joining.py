@@ -142,11 +142,9 @@ def _not_congruent(items: Sequence[Any]) -> RuntimeError:
 def _other_keys(items: Sequence[Any]) -> KeyError:
     """Why these items cannot be joined: the first that has other keys."""
     keys = sorted(items[0]._source)
-    for at, item in enumerate(items):
-        if sorted(item._source) != keys:
-            break
+    at = next(at for at, item in enumerate(items) if sorted(item._source) != keys)
     return KeyError(
-        f"tensordict {at} has keys {sorted(item._source)} but tensordict 0 has keys {keys}; all tensordicts must have "
+        f"tensordict {at} has keys {sorted(items[at]._source)} but tensordict 0 has keys {keys}; all tensordicts must have "
         "the same keys"
     )
 
