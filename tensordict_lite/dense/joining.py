@@ -144,8 +144,8 @@ def _other_keys(items: Sequence[Any]) -> KeyError:
     keys = sorted(items[0]._source)
     at = next(at for at, item in enumerate(items) if sorted(item._source) != keys)
     return KeyError(
-        f"tensordict {at} has keys {sorted(items[at]._source)} but tensordict 0 has keys {keys}; all tensordicts must have "
-        "the same keys"
+        f"tensordict {at} has keys {sorted(items[at]._source)} but tensordict 0 has keys {keys}; all "
+        "tensordicts must have the same keys"
     )
 
 
