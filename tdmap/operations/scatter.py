@@ -36,6 +36,11 @@ SEGMENT = 128 << 10
 """Bytes that a chunk should have for a bucket, so that the disk sees few and large writes."""
 
 
+def block_bytes(nbytes: int) -> int:
+    """Bytes of a chunk and of a bucket, for rows of so many bytes."""
+    return min(max(math.isqrt(nbytes * SEGMENT), SMALLEST), LARGEST)
+
+
 def scatter_rows(
     source: SharedTensors,
     order: Tensor,
@@ -43,7 +48,7 @@ def scatter_rows(
     row_bytes: list[int],
     execution: Execution,
     spill: Spill,
-    block_bytes: int | None = None,
+    size: int | None = None,
 ) -> None:
     """Write `source[order]` to its places, in two passes over the disk.
 
@@ -54,10 +59,10 @@ def scatter_rows(
         row_bytes: bytes of one row of each tensor.
         execution: who does it.
         spill: folder for intermediate files: as many bytes as the output, and 8 a row.
-        block_bytes: bytes of a chunk and of a bucket. Default: from the size of the data.
+        size: bytes of a chunk and of a bucket. Default: from the size of the data.
     """
     rows, width = len(source.tensors[0]), max(sum(row_bytes), 1)
-    size = block_bytes or min(max(math.isqrt(len(order) * width * SEGMENT), SMALLEST), LARGEST)
+    size = size or block_bytes(len(order) * width)
     chunk_rows = bucket_rows = max(size // width, 1)
     chunks = -(-rows // chunk_rows)
     order = SharedTensors([order], share=travels(execution)).tensors[0]  # moved once, for three jobs
