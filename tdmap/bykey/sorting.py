@@ -187,7 +187,7 @@ def sort_rows(
     shapes = [Shape.of(tensor) for tensor in source.tensors or ()]
     width = max(sum(shape.nbytes for shape in shapes), 1)
     nbytes = length * (width + 8 * words)
-    size = block_bytes(nbytes)
+    size = block_bytes(nbytes, execution.workers)
     places = output.open(source.schema, length)
     splits = keyed.splits(-(-nbytes // size), alone=min(size / nbytes, 1.0))
     cut = CutRows(keyed.reader, spill, splits)
