@@ -102,7 +102,7 @@ def sort(
         keyed = prepare(data, spec, "sort", execution, dropna=False, descending=directions)
         rows = SourceRows(data)
         rows.check(output)
-        if _sorts_rows(rows):
+        if _sorts_rows(keyed, data, rows):
             with Spill(spill_folder(output, spill_dir)) as spill:
                 sort_rows(keyed, rows, output, spill, execution, policy, chunksize)
             return output.result()
@@ -166,8 +166,10 @@ class SortRows(PartitionWork):
         return True
 
 
-def _sorts_rows(rows: SourceRows) -> bool:
+def _sorts_rows(keyed: KeyedData, data: Data, rows: SourceRows) -> bool:
     """Whether rows travel with their keys."""
+    if keyed.data is not data:  # it has columns besides, of numbers that stand for strings
+        return False
     if rows.tensors is None or any(field.kind == "object" for field in rows.schema.fields):
         return False
     return choose_method(rows.schema.row_bytes, rows.tensors) == "scatter"

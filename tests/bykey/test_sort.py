@@ -88,7 +88,11 @@ def test_a_tensor_and_strings_that_do_not_fit_into_memory(no_memory):
     x = torch.randperm(5000)
     assert tdmap.sort(x, lambda chunk: chunk, num_workers=2).equal(torch.arange(5000))
     data = TensorDict({"word": ["b", "a", "c"] * 500, "v": torch.arange(1500)}, [1500])
-    assert tdmap.sort(data, "word", num_workers=0)["v"].equal(torch.arange(1500).view(500, 3)[:, [1, 0, 2]].T.flatten())
+    wanted = torch.arange(1500).view(500, 3)[:, [1, 0, 2]].T.flatten()
+    assert tdmap.sort(data, "word", num_workers=0)["v"].equal(wanted)
+    data = TensorDict({"v": torch.arange(1500)}, [1500])
+    found = tdmap.sort(data, lambda chunk: ["bac"[v % 3] for v in chunk["v"].tolist()], num_workers=0)
+    assert found["v"].equal(wanted) and list(found.keys()) == ["v"]
 
 
 def test_several_keys_with_directions_of_their_own(tmp_path, small_pieces):
