@@ -53,8 +53,9 @@ class SharedTensors:
     def read(self, number: int, start: int, stop: int, out: Tensor) -> None:
         """Copy the bytes of consecutive rows of tensor `number`, in their order.
 
-        From a file without a mapping: rows that are looked up in a mapping at random have the kernel read some
-        megabytes around each of them, which may have gone when the next one is looked up.
+        Rows that are looked up in a mapping at random have the kernel read some megabytes around each of them, which
+        may have gone when the next one is looked up. A worker does not read through the mapping at all; the caller
+        does, from beginning to end, because its mapping may be all that is left of a file that was removed.
 
         Args:
             number: of the tensor.
@@ -65,7 +66,8 @@ class SharedTensors:
             DatasetError: somebody has cut the file.
         """
         rows = self.tensors[number][start:stop]
-        region = region_of(rows) if rows.is_contiguous() and rows.numel() else None
+        in_worker = self._residency is not None
+        region = region_of(rows) if in_worker and rows.is_contiguous() and rows.numel() else None
         if region is None:
             out.copy_(flat_bytes(rows.contiguous()))
             return

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
+import shutil
 
 import pytest
 import torch
@@ -123,12 +125,21 @@ def test_blocks_are_a_share_of_the_memory_that_there_is(monkeypatch):
 def test_a_file_that_is_cut_while_its_rows_are_moved_is_named(tmp_path):
     TensorDict({"x": torch.arange(40_000).view(10_000, 4)}, [10_000]).memmap(tmp_path)
     source = SharedTensors([TensorDict.load_memmap(tmp_path)["x"][100:]], share=False)
+    source = pickle.loads(pickle.dumps(source))  # as a worker has it
     out = torch.empty(32 * 50, dtype=torch.uint8)
     source.read(0, 10, 60, out)
     assert out.view(torch.int64).tolist() == list(range(440, 640))
     os.truncate(tmp_path / "x.memmap", 32 * 150)
     with pytest.raises(DatasetError, match="x.memmap.*somebody has cut it"):
         source.read(0, 10, 60, out)
+
+
+def test_the_caller_reads_a_file_that_was_removed(tmp_path):
+    TensorDict({"x": torch.arange(4000)}, [4000]).memmap(tmp_path / "data")
+    data = TensorDict.load_memmap(tmp_path / "data")
+    shutil.rmtree(tmp_path / "data")
+    order = torch.arange(4000).flip(0)
+    assert permute(data, order, execution=Execution(0), method="scatter")["x"].equal(order)
 
 
 def test_the_page_cache_of_a_container_is_no_lack_of_memory(tmp_path):
