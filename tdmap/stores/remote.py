@@ -250,7 +250,7 @@ class RemoteRows:
         ]
         pieces = iter(self._fetch(wanted))
         count = sum(last - first for first, last in runs)
-        columns = {path: _column(leaf, count, [next(pieces) for _ in runs]) for path, leaf in leaves}
+        columns = {path: _column(leaf, count, [piece for _ in runs for piece in next(pieces)]) for path, leaf in leaves}
         return self._build(self.tree, (), runs if cut else None, columns, chosen)
 
     def _build(
@@ -279,33 +279,31 @@ class RemoteRows:
                 for name in names:
                     place = f"{scratch}/{name.removeprefix(node.folder)}"
                     os.makedirs(os.path.dirname(place), exist_ok=True)
-                    (data,) = self._fetch([(name, 0, self.objects[name][0])])
+                    (pieces,) = self._fetch([(name, 0, self.objects[name][0])])
                     with open(place, "wb") as file:
-                        file.write(data)
+                        file.writelines(pieces)
                 node.data = TensorDict.load_memmap(scratch, mode="r")
         return node.data
 
     # -- bytes -------------------------------------------------------------------------------------------------
 
-    def _fetch(self, wanted: list[tuple[str, int, int]]) -> list[bytes]:
-        found = [b"" if start == stop else self._kept(name, start, stop) for name, start, stop in wanted]
-        missing = [number for number, data in enumerate(found) if data is None]
+    def _fetch(self, wanted: list[tuple[str, int, int]]) -> list[list[Any]]:
+        """Bytes of objects, each as the pieces that came."""
+        found = [[] if start == stop else self._kept(name, start, stop) for name, start, stop in wanted]
+        missing = [number for number, pieces in enumerate(found) if pieces is None]
         asked = [(number, part) for number in missing for part in _parts(*wanted[number])]
         got = self.store.ranges([(f"{self.url}/{name}", start, stop) for _, (name, start, stop) in asked])
-        pieces: dict[int, list[bytes]] = {}
-        for (number, _), data in zip(asked, got):
-            pieces.setdefault(number, []).append(data)
         for number in missing:
-            parts = pieces[number]
-            whole = parts[0] if len(parts) == 1 else b"".join(parts)
-            found[number] = whole
-            name, start, _ = wanted[number]
-            if self.cache is not None and whole:
-                self.cache.write(self._key(name), start, whole)
+            found[number] = []
+        for (number, (name, start, _)), data in zip(asked, got):
+            found[number].append(data)  # type: ignore[union-attr]
+            if self.cache is not None:
+                self.cache.write(self._key(name), start, data)
         return found  # type: ignore[return-value]
 
-    def _kept(self, name: str, start: int, stop: int) -> bytes | None:
-        return None if self.cache is None else self.cache.read(self._key(name), start, stop)
+    def _kept(self, name: str, start: int, stop: int) -> list[Any] | None:
+        data = None if self.cache is None else self.cache.read(self._key(name), start, stop)
+        return None if data is None else [data]
 
     def _key(self, name: str) -> str:
         size, version = self.objects[name]
@@ -327,7 +325,7 @@ def _leaves(node: Any, path: Path) -> Iterator[tuple[Path, _Leaf]]:
                 yield from _leaves(entry, (*path, key))
 
 
-def _column(leaf: _Leaf, rows: int, pieces: list[bytes]) -> Tensor:
+def _column(leaf: _Leaf, rows: int, pieces: list[Any]) -> Tensor:
     data = bytearray().join(pieces)
     if not data:
         return torch.empty((rows, *leaf.shape), dtype=leaf.dtype)
