@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.kinds import Data
+from tdmap.process.owner import Owner
 from tdmap.stores.cache import Cache, cache_of
 from tdmap.stores.manifest import MANIFEST, unpack, why_no_dataset
 from tdmap.stores.members import digest_of_bytes
@@ -156,6 +157,7 @@ class RemoteRows:
             raise DatasetNotFoundError(self.url, f"is missing: there is no {META}")
         self._ahead: dict[tuple[int, int, Any], Future[Data]] = {}
         self._thread: ThreadPoolExecutor | None = None
+        self._owner = Owner()
         meta = store.content(f"{self.url}/{META}")
         if digest_of_bytes(meta) != member.digest:
             raise DatasetError(self.url, "is not the shard that was listed: it has been replaced")
@@ -202,6 +204,8 @@ class RemoteRows:
 
     def read_keys(self, first: int, last: int, keys: Sequence[Any] | None) -> Data:
         """Rows `first..last` of some entries; of all with None."""
+        if not self._owner.is_here:  # a fork has no thread that would bring them
+            self._ahead, self._thread, self._owner = {}, None, Owner()
         for (begin, end, wanted), future in list(self._ahead.items()):
             if wanted == keys and begin <= first and last <= end:
                 if last == end:
@@ -212,13 +216,15 @@ class RemoteRows:
 
     def prefetch(self, first: int, last: int, keys: Sequence[Any] | None) -> None:
         """Begin to fetch rows."""
+        if not self._owner.is_here:
+            self._ahead, self._thread = {}, None
         known = any(begin <= first and last <= end and wanted == keys for begin, end, wanted in self._ahead)
         if first >= last or known:
             return
         while len(self._ahead) >= AHEAD:
             self._ahead.pop(next(iter(self._ahead))).cancel()
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "tdmap-fetch")
+            self._thread, self._owner = ThreadPoolExecutor(1, "tdmap-fetch"), Owner()
         self._ahead[first, last, keys] = self._thread.submit(self._rows, [(first, last)], keys)
 
     def take(self, rows: Tensor) -> Data:

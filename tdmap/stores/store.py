@@ -171,7 +171,8 @@ _stores: dict[str, Store] = {}
 def store_of(url: str, options: Mapping[str, Any]) -> Store:
     """The store of a URL; one for each kind of store and its options in a process."""
     scheme = url.partition("://")[0]
-    key = f"{os.getpid()} {scheme} {sorted(options.items(), key=str)!r}"  # none outlives a fork
+    # None outlives a fork.
+    key = f"{os.getpid()} {os.environ.get(VARIABLE)} {scheme} {sorted(options.items(), key=str)!r}"
     if key not in _stores:
         _stores[key] = Store(scheme, options)
     return _stores[key]

@@ -137,7 +137,11 @@ class ObstoreFiles:
         self._each(put, objects)
 
     def _listed(self, url: str) -> list[Any]:
-        return self._one(url, lambda store, key: [one for batch in self._ob.list(store, key or None) for one in batch])
+        def look(store: Any, key: str) -> list[Any]:
+            return [one for batch in self._ob.list(store, key or None) for one in batch]
+
+        found: list[Any] = self._one(url, look)
+        return found
 
     # -- how they are made -------------------------------------------------------------------------------------
 
@@ -285,7 +289,7 @@ def _told(error: Exception) -> Exception:
     text = str(error).partition("\n\nDebug source")[0]
     if isinstance(error, CannotServe):
         return error
-    if any(word in text for word in ("PermanentRedirect", "AuthorizationHeaderMalformed", "301 Moved")):
+    if any(word in text for word in ("PermanentRedirect", "AuthorizationHeaderMalformed", "redirect without LOCATION")):
         return CannotServe(f"the bucket is in another region: {text}")
     if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
         return PermissionError(text)

@@ -113,12 +113,10 @@ def test_workers_get_urls_and_no_credentials_are_shown(url: str, options: dict[s
 
 # -- failures of the network -----------------------------------------------------------------------------------------
 
-ONCE = {"retries": {"max_attempts": 1, "mode": "standard"}}
-
 
 @pytest.mark.parametrize("fault", ["500", "cut", "slow"])
-def test_requests_that_fail_are_made_again(fault: str, url: str, faults: FaultyProxy) -> None:
-    options = {"endpoint_url": faults.url, "config_kwargs": ONCE}
+def test_requests_that_fail_are_made_again(fault: str, url: str, faults: FaultyProxy, through: dict[str, Any]) -> None:
+    options = {"endpoint_url": faults.url, **through}
     data = tdmap.open(url, storage_options=options, cache=False).window(0, 20)
     faults.spoil(fault, 3, lambda method, path: path.endswith(".memmap"))
     assert same(tdmap.map(data, double, num_workers=0, chunksize=10), double(numbers(0, 20)))
@@ -126,8 +124,8 @@ def test_requests_that_fail_are_made_again(fault: str, url: str, faults: FaultyP
 
 
 @pytest.mark.parametrize("fault", ["500", "cut"])
-def test_workers_write_through_failures(fault: str, bucket: str, faults: FaultyProxy) -> None:
-    options = {"endpoint_url": faults.url, "config_kwargs": ONCE}
+def test_workers_write_through_failures(fault: str, bucket: str, faults: FaultyProxy, through: dict[str, Any]) -> None:
+    options = {"endpoint_url": faults.url, **through}
     faults.spoil(fault, 4, lambda method, path: method == "PUT")
     out = f"{bucket}/set"
     result = tdmap.map(numbers(0, 30), keep, num_workers=2, out=out, rows_per_shard=10, storage_options=options)
@@ -136,29 +134,30 @@ def test_workers_write_through_failures(fault: str, bucket: str, faults: FaultyP
 
 
 def test_a_store_that_fails_for_good_is_an_error_that_names_the_object(
-    url: str, faults: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+    url: str, faults: FaultyProxy, monkeypatch: pytest.MonkeyPatch, through: dict[str, Any]
 ) -> None:
     s3fs = pytest.importorskip("s3fs")
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     monkeypatch.setattr(stores, "FIRST_WAIT", 0.001)
-    data = tdmap.open(url, storage_options={"endpoint_url": faults.url, "config_kwargs": ONCE}, cache=False)
+    data = tdmap.open(url, storage_options={"endpoint_url": faults.url, **through}, cache=False)
     faults.spoil("500", 1 << 30, lambda method, path: path.endswith("x.memmap"))
     with pytest.raises(OSError, match=r"x\.memmap failed 3 times"):
         data[0:3]
     assert 3 <= len(faults.requests) <= 40, "retries are bounded"
 
 
-def test_no_rights_are_told_at_once(url: str, faults: FaultyProxy) -> None:
+def test_no_rights_are_told_at_once(url: str, faults: FaultyProxy, through: dict[str, Any]) -> None:
     faults.spoil("403", 1 << 30)
     with pytest.raises(PermissionError, match=r"s3://shared/set.*credentials"):
-        tdmap.open(url, storage_options={"endpoint_url": faults.url, "config_kwargs": ONCE})
+        tdmap.open(url, storage_options={"endpoint_url": faults.url, **through})
     assert len(faults.requests) <= 4
 
 
 # -- bad input -------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_there_is_named(bucket: str, options: dict[str, Any]) -> None:
+def test_what_is_not_there_is_named(bucket: str, options: dict[str, Any], through: dict[str, Any]) -> None:
+    options = {**options, **through}
     for source, told in (
         ("s3://no-such-bucket-here/set", "no such bucket"),
         (f"{bucket}/nothing", "neither meta.json nor shards.json"),
@@ -194,9 +193,12 @@ def test_memory_is_seen_by_this_process_alone(credentials: None) -> None:
             call()
 
 
-def test_an_object_that_was_cut_or_replaced_is_named(bucket: str, options: dict[str, Any]) -> None:
+def test_an_object_that_was_cut_or_replaced_is_named(
+    bucket: str, options: dict[str, Any], through: dict[str, Any]
+) -> None:
     import fsspec
 
+    options = {**options, **through}
     fs, out = fsspec.filesystem("s3", **options), f"{bucket}/set"
     data = tdmap.map(numbers(0, 20), keep, num_workers=0, out=out, rows_per_shard=10, storage_options=options)
     shard = data.shards[1].removeprefix("s3://")
@@ -216,10 +218,11 @@ def test_an_object_that_was_cut_or_replaced_is_named(bucket: str, options: dict[
 
 
 def test_a_failed_run_leaves_no_dataset_and_resume_goes_on(
-    bucket: str, options: dict[str, Any], tmp_path: Path
+    bucket: str, options: dict[str, Any], tmp_path: Path, through: dict[str, Any]
 ) -> None:
     import fsspec
 
+    options = {**options, **through}
     fs, out, data = fsspec.filesystem("s3", **options), f"{bucket}/set", numbers(0, 40)
     log, healed = tmp_path / "log", tmp_path / "healed"
 
@@ -253,9 +256,12 @@ def test_a_failed_run_leaves_no_dataset_and_resume_goes_on(
         run(resume=True)
 
 
-def test_a_dataset_in_a_store_is_replaced_when_the_new_one_is_whole(bucket: str, options: dict[str, Any]) -> None:
+def test_a_dataset_in_a_store_is_replaced_when_the_new_one_is_whole(
+    bucket: str, options: dict[str, Any], through: dict[str, Any]
+) -> None:
     import fsspec
 
+    options = {**options, **through}
     out, data = f"{bucket}/set", numbers(0, 20)
     first = tdmap.map(data, keep, num_workers=0, out=out, storage_options=options)
     assert len(first.shards) > 4, "a store gets several shards where nobody says how many"
