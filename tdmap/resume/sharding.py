@@ -113,6 +113,8 @@ class ShardWriter:
 
         ahead = getattr(rows, "fetch_next", None)
         small = row_bytes_of(rows, count) * count <= MEMORY_BYTES
+        if small and count and hasattr(rows, "prefetch"):
+            rows.prefetch(0, count)  # in as few requests as can be, where the chunks would make one each
         if is_url(self.target.name) and count and small and self.write is write_folder:
             made = _in_memory(job)
             written = _facts(made.data)
