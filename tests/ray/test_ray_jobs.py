@@ -32,6 +32,16 @@ def transport(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
+def test_the_side_of_ray_data_on_its_page_runs(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow")
+    monkeypatch.setenv("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
+    page = Path(__file__).parents[2] / "docs/coming-from/ray-data.md"
+    _, code = page.read_text().split("```python needs=ray,pyarrow no-run\n")
+    namespace: dict[str, Any] = {}
+    exec(compile(code.partition("```")[0], str(page), "exec"), namespace)
+    assert namespace["total"] == sum(number**2 for number in range(1, 10_000, 2))  # what our side is held to
+
+
 def rows() -> TensorDict:
     numbers = torch.arange(ROWS)
     return TensorDict(
