@@ -256,6 +256,22 @@ def test_a_failed_run_leaves_no_dataset_and_resume_goes_on(
         run(resume=True)
 
 
+def test_an_object_that_was_replaced_is_another_source(bucket: str, options: dict[str, Any]) -> None:
+    import fsspec
+
+    fs, how = fsspec.filesystem("s3", **options), {"num_workers": 0, "rows_per_shard": 10, "storage_options": options}
+    source = tdmap.map(numbers(0, 10), keep, out=f"{bucket}/source", **how)
+    tdmap.map(source, keep, out=f"{bucket}/set", resume=True, **how)
+    for name in ("x.memmap", "n/y.memmap"):  # each of them has its own tag, and no order is among tags
+        before = fs.cat_file(f"{source.shards[0]}/{name}")
+        fs.pipe_file(f"{source.shards[0]}/{name}", bytes(len(before)))
+        with pytest.raises(tdmap.ResumeMismatch):
+            tdmap.map(
+                tdmap.open(f"{bucket}/source", storage_options=options), keep, out=f"{bucket}/set", resume=True, **how
+            )
+        fs.pipe_file(f"{source.shards[0]}/{name}", before)
+
+
 def test_a_dataset_in_a_store_is_replaced_when_the_new_one_is_whole(
     bucket: str, options: dict[str, Any], through: dict[str, Any]
 ) -> None:
