@@ -216,6 +216,23 @@ def default_rows(data: Data, length: int) -> int:
     return max(min(SHARD_BYTES // max(row_bytes_of(data, length), 1), -(-length // MIN_SHARDS)), 1)
 
 
+def require_free(out: str | os.PathLike[str], overwrite: bool, options: dict[str, Any]) -> None:
+    """Raise FileExistsError when shards cannot be written there, as a run that is not resumed would."""
+    target = target_of(out, options)
+    names = target.names()
+    if names - {HIDDEN} and not overwrite:
+        raise FileExistsError(_in_the_way(target, names, target.read(RUN) if HIDDEN in names else None))
+
+
+def _in_the_way(target: Target, names: set[str], known: bytes | None) -> str:
+    where = target.name
+    if MANIFEST in names or META in names:
+        return f"{where} holds a dataset already: choose another place, or pass overwrite=True."
+    if known is not None or any(name.startswith("shard-") for name in names):
+        return f"{where} holds an unfinished run: pass resume=True to go on with it, or remove it."
+    return f"{where} is not empty ({', '.join(sorted(names)[:3])}...): choose a place of its own."
+
+
 def map_to_shards(
     job: Job,
     out: str | os.PathLike[str],
@@ -297,19 +314,11 @@ class _Sharding:
         if identity is not None and known is not None:
             return self._go_on(identity, known, MANIFEST in names)
         if names - {HIDDEN} and not overwrite:
-            raise FileExistsError(self._in_the_way(names, known))
+            raise FileExistsError(_in_the_way(self.target, names, known))
         name = secrets.token_hex(4)
         if identity is not None:
             self.target.write(RUN, json.dumps({"run": name, "identity": identity}).encode())
         return name, {}
-
-    def _in_the_way(self, names: set[str], known: bytes | None) -> str:
-        where = self.target.name
-        if MANIFEST in names or META in names:
-            return f"{where} holds a dataset already: choose another place, or pass overwrite=True."
-        if known is not None or any(name.startswith("shard-") for name in names):
-            return f"{where} holds an unfinished run: pass resume=True to go on with it, or remove it."
-        return f"{where} is not empty ({', '.join(sorted(names)[:3])}...): choose a place of its own."
 
     def _go_on(self, identity: dict[str, Any], known: bytes, whole: bool) -> tuple[str, dict[int, Done] | None]:
         where = f"{self.target.name}/{RUN}"
