@@ -32,10 +32,11 @@ from tdmap.functions import OnKeys
 from tdmap.job import Job, Source
 from tdmap.memory import links as device_module
 from tdmap.memory.links import DeviceLink, open_link
-from tdmap.memory.shm import anonymous_file, map_path, release_file
+from tdmap.memory.shm import anonymous_file, map_path
 from tdmap.operations.arguments import plan_for
 from tdmap.sinks.device import DeviceBuffer
 from tensordict_lite import TensorDict
+from tensordict_lite.memmap.disk.mapping import release
 from tests.device.fakelink import FakeLink
 
 FAKE = "mtia:0"
@@ -144,7 +145,7 @@ class Workload:
         buffers = []
         for _ in range(2):
             fd, path, unlink = anonymous_file(size)
-            close.callback(release_file, fd, unlink, os.getpid())
+            close.callback(release, os.getpid(), fd, unlink)
             buffer = torch.frombuffer(map_path(path, size), dtype=torch.uint8)
             if self.link.lock(buffer.data_ptr(), size):
                 close.callback(self.link.unlock, buffer.data_ptr())

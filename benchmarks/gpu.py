@@ -132,7 +132,8 @@ def locks(place: Place) -> str:
     import mmap
 
     from tdmap.memory.links import open_link
-    from tdmap.memory.shm import anonymous_file, map_path, release_file
+    from tdmap.memory.shm import anonymous_file, map_path
+    from tensordict_lite.memmap.disk.mapping import release
 
     link, found = open_link(torch.device(place.device)), []
     for megabytes in (1, 8, 64):
@@ -147,7 +148,7 @@ def locks(place: Place) -> str:
             link.unlock(slot.data_ptr())
             check(not link.is_locked(slot), "the memory still counts as page-locked")
             slot.fill_(1)
-        release_file(fd, unlink, os.getpid())
+        release(os.getpid(), fd, unlink)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         check(not link.lock(mmap.PAGESIZE + 1, 1 << 20), "nobody's memory was page-locked")
