@@ -15,6 +15,8 @@ import contextlib
 import json
 import os
 import secrets
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +38,7 @@ from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN
 from tdmap.plan import ChunkPlan, merge_ranges
 from tdmap.resume.resumable import map_to_folder
-from tdmap.resume.run import MAP, differences, identify
+from tdmap.resume.run import COMMAND, MAP, differences, identify
 from tdmap.rowerrors import RowErrors, SkippedRows
 from tdmap.runtime.commits import KnownChunks
 from tdmap.runtime.wire.remote import PackedError, pack_error, unpack_error
@@ -45,7 +47,7 @@ from tdmap.sinks.collect import Collect
 from tdmap.stores.manifest import MANIFEST, Shard, pack
 from tdmap.stores.members import digest_of_bytes
 from tdmap.stores.opening import concat, is_url, open
-from tdmap.stores.targets import RUN, LocalTarget, StoreTarget, Target, old_entries
+from tdmap.stores.targets import PER_SHARD, RUN, LocalTarget, StoreTarget, Target, old_entries
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.memmap.disk.format import META
 
@@ -304,7 +306,7 @@ class _Sharding:
 
     def _identity(self) -> dict[str, Any]:
         found = identify(self.job, MAP)
-        found["plan"]["rows per shard"] = self.rows
+        found["plan"][PER_SHARD] = self.rows
         return json.loads(json.dumps(found))  # type: ignore[no-any-return]
 
     def _begin(self, identity: dict[str, Any] | None, overwrite: bool) -> tuple[str, dict[int, Done] | None]:
@@ -317,7 +319,8 @@ class _Sharding:
             raise FileExistsError(_in_the_way(self.target, names, known))
         name = secrets.token_hex(4)
         if identity is not None:
-            self.target.write(RUN, json.dumps({"run": name, "identity": identity}).encode())
+            header = {"run": name, "identity": identity, "began": time.time(), "sessions": 1, "argv": sys.argv}
+            self.target.write(RUN, json.dumps({**header, "command": COMMAND.get()}).encode())
         return name, {}
 
     def _go_on(self, identity: dict[str, Any], known: bytes, whole: bool) -> tuple[str, dict[int, Done] | None]:
@@ -343,6 +346,7 @@ class _Sharding:
                 AlreadyComplete,
             )
             return name, None
+        self.target.write(RUN, json.dumps({**header, "sessions": int(header.get("sessions", 1)) + 1}).encode())
         return name, {number: _noted(note) for number, note in self.target.notes(name).items()}
 
     def _execute(self, name: str, done: dict[int, Done], noted: bool) -> list[Done]:

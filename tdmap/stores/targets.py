@@ -28,6 +28,9 @@ from tensordict_lite.memmap.plan import plan_for
 
 RUN = f"{HIDDEN}/run.json"
 
+PER_SHARD = "rows per shard"
+"""What the plan of a run says besides."""
+
 
 class Target(Protocol):
     """A place for a dataset; cheap to send to another process."""
