@@ -130,7 +130,7 @@ def build(library: str, used: set[str]) -> dict[str, Any]:
         Params=lib.TensorDictParams,
     )  # fmt: skip
     scope.update(_HELPERS)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # `torch.manual_seed` formats its stack each time
     if used & _CLASS_NAMES:
         scope.update(_tensorclasses(library, scope))
     for name in FIXTURES:
