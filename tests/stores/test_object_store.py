@@ -104,6 +104,15 @@ def test_the_next_rows_are_fetched_while_the_function_runs(url: str, faults: Fau
     assert seen[0] >= 2
 
 
+def test_a_shard_is_fetched_in_one_request_a_column(url: str, faults: FaultyProxy, tmp_path: Path) -> None:
+    """However small the chunks of the function are: each request costs its round trip."""
+    data = tdmap.open(url, storage_options={"endpoint_url": faults.url}, cache=False)
+    faults.heal()
+    tdmap.map(data, keep, num_workers=0, chunksize=1, out=tmp_path / "set", rows_per_shard=10)
+    asked = [asked for _, path, asked in faults.requests if path.endswith("/x.memmap")]
+    assert asked.count("bytes=0-79") == 5 and len(asked) <= 7, "five shards, and a look at the first rows"
+
+
 def test_workers_get_urls_and_no_credentials_are_shown(url: str, options: dict[str, Any]) -> None:
     data = tdmap.open(url, storage_options={**options, "secret": "the-secret", "key": "the-key"})
     assert "secret" not in repr(data) and len(pickle.dumps(data)) < 8_000
