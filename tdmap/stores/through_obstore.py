@@ -170,7 +170,10 @@ class ObstoreFiles:
         with _lock:
             store = self._buckets.get(bucket)
             if store is None:
-                store = self._buckets[bucket] = self._stores.S3Store(bucket, **self._how)
+                try:
+                    store = self._buckets[bucket] = self._stores.S3Store(bucket, **self._how)
+                except Exception as error:  # an option that an older version has not, an endpoint that is none
+                    raise CannotServe(f"obstore refuses the options of {bucket}: {error}") from error
         return store, key
 
 

@@ -148,6 +148,15 @@ def test_a_bucket_of_another_region_is_left_to_fsspec(
     assert faults.spoiled["301"] == 1 and type(store.files) is FsspecFiles
 
 
+def test_options_that_this_version_refuses_are_left_to_fsspec(
+    bucket: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store("s3", options)
+    assert isinstance(store.files, ObstoreFiles)
+    monkeypatch.setitem(store.files._how["client_options"], "an_option_of_a_later_version", "1s")
+    assert store.names(bucket) == [] and type(store.files) is FsspecFiles
+
+
 def test_a_process_that_uses_it_is_not_forked_for_workers(bucket: str, options: dict[str, Any]) -> None:
     files = ObstoreFiles("s3", options)
     assert files.names(bucket) == []
