@@ -45,6 +45,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     scratch = options.folder or Path(tempfile.mkdtemp(prefix="serialization-"))
+    scratch.mkdir(parents=True, exist_ok=True)
     spread(scratch)
     bench = Benchmark("serialization", unit="MB", title="saving and loading")
     try:

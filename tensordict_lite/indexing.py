@@ -16,7 +16,6 @@ from torch import Tensor
 __all__ = ["assigned_rows", "index_batch_size", "index_names", "normalise_index", "rows_mismatch"]
 
 _FULL = slice(None)
-_BASIC = (int, slice, type(None))
 _PLAIN = frozenset((int, slice))
 
 

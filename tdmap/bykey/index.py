@@ -62,15 +62,18 @@ class PartitionWork:
     Args:
         partitions: the runs.
         firsts: where each partition begins in the index.
-        places: of the row numbers, and of each word.
+        places: of the row numbers, and of each word; or of whole rows.
         name: how messages call it.
+        whole_bytes: more rows than these, which have one key, are not sorted. Default: `WHOLE_BYTES`.
     """
 
-    def __init__(self, partitions: Partitions, firsts: list[int], places: Places, name: str) -> None:
+    def __init__(
+        self, partitions: Partitions, firsts: list[int], places: Places, name: str, whole_bytes: int | None = None
+    ) -> None:
         self.partitions = partitions
         self.firsts = firsts
         self.places = places
-        self.whole_bytes = WHOLE_BYTES
+        self.whole_bytes = whole_bytes or WHOLE_BYTES
         self.__qualname__ = name
 
     def __call__(self, chunk: Tensor) -> int:

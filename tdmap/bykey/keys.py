@@ -126,9 +126,10 @@ def as_column(value: Any, fn: object = None) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind in "UO":
         return strings_of(value.tolist(), "the result of the key function")
     if isinstance(value, (list, tuple)):
-        if all(isinstance(one, str) for one in value):
+        kinds = set(map(type, value))
+        if all(issubclass(kind, str) for kind in kinds):
             return list(value)
-        if all(isinstance(one, (int, float)) for one in value):
+        if all(issubclass(kind, (int, float)) for kind in kinds):
             return torch.tensor(value)
     raise TypeError(
         "a key function returns one number or string for each row, as a tensor, an array or a list: got "
@@ -138,7 +139,7 @@ def as_column(value: Any, fn: object = None) -> Any:
 
 def strings_of(values: Any, what: str) -> list[str]:
     """A list of strings, or a TypeError."""
-    if isinstance(values, list) and all(isinstance(one, str) for one in values):
+    if isinstance(values, list) and all(issubclass(kind, str) for kind in set(map(type, values))):
         return values
     found = (
         "nested lists"

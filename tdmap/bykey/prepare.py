@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -223,9 +224,10 @@ class NumberChunk:
 
 
 def _numbered(values: list[str]) -> tuple[list[str], Tensor]:
-    numbers: dict[str, int] = {}
-    rows = [numbers.setdefault(value, len(numbers)) for value in values]
-    return list(numbers), torch.tensor(rows, dtype=torch.int32)
+    numbers: defaultdict[str, int] = defaultdict()
+    numbers.default_factory = numbers.__len__  # a new string gets the next number, without a step of the interpreter
+    rows = np.fromiter(map(numbers.__getitem__, values), np.int32, len(values))
+    return list(numbers), torch.from_numpy(rows)
 
 
 def _number_strings(

@@ -1,4 +1,11 @@
-"""`sort`: a dataset in the order of its keys."""
+"""`sort`: a dataset in the order of its keys.
+
+Two ways, with the same result:
+
+    by index   keys and numbers of rows are sorted; then rows are gathered, each from where it lies
+    by rows    chunk ──rows, cut into ranges of keys──► run        for data that does not fit into memory: every byte
+               range of keys ──rows, sorted──► its place in `out`  is read and written twice, from beginning to end
+"""
 
 from __future__ import annotations
 
@@ -6,18 +13,29 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tdmap.bykey.index import sorted_rows
-from tdmap.bykey.keys import KeyLike, KeySpec
-from tdmap.bykey.prepare import prepare, require_rows
+import torch
+
+from tdmap.bykey.index import PartitionWork, sorted_rows
+from tdmap.bykey.keys import KeyLike, KeyReader, KeySpec
+from tdmap.bykey.order import is_sorted, stable_order
+from tdmap.bykey.prepare import KeyedData, plan_rows, prepare, require_rows
+from tdmap.bykey.spilling import Partitions, Run, write_run
+from tdmap.bykey.splits import Splits
+from tdmap.data.columns import Shape, reordered
 from tdmap.data.kinds import Data
+from tdmap.data.schema import take_apart
 from tdmap.data.store import destination
 from tdmap.execution import Execution
+from tdmap.job import Job, Policy, Source
 from tdmap.memory.spill import Spill
 from tdmap.operation import operation
 from tdmap.operations.arguments import policy_for
-from tdmap.operations.output import Output, spill_folder
-from tdmap.operations.permute import permute
+from tdmap.operations.output import Output, SourceRows, Step, spill_folder
+from tdmap.operations.permute import choose_method, permute
+from tdmap.operations.scatter import block_bytes
+from tdmap.plan import ChunkPlan
 from tdmap.resume.inshards import or_in_shards
+from tdmap.sinks import Collect
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -44,8 +62,8 @@ def sort(
 ) -> Data:
     """The rows of a dataset in the order of their keys; rows with equal keys keep their order.
 
-    Keys are cut into ranges, each of which is sorted by itself; then the rows are brought into their order, with
-    sequential passes over the disk where they are small and do not fit into memory (`tdmap.operations.permute`).
+    Keys are cut into ranges, each of which is sorted by itself; then the rows are brought into their order. Rows that
+    are small and do not fit into memory travel with their keys, with two sequential passes over the disk.
 
     Args:
         data: a tensor or a collection, with rows in dimension 0.
@@ -59,7 +77,8 @@ def sort(
         descending: from large to small; for several keys also one bool each. Rows with equal keys keep their order
             then, too.
         chunksize: rows whose keys are read at a time. Default: some hundred thousand.
-        spill_dir: folder for intermediate files, 24 bytes a row or more. Default: the temporary folder.
+        spill_dir: folder for intermediate files, 24 bytes a row or more. Rows that do not fit into memory wait there,
+            too, with 8 bytes more each; by default within `out`, when that is a path. Default: the temporary folder.
         retries, timeout, options: as `tdmap.map`.
 
     Returns:
@@ -87,6 +106,12 @@ def sort(
     output.refuse_hidden_key(data)
     with output.claimed("sort"):
         keyed = prepare(data, spec, "sort", execution, dropna=False, descending=directions)
+        rows = SourceRows(data)
+        rows.check(output)
+        if _sorts_rows(keyed, data, rows):
+            with Spill(spill_folder(output, spill_dir)) as spill:
+                sort_rows(keyed, rows, output, spill, execution, policy, chunksize)
+            return output.result()
         with Spill(spill_folder(Output(None, data), spill_dir)) as spill:
             index = sorted_rows(keyed, spill, execution, policy, chunksize=chunksize, with_words=False)
             return permute(data, index.rows, output, execution, spill_dir=spill_dir)
@@ -99,3 +124,85 @@ def _directions(descending: bool | Sequence[bool], spec: KeySpec) -> tuple[bool,
     if isinstance(descending, Sequence) and len(descending) == count and all(isinstance(d, bool) for d in descending):
         return tuple(descending)
     raise ValueError(f"descending must be a bool, or one for each of {count} keys: got {descending!r}.")
+
+
+# -- by rows -----------------------------------------------------------------------------------------
+
+
+class CutRows(Step):
+    """What a worker calls with each chunk: its rows, cut into ranges of keys."""
+
+    def __init__(self, reader: KeyReader, spill: Spill, splits: Splits) -> None:
+        super().__init__("sort")
+        self.reader = reader
+        self.spill = spill
+        self.splits = splits
+
+    def __call__(self, chunk: Data, start: int = 0) -> Run | None:
+        words, _ = self.reader.read(chunk, start)
+        return write_run(self.spill, self.splits, words, take_apart(chunk).tensors) if len(words[0]) else None
+
+
+class SortRows(PartitionWork):
+    """What a worker calls with the number of a partition: its rows are sorted, column by column, and written."""
+
+    def sort(self, partition: int, first: int, count: int) -> int:
+        if count * self.partitions.row_bytes > self.whole_bytes and self._copied(partition, first):
+            return 0
+        words = self.partitions.read_words(partition)
+        order = None if is_sorted(words) else stable_order(words)[0]
+        del words
+        with self.places.opened() as files:
+            for number, file in enumerate(files):
+                if file >= 0:
+                    column = self.partitions.read_column(partition, number)
+                    self.places.write(number, file, first, column if order is None else reordered(column, order))
+        return 0
+
+    def _copied(self, partition: int, first: int) -> bool:
+        """Whether all rows have one key; they are in their order then, and have been copied piece by piece."""
+        if self.partitions.only_key(partition, self.whole_bytes) is None:
+            return False
+        with self.places.opened() as files:
+            for begin, end in self.partitions.batches(partition, self.whole_bytes):
+                _, columns = self.partitions.read(partition, begin, end)
+                for number, (file, column) in enumerate(zip(files, columns)):
+                    self.places.write(number, file, first, column)
+                first += len(columns[0])
+        return True
+
+
+def _sorts_rows(keyed: KeyedData, data: Data, rows: SourceRows) -> bool:
+    """Whether rows travel with their keys."""
+    if keyed.data is not data:  # it has columns besides, of numbers that stand for strings
+        return False
+    if rows.tensors is None or any(field.kind == "object" for field in rows.schema.fields):
+        return False
+    return choose_method(rows.schema.row_bytes, rows.tensors) == "scatter"
+
+
+def sort_rows(
+    keyed: KeyedData,
+    source: SourceRows,
+    output: Output,
+    spill: Spill,
+    execution: Execution,
+    policy: Policy,
+    chunksize: int | None,
+) -> None:
+    """Write the rows of a dataset to its output in the order of their keys."""
+    length, words = int(keyed.data.shape[0]), keyed.codec.num_words
+    shapes = [Shape.of(tensor) for tensor in source.tensors or ()]
+    width = max(sum(shape.nbytes for shape in shapes), 1)
+    nbytes = length * (width + 8 * words)
+    size = block_bytes(nbytes, execution.workers)
+    places = output.open(source.schema, length)
+    splits = keyed.splits(-(-nbytes // size), alone=min(size / nbytes, 1.0))
+    cut = CutRows(keyed.reader, spill, splits)
+    plan = plan_rows(length, width, chunksize or max(size // width, 1))
+    runs = execution.run(Job(Source(keyed.data), plan, cut, policy), Collect())
+    partitions = Partitions(spill, runs, words, shapes)
+    counts = partitions.rows
+    firsts = (counts.cumsum() - counts).tolist()
+    work = SortRows(partitions, firsts, places, "sort", size)
+    execution.run(Job(Source(torch.arange(len(counts))), ChunkPlan(len(counts), 1), work, policy), Collect())

@@ -126,19 +126,17 @@ class Partitions:
 
     def read(self, partition: int, first: int = 0, last: int | None = None) -> tuple[Words, list[Tensor]]:
         """Words and other columns of a partition, from the runs `first..last`, in the order of the dataset."""
-        last = len(self.extents) if last is None else last
-        rows = int(self._counts[first:last, partition].sum())
-        columns = [shape.empty(rows) for shape in self.shapes]
-        self.spill.read_many(self._pieces(partition, first, last, columns))
-        return self._apart(columns)
+        columns = self._read(partition, first, last, slice(None))
+        return _as_words(columns[: self.num_words]), columns[self.num_words :]
 
     def read_words(self, partition: int, first: int = 0, last: int | None = None) -> Words:
         """The words of a partition alone."""
-        last = len(self.extents) if last is None else last
-        rows = int(self._counts[first:last, partition].sum())
-        columns = [shape.empty(rows) for shape in self.shapes[: self.num_words]]
-        self.spill.read_many(self._pieces(partition, first, last, columns))
-        return self._apart(columns)[0]
+        return _as_words(self._read(partition, first, last, slice(self.num_words)))
+
+    def read_column(self, partition: int, number: int) -> Tensor:
+        """One of the other columns of a partition."""
+        number += self.num_words
+        return self._read(partition, 0, None, slice(number, number + 1))[0]
 
     def only_key(self, partition: int, max_bytes: int) -> Words | None:
         """The words that all rows of a partition have; None when they differ. Reads about so many bytes at a time."""
@@ -150,18 +148,27 @@ class Partitions:
                 return None
         return one
 
-    def _apart(self, columns: list[Tensor]) -> tuple[Words, list[Tensor]]:
-        words = [column.numpy().view(np.uint64) for column in columns[: self.num_words]]
-        return words, columns[self.num_words :]
+    def _read(self, partition: int, first: int, last: int | None, wanted: slice) -> list[Tensor]:
+        last = len(self.extents) if last is None else last
+        rows = int(self._counts[first:last, partition].sum())
+        columns = [shape.empty(rows) for shape in self.shapes[wanted]]
+        self.spill.read_many(self._pieces(partition, first, last, wanted, columns))
+        return columns
 
-    def _pieces(self, partition: int, first: int, last: int, columns: list[Tensor]) -> Iterator[tuple[Extent, Tensor]]:
+    def _pieces(
+        self, partition: int, first: int, last: int, wanted: slice, columns: list[Tensor]
+    ) -> Iterator[tuple[Extent, Tensor]]:
         at = 0
         for run in range(first, last):
             count = int(self._counts[run, partition])
             if not count:
                 continue
             start = int(self._starts[run, partition])
-            for shape, extent, column in zip(self.shapes, self.extents[run], columns):
+            for shape, extent, column in zip(self.shapes[wanted], self.extents[run][wanted], columns):
                 piece = Extent(extent.file, extent.offset + start * shape.nbytes, count * shape.nbytes)
                 yield piece, column[at : at + count]
             at += count
+
+
+def _as_words(columns: list[Tensor]) -> Words:
+    return [column.numpy().view(np.uint64) for column in columns]

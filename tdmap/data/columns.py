@@ -63,8 +63,11 @@ def row_words(tensor: Tensor) -> Tensor:
     """
     tensor = tensor.contiguous()
     rows = tensor.shape[0]
-    width = tensor.numel() // max(rows, 1) * tensor.element_size()
-    raw = flat_bytes(tensor)
+    return words_of(flat_bytes(tensor), rows, tensor.numel() // max(rows, 1) * tensor.element_size())
+
+
+def words_of(raw: Tensor, rows: int, width: int) -> Tensor:
+    """As `row_words`, from the bytes of `rows` rows of `width` bytes each."""
     for dtype in (torch.int64, torch.int32, torch.int16):
         if width % dtype.itemsize == 0 and raw.data_ptr() % dtype.itemsize == 0:
             words = raw.view(dtype)

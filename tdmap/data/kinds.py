@@ -44,13 +44,6 @@ def is_opened_by_row(data: object) -> bool:
     return hasattr(type(data), "member_files")
 
 
-def is_flat(data: Data) -> bool:
-    """A tensor, or a collection of tensors without any levels."""
-    if isinstance(data, Tensor):
-        return True
-    return is_dense(data) and all(isinstance(value, Tensor) for value in data._source.values())
-
-
 def data_length(data: Data, dim: int) -> int:
     """Rows of `data` along `dim`."""
     return int(data.shape[dim])

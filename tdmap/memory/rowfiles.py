@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from tdmap.memory.regions import SharedHandle, bytes_of
+from tdmap.memory.regions import SharedHandle, bytes_of, flat_bytes, region_of
 from tdmap.memory.residency import Residency
 from tdmap.memory.shm import Arena, shared_region
 from tensordict_lite.errors import DatasetError
@@ -47,6 +49,60 @@ class SharedTensors:
         """Let go of the pages that have been read, in a worker process."""
         if self._residency is not None:
             self._residency.trim()
+
+    def read(self, number: int, start: int, stop: int, out: Tensor) -> None:
+        """Copy the bytes of consecutive rows of tensor `number`, in their order.
+
+        Rows that are looked up in a mapping at random have the kernel read some megabytes around each of them, which
+        may have gone when the next one is looked up. A worker does not read through the mapping at all; the caller
+        does, from beginning to end, because its mapping may be all that is left of a file that was removed.
+
+        Args:
+            number: of the tensor.
+            start, stop: the rows.
+            out: uint8, of as many bytes.
+
+        Raises:
+            DatasetError: somebody has cut the file.
+        """
+        rows = self.tensors[number][start:stop]
+        in_worker = self._residency is not None
+        region = region_of(rows) if in_worker and rows.is_contiguous() and rows.numel() else None
+        if region is None:
+            out.copy_(flat_bytes(rows.contiguous()))
+            return
+        view, done, at = bytes_of(out), 0, region.offset * rows.element_size()
+        fd = os.open(region.handle.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _require(fd, region.handle)
+            while done < len(view):
+                got = os.preadv(fd, [view[done:]], at + done)
+                if not got:
+                    raise DatasetError(region.handle.path, f"ends before byte {at + len(view):,}: somebody has cut it")
+                done += got
+        finally:
+            os.close(fd)
+
+
+class Blocks(threading.local):
+    """Memory for the rows that a worker holds, used again for those that come next.
+
+    Blocks of some megabytes that are freed and allocated anew leave holes in the heap, which grew to several times as
+    many bytes. Each thread has its own, and they do not travel.
+    """
+
+    def __init__(self) -> None:
+        self._rooms: dict[str, Tensor] = {}
+
+    def __reduce__(self) -> Any:
+        return Blocks, ()
+
+    def room(self, name: str, nbytes: int) -> Tensor:
+        """uint8 `[nbytes]`, of any content: the same memory each time for the same name."""
+        room = self._rooms.get(name)
+        if room is None or len(room) < nbytes:
+            room = self._rooms[name] = torch.empty(nbytes, dtype=torch.uint8)
+        return room[:nbytes]
 
 
 def _shared(tensor: Tensor, arena: Arena) -> Tensor:
@@ -122,7 +178,11 @@ def _open(handle: SharedHandle, opened: dict[str, int]) -> int:
     fd = opened.get(handle.path)
     if fd is None:
         fd = opened[handle.path] = os.open(handle.path, os.O_RDWR | os.O_CLOEXEC)
-        info = os.fstat(fd)
-        if handle.inode and (info.st_dev, info.st_ino) != (handle.device, handle.inode):
-            raise DatasetError(handle.path, "the output's memory has been released by the process that owned it")
+        _require(fd, handle)
     return fd
+
+
+def _require(fd: int, handle: SharedHandle) -> None:
+    info = os.fstat(fd)
+    if handle.inode and (info.st_dev, info.st_ino) != (handle.device, handle.inode):
+        raise DatasetError(handle.path, "its memory has been released by the process that owned it")

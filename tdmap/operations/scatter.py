@@ -19,21 +19,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.columns import row_words
+from tdmap.data.columns import words_of
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.files import mapped_file
-from tdmap.memory.rowfiles import Places, SharedTensors
+from tdmap.memory.resources import available_memory
+from tdmap.memory.rowfiles import Blocks, Places, SharedTensors
 from tdmap.memory.spill import Spill
 from tdmap.operations.output import Step, travels
 from tdmap.plan import ChunkPlan
 from tdmap.sinks import Collect
 
-SMALLEST, LARGEST = 32 << 20, 512 << 20
-"""Bytes of a chunk and of a bucket: what a worker holds."""
+SMALLEST, LARGEST = 16 << 20, 512 << 20
+"""Bytes of a chunk and of a bucket, which a worker holds twice or more."""
+
+LEAST = 4 << 20
+"""Where there is hardly any memory."""
+
+SHARE = 1 / 8
+"""Of the available memory that the blocks of all workers are, at most."""
 
 SEGMENT = 128 << 10
 """Bytes that a chunk should have for a bucket, so that the disk sees few and large writes."""
+
+
+def block_bytes(nbytes: int, workers: int) -> int:
+    """Bytes of a chunk and of a bucket, for rows of so many bytes."""
+    affordable = max(int(available_memory() * SHARE) // workers, min(LEAST, SMALLEST))
+    return min(max(math.isqrt(nbytes * SEGMENT), SMALLEST), LARGEST, affordable)
 
 
 def scatter_rows(
@@ -43,7 +56,7 @@ def scatter_rows(
     row_bytes: list[int],
     execution: Execution,
     spill: Spill,
-    block_bytes: int | None = None,
+    size: int | None = None,
 ) -> None:
     """Write `source[order]` to its places, in two passes over the disk.
 
@@ -54,10 +67,10 @@ def scatter_rows(
         row_bytes: bytes of one row of each tensor.
         execution: who does it.
         spill: folder for intermediate files: as many bytes as the output, and 8 a row.
-        block_bytes: bytes of a chunk and of a bucket. Default: from the size of the data.
+        size: bytes of a chunk and of a bucket. Default: from the size of the data.
     """
     rows, width = len(source.tensors[0]), max(sum(row_bytes), 1)
-    size = block_bytes or min(max(math.isqrt(len(order) * width * SEGMENT), SMALLEST), LARGEST)
+    size = size or block_bytes(len(order) * width, execution.workers)
     chunk_rows = bucket_rows = max(size // width, 1)
     chunks = -(-rows // chunk_rows)
     order = SharedTensors([order], share=travels(execution)).tensors[0]  # moved once, for three jobs
@@ -144,6 +157,7 @@ class _Spread(Step):
         self.listed = listed
         self.source = source
         self.places = places
+        self.blocks = Blocks()
 
     def __call__(self, chunks: Tensor, start: int = 0) -> int:
         counts, segments = self.counts[:, start], self.segments[:, start]
@@ -151,15 +165,14 @@ class _Spread(Step):
         rows = self.listed.tensors[0][begin : begin + int(counts.sum())] - start * self.chunk_rows
         ends = counts.cumsum()
         with self.places.opened() as files:
-            for number, (tensor, file) in enumerate(zip(self.source.tensors, files)):
+            for number, file in enumerate(files):
                 if file < 0 or not len(rows):
                     continue
-                part = tensor[start * self.chunk_rows : (start + 1) * self.chunk_rows]
-                block = row_words(part).index_select(0, rows)
+                first = start * self.chunk_rows
+                block = _picked(self.blocks, self.source, number, first, first + self.chunk_rows, rows)
                 for bucket in np.flatnonzero(counts).tolist():
                     segment = block[ends[bucket] - counts[bucket] : ends[bucket]]
                     self.places.write(number, file, int(segments[bucket]), segment)
-        self.source.trim()
         self.listed.trim()
         return len(rows)
 
@@ -173,6 +186,7 @@ class _Settle(Step):
         self.chunks = chunks
         self.waiting = waiting
         self.places = places
+        self.blocks = Blocks()
 
     def __call__(self, order: Tensor, start: int = 0) -> int:
         _, by_chunk = sort_by_chunk(order, self.chunk_rows, self.chunks)
@@ -180,9 +194,20 @@ class _Settle(Step):
         place[by_chunk] = np.arange(len(by_chunk))
         wanted = torch.from_numpy(place)
         with self.places.opened() as files:
-            for number, (tensor, file) in enumerate(zip(self.waiting.tensors, files)):
+            for number, file in enumerate(files):
                 if file >= 0:
-                    rows = row_words(tensor[start : start + len(order)])
-                    self.places.write(number, file, start, rows.index_select(0, wanted))
-        self.waiting.trim()
+                    block = _picked(self.blocks, self.waiting, number, start, start + len(order), wanted)
+                    self.places.write(number, file, start, block)
         return len(order)
+
+
+def _picked(blocks: Blocks, source: SharedTensors, number: int, start: int, stop: int, rows: Tensor) -> Tensor:
+    """Some of the rows `start:stop` of a tensor, counted from `start`; in memory that is used again."""
+    tensor = source.tensors[number]
+    count = min(stop, len(tensor)) - start
+    width = tensor[:1].numel() * tensor.element_size()
+    read, picked = blocks.room("read", count * width), blocks.room("picked", len(rows) * width)
+    source.read(number, start, start + count, read)
+    block = words_of(picked, len(rows), width)
+    torch.index_select(words_of(read, count, width), 0, rows, out=block)
+    return block

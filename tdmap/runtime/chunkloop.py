@@ -304,9 +304,9 @@ class ChunkLoop:
         """The job is over: let go of its memory now, and not when the collector comes by."""
         self._skipper = None
 
-    def _save(self, undo: Undo, chunk: int, rows: Data) -> None:
+    def _save(self, undo: Undo, chunk: int) -> None:
         self.control[at.UNDO] = 0
-        undo.save(chunk, rows)
+        undo.save(chunk)
         self.control[at.UNDO] = chunk + 1
 
     def _put_back(self, chunk: int, error: BaseException) -> None:
@@ -342,7 +342,7 @@ class ChunkLoop:
             control[at.SINCE] = clock()
             control[at.RUNNING] = chunk
             if undo is not None and self._guard:
-                self._save(undo, chunk, data)
+                self._save(undo, chunk)
             streams.start(plan.original_row(chunk))
             if skipper is not None:
                 result = skipper.call(lease, chunk, data, target)

@@ -13,7 +13,16 @@ from torch import Tensor
 from tensordict_lite import registry
 from tensordict_lite.kernel import Kernel
 
-__all__ = ["from_any", "from_dict", "from_namedtuple", "from_struct_array", "from_tuple", "fromkeys", "make_tensordict"]
+__all__ = [
+    "from_any",
+    "from_dict",
+    "from_namedtuple",
+    "from_struct_array",
+    "from_tuple",
+    "fromkeys",
+    "make_tensordict",
+    "tensors_of_dlpack",
+]
 
 
 def from_mapping(
@@ -247,6 +256,36 @@ def from_struct_array(
             entries[name] = column if whole else column.copy()
     new = _dict_class()(entries, batch_size=size, device=device)
     return new.auto_batch_size_(batch_dims) if auto_batch_size else new
+
+
+def tensors_of_dlpack(arrays: Any, path: tuple[Any, ...] = ()) -> dict[Any, Any]:
+    """Nested mappings of arrays of any library, as nested dicts of tensors that share their memory.
+
+    Args:
+        arrays: the mapping.
+        path: where it is in the one that the user gave, for messages.
+
+    Raises:
+        TypeError: something in it does not speak DLPack.
+        ValueError: its library does not share it: missing values, a dtype that the protocol lacks.
+    """
+    if not isinstance(arrays, Mapping):
+        raise TypeError(f"expected arrays under their keys, got a {type(arrays).__name__}: from_dlpack({{'x': array}})")
+    out: dict[Any, Any] = {}
+    for key, value in arrays.items():
+        here = (*path, key)
+        if isinstance(value, Mapping):
+            out[key] = tensors_of_dlpack(value, here)
+        elif isinstance(value, Tensor):
+            out[key] = value
+        elif not hasattr(type(value), "__dlpack__"):
+            raise TypeError(f"the entry {here} is a {type(value).__name__}, which has no __dlpack__: use from_dict()")
+        else:
+            try:
+                out[key] = torch.from_dlpack(value)
+            except Exception as err:  # each library has its own
+                raise ValueError(f"the entry {here}, a {type(value).__name__}, cannot be shared: {err}") from err
+    return out
 
 
 def fromkeys(keys: Sequence[Any], value: Any = 0) -> Any:

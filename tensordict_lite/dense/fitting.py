@@ -120,8 +120,6 @@ def build_source(new: TensorCollection, source: Mapping[Any, Any], non_blocking:
     size = new._batch_size
     dims = len(size)
     entries = new._source
-    # A tensor that needs no more than its shape checked; every other value takes the long way.
-    plain = Tensor if new._device is None else None
     rows = size[0] if dims == 1 else None  # one batch dimension, the usual case, compares two ints
     fitting: Any = None  # the last shape that fitted: with several dimensions it is dearer to cut one than to compare
     for key, item in source.items():
@@ -129,7 +127,7 @@ def build_source(new: TensorCollection, source: Mapping[Any, Any], non_blocking:
             new.set(key, item, non_blocking=non_blocking)
             continue
         try:
-            if type(item) is plain:
+            if type(item) is Tensor:  # needs no more than its shape checked; other values take the long way
                 if not dims:
                     entries[key] = item
                     continue
@@ -144,3 +142,8 @@ def build_source(new: TensorCollection, source: Mapping[Any, Any], non_blocking:
         except RuntimeError:  # a strided nested tensor has no shape
             pass
         entries[key] = new._fit(item, key, non_blocking)
+    device = new._device
+    if device is not None:
+        for key, item in entries.items():
+            if type(item) is Tensor and item.device != device:
+                entries[key] = item.to(device, non_blocking=non_blocking)

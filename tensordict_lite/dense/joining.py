@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 
-_torch_stack = torch.stack
+_torch_stack, _torch_cat, _Size = torch.stack, torch.cat, torch.Size
 
 __all__ = ["Joining", "stack_class", "stacked"]
 
@@ -44,7 +44,7 @@ class Joining:
         try:
             for key, value in source.items():
                 column = [entries[key] for entries in sources]
-                if isinstance(value, Tensor):
+                if type(value) is Tensor or isinstance(value, Tensor):
                     out[key] = _torch_stack(column, dim)
                 else:
                     out[key] = stack_class(column)._stack_entries(column, dim)
@@ -56,14 +56,16 @@ class Joining:
         if names is not None:
             same = all(item._names == names for item in items)
             names = [*names[:dim], None, *names[dim:]] if same else None
-        return first._rebuild(out, torch.Size((*size[:dim], len(items), *size[dim:])), names)
+        rows = len(items)
+        return first._rebuild(out, _Size((*size[:dim], rows, *size[dim:]) if dim else (rows, *size)), names)
 
     @classmethod
     def _cat_entries(cls, items: Sequence[Any], dim: int) -> Any:
         """Joins dense collections entry by entry; ``dim`` is non-negative."""
         first = items[0]
         size = first._batch_size
-        count = len(first._source)
+        source = first._source
+        count = len(source)
         length = 0
         sources = []
         for at, item in enumerate(items):
@@ -76,24 +78,25 @@ class Joining:
                     f"{list(size)} at position 0"
                 )
             entries = item._source
-            if len(entries) != count or (entries is not first._source and entries.keys() != first._source.keys()):
-                raise KeyError(
-                    f"tensordict {at} has keys {sorted(item._source)} but tensordict 0 has keys "
-                    f"{sorted(first._source)}; all tensordicts must have the same keys"
-                )
+            if len(entries) != count:
+                raise _other_keys(items)
             length += other[dim]
             sources.append(entries)
         out = {}
-        for key, value in first._source.items():
-            column = [entries[key] for entries in sources]
-            if isinstance(value, Tensor):
+        for key, value in source.items():
+            try:
+                column = [entries[key] for entries in sources]
+            except KeyError:
+                raise _other_keys(items) from None
+            if type(value) is Tensor or isinstance(value, Tensor):
                 try:
-                    out[key] = torch.cat(column, dim)
+                    out[key] = _torch_cat(column, dim)
                 except (RuntimeError, TypeError) as err:
                     raise _bad_kind(column, key) or RuntimeError(f"{err} (for key {key})") from err
             else:
                 out[key] = stack_class(column)._cat_entries(column, dim)
-        return first._rebuild(out, torch.Size((*size[:dim], length, *size[dim + 1 :])), first._names)
+        own = (*size[:dim], length, *size[dim + 1 :]) if dim else (length, *size[1:])
+        return first._rebuild(out, _Size(own), first._names)
 
 
 def stack_class(items: Sequence[Any]) -> Any:
@@ -134,6 +137,16 @@ def _not_congruent(items: Sequence[Any]) -> RuntimeError:
                 "only. Consider using `LazyStackedTensorDict.maybe_dense_stack` instead."
             )
     return RuntimeError("the tensordicts to stack do not have the same keys at every level")
+
+
+def _other_keys(items: Sequence[Any]) -> KeyError:
+    """Why these items cannot be joined: the first that has other keys."""
+    keys = sorted(items[0]._source)
+    at = next(at for at, item in enumerate(items) if sorted(item._source) != keys)
+    return KeyError(
+        f"tensordict {at} has keys {sorted(items[at]._source)} but tensordict 0 has keys {keys}; all "
+        "tensordicts must have the same keys"
+    )
 
 
 def _bad_column(column: Sequence[Any], key: str, err: Exception) -> Exception:

@@ -24,6 +24,7 @@ from tensordict_lite.building.builders import (
     from_namedtuple,
     from_struct_array,
     from_tuple,
+    tensors_of_dlpack,
 )
 from tensordict_lite.hooks.pytree import resized
 
@@ -276,6 +277,46 @@ class ConstructOps(Kernel):
             batch_size=batch_size,
         )
         return cls._as_own(made)
+
+    @classmethod
+    def from_dlpack(
+        cls,
+        arrays: Mapping[Any, Any],
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: Any = None,
+        batch_size: Sequence[int] | None = None,
+    ) -> Any:
+        """A TensorDict over arrays of other libraries (CuPy, JAX, NumPy, Arrow, ...), which share their memory with it.
+
+        Nothing is copied where the device stays: a write to one is seen in the other. The way back is that of each
+        library, ``numpy.from_dlpack(td["x"])`` say, for mapped tensors too.
+
+        Args:
+            arrays: (nested) mapping of keys to objects with ``__dlpack__``.
+            auto_batch_size, batch_dims, device, batch_size: as :meth:`from_dict`.
+
+        Raises:
+            TypeError: something in it does not speak DLPack.
+            ValueError: a library does not share an array: missing values, a dtype that the protocol lacks.
+
+        Example:
+            >>> import numpy as np
+            >>> from tensordict_lite import TensorDict
+            >>> array = np.zeros((3, 2))
+            >>> td = TensorDict.from_dlpack({"x": array}, batch_size=[3])
+            >>> array[0] = 1.0
+            >>> td["x"].sum()
+            tensor(2., dtype=torch.float64)
+        """
+        return cls.from_dict(
+            tensors_of_dlpack(arrays),
+            auto_batch_size=auto_batch_size,
+            batch_dims=batch_dims,
+            device=device,
+            batch_size=batch_size,
+        )
 
     @classmethod
     def from_schema(

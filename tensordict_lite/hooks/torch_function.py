@@ -95,13 +95,17 @@ def _like(name: str) -> None:
     function = getattr(torch, name)
 
     def make(input: Any, *args: Any, **kwargs: Any) -> Any:
-        device = kwargs.get("device")
-        fill = (lambda leaf: function(leaf, *args, **kwargs)) if args or kwargs else function
+        fill: Any = function
+        if kwargs or len(args) > 1:
+            fill = lambda leaf: function(leaf, *args, **kwargs)  # noqa: E731
+        elif args:
+            value = args[0]  # by itself it is passed on at half the price
+            fill = lambda leaf: function(leaf, value)  # noqa: E731
         out = input._map_leaves(fill)
         if input._lock is not None:
             out._propagate_lock(None)
-        if device is not None:
-            _set_device(out, normalise_device(device))
+        if kwargs and kwargs.get("device") is not None:
+            _set_device(out, normalise_device(kwargs["device"]))
         return out
 
     HANDLED[function] = make

@@ -60,6 +60,8 @@ class Loader:
     """Whether tensors are made without their data (meta device, fake mode)."""
     missing: set[str] = field(default_factory=set)
     """Classes that were saved and that the program lacks: each is warned of once."""
+    known: dict[bytes, NodeMeta] = field(default_factory=dict)
+    """Metadata by its bytes, see :func:`parse_content`."""
 
     maps_files = True
     """Whether tensors are mapped from files of their own, which have names."""
@@ -68,7 +70,7 @@ class Loader:
 
     def meta(self, folder: str, *, nested: bool = False) -> NodeMeta:
         """The metadata of a folder, see :func:`read_meta`."""
-        return self._complete(read_meta(folder, nested=nested))
+        return self._complete(read_meta(folder, nested=nested, known=self.known))
 
     def exists(self, path: str) -> bool:
         """Whether there is a file or a folder (or a link, which is refused later)."""

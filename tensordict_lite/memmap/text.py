@@ -1,7 +1,7 @@
-"""Stacks of strings, or of bytes, as two files instead of JSON.
+"""Stacks of strings (and None among them), or of bytes, as two files instead of JSON.
 
     key/meta.json         kind ("str" or "bytes"), number of rows, bytes of all of them, names of the files
-    key/values.memmap     uint8 [total]     the rows one after the other; strings as UTF-8
+    key/values.memmap     uint8 [total]     the rows one after the other; strings as UTF-8, None as the byte 0xFF
     key/offsets.memmap    int64 [n + 1]     row i is values[offsets[i] : offsets[i + 1]]
 
 tensordict does not know this layout; ``memmap(reference_format=True)`` writes the one that it does. Below
@@ -44,8 +44,8 @@ def plan_text(plan: Plan, node: Any, path: str, where: tuple[str, ...]) -> str |
     if isinstance(column, TextColumn):
         kind = column.kind
     else:
-        values = node._payloads() or [None]
-        kind = type(values[0]).__name__
+        values = node._payloads() or []
+        kind = next((type(value).__name__ for value in values if value is not None), "")
     if kind not in KINDS or (node._batch_size[0] < TEXT_ROWS and (kind == "str" or plan.allow_pickle)):
         return None
     text = column.content(node._rows) if isinstance(column, TextColumn) else text_of(values)

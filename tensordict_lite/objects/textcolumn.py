@@ -1,7 +1,7 @@
 """A column of strings that stays in its file: a string is made when somebody asks for its row.
 
     offsets    int64 [n + 1]     row i is values[offsets[i] : offsets[i + 1]]
-    values     uint8 [total]     the rows one after the other; strings as UTF-8
+    values     uint8 [total]     the rows one after the other; strings as UTF-8, None among them as the byte 0xFF
 
 Ten million strings are ten million objects of some seventy bytes each in a list, and minutes of JSON; in two mapped
 files they are their bytes, and nothing is read before it is asked for. To whoever holds rows of it, it is a
@@ -29,23 +29,30 @@ KINDS: dict[str, type] = {"str": str, "bytes": bytes}
 _BLOCK = 1 << 14
 _NO_SIZE = torch.Size(())
 _ERRORS = "surrogatepass"  # Python strings may hold lone surrogates, which UTF-8 proper has no bytes for
+_NONE = b"\xff"  # which no string has in UTF-8
 
 
 def text_of(values: list[Any]) -> tuple[str, bytes, Tensor] | None:
     """Strings, or bytes, as they lie in files: their kind, values and offsets; ``None`` for any other objects.
 
+    Some of the strings may be None, a missing value.
+
     Example:
         >>> text_of(["ant", "", "bee"])
         ('str', b'antbee', tensor([0, 3, 3, 6]))
+        >>> text_of(["ant", None])
+        ('str', b'ant\\xff', tensor([0, 3, 4]))
     """
     kinds = set(map(type, values))
     if kinds == {str}:
         values = [value.encode("utf-8", _ERRORS) for value in values]
+    elif kinds == {str, type(None)}:
+        values = [_NONE if value is None else value.encode("utf-8", _ERRORS) for value in values]
     elif kinds != {bytes}:
         return None
     offsets = torch.zeros(len(values) + 1, dtype=torch.int64)
     torch.cumsum(torch.tensor([len(value) for value in values]), 0, out=offsets[1:])
-    return next(iter(kinds)).__name__, b"".join(values), offsets
+    return "bytes" if bytes in kinds else "str", b"".join(values), offsets
 
 
 class TextColumn(Column):
@@ -146,14 +153,17 @@ class TextColumn(Column):
         if self.kind == "str" and content.isascii():
             text = content.decode("ascii")
             return [text[begin:stop] for begin, stop in zip(begins, stops)]
-        if self.kind == "str":
-            return [content[begin:stop].decode("utf-8", _ERRORS) for begin, stop in zip(begins, stops)]
-        return [content[begin:stop] for begin, stop in zip(begins, stops)]
+        return self._decoded([content[begin:stop] for begin, stop in zip(begins, stops)])
 
     def _read_each(self, starts: list[int], ends: list[int]) -> list[Any]:
         view = memoryview(self._values)
-        parts = [bytes(view[start:end]) for start, end in zip(starts, ends)]
-        return [part.decode("utf-8", _ERRORS) for part in parts] if self.kind == "str" else parts
+        return self._decoded([bytes(view[start:end]) for start, end in zip(starts, ends)])
+
+    def _decoded(self, parts: list[bytes]) -> list[Any]:
+        """The strings of some rows, from their bytes."""
+        if self.kind != "str":
+            return parts
+        return [None if part == _NONE else part.decode("utf-8", _ERRORS) for part in parts]
 
     def _bounds(self, rows: Sequence[int]) -> tuple[Any, Any]:
         """Where rows start and end in the values."""

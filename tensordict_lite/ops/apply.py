@@ -150,8 +150,8 @@ class ApplyOps(Kernel):
         entries = result._source
         for key, value in self._source.items():
             rest = _arguments(others, key, MISSING) if others else ()
-            if isinstance(value, Tensor):
-                new = fn(value, *rest)
+            if type(value) is Tensor or isinstance(value, Tensor):
+                new = fn(value, *rest) if rest else fn(value)
                 if not (plain and type(new) is Tensor and (not dims or new.shape[:dims] == size)):
                     if new is None:
                         continue

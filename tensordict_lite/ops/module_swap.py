@@ -152,35 +152,9 @@ class Swap:
                 else:
                     old[key] = known
             elif key in slots:
-                current = slots[key]
-                if current is None:
-                    if isinstance(module.__dict__.get(key), Tensor):
-                        self._replace_attribute(module, slots, key, value, old)
-                    else:
-                        self._fill(module, slots, key, _as_parameter(value, value), old, path)
-                    continue
-                if not _fits(current, value, slots, key):
-                    raise _misfit(path, key, current, value)
-                if self._inplace:
-                    old[key] = self._copy(current, value)
-                else:
-                    old[key] = current
-                    if self._preserve:
-                        slots[key] = _as_parameter(value, current)
-                    else:
-                        self._set_attribute(module, slots, key, value)
+                self._into_parameter(module, key, value, old, path)
             elif key in buffers:
-                current = buffers[key]
-                if current is None:
-                    self._fill(module, buffers, key, value, old, path)
-                    continue
-                if not _fits(current, value, buffers, key):
-                    raise _misfit(path, key, current, value)
-                if self._inplace:
-                    old[key] = self._copy(current, value)
-                else:
-                    old[key] = current
-                    self._set_buffer(slots, buffers, key, value)
+                self._into_buffer(module, key, value, old, path)
             elif isinstance(module.__dict__.get(key), Tensor):  # a tensor that is not registered
                 old[key] = module.__dict__[key]
                 module.__dict__[key] = value
@@ -188,6 +162,40 @@ class Swap:
                 raise self._surplus(key, path, module, "parameter or buffer", [*slots, *buffers])
         if self._strict:
             _check_complete(params, module, path)
+
+    def _into_parameter(self, module: nn.Module, key: str, value: Tensor, old: Any, path: tuple[str, ...]) -> None:
+        slots: Any = module._parameters
+        current = slots[key]
+        if current is None:
+            if isinstance(module.__dict__.get(key), Tensor):
+                self._replace_attribute(module, slots, key, value, old)
+            else:
+                self._fill(module, slots, key, _as_parameter(value, value), old, path)
+            return
+        if not _fits(current, value, slots, key):
+            raise _misfit(path, key, current, value)
+        if self._inplace:
+            old[key] = self._copy(current, value)
+            return
+        old[key] = current
+        if self._preserve:
+            slots[key] = _as_parameter(value, current)
+        else:
+            self._set_attribute(module, slots, key, value)
+
+    def _into_buffer(self, module: nn.Module, key: str, value: Tensor, old: Any, path: tuple[str, ...]) -> None:
+        buffers: Any = module._buffers
+        current = buffers[key]
+        if current is None:
+            self._fill(module, buffers, key, value, old, path)
+            return
+        if not _fits(current, value, buffers, key):
+            raise _misfit(path, key, current, value)
+        if self._inplace:
+            old[key] = self._copy(current, value)
+        else:
+            old[key] = current
+            self._set_buffer(module._parameters, buffers, key, value)
 
     def _copy(self, current: Tensor, value: Tensor) -> Tensor:
         before = current.detach().clone()

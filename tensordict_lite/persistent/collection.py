@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,16 +22,17 @@ from tensordict_lite.kernel import as_size, check_names, normalise_device
 from tensordict_lite.keys import missing_key_error, path_of, require_path
 from tensordict_lite.persistent import entries
 from tensordict_lite.persistent.loaded import LoadedOps
+from tensordict_lite.persistent.writing import FileWrites
 from tensordict_lite.settings import MISSING, settings
 from tensordict_lite.views import default_is_leaf
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    pass
 
 __all__ = ["PersistentTensorDict"]
 
 
-class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
+class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBase):
     """A collection whose entries lie in an HDF5 file: read at each access, written when they are set.
 
     ``data["a"]`` reads a new tensor each time: changing that in place does not change the file; ``data["a"] = x``,
@@ -460,135 +461,6 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
     def copy(self) -> Any:
         """The same file in another object."""
         return self.clone(False)
-
-    # -- writing -------------------------------------------------------------------------------------------------
-
-    def set(self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False) -> Self:
-        """Writes an entry into the file; see :meth:`TensorDict.set`."""
-        path = require_path(key)
-        if inplace and self._has(path):
-            return self.set_(key, item)
-        if self._lock is not None:
-            raise self._locked_error()
-        node = self
-        for part in path[:-1]:
-            if not node._has((part,)):
-                node._group.create_group(part)
-            node = node._get_str(part)
-            if not isinstance(node, PersistentTensorDict):
-                raise KeyError(f"{part!r} is an entry already, so {path} cannot be written below it")
-        node._set_str(path[-1], node._fit(item, path[-1]))
-        return self
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        path = (index,) if isinstance(index, str) else path_of(index) if type(index) is tuple else ()
-        if path:
-            self.set(path, value)
-            return
-        index = normalise_index(index, len(self._batch_size))
-        size = index_batch_size(self._batch_size, index)
-        if not isinstance(value, TensorCollection):
-            memory = self._loaded()
-            memory[index] = value
-            self._store(memory)
-            return
-        if value.batch_size != size:
-            value = value.expand(size)
-        self._write_rows(index, value, len(size))
-
-    def _write_rows(self, index: Any, rows: Any, dims: int) -> None:
-        for key, value in rows.items():
-            if not self._has((key,)):
-                if self._lock is not None:
-                    raise self._locked_error()
-                if isinstance(value, Tensor):
-                    shape = (*self._batch_size, *value.shape[dims:])
-                    entries.allocate(self._group, key, shape, value.dtype, self._options)
-                else:
-                    self._set_str(key, self._allocate_like(value, dims))
-            entry = self._group[key]
-            if entries.is_group(entry):
-                self._child(entry)._write_rows(index, value, dims)
-            elif isinstance(value, Tensor) and not entries.is_text(entry):
-                entries.write_rows(entry, index, value)
-            else:
-                memory = TensorDict({key: self._get_str(key)}, batch_size=self._batch_size)
-                memory[index] = TensorDict({key: value}, batch_size=rows.batch_size)
-                self._set_str(key, memory.get(key))
-
-    def set_(self, key: Any, item: Any, *, non_blocking: bool = False) -> Self:
-        """Overwrites an entry that exists, in a locked collection too."""
-        path = require_path(key)
-        parent, name = (self if len(path) == 1 else self._get_path(path[:-1])), path[-1]
-        if name not in parent._key_list():
-            raise missing_key_error(name, parent._key_list(), type(self).__name__)
-        old, new = parent._group[name], parent._fit(item, name)
-        if isinstance(new, TensorCollection) and entries.is_group(old):
-            parent._child(old).update_(new)
-        elif isinstance(new, Tensor) and not entries.is_group(old) and not entries.is_text(old):
-            if torch.Size(old.shape) != new.shape:
-                new = new.expand(old.shape)
-            old[...] = new.detach().cpu().numpy()
-        else:
-            parent._set_str(name, new)
-        return self
-
-    def set_at_(self, key: Any, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
-        """Overwrites rows of an entry that exists."""
-        path = require_path(key)
-        if not self._has(path):
-            raise missing_key_error(key, self._key_list(), type(self).__name__)
-        entry = self._group["/".join(path)]
-        if entries.is_group(entry) or entries.is_text(entry):
-            memory = self._loaded()
-            memory.set_at_(key, value, index)
-            self.set_(key, memory.get(key))
-        else:
-            value = torch.as_tensor(value)
-            entries.write_rows(entry, normalise_index(index, len(entry.shape)), value)
-        return self
-
-    def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
-        """Writes the entries of a mapping or another collection; nested collections are merged."""
-        return self._merge(input_dict_or_td, kwargs, inplace, self._lock is not None)
-
-    def update_(self, input_dict_or_td: Any = None, clone: bool = False, **kwargs: Any) -> Self:
-        """Overwrites entries that exist."""
-        return self._merge(input_dict_or_td, kwargs, True, True)
-
-    def _merge(self, source: Any, kwargs: dict[str, Any], inplace: bool, only: bool) -> Self:
-        wanted = kwargs.pop("keys_to_update", None)
-        for option in ("non_blocking", "is_leaf", "update_batch_size", "ignore_lock"):
-            kwargs.pop(option, None)
-        wanted = None if wanted is None else {require_path(key) for key in wanted}
-        for key, value in {**dict((source or {}).items()), **kwargs}.items():
-            path = require_path(key)
-            below = None if wanted is None else [rest[len(path) :] for rest in wanted if rest[: len(path)] == path]
-            if below == []:
-                continue
-            nested = isinstance(value, Mapping) or (isinstance(value, TensorCollection) and not value._is_non_tensor)
-            if nested and self._has(path) and entries.is_group(self._group["/".join(path)]):
-                rest = {} if below is None or () in below else {"keys_to_update": below}
-                self._get_path(path)._merge(value, rest, inplace, only)
-            elif only or (inplace and self._has(path)):
-                self.set_(path, value)
-            else:
-                self.set(path, value)
-        return self
-
-    def rename_key_(self, old_key: Any, new_key: Any, safe: bool = False) -> Self:
-        """Gives an entry another key."""
-        if self._lock is not None:
-            raise self._locked_error()
-        old, new = require_path(old_key), require_path(new_key)
-        if not self._has(old):
-            raise missing_key_error(old_key, self._key_list(), type(self).__name__)
-        if self._has(new):
-            if safe:
-                raise KeyError(f"key {new_key!r} already present in {type(self).__name__}.")
-            entries.delete_entry(self._group, "/".join(new))
-        self._group.move("/".join(old), "/".join(new))
-        return self
 
     # -- the rest ------------------------------------------------------------------------------------------------
 

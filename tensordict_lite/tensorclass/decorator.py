@@ -25,7 +25,6 @@ from typing_extensions import dataclass_transform
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.tensordict import TensorDict
-from tensordict_lite.kernel import Kernel
 from tensordict_lite.keys import require_path
 from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, is_non_tensor
 from tensordict_lite.objects.metadata import MetaData
@@ -58,7 +57,6 @@ __all__ = ["TensorClass", "from_dataclass", "is_tensorclass", "registered_class"
 __all__ += ["MetaData", "NonTensorData", "NonTensorDataBase", "NonTensorStack", "is_non_tensor"]
 
 T = TypeVar("T")
-_SLOTS = frozenset(Kernel.__slots__)
 _METADATA = frozenset(("batch_size", "shape", "device", "names"))
 
 
@@ -144,19 +142,7 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError(f"{type(self).__name__} has no fields of its own: subclass it and annotate some")
 
-    if not TYPE_CHECKING:  # to a type checker, a class with __getattr__ has every attribute
-
-        def __getattr__(self, name: str) -> Any:
-            """Called for an attribute that was not found: says which fields there are."""
-            cls = type(self)
-            if name in _SLOTS:  # unset ones are asked for often
-                raise AttributeError(name)
-            if hasattr(cls, name):
-                return object.__getattribute__(self, name)  # a property that failed: show its own error
-            raise AttributeError(
-                f"{cls.__name__!r} object has no attribute or field {name!r}. Its fields are "
-                f"{sorted(cls._field_specs)}."
-            )
+    # No __getattr__ here, not for a better message either: it makes each read of any attribute a third slower.
 
     @property
     def shape(self) -> torch.Size:

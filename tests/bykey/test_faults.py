@@ -10,6 +10,7 @@ import torch
 
 import tdmap
 from tdmap.bykey import prepare
+from tdmap.operations import permute, scatter
 from tdmap.reducers import Count, Mean, Quantile, Reducer, Sum
 from tensordict_lite import TensorDict
 
@@ -65,6 +66,13 @@ def test_a_killed_worker_in_each_job(name, tmp_path):
     assert leaves(result) == leaves(expected)
     assert len(killer.jobs) >= 2 and set(killer.killed) == set(killer.jobs)
     assert not (tmp_path / "out" / ".tdmap").exists()
+
+
+def test_a_killed_worker_while_rows_travel_with_their_keys(tmp_path, monkeypatch):
+    monkeypatch.setattr(permute, "MEMORY_SHARE", 0)
+    monkeypatch.setattr(scatter, "SMALLEST", 1024)
+    monkeypatch.setattr(scatter, "SEGMENT", 1)
+    test_a_killed_worker_in_each_job("sort", tmp_path)
 
 
 class Dying(Reducer):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import tdmap
 from tdmap.bykey import index, prepare
+from tdmap.operations import permute, scatter
 from tensordict_lite import TensorDict
 
 
@@ -18,6 +19,14 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(prepare, "PARTITION_BYTES", 1024)
     monkeypatch.setattr(prepare, "LIGHT_BYTES", 0)
     monkeypatch.setattr(index, "HEAP_BYTES", 1000)
+
+
+@pytest.fixture
+def no_memory(monkeypatch):
+    """Data does not fit into memory, and pieces are small."""
+    monkeypatch.setattr(permute, "MEMORY_SHARE", 0)
+    monkeypatch.setattr(scatter, "SMALLEST", 2048)
+    monkeypatch.setattr(scatter, "SEGMENT", 1)
 
 
 def dataset(rows, spread):
@@ -47,6 +56,43 @@ def test_a_key_that_most_rows_have(heavy, small_pieces, monkeypatch):
     data["k"][torch.rand(4000) < heavy] = 7
     result = tdmap.sort(data, "k", num_workers=2, chunksize=100)
     assert (result == data[torch.sort(data["k"], stable=True).indices]).all()
+
+
+@pytest.mark.parametrize("heavy", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("executor", ["process", "serial"])
+def test_rows_that_do_not_fit_into_memory_travel_with_their_keys(heavy, executor, no_memory, tmp_path, monkeypatch):
+    monkeypatch.setattr(permute, "scatter_rows", None)  # nothing is gathered by number
+    data = TensorDict(
+        {
+            **dataset(3001, 700).to_dict(),
+            "none": torch.zeros(3001, 0),
+            "bit": torch.rand(3001, 3) > 0.5,
+            "z": torch.randn(3001, 2, dtype=torch.complex64),
+        },
+        [3001],
+    )
+    data["k"][torch.rand(3001) < heavy] = 7
+    data = data.memmap(tmp_path / "data")
+    wanted = data[torch.sort(data["k"], stable=True, descending=True).indices]
+    result = tdmap.sort(
+        data, "k", tmp_path / "out", descending=True, num_workers=2, executor=executor, spill_dir=tmp_path / "spill"
+    )
+    assert (result == wanted).all() and not list((tmp_path / "spill").iterdir())
+    room = wanted.clone().zero_()
+    assert (tdmap.sort(data, "k", room, descending=True, num_workers=0, chunksize=100) == wanted).all()
+    with pytest.raises(tdmap.OutputMismatch, match="out has 3000 rows and the result has 3001"):
+        tdmap.sort(data, "k", room[:3000], num_workers=0)
+
+
+def test_a_tensor_and_strings_that_do_not_fit_into_memory(no_memory):
+    x = torch.randperm(5000)
+    assert tdmap.sort(x, lambda chunk: chunk, num_workers=2).equal(torch.arange(5000))
+    data = TensorDict({"word": ["b", "a", "c"] * 500, "v": torch.arange(1500)}, [1500])
+    wanted = torch.arange(1500).view(500, 3)[:, [1, 0, 2]].T.flatten()
+    assert tdmap.sort(data, "word", num_workers=0)["v"].equal(wanted)
+    data = TensorDict({"v": torch.arange(1500)}, [1500])
+    found = tdmap.sort(data, lambda chunk: ["bac"[v % 3] for v in chunk["v"].tolist()], num_workers=0)
+    assert found["v"].equal(wanted) and list(found.keys()) == ["v"]
 
 
 def test_several_keys_with_directions_of_their_own(tmp_path, small_pieces):

@@ -119,6 +119,64 @@ def test_struct_arrays_share_memory_and_round_trip():
     assert tdl.from_struct_array(nested)["n", "u"].shape == (2, 3)
 
 
+class Foreign:
+    """An array of a library that shares it by DLPack, and by nothing else."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int16", "int32", "int64", "f2", "f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("rows", [0, 1, 7])
+def test_arrays_of_other_libraries_share_their_memory(dtype, rows):
+    wide = np.ones((rows, 4)).astype(dtype)
+    strided = np.zeros((2 * rows, 3)).astype(dtype)[::2, ::-1][:, ::-1]
+    td = TensorDict.from_dlpack({"x": Foreign(wide), ("n", "s"): Foreign(strided), "m": {"y": wide}}, batch_size=[rows])
+    assert td["m"].batch_size == (rows,)
+    for key, array in (("x", wide), (("n", "s"), strided), (("m", "y"), wide)):
+        assert (td[key].numpy() == array).all() and td[key].dtype == torch.from_numpy(array[:0].copy()).dtype
+        array[...] = 0
+        assert not td[key].any() and (not rows or np.shares_memory(td[key].numpy(), array))
+        assert np.shares_memory(np.from_dlpack(td[key]), array) or not rows
+
+
+def test_from_dlpack_makes_the_class_that_is_asked_and_infers_sizes():
+    @tdl.tensorclass
+    class Pair:
+        a: torch.Tensor
+        b: torch.Tensor
+
+    pair = Pair.from_dlpack({"a": Foreign(np.ones((2, 3))), "b": torch.zeros(2, 3)}, auto_batch_size=True, batch_dims=1)
+    assert type(pair) is Pair and pair.batch_size == (2,) and pair.a.sum() == 6
+    assert TensorDict.from_dlpack({"a": np.full((), 3.0)}, device="meta")["a"].device.type == "meta"
+
+
+def test_what_dlpack_cannot_share_is_named():
+    with pytest.raises(TypeError, match=r"\('n', 'a'\) is a list, which has no __dlpack__: use from_dict"):
+        TensorDict.from_dlpack({"n": {"a": [1, 2]}})
+    with pytest.raises(ValueError, match=r"the entry \('s',\), a ndarray, cannot be shared: .*DLPack"):
+        TensorDict.from_dlpack({"s": np.array(["text"])})
+    with pytest.raises(TypeError, match=r"got a ndarray: from_dlpack\(\{'x': array\}\)"):
+        TensorDict.from_dlpack(np.ones(3))
+
+
+def test_arrow_columns_come_by_dlpack_and_mapped_tensors_go(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    column = arrow.array([1.5, 2.5])
+    assert TensorDict.from_dlpack({"a": column}, batch_size=[2])["a"].tolist() == [1.5, 2.5]
+    with pytest.raises(ValueError, match="nulls"):
+        TensorDict.from_dlpack({"a": arrow.array([1, None])})
+    mapped = TensorDict({"a": torch.zeros(3)}, [3]).memmap(tmp_path / "data")
+    np.from_dlpack(mapped["a"])[:] = 1
+    assert TensorDict.load_memmap(tmp_path / "data")["a"].sum() == 3
+
+
 def test_from_schema_allocates(tmp_path):
     schema = {"obs": ([4], torch.uint8), ("n", "reward"): ([], torch.float32)}
     td = TensorDict.from_schema(schema, batch_size=[5])

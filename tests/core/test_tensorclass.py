@@ -138,7 +138,7 @@ def test_fields_are_given_by_position_or_keyword() -> None:
         (lambda: Sample(torch.zeros(3), None, batch_size=[4]), RuntimeError, ["image", "4", "3"]),
         (lambda: Sample(torch.zeros(3), None, batch_size=[3], names=["a", "b"]), ValueError, ["names"]),
         (lambda: TensorClass(), NotImplementedError, ["TensorClass"]),
-        (lambda: make().zzz, AttributeError, ["Sample", "zzz", "caption"]),
+        (lambda: make().zzz, AttributeError, ["Sample", "zzz"]),
         (lambda: make().set("zzz", 1), AttributeError, ["Sample", "zzz"]),
         (lambda: make().set(("inner", "zzz"), 1), AttributeError, ["Inner", "zzz"]),
         (lambda: make().set(("label", "zzz"), 1), AttributeError, ["Sample", "label", "Tensor"]),
@@ -166,6 +166,13 @@ def test_bad_input_names_class_and_field(call: Any, error: type[Exception], word
         call()
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_misspelt_field_is_suggested_and_reading_one_takes_the_fast_way() -> None:
+    with pytest.raises(AttributeError) as caught:
+        make().captoin  # noqa: B018
+    assert caught.value.name == "captoin" and "caption" in dir(caught.value.obj)  # of which Python suggests the nearest
+    assert not any("__getattr__" in vars(base) for base in Sample.__mro__)  # it slows every read of any attribute
 
 
 def test_defaults_factories_and_fields_without_init() -> None:

@@ -18,11 +18,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 HEAD = """
 import gc, os, signal, sys, time, warnings
-signal.alarm(90)  # a hang ends here, and in no child
+signal.alarm(170)  # a hang ends here, and in no child
 import torch, tdmap
 from tensordict_lite import TensorDict
 x = torch.arange(400)
 torch.set_num_threads(1)  # its threads are not in a fork, which would wait for them
+gc.collect()
+gc.freeze()  # a child that collects garbage would copy all of torch
 
 def fork(child):
     '''Run a function in a fork, and wait for its end; its exit status.'''
@@ -49,7 +51,7 @@ def program(tmp_path, code, *arguments):
         start_new_session=True,
     )
     try:
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=180)
     finally:
         try:
             os.killpg(process.pid, signal.SIGKILL)

@@ -12,6 +12,7 @@ import tensordict as reference
 import torch
 
 from tensordict_lite import MemoryMappedTensor, TensorDict
+from tensordict_lite.errors import DatasetError
 
 DTYPES = sorted(
     {d for d in vars(torch).values() if isinstance(d, torch.dtype) and not str(d).startswith("torch.q")}, key=str
@@ -493,3 +494,20 @@ def test_only_a_bool_allows_pickles(tmp_path: Path, value: Any) -> None:
     td.memmap(tmp_path / "y")
     with pytest.raises(TypeError, match="allow_pickle is True, False or None"):
         TensorDict.load_memmap(tmp_path / "y", allow_pickle=value)
+
+
+@pytest.mark.parametrize("name", ["model", "model.tdz"])
+def test_layers_of_the_same_metadata_are_trees_of_their_own(tmp_path, name):
+    """Their metadata is parsed once, and says nothing about where the data is."""
+    layers = {f"layer{n}": {"norm": {"w": torch.full((2, 3), float(n))}, "s": "text"} for n in range(4)}
+    TensorDict(layers, [2]).memmap(tmp_path / name)
+    loaded = TensorDict.load_memmap(tmp_path / name)
+    assert all((loaded[f"layer{n}", "norm", "w"] == n).all() for n in range(4))
+    loaded.unlock_()
+    loaded["layer1", "norm", "more"] = torch.zeros(2)
+    loaded["layer1"].names = ["rows"]
+    assert list(loaded["layer2", "norm"].keys()) == ["w"] and loaded["layer2"].names == [None]
+    if name == "model":
+        (tmp_path / name / "layer3" / "norm" / "w.memmap").unlink()
+        with pytest.raises(DatasetError, match="layer3/norm/w.memmap"):
+            TensorDict.load_memmap(tmp_path / name)

@@ -35,6 +35,8 @@ def column(kind: str) -> list[Any]:
         return [""] * ROWS
     if kind == "ascii":
         return [f"{i}" for i in range(ROWS)]
+    if kind == "one str":
+        return [None] * (ROWS - 1) + ["last"]
     return [None if i % 7 == 0 else word for i, word in enumerate(WORDS)]
 
 
@@ -47,17 +49,38 @@ def is_text(data: TensorDict) -> bool:
     return isinstance(data.get(("in", "word"))._objects, TextColumn)
 
 
-@pytest.mark.parametrize("kind", ["str", "bytes", "odd", "empty", "ascii", "with None"])
+@pytest.mark.parametrize("kind", ["str", "bytes", "odd", "empty", "ascii", "with None", "one str"])
 def test_rows_come_back(kind: str, tmp_path: Path) -> None:
     words = column(kind)
     data = save(tmp_path / "data", words)
-    assert is_text(data) is (kind not in ("with None",))
+    assert is_text(data)
     assert list(data["in", "word"]) == words
     assert data[5]["in", "word"] == words[5] and data[-1]["in", "word"] == words[-1]
     assert list(data[100:107]["in", "word"]) == words[100:107]
     picks = torch.tensor([4000, 3, -1, 3])
     assert list(data[picks]["in", "word"]) == [words[i] for i in picks]
     assert (data == save(tmp_path / "again", words)).all()
+
+
+def test_none_is_not_mistaken_for_a_string_nor_a_string_for_none(tmp_path: Path) -> None:
+    words = (["\xff", None, "", "None", "\udcff"] * ROWS)[:ROWS]
+    data = save(tmp_path / "data", words)
+    assert is_text(data) and list(data["in", "word"]) == words
+    assert list(pickle.loads(pickle.dumps(data))["in", "word"]) == words
+    assert list(data.clone()["in", "word"]) == words
+    again = data.memmap(tmp_path / "again", copy_existing=True)
+    assert is_text(again.load_memmap(tmp_path / "again")) and list(again["in", "word"]) == words
+    assert list(data.memmap(tmp_path / "data.tdz", copy_existing=True)["in", "word"]) == words
+    assert data[::5]["in", "word"] == ["\xff"] * len(range(0, ROWS, 5))
+
+
+@pytest.mark.parametrize("row", [None, b"bytes", 1])
+def test_other_mixtures_are_objects(row: Any, tmp_path: Path) -> None:
+    """All None, None among bytes (where no byte is free to mark it), and numbers among strings."""
+    words = [row] * ROWS if row is None else [row, None if row == b"bytes" else "s"] * (ROWS // 2)
+    TensorDict({"in": {"word": words}}, [len(words)]).memmap(tmp_path / "data", allow_pickle=True)
+    data = TensorDict.load_memmap(tmp_path / "data", allow_pickle=True)
+    assert not is_text(data) and data.get(("in", "word")).tolist() == words
 
 
 def test_few_strings_are_written_as_the_reference_writes_them(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import pickle
+import shutil
 
 import pytest
 import torch
@@ -13,8 +16,11 @@ import tdmap
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.memory.resources import available_memory
+from tdmap.memory.rowfiles import SharedTensors
+from tdmap.operations import scatter
 from tdmap.operations.permute import choose_method, permute
 from tensordict_lite import TensorDict
+from tensordict_lite.errors import DatasetError
 
 from .conftest import WORKERS, Sample, bits, kinds, make
 
@@ -106,6 +112,34 @@ def test_small_rows_that_do_not_fit_into_memory_go_over_the_disk(monkeypatch):
     assert choose_method([16], [rows[:20]]) == "gather"
     assert choose_method([16], [rows]) == "scatter"
     assert choose_method([1 << 20], [torch.zeros(1).expand(4, 1 << 18)]) == "gather"  # large rows are read one by one
+
+
+def test_blocks_are_a_share_of_the_memory_that_there_is(monkeypatch):
+    assert scatter.block_bytes(10 << 40, 2) == scatter.LARGEST
+    monkeypatch.setattr(scatter, "available_memory", lambda: 256 << 20)
+    assert scatter.block_bytes(10 << 40, 2) == 16 << 20
+    assert scatter.block_bytes(10 << 40, 4) == 8 << 20
+    assert scatter.block_bytes(10 << 40, 999) == scatter.LEAST
+
+
+def test_a_file_that_is_cut_while_its_rows_are_moved_is_named(tmp_path):
+    TensorDict({"x": torch.arange(40_000).view(10_000, 4)}, [10_000]).memmap(tmp_path)
+    source = SharedTensors([TensorDict.load_memmap(tmp_path)["x"][100:]], share=False)
+    source = pickle.loads(pickle.dumps(source))  # as a worker has it
+    out = torch.empty(32 * 50, dtype=torch.uint8)
+    source.read(0, 10, 60, out)
+    assert out.view(torch.int64).tolist() == list(range(440, 640))
+    os.truncate(tmp_path / "x.memmap", 32 * 150)
+    with pytest.raises(DatasetError, match="x.memmap.*somebody has cut it"):
+        source.read(0, 10, 60, out)
+
+
+def test_the_caller_reads_a_file_that_was_removed(tmp_path):
+    TensorDict({"x": torch.arange(4000)}, [4000]).memmap(tmp_path / "data")
+    data = TensorDict.load_memmap(tmp_path / "data")
+    shutil.rmtree(tmp_path / "data")
+    order = torch.arange(4000).flip(0)
+    assert permute(data, order, execution=Execution(0), method="scatter")["x"].equal(order)
 
 
 def test_the_page_cache_of_a_container_is_no_lack_of_memory(tmp_path):

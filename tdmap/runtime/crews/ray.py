@@ -377,8 +377,7 @@ class _Travel:
         self, undo: Undo, chunk: int, base: int, changed: Data, written: Data, objects: dict[int, Any]
     ) -> None:
         """One chunk of a run in place that may have to be resumed: done, or not begun, at any instant."""
-        first, last = self.plan.rows(chunk)
-        undo.save(chunk, narrow(self.data, self.plan.dim, first, last))
+        undo.save(chunk)
         self._put(chunk, chunk + 1, base, changed, written)
         if chunk in objects and undo.objects is not None:
             append(undo.objects, chunk, unship(objects[chunk]))

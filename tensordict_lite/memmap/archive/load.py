@@ -20,9 +20,8 @@ from tensordict_lite.memmap.disk.format import (
     LeafMeta,
     NodeMeta,
     check_size,
-    decode_json,
     encode_key,
-    parse_meta,
+    parse_content,
 )
 from tensordict_lite.memmap.disk.pieces import Place
 from tensordict_lite.memmap.load import DTYPES, Loader
@@ -84,7 +83,7 @@ class ArchiveLoader(Loader):
         name = self._name(path)
         if name not in self.archive.entries:
             raise DatasetError(folder, "a nested collection is missing in the archive; was it packed completely?")
-        return self._complete(parse_meta(path, folder, decode_json(path, self.archive.content(name))))
+        return self._complete(parse_content(path, folder, self.archive.content(name), self.known))
 
     def exists(self, path: str) -> bool:
         name = self._name(path)

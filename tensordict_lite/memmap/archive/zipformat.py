@@ -344,7 +344,7 @@ def data_start(path: str, data: Any, entry: Entry, limit: int) -> int:
         own_name = offset + _LOCAL.size + name_length
         extra = bytes(data[own_name : own_name + extra_length])
         own_size, own_compressed = _wide(path, raw, extra, own_size, own_compressed)
-    same = own_method == method and data[offset + _LOCAL.size : offset + _LOCAL.size + name_length] == raw
+    same = own_method == method and bytes(data[offset + _LOCAL.size : offset + _LOCAL.size + name_length]) == raw
     if not flags & _STREAMED:
         same = same and (own_compressed, own_size) == (compressed, size)  # the CRC of the directory is what counts
     if not same or (method == STORED and compressed != size):

@@ -45,6 +45,7 @@ __all__ = [
     "is_encodable",
     "leaf_meta",
     "node_meta",
+    "parse_content",
     "parse_meta",
     "read_json",
     "read_meta",
@@ -185,6 +186,18 @@ class NodeMeta:
             return True
         return any("is_nested" in entry for entry in self.raw.values() if type(entry) is dict)  # since 0.5
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether everything about it stands in its own ``meta.json``, and nobody changes it after it was parsed."""
+        return self.kind == "tensordict" and self.names is None and "_growing" not in self.raw and self.lists_children
+
+    def at(self, path: str) -> NodeMeta:
+        """The same of another folder, whose ``meta.json`` has the same content."""
+        return NodeMeta(
+            path, self.kind, self.class_name, self.is_foreign, self.shape, self.device, self.names, self.leaves,
+            self.children, self.raw,
+        )  # fmt: skip
+
     def keep_rows(self, rows: int) -> None:
         """Only the first rows of a dataset that grows: those that its outermost folder has committed."""
         if self.shape[0] < rows:
@@ -231,11 +244,12 @@ def node_meta(
 # -- reading ------------------------------------------------------------------------------------------------
 
 
-def read_meta(folder: str, *, nested: bool = False) -> NodeMeta:
+def read_meta(folder: str, *, nested: bool = False, known: dict[bytes, NodeMeta] | None = None) -> NodeMeta:
     """Reads and checks the ``meta.json`` of a folder.
 
     Args:
         folder: the folder. With ``nested`` it must be a folder itself, not a link to one.
+        known: see :func:`parse_content`.
 
     Raises:
         DatasetNotFoundError: there is no folder, or no ``meta.json`` in it.
@@ -244,7 +258,27 @@ def read_meta(folder: str, *, nested: bool = False) -> NodeMeta:
     path = folder + "/" + META
     if nested:
         _check_folder(folder)
-    return parse_meta(path, folder, read_json(path, folder))
+    return parse_content(path, folder, read_small(path, folder), known)
+
+
+def parse_content(path: str, folder: str, content: bytes, known: dict[bytes, NodeMeta] | None = None) -> NodeMeta:
+    """The metadata in the bytes of a ``meta.json``; DatasetError where it is wrong.
+
+    Args:
+        path: the file, for messages.
+        folder: its folder.
+        content: the bytes.
+        known: what was parsed already, by its bytes. Many folders of a model have the same: its layers.
+    """
+    if known is None:
+        return parse_meta(path, folder, decode_json(path, content))
+    same = known.get(content)
+    if same is not None:
+        return same.at(folder)
+    meta = parse_meta(path, folder, decode_json(path, content))
+    if meta.is_fixed:
+        known[content] = meta
+    return meta
 
 
 def _check_folder(folder: str) -> None:

@@ -188,39 +188,35 @@ class UpdateOps(Kernel):
             else:
                 path = require_path(key)
                 if len(path) > 1:
-                    child = entry_of(self, path[:1])
-                    if child is None or isinstance(child, Tensor) or child._is_non_tensor:
-                        self._parent_for(path)
-                        child = entry_of(self, path[:1])
+                    child = self._level_on(path)
                     child.update({path[1:]: value}, clone, inplace, non_blocking=non_blocking, is_leaf=is_leaf)
                     continue
                 key, cls = path[0], type(value)
                 current = entry_of(self, path)
             if current is not None and not isinstance(current, Tensor) and _is_level(value, cls, is_leaf):
                 if not current._is_non_tensor:
-                    if (
-                        cls is not dict
-                        and type(getattr(value, "_source", None)) is list
-                        and type(current._source) is dict
-                    ):
+                    into_dense = cls is not dict and type(current._source) is dict
+                    if into_dense and type(getattr(value, "_source", None)) is list:
                         lazily = _merge_lazy(current, value, clone, inplace, non_blocking, is_leaf, resize)
                         if lazily is not current:
                             self.set(key, lazily)
                     elif current._merges_directly:
                         current._merge(value, clone, inplace, non_blocking, is_leaf, resize)
                     else:
-                        current.update(
-                            value,
-                            clone,
-                            inplace,
-                            non_blocking=non_blocking,
-                            is_leaf=is_leaf,
-                            update_batch_size=resize,
-                        )
+                        options = {"non_blocking": non_blocking, "is_leaf": is_leaf, "update_batch_size": resize}
+                        current.update(value, clone, inplace, **options)
                     continue
             if clone:
                 value = _cloned(value)
             self.set(key, value, inplace, non_blocking=non_blocking)
+
+    def _level_on(self, path: tuple[str, ...]) -> Any:
+        """The nested collection that a path goes into first, made where there is none."""
+        child = entry_of(self, path[:1])
+        if child is None or isinstance(child, Tensor) or child._is_non_tensor:
+            self._parent_for(path)
+            child = entry_of(self, path[:1])
+        return child
 
     # Classes whose `update` does more than this family's (lazy stacks, field checks) are called by that name.
     _merges_directly = False

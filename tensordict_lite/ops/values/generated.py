@@ -229,6 +229,15 @@ _BINARY_DOC = """{meaning}, element by element, see :func:`torch.{torch_name}`. 
 """
 
 
+def _binary_doc(name: str, meaning: str, torch_name: str, has_alpha: bool) -> str:
+    alpha = "\n        alpha: multiplier of what is added or subtracted." if has_alpha else ""
+    data = "2" if name in ("bitwise_and", "logical_and") else "2.0"
+    example = _EXAMPLE.format(
+        data=data, call=f"{name}(torch.tensor(3))", expected=f'torch.{torch_name}(td["a"], torch.tensor(3))'
+    )
+    return _BINARY_DOC.format(meaning=_sentence(meaning), torch_name=torch_name, alpha=alpha) + example
+
+
 def _binary(
     name: str, meaning: str, each: Callable[..., Tensor], has_foreach: bool, has_alpha: bool
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -253,15 +262,7 @@ def _binary(
             new._propagate_lock(None)
         return new
 
-    doc = _BINARY_DOC.format(
-        meaning=_sentence(meaning),
-        torch_name=each.__name__,
-        alpha="\n        alpha: multiplier of what is added or subtracted." if has_alpha else "",
-    ) + _EXAMPLE.format(
-        data="2" if name in ("bitwise_and", "logical_and") else "2.0",
-        call=f"{name}(torch.tensor(3))",
-        expected=f'torch.{each.__name__}(td["a"], torch.tensor(3))',
-    )
+    doc = _binary_doc(name, meaning, each.__name__, has_alpha)
     if name == "rsub":
 
         def method(  # type: ignore[no-untyped-def]

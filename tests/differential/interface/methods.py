@@ -15,7 +15,7 @@ ELSEWHERE = {
     "tests/consolidated": "from_consolidated",
     "tests/engine": "map_reduce pipeline",
     "tests/memmap": "checksum sync",
-    "tests/core": "fields from_pandas from_parquet from_tensordict to_pandas",
+    "tests/core": "fields from_dlpack from_pandas from_parquet from_tensordict to_pandas",
     "tests/differential": "register_get_post_hook",
     "tests/persistent": "from_h5 to_h5",
 }
