@@ -5,7 +5,8 @@
 The server is moto's, in a process of its own. The peer's processes are as many as our workers, and each has as many
 connections as a dataset has columns: it GETs every object whole and PUTs it elsewhere, and does nothing else. Our
 map is of a function that returns its chunk, and makes no checksums of what it sends, as the peer makes none. Both write
-the same objects into empty places. The local cache is off.
+the same objects into empty places. The local cache is off. S3 is asked through obstore; with the environment variable
+TDMAP_STORE_TRANSPORT=fsspec, through s3fs.
 Prints a table of ratios, and writes `object_store.json` and `.png` into `benchmarks/results`.
 """
 

@@ -59,6 +59,7 @@ from tdmap.operations.permute import deliver, permute
 from tdmap.plan import ChunkPlan
 from tdmap.reducers import Count, Reducer
 from tdmap.reducers.base import Key
+from tdmap.resume.inshards import or_in_shards
 from tdmap.sinks import Collect
 from tensordict_lite import is_non_tensor
 
@@ -138,12 +139,15 @@ class GroupBy:
         return f"GroupBy({type(self._data).__name__} of {self._data.shape[0]} rows, key={names})"
 
     @operation
+    @or_in_shards
     def reduce(
         self,
         reducers: Mapping[Any, Reducer[Any]] | Reducer[Any],
         *,
         out: Data | str | os.PathLike[str] | None = None,
         overwrite: bool = False,
+        rows_per_shard: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
         chunksize: int | None = None,
         retries: int = 2,
         timeout: float | None = None,
@@ -160,6 +164,8 @@ class GroupBy:
             out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for as
                 many rows as there are keys.
             overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
+            rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
+                in one folder first, beside `out` or among the temporary files.
             chunksize: rows that are read at a time. Default: some hundred thousand, bounded by their bytes.
             retries, timeout, options: as `tdmap.map`.
 
@@ -188,12 +194,15 @@ class GroupBy:
             return self._to_output(target, keyed, lambda spill: reduction.run(spill, chunksize), execution, True)
 
     @operation
+    @or_in_shards
     def map_groups(
         self,
         fn: Callable[[Any], Any],
         *,
         out: Data | str | os.PathLike[str] | None = None,
         overwrite: bool = False,
+        rows_per_shard: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
         chunksize: int | None = None,
         retries: int = 2,
         timeout: float | None = None,
@@ -240,12 +249,15 @@ class GroupBy:
             return self._to_output(target, keyed, run, execution, False)
 
     @operation
+    @or_in_shards
     def agg(
         self,
         spec: Mapping[Any, Any],
         *,
         out: Data | str | os.PathLike[str] | None = None,
         overwrite: bool = False,
+        rows_per_shard: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
         chunksize: int | None = None,
         retries: int = 2,
         timeout: float | None = None,
@@ -308,6 +320,7 @@ class GroupBy:
                     result.set(path, groups.distinct() if one.q is None else groups.quantiles(one.q))
 
     @operation
+    @or_in_shards
     def top_k(
         self,
         key: Key,
@@ -316,6 +329,8 @@ class GroupBy:
         largest: bool = True,
         out: Data | str | os.PathLike[str] | None = None,
         overwrite: bool = False,
+        rows_per_shard: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
         retries: int = 2,
         timeout: float | None = None,
         **options: Unpack[WorkerOptions],

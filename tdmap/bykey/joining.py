@@ -10,6 +10,7 @@ chunk by chunk and wait in files instead (joins/chunks).
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,7 @@ from tdmap.operations.output import Output, SourceRows, spill_folder, travels
 from tdmap.operations.permute import block_rows, deliver
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Key
+from tdmap.resume.inshards import or_in_shards
 from tdmap.sinks import Collect
 from tensordict_lite import TensorDict, is_tensorclass
 
@@ -60,6 +62,7 @@ METHODS = ("inner", "left", "right", "outer", "semi", "anti")
 
 
 @operation
+@or_in_shards
 def join(
     a: Data,
     b: Data,
@@ -70,6 +73,8 @@ def join(
     left_on: Key | list[Key] | None = None,
     right_on: Key | list[Key] | None = None,
     overwrite: bool = False,
+    rows_per_shard: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     suffix: str = "_right",
     suffixes: tuple[str, str] | None = None,
     indicator: str = "__matched__",
@@ -98,6 +103,8 @@ def join(
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
         left_on, right_on: instead of `on`, the keys of `a` and of `b`. The result has the names of the former.
         overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
+        rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
+            in one folder first, beside `out` or among the temporary files.
         suffix: added to the names of entries of `b` that `a` has too.
         suffixes: instead of `suffix`, what is added to such names of `a`, and of `b`.
         indicator: with `how="left"` and `"right"`, what the bool entry is called that is False in rows without a

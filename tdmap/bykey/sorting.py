@@ -10,8 +10,8 @@ Two ways, with the same result:
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -34,6 +34,7 @@ from tdmap.operations.output import Output, SourceRows, Step, spill_folder
 from tdmap.operations.permute import choose_method, permute
 from tdmap.operations.scatter import block_bytes
 from tdmap.plan import ChunkPlan
+from tdmap.resume.inshards import or_in_shards
 from tdmap.sinks import Collect
 
 if TYPE_CHECKING:
@@ -43,12 +44,15 @@ if TYPE_CHECKING:
 
 
 @operation
+@or_in_shards
 def sort(
     data: Data,
     key: KeyLike,
     out: Data | str | os.PathLike[str] | None = None,
     *,
     overwrite: bool = False,
+    rows_per_shard: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     descending: bool | Sequence[bool] = False,
     chunksize: int | None = None,
     spill_dir: str | os.PathLike[str] | None = None,
@@ -68,6 +72,8 @@ def sort(
             than every number, as for `torch.sort`.
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
         overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
+        rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
+            in one folder first, beside `out` or among the temporary files.
         descending: from large to small; for several keys also one bool each. Rows with equal keys keep their order
             then, too.
         chunksize: rows whose keys are read at a time. Default: some hundred thousand.

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -95,24 +92,8 @@ def run_in_shards(
     """
     if rows is None and url_of(out) is None:
         return run(out, overwrite)
-    import tdmap
+    from tdmap.execution import Execution
+    from tdmap.resume.inshards import in_shards
 
-    with _scratch(out) as folder:
-        made = run(folder, False)
-        return tdmap.map(made, same, out=place_of(out), rows_per_shard=rows, overwrite=overwrite, **options)
-
-
-@contextlib.contextmanager
-def _scratch(out: Path) -> Iterator[Path]:
-    """A folder on the disk of `out`, or among the temporary ones; removed afterwards."""
-    beside = None if url_of(out) else out.absolute().parent
-    folder = Path(tempfile.mkdtemp(prefix=f".{out.name}-" if beside else "tdmap-", dir=beside))
-    try:
-        yield folder / "rows"
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def same(chunk: Any) -> Any:
-    """What is given."""
-    return chunk
+    who = Execution.of(**options)
+    return in_shards(lambda folder: run(Path(folder), False), place_of(out), rows, who, overwrite)

@@ -13,7 +13,7 @@ it at once instead of the first job.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ from tdmap.operations.arguments import handler_of, plan_for, policy_for
 from tdmap.operations.output import Output, SourceRows, Step, spill_folder, travels
 from tdmap.operations.permute import block_rows, place_rows
 from tdmap.plan import MIN_CHUNKS, ChunkPlan
+from tdmap.resume.inshards import or_in_shards
 from tdmap.resume.rowlog import FILTER, MASK, finish_run, flush_journal, forget, open_output_run
 from tdmap.rowerrors import OnError
 from tdmap.runtime.skipping import DROP
@@ -59,12 +60,15 @@ LIGHT = 64 << 20
 
 
 @operation
+@or_in_shards
 def filter(
     data: Data,
     predicate: Callable[[Any], Any],
     out: Data | str | os.PathLike[str] | None = None,
     *,
     overwrite: bool = False,
+    rows_per_shard: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     resume: bool = False,
     chunksize: int | None = None,
     num_chunks: int | None = None,
@@ -86,6 +90,8 @@ def filter(
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows,
             which must not share memory with the data.
         overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
+        rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
+            in one folder first, beside `out` or among the temporary files.
         resume: keep the answers of the predicate in a hidden folder of `out`, a path, so that the same call goes on
             after any interruption, `kill -9` of every process included.
         chunksize, num_chunks, seed, generator, retries, timeout: as `tdmap.map`.
@@ -306,12 +312,15 @@ def copy_selected(data: Data, source: SourceRows, mask: Tensor, output: Output, 
 
 
 @operation
+@or_in_shards
 def flat_map(
     data: Data,
     fn: Callable[[Any], Any],
     out: Data | str | os.PathLike[str] | None = None,
     *,
     overwrite: bool = False,
+    rows_per_shard: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     resume: bool = False,
     chunksize: int | None = None,
     num_chunks: int | None = None,
@@ -332,6 +341,8 @@ def flat_map(
             called with single rows, without their dimension, and still returns rows.
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
         overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
+        rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
+            in one folder first, beside `out` or among the temporary files.
         resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
             interruption, `kill -9` of every process included, and the result has the same bits.
         chunksize, num_chunks, seed, generator, retries, timeout: as `tdmap.map`.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +15,7 @@ from tdmap.memory.shm import Arena
 from tdmap.operation import operation
 from tdmap.operations.output import Output, travels
 from tdmap.operations.permute import permute
+from tdmap.resume.inshards import or_in_shards
 from tdmap.seeding import permutation
 
 if TYPE_CHECKING:
@@ -24,12 +26,15 @@ INLINE_ROWS = 1 << 16
 
 
 @operation
+@or_in_shards
 def shuffle(
     data: Data,
     seed: int | None = None,
     out: Data | str | os.PathLike[str] | None = None,
     *,
     overwrite: bool = False,
+    rows_per_shard: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     method: str | None = None,
     spill_dir: str | os.PathLike[str] | None = None,
     **options: Unpack[WorkerOptions],
@@ -46,6 +51,8 @@ def shuffle(
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows,
             which must not share memory with the data.
         overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
+        rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
+            in one folder first, beside `out` or among the temporary files.
         method, spill_dir: as `tdmap.permute.permute`: how rows that do not fit into memory are brought to their places.
         **options: about workers, as `tdmap.map`.
 

@@ -50,6 +50,7 @@ from tdmap.pipeline.stages import (
 from tdmap.pipeline.torchloader import for_loader, worker_place
 from tdmap.ranks.shard import ShardLike, rank_of
 from tdmap.reducers import Reducer, as_reducer
+from tdmap.resume.inshards import or_in_shards
 from tensordict_lite import is_tensor_collection
 
 if TYPE_CHECKING:
@@ -354,12 +355,15 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         return for_loader(elements, sys._getframe(1))  # type: ignore[no-any-return]
 
     @operation
+    @or_in_shards
     def write(
         self,
         out: Data | str | os.PathLike[str],
         *,
         resume: bool = False,
         overwrite: bool = False,
+        rows_per_shard: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
         chunksize: int | None = None,
         retries: int = 2,
         timeout: float | None = None,
@@ -371,6 +375,8 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
             out: a folder for a new memory-mapped dataset, which appears there when it is whole; or a dataset with room
                 for the rows, which is written into.
             overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
+            rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
+                in one folder first, beside `out` or among the temporary files.
             resume: the same call goes on after any interruption; see `tdmap.map`.
             chunksize: rows that a worker reads at once. Default: from the bytes of a row.
             retries, timeout, **options: as `iter`.

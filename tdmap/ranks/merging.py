@@ -88,7 +88,7 @@ def merge(folder: RankFolder) -> ShardsMissing | None:
 
 def whole_plan(contents: Contents, folder: RankFolder) -> ChunkPlan:
     """The chunks that all ranks have in common."""
-    description = check_identity(contents, folder.journal)["plan"]
+    description = check_identity(contents.header, folder.journal)["plan"]
     dim, unbind = description.get("dim"), description.get("unbind")
     return replace(plan_of(description, contents), dim=dim if type(dim) is int else 0, unbind=unbind is True)
 

@@ -92,7 +92,7 @@ def _was_lost(journal: Path, kind: str) -> bool:
     if contents is None:
         remove(journal)
         return False
-    if check_identity(contents, journal)["kind"] != kind or contents.is_complete(journals.boot_number()):
+    if check_identity(contents.header, journal)["kind"] != kind or contents.is_complete(journals.boot_number()):
         return False
     journals.create(journal, contents.header)  # another run is still told from this one
     return True

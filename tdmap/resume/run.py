@@ -24,7 +24,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -281,7 +281,7 @@ def contents_for(
     path = run.folder / "journal"
     contents = journals.read(path)
     if contents is not None:
-        check_identity(contents, path)
+        check_identity(contents.header, path)
     torn = kind == IN_PLACE and contents is not None and boot is not None and not contents.is_settled(boot)
     run.is_complete = _digest(run.identity) in _history(run.folder)
     run.is_latest = not run.is_complete
@@ -311,16 +311,16 @@ def can_begin_anew(journal: Path, kind: str) -> bool:
     contents = journals.read(journal)
     if contents is None:
         return True
-    return check_identity(contents, journal)["kind"] == kind and not contents.header.get("ranks")
+    return check_identity(contents.header, journal)["kind"] == kind and not contents.header.get("ranks")
 
 
-def check_identity(contents: journals.Contents, path: Path) -> dict[str, Any]:
-    """The identity in the header of a journal.
+def check_identity(header: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The identity in the header of a journal, which is at `path`.
 
     Raises:
         UntrustedFile: the header is not one that this library writes.
     """
-    identity = contents.header.get("identity")
+    identity = header.get("identity")
     wanted = {"kind": str, "name": str, "function": dict, "source": dict, "plan": dict, "python": str}
     if type(identity) is dict and all(type(identity.get(key)) is kind for key, kind in wanted.items()):
         if "seed" in identity and _is_plan(identity["plan"]):

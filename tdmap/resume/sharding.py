@@ -15,6 +15,8 @@ import contextlib
 import json
 import os
 import secrets
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +38,7 @@ from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN
 from tdmap.plan import ChunkPlan, merge_ranges
 from tdmap.resume.resumable import map_to_folder
-from tdmap.resume.run import MAP, differences, identify
+from tdmap.resume.run import COMMAND, MAP, differences, identify
 from tdmap.rowerrors import RowErrors, SkippedRows
 from tdmap.runtime.commits import KnownChunks
 from tdmap.runtime.wire.remote import PackedError, pack_error, unpack_error
@@ -45,7 +47,7 @@ from tdmap.sinks.collect import Collect
 from tdmap.stores.manifest import MANIFEST, Shard, pack
 from tdmap.stores.members import digest_of_bytes
 from tdmap.stores.opening import concat, is_url, open
-from tdmap.stores.targets import RUN, LocalTarget, StoreTarget, Target, old_entries
+from tdmap.stores.targets import PER_SHARD, RUN, LocalTarget, StoreTarget, Target, old_entries
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.memmap.disk.format import META
 
@@ -113,6 +115,8 @@ class ShardWriter:
 
         ahead = getattr(rows, "fetch_next", None)
         small = row_bytes_of(rows, count) * count <= MEMORY_BYTES
+        if small and count and hasattr(rows, "prefetch"):
+            rows.prefetch(0, count)  # in as few requests as can be, where the chunks would make one each
         if is_url(self.target.name) and count and small and self.write is write_folder:
             made = _in_memory(job)
             written = _facts(made.data)
@@ -214,6 +218,23 @@ def default_rows(data: Data, length: int) -> int:
     return max(min(SHARD_BYTES // max(row_bytes_of(data, length), 1), -(-length // MIN_SHARDS)), 1)
 
 
+def require_free(out: str | os.PathLike[str], overwrite: bool, options: dict[str, Any]) -> None:
+    """Raise FileExistsError when shards cannot be written there, as a run that is not resumed would."""
+    target = target_of(out, options)
+    names = target.names()
+    if names - {HIDDEN} and not overwrite:
+        raise FileExistsError(_in_the_way(target, names, target.read(RUN) if HIDDEN in names else None))
+
+
+def _in_the_way(target: Target, names: set[str], known: bytes | None) -> str:
+    where = target.name
+    if MANIFEST in names or META in names:
+        return f"{where} holds a dataset already: choose another place, or pass overwrite=True."
+    if known is not None or any(name.startswith("shard-") for name in names):
+        return f"{where} holds an unfinished run: pass resume=True to go on with it, or remove it."
+    return f"{where} is not empty ({', '.join(sorted(names)[:3])}...): choose a place of its own."
+
+
 def map_to_shards(
     job: Job,
     out: str | os.PathLike[str],
@@ -285,7 +306,7 @@ class _Sharding:
 
     def _identity(self) -> dict[str, Any]:
         found = identify(self.job, MAP)
-        found["plan"]["rows per shard"] = self.rows
+        found["plan"][PER_SHARD] = self.rows
         return json.loads(json.dumps(found))  # type: ignore[no-any-return]
 
     def _begin(self, identity: dict[str, Any] | None, overwrite: bool) -> tuple[str, dict[int, Done] | None]:
@@ -295,19 +316,12 @@ class _Sharding:
         if identity is not None and known is not None:
             return self._go_on(identity, known, MANIFEST in names)
         if names - {HIDDEN} and not overwrite:
-            raise FileExistsError(self._in_the_way(names, known))
+            raise FileExistsError(_in_the_way(self.target, names, known))
         name = secrets.token_hex(4)
         if identity is not None:
-            self.target.write(RUN, json.dumps({"run": name, "identity": identity}).encode())
+            header = {"run": name, "identity": identity, "began": time.time(), "sessions": 1, "argv": sys.argv}
+            self.target.write(RUN, json.dumps({**header, "command": COMMAND.get()}).encode())
         return name, {}
-
-    def _in_the_way(self, names: set[str], known: bytes | None) -> str:
-        where = self.target.name
-        if MANIFEST in names or META in names:
-            return f"{where} holds a dataset already: choose another place, or pass overwrite=True."
-        if known is not None or any(name.startswith("shard-") for name in names):
-            return f"{where} holds an unfinished run: pass resume=True to go on with it, or remove it."
-        return f"{where} is not empty ({', '.join(sorted(names)[:3])}...): choose a place of its own."
 
     def _go_on(self, identity: dict[str, Any], known: bytes, whole: bool) -> tuple[str, dict[int, Done] | None]:
         where = f"{self.target.name}/{RUN}"
@@ -332,6 +346,7 @@ class _Sharding:
                 AlreadyComplete,
             )
             return name, None
+        self.target.write(RUN, json.dumps({**header, "sessions": int(header.get("sessions", 1)) + 1}).encode())
         return name, {number: _noted(note) for number, note in self.target.notes(name).items()}
 
     def _execute(self, name: str, done: dict[int, Done], noted: bool) -> list[Done]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import time
 from dataclasses import dataclass, field
@@ -10,7 +12,8 @@ from typing import Any
 
 from tdmap.data import skipfile
 from tdmap.data.skipfile import row_errors
-from tdmap.errors import RemoteError
+from tdmap.errors import RemoteError, UntrustedFile
+from tdmap.memory import hidden
 from tdmap.memory.folderlock import Holder, Somebody, holder_of
 from tdmap.memory.hidden import HIDDEN, SMALL, lines, printable
 from tdmap.plan import ChunkPlan, merge_ranges
@@ -19,6 +22,8 @@ from tdmap.resume import journal
 from tdmap.resume.journal import Type
 from tdmap.resume.run import AFTER_CRASH, IN_PLACE, check_identity, plan_of
 from tdmap.rowerrors import RowError
+from tdmap.stores.manifest import MANIFEST
+from tdmap.stores.targets import PER_SHARD, RUN
 
 SKIPPED_SHOWN = 10
 """Skipped rows that a status lists."""
@@ -40,8 +45,8 @@ class Status:
     """Rows whose results are safe."""
     rows_per_second: float | None
     """In the last session that did any; None when none did."""
-    seconds: float
-    """Time that all sessions took."""
+    seconds: float | None
+    """Time that all sessions took; None where it is not noted (several folders)."""
     sessions: int
     """How often the run was begun or gone on with."""
     began: float
@@ -84,8 +89,8 @@ def read_status(path: str | os.PathLike[str]) -> Status | None:
     folder = Path(path) / HIDDEN
     contents = journal.read(folder / "journal", own=False)
     if contents is None:
-        return None
-    identity = check_identity(contents, folder / "journal")
+        return _status_of_shards(Path(path))
+    identity = check_identity(contents.header, folder / "journal")
     plan = plan_of(identity["plan"], contents)
     rate, seconds, sessions = _rate(contents, plan)
     skipped = row_errors(skipfile.read(folder / skipfile.NAME, own=False))
@@ -123,6 +128,39 @@ def read_status(path: str | os.PathLike[str]) -> Status | None:
         skipped=[_row(bad) for bad in skipped[:SKIPPED_SHOWN]],
         ranks=ranks,
         torn=identity["kind"] == IN_PLACE and not contents.is_settled(journal.boot_number()),
+    )
+
+
+def _status_of_shards(path: Path) -> Status | None:
+    """The same of a run that writes several folders, from what it notes of each; None when there was none."""
+    data = hidden.read(path / RUN, own=False)
+    if data is None:
+        return None
+    header: Any = None
+    with contextlib.suppress(ValueError):
+        header = json.loads(data)
+    if type(header) is not dict or not str(header.get("run")).isalnum():
+        raise UntrustedFile(str(path / RUN), "does not say what its run is")
+    identity = check_identity(header, path / RUN)
+    rows, size, complete = identity["plan"]["rows"], identity["plan"].get(PER_SHARD), (path / MANIFEST).exists()
+    if type(size) is not int or size < 1:
+        raise UntrustedFile(str(path / RUN), f"does not say how many rows a shard has: {size!r:.40}")
+    notes = path / HIDDEN / str(header["run"])
+    done = [int(note.name) for note in notes.iterdir() if note.name.isdecimal()] if notes.is_dir() else []
+    writer = _writer_of(path)
+    return Status(
+        name=printable(identity["name"]),
+        kind=printable(identity["kind"]),
+        state="complete" if complete else "interrupted" if writer is None else "running",
+        rows=rows,
+        rows_done=rows if complete else sum(max(min(size, rows - number * size), 0) for number in done),
+        rows_per_second=None,
+        seconds=None,
+        sessions=header["sessions"] if type(header.get("sessions")) is int else 1,
+        began=_seconds(header.get("began")),
+        argv=[printable(word) for word in _list(header.get("argv"))],
+        command=_command(header.get("command")),
+        writer=_describe_writer(writer),
     )
 
 
@@ -199,10 +237,11 @@ def describe(status: Status) -> list[str]:
     """The status as lines of text for people."""
     rate = "" if status.rows_per_second is None else f", {status.rows_per_second:,.0f} rows/s"
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.began))
+    took = "" if status.seconds is None else f", {status.seconds:.1f} s in all"
     lines = [
         f"{status.name} ({status.kind}): {status.state}",
         f"{status.rows_done:,} of {status.rows:,} rows done ({status.fraction:.1%}){rate}",
-        f"began {began}, {status.sessions} session{'s' if status.sessions != 1 else ''}, {status.seconds:.1f} s in all",
+        f"began {began}, {status.sessions} session{'s' if status.sessions != 1 else ''}{took}",
     ]
     if status.command is not None:
         function, source = (printable(status.command.get(key, "?")) for key in ("function", "source"))

@@ -46,6 +46,13 @@ STREAM_CHUNKS = 256
 LEASE_COST = 1e-4
 """Seconds of this process that a lease may cost, whatever the number of workers: of many, each is given more work."""
 
+FAR_SECONDS = 0.5
+"""Work of a lease whose rows come from a store: they are fetched in one request for each column, and each request
+costs its round trip."""
+
+FAR_BYTES = 32 << 20
+"""And its bytes, at most: a worker has those of two leases in memory."""
+
 ASKED_AT_ONCE = 16
 """Workers that are asked to give work back before the others are listened to again."""
 
@@ -107,9 +114,12 @@ class Driver:
 
     def _policy(self, chunk_bytes: int) -> SchedulerPolicy:
         policy, asked = self.job.policy, self.sink.demands(self.job.plan)
+        far = is_opened_by_row(self.job.source.data) and self.job.source.data.is_remote
         if asked.ordered is None:
             limit = NO_LIMIT if asked.max_lease is None else asked.max_lease
             seconds = max(TARGET_SECONDS, LEASE_COST * self.crew.size)
+            if far:
+                seconds, limit = max(seconds, FAR_SECONDS), min(limit, max(FAR_BYTES // max(chunk_bytes, 1), 1))
             return SchedulerPolicy(policy.retries, policy.timeout, target_seconds=seconds, max_lease=limit)
         largest = max(min(STREAM_BYTES // max(chunk_bytes, 1), STREAM_CHUNKS), 1)
         window = 2 * largest * self.crew.size + self.crew.size
@@ -123,6 +133,7 @@ class Driver:
             ordered=True,
             max_lease=largest,
             window=window,
+            target_seconds=FAR_SECONDS if far else TARGET_SECONDS,
         )
 
     def run(self) -> Iterator[tuple[int, Any]]:

@@ -5,12 +5,15 @@ A member travels to a worker as the name of its folder. Nothing of it is open th
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zlib
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from tdmap.data.kinds import Data, tensors_of
 from tdmap.data.reader import narrow, plain_tensors
+from tdmap.memory.hidden import HIDDEN
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.disk.format import META, read_small
@@ -120,9 +123,13 @@ class FolderMember:
         return [f"{self.name}/{META}"]
 
     def identity(self) -> str:
-        paths = (os.path.join(root, file) for root, _, files in os.walk(self.name) for file in files)
-        written = max((os.stat(path).st_mtime_ns for path in paths if path.endswith(".memmap")), default=0)
-        return f"{os.path.basename(self.name)}, {self.rows} rows, metadata {self.digest}, written at {written}"
+        found: dict[str, tuple[int, str]] = {}
+        for root, folders, files in os.walk(self.name):
+            folders[:] = [folder for folder in folders if folder != HIDDEN]
+            for path in (os.path.join(root, file) for file in files):
+                info = os.stat(path)
+                found[os.path.relpath(path, self.name)] = info.st_size, str(info.st_mtime_ns)
+        return f"{os.path.basename(self.name)}, {self.rows} rows, metadata {self.digest}, {state_of(found)}"
 
 
 class InMemory:
@@ -165,6 +172,21 @@ def digest_of(folder: str) -> str:
     if not os.path.isdir(folder):
         raise DatasetNotFoundError(folder, "is missing: there is no such folder")
     return digest_of_bytes(read_small(f"{folder}/{META}", folder))
+
+
+def state_of(files: Mapping[str, tuple[int, str]]) -> str:
+    """What changes when any file of a dataset does, whether its metadata change or not.
+
+    Args:
+        files: the size of each by its name, and what its file system or store says of the time it was written.
+
+    Example:
+        >>> before = state_of({"x.memmap": (8, "1"), "y.memmap": (8, "3")})
+        >>> state_of({"x.memmap": (8, "2"), "y.memmap": (8, "3")}) == before
+        False
+    """
+    lines = "\n".join(f"{name} {size} {written}" for name, (size, written) in sorted(files.items()))
+    return f"files {hashlib.blake2b(lines.encode(errors='surrogateescape'), digest_size=8).hexdigest()}"
 
 
 def digest_of_bytes(meta: bytes) -> str:

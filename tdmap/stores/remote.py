@@ -4,8 +4,9 @@
     read       one request for each column: the bytes of the rows, and nothing else
     prefetch   the same in a thread, for the rows that come next
 
-The format is that of a folder: `meta.json` and one `.memmap` object a column. Entries that are no plain tensors
-(strings, objects, rows of different shapes) are fetched whole, once for each folder, by the first read of a row of it.
+The format is that of a folder: `meta.json` and one `.memmap` object a column, two for many strings (see
+`tdmap.stores.text`). What else is no plain tensor (few strings, objects, rows of different shapes) is fetched whole,
+once for each folder, by the first read of a row of it.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ import torch
 from torch import Tensor
 
 from tdmap.data.kinds import Data
+from tdmap.process.owner import Owner
 from tdmap.stores.cache import Cache, cache_of
 from tdmap.stores.manifest import MANIFEST, unpack, why_no_dataset
-from tdmap.stores.members import digest_of_bytes
+from tdmap.stores.members import digest_of_bytes, state_of
 from tdmap.stores.store import Store, require_reachable, store_of
+from tdmap.stores.text import Text, text_of_meta
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.disk.format import META, SUFFIX, NodeMeta, decode_json, encode_key, parse_meta
@@ -102,8 +105,8 @@ class StoreMember:
         return RemoteRows(self, store_of(self.name, self.options))
 
     def identity(self) -> str:
-        versions = store_of(self.name, self.options).find(self.name).values()
-        return f"{self.name}, {self.rows} rows, metadata {self.digest}, {max((v for _, v in versions), default='')}"
+        objects = store_of(self.name, self.options).find(self.name)
+        return f"{self.name}, {self.rows} rows, metadata {self.digest}, {state_of(objects)}"
 
 
 @dataclass(slots=True)
@@ -124,7 +127,7 @@ class _Node:
 
     meta: NodeMeta
     entries: dict[str, Any] = field(default_factory=dict)
-    """`_Leaf`, `_Node`, or `_Whole`, in the order of the dataset."""
+    """`_Leaf`, `Text`, `_Node`, or `_Whole`, in the order of the dataset."""
 
 
 @dataclass(slots=True)
@@ -156,10 +159,14 @@ class RemoteRows:
             raise DatasetNotFoundError(self.url, f"is missing: there is no {META}")
         self._ahead: dict[tuple[int, int, Any], Future[Data]] = {}
         self._thread: ThreadPoolExecutor | None = None
+        self._owner = Owner()
         meta = store.content(f"{self.url}/{META}")
         if digest_of_bytes(meta) != member.digest:
             raise DatasetError(self.url, "is not the shard that was listed: it has been replaced")
-        self.tree = self._look("", meta)
+        tree = self._look("", meta)
+        if isinstance(tree, Text):
+            raise DatasetError(self.url, "is a column of strings by itself, and no dataset")
+        self.tree = tree
         shape = self.tree.meta.shape if isinstance(self.tree, _Node) else self._whole(self.tree).shape
         if not shape:
             raise DatasetError(self.url, "has no rows that could be read one by one: its batch size is []")
@@ -169,10 +176,13 @@ class RemoteRows:
 
     # -- the tree ----------------------------------------------------------------------------------------------
 
-    def _look(self, folder: str, content: bytes | None = None) -> _Node | _Whole:
+    def _look(self, folder: str, content: bytes | None = None) -> _Node | _Whole | Text:
         path = f"{self.url}/{folder}{META}"
         content = self.store.content(path) if content is None else content
         meta = parse_meta(path, f"{self.url}/{folder}".rstrip("/"), decode_json(path, content))
+        text = text_of_meta(self.url, folder, meta, self.objects)
+        if text is not None:
+            return text
         ragged = any(leaf.is_nested or leaf.dtype not in DTYPES for leaf in meta.leaves.values())
         if meta.kind != "tensordict" or meta.is_foreign or ragged or not meta.lists_children:
             return _Whole(folder)
@@ -202,6 +212,8 @@ class RemoteRows:
 
     def read_keys(self, first: int, last: int, keys: Sequence[Any] | None) -> Data:
         """Rows `first..last` of some entries; of all with None."""
+        if not self._owner.is_here:  # a fork has no thread that would bring them
+            self._ahead, self._thread, self._owner = {}, None, Owner()
         for (begin, end, wanted), future in list(self._ahead.items()):
             if wanted == keys and begin <= first and last <= end:
                 if last == end:
@@ -212,13 +224,15 @@ class RemoteRows:
 
     def prefetch(self, first: int, last: int, keys: Sequence[Any] | None) -> None:
         """Begin to fetch rows."""
+        if not self._owner.is_here:
+            self._ahead, self._thread = {}, None
         known = any(begin <= first and last <= end and wanted == keys for begin, end, wanted in self._ahead)
         if first >= last or known:
             return
         while len(self._ahead) >= AHEAD:
             self._ahead.pop(next(iter(self._ahead))).cancel()
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "tdmap-fetch")
+            self._thread, self._owner = ThreadPoolExecutor(1, "tdmap-fetch"), Owner()
         self._ahead[first, last, keys] = self._thread.submit(self._rows, [(first, last)], keys)
 
     def take(self, rows: Tensor) -> Data:
@@ -227,7 +241,7 @@ class RemoteRows:
     def take_keys(self, rows: Tensor, keys: Sequence[Any] | None) -> Data:
         """These rows of some entries."""
         wanted = torch.unique(rows)
-        width = sum(leaf.row_bytes for _, leaf in _leaves(self.tree, ()))
+        width = sum(leaf.row_bytes for _, leaf in _leaves(self.tree, (), (_Leaf, Text)))
         apart = (wanted[1:] - wanted[:-1]) > max(GAP_BYTES // max(width, 1), 1)
         bounds = [0, *(apart.nonzero()[:, 0] + 1).tolist(), len(wanted)]
         runs = [(int(wanted[a]), int(wanted[b - 1]) + 1) for a, b in zip(bounds, bounds[1:])]
@@ -245,16 +259,27 @@ class RemoteRows:
     def _rows(self, runs: list[Run], keys: Sequence[Any] | None, cut: bool = True) -> Data:
         chosen = None if keys is None else {key if isinstance(key, tuple) else (key,) for key in keys}
         leaves = [(path, leaf) for path, leaf in _leaves(self.tree, ()) if chosen is None or path in chosen]
+        texts = [(path, text) for path, text in _leaves(self.tree, (), Text) if chosen is None or path in chosen]
         wanted = [
             (leaf.file, first * leaf.row_bytes, last * leaf.row_bytes) for _, leaf in leaves for first, last in runs
         ]
+        wanted += [text.offsets_of(*run) for _, text in texts for run in runs]
         pieces = iter(self._fetch(wanted))
         count = sum(last - first for first, last in runs)
-        columns = {path: _column(leaf, count, [next(pieces) for _ in runs]) for path, leaf in leaves}
+        columns: dict[Path, Any] = {
+            path: _column(leaf, count, [piece for _ in runs for piece in next(pieces)]) for path, leaf in leaves
+        }
+        columns |= self._strings(texts, [[_offsets(next(pieces)) for _ in runs] for _ in texts])
         return self._build(self.tree, (), runs if cut else None, columns, chosen)
 
+    def _strings(self, texts: list[tuple[Path, Text]], offsets: list[list[Tensor]]) -> dict[Path, Any]:
+        """Columns of strings, by the offsets of their rows in each run."""
+        wanted = [text.values_of(run) for (_, text), runs in zip(texts, offsets) for run in runs]
+        pieces = iter(self._fetch(wanted) if wanted else ())
+        return {path: text.column(runs, [next(pieces) for _ in runs]) for (path, text), runs in zip(texts, offsets)}
+
     def _build(
-        self, node: Any, path: Path, runs: list[Run] | None, columns: dict[Path, Tensor], chosen: set[Path] | None
+        self, node: Any, path: Path, runs: list[Run] | None, columns: dict[Path, Any], chosen: set[Path] | None
     ) -> Data:
         if isinstance(node, _Whole):
             whole = self._whole(node)
@@ -262,7 +287,7 @@ class RemoteRows:
         source: dict[str, Any] = {}
         for key, entry in node.entries.items():
             below = (*path, key)
-            if isinstance(entry, _Leaf):
+            if isinstance(entry, (_Leaf, Text)):
                 if below in columns:
                     source[key] = columns[below]
             elif chosen is None or any(one[: len(below)] == below or below[: len(one)] == one for one in chosen):
@@ -276,36 +301,34 @@ class RemoteRows:
         if node.data is None:
             names = [name for name in self.objects if name.startswith(node.folder)]
             with tempfile.TemporaryDirectory(prefix="tdmap-fetch-") as scratch:
-                for name in names:
+                contents = self._fetch([(name, 0, self.objects[name][0]) for name in names])
+                for name, pieces in zip(names, contents):
                     place = f"{scratch}/{name.removeprefix(node.folder)}"
                     os.makedirs(os.path.dirname(place), exist_ok=True)
-                    (data,) = self._fetch([(name, 0, self.objects[name][0])])
                     with open(place, "wb") as file:
-                        file.write(data)
+                        file.writelines(pieces)
                 node.data = TensorDict.load_memmap(scratch, mode="r")
         return node.data
 
     # -- bytes -------------------------------------------------------------------------------------------------
 
-    def _fetch(self, wanted: list[tuple[str, int, int]]) -> list[bytes]:
-        found = [b"" if start == stop else self._kept(name, start, stop) for name, start, stop in wanted]
-        missing = [number for number, data in enumerate(found) if data is None]
+    def _fetch(self, wanted: list[tuple[str, int, int]]) -> list[list[Any]]:
+        """Bytes of objects, each as the pieces that came."""
+        found = [[] if start == stop else self._kept(name, start, stop) for name, start, stop in wanted]
+        missing = [number for number, pieces in enumerate(found) if pieces is None]
         asked = [(number, part) for number in missing for part in _parts(*wanted[number])]
         got = self.store.ranges([(f"{self.url}/{name}", start, stop) for _, (name, start, stop) in asked])
-        pieces: dict[int, list[bytes]] = {}
-        for (number, _), data in zip(asked, got):
-            pieces.setdefault(number, []).append(data)
         for number in missing:
-            parts = pieces[number]
-            whole = parts[0] if len(parts) == 1 else b"".join(parts)
-            found[number] = whole
-            name, start, _ = wanted[number]
-            if self.cache is not None and whole:
-                self.cache.write(self._key(name), start, whole)
+            found[number] = []
+        for (number, (name, start, _)), data in zip(asked, got):
+            found[number].append(data)  # type: ignore[union-attr]
+            if self.cache is not None:
+                self.cache.write(self._key(name), start, data)
         return found  # type: ignore[return-value]
 
-    def _kept(self, name: str, start: int, stop: int) -> bytes | None:
-        return None if self.cache is None else self.cache.read(self._key(name), start, stop)
+    def _kept(self, name: str, start: int, stop: int) -> list[Any] | None:
+        data = None if self.cache is None else self.cache.read(self._key(name), start, stop)
+        return None if data is None else [data]
 
     def _key(self, name: str) -> str:
         size, version = self.objects[name]
@@ -318,20 +341,26 @@ def _parts(name: str, start: int, stop: int) -> Iterator[tuple[str, int, int]]:
         yield name, begin, min(begin + PART_BYTES, stop)
 
 
-def _leaves(node: Any, path: Path) -> Iterator[tuple[Path, _Leaf]]:
+def _leaves(node: Any, path: Path, kind: Any = _Leaf) -> Iterator[tuple[Path, Any]]:
+    """Entries of a kind, of a collection and of those in it."""
     if isinstance(node, _Node):
         for key, entry in node.entries.items():
-            if isinstance(entry, _Leaf):
+            if isinstance(entry, kind):
                 yield (*path, key), entry
             else:
-                yield from _leaves(entry, (*path, key))
+                yield from _leaves(entry, (*path, key), kind)
 
 
-def _column(leaf: _Leaf, rows: int, pieces: list[bytes]) -> Tensor:
+def _column(leaf: _Leaf, rows: int, pieces: list[Any]) -> Tensor:
     data = bytearray().join(pieces)
     if not data:
         return torch.empty((rows, *leaf.shape), dtype=leaf.dtype)
     return torch.frombuffer(data, dtype=leaf.dtype).view(rows, *leaf.shape)
+
+
+def _offsets(pieces: list[Any]) -> Tensor:
+    data = bytearray().join(pieces)
+    return torch.frombuffer(data, dtype=torch.int64) if data else torch.empty(0, dtype=torch.int64)
 
 
 def _pick(data: Data, runs: list[Run]) -> Data:

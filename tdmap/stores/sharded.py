@@ -89,7 +89,7 @@ class ShardedDataset(TensorCollection):
     # -- what travels ----------------------------------------------------------------------------------------
 
     def __reduce__(self) -> Any:
-        return _rebuild, (self._members, self._spans, self._keys, self._is_lazy, self._no_rows)
+        return _rebuild, (self._members, self._spans, self._keys, self._is_lazy, self._no_rows, self._row_bytes)
 
     def __getstate__(self) -> NoReturn:
         raise TypeError("a dataset of several folders travels by its members")
@@ -221,7 +221,7 @@ class ShardedDataset(TensorCollection):
         spans = list(self._pieces(first, last)) or [(self._spans[0][0], 0, 0)]
         lazy = self._is_lazy if lazy is None else lazy
         part = ShardedDataset(self._members, spans, self._keys, lazy, self._no_rows)
-        part._opened = self._opened
+        part._opened, part._row_bytes = self._opened, self._row_bytes  # a request for each window is one too many
         return part
 
     def _pieces(self, first: int, last: int) -> Iterator[Span]:
@@ -404,8 +404,10 @@ class ShardedDataset(TensorCollection):
     _source = property(_refuse)
 
 
-def _rebuild(members: Any, spans: Any, keys: Any, lazy: bool, none: Data) -> ShardedDataset:
-    return ShardedDataset(members, spans, keys, lazy, none)
+def _rebuild(members: Any, spans: Any, keys: Any, lazy: bool, none: Data, row_bytes: int | None) -> ShardedDataset:
+    data = ShardedDataset(members, spans, keys, lazy, none)
+    data._row_bytes = row_bytes
+    return data
 
 
 def entry_names(data: Data) -> list[Any]:

@@ -1,18 +1,16 @@
-"""A file system of fsspec, asked so that a passing failure of the network is no failure of the job.
+"""A store, asked so that a passing failure of the network is no failure of the job.
 
 What comes back is checked for its length, because a connection that is cut may end a body early. A request that fails
 is made again, `ATTEMPTS` times in all, after 0.1 s, 0.2 s and some more at random; what will not get better
-(no such bucket or object, no rights, no credentials) is told at once. fsspec's own file systems try again as well, each
-in its own way, below this.
+(no such bucket or object, no rights, no credentials) is told at once. The libraries below try again as well, each
+in its own way.
 
-Credentials come to fsspec in its usual ways (environment, files, roles of the machine, `storage_options`). They are
+Credentials are found in the usual ways (environment, files, roles of the machine, `storage_options`). They are
 never written anywhere by this library, and messages name the URL alone.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 import random
 import time
@@ -20,6 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tdmap.process.interrupts import let_through
+from tdmap.stores.through_fsspec import FsspecFiles
+from tdmap.stores.through_obstore import ObstoreFiles
+from tdmap.stores.transport import CannotServe, Range, Transport
 
 ATTEMPTS = 3
 """How often one request is made before its failure is told."""
@@ -27,8 +28,8 @@ ATTEMPTS = 3
 FIRST_WAIT = 0.1
 """Seconds before it is made again for the first time; twice as many each time after that."""
 
-PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
-"""What the file systems of some stores are in."""
+VARIABLE = "TDMAP_STORE_TRANSPORT"
+"""The environment variable that rules obstore out, as `fsspec`. Default: obstore where it can serve, else fsspec."""
 
 Value = TypeVar("Value")
 
@@ -42,31 +43,48 @@ class ShortRead(OSError):
 
 
 class Store:
-    """The file system of one kind of store.
+    """One kind of store, with its options.
 
     Args:
         scheme: the part of a URL before `://`.
-        options: what fsspec's class is made with.
+        options: `storage_options`, as fsspec's class takes them.
 
     Raises:
-        ImportError: fsspec, or the package of this store, is not installed; says how to get it.
+        ImportError: the package of this store is not installed; says how to get it.
         ValueError: there is no such kind of store.
     """
 
     def __init__(self, scheme: str, options: Mapping[str, Any]) -> None:
-        fsspec = _fsspec(scheme)
-        try:
-            self.fs: Any = fsspec.filesystem(scheme, **options)
-        except ImportError as error:
-            raise ImportError(_install(scheme, str(error))) from error
         self.scheme = scheme
+        self.options = options
+        self._files = self._transport()
+        self._process = os.getpid()
+
+    def _transport(self) -> Transport:
+        if os.environ.get(VARIABLE) != "fsspec":
+            try:
+                return ObstoreFiles(self.scheme, self.options)
+            except CannotServe:
+                pass
+        return FsspecFiles(self.scheme, self.options)
+
+    @property
+    def files(self) -> Transport:
+        """Who makes the requests; another one in a fork."""
+        if self._process != os.getpid():
+            self._files, self._process = self._transport(), os.getpid()
+        return self._files
 
     # -- one request, as often as it takes ---------------------------------------------------------------------
 
-    def _try(self, what: str, request: Callable[[], Value]) -> Value:
-        for attempt in range(1, ATTEMPTS + 1):
+    def _try(self, what: str, request: Callable[[Transport], Value]) -> Value:
+        attempt = 1
+        while True:
             try:
-                return request()
+                return request(self.files)
+            except CannotServe:
+                self._files = FsspecFiles(self.scheme, self.options)
+                continue
             except (FileNotFoundError, PermissionError) as error:
                 raise _explained(what, error) from error
             except Exception as error:
@@ -78,34 +96,26 @@ class Store:
                         f"{what} failed {ATTEMPTS} times; the last time by {type(error).__name__}: {error}"
                     ) from error
                 time.sleep(FIRST_WAIT * 2 ** (attempt - 1) * (1 + random.random()))
-        raise AssertionError
+                attempt += 1
 
     # -- reading -----------------------------------------------------------------------------------------------
 
     def content(self, url: str) -> bytes:
         """All of a small object. FileNotFoundError where there is none."""
-        return self._try(f"reading {url}", lambda: bytes(self.fs.cat_file(self._path(url))))
+        return self._try(f"reading {url}", lambda files: files.content(url))
 
-    def ranges(self, wanted: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """Bytes `start..stop` of objects, all of them under way at once."""
+    def ranges(self, wanted: Sequence[Range]) -> list[Any]:
+        """Bytes `start..stop` of objects, all of them under way at once: a buffer for each."""
         wanted = list(wanted)
-        if not wanted:
-            return []
-        found: list[Any] = [None] * len(wanted)
+        found: list[Any] = [b""] * len(wanted)
         missing = [number for number, (_, start, stop) in enumerate(wanted) if stop > start]
-        for number, (_, start, stop) in enumerate(wanted):
-            if stop <= start:
-                found[number] = b""
 
-        def fetch() -> None:
+        def fetch(files: Transport) -> None:
             nonlocal missing
-            asked = [wanted[number] for number in missing]
-            paths = [self._path(url) for url, _, _ in asked]
-            starts, stops = [start for _, start, _ in asked], [stop for _, _, stop in asked]
             failed: list[BaseException] = []
-            got = self.fs.cat_ranges(paths, starts, stops, on_error="return")
             left = []
-            for number, (url, start, stop), data in zip(missing, asked, got):
+            for number, data in zip(missing, files.ranges([wanted[number] for number in missing])):
+                url, start, stop = wanted[number]
                 if isinstance(data, BaseException):
                     failed.append(data)
                 elif len(data) != stop - start:
@@ -125,75 +135,31 @@ class Store:
 
     def names(self, url: str) -> list[str]:
         """The names in a folder; none where there is no such folder. FileNotFoundError where there is no bucket."""
-        path = self._path(url)
-
-        def look() -> list[str]:
-            self.fs.invalidate_cache()  # others write there
-            try:
-                return [str(entry).rstrip("/").rpartition("/")[2] for entry in self.fs.ls(path, detail=False)]
-            except FileNotFoundError:
-                bucket = path.partition("/")[0]
-                if self.scheme in PACKAGES and not self.fs.exists(bucket):
-                    raise
-                return []
-
-        return [name for name in self._try(f"looking into {url}", look) if name]
+        return [name for name in self._try(f"looking into {url}", lambda files: files.names(url)) if name]
 
     def find(self, url: str) -> dict[str, tuple[int, str]]:
         """All objects below a folder, by their names relative to it: bytes, and what changes when one is replaced."""
-        path = self._path(url)
-
-        def look() -> dict[str, Any]:
-            self.fs.invalidate_cache()  # others write there
-            found: dict[str, Any] = self.fs.find(path, detail=True)
-            return found
-
-        found = self._try(f"looking into {url}", look)
-        prefix = path.strip("/") + "/"
-        return {
-            name.strip("/").removeprefix(prefix): (int(info["size"]), _version(info)) for name, info in found.items()
-        }
+        return self._try(f"looking into {url}", lambda files: files.find(url))
 
     # -- writing -----------------------------------------------------------------------------------------------
 
     def put(self, url: str, data: bytes) -> None:
         """An object, in one step."""
-        self._try(f"writing {url}", lambda: self.fs.pipe_file(self._path(url), data))
+        self.put_all({url: data})
 
     def put_all(self, objects: Mapping[str, bytes | bytearray]) -> None:
         """Objects by their URLs, all of them under way at once."""
         if objects:
-            first = next(iter(objects))
-            paths = {self._path(url): data for url, data in objects.items()}
-            self._try(f"writing {first}", lambda: self.fs.pipe(paths))
+            self._try(f"writing {next(iter(objects))}", lambda files: files.put(objects))
 
     def send(self, files: Mapping[str, str]) -> None:
         """Objects from local files (by URL), all of them under way at once."""
-        if not files:
-            return
-        left = dict(files)
-
-        def send() -> None:
-            self.fs.put(list(left.values()), [self._path(url) for url in left], recursive=False)
-
-        self._try(f"writing {next(iter(files))}", send)
+        if files:
+            self._try(f"writing {next(iter(files))}", lambda transport: transport.send(files))
 
     def remove(self, url: str) -> None:
         """An object, or all below a folder; nothing where there is none."""
-        path = self._path(url)
-
-        def remove() -> None:
-            self.fs.invalidate_cache()
-            try:
-                self.fs.rm(path, recursive=True)
-            except FileNotFoundError:
-                pass
-
-        self._try(f"removing {url}", remove)
-
-    def _path(self, url: str) -> str:
-        path: str = self.fs._strip_protocol(url)
-        return path
+        self._try(f"removing {url}", lambda files: files.remove(url))
 
 
 _HOPELESS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError"}
@@ -205,7 +171,8 @@ _stores: dict[str, Store] = {}
 def store_of(url: str, options: Mapping[str, Any]) -> Store:
     """The store of a URL; one for each kind of store and its options in a process."""
     scheme = url.partition("://")[0]
-    key = f"{os.getpid()} {scheme} {sorted(options.items(), key=str)!r}"  # none outlives a fork
+    # None outlives a fork.
+    key = f"{os.getpid()} {os.environ.get(VARIABLE)} {scheme} {sorted(options.items(), key=str)!r}"
     if key not in _stores:
         _stores[key] = Store(scheme, options)
     return _stores[key]
@@ -220,36 +187,11 @@ def require_reachable(url: str) -> None:
         )
 
 
-def _version(info: Mapping[str, Any]) -> str:
-    """What a store says of an object that changes when the object is replaced."""
-    known = ("ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created", "generation")
-    return " ".join(str(info[name]) for name in known if name in info)
-
-
 def _explained(what: str, error: OSError) -> OSError:
     """The same error, in words that say what was asked for."""
     if isinstance(error, PermissionError):
         return PermissionError(
-            f"{what}: the store refuses it ({error}). Are there credentials that fsspec finds, and do they allow it?"
+            f"{what}: the store refuses it ({error}). Are there credentials (in the environment, in a configuration "
+            "file, in storage_options), and do they allow it?"
         )
     return FileNotFoundError(f"{what}: there is no such object, or no such bucket ({error})")
-
-
-def _fsspec(scheme: str) -> Any:
-    try:
-        fsspec: Any = importlib.import_module("fsspec")
-    except ImportError as error:
-        raise ImportError(_install(scheme, str(error))) from error
-    if scheme not in fsspec.available_protocols():
-        raise ValueError(f"{scheme}:// is no store that fsspec knows: is the URL right?")
-    package = PACKAGES.get(scheme)
-    if package is not None and importlib.util.find_spec(package) is None:
-        raise ImportError(_install(scheme, f"No module named {package!r}"))
-    return fsspec
-
-
-def _install(scheme: str, reason: str) -> str:
-    package = PACKAGES.get(scheme)
-    besides = f" {package}" if package not in (None, "s3fs") else ""
-    needed = "fsspec" if package is None else f"fsspec and {package}"
-    return f"{scheme}:// needs {needed}: pip install 'tdmap[stores]'{besides} ({reason})."

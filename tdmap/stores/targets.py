@@ -28,6 +28,9 @@ from tensordict_lite.memmap.plan import plan_for
 
 RUN = f"{HIDDEN}/run.json"
 
+PER_SHARD = "rows per shard"
+"""What the plan of a run says besides."""
+
 
 class Target(Protocol):
     """A place for a dataset; cheap to send to another process."""
@@ -162,12 +165,12 @@ class StoreTarget:
         return meta
 
     def write_rows(self, path: str, rows: Data, buffers: dict[int, bytearray]) -> bytes:
-        plan, where, store = plan_for(rows), f"{self.name}/{path}", self._store()
+        plan, where, store = plan_for(rows, reference_format=False), f"{self.name}/{path}", self._store()
         small: dict[str, bytes] = {}
         objects = {leaf.file: buffers[leaf.tensor.data_ptr()] for leaf in plan.leaves if leaf.nbytes}
         for folder in plan.folders:
             small[folder.join(META)] = folder.json()
-            small.update({folder.join(name): blob for name, blob in folder.blobs.items()})
+            small.update({folder.join(name): bytes(blob) for name, blob in folder.blobs.items()})
         meta = small.pop(META)
         store.put_all({f"{where}/{name}": data for name, data in (objects | small).items()})
         store.put(f"{where}/{META}", meta)

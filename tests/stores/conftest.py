@@ -64,3 +64,16 @@ def faults(proxied: FaultyProxy, credentials: None) -> Iterator[FaultyProxy]:
     proxied.heal()
     yield proxied
     proxied.heal()
+
+
+NOT_OBSTORES = {"user_agent_extra": "tests"}
+"""Of botocore's configuration: an option that obstore has no name for, so that fsspec serves, in workers too."""
+
+
+@pytest.fixture(params=["obstore", "fsspec"])
+def through(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """`config_kwargs` with which each library carries the requests, and does not make them again itself."""
+    if request.param == "obstore":
+        pytest.importorskip("obstore")
+    retries = {"retries": {"max_attempts": 1, "mode": "standard"}}
+    return {"config_kwargs": retries | (NOT_OBSTORES if request.param == "fsspec" else {})}

@@ -15,6 +15,8 @@ from typing import Any
 
 Matches = Callable[[str, str], bool]
 
+REFUSALS = {"500": "InternalError", "403": "AccessDenied", "301": "PermanentRedirect"}
+
 
 class FaultyProxy:
     """A proxy before the server at `target`.
@@ -55,7 +57,7 @@ class FaultyProxy:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def spoil(self, fault: str, times: int, matches: Matches = lambda method, path: True) -> None:
-        """Spoil the next `times` requests that match: `"500"`, `"cut"`, `"slow"` or `"403"`."""
+        """Spoil the next `times` requests that match: `"500"`, `"cut"`, `"slow"`, `"403"` or `"301"`."""
         with self._lock:
             self._fault, self._left, self._matches = fault, times, matches
             self.requests, self.spoiled = [], Counter()
@@ -82,8 +84,8 @@ class FaultyProxy:
         with self._lock:
             self.requests.append((request.command, request.path, request.headers.get("Range", "")))
         fate = self._fate(request.command, request.path)
-        if fate in ("500", "403"):
-            code, name = (500, "InternalError") if fate == "500" else (403, "AccessDenied")
+        if fate in REFUSALS:
+            code, name = int(fate), REFUSALS[fate]
             text = f"<Error><Code>{name}</Code><Message>on purpose</Message></Error>".encode()
             request.send_response(code)
             request.send_header("Content-Length", str(len(text)))

@@ -87,6 +87,34 @@ def test_looks_at_shards(run: Run) -> None:
     assert "x" in run(f"stats {PARTS} --workers 0 --quiet").output
 
 
+def test_a_run_into_shards_is_shown_and_gone_on_with(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text(
+        "import os\n"
+        "def fn(chunk):\n"
+        "    if int(chunk['x'][0]) >= 16 and not os.path.exists('healed'):\n"
+        "        raise ValueError('bad row')\n"
+        "    return chunk.select('x')\n"
+    )
+    try:
+        run(f"map failing:fn {PARTS} out --rows-per-shard 8 --chunksize 4 --workers 0 --resume --quiet", 1)
+        shown = run("status out").output
+        assert "interrupted" in shown and "16 of 30 rows done" in shown and "failing:fn" in shown
+        assert "look at it, and give --yes" in run("resume out", 2).output
+        (tmp_path / "healed").touch()
+        run("resume out --yes --quiet")
+    finally:
+        sys.modules.pop("failing", None)
+    data = tdmap.open(tmp_path / "out")
+    assert data.ends == [8, 16, 24, 30] and data["x"].tolist() == list(range(30))
+    found = json.loads(run("--json status out").output)
+    assert (found["state"], found["rows_done"], found["sessions"]) == ("complete", 30, 2)
+    assert "anybody with the rights" in run("resume s3://bucket/out", 2).output
+    journal = tmp_path / "out" / ".tdmap" / "run.json"
+    for wrong in ("[]", "{}", '{"run": "x", "identity": {}}'):
+        journal.write_text(wrong)
+        assert "does not say" in run("status out", 2).output
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tdmap
+from tdmap.operations.permute import permute
 from tdmap.stores import store as stores
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
@@ -103,6 +104,15 @@ def test_the_next_rows_are_fetched_while_the_function_runs(url: str, faults: Fau
     assert seen[0] >= 2
 
 
+def test_a_shard_is_fetched_in_one_request_a_column(url: str, faults: FaultyProxy, tmp_path: Path) -> None:
+    """However small the chunks of the function are: each request costs its round trip."""
+    data = tdmap.open(url, storage_options={"endpoint_url": faults.url}, cache=False)
+    faults.heal()
+    tdmap.map(data, keep, num_workers=0, chunksize=1, out=tmp_path / "set", rows_per_shard=10)
+    asked = [asked for _, path, asked in faults.requests if path.endswith("/x.memmap")]
+    assert asked.count("bytes=0-79") == 5 and len(asked) <= 7, "five shards, and a look at the first rows"
+
+
 def test_workers_get_urls_and_no_credentials_are_shown(url: str, options: dict[str, Any]) -> None:
     data = tdmap.open(url, storage_options={**options, "secret": "the-secret", "key": "the-key"})
     assert "secret" not in repr(data) and len(pickle.dumps(data)) < 8_000
@@ -113,12 +123,10 @@ def test_workers_get_urls_and_no_credentials_are_shown(url: str, options: dict[s
 
 # -- failures of the network -----------------------------------------------------------------------------------------
 
-ONCE = {"retries": {"max_attempts": 1, "mode": "standard"}}
-
 
 @pytest.mark.parametrize("fault", ["500", "cut", "slow"])
-def test_requests_that_fail_are_made_again(fault: str, url: str, faults: FaultyProxy) -> None:
-    options = {"endpoint_url": faults.url, "config_kwargs": ONCE}
+def test_requests_that_fail_are_made_again(fault: str, url: str, faults: FaultyProxy, through: dict[str, Any]) -> None:
+    options = {"endpoint_url": faults.url, **through}
     data = tdmap.open(url, storage_options=options, cache=False).window(0, 20)
     faults.spoil(fault, 3, lambda method, path: path.endswith(".memmap"))
     assert same(tdmap.map(data, double, num_workers=0, chunksize=10), double(numbers(0, 20)))
@@ -126,8 +134,8 @@ def test_requests_that_fail_are_made_again(fault: str, url: str, faults: FaultyP
 
 
 @pytest.mark.parametrize("fault", ["500", "cut"])
-def test_workers_write_through_failures(fault: str, bucket: str, faults: FaultyProxy) -> None:
-    options = {"endpoint_url": faults.url, "config_kwargs": ONCE}
+def test_workers_write_through_failures(fault: str, bucket: str, faults: FaultyProxy, through: dict[str, Any]) -> None:
+    options = {"endpoint_url": faults.url, **through}
     faults.spoil(fault, 4, lambda method, path: method == "PUT")
     out = f"{bucket}/set"
     result = tdmap.map(numbers(0, 30), keep, num_workers=2, out=out, rows_per_shard=10, storage_options=options)
@@ -136,29 +144,30 @@ def test_workers_write_through_failures(fault: str, bucket: str, faults: FaultyP
 
 
 def test_a_store_that_fails_for_good_is_an_error_that_names_the_object(
-    url: str, faults: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+    url: str, faults: FaultyProxy, monkeypatch: pytest.MonkeyPatch, through: dict[str, Any]
 ) -> None:
     s3fs = pytest.importorskip("s3fs")
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     monkeypatch.setattr(stores, "FIRST_WAIT", 0.001)
-    data = tdmap.open(url, storage_options={"endpoint_url": faults.url, "config_kwargs": ONCE}, cache=False)
+    data = tdmap.open(url, storage_options={"endpoint_url": faults.url, **through}, cache=False)
     faults.spoil("500", 1 << 30, lambda method, path: path.endswith("x.memmap"))
     with pytest.raises(OSError, match=r"x\.memmap failed 3 times"):
         data[0:3]
     assert 3 <= len(faults.requests) <= 40, "retries are bounded"
 
 
-def test_no_rights_are_told_at_once(url: str, faults: FaultyProxy) -> None:
+def test_no_rights_are_told_at_once(url: str, faults: FaultyProxy, through: dict[str, Any]) -> None:
     faults.spoil("403", 1 << 30)
     with pytest.raises(PermissionError, match=r"s3://shared/set.*credentials"):
-        tdmap.open(url, storage_options={"endpoint_url": faults.url, "config_kwargs": ONCE})
+        tdmap.open(url, storage_options={"endpoint_url": faults.url, **through})
     assert len(faults.requests) <= 4
 
 
 # -- bad input -------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_there_is_named(bucket: str, options: dict[str, Any]) -> None:
+def test_what_is_not_there_is_named(bucket: str, options: dict[str, Any], through: dict[str, Any]) -> None:
+    options = {**options, **through}
     for source, told in (
         ("s3://no-such-bucket-here/set", "no such bucket"),
         (f"{bucket}/nothing", "neither meta.json nor shards.json"),
@@ -194,9 +203,12 @@ def test_memory_is_seen_by_this_process_alone(credentials: None) -> None:
             call()
 
 
-def test_an_object_that_was_cut_or_replaced_is_named(bucket: str, options: dict[str, Any]) -> None:
+def test_an_object_that_was_cut_or_replaced_is_named(
+    bucket: str, options: dict[str, Any], through: dict[str, Any]
+) -> None:
     import fsspec
 
+    options = {**options, **through}
     fs, out = fsspec.filesystem("s3", **options), f"{bucket}/set"
     data = tdmap.map(numbers(0, 20), keep, num_workers=0, out=out, rows_per_shard=10, storage_options=options)
     shard = data.shards[1].removeprefix("s3://")
@@ -216,10 +228,11 @@ def test_an_object_that_was_cut_or_replaced_is_named(bucket: str, options: dict[
 
 
 def test_a_failed_run_leaves_no_dataset_and_resume_goes_on(
-    bucket: str, options: dict[str, Any], tmp_path: Path
+    bucket: str, options: dict[str, Any], tmp_path: Path, through: dict[str, Any]
 ) -> None:
     import fsspec
 
+    options = {**options, **through}
     fs, out, data = fsspec.filesystem("s3", **options), f"{bucket}/set", numbers(0, 40)
     log, healed = tmp_path / "log", tmp_path / "healed"
 
@@ -253,9 +266,28 @@ def test_a_failed_run_leaves_no_dataset_and_resume_goes_on(
         run(resume=True)
 
 
-def test_a_dataset_in_a_store_is_replaced_when_the_new_one_is_whole(bucket: str, options: dict[str, Any]) -> None:
+def test_an_object_that_was_replaced_is_another_source(bucket: str, options: dict[str, Any]) -> None:
     import fsspec
 
+    fs, how = fsspec.filesystem("s3", **options), {"num_workers": 0, "rows_per_shard": 10, "storage_options": options}
+    source = tdmap.map(numbers(0, 10), keep, out=f"{bucket}/source", **how)
+    tdmap.map(source, keep, out=f"{bucket}/set", resume=True, **how)
+    for name in ("x.memmap", "n/y.memmap"):  # each of them has its own tag, and no order is among tags
+        before = fs.cat_file(f"{source.shards[0]}/{name}")
+        fs.pipe_file(f"{source.shards[0]}/{name}", bytes(len(before)))
+        with pytest.raises(tdmap.ResumeMismatch):
+            tdmap.map(
+                tdmap.open(f"{bucket}/source", storage_options=options), keep, out=f"{bucket}/set", resume=True, **how
+            )
+        fs.pipe_file(f"{source.shards[0]}/{name}", before)
+
+
+def test_a_dataset_in_a_store_is_replaced_when_the_new_one_is_whole(
+    bucket: str, options: dict[str, Any], through: dict[str, Any]
+) -> None:
+    import fsspec
+
+    options = {**options, **through}
     out, data = f"{bucket}/set", numbers(0, 20)
     first = tdmap.map(data, keep, num_workers=0, out=out, storage_options=options)
     assert len(first.shards) > 4, "a store gets several shards where nobody says how many"
@@ -267,18 +299,10 @@ def test_a_dataset_in_a_store_is_replaced_when_the_new_one_is_whole(bucket: str,
     assert len(names) == 2, "one shard, and the manifest"
 
 
-def test_operations_that_write_a_folder_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_low_level_operation_that_writes_a_folder_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for call in (
-        lambda: tdmap.filter(numbers(0, 8), lambda c: c["x"] > 3, "s3://bucket/set", num_workers=0),
-        lambda: tdmap.sort(numbers(0, 8), "x", "s3://bucket/set", num_workers=0),
-        lambda: tdmap.shuffle(numbers(0, 8), 1, "s3://bucket/set", num_workers=0),
-        lambda: tdmap.flat_map(numbers(0, 8), keep, "s3://bucket/set", num_workers=0),
-        lambda: tdmap.group_by(numbers(0, 8), "x").reduce({"n": tdmap.reducers.Count()}, out="s3://bucket/set"),
-        lambda: tdmap.join(numbers(0, 8), numbers(0, 8), on="x", out="s3://bucket/set", num_workers=0),
-    ):
-        with pytest.raises(ValueError, match="a place in a store, and this operation writes a folder"):
-            call()
+    with pytest.raises(ValueError, match="a place in a store, and this operation writes a folder"):
+        permute(numbers(0, 8), torch.arange(8).flip(0), "s3://bucket/set")
     assert not list(tmp_path.iterdir()), "no folder with the name of a URL"
     tdmap.map(numbers(0, 8), keep, out=f"file://{tmp_path}/set", num_workers=0)
     assert same(tdmap.open(tmp_path / "set"), numbers(0, 8))

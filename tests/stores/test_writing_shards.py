@@ -170,6 +170,22 @@ def test_a_run_is_gone_on_with_by_the_same_call_alone(tmp_path: Path) -> None:
         tdmap.map(data, fail_on({11}), num_workers=0, out=out, rows_per_shard=4, resume=True)
 
 
+def test_a_shard_of_the_source_with_other_values_is_another_source(tmp_path: Path) -> None:
+    """Whichever of its files was written, and whether its metadata changed or not."""
+    source = tdmap.map(numbers(0, 20), keep, num_workers=0, out=tmp_path / "source", rows_per_shard=10)
+
+    def run() -> Any:
+        data = tdmap.open(tmp_path / "source")
+        return tdmap.map(data, keep, num_workers=0, out=tmp_path / "set", rows_per_shard=10, resume=True)
+
+    run()
+    oldest = Path(source.shards[0], "x.memmap")
+    oldest.write_bytes(oldest.read_bytes()[::-1])
+    os.utime(oldest, ns=(1, 1))  # as a copy that keeps the time of its original: not the file that was written last
+    with pytest.raises(tdmap.ResumeMismatch):
+        run()
+
+
 def test_a_run_that_was_complete_does_nothing(tmp_path: Path) -> None:
     out, data = tmp_path / "set", numbers(0, 20)
     first = tdmap.map(data, keep, num_workers=2, out=out, rows_per_shard=4, resume=True)

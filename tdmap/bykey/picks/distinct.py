@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from tdmap.operation import operation
 from tdmap.operations.output import Output
 from tdmap.operations.permute import deliver
 from tdmap.reducers import Count
+from tdmap.resume.inshards import or_in_shards
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -24,12 +26,15 @@ if TYPE_CHECKING:
 
 
 @operation
+@or_in_shards
 def unique(
     data: Data,
     key: KeyLike,
     out: Data | str | os.PathLike[str] | None = None,
     *,
     overwrite: bool = False,
+    rows_per_shard: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     dropna: bool = False,
     **options: Unpack[WorkerOptions],
 ) -> Data:
@@ -40,6 +45,8 @@ def unique(
         key: an entry, a nested entry, a list of entries, or a function of a chunk, as `tdmap.group_by` takes.
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the keys.
         overwrite: replace the dataset in the folder `out`, if there is one.
+        rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
+            in one folder first, beside `out` or among the temporary files.
         dropna: leave out keys with a NaN. Otherwise NaN is one key, the last one.
         options: as `tdmap.map`.
 
@@ -62,12 +69,15 @@ def unique(
 
 
 @operation
+@or_in_shards
 def value_counts(
     data: Data,
     key: KeyLike,
     out: Data | str | os.PathLike[str] | None = None,
     *,
     overwrite: bool = False,
+    rows_per_shard: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     dropna: bool = False,
     sort: bool = True,
     name: str = "count",

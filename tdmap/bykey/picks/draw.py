@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from tdmap.execution import Execution
 from tdmap.operation import operation
 from tdmap.operations.output import Output
 from tdmap.operations.permute import permute
+from tdmap.resume.inshards import or_in_shards
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 
 @operation
+@or_in_shards
 def sample(
     data: Data,
     n: int | None = None,
@@ -37,6 +40,8 @@ def sample(
     shuffle: bool = False,
     seed: int | None = None,
     overwrite: bool = False,
+    rows_per_shard: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     **options: Unpack[WorkerOptions],
 ) -> Data:
     """Rows drawn at random, each at most once unless `replace`.
@@ -52,6 +57,8 @@ def sample(
         shuffle: in the order in which they are drawn; otherwise in the order of the data, which reads faster.
         seed: the same seed draws the same rows. Default: other ones each time.
         overwrite: replace the dataset in the folder `out`, if there is one.
+        rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
+            in one folder first, beside `out` or among the temporary files.
         options: as `tdmap.map`.
 
     Raises:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from tdmap.data.entries import require_entry
 from tdmap.data.kinds import Data
@@ -15,6 +16,7 @@ from tdmap.operations.permute import permute
 from tdmap.operations.reduce import reduce
 from tdmap.reducers import TopK
 from tdmap.reducers.base import Key
+from tdmap.resume.inshards import or_in_shards
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 
 @operation
+@or_in_shards
 def top_k(
     data: Data,
     key: Key,
@@ -31,6 +34,8 @@ def top_k(
     *,
     largest: bool = True,
     overwrite: bool = False,
+    rows_per_shard: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     **options: Unpack[WorkerOptions],
 ) -> Data:
     """The rows with the `k` largest values of an entry, largest first; ties go to the earlier row.
@@ -42,6 +47,8 @@ def top_k(
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
         largest: False: the smallest values, smallest first.
         overwrite: replace the dataset in the folder `out`, if there is one.
+        rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
+            in one folder first, beside `out` or among the temporary files.
         options: as `tdmap.map`.
 
     Raises:

@@ -18,6 +18,7 @@ import typer
 from tdmap.cli.answers import answer, asked
 from tdmap.cli.app import app, end_with_reader
 from tdmap.cli.commands.map import report_skipped, run_resumable
+from tdmap.cli.places import list_beside, url_of
 from tdmap.cli.requests import file_of_module, find_function, import_module, open_dataset, refuse, take_apart
 from tdmap.memory.hidden import HIDDEN, printable
 
@@ -72,7 +73,9 @@ def resume(
     in_place = found.kind == "in place"
     out = None if in_place else datasets[0]
     skipped = run_resumable(open_dataset(Path(command.source)), fn, out, options, dataclasses.asdict(command), how)
-    report_skipped(skipped, found.rows, in_place, datasets[0] / HIDDEN / "skipped.jsonl", written=True)
+    in_shards = "rows_per_shard" in command.options
+    place = list_beside(datasets[0]) if in_shards else datasets[0] / HIDDEN / "skipped.jsonl"
+    report_skipped(skipped, found.rows, in_place, place, written=not in_shards)
     done = found.rows - len(skipped or ())
     line = f"{done:,} rows done in {path}"
     answer({"rows": done, "skipped": len(skipped or ()), "out": path}, *([] if quiet else [line]))
@@ -81,6 +84,11 @@ def resume(
 def _status_of(path: Path) -> Any:
     from tdmap.resume.status import read_status
 
+    if url_of(path) is not None:
+        refuse(
+            f"{url_of(path)} is in a store, where anybody with the rights may have written what its run is: go on with "
+            "the same tdmap map --resume, which says it"
+        )
     try:
         found = read_status(path)
     except (OSError, ValueError) as error:
@@ -98,6 +106,7 @@ _OPTIONS: dict[str, tuple[type, ...]] = {
     "on_error": (str,),
     "executor": (str,),
     "address": (str,),
+    "rows_per_shard": (int,),
 }
 
 
@@ -115,12 +124,14 @@ class _Command:
         """The command of a run, or leave with why it cannot be called again."""
         from tdmap.errors import UntrustedFile
         from tdmap.memory.hidden import open_file
+        from tdmap.stores.targets import RUN
 
         if found.command is None:
             program = " ".join(found.argv).strip() or "a Python session"
             refuse(f"{path} was begun by a program ({program}): run that again, and it goes on where it ended")
         try:
-            os.close(open_file(path / HIDDEN / "journal"))
+            journal = path / HIDDEN / "journal"
+            os.close(open_file(journal if journal.exists() else path / RUN))
         except UntrustedFile as error:
             refuse(f"{error} It says which function is run; use tdmap map --resume, which you say yourself.")
         texts, options = [found.command.get(key) for key in ("function", "source", "cwd")], found.command.get("options")

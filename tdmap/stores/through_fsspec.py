@@ -1,0 +1,106 @@
+"""Requests to a store through its file system of fsspec."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tdmap.stores.transport import Range
+
+PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
+"""What the file systems of some stores are in."""
+
+
+class FsspecFiles:
+    """A file system of fsspec (see `Transport`).
+
+    Args:
+        scheme: the part of a URL before `://`.
+        options: what fsspec's class is made with.
+
+    Raises:
+        ImportError: fsspec, or the package of this store, is not installed; says how to get it.
+        ValueError: there is no such kind of store.
+    """
+
+    def __init__(self, scheme: str, options: Mapping[str, Any]) -> None:
+        fsspec = _fsspec(scheme)
+        try:
+            self.fs: Any = fsspec.filesystem(scheme, **options)
+        except ImportError as error:
+            raise ImportError(_install(scheme, str(error))) from error
+        self.scheme = scheme
+
+    def content(self, url: str) -> bytes:
+        return bytes(self.fs.cat_file(self._path(url)))
+
+    def ranges(self, wanted: Sequence[Range]) -> Sequence[Any]:
+        paths = [self._path(url) for url, _, _ in wanted]
+        starts, stops = [start for _, start, _ in wanted], [stop for _, _, stop in wanted]
+        got: Sequence[Any] = self.fs.cat_ranges(paths, starts, stops, on_error="return")
+        return got
+
+    def names(self, url: str) -> list[str]:
+        path = self._path(url)
+        self.fs.invalidate_cache()  # others write there
+        try:
+            return [str(entry).rstrip("/").rpartition("/")[2] for entry in self.fs.ls(path, detail=False)]
+        except FileNotFoundError:
+            bucket = path.partition("/")[0]
+            if self.scheme in PACKAGES and not self.fs.exists(bucket):
+                raise
+            return []
+
+    def find(self, url: str) -> dict[str, tuple[int, str]]:
+        path = self._path(url)
+        self.fs.invalidate_cache()  # others write there
+        found: dict[str, Any] = self.fs.find(path, detail=True)
+        prefix = path.strip("/") + "/"
+        return {
+            name.strip("/").removeprefix(prefix): (int(info["size"]), _version(info)) for name, info in found.items()
+        }
+
+    def put(self, objects: Mapping[str, bytes | bytearray]) -> None:
+        self.fs.pipe({self._path(url): data for url, data in objects.items()})
+
+    def send(self, files: Mapping[str, str]) -> None:
+        self.fs.put(list(files.values()), [self._path(url) for url in files], recursive=False)
+
+    def remove(self, url: str) -> None:
+        self.fs.invalidate_cache()
+        try:
+            self.fs.rm(self._path(url), recursive=True)
+        except FileNotFoundError:
+            pass
+
+    def _path(self, url: str) -> str:
+        path: str = self.fs._strip_protocol(url)
+        return path
+
+
+def _version(info: Mapping[str, Any]) -> str:
+    """What a store says of an object that changes when the object is replaced."""
+    known = ("ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created", "generation")
+    return " ".join(str(info[name]) for name in known if name in info)
+
+
+def _fsspec(scheme: str) -> Any:
+    try:
+        fsspec: Any = importlib.import_module("fsspec")
+    except ImportError as error:
+        raise ImportError(_install(scheme, str(error))) from error
+    if scheme not in fsspec.available_protocols():
+        raise ValueError(f"{scheme}:// is no store that fsspec knows: is the URL right?")
+    package = PACKAGES.get(scheme)
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise ImportError(_install(scheme, f"No module named {package!r}"))
+    return fsspec
+
+
+def _install(scheme: str, reason: str) -> str:
+    package = PACKAGES.get(scheme)
+    besides = f" {package}" if package not in (None, "s3fs") else ""
+    needed = "fsspec" if package is None else f"fsspec and {package}"
+    return f"{scheme}:// needs {needed}: pip install 'tdmap[stores]'{besides} ({reason})."

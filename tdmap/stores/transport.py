@@ -1,0 +1,52 @@
+"""What a store is asked for, whatever library talks to it.
+
+through_fsspec     fsspec's file systems: every kind of store, and every option
+through_obstore    the `obstore` package, where it is installed: S3 with the usual options, several times faster
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+Range = tuple[str, int, int]
+"""A URL, and the first byte and the one past the last."""
+
+
+class CannotServe(Exception):
+    """This transport cannot do what is asked of it, and fsspec may."""
+
+
+class Transport(Protocol):
+    """Requests to a store, each made once or as often as the library below tries. Errors are those of the library.
+
+    FileNotFoundError where there is no such object or bucket, and PermissionError where there are no rights.
+    """
+
+    def content(self, url: str) -> bytes:
+        """All of an object."""
+        ...
+
+    def ranges(self, wanted: Sequence[Range]) -> Sequence[Any]:
+        """Bytes of objects, all of them under way at once: a buffer, or the exception that came instead, for each."""
+        ...
+
+    def names(self, url: str) -> list[str]:
+        """The names in a folder; none where there is no such folder."""
+        ...
+
+    def find(self, url: str) -> dict[str, tuple[int, str]]:
+        """All objects below a folder, by their names relative to it: bytes, and what changes with their content."""
+        ...
+
+    def put(self, objects: Mapping[str, bytes | bytearray]) -> None:
+        """Objects by their URLs, all of them under way at once."""
+        ...
+
+    def send(self, files: Mapping[str, str]) -> None:
+        """Objects from local files, by their URLs."""
+        ...
+
+    def remove(self, url: str) -> None:
+        """An object, and all below a folder; nothing where there is none."""
+        ...
