@@ -65,6 +65,7 @@ def test_retries_and_skipped_rows_are_shown():
 
 
 def test_nothing_is_written_where_nobody_looks(capfd):
+    tdmap.close_pools()  # workers of an earlier test would write where that one looked
     tdmap.map(torch.arange(1000), lambda x: x + 1, num_workers=2, pbar=True)
     tdmap.sort(torch.arange(1000), lambda x: x, num_workers=2, pbar=True)
     assert capfd.readouterr().err == ""
