@@ -28,6 +28,7 @@ from tdmap.stores.manifest import MANIFEST, unpack, why_no_dataset
 from tdmap.stores.members import digest_of_bytes, state_of
 from tdmap.stores.store import Store, require_reachable, store_of
 from tdmap.stores.text import Text, text_of_meta
+from tdmap.stores.transport import joined
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.disk.format import META, SUFFIX, NodeMeta, decode_json, encode_key, parse_meta
@@ -352,15 +353,11 @@ def _leaves(node: Any, path: Path, kind: Any = _Leaf) -> Iterator[tuple[Path, An
 
 
 def _column(leaf: _Leaf, rows: int, pieces: list[Any]) -> Tensor:
-    data = bytearray().join(pieces)
-    if not data:
-        return torch.empty((rows, *leaf.shape), dtype=leaf.dtype)
-    return torch.frombuffer(data, dtype=leaf.dtype).view(rows, *leaf.shape)
+    return joined(pieces).view(leaf.dtype).view(rows, *leaf.shape)
 
 
 def _offsets(pieces: list[Any]) -> Tensor:
-    data = bytearray().join(pieces)
-    return torch.frombuffer(data, dtype=torch.int64) if data else torch.empty(0, dtype=torch.int64)
+    return joined(pieces).view(torch.int64)
 
 
 def _pick(data: Data, runs: list[Run]) -> Data:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdmap.stores.transport import joined
 from tensordict_lite import NonTensorStack
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.format import META, NodeMeta
@@ -63,8 +64,7 @@ class Text:
         bounds = torch.zeros(sum(map(len, lengths)) + 1, dtype=torch.int64)
         if lengths:
             torch.cumsum(torch.cat(lengths), 0, out=bounds[1:])
-        data = bytearray().join(piece for pieces in values for piece in pieces)
-        content = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        content = joined([piece for pieces in values for piece in pieces])
         size, device = torch.Size(()), torch.device("cpu")
         column = TextColumn(self.kind, content, bounds, size, device)
         return NonTensorStack._of_rows(column, range(len(bounds) - 1), 0, size, device)

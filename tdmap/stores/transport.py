@@ -9,6 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
 Range = tuple[str, int, int]
 """A URL, and the first byte and the one past the last."""
 
@@ -50,3 +55,20 @@ class Transport(Protocol):
     def remove(self, url: str) -> None:
         """An object, and all below a folder; nothing where there is none."""
         ...
+
+
+def joined(pieces: Sequence[Any]) -> Tensor:
+    """Buffers, one after the other, as uint8 `[n]`.
+
+    Numpy asks for huge pages, where the system gives them: several times as fast as a bytearray of some megabytes,
+    whose small pages the kernel clears one by one.
+    """
+    nbytes = sum(len(piece) for piece in pieces)
+    if not nbytes:
+        return torch.empty(0, dtype=torch.uint8)
+    content: NDArray[np.uint8] = np.empty(nbytes, dtype=np.uint8)
+    view, at = content.data, 0
+    for piece in pieces:
+        view[at : at + len(piece)] = memoryview(piece).cast("B")
+        at += len(piece)
+    return torch.from_numpy(content)
