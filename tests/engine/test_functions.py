@@ -97,6 +97,7 @@ def test_workers_with_more_threads_run_matrix_products():
 
 def test_a_nested_map_runs_serially_and_says_so(data, capfd):
     tdmap.close_pools()  # workers of an earlier test would write where that one looked
+
     def nested(td):
         return tdmap.map(td, lambda inner: inner["x"] + os.getpid() * 0, num_workers=2, chunksize=2)
 
