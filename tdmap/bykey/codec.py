@@ -63,6 +63,13 @@ class KeyColumn:
         return self.dtype in _FLOATS
 
     @property
+    def offset(self) -> int | None:
+        """What makes a word of an integer, if it is added; None for what becomes one in another way."""
+        if len(self.shape) and self.shape[0] > 1:
+            return None
+        return 0 if self.dtype in _UNSIGNED else 1 << (_BITS[self.dtype] - 1) if self.dtype in _SIGNED else None
+
+    @property
     def pieces(self) -> list[int]:
         """Bits of each of its numbers."""
         if len(self.shape) and self.shape[0] > 1:
@@ -154,6 +161,14 @@ class KeyCodec:
     def num_words(self) -> int:
         """Words of a key."""
         return len(self._layout)
+
+    def integers(self, values: Sequence[Tensor]) -> tuple[Array, int] | None:
+        """The only column as it is, and what makes words of its integers, if it is added; None for other keys."""
+        offset = self.columns[0].offset
+        if offset is None or len(self.columns) > 1 or self.descending[0]:
+            return None
+        flat = values[0].detach().reshape(-1)
+        return (flat.view(torch.uint8) if flat.dtype is torch.bool else flat).numpy(), offset
 
     def encode(self, values: Sequence[Tensor]) -> Words:
         """The words of rows."""

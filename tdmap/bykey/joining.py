@@ -146,7 +146,7 @@ def join(
         left, right = comparable(
             prepare(a, ours, "join", execution, dropna=True), prepare(b, theirs, "join", execution, dropna=True)
         )
-        with Spill(spill_folder(Output(None, a), spill_dir)) as spill:
+        with Spill(spill_folder(Output(None, a), spill_dir), later=True) as spill:
             task = _Join(a, b, ours, theirs, left, right, how, indicator, spill, execution, policy, chunksize)
             if how in ("semi", "anti"):
                 return task.select(output)
