@@ -30,6 +30,14 @@ _BITS = {**_UNSIGNED, **_SIGNED, **_FLOATS}
 Array = NDArray[Any]
 
 
+def distances(integers: Array, low: int, out: NDArray[np.uint64]) -> None:
+    """How far integers are from one of their dtype; of smaller ones, a number of almost 2**64."""
+    if integers.dtype.itemsize == 8:  # right whatever the sign, and modulo 2**64
+        np.subtract(integers.view(np.uint64), np.uint64(low % (1 << 64)), out=out)
+    else:
+        np.subtract(integers, low, out=out.view(np.int64), dtype=np.int64)
+
+
 @dataclass(frozen=True)
 class KeyColumn:
     """One column of a key: dtype and shape of one row, `()`, `(1,)` or, for uint8, `(bytes,)`.

@@ -14,12 +14,13 @@ from tdmap.bykey.aggregates import Grouped, States, join_states, pick
 from tdmap.bykey.codec import KeyCodec
 from tdmap.bykey.keys import KeyReader
 from tdmap.bykey.order import Words, equal, group_starts, joined, search, stable_order, take
-from tdmap.bykey.slots import KeyTable, Room, Slots, Slotted
+from tdmap.bykey.slots import KeyTable, Slots, Slotted
 from tdmap.bykey.spilling import Kept, Partitions, Run, keep, write_run
 from tdmap.bykey.splits import Splits
 from tdmap.data.columns import Shape, columns_of, gather, reordered, with_columns
 from tdmap.data.kinds import Data, is_data
 from tdmap.data.reader import narrow
+from tdmap.memory.rowfiles import Blocks
 from tdmap.memory.spill import Spill
 from tdmap.reducers.base import Key
 from tensordict_lite import TensorDict
@@ -64,7 +65,7 @@ class CutChunk:
         self.by_number = by_number
         self.table = table
         self.most = most
-        self.room = Room()
+        self.room = Blocks()
 
     def __call__(self, chunk: Data, start: int = 0) -> Run | Kept | None:
         values = self.reader.values(chunk, start)

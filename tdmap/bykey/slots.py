@@ -9,7 +9,6 @@ what is found there is compared with the key, and a chunk with any key that is n
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,9 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tdmap.bykey.codec import distances
 from tdmap.bykey.order import Words, group_starts, stable_order, take
 from tdmap.data.columns import columns_of, gather
 from tdmap.data.kinds import Data
+from tdmap.memory.rowfiles import Blocks
 
 DENSE = 1 << 16
 """Slots of a chunk with dense keys, at most: sums and counts of them stay in the cache."""
@@ -34,30 +35,6 @@ _BITS = 16
 _GOLDEN = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio, odd: Knuth, vol. 3, 6.4."""
 _TRIES = 64
-
-
-class Room(threading.local):
-    """Memory that is used again for the next chunk; of each thread its own, and empty where it travels.
-
-    What is freed after each chunk may go back to the system, which has to clear it again for the next one: more than
-    half of the time that few groups take.
-
-    Example:
-        >>> room = Room()
-        >>> first, second = room.array("sums", 3, np.float64), room.array("sums", 2, np.float64)
-        >>> np.shares_memory(first, second)
-        True
-    """
-
-    def __reduce__(self) -> Any:
-        return Room, ()
-
-    def array(self, name: str, rows: int, dtype: Any) -> NDArray[Any]:
-        """An array with any content, which is the one of the last call with that name."""
-        kept: NDArray[Any] | None = self.__dict__.get(name)
-        if kept is None or len(kept) < rows or kept.dtype != dtype:
-            kept = self.__dict__[name] = np.empty(rows, dtype=dtype)
-        return kept[:rows]
 
 
 @dataclass(frozen=True)
@@ -141,7 +118,7 @@ class KeyTable:
         return cls()
 
     @staticmethod
-    def dense(integers: NDArray[Any], offset: int, room: Room) -> Slots | None:
+    def dense(integers: NDArray[Any], offset: int, room: Blocks) -> Slots | None:
         """The slots of rows whose keys lie close together; None where they do not.
 
         Args:
@@ -153,13 +130,10 @@ class KeyTable:
         if high - low >= min(DENSE, 4 * len(integers)):
             return None
         numbers = room.array("numbers", len(integers), np.int64)
-        if integers.dtype.itemsize == 8:  # the difference is right whatever the sign
-            np.subtract(integers.view(np.uint64), np.uint64(low % (1 << 64)), out=numbers.view(np.uint64))
-        else:
-            np.subtract(integers, low, out=numbers, dtype=np.int64)
+        distances(integers, low, numbers.view(np.uint64))
         return Slots(numbers, high - low + 1, None, low + offset)
 
-    def hashed(self, words: Words, room: Room) -> Slots | None:
+    def hashed(self, words: Words, room: Blocks) -> Slots | None:
         """The slots of rows whose keys are in the table; None where one is not."""
         if self.table is None:
             return None
@@ -172,7 +146,7 @@ class KeyTable:
         return Slots(numbers, len(self.keys[0]), self.keys)
 
 
-def _hash(words: Words, factors: tuple[int, ...], room: Room | None = None) -> NDArray[np.int64]:
+def _hash(words: Words, factors: tuple[int, ...], room: Blocks | None = None) -> NDArray[np.int64]:
     mixed: Any = np.empty_like(words[0]) if room is None else room.array("hashes", len(words[0]), np.uint64)
     np.multiply(words[0], np.uint64(factors[0]), out=mixed)
     for word, factor in zip(words[1:], factors[1:]):
@@ -191,7 +165,7 @@ class Slotted:
         room: for what is needed for a moment.
     """
 
-    def __init__(self, rows: Data, slots: Slots, room: Room) -> None:
+    def __init__(self, rows: Data, slots: Slots, room: Blocks) -> None:
         self.rows = rows
         self.slots = slots
         self.room = room

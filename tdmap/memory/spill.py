@@ -54,9 +54,7 @@ class Spill:
             may take milliseconds, on a disk that others write to.
     """
 
-    def __init__(
-        self, folder: str | os.PathLike[str] | None = None, prefix: str = "", *, later: bool = False
-    ) -> None:
+    def __init__(self, folder: str | os.PathLike[str] | None = None, prefix: str = "", *, later: bool = False) -> None:
         self.later = later and folder is None
         if folder is None:
             folder = os.path.join(tempfile.gettempdir(), f"tdmap-spill-{secrets.token_hex(8)}")
