@@ -276,7 +276,7 @@ class Driver:
 
     def _fill(self, worker: int) -> bool:
         """Give a worker all it may hold; False where there is nothing to be given to anybody like it."""
-        now = time.monotonic()
+        now, was_idle = time.monotonic(), worker in self._idle
         while not self.scheduler.is_full(worker):
             limit = self.crew.limit(worker)
             if limit == 0:
@@ -287,8 +287,8 @@ class Driver:
                     return False
                 limit = 1
             lease = self.scheduler.lease(worker, now, limit)
-            if lease is None:
-                return False
+            if lease is None:  # which holds for those who are idle like this one only if it still is
+                return was_idle and self.scheduler.holds(worker)
             self.crew.grant(worker, lease)
         return True
 
