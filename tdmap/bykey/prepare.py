@@ -106,8 +106,8 @@ def quick(execution: Execution, nbytes: int) -> Execution:
 def expected_groups(groups: int, seen: int, rows: float) -> float:
     """Distinct keys of so many rows, when `seen` of them have `groups`, if all keys are equally frequent.
 
-    That is k (1 - exp(-rows / k)) for k keys, of which k follows from the rows that were seen. An estimate: what is done
-    for many keys, or for few, is right for any.
+    That is k (1 - exp(-rows / k)) for k keys, of which k follows from the rows that were seen.
+    An estimate: what is done for many keys, or for few, is right for any.
 
     Example:
         >>> expected_groups(10, 1000, 4000), expected_groups(1000, 1000, 4000), round(expected_groups(632, 1000, 4000))
