@@ -13,7 +13,7 @@ from torch import Tensor, UntypedStorage
 
 from tensordict_lite.errors import ArchiveError, ArchiveNotFoundError
 from tensordict_lite.memmap.archive.codec import MAX_RATIO, credible, inflate
-from tensordict_lite.memmap.archive.zipformat import STORED, Entry, data_start, entries, find_directory
+from tensordict_lite.memmap.archive.zipformat import STORED, Entry, data_starts, entries, find_directory
 from tensordict_lite.memmap.disk import crc
 from tensordict_lite.memmap.disk.files import size_of_file
 from tensordict_lite.memmap.disk.format import MAX_META_BYTES, META
@@ -75,9 +75,8 @@ class Archive:
         found.sort(key=_offset)
         limits = [entry.offset for entry in found[1:]]
         limits.append(offset)
-        starts = self.starts
-        for entry, limit in zip(found, limits):
-            starts[entry.name] = data_start(path, data, entry, limit)
+        self.starts = data_starts(path, data, found, limits)
+        for entry in found:
             if entry.method != STORED and not credible(entry, max_ratio):
                 raise self._incredible(entry)
 
