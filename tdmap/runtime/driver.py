@@ -275,8 +275,11 @@ class Driver:
             self.crew.ask_back(straggler.worker)
 
     def _fill(self, worker: int) -> bool:
-        """Give a worker all it may hold; False where there is nothing to be given to anybody like it."""
-        now, was_idle = time.monotonic(), worker in self._idle
+        """Give a worker all it may hold; False where there is nothing to be given to anybody like it.
+
+        A worker that has just been given its first chunk may have to wait for more, and others must not wait with it.
+        """
+        now, given = time.monotonic(), False
         while not self.scheduler.is_full(worker):
             limit = self.crew.limit(worker)
             if limit == 0:
@@ -287,9 +290,10 @@ class Driver:
                     return False
                 limit = 1
             lease = self.scheduler.lease(worker, now, limit)
-            if lease is None:  # which holds for those who are idle like this one only if it still is
-                return was_idle and self.scheduler.holds(worker)
+            if lease is None:
+                return given
             self.crew.grant(worker, lease)
+            given = True
         return True
 
     def _check_clock(self) -> None:
