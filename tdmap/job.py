@@ -161,8 +161,12 @@ class Wrapped:
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
         self._positional = takes_start(fn)
-        self.by_name = is_sent_by_name(fn)
         self.__qualname__ = function_name(fn)
+
+    @property
+    def by_name(self) -> bool:
+        """See `is_sent_by_name`; no attribute, or unfinished runs would be those of another function."""
+        return is_sent_by_name(self.fn)
 
     def call(self, chunk: Any, start: int) -> Any:
         """What the user's function returns."""

@@ -67,8 +67,12 @@ class Apart:
         self.names = None if names is None else list(names)
         self.placed = placed
         self._positional = getattr(fn, "takes_start", False)
-        self.by_name = is_sent_by_name(fn)
         self.__qualname__ = function_name(fn)
+
+    @property
+    def by_name(self) -> bool:
+        """See `is_sent_by_name`."""
+        return is_sent_by_name(self.fn)
 
     def identity_parts(self) -> dict[str, str]:
         """The parts that the function is known by, and what its pieces are."""
