@@ -132,7 +132,7 @@ def _width(nbytes: Any) -> int:
 
 
 def _picked(flat: Tensor, starts: Any, width: int) -> Any:
-    """The windows that begin at some bytes, in new memory. Torch copies them in half the time that NumPy takes."""
+    """The windows that begin at some bytes, in new memory. Torch takes as long as NumPy, or two thirds of it."""
     windows = torch.as_strided(flat, (len(flat) - width + 1, width), (1, 1), flat.storage_offset())
     return windows.index_select(0, torch.from_numpy(starts)).numpy().view(f"V{width}").reshape(-1)
 
