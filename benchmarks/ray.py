@@ -4,6 +4,8 @@
 
 The map is that of `map_throughput`; the groups are those of `mapreduce`. Every case on Ray has a cluster of its own
 with as many CPUs as there are workers. Starting it, its actors, and the input of Ray Data is not timed.
+Our maps run twice into the same files, and the second run counts: the host of a virtual machine takes back pages that
+are free, and whoever happens to ask for them next is charged with their return (up to four times the whole map).
 Prints a table of ratios, and writes `ray.json` and `.png` into `benchmarks/results`.
 """
 
@@ -111,13 +113,13 @@ def _map(work: Workload, transport: str | None) -> Callable[[], float]:
         data = work.open()
         executor: Any = "process" if transport is None else tdmap.RayCluster(transport=transport)
         options: dict[str, Any] = {"num_workers": work.workers, "executor": executor}
-        if transport is None:
-            data[:64].map(normalise_rows, chunksize=1, **options)
+        seconds = 0.0
         with work.fresh_folder() as folder:
             out = work.empty_row().expand(work.rows).memmap_like(folder / "td")
-            began = time.perf_counter()
-            data.map(normalise_rows, out=out, chunksize=256, **options)
-            seconds = time.perf_counter() - began
+            for _ in range(2):
+                began = time.perf_counter()
+                data.map(normalise_rows, out=out, chunksize=256, **options)
+                seconds = time.perf_counter() - began
             work.check(out["image"])
         return seconds
 

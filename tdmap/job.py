@@ -141,14 +141,6 @@ def takes_start(fn: object) -> bool:
     return bool(getattr(fn, "takes_start", False))
 
 
-def is_sent_by_name(fn: object) -> bool:
-    """Whether a function has nothing of the user's in it, so that workers have all its classes.
-
-    It is packed by pickle then, instead of by dill, which takes milliseconds.
-    """
-    return bool(getattr(fn, "by_name", False))
-
-
 class Wrapped:
     """A function of the engine's around one of the user's: messages and progress bars name what the user wrote.
 
@@ -162,11 +154,6 @@ class Wrapped:
         self.fn = fn
         self._positional = takes_start(fn)
         self.__qualname__ = function_name(fn)
-
-    @property
-    def by_name(self) -> bool:
-        """See `is_sent_by_name`; no attribute, or unfinished runs would be those of another function."""
-        return is_sent_by_name(self.fn)
 
     def call(self, chunk: Any, start: int) -> Any:
         """What the user's function returns."""

@@ -25,6 +25,7 @@ from tdmap.bykey.joins.placing import (
     OutputColumn,
     PlaceOthers,
     find_matches,
+    place_each,
     place_pairs,
     rows_without_partner,
 )
@@ -146,7 +147,7 @@ def join(
         left, right = comparable(
             prepare(a, ours, "join", execution, dropna=True), prepare(b, theirs, "join", execution, dropna=True)
         )
-        with Spill(spill_folder(Output(None, a), spill_dir)) as spill:
+        with Spill(spill_folder(Output(None, a), spill_dir), later=True) as spill:
             task = _Join(a, b, ours, theirs, left, right, how, indicator, spill, execution, policy, chunksize)
             if how in ("semi", "anti"):
                 return task.select(output)
@@ -238,26 +239,42 @@ class _Join:
         assert self.names is not None
         mains = self.how == "right"
         lookup = self._lookup(self.left if mains else self.right)
-        matches = self._matches(lookup, self.right if mains else self.left)
+        keyed = self.right if mains else self.left
         example = self._example()
         schema = take_apart(example).schema
         columns, tensors = self._columns(schema)
+        shared = tuple(SharedTensors(side, self.share) for side in tensors)
+        sides = (shared[1], shared[0]) if mains else (shared[0], shared[1])
+        if mains:
+            columns = [column._replace(side=(1, 0, 2)[column.side]) for column in columns]
+        keep = self.how != "inner"
+        if self._has_one_each(keyed, lookup, output) and place_each(
+            keyed, keep, sides, columns, lookup, schema.row_bytes, self.execution, self.policy, self.chunksize,
+            lambda total: output.open(schema, total),
+        ):  # fmt: skip
+            return output.result()
+        matches = self._matches(lookup, keyed)
         alone = (
             rows_without_partner(matches, lookup, int(self.b.shape[0]))
             if self.how == "outer"
             else torch.zeros(0, dtype=torch.int64)
         )
-        shared = tuple(SharedTensors(side, self.share) for side in tensors)
-        sides = (shared[1], shared[0]) if mains else (shared[0], shared[1])
-        if mains:
-            columns = [column._replace(side=(1, 0, 2)[column.side]) for column in columns]
         places, rows = place_pairs(
-            matches, self.how != "inner", sides, columns, lookup, schema.row_bytes, self.execution, len(alone),
+            matches, keep, sides, columns, lookup, schema.row_bytes, self.execution, len(alone),
             lambda total: output.open(schema, total),
         )  # fmt: skip
         if len(alone):
             self._place_alone(alone, schema, shared[1], columns, places, rows)
         return output.result()
+
+    def _has_one_each(self, keyed: KeyedData, lookup: Lookup, output: Output) -> bool:
+        """Whether every row of a dataset has one pair; as far as a sample tells, where rows have to have a partner."""
+        if not lookup.is_unique or self.how == "outer" or not keyed.data.shape[0]:
+            return False
+        if self.how != "inner":
+            return True
+        # If it turns out otherwise, memory is made anew; a folder, or a dataset that there is, is not written twice.
+        return output.is_memory and len(keyed.sample[0]) > 0 and bool((lookup.find(keyed.sample)[0] >= 0).all())
 
     def _example(self) -> TensorDict:
         """No rows of the result."""

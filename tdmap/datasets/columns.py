@@ -31,7 +31,7 @@ from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import example_of
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
-from tdmap.job import Job, Source, function_name, is_sent_by_name
+from tdmap.job import Job, Source, function_name
 from tdmap.memory.spill import ALIGNMENT, Spill
 from tdmap.operations.append import Pieces as AppendPieces
 from tdmap.operations.append import SpillRows, run_spilled, spill_of
@@ -68,11 +68,6 @@ class Apart:
         self.placed = placed
         self._positional = getattr(fn, "takes_start", False)
         self.__qualname__ = function_name(fn)
-
-    @property
-    def by_name(self) -> bool:
-        """See `is_sent_by_name`."""
-        return is_sent_by_name(self.fn)
 
     def identity_parts(self) -> dict[str, str]:
         """The parts that the function is known by, and what its pieces are."""

@@ -209,8 +209,6 @@ class PlaceRows(Step):
         whole: all rows are chosen.
     """
 
-    by_name = True
-
     def __init__(
         self, shared: SharedTensors, places: Places, step: int, firsts: list[tuple[int, int]], whole: bool
     ) -> None:

@@ -67,8 +67,6 @@ class ReadGroup:
     meanwhile ends the process that maps it, and a worker that ends is an error that is reported.
     """
 
-    by_name = True
-
     def __init__(self, files: Sequence[str], columns: Sequence[str] | None, nulls: str) -> None:
         self.files = list(files)
         self.columns = None if columns is None else list(columns)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -50,15 +51,23 @@ class Spill:
     Args:
         folder: made when it does not exist, for nobody but the caller. None: a new one in the temporary folder.
         prefix: of the names of files, in a folder that holds others as well: those are left alone.
+        later: a new folder is made by whoever appends first, because most likely nobody will: to make and to delete one
+            may take milliseconds, on a disk that others write to.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None = None, prefix: str = "") -> None:
+    def __init__(self, folder: str | os.PathLike[str] | None = None, prefix: str = "", *, later: bool = False) -> None:
+        self.later = later and folder is None
         if folder is None:
-            folder = tempfile.mkdtemp(prefix="tdmap-spill-")
+            folder = os.path.join(tempfile.gettempdir(), f"tdmap-spill-{secrets.token_hex(8)}")
         self.folder = Path(os.path.abspath(folder))
-        self.folder.mkdir(0o700, parents=True, exist_ok=True)
         self.prefix = prefix
         self._owner = Owner()
+        if not self.later:
+            self.make()
+
+    def make(self) -> None:
+        """Make the folder, unless it is there."""
+        self.folder.mkdir(0o700, parents=not self.later, exist_ok=True)
 
     def append(self, tensors: Sequence[Tensor]) -> list[Extent]:
         """Append the bytes of contiguous CPU tensors to this worker's file; one extent each.
@@ -88,7 +97,14 @@ class Spill:
         """The descriptor of a file that is made when it is not there, and its size."""
         # Opened each time: a warm worker that kept it open would keep the room of a file that was deleted long ago.
         # Not with all the care of `open_file`: the folder is private, or the name is nobody's to know.
-        fd = os.open(f"{self.folder}/{name}", _APPEND, mode)
+        path = f"{self.folder}/{name}"
+        try:
+            fd = os.open(path, _APPEND, mode)
+        except FileNotFoundError:
+            if not self.later:
+                raise
+            self.make()
+            fd = os.open(path, _APPEND, mode)
         try:
             info = os.fstat(fd)
             if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:

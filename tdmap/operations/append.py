@@ -199,8 +199,6 @@ class PlacePieces(Step):
     piece, first row in the piece.
     """
 
-    by_name = True
-
     def __init__(self, spill: Spill, files: list[str], row_bytes: list[int], places: Places) -> None:
         super().__init__("append_rows")
         self.spill = spill

@@ -213,8 +213,7 @@ class RemoteRows:
 
     def read_keys(self, first: int, last: int, keys: Sequence[Any] | None) -> Data:
         """Rows `first..last` of some entries; of all with None."""
-        if not self._owner.is_here:  # a fork has no thread that would bring them
-            self._ahead, self._thread, self._owner = {}, None, Owner()
+        self._forget_if_forked()
         for (begin, end, wanted), future in list(self._ahead.items()):
             if wanted == keys and begin <= first and last <= end:
                 if last == end:
@@ -225,16 +224,20 @@ class RemoteRows:
 
     def prefetch(self, first: int, last: int, keys: Sequence[Any] | None) -> None:
         """Begin to fetch rows."""
-        if not self._owner.is_here:
-            self._ahead, self._thread = {}, None
+        self._forget_if_forked()
         known = any(begin <= first and last <= end and wanted == keys for begin, end, wanted in self._ahead)
         if first >= last or known:
             return
         while len(self._ahead) >= AHEAD:
             self._ahead.pop(next(iter(self._ahead))).cancel()
         if self._thread is None:
-            self._thread, self._owner = ThreadPoolExecutor(1, "tdmap-fetch"), Owner()
+            self._thread = ThreadPoolExecutor(1, "tdmap-fetch")
         self._ahead[first, last, keys] = self._thread.submit(self._rows, [(first, last)], keys)
+
+    def _forget_if_forked(self) -> None:
+        """A fork has no thread that would bring what its parent has asked for."""
+        if not self._owner.is_here:
+            self._ahead, self._thread, self._owner = {}, None, Owner()
 
     def take(self, rows: Tensor) -> Data:
         return self.take_keys(rows, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -11,9 +12,12 @@ from typing import Any
 import pytest
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """The cluster, with this process connected to it; every process of it is ended afterwards."""
+    """The cluster, with this process connected to it; every process of it is ended afterwards.
+
+    So is the handler of SIGTERM that Ray leaves behind: a fork that inherits it may not end when it is asked to.
+    """
     pytest.importorskip("ray")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
@@ -21,7 +25,7 @@ def cluster() -> Iterator[Any]:
 
     folder = tempfile.mkdtemp(prefix="tdr-")  # short: it holds sockets, whose names may not be long
     small = {"object_store_memory": 100 << 20, "include_dashboard": False}
-    made = None
+    made, handler = None, signal.getsignal(signal.SIGTERM)
     try:
         made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "temp_dir": folder, **small})
         made.add_node(num_cpus=2, **small)
@@ -32,6 +36,7 @@ def cluster() -> Iterator[Any]:
 
         tdmap.close_pools()
         ray.shutdown()
+        signal.signal(signal.SIGTERM, handler)
         if made is not None:
             made.shutdown()
         shutil.rmtree(folder, ignore_errors=True)

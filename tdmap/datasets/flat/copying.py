@@ -84,8 +84,6 @@ class CopyTable:
 class CopyTasks(Step):
     """Its chunks are rows of the table: target, first byte there, file, first byte there, bytes, base or -1."""
 
-    by_name = True
-
     def __init__(self, spill: Spill, files: list[str], places: Places) -> None:
         super().__init__("place_columns")
         self.spill = spill

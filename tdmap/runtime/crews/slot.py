@@ -15,6 +15,7 @@ import socket
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+from tdmap.process.heap import keep_freed_memory
 from tdmap.runtime.crews import probes
 from tdmap.runtime.crews.windows import Answer, Target, Task, Window, WindowLoop
 from tdmap.runtime.wire.messages import Grant
@@ -51,6 +52,7 @@ class Slot:
         self._loop: WindowLoop | None = None
         surroundings.keep_variables([*variables, *_given()])
         settle(threads)
+        keep_freed_memory()
 
     def where(self, control: str, number: int) -> Place:
         """Where this is.

@@ -11,7 +11,7 @@ from tdmap.data.kinds import Data, tensors_of
 from tdmap.data.reader import Reader
 from tdmap.data.writer import RowWriter
 from tdmap.errors import SerializationError
-from tdmap.job import Job, Policy, is_sent_by_name
+from tdmap.job import Job, Policy
 from tdmap.memory.regions import region_of
 from tdmap.memory.shm import Arena
 from tdmap.plan import ChunkPlan
@@ -61,7 +61,7 @@ class JobPacker:
         """
         self._name = job.name
         try:
-            fn = self._fn_packer.dumps(job.fn, by_value=not is_sent_by_name(job.fn))
+            fn = self._fn_packer.dumps_step(job.fn) or self._fn_packer.dumps(job.fn, by_value=True)
         except DatasetError:  # of rows that it refers to
             raise
         except Exception as error:
