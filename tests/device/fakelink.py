@@ -38,17 +38,23 @@ _locked: dict[int, int] = {}
 
 
 class FakeStream:
-    """Operations in order; each runs when somebody waits for it, or by chance before."""
+    """Operations in order; each runs when somebody waits for it, or by chance before.
+
+    One thread runs them, but any thread may add one: whichever collects garbage gives back the memory in it.
+    """
 
     def __init__(self) -> None:
         self.operations: deque[Callable[[], None] | FakeMark] = deque()
-        self.given = 0
         self.done = 0
+
+    @property
+    def given(self) -> int:
+        """How many there have been. No counter: two threads that add one to it may add one together."""
+        return self.done + len(self.operations)
 
     def enqueue(self, operation: Callable[[], None] | FakeMark) -> None:
         """Add an operation, or a mark of another stream to wait for."""
         self.operations.append(operation)
-        self.given += 1
 
     def step(self) -> bool:
         """Run the next operation; False when there is none or it has to wait."""
@@ -271,7 +277,7 @@ class FakeLink:
 
     def lock(self, address: int, nbytes: int) -> bool:
         whole = address % mmap.PAGESIZE == 0 == nbytes % mmap.PAGESIZE
-        twice = any(start < address + nbytes and address < start + size for start, size in self.locked.items())
+        twice = any(start < address + nbytes and address < start + size for start, size in list(self.locked.items()))
         if not whole or twice or (self._lockable is not None and len(self.locked) >= self._lockable):
             self.refused += 1
             return False
@@ -289,8 +295,8 @@ class FakeLink:
 
 
 def _within(blocks: dict[int, int], tensor: Tensor) -> bool:
-    address = tensor.data_ptr()
-    return any(start <= address < start + nbytes for start, nbytes in blocks.items())
+    address = tensor.data_ptr()  # other threads add blocks: a list is made at once
+    return any(start <= address < start + nbytes for start, nbytes in list(blocks.items()))
 
 
 def _late_copy(destination: Tensor, source: Tensor) -> Callable[[], None]:
