@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import zipfile
 import zlib
 from pathlib import Path
@@ -33,7 +34,7 @@ from tensordict_lite import (
 from tensordict_lite.errors import ArchiveError, ArchiveNotFoundError, DatasetNotFoundError
 from tensordict_lite.memmap.archive import write, zipformat
 from tensordict_lite.memmap.checksum import store, verify
-from tensordict_lite.memmap.disk import crc
+from tensordict_lite.memmap.disk import crc, mapping
 from tests.memmap.test_roundtrip import DTYPES, SHARED_DTYPES, assert_same, random_tensor
 from tests.memmap.trees import CROSSINGS, LIBRARIES, assert_entries, entries
 
@@ -542,10 +543,15 @@ def test_too_many_entries_are_refused(tmp_path: Path, small: TensorDict, monkeyp
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("has_isal", [True, False])
-def test_data_is_written_in_parts_of_any_size(has_isal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not has_isal:
-        monkeypatch.setattr(crc, "fastest", lambda: zlib.crc32)
+@pytest.mark.parametrize("lacking", ["nothing", "isal", "fallocate"])
+def test_data_is_written_in_parts_of_any_size(lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if lacking == "isal":
+        monkeypatch.setitem(sys.modules, "isal", None)
+        slower = crc.fastest.__wrapped__()
+        assert slower is zlib.crc32
+        monkeypatch.setattr(crc, "fastest", lambda: slower)
+    elif lacking == "fallocate":
+        monkeypatch.setattr(mapping, "_fallocate", lambda: None)
     saved = entries("ours")
     monkeypatch.setattr(write, "_SMALL", 1000)
     monkeypatch.setattr(write, "_GATHER", 3000)
@@ -554,7 +560,7 @@ def test_data_is_written_in_parts_of_any_size(has_isal: bool, tmp_path: Path, mo
     monkeypatch.setattr(write, "_BLOCK", 9000)
     monkeypatch.setattr(write, "_WHOLE", 20_000)
     for threads in (0, 2):
-        for compression in COMPRESSIONS:
+        for compression in COMPRESSIONS if lacking == "nothing" else [None]:
             saved.memmap(tmp_path / "x.tdz", num_threads=threads, compression=compression)
             assert zipfile.ZipFile(tmp_path / "x.tdz").testzip() is None
             assert_entries(TensorDict.load_memmap(tmp_path / "x.tdz"), saved)
