@@ -33,8 +33,8 @@ HABITS = {
 
 
 HINTS = {
-    "resume": " It begins anew when it is interrupted, and a folder that it was to replace stays as it was. Runs of map, "
-    "map_reduce, filter, flat_map and the write of a pipeline go on."
+    "resume": " It begins anew when it is interrupted, and a folder that it was to replace stays as it was. Runs of "
+    "map, map_reduce, filter, flat_map and the write of a pipeline go on."
 }
 """What else there is to say about an option."""
 
