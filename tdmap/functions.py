@@ -63,7 +63,7 @@ def modules_of(fn: Any) -> Iterator[nn.Module]:
     """The modules that a function of `as_function` calls."""
     if isinstance(fn, ModuleFunction):
         yield fn.module
-    elif isinstance(fn, (OnKeys, OnPictures)):
+    elif isinstance(fn, (OnKeys, OnPictures, Around)):
         yield from modules_of(fn.fn)
 
 
@@ -84,6 +84,22 @@ class Named:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.__qualname__})"
+
+
+class Around:
+    """Calls a function of `as_function` and changes what goes in or comes out; a module in it is found and moved.
+
+    Attributes:
+        fn: the function.
+    """
+
+    fn: Callable[..., Any]
+
+    def to_device(self, device: torch.device, own: bool) -> Self:
+        """The same function for chunks on `device`."""
+        new = copy.copy(self)
+        new.fn = moved(self.fn, device, own)
+        return new
 
 
 class ModuleFunction(Named):
@@ -293,7 +309,7 @@ def moved(fn: Callable[..., Any], device: torch.device, own: bool) -> Callable[.
         device: where its chunks are.
         own: its modules belong to this worker alone; otherwise they are left where they are, and copied.
     """
-    return fn.to_device(device, own) if isinstance(fn, (ModuleFunction, OnKeys)) else fn
+    return fn.to_device(device, own) if isinstance(fn, (ModuleFunction, OnKeys, Around)) else fn
 
 
 def check_placement(fn: Callable[..., Any] | None, processes: bool, device: torch.device | None) -> None:

@@ -9,13 +9,14 @@ runs again and gets another extent, and what is read is what was committed, once
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,28 +75,41 @@ class Spill:
         Raises:
             OSError: the disk is full; names the folder and the bytes that were wanted.
         """
-        # Opened each time: a warm worker that kept it open would keep the room of a file that was deleted long ago.
         name = f"{self.prefix}{os.getpid()}-{threading.get_native_id()}.bin"
-        # Not with all the care of `open_file`: the folder is private, or the name is nobody's to know.
-        path = f"{self.folder}/{name}"
-        try:
-            fd = os.open(path, _APPEND, 0o600)
-        except FileNotFoundError:
-            if not self.later:
-                raise
-            self.make()
-            fd = os.open(path, _APPEND, 0o600)
-        try:
-            info = os.fstat(fd)
-            if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
-                raise UntrustedFile(self.folder / name, "is not the file of intermediate results that it should be")
-            end = -(-info.st_size // ALIGNMENT) * ALIGNMENT
+        with self._writing(name, tensors) as (fd, size):
+            end = -(-size // ALIGNMENT) * ALIGNMENT
             extents = []
             for tensor in tensors:
                 view = bytes_of(tensor)
                 extents.append(Extent(name, end, len(view)))
                 _write(fd, view, end)
                 end += -(-len(view) // ALIGNMENT) * ALIGNMENT
+        return extents
+
+    def put(self, name: str, tensor: Tensor, at: int) -> None:
+        """Write the bytes of a contiguous CPU tensor to byte `at` of a file that all workers share, and that may become
+        one of the result. Its name begins with the prefix. Errors as `append`."""
+        with self._writing(name, [tensor], 0o666) as (fd, _):
+            _write(fd, bytes_of(tensor), at)
+
+    @contextlib.contextmanager
+    def _writing(self, name: str, tensors: Sequence[Tensor], mode: int = 0o600) -> Iterator[tuple[int, int]]:
+        """The descriptor of a file that is made when it is not there, and its size."""
+        # Opened each time: a warm worker that kept it open would keep the room of a file that was deleted long ago.
+        # Not with all the care of `open_file`: the folder is private, or the name is nobody's to know.
+        path = f"{self.folder}/{name}"
+        try:
+            fd = os.open(path, _APPEND, mode)
+        except FileNotFoundError:
+            if not self.later:
+                raise
+            self.make()
+            fd = os.open(path, _APPEND, mode)
+        try:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
+                raise UntrustedFile(self.folder / name, "is not the file of intermediate results that it should be")
+            yield fd, info.st_size
         except UntrustedFile:
             raise
         except OSError as error:
@@ -109,7 +123,6 @@ class Spill:
             ) from error
         finally:
             os.close(fd)
-        return extents
 
     def read(self, extent: Extent, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
         """The tensor that an extent holds, in new memory."""
