@@ -32,6 +32,13 @@ HABITS = {
 """Names that options have in other libraries."""
 
 
+HINTS = {
+    "resume": " It begins anew when it is interrupted, and a folder that it was to replace stays as it was. Runs of "
+    "map, map_reduce, filter, flat_map and the write of a pipeline go on."
+}
+"""What else there is to say about an option."""
+
+
 def operation(fn: Function, forwards_to: Callable[..., Any] | None = None) -> Function:
     """Make a function an operation of the library.
 
@@ -106,5 +113,5 @@ def unknown_option(name: str, option: str, options: Iterable[str]) -> TypeError:
     known = sorted(options)
     meant = HABITS.get(option)
     close = [meant] if meant in known else difflib.get_close_matches(option, known, 1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    hint = HINTS.get(option) or (f" Did you mean {close[0]!r}?" if close else "")
     return TypeError(f"{name}() has no option {option!r}.{hint} It takes {', '.join(known)}.")

@@ -191,7 +191,7 @@ def _bounds(keyed: KeyedData) -> tuple[int, int] | None:
     if len(keyed.data) * data_row_bytes(source, len(keyed.data)) > BOUNDED_BYTES or len(spec.names) > 1:
         return None
     (values,) = spec.values(source)
-    if values.dtype not in (torch.int64, torch.float64) or values.isnan().any():
+    if values.dtype not in (torch.int64, torch.float64) or (values.is_floating_point() and values.isnan().any()):
         return None
     words = codec.encode(
         [torch.stack(values.detach().reshape(len(values), -1).aminmax())[:, None].reshape(2, *values.shape[1:])]

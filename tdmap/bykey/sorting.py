@@ -31,7 +31,7 @@ from tdmap.memory.spill import Spill
 from tdmap.operation import operation
 from tdmap.operations.arguments import policy_for
 from tdmap.operations.output import Output, SourceRows, Step, spill_folder
-from tdmap.operations.permute import choose_method, permute
+from tdmap.operations.permute import choose_method, permute_known
 from tdmap.operations.scatter import block_bytes
 from tdmap.plan import ChunkPlan
 from tdmap.resume.inshards import or_in_shards
@@ -114,7 +114,7 @@ def sort(
             return output.result()
         with Spill(spill_folder(Output(None, data), spill_dir)) as spill:
             index = sorted_rows(keyed, spill, execution, policy, chunksize=chunksize, with_words=False)
-            return permute(data, index.rows, output, execution, spill_dir=spill_dir)
+            return permute_known(data, index.rows, output, execution, spill_dir=spill_dir)
 
 
 def _directions(descending: bool | Sequence[bool], spec: KeySpec) -> tuple[bool, ...]:

@@ -38,6 +38,9 @@ ARENA_BYTES = 1 << 26
 ALONE_BYTES = 1 << 23
 """A tensor of so many bytes has a block of its own: the kernel lets one process at a time `pwrite` to a file."""
 
+MOST_ALONE = 64
+"""But not more tensors than these of an `Arena`, unless they are larger than a block: each takes a descriptor."""
+
 
 def align(offset: int) -> int:
     """The next multiple of `ALIGNMENT`."""
@@ -107,6 +110,7 @@ class Arena:
     def __init__(self) -> None:
         self._block: torch.Tensor | None = None
         self._used = 0
+        self._alone = 0
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Uninitialised shared memory for a copy of `tensor`; its expanded dimensions stay expanded."""
@@ -123,7 +127,8 @@ class Arena:
     def empty(self, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
         """Zeroed shared memory as a contiguous tensor."""
         nbytes = shape.numel() * dtype.itemsize
-        if nbytes >= ALONE_BYTES:
+        if nbytes > ARENA_BYTES or (nbytes >= ALONE_BYTES and self._alone < MOST_ALONE):
+            self._alone += 1
             return anonymous_tensor(nbytes).view(dtype).view(shape)
         start = align(self._used)
         if self._block is None or start + nbytes > self._block.numel():

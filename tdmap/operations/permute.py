@@ -91,10 +91,20 @@ def permute(
         >>> permute(data, torch.tensor([3, 0, 0]), execution=Execution(2))["x"]
         tensor([30,  0,  0])
     """
-    execution = execution or Execution()
+    return permute_known(data, check_order(data, order), out, execution or Execution(), method, spill_dir)
+
+
+def permute_known(
+    data: Data,
+    order: Tensor,
+    out: Data | str | os.PathLike[str] | Output | None,
+    execution: Execution,
+    method: str | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
+) -> Data:
+    """As `permute`, in an order of our own making, which is not looked through first."""
     if method is not None and method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, or None: got {method!r}.")
-    order = check_order(data, order)
     output, source = Output.of(out, data), SourceRows(data)
     source.check(output)
     with output.claimed("permute"):

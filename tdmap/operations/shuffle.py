@@ -14,7 +14,7 @@ from tdmap.execution import Execution, WorkerOptions
 from tdmap.memory.shm import Arena
 from tdmap.operation import operation
 from tdmap.operations.output import Output, travels
-from tdmap.operations.permute import permute
+from tdmap.operations.permute import permute_known
 from tdmap.resume.inshards import or_in_shards
 from tdmap.seeding import permutation
 
@@ -87,4 +87,4 @@ def shuffle(
     output = Output(destination(out, overwrite), data)
     output.refuse_hidden_key(data)
     with output.claimed("shuffle"):
-        return permute(data, permutation(rows, seed, place), output, execution, method=method, spill_dir=spill_dir)
+        return permute_known(data, permutation(rows, seed, place), output, execution, method, spill_dir)

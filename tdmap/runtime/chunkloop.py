@@ -30,7 +30,6 @@ from tdmap.job import Policy, takes_start
 from tdmap.memory.cuts import Cuts
 from tdmap.memory.links import is_lost
 from tdmap.memory.mapped import MappedFiles
-from tdmap.memory.writeahead import WriteAhead
 from tdmap.plan import ChunkPlan
 from tdmap.process import hooks
 from tdmap.process.interrupts import installed_handlers, interrupting
@@ -41,6 +40,7 @@ from tdmap.runtime.undo import Undo
 from tdmap.runtime.wire.messages import Done, GaveBack, Segment
 from tdmap.runtime.workers import control as at
 from tdmap.runtime.workers.control import Control
+from tdmap.runtime.writeahead import WriteAhead
 from tdmap.seeding import ChunkStreams
 from tdmap.sinks.base import Kind
 from tensordict_lite.errors import DatasetError

@@ -55,6 +55,25 @@ def test_an_option_by_another_name_is_refused_with_the_right_one(call, option, m
 
 
 @pytest.mark.parametrize(
+    "call",
+    [
+        lambda d, **o: tdmap.sort(d, "label", **o),
+        lambda d, **o: tdmap.join(d, d, "label", **o),
+        lambda d, **o: tdmap.unique(d, "label", **o),
+        lambda d, **o: tdmap.shuffle(d, 1, **o),
+        lambda d, **o: tdmap.group_by(d, "label").reduce(reducers.Count(), **o),
+        lambda d, **o: tdmap.group_by(d, "label").agg({"n": "count"}, **o),
+        lambda d, **o: tdmap.group_by(d, "label").map_groups(len, **o),
+    ],
+)
+def test_operations_by_key_say_that_they_begin_anew(call, table):
+    with pytest.raises(
+        TypeError, match=r"no option 'resume'\. It begins anew .* map, map_reduce, .* go on\. It takes "
+    ):
+        call(table, resume=True)
+
+
+@pytest.mark.parametrize(
     "call, message",
     [
         (lambda d: d.map(len, num_workers=-1), r"num_workers must be 0 \(run in the caller\).*or None.*got -1"),

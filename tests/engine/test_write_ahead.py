@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.memory import writeahead
-from tdmap.memory.writeahead import WriteAhead
+from tdmap.runtime import writeahead
+from tdmap.runtime.writeahead import WriteAhead
 from tensordict_lite import TensorDict
 
 PAGE = mmap.PAGESIZE

@@ -1,0 +1,41 @@
+"""Shared memory for tensors: large ones can be written side by side, and descriptors do not run out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tdmap.memory import shm
+from tdmap.memory.regions import region_of
+from tdmap.memory.shm import Arena
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shm, "ARENA_BYTES", 1 << 16)
+    monkeypatch.setattr(shm, "ALONE_BYTES", 1 << 13)
+    monkeypatch.setattr(shm, "MOST_ALONE", 3)
+
+
+def files(tensors: list[torch.Tensor]) -> list[str]:
+    return [region.handle.path for tensor in tensors if (region := region_of(tensor)) is not None]
+
+
+def test_large_tensors_lie_in_files_of_their_own_as_long_as_they_are_few() -> None:
+    arena = Arena()
+    large = [arena.empty(torch.int64, torch.Size([1024])) for _ in range(8)]
+    small = [arena.empty(torch.uint8, torch.Size([100, 3])) for _ in range(4)]
+    huge = arena.empty(torch.uint8, torch.Size([1 << 17]))
+    found = files([*large, *small, huge])
+    assert len(found) == 13 and len(set(found[:3])) == 3
+    assert len(set(found[3:12])) == 1 and found[12] not in found[:12]
+    for number, tensor in enumerate([*large, *small, huge]):
+        tensor.fill_(number)
+    assert [int(tensor.flatten()[-1]) for tensor in [*large, *small, huge]] == list(range(13))
+
+
+def test_addresses_are_aligned() -> None:
+    arena = Arena()
+    for count in (0, 1, 63, 5000, 1 << 14):
+        tensor = arena.empty(torch.uint8, torch.Size([count]))
+        assert tensor.numel() == count and (not count or tensor.data_ptr() % 64 == 0)
