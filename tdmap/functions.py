@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
 from tdmap.data.kinds import Data, is_data
 from tdmap.errors import add_note
-from tdmap.job import function_name
+from tdmap.job import Around, function_name
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -63,7 +63,7 @@ def modules_of(fn: Any) -> Iterator[nn.Module]:
     """The modules that a function of `as_function` calls."""
     if isinstance(fn, ModuleFunction):
         yield fn.module
-    elif isinstance(fn, (OnKeys, OnPictures)):
+    elif isinstance(fn, (OnKeys, OnPictures, Around)):
         yield from modules_of(fn.fn)
 
 
@@ -293,6 +293,11 @@ def moved(fn: Callable[..., Any], device: torch.device, own: bool) -> Callable[.
         device: where its chunks are.
         own: its modules belong to this worker alone; otherwise they are left where they are, and copied.
     """
+    around: Any = fn
+    if isinstance(around, Around):
+        new: Any = copy.copy(around)  # the one that is known by its parts stays as it is
+        new.fn, new.device = moved(around.fn, device, own), device
+        return cast("Callable[..., Any]", new)
     return fn.to_device(device, own) if isinstance(fn, (ModuleFunction, OnKeys)) else fn
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, strided
 
 from tdmap.data.kinds import Data, tensors_of
@@ -141,7 +142,15 @@ def takes_start(fn: object) -> bool:
     return bool(getattr(fn, "takes_start", False))
 
 
-class Wrapped:
+class Around:
+    """An object of the engine's that calls a function, of which that one alone has parameters that can be moved."""
+
+    fn: Callable[..., Any]
+    device: torch.device | None = None
+    """Where its chunks are, if that is not the CPU."""
+
+
+class Wrapped(Around):
     """A function of the engine's around one of the user's: messages and progress bars name what the user wrote.
 
     Args:

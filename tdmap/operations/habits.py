@@ -13,7 +13,7 @@ import torch
 from tdmap.data.kinds import is_data
 from tdmap.errors import OutputMismatch
 from tdmap.functions import Named
-from tdmap.job import function_name, takes_start
+from tdmap.job import Around, function_name, takes_start
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.plan import ChunkPlan
 from tdmap.resume.fingerprint import function_parts
@@ -64,7 +64,7 @@ def called_with(
     return Numbered(fn, plan, numbers) if with_indices else fn
 
 
-class Numbered:
+class Numbered(Around):
     """Calls a function with the numbers of its rows besides."""
 
     takes_start = True
@@ -84,11 +84,12 @@ class Numbered:
             return self.fn(chunk, start if self.numbers is None else int(self.numbers.tensors[0][start]))
         stop = start + int(chunk.shape[self.dim])
         if self.numbers is None:
-            return self.fn(chunk, torch.arange(start, stop))
-        return self.fn(chunk, self.numbers.tensors[0][start:stop].clone())  # others read these numbers too
+            return self.fn(chunk, torch.arange(start, stop, device=self.device))
+        numbers = self.numbers.tensors[0][start:stop].clone()  # others read these numbers too
+        return self.fn(chunk, numbers if self.device is None else numbers.to(self.device))
 
 
-class Returning:
+class Returning(Around):
     """Calls a function that may return dicts and arrays, which become rows."""
 
     def __init__(self, fn: Callable[..., Any], plan: ChunkPlan) -> None:
