@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from tdmap.data.kinds import Data, is_data
 from tdmap.errors import add_note
-from tdmap.job import Around, function_name
+from tdmap.job import function_name
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -84,6 +84,24 @@ class Named:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.__qualname__})"
+
+
+class Around:
+    """Calls a function of `as_function` and changes what goes in or comes out; a module in it is found and moved.
+
+    Attributes:
+        fn: the function.
+        device: where its chunks are, once it was moved there.
+    """
+
+    fn: Callable[..., Any]
+    device: torch.device | None = None
+
+    def to_device(self, device: torch.device, own: bool) -> Self:
+        """The same function for chunks on `device`."""
+        new = copy.copy(self)
+        new.fn, new.device = moved(self.fn, device, own), device
+        return new
 
 
 class ModuleFunction(Named):
@@ -293,12 +311,7 @@ def moved(fn: Callable[..., Any], device: torch.device, own: bool) -> Callable[.
         device: where its chunks are.
         own: its modules belong to this worker alone; otherwise they are left where they are, and copied.
     """
-    around: Any = fn
-    if isinstance(around, Around):
-        new: Any = copy.copy(around)  # the one that is known by its parts stays as it is
-        new.fn, new.device = moved(around.fn, device, own), device
-        return cast("Callable[..., Any]", new)
-    return fn.to_device(device, own) if isinstance(fn, (ModuleFunction, OnKeys)) else fn
+    return fn.to_device(device, own) if isinstance(fn, (ModuleFunction, OnKeys, Around)) else fn
 
 
 def check_placement(fn: Callable[..., Any] | None, processes: bool, device: torch.device | None) -> None:

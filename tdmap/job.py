@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, strided
 
 from tdmap.data.kinds import Data, tensors_of
@@ -142,15 +141,7 @@ def takes_start(fn: object) -> bool:
     return bool(getattr(fn, "takes_start", False))
 
 
-class Around:
-    """An object of the engine's that calls a function, of which that one alone has parameters that can be moved."""
-
-    fn: Callable[..., Any]
-    device: torch.device | None = None
-    """Where its chunks are, if that is not the CPU."""
-
-
-class Wrapped(Around):
+class Wrapped:
     """A function of the engine's around one of the user's: messages and progress bars name what the user wrote.
 
     Args:

@@ -216,7 +216,7 @@ class GroupBy:
         Args:
             fn: called with all rows of a group, in the order of the dataset, as a collection like `data`, which is the
                 function's own. It returns rows (any number, the same entries in each call), one row (a
-                collection of batch size `[]`), or None.
+                collection of batch size `[]`), a dict of columns or, for one row, of single values, or None.
             out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room.
             overwrite, chunksize, retries, timeout, options: as `reduce`.
 

@@ -23,6 +23,7 @@ from tdmap.errors import add_note
 from tdmap.job import function_name
 from tdmap.memory.files import mapped_file
 from tdmap.memory.residency import Residency
+from tdmap.operations.habits import plain_group
 
 HEAP_BYTES = 64 << 20
 """A partition of more bytes is put in order in a file, and mapped. A key that has so many bytes of rows has one of its
@@ -86,7 +87,7 @@ class MapPartition:
         nbytes = row_bytes = 0
         for group, rows in enumerate(self._groups(columns, starts, stops)):
             try:
-                result = self.fn(rows)
+                result = plain_group(self.fn(rows))
                 if result is None:
                     continue
                 if is_data(result) and not len(result.shape):

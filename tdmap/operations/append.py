@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +33,7 @@ from tdmap.job import Job, Policy, Source, Wrapped, function_name
 from tdmap.memory.hidden import open_file
 from tdmap.memory.rowfiles import Places
 from tdmap.memory.spill import ALIGNMENT, Spill
+from tdmap.operations.habits import ANY, plain_rows
 from tdmap.operations.output import Output, Step, spill_folder
 from tdmap.plan import ChunkPlan
 from tdmap.resume.rowlog import APPEND, PIECES, SPILL, Piece, PieceLog, finish_run, forget, open_output_run
@@ -88,18 +90,20 @@ class SpillRows(Wrapped):
 
 
 def each_result(result: Any) -> Iterator[Data]:
-    """The datasets that a function has returned: one, none, or those of an iterable."""
+    """The datasets that a function has returned: one, none, or those of an iterable; dicts of columns are datasets."""
     if result is None:
         return
     if is_data(result):
         yield result
-    elif isinstance(result, Iterable) and not isinstance(result, (str, bytes, dict)):
+    elif isinstance(result, (dict, np.ndarray)):
+        yield plain_rows(result, ANY)
+    elif isinstance(result, Iterable) and not isinstance(result, (str, bytes)):
         for part in result:
             yield from each_result(part)
     else:
         raise OutputMismatch(
-            "the function must return a tensor or a collection with rows in dimension 0, None for no rows, or an "
-            f"iterable of those: got a {type(result).__name__}."
+            "the function must return a tensor or a collection with rows in dimension 0, a dict of columns, None for "
+            f"no rows, or an iterable of those: got a {type(result).__name__}."
         )
 
 

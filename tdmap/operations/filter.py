@@ -336,9 +336,9 @@ def flat_map(
 
     Args:
         data: a tensor or a collection, with rows in dimension 0.
-        fn: called once with each chunk; returns a tensor or collection with any number of rows in dimension 0, None
-            for none, or an iterable of those: a generator's rows are written as they come. With `chunksize=0` it is
-            called with single rows, without their dimension, and still returns rows.
+        fn: called once with each chunk; returns any number of rows, in dimension 0: a tensor, a collection, a dict of
+            columns, None for none, or an iterable of those: a generator's rows are written as they come. With
+            `chunksize=0` it is called with single rows, without their dimension, and still returns rows.
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
         overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
         rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made

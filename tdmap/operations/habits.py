@@ -12,8 +12,8 @@ import torch
 
 from tdmap.data.kinds import is_data
 from tdmap.errors import OutputMismatch
-from tdmap.functions import Named
-from tdmap.job import Around, function_name, takes_start
+from tdmap.functions import Around, ModuleFunction, Named, OnPictures
+from tdmap.job import function_name, takes_start
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.plan import ChunkPlan
 from tdmap.resume.fingerprint import function_parts
@@ -21,19 +21,22 @@ from tensordict_lite import TensorDict
 
 _PLAIN = (dict, np.ndarray)
 
+ANY = ()
+"""A chunk that says nothing about the rows of a result."""
+
 
 def with_habits(
     fn: Callable[..., Any], plan: ChunkPlan, with_indices: bool = False, fn_kwargs: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
     """`fn` as the engine calls it: it may return dicts of columns and arrays, and be called with more.
 
-    Functions, methods, partials and callable objects of users are changed; builtins, and objects of this package, only
-    if the other arguments ask for it. Arguments as `called_with`.
+    Functions, methods, partials, callable objects and modules of users are changed; builtins, and objects of this
+    package, only if the other arguments ask for it. Arguments as `called_with`.
     """
     called = called_with(fn, plan, with_indices, fn_kwargs)
-    theirs = not isinstance(called, (BuiltinFunctionType, type)) and not type(called).__module__.startswith("tdmap.")
-    plain = theirs and not takes_start(called)
-    return Returning(called, plan) if plain or isinstance(called, Numbered) else called
+    ours = isinstance(called, (BuiltinFunctionType, type)) or type(called).__module__.startswith("tdmap.")
+    plain = isinstance(called, _AS_THEY_ARE) or not (ours or takes_start(called))
+    return Returning(called, plan) if plain else called
 
 
 def called_with(
@@ -106,12 +109,17 @@ class Returning(Around):
         return plain_rows(self.fn(chunk, *start), None if self.single else chunk, self.dim)
 
 
+_AS_THEY_ARE = (Numbered, ModuleFunction, OnPictures)
+"""What gives back whatever the user's function has returned."""
+
+
 def plain_rows(result: Any, chunk: Any, dim: int = 0) -> Any:
     """What a function has returned; a dict of columns as a TensorDict, an array as a tensor.
 
     Args:
         result: anything.
         chunk: what the function was called with: says how many rows a dict has that says nothing. None: one row.
+            `ANY`: it may have any number of rows.
         dim: where its rows lie.
 
     Raises:
@@ -130,10 +138,24 @@ def plain_rows(result: Any, chunk: Any, dim: int = 0) -> Any:
         ) from error
 
 
+def plain_group(result: Any) -> Any:
+    """What a function has returned that may return one row or many: a dict without any column of rows is one."""
+    single = isinstance(result, dict) and _rows_of(result, 0) is None
+    return plain_rows(result, None if single else ANY)
+
+
 def _batch_size_of(result: dict[str, Any], chunk: Any, dim: int) -> list[int]:
+    found = _rows_of(result, dim)
+    return found if found is not None else list(chunk.shape[: dim + 1]) if is_data(chunk) else [0]
+
+
+def _rows_of(result: dict[str, Any], dim: int) -> list[int] | None:
+    """The batch size that the first column with rows has; None: there is no such column."""
     for value in result.values():
         if hasattr(value, "shape") and len(value.shape) > dim:
             return list(value.shape[: dim + 1])
         if isinstance(value, list) and not dim:
             return [len(value)]
-    return list(chunk.shape[: dim + 1]) if is_data(chunk) else [0]
+        if isinstance(value, dict) and (found := _rows_of(value, dim)) is not None:
+            return found
+    return None

@@ -13,6 +13,7 @@ from tdmap.diagnostics.progress import StageBars
 from tdmap.execution import Execution
 from tdmap.operations.append import each_result
 from tdmap.operations.arguments import policy_for
+from tdmap.operations.habits import ANY, plain_rows
 from tdmap.operations.reduce import FoldChunk
 from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan, is_one_pass, with_chunks
 from tdmap.pipeline.rounds import Context, Rounds, chunk_rows, chunk_sizes, head_job, is_open, open_plan
@@ -75,11 +76,12 @@ def pieces_of(plan: Plan, context: Context) -> Iterator[Data]:
 
 
 def as_rows(value: Any, start: int = 0) -> Data:
-    """A batch as rows.
+    """A batch as rows; a dict of columns, or an array, is some.
 
     Raises:
         TypeError: it is something else, which a function of batches may return.
     """
+    value = plain_rows(value, ANY)
     if not is_data(value) or not value.shape:
         raise TypeError(
             f"rows are wanted, in tensors or collections, and a batch is a {type(value).__name__}: iterate such a "

@@ -11,7 +11,7 @@ import torch
 
 import tdmap
 from tdmap.bykey import joining
-from tdmap.bykey.joins import lookup
+from tdmap.bykey.joins import lookup, placing, swapping
 from tensordict_lite import TensorDict
 
 KEYS: dict[str, Any] = {
@@ -113,3 +113,57 @@ def test_no_rows(rows: int, others: int) -> None:
     )
     assert len(tdmap.join(a, b, "k", num_workers=0)) == 0
     assert tdmap.join(a, b, "k", "left", num_workers=0)["w"].tolist() == [0.0] * rows
+
+
+def few_and_many() -> tuple[TensorDict, TensorDict]:
+    r = np.random.default_rng(2)
+    few = TensorDict({"k": torch.from_numpy(r.permutation(60) - 20), "v": torch.arange(60)}, [60])
+    many = TensorDict({"k": torch.from_numpy(r.integers(-5, 70, 900)), "w": torch.arange(900) * 0.5}, [900])
+    return few, many
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("how", ["inner", "left", "right", "outer", "semi", "anti"])
+def test_the_smaller_side_is_looked_up_with_the_same_answer(
+    how: str, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, many = few_and_many()
+    sides = (many, few) if how == "right" else (few, many)
+    monkeypatch.setattr(placing, "BLOCK_BYTES", 700)  # rows whose pairs are in several blocks
+    found = tdmap.join(*sides, "k", how, num_workers=workers)
+    monkeypatch.setattr(swapping, "FACTOR", 1 << 40)
+    wanted = tdmap.join(*sides, "k", how, num_workers=workers)
+    assert len(found) == len(wanted) > 0 and (found == wanted).all()
+    frames = [pandas.DataFrame({name: side[name].numpy() for name in side.keys()}) for side in (few, many)]
+    if how == "inner":
+        assert found["w"].tolist() == frames[0].merge(frames[1], on="k")["w"].tolist()
+
+
+@pytest.mark.parametrize("kind", ["uint64", "int8", "float", "far apart"])
+def test_a_smaller_first_dataset_of_every_kind(kind: str) -> None:
+    keys = KEYS[kind](40)
+    a, b, _ = sides(keys, 700)
+    found = tdmap.join(b, a, left_on=["k"], right_on=[("in", "k")], num_workers=0)
+    frame = pandas.DataFrame({"k": b["k"].numpy(), "w": b["w"].numpy()})
+    wanted = frame.merge(pandas.DataFrame({"k": a["in", "k"].numpy(), "v": a["v"].numpy()}), on="k")
+    assert found["k"].tolist() == wanted["k"].tolist() and found["v"].tolist() == wanted["v"].tolist()
+
+
+def test_nan_strings_and_repeated_keys_of_a_smaller_first_dataset() -> None:
+    few, many = few_and_many()
+    few["k"], many["k"] = few["k"].double(), many["k"].double()
+    few["k"][3] = many["k"][5] = torch.nan
+    found = tdmap.join(few, many, "k", "left", num_workers=0)
+    nan = found["k"].isnan()
+    assert int(nan.sum()) == 1 and not found["__matched__"][nan].any()
+    few["k"][4] = few["k"][6]
+    twice = tdmap.join(few, many, "k", num_workers=0)
+    frames = [pandas.DataFrame({name: side[name].numpy() for name in side.keys()}).dropna() for side in (few, many)]
+    assert twice["w"].tolist() == frames[0].merge(frames[1], on="k")["w"].tolist()
+    for side in (few, many):
+        side["s"] = [f"name {key}" for key in side["k"].tolist()]
+    named = tdmap.join(few.select("s", "v")[7:], many.select("s", "w"), "s", num_workers=0)
+    assert (
+        named["w"].tolist()
+        == tdmap.join(few.select("k", "v")[7:], many.select("k", "w"), "k", num_workers=0)["w"].tolist()
+    )

@@ -94,28 +94,69 @@ def test_filter_sort_and_shuffle(where: Any, count: int, workers: int) -> None:
     assert listed(table.shuffle(step("s"), seed=5, **options)) == [rows[number] for number in order]
 
 
+EMPTY = {"x": 0, "key": 0, "word": "", "ids": [], "deep.m": [[0, 0], [0, 0]]}
+
+
+def joined_rows(left: list[dict[str, Any]], right: list[dict[str, Any]], keys: list[str], how: str) -> Any:
+    """What a join of lists of rows gives, row by row."""
+
+    def row(one: dict[str, Any] | None, two: dict[str, Any] | None) -> dict[str, Any]:
+        mine = {**(one or EMPTY), **{key: (one or two or EMPTY)[key] for key in keys}}
+        marks = {"left": one is not None, "right": two is not None}
+        told: dict[str, Any] = {f"__matched__.{side}": there for side, there in marks.items()} if how == "outer" else {}
+        if how in ("left", "right"):
+            told = {"__matched__": all(marks.values())}
+        return {**mine, **{f"{name}_right": v for name, v in (two or EMPTY).items() if name not in keys}, **told}
+
+    def partners(one: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [other for other in rows if all(one[key] == other[key] for key in keys)]
+
+    if how in ("semi", "anti"):
+        return [one for one in left if bool(partners(one, right)) is (how == "semi")]
+    if how == "right":
+        return [row(one, two) for two in right for one in partners(two, left) or [None]]
+    alone: list[None] = [] if how == "inner" else [None]
+    found = [row(one, two) for one in left for two in partners(one, right) or alone]
+    return found + [row(None, two) for two in right if how == "outer" and not partners(two, left)]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("how", ["inner", "left"])
+@pytest.mark.parametrize("how", ["inner", "left", "right", "outer", "semi", "anti"])
 @pytest.mark.parametrize("on", ["word", ["key", "word"]])
 def test_join(where: Any, workers: int, how: str, on: Any) -> None:
-    left, right = plain(60, 1), [row for row in plain(40, 2) if row["word"] != "z"]
+    left = [row for row in plain(60, 1) if row["word"] != "bee"]
+    right = [row for row in plain(40, 2) if row["word"] != "z"]
     table, out = where(left)
     other, _ = where(right)
     keys = [on] if isinstance(on, str) else on
-    expected = []
-    for row in left:
-        partners = [other for other in right if all(row[key] == other[key] for key in keys)]
-        for partner in partners:
-            added = {
-                (name if name not in row else f"{name}_right"): v for name, v in partner.items() if name not in keys
-            }
-            expected.append({**row, **added, **({"__matched__": True} if how == "left" else {})})
-        if not partners and how == "left":
-            empty = {"x_right": 0, "key_right": 0, "word_right": "", "ids_right": [], "deep.m_right": [[0, 0], [0, 0]]}
-            added = {name: value for name, value in empty.items() if name.removesuffix("_right") not in keys}
-            expected.append({**row, **added, "__matched__": False})
     found = listed(table.join(other, on, how, out, num_workers=workers))
-    assert found == expected
+    assert found == joined_rows(left, right, keys, how)
+
+
+@pytest.mark.parametrize("how", ["left", "right", "outer"])
+def test_join_with_a_table_without_rows(tmp_path: Path, how: str) -> None:
+    rows, none = plain(5), plain(0)
+    table, empty = table_of(rows), table_of(rows)[:0]
+    for left, right, one, two in ((table, empty, rows, none), (empty, table, none, rows)):
+        for out in (None, tmp_path / f"{len(one)}"):
+            assert listed(left.join(right, "word", how, out, num_workers=0)) == joined_rows(one, two, ["word"], how)
+
+
+def test_join_by_a_nested_column() -> None:
+    one = Table(TensorDict({("meta", "id"): torch.tensor([1, 2]), ("meta", "a"): torch.tensor([5, 6])}, [2]))
+    two = Table(TensorDict({("meta", "id"): torch.tensor([2, 3]), ("meta", "b"): torch.tensor([7, 8])}, [2]))
+    found = one.join(two, "meta.id", "outer", num_workers=0)
+    assert found["meta.id"].tolist() == [1, 2, 3]
+    assert found["meta.a"].tolist() == [5, 6, 0] and found["meta.b"].tolist() == [0, 7, 8]
+
+
+def test_join_takes_the_options_of_datasets() -> None:
+    people = Table.of({"name": ["Ada", "Emmy"], "year": torch.tensor([1815, 1882])})
+    deaths = Table.of({"who": ["Emmy"], "year": torch.tensor([1935])})
+    found = tdmap.join(people, deaths, left_on="name", right_on="who", suffixes=("_born", "_died"), num_workers=0)
+    assert listed(found) == [{"name": "Emmy", "year_born": 1882, "year_died": 1935}]
+    marked = people.join(deaths, {"name": "who"}, "left", suffix="_2", indicator="known", num_workers=0)
+    assert marked["known"].tolist() == [False, True] and marked["year_2"].tolist() == [0, 1935]
 
 
 @pytest.mark.parametrize("key", ["word", ["key", "word"], "key"])

@@ -132,7 +132,6 @@ def test_results_that_look_different_are_named(second, message, tmp_path):
         (lambda td: td["x"].sum(), r"rows in dimension 0.*got one of shape \(\)"),
         (lambda td: 3, "an iterable of those: got a int"),
         (lambda td: "text", "got a str"),
-        (lambda td: {"x": td["x"]}, "got a dict"),
         (lambda td: TensorDict({"s": torch.eye(50).to_sparse()}, [50]), "'s' is of layout torch.sparse_coo"),
     ],
 )

@@ -121,6 +121,15 @@ class Lookup:
         found.tables = SharedTensors([torch.from_numpy(none), table], share)
         return found
 
+    @classmethod
+    def of_rows(cls, rows: NDArray[np.int64], share: bool) -> Lookup:
+        """Of rows alone, in the order of keys that nobody asks for any more."""
+        none = np.zeros(0, dtype=np.int64)
+        found = cls(none, [none.view(np.uint64)], False)
+        found.is_unique, found.num_rows = False, len(rows)
+        found.tables = SharedTensors([torch.from_numpy(rows)], share)
+        return found
+
     @property
     def index(self) -> NDArray[np.int64]:
         """Rows of the second dataset in the order of their keys."""

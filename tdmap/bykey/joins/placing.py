@@ -207,7 +207,11 @@ class PlacePairs(Step):
         total = int(ends[-1]) if len(ends) else 0
         for begin in range(0, total, self.block):
             pairs = np.arange(begin, min(begin + self.block, total))
-            ours = np.searchsorted(ends, pairs, side="right")
+            first, last = np.searchsorted(ends, [begin, pairs[-1]], side="right")
+            each = wanted[first : last + 1].copy()
+            each[-1] = len(pairs) + begin - (ends[last] - wanted[last])  # as far as the block goes
+            each[0] -= begin - (ends[first] - wanted[first])
+            ours = np.repeat(np.arange(first, last + 1), each)
             has = number[ours] > 0
             theirs = at[ours] + pairs - (ends - wanted)[ours]
             yield ours, index.take(np.where(has, theirs, 0)), None if has.all() else has

@@ -195,17 +195,26 @@ class TableDoors:
 
         return take(self, torch.as_tensor(rows), out, Execution.of(**options), "take")
 
-    def join(self: Any, other: Any, on: Any, how: str = "inner", out: Any = None, **options: Any) -> Table:
+    def join(self: Any, other: Any, on: Any = None, how: str = "inner", out: Any = None, **options: Any) -> Table:
         """Each row beside the rows of another table with the same key.
 
         Args:
             other: a table, or what `Table.of` takes.
             on: a column of both, several, or a mapping of columns here to columns there.
-            how: `"inner"`, or `"left"`: rows without a partner have zeros and empty rows in its columns.
+            how: as `tdmap.join`: `"inner"`, `"left"`, `"right"`, `"outer"`, `"semi"` or `"anti"`. Rows without a
+                partner have zeros and empty rows in the columns of the other table.
             out: as `filter`.
-            **options: `suffix`, `indicator` as `tdmap.join`, and those about workers.
+            **options: `left_on`, `right_on`, `suffix`, `suffixes`, `indicator` as `tdmap.join`, and those about
+                workers.
+
+        Example:
+            >>> from tdmap.datasets import Table
+            >>> people = Table.of({"name": ["Ada", "Emmy"], "born": torch.tensor([1815, 1882])})
+            >>> cities = Table.of({"name": ["Emmy", "Sofia"], "city": ["Erlangen", "Moscow"]})
+            >>> people.join(cities, "name", "outer", num_workers=0)["city"].tolist()
+            ['', 'Erlangen', 'Moscow']
         """
-        from tdmap.datasets.tables.ops import join_table
+        from tdmap.datasets.tables.joining import join_table
 
         return join_table(self, self.of(other), on, how, out, **options)
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.bykey import group_by, join, sort
+from tdmap.bykey import group_by, sort
 from tdmap.data.entries import row_numbers
 from tdmap.data.store import OutputFolder
 from tdmap.datasets.columns import JAGGED, ROWS, Columns, map_columns
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from tdmap.execution import WorkerOptions
 
-_ROW, _OTHER, _SPANS, _MATCHED = "__row__", "__other__", "__spans__", "__matched__"
+_ROW, _SPANS = "__row__", "__spans__"
 
 
 # -- rows by their numbers ---------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def placed(parts: Sequence[tuple[Table, Tensor, Tensor | None]], out: Any, execu
     if out is None:
         rows: dict[Any, Any] = {}
         for table, order, kept in parts:
-            for key in table.rows.keys():
+            for key in table.rows.keys(True, True):
                 rows[key] = _zeroed(table.rows.get(key)[order], kept)
         jagged = {
             name: _emptied(column.take(order), kept)
@@ -322,10 +322,16 @@ def keys_of(table: Table, key: Any, call: str) -> dict[str, Tensor]:
         TypeError: its rows cannot be keys.
     """
     return {name: ranks_of([column])[0] if isinstance(column, Jagged) else column
-            for name, column in _columns(table, key, call).items()}  # fmt: skip
+            for name, column in columns_named(table, key, call).items()}  # fmt: skip
 
 
-def _columns(table: Table, key: Any, call: str) -> dict[str, Any]:
+def columns_named(table: Table, key: Any, call: str) -> dict[str, Any]:
+    """Columns that may be keys, by their names.
+
+    Raises:
+        KeyError: there is no such column; lists those that there are.
+        TypeError: its rows are lists.
+    """
     names = [key] if isinstance(key, str) else list(key)
     for name in names:
         if not isinstance(name, str) or name not in table.keys():
@@ -348,62 +354,12 @@ def sort_table(
     return take(table, order[_ROW].clone(), out, Execution.of(**options), "sort")
 
 
-def join_table(
-    table: Table,
-    other: Table,
-    on: Any,
-    how: str = "inner",
-    out: Any = None,
-    *,
-    suffix: str = "_right",
-    indicator: str = _MATCHED,
-    **options: Unpack[WorkerOptions],
-) -> Table:
-    """`Table.join`."""
-    pairs = dict(on) if isinstance(on, Mapping) else {name: name for name in ([on] if isinstance(on, str) else on)}
-    ours, theirs = _columns(table, list(pairs), "join"), _columns(other, list(pairs.values()), "join")
-    left: dict[str, Tensor] = {}
-    right: dict[str, Tensor] = {}
-    for number, (a, b) in enumerate(pairs.items()):
-        mine, yours = ours[a], theirs[b]
-        if isinstance(mine, Jagged) is not isinstance(yours, Jagged):
-            raise TypeError(f"join: {a!r} and {b!r} are a column of text and one of numbers, which are never equal.")
-        if isinstance(mine, Jagged):
-            mine, yours = ranks_of([mine, yours])
-        left[str(number)], right[str(number)] = mine, yours
-    names: Any = list(left)
-    both: Any = join(
-        TensorDict({**left, _ROW: torch.arange(len(table))}, [len(table)]),
-        TensorDict({**right, _OTHER: torch.arange(len(other))}, [len(other)]),
-        names, how, indicator=_MATCHED, **options,
-    )  # fmt: skip
-    kept = both[_MATCHED].clone() if how == "left" else None
-    second = renamed(other, set(pairs.values()), set(table.keys()), suffix)
-    taken = set(table.keys()) & set(second.keys())
-    if taken or (kept is not None and indicator in {*table.keys(), *second.keys()}):
-        raise ValueError(f"join: two columns would have the name {(sorted(taken) or [indicator])[0]!r}: see suffix=.")
-    parts = [(table, both[_ROW].clone(), None), (second, both[_OTHER].clone(), kept)]
-    if kept is not None:
-        marks = Table(TensorDict({indicator: kept}, [len(kept)]))
-        parts.append((marks, torch.arange(len(kept)), None))
-    return placed(parts, out, Execution.of(**options), "join")
-
-
-def renamed(table: Table, without: set[str], taken: set[str], suffix: str) -> Table:
-    """A table without some columns; names that are taken get a suffix."""
-    columns = {name: table[name] for name in table.keys() if name not in without}
-    named = {f"{name}{suffix}" if name in taken else name: column for name, column in columns.items()}
-    jagged = {name: column for name, column in named.items() if isinstance(column, Jagged)}
-    rows = {name: column for name, column in named.items() if name not in jagged}
-    return Table(TensorDict(rows, [len(table)]), jagged) if rows or jagged else Table(TensorDict({}, [len(table)]))
-
-
 class TableGroups:
     """The groups of a table; made by `Table.group_by`."""
 
     def __init__(self, table: Table, key: Any) -> None:
         self._table = table
-        self._columns = _columns(table, key, "group_by")
+        self._columns = columns_named(table, key, "group_by")
         ranks = keys_of(table, list(self._columns), "group_by")
         self._keys: Any = [f"__key{number}__" for number in range(len(ranks))]
         self._source = source_of(table)

@@ -27,6 +27,7 @@ from tensordict_lite.memmap.archive.zipformat import (
     central_record,
     end_records,
     local_header,
+    local_size,
     padding,
     stored_headers,
 )
@@ -195,17 +196,17 @@ class _Writer:
                     write_all(self.fd, b"".join(pieces), first, self.path)
                     pieces, first = [], at
                 continue
-            total = crc.of_zeros(nbytes) if type(data) is Zeros else 0
-            header, record = stored_headers(raw, total, nbytes, at, pad)
-            write_all(self.fd, b"".join((*pieces, header)), first, self.path)
-            start = at + len(header)
-            pieces, first = [], start + nbytes
+            # The header holds the checksum, and so is written behind the data: with the small entries before it.
+            start = at + local_size(raw, nbytes, pad)
+            end = start + nbytes
             if type(data) is Zeros:
-                reserve(self.fd, first, self.path, start=start)
+                reserve(self.fd, end, self.path, start=start)
+                total = crc.of_zeros(nbytes)
             else:
                 total = write_large(data, start, nbytes)
-                header, record = stored_headers(raw, total, nbytes, at, pad)
-                write_all(self.fd, header, at, self.path)
+            header, record = stored_headers(raw, total, nbytes, at, pad)
+            write_all(self.fd, b"".join((*pieces, header)), first, self.path)
+            pieces, first = [], end
             starts.append(start)
             records.append(record)
             at = first

@@ -28,6 +28,7 @@ __all__ = [
     "entries",
     "find_directory",
     "local_header",
+    "local_size",
     "padding",
     "stored_headers",
 ]
@@ -89,6 +90,11 @@ def padding(offset: int, name: bytes, size: int) -> int:
     """Bytes of padding in a local header at ``offset``, for its data to be aligned."""
     length = -(offset + _LOCAL.size + len(name) + (20 if size >= _WIDE else 0)) % ALIGN
     return length if not length or length >= 4 else length + ALIGN
+
+
+def local_size(name: bytes, size: int, pad: int) -> int:
+    """Bytes of the local header of a stored entry."""
+    return _LOCAL.size + len(name) + (20 if size >= _WIDE else 0) + pad
 
 
 _PADDING = [b"", *(_PADDING_ID + max(0, n - 4).to_bytes(2, "little") + bytes(max(0, n - 4)) for n in range(1, 256))]
