@@ -91,14 +91,16 @@ class Around:
 
     Attributes:
         fn: the function.
+        device: where its chunks are, once it was moved there.
     """
 
     fn: Callable[..., Any]
+    device: torch.device | None = None
 
     def to_device(self, device: torch.device, own: bool) -> Self:
         """The same function for chunks on `device`."""
         new = copy.copy(self)
-        new.fn = moved(self.fn, device, own)
+        new.fn, new.device = moved(self.fn, device, own), device
         return new
 
 

@@ -146,7 +146,10 @@ def strings_of(values: Any, what: str) -> list[str]:
         if not isinstance(values, list)
         else next(type(one).__name__ for one in values if not isinstance(one, str))
     )
-    raise TypeError(f"{what} holds values that are not tensors, which must be strings to be a key: found {found}.")
+    advice = ": have a string stand for None ('' for one), or filter those rows out before" * (found == "NoneType")
+    raise TypeError(
+        f"{what} holds values that are not tensors, which must be strings to be a key: found {found}{advice}."
+    )
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.parquet import parquet_batches, read_parquet
 from tdmap.datasets.table import BATCH_ROWS, Table
 from tdmap.datasets.tar import read_tar, write_tar
+from tdmap.errors import add_note
 from tdmap.operation import operation
 
 if TYPE_CHECKING:
@@ -242,11 +243,22 @@ def batches_of(
     """The columns of files, some thousand rows at a time."""
     start = 0
     for path in files:
-        with contextlib.closing(FORMATS[format].read(path, columns)) as tables:
+        with contextlib.closing(_tables_of(path, format, columns)) as tables:
             for table in tables:
                 if table.num_rows:
                     yield columns_of(table, nulls, start)
                     start += table.num_rows
+
+
+def _tables_of(path: str, format: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
+    """The tables of a file; errors of its reader, which may come from any package, say which file it is."""
+    try:
+        with contextlib.closing(FORMATS[format].read(path, columns)) as tables:
+            yield from tables
+    except Exception as error:
+        if path not in str(error):
+            add_note(error, f"while {path} was read as {format}")
+        raise
 
 
 # -- Parquet ---------------------------------------------------------------------------------------------------------

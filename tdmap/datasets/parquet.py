@@ -15,6 +15,7 @@ from tdmap.datasets.arrow import columns_of, jagged_names, pyarrow
 from tdmap.datasets.columns import Columns, map_columns
 from tdmap.datasets.extras import need, opened
 from tdmap.datasets.table import BATCH_ROWS, Table
+from tdmap.errors import add_note
 from tensordict_lite import TensorDict
 
 
@@ -27,7 +28,7 @@ def read_parquet(
     schema = None
     for number, path in enumerate(files):
         with opened(path) as source:
-            file = _module().ParquetFile(source)
+            file = _opened(path, source)
             found = file.schema_arrow
             sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         if columns is not None:
@@ -52,12 +53,16 @@ def read_parquet(
 def parquet_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
     """The tables of a file, some thousand rows at a time."""
     with opened(path) as source:
-        for batch in _module().ParquetFile(source).iter_batches(BATCH_ROWS, columns=columns):
+        for batch in _opened(path, source).iter_batches(BATCH_ROWS, columns=columns):
             yield pyarrow().Table.from_batches([batch])
 
 
-def _module() -> Any:
-    return need("pyarrow.parquet", "arrow", "reading Parquet")
+def _opened(path: str, source: Any) -> Any:
+    """A Parquet file; a ValueError that names it where it is none."""
+    try:
+        return need("pyarrow.parquet", "arrow", "reading Parquet").ParquetFile(source)
+    except pyarrow().ArrowInvalid as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 class ReadGroup:
@@ -109,19 +114,22 @@ class _Groups:
     """
 
     def __init__(self, path: str, columns: Sequence[str] | None, maps: bool) -> None:
-        self._columns = columns
+        self._path, self._columns = path, columns
         self._mapped: mmap.mmap | None = None
         self._open = contextlib.ExitStack()
         source = self._open.enter_context(opened(path))
         if maps:
             self._mapped = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ)
             source = pyarrow().BufferReader(self._mapped)
-        self._file = _module().ParquetFile(source)
+        self._file = _opened(path, source)
 
     def read(self, group: int) -> Any:
         """One of them, as a table."""
         try:
             return self._file.read_row_group(group, columns=self._columns, use_threads=False)
+        except Exception as error:
+            add_note(error, f"while row group {group} of {self._path} was read")
+            raise
         finally:
             if self._mapped is not None:  # or in the end all of the file would count as memory of this process
                 self._mapped.madvise(mmap.MADV_DONTNEED)

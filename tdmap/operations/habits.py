@@ -87,8 +87,9 @@ class Numbered(Around):
             return self.fn(chunk, start if self.numbers is None else int(self.numbers.tensors[0][start]))
         stop = start + int(chunk.shape[self.dim])
         if self.numbers is None:
-            return self.fn(chunk, torch.arange(start, stop))
-        return self.fn(chunk, self.numbers.tensors[0][start:stop].clone())  # others read these numbers too
+            return self.fn(chunk, torch.arange(start, stop, device=self.device))
+        numbers = self.numbers.tensors[0][start:stop].clone()  # others read these numbers too
+        return self.fn(chunk, numbers if self.device is None else numbers.to(self.device))
 
 
 class Returning(Around):

@@ -15,13 +15,14 @@ from tdmap.data.schema import take_apart
 from tdmap.data.store import OutputFolder
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
+from tdmap.functions import Around
 from tdmap.job import Job, Wrapped
 from tdmap.operations.append import append_rows
 from tdmap.plan import ChunkPlan
 from tdmap.sinks.folder import check_for_folder, returned_none
 
 
-class Marked(Wrapped):
+class Marked(Around, Wrapped):
     """Adds a bool entry that is True to each result. Rows that raise are zeros, so it is False there."""
 
     def __call__(self, chunk: Any, start: int = 0) -> Any:

@@ -22,7 +22,7 @@ from tdmap.data.reader import Reader
 from tdmap.data.trees import rebuild, tensors_in
 from tdmap.errors import add_note
 from tdmap.functions import moved
-from tdmap.job import function_name
+from tdmap.job import function_name, takes_start
 from tdmap.memory.links import NO_FORKS, DeviceLink, Mark, is_copied
 from tdmap.memory.shm import align
 from tdmap.plan import ChunkPlan
@@ -55,9 +55,14 @@ class OnDevice:
         self.forks = not any(device.type in NO_FORKS for device in devices)
         self.__qualname__ = function_name(fn)
 
-    def __call__(self, chunk: Data) -> Any:
+    @property
+    def takes_start(self) -> bool:
+        """Whether the function wants the number of the first row of its chunk."""
+        return takes_start(self.fn)
+
+    def __call__(self, chunk: Data, *start: int) -> Any:
         """Run one chunk in this process without a loop, as for data without rows."""
-        return self.open(rank=0, own=False)(chunk)
+        return self.open(rank=0, own=False)(chunk, *start)
 
     def coming_back(self) -> OnDevice:
         """The same function, with results copied back into this machine's memory."""
@@ -106,6 +111,7 @@ class Runner:
         self.link = link
         self.device = link.device if device is None else device
         self._fn = fn
+        self.takes_start = takes_start(fn)
         self.name = function_name(fn)
         self._stays = stays
         self._staging = [_Staging(link) for _ in range(DEPTH)]
@@ -165,13 +171,13 @@ class Runner:
                 raise
         return staged
 
-    def __call__(self, chunk: Data) -> Any:
+    def __call__(self, chunk: Data, *start: int) -> Any:
         staged = self._take(chunk)
         assert staged.block is not None and staged.mark is not None
         self.link.hand_over(staged.mark, [staged.block])
         versions = [tensor._version for tensor in staged.tensors]
         with self.link.context():
-            result = self._fn(staged.value)
+            result = self._fn(staged.value, *start)
             if result is None:
                 changed = [n for n, tensor in enumerate(staged.tensors) if tensor._version != versions[n]]
                 self._change(chunk, staged.tensors, changed)

@@ -172,3 +172,22 @@ def test_outputs(data, tmp_path):
 def test_a_key_that_is_not_there_is_an_error_before_anything_is_asked_for(data):
     with pytest.raises(KeyError, match="key of group_by is 'nothing'"):
         tdmap.group_by(data, "nothing")
+
+
+@pytest.mark.parametrize("call", [
+    lambda data, none: tdmap.sort(data, "name", num_workers=0),
+    lambda data, none: tdmap.group_by(data, "name").agg({"x": "sum"}, num_workers=0),
+    lambda data, none: tdmap.group_by(data, "name", dropna=True).agg({"x": "sum"}, num_workers=0),
+    lambda data, none: tdmap.unique(data, "name", num_workers=0),
+    lambda data, none: tdmap.value_counts(data, "name", num_workers=0),
+    lambda data, none: tdmap.join(data, data, on="name", num_workers=0),
+    lambda data, none: tdmap.join(none, data, on="name", num_workers=0),
+])  # fmt: skip
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_key_of_strings_with_none_says_what_to_do(call, saved, tmp_path):
+    names = ["b", None, "a", "b"]
+    data = TensorDict({"name": names, "x": torch.arange(4.0)}, [4])
+    none = TensorDict({"name": [name or "" for name in names], "x": torch.arange(4.0)}, [4])
+    data = data.memmap(tmp_path / "data") if saved else data
+    with pytest.raises(TypeError, match=r"'name'.*found NoneType: have a string stand for None .*filter those rows"):
+        call(data, none)

@@ -339,6 +339,34 @@ read({str(tmp_path / "x.parquet")!r}, {str(tmp_path / "out")!r}, resume=True, nu
     assert kills == 1
 
 
+@pytest.mark.parametrize("name", ["x.parquet", "x.arrow", "x.feather", "x.npz", "x.npy", "x.jsonl", "x.h5", "x.tar"])
+@pytest.mark.parametrize("content", [b"", b"no such file, I am afraid"])
+def test_errors_of_damaged_files_name_them(tmp_path: Path, name: str, content: bytes) -> None:
+    if name == "x.h5":
+        pytest.importorskip("h5py")
+    (tmp_path / name).write_bytes(content)
+    for out in (None, tmp_path / "out"):
+        with pytest.raises((ValueError, EOFError, OSError)) as caught:
+            read(tmp_path / name, out, num_workers=0)
+        assert str(tmp_path / name) in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_a_damaged_row_group_names_it(tmp_path: Path, workers: int) -> None:
+    numbers = pa.table({"s": [str(number) for number in range(10_000)]})
+    pq.write_table(numbers, tmp_path / "x.parquet", row_group_size=1000)
+    found = pq.ParquetFile(tmp_path / "x.parquet").metadata.row_group(7).column(0)
+    content = bytearray((tmp_path / "x.parquet").read_bytes())
+    start = found.dictionary_page_offset
+    content[start : start + found.total_compressed_size] = b"\xff" * found.total_compressed_size
+    (tmp_path / "x.parquet").write_bytes(content)
+    with pytest.raises((ValueError, OSError)) as caught:
+        read(tmp_path / "x.parquet", tmp_path / "out", num_workers=workers)
+    assert any("row group 7 of " in note and "x.parquet" in note for note in caught.value.__notes__)
+    assert not (tmp_path / "out").exists()
+
+
 def test_without_arrow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.csv").write_text("a\n1\n")
     for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:

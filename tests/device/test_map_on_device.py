@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tdmap
+from tdmap import functions
 from tdmap.data.reader import Reader
 from tdmap.memory import links as device_module
 from tdmap.plan import ChunkPlan
@@ -257,3 +258,51 @@ def test_the_fake_device_catches_a_function_that_does_not_wait(monkeypatch, data
         result = tdmap.map(data["x"], lambda x: x * 2, device=FAKE, executor="serial", chunksize=1)
         wrong += not torch.equal(result, data["x"] * 2)
     assert wrong
+
+
+# -- a function that is called with row numbers, with options, or marked ----------------------------------------------
+
+
+class Moved(torch.nn.Module):
+    """Says where its parameters were, and adds the numbers of its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+    def forward(self, chunk, numbers=None, scale=1):
+        x = chunk if isinstance(chunk, torch.Tensor) else chunk["x"][:, 0]
+        x = x * self.weight.to(x.dtype) * scale
+        return TensorDict({"y": x if numbers is None else x * 0 + numbers * scale}, [len(x)])
+
+
+@pytest.mark.parametrize("mode", ["raise", "mark"])
+@pytest.mark.parametrize("chunksize", [7, 60])
+def test_row_numbers_are_those_of_the_dataset(on_device, data, mode, chunksize):
+    def number(td, rows):
+        return TensorDict({"y": td["x"][:, 0] * 0 + rows}, [len(td)])
+
+    for fn in (number, Moved()):
+        result = on_device(data, fn, with_indices=True, chunksize=chunksize, on_error=mode)
+        assert result["y"].tolist() == list(range(ROWS))
+    scaled = on_device(data, Moved(), with_indices=True, chunksize=chunksize, fn_kwargs={"scale": 3})
+    assert scaled["y"].tolist() == list(range(0, 3 * ROWS, 3))
+
+
+@pytest.mark.parametrize("options", [{"with_indices": True}, {"on_error": "mark"}, {"fn_kwargs": {"scale": 1}}, {}])
+def test_modules_are_moved_whatever_else_is_asked_for(monkeypatch, data, options):
+    def move_to(function, device, own):
+        moved_to.append((type(function.module), own))
+        return plain(function, device, own)
+
+    moved_to, plain = [], functions.ModuleFunction.to_device
+    monkeypatch.setattr(functions.ModuleFunction, "to_device", move_to)
+    monkeypatch.setitem(device_module.LINKS, FAKE, FakeLink)
+    tdmap.map(data, Moved(), device=FAKE, chunksize=20, executor="serial", **options)
+    assert moved_to == [(Moved, False)]
+
+
+@pytest.mark.parametrize("options", [{"with_indices": True}, {"on_error": "mark"}])
+def test_a_module_without_values_is_refused_whatever_else_is_asked_for(data, options):
+    with pytest.raises(ValueError, match="on the meta device and has no values"):
+        tdmap.map(data, Moved().to("meta"), num_workers=0, **options)
