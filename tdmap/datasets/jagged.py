@@ -291,7 +291,9 @@ class Jagged(JaggedDoors):
 
     # -- many rows ---------------------------------------------------------------------------------------------
 
-    __tdmap_operations__ = frozenset({"map", "filter", "flat_map", "sort", "shuffle", "join", "group_by"})
+    __tdmap_operations__ = frozenset(
+        {"map", "filter", "flat_map", "sort", "shuffle", "join", "group_by", "unique", "value_counts", "sample"}
+    )
 
     def shuffle(
         self, out: str | os.PathLike[str] | None = None, *, seed: int | None = None, **options: Unpack[WorkerOptions]

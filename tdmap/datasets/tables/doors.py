@@ -101,11 +101,30 @@ class JaggedDoors:
 
         return Table.of(self).join(other, on, how, out, **options)
 
-    def group_by(self: Any, key: Any = "rows") -> TableGroups:
+    def group_by(self: Any, key: Any = "rows", **options: Any) -> TableGroups:
         """`Table.group_by` of the table whose column `"rows"` these are."""
         from tdmap.datasets.table import Table
 
-        return Table.of(self).group_by(key)
+        return Table.of(self).group_by(key, **options)
+
+    def unique(self: Any, key: Any = "rows", out: Any = None, **options: Any) -> Table:
+        """`Table.unique` of the table whose column `"rows"` these are."""
+        from tdmap.datasets.table import Table
+
+        return Table.of(self).unique(key, out, **options)
+
+    def value_counts(self: Any, key: Any = "rows", out: Any = None, **options: Any) -> Table:
+        """`Table.value_counts` of the table whose column `"rows"` these are."""
+        from tdmap.datasets.table import Table
+
+        return Table.of(self).value_counts(key, out, **options)
+
+    def sample(self: Any, n: int | None = None, out: Any = None, **options: Any) -> Jagged:
+        """Rows drawn at random; arguments as `tdmap.sample`."""
+        from tdmap.datasets.table import Table
+
+        found: Jagged = Table.of(self).sample(n, out, **options)["rows"]
+        return found
 
     def pipeline(self: Any, *, seed: int | None = None) -> TablePipeline:
         """A pipeline over the rows, in the column `"rows"`, with `.pad`, `.pack` and `.bucket`."""
@@ -218,11 +237,46 @@ class TableDoors:
 
         return join_table(self, self.of(other), on, how, out, **options)
 
-    def group_by(self: Any, key: Any) -> TableGroups:
-        """The groups of rows with equal keys: `.reduce({...})`, `.map_groups(fn)`; see `tdmap.group_by`."""
+    def group_by(self: Any, key: Any, *, dropna: bool | None = None) -> TableGroups:
+        """The groups of rows with equal keys: `.reduce({...})`, `.agg({...})`, `.top_k(...)`, `.map_groups(fn)`.
+
+        Args:
+            key: a column of numbers or of text, or several.
+            dropna: as `tdmap.group_by`.
+        """
         from tdmap.datasets.tables.ops import TableGroups
 
-        return TableGroups(self, key)
+        return TableGroups(self, key, dropna)
+
+    def unique(self: Any, key: Any, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
+        """The different keys, sorted; arguments as `tdmap.unique`."""
+        from tdmap.datasets.tables.picks import unique_of
+
+        return unique_of(self, key, out, **options)
+
+    def value_counts(self: Any, key: Any, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
+        """How often each key occurs, the most frequent first; arguments as `tdmap.value_counts`.
+
+        Example:
+            >>> from tdmap.datasets import Table
+            >>> Table.of({"word": ["bee", "ant", "bee"]}).value_counts("word", num_workers=0)[0]
+            {'count': tensor(2), 'word': 'bee'}
+        """
+        from tdmap.datasets.tables.picks import value_counts_of
+
+        return value_counts_of(self, key, out, **options)
+
+    def top_k(self: Any, key: str, k: int, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
+        """The rows with the `k` largest values of a column, of numbers or text; arguments as `tdmap.top_k`."""
+        from tdmap.datasets.tables.picks import top_of
+
+        return top_of(self, key, k, out, **options)
+
+    def sample(self: Any, n: int | None = None, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
+        """Rows drawn at random, the same as `tdmap.sample` draws; its arguments."""
+        from tdmap.datasets.tables.picks import sample_of
+
+        return sample_of(self, n, out, **options)
 
     def pipeline(self: Any, *, seed: int | None = None) -> TablePipeline:
         """A pipeline over the rows, with `.pad`, `.pack` and `.bucket` for jagged columns."""
