@@ -245,8 +245,9 @@ def map_table(
     wrapped = ToColumns(OnTable(fn, table, travels(execution)))
     source, size = source_of(table), rows_of_chunk(table, chunksize)
     if out is not None:
-        map_columns(source, wrapped, None, out, chunksize=size, resume=resume, on_error=on_error, **options)
-        return Table.open(out)
+        store = OutputFolder.of(out)
+        map_columns(source, wrapped, None, store, chunksize=size, resume=resume, on_error=on_error, **options)
+        return Table.open(store.path)
     if resume:
         raise ValueError("resume=True keeps its journal in the folder of the result: pass out=a folder.")
     policy = policy_for(None, None, 2, None, on_error=on_error, skip=DROP)
@@ -293,12 +294,21 @@ def filter_table(
     if resume and len(table):  # the journal is one of chunks whose rows are written as soon as they are known
         fn = ToColumns(OnTable(Chosen(predicate), table, travels(execution)))
         names, size = sorted(table.jagged), rows_of_chunk(table, chunksize)
-        map_columns(source_of(table), fn, names, out, chunksize=size, resume=True, on_error=on_error, **options)
-        return Table.open(out)
-    if out is not None and not isinstance(out, OutputFolder):
         store = OutputFolder.of(out)
-        with store.claimed(call):  # before the predicate is asked, which may take hours
-            return filter_table(table, predicate, store, chunksize=chunksize, on_error=on_error, **options)
+        map_columns(source_of(table), fn, names, store, chunksize=size, resume=True, on_error=on_error, **options)
+        return Table.open(store.path)
+    if out is None:
+        return take(table, _kept_rows(table, predicate, chunksize, on_error, execution), None, execution, call)
+    store = OutputFolder.of(out)
+    with store.claimed(call):  # before the predicate is asked, which may take hours
+        take(table, _kept_rows(table, predicate, chunksize, on_error, execution), store, execution, call)
+    return Table.open(store.path)  # where a dataset is replaced, it is at the end of the claim
+
+
+def _kept_rows(
+    table: Table, predicate: Callable[[Table], Any], chunksize: int | None, on_error: OnError, execution: Execution
+) -> Tensor:
+    """What a predicate says of each row, bool `[n]`."""
     kept = torch.zeros(0, dtype=torch.bool)
     if len(table):
         policy = policy_for(None, None, 2, None, on_error=on_error, skip="pad")
@@ -306,7 +316,7 @@ def filter_table(
         plan = make_plan(len(table), chunksize=rows_of_chunk(table, chunksize))
         job = Job(Source(source_of(table)), plan, answers, policy, on_row_error=handler_of(on_error))
         kept = execution.run(job, Gather(job.name))
-    return take(table, kept, out, execution, call)
+    return kept
 
 
 class TableAnswers(Answers):
