@@ -88,12 +88,13 @@ def add_ours(bench: Benchmark, work: Workload) -> None:
     for method in ("forkserver", "spawn"):
         run = _into_memmap(work, chunksize=256, mp_start_method=method)
         add(f"out=memmap, chunk 256, {method}", run, "floor, chunk 256", group="out")
-    for method in (None, "spawn"):
+    for method, wanted in (("fork", 0.7), (None, None), ("spawn", None)):
         run = _into_memmap(work, cold=True, chunksize=256, mp_start_method=method)
         add(
             f"out=memmap, chunk 256, cold {method or 'default'}",
             run,
             "floor, chunk 256",
+            wanted,
             rounds=3,
             group="out",
         )

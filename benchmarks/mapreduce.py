@@ -32,7 +32,7 @@ from tensordict_lite import TensorDict
 
 MOMENTS_WANTED = 0.9
 GROUP_WANTED = 0.5
-SHUFFLE_WANTED = 0.4
+SHUFFLE_WANTED = 0.42
 
 SLOWER = ("Dask", "Ray")
 """Peers of the group case that are to be slower than this project."""

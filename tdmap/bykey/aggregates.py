@@ -155,16 +155,20 @@ class _OfEntry(Grouped):
         inner = tuple(dim for dim in reduced_dims(self.dim, values.ndim) if dim)
         return values, inner, torch.Size([values.shape[dim] for dim in inner]).numel()
 
-    def total(self, chunk: Slotted) -> tuple[Tensor, Tensor] | None:
-        """How many elements each used slot has, and their sums in float64; None where runs are wanted."""
+    def total(self, chunk: Slotted) -> Tensor | None:
+        """The sum of each used slot in float64; None where runs are wanted."""
         return chunk.once((self.key, self.dim), lambda: self._total(chunk))  # type: ignore[no-any-return]
 
-    def _total(self, chunk: Slotted) -> tuple[Tensor, Tensor] | None:
-        values, inner, each = self.entry(chunk.rows)
-        if values.is_complex():
+    def _total(self, chunk: Slotted) -> Tensor | None:
+        values, inner, _ = self.entry(chunk.rows)
+        return None if values.is_complex() else _add_by_slot(chunk, values.double().sum(inner) if inner else values)
+
+    def counted(self, chunk: Slotted) -> tuple[Tensor, Tensor] | None:
+        """How many elements each used slot has, besides."""
+        sums = self.total(chunk)
+        if sums is None:
             return None
-        sums = _add_by_slot(chunk, values.double().sum(inner) if inner else values)
-        return None if sums is None else (torch.from_numpy(chunk.slots.sizes[chunk.slots.used]) * each, sums)
+        return torch.from_numpy(chunk.slots.sizes[chunk.slots.used]) * self.entry(chunk.rows)[2], sums
 
 
 WIDE = 8
@@ -196,9 +200,10 @@ class GroupedSum(_OfEntry):
     def update_slots(self, chunk: Slotted) -> States | None:
         values, inner, each = self.entry(chunk.rows)
         if exact.is_integer(values.dtype):
-            return exact.slotted_sum(values, inner, int(chunk.slots.sizes.max()), lambda v: _add_by_slot(chunk, v))
+            longest = chunk.slots.longest(exact.FEW_ROWS // max(each, 1))
+            return exact.slotted_sum(values, inner, longest, lambda v: _add_by_slot(chunk, v))
         found = self.total(chunk)
-        return None if found is None else (found[1],)
+        return None if found is None else (found,)
 
     def merge(self, a: States, b: States) -> States:
         return exact.add((a[0], a[1]), (b[0], b[1])) if len(a) == 2 else (a[0] + b[0],)
@@ -229,7 +234,7 @@ class GroupedMean(_OfEntry):
         return counts, reduce_runs(np.add, wide.sum(inner) if inner else wide, starts)
 
     def update_slots(self, chunk: Slotted) -> States | None:
-        return self.total(chunk)
+        return self.counted(chunk)
 
     def merge(self, a: States, b: States) -> States:
         return a[0] + b[0], a[1] + b[1]
@@ -274,13 +279,13 @@ class GroupedVar(_OfEntry):
 
     def update_slots(self, chunk: Slotted) -> States | None:
         values, inner, _ = self.entry(chunk.rows)
-        found = None if inner or values.ndim != 1 else self.total(chunk)
+        found = None if inner or values.ndim != 1 else self.counted(chunk)
         if found is None:
             return None
         counts, total = found
         mean = total / counts
         mean = torch.where(mean.isfinite(), mean, 0.0)
-        centres = torch.zeros(len(chunk.slots.sizes), dtype=torch.float64)
+        centres = torch.zeros(chunk.slots.count, dtype=torch.float64)
         centres[torch.from_numpy(chunk.slots.used)] = mean
         centred = values.detach().double().numpy() - centres.numpy().take(chunk.slots.numbers)
         sums = torch.from_numpy(chunk.add_up(centred)[chunk.slots.used])
@@ -354,7 +359,7 @@ def _extreme(ufunc: Any, values: Tensor, starts: Starts) -> Tensor:
 
 def _extreme_by_slot(ufunc: Any, values: Tensor, chunk: Slotted) -> Tensor:
     numbers = (values.float() if values.dtype is torch.bfloat16 else values).numpy()
-    found = np.empty(len(chunk.slots.sizes), dtype=numbers.dtype)
+    found = np.empty(chunk.slots.count, dtype=numbers.dtype)
     found[chunk.slots.numbers] = numbers  # any value of the slot will do to begin with
     with np.errstate(invalid="ignore"):  # NaN is welcome
         ufunc.at(found, chunk.slots.numbers, numbers)
@@ -375,7 +380,7 @@ class GroupedEnd(Grouped):
     def update_slots(self, chunk: Slotted) -> States:
         values, numbers = values_of(chunk.rows, self.key).detach(), chunk.slots.numbers
         rows = np.arange(len(numbers))
-        found = np.zeros(len(chunk.slots.sizes), dtype=np.int64)
+        found = np.zeros(chunk.slots.count, dtype=np.int64)
         # Of several rows with one slot the last one that is written stays.
         found[numbers if self.last else numbers[::-1]] = rows if self.last else rows[::-1]
         return pick((values,), found[chunk.slots.used])

@@ -30,6 +30,14 @@ _BITS = {**_UNSIGNED, **_SIGNED, **_FLOATS}
 Array = NDArray[Any]
 
 
+def distances(integers: Array, low: int, out: NDArray[np.uint64]) -> None:
+    """How far integers are from one of their dtype; of smaller ones, a number of almost 2**64."""
+    if integers.dtype.itemsize == 8:  # right whatever the sign, and modulo 2**64
+        np.subtract(integers.view(np.uint64), np.uint64(low % (1 << 64)), out=out)
+    else:
+        np.subtract(integers, low, out=out.view(np.int64), dtype=np.int64)
+
+
 @dataclass(frozen=True)
 class KeyColumn:
     """One column of a key: dtype and shape of one row, `()`, `(1,)` or, for uint8, `(bytes,)`.
@@ -61,6 +69,13 @@ class KeyColumn:
     def is_float(self) -> bool:
         """Whether there may be NaN."""
         return self.dtype in _FLOATS
+
+    @property
+    def offset(self) -> int | None:
+        """What makes a word of an integer, if it is added; None for what becomes one in another way."""
+        if len(self.shape) and self.shape[0] > 1:
+            return None
+        return 0 if self.dtype in _UNSIGNED else 1 << (_BITS[self.dtype] - 1) if self.dtype in _SIGNED else None
 
     @property
     def pieces(self) -> list[int]:
@@ -154,6 +169,14 @@ class KeyCodec:
     def num_words(self) -> int:
         """Words of a key."""
         return len(self._layout)
+
+    def integers(self, values: Sequence[Tensor]) -> tuple[Array, int] | None:
+        """The only column as it is, and what makes words of its integers, if it is added; None for other keys."""
+        offset = self.columns[0].offset
+        if offset is None or len(self.columns) > 1 or self.descending[0]:
+            return None
+        flat = values[0].detach().reshape(-1)
+        return (flat.view(torch.uint8) if flat.dtype is torch.bool else flat).numpy(), offset
 
     def encode(self, values: Sequence[Tensor]) -> Words:
         """The words of rows."""

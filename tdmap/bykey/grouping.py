@@ -392,7 +392,7 @@ class GroupBy:
         if strings and target.given is not None:
             raise ValueError("strings cannot be written into a dataset that there is: pass out=None, or a folder.")
         output = Output(None, self._data) if strings else target
-        with Spill(spill_folder(output, self._spill_dir)) as spill:
+        with Spill(spill_folder(output, self._spill_dir), later=True) as spill:
             pieces, empty = run(spill)
             if isinstance(pieces, Pieces):
                 _place(pieces, empty, spill, output, execution)
@@ -542,6 +542,8 @@ def _run_cut(source: Data, plan: ChunkPlan, cut: CutChunk, execution: Execution,
     nbytes = plan.length * data_row_bytes(source, plan.length) if ours else sys.maxsize
     choose = quick if cut.table is not None and cut.most else light  # what is sorted and written takes longer
     crew = choose(execution, 0 if plan.num_chunks == 1 else nbytes)
+    if not cut.most or execution.is_foreign:  # whose workers may go on when the folder has been deleted
+        cut.spill.make()
     runs: list[Any] = crew.run(Job(Source(source), plan, cut, policy), Collect())
     return runs
 

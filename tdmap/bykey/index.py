@@ -203,6 +203,7 @@ def sorted_rows(
     keyed: KeyedData, spill: Spill, execution: Execution, policy: Policy, *, chunksize: int | None, with_words: bool
 ) -> Index:
     """The rows in the order of their keys. Rows whose key is a NaN that is to be left out are not among them."""
+    spill.make()
     length = int(keyed.data.shape[0])
     words = keyed.codec.num_words
     row_bytes = 8 * (words + 1)

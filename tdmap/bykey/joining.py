@@ -3,6 +3,9 @@
     b ──► lookup: where the rows with a key are, in memory that all workers map          joins/lookup
     a ──► what is found for each row ──► pairs of rows ──► their place in the output     joins/placing
 
+The other way round where `a` is much the smaller one                                    joins/swapping
+
+
 Every byte of the result is written once. Where an entry is more than a plain column, as strings are, pairs are made
 chunk by chunk and wait in files instead (joins/chunks).
 """
@@ -15,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tdmap.bykey.joins import chunks
@@ -25,10 +29,12 @@ from tdmap.bykey.joins.placing import (
     OutputColumn,
     PlaceOthers,
     find_matches,
+    place_each,
     place_pairs,
     rows_without_partner,
 )
 from tdmap.bykey.joins.sides import Names, On, comparable, keys_of, renamed
+from tdmap.bykey.joins.swapping import as_matches, rows_of_first, with_partner
 from tdmap.bykey.keys import KeySpec
 from tdmap.bykey.prepare import KeyedData, entries_of, light, plan_rows, prepare, require_rows
 from tdmap.data.entries import path_of
@@ -146,7 +152,7 @@ def join(
         left, right = comparable(
             prepare(a, ours, "join", execution, dropna=True), prepare(b, theirs, "join", execution, dropna=True)
         )
-        with Spill(spill_folder(Output(None, a), spill_dir)) as spill:
+        with Spill(spill_folder(Output(None, a), spill_dir), later=True) as spill:
             task = _Join(a, b, ours, theirs, left, right, how, indicator, spill, execution, policy, chunksize)
             if how in ("semi", "anti"):
                 return task.select(output)
@@ -213,7 +219,11 @@ class _Join:
         """Rows of the first dataset that have a partner, or have none."""
         source = SourceRows(self.a)
         source.check(output)
-        has = self._matches(self._lookup(self.right), self.left).has
+        owners = self._owners(self.left, self.right)
+        if owners is not None:
+            has = with_partner(owners, int(self.a.shape[0]))
+        else:
+            has = self._matches(self._lookup(self.right), self.left).has
         copy_selected(self.a, source, has if self.how == "semi" else ~has, output, self.execution)
         return output.result()
 
@@ -222,6 +232,9 @@ class _Join:
 
     def _matches(self, lookup: Lookup, keyed: KeyedData) -> Matches:
         return find_matches(keyed, lookup, self.execution, self.policy, self.chunksize)
+
+    def _owners(self, first: KeyedData, second: KeyedData) -> NDArray[Any] | None:
+        return rows_of_first(first, second, self.spill, self.execution, self.policy, self.share)
 
     # -- plain columns
 
@@ -237,27 +250,48 @@ class _Join:
         """Write pairs of rows to their place."""
         assert self.names is not None
         mains = self.how == "right"
-        lookup = self._lookup(self.left if mains else self.right)
-        matches = self._matches(lookup, self.right if mains else self.left)
+        keyed, other = (self.right, self.left) if mains else (self.left, self.right)
+        owners = self._owners(keyed, other)
+        lookup = self._lookup(other) if owners is None else None
         example = self._example()
         schema = take_apart(example).schema
         columns, tensors = self._columns(schema)
+        shared = tuple(SharedTensors(side, self.share) for side in tensors)
+        sides = (shared[1], shared[0]) if mains else (shared[0], shared[1])
+        if mains:
+            columns = [column._replace(side=(1, 0, 2)[column.side]) for column in columns]
+        keep = self.how != "inner"
+        if lookup is not None and self._has_one_each(keyed, lookup, output) and place_each(
+            keyed, keep, sides, columns, lookup, schema.row_bytes, self.execution, self.policy, self.chunksize,
+            lambda total: output.open(schema, total),
+        ):  # fmt: skip
+            return output.result()
+        if owners is not None:
+            lookup, matches = as_matches(owners, int(keyed.data.shape[0]), self.share)
+        else:
+            assert lookup is not None
+            matches = self._matches(lookup, keyed)
         alone = (
             rows_without_partner(matches, lookup, int(self.b.shape[0]))
             if self.how == "outer"
             else torch.zeros(0, dtype=torch.int64)
         )
-        shared = tuple(SharedTensors(side, self.share) for side in tensors)
-        sides = (shared[1], shared[0]) if mains else (shared[0], shared[1])
-        if mains:
-            columns = [column._replace(side=(1, 0, 2)[column.side]) for column in columns]
         places, rows = place_pairs(
-            matches, self.how != "inner", sides, columns, lookup, schema.row_bytes, self.execution, len(alone),
+            matches, keep, sides, columns, lookup, schema.row_bytes, self.execution, len(alone),
             lambda total: output.open(schema, total),
         )  # fmt: skip
         if len(alone):
             self._place_alone(alone, schema, shared[1], columns, places, rows)
         return output.result()
+
+    def _has_one_each(self, keyed: KeyedData, lookup: Lookup, output: Output) -> bool:
+        """Whether every row of a dataset has one pair; as far as a sample tells, where rows have to have a partner."""
+        if not lookup.is_unique or self.how == "outer" or not keyed.data.shape[0]:
+            return False
+        if self.how != "inner":
+            return True
+        # If it turns out otherwise, memory is made anew; a folder, or a dataset that there is, is not written twice.
+        return output.is_memory and len(keyed.sample[0]) > 0 and bool((lookup.find(keyed.sample)[0] >= 0).all())
 
     def _example(self) -> TensorDict:
         """No rows of the result."""

@@ -171,6 +171,14 @@ class KeyReader:
         Raises:
             ValueError: a key is NaN.
         """
+        return self.encode(self.values(chunk, start), start)
+
+    def values(self, chunk: Data, start: int) -> list[Tensor]:
+        """The key columns of rows.
+
+        Raises:
+            ValueError: they are not as in other chunks.
+        """
         values = self.spec.values(chunk)
         for index, (value, column) in enumerate(zip(values, self.codec.columns)):
             if not isinstance(value, Tensor) or value.dtype is not column.dtype or value.shape[1:] != column.shape:
@@ -179,6 +187,10 @@ class KeyReader:
                     f"{self.spec.describe(index)} is {found} a row from row {start} on, and "
                     f"{column.dtype} {list(column.shape)} elsewhere: it must be the same in every chunk."
                 )
+        return values
+
+    def encode(self, values: Sequence[Tensor], start: int) -> tuple[Words, NDArray[np.int64] | None]:
+        """As `read`, from the key columns."""
         words = self.codec.encode(values)
         if self.dropna is False:
             return words, None

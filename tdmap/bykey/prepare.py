@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -52,6 +53,9 @@ QUICK_BYTES = 32 << 20
 SAMPLE_RUNS, SAMPLE_RUN = 256, 64
 """Rows that are sampled: so many runs of so many."""
 
+PART_ROWS = 1 << 16
+"""Rows of a chunk that are sorted to find how many keys it has."""
+
 SAMPLE_BYTES = 32 << 20
 """And the bytes of them, at most, where a function needs whole rows."""
 
@@ -99,6 +103,25 @@ def quick(execution: Execution, nbytes: int) -> Execution:
     return light(execution, 0 if LIGHT_BYTES and gained <= QUICK_BYTES else nbytes)
 
 
+def expected_groups(groups: int, seen: int, rows: float) -> float:
+    """Distinct keys of so many rows, when `seen` of them have `groups`, if all keys are equally frequent.
+
+    That is k (1 - exp(-rows / k)) for k keys, of which k follows from the rows that were seen.
+    An estimate: what is done for many keys, or for few, is right for any.
+
+    Example:
+        >>> expected_groups(10, 1000, 4000), expected_groups(1000, 1000, 4000), round(expected_groups(632, 1000, 4000))
+        (10.0, 4000, 981)
+    """
+    if groups >= seen or rows <= seen:
+        return rows if groups >= seen else float(groups)
+    low, high = float(groups), float(groups) * max(seen, 2) ** 2
+    for _ in range(64):
+        keys = math.sqrt(low * high)
+        low, high = (keys, high) if keys * -math.expm1(-seen / keys) < groups else (low, keys)
+    return high * -math.expm1(-rows / high)
+
+
 @dataclass(frozen=True)
 class KeyedData:
     """A dataset whose keys can be read."""
@@ -130,16 +153,17 @@ class KeyedData:
         return float((np.diff(starts, append=rows) == 1).sum()) / rows
 
     def distinct_share(self, plan: ChunkPlan) -> tuple[float, int]:
-        """The share and the number of distinct keys in a chunk from the middle."""
+        """The share and the number of distinct keys in a chunk from the middle, as far as a part of it tells."""
         begin, end = plan.rows(plan.num_chunks // 2)
-        rows = end - begin
-        if self.reader.spec.fn is not None:  # somebody's function, which may be slow: a part will do
-            end = min(end, begin + SAMPLE_RUNS * SAMPLE_RUN)
-        words, _ = self.quiet.read(narrow(self.data, 0, begin, end), begin)
-        if not len(words[0]):
+        part = min(end, begin + (SAMPLE_RUNS * SAMPLE_RUN if self.reader.spec.fn is not None else PART_ROWS))
+        words, _ = self.quiet.read(narrow(self.data, 0, begin, part), begin)
+        seen = len(words[0])
+        if not seen:
             return 0.0, 0
         groups = len(group_starts(stable_order(words)[1]))
-        return groups / len(words[0]), groups * -(-rows // (end - begin))
+        rows = seen * (end - begin) / (part - begin)
+        found = expected_groups(groups, seen, rows)
+        return found / rows, math.ceil(found)
 
     def resampled(self) -> Words:
         """The words of evenly spread rows."""

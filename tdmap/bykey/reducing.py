@@ -14,12 +14,13 @@ from tdmap.bykey.aggregates import Grouped, States, join_states, pick
 from tdmap.bykey.codec import KeyCodec
 from tdmap.bykey.keys import KeyReader
 from tdmap.bykey.order import Words, equal, group_starts, joined, search, stable_order, take
-from tdmap.bykey.slots import KeyTable, Slotted
+from tdmap.bykey.slots import KeyTable, Slots, Slotted
 from tdmap.bykey.spilling import Kept, Partitions, Run, keep, write_run
 from tdmap.bykey.splits import Splits
 from tdmap.data.columns import Shape, columns_of, gather, reordered, with_columns
 from tdmap.data.kinds import Data, is_data
 from tdmap.data.reader import narrow
+from tdmap.memory.rowfiles import Blocks
 from tdmap.memory.spill import Spill
 from tdmap.reducers.base import Key
 from tensordict_lite import TensorDict
@@ -64,9 +65,17 @@ class CutChunk:
         self.by_number = by_number
         self.table = table
         self.most = most
+        self.room = Blocks()
 
     def __call__(self, chunk: Data, start: int = 0) -> Run | Kept | None:
-        words, kept = self.reader.read(chunk, start)
+        values = self.reader.values(chunk, start)
+        if self.forms is not None and self.table is not None and len(values[0]):
+            integers = self.reader.codec.integers(values)
+            slots = None if integers is None else self.table.dense(*integers, self.room)
+            if slots is not None:  # without words of all rows
+                states = self._states_of(select(chunk, self.payload), slots)
+                return self._left(slots.words, states)
+        words, kept = self.reader.encode(values, start)
         if not len(words[0]):
             return None
         if self.by_number:
@@ -77,28 +86,33 @@ class CutChunk:
             rows = gather(rows, kept)
         if self.forms is None:
             return write_run(self.spill, self.splits, words, columns_of(rows))
-        keys, states = reduce_rows(self.forms, rows, words, self.table)
+        slots = None if self.table is None else self._slots(words, self.table)
+        if slots is not None:
+            return self._left(slots.words, self._states_of(rows, slots))
+        order, words = stable_order(words)
+        starts = group_starts(words)
+        return self._left(take(words, starts), update_all(self.forms, gather(rows, order), starts))
+
+    def _slots(self, words: Words, table: KeyTable) -> Slots | None:
+        packed = len(words) == 1 and len(self.reader.codec.columns) > 1  # another one was tried as it is
+        found = table.dense(words[0], 0, self.room) if packed else None
+        return table.hashed(words, self.room) if found is None else found
+
+    def _states_of(self, rows: Data, slots: Slots) -> list[States]:
+        """The states of each reducer for the slots that are used."""
+        chunk = Slotted(rows, slots, self.room)
+        states = []
+        for form in (self.forms or {}).values():
+            state = form.update_slots(chunk)
+            states.append(form.update(chunk.sorted_rows(), slots.starts) if state is None else state)
+        return states
+
+    def _left(self, keys: Words, states: Sequence[States]) -> Run | Kept:
+        """What goes on from here, to the driver or to a file."""
         columns = [column for state in states for column in state]
         if len(keys[0]) <= self.most:
             return keep(keys, columns)
         return write_run(self.spill, self.splits, keys, columns)
-
-
-def reduce_rows(
-    forms: Mapping[str, Grouped], rows: Data, words: Words, table: KeyTable | None
-) -> tuple[Words, list[States]]:
-    """The different keys of rows, sorted, and the states of each reducer for them."""
-    slots = None if table is None else table.slots(words)
-    if slots is None:
-        order, words = stable_order(words)
-        starts = group_starts(words)
-        return take(words, starts), update_all(forms, gather(rows, order), starts)
-    chunk = Slotted(rows, slots)
-    states = []
-    for form in forms.values():
-        state = form.update_slots(chunk)
-        states.append(form.update(chunk.sorted_rows(), slots.starts) if state is None else state)
-    return slots.words, states
 
 
 def select(data: Data, names: Sequence[Key] | None) -> Data:

@@ -10,14 +10,17 @@ what is found there is compared with the key, and a chunk with any key that is n
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tdmap.bykey.codec import distances
 from tdmap.bykey.order import Words, group_starts, stable_order, take
 from tdmap.data.columns import columns_of, gather
 from tdmap.data.kinds import Data
+from tdmap.memory.rowfiles import Blocks
 
 DENSE = 1 << 16
 """Slots of a chunk with dense keys, at most: sums and counts of them stay in the cache."""
@@ -25,23 +28,58 @@ DENSE = 1 << 16
 FEW = 1 << 10
 """Keys of a table."""
 
+EARLY = 1 << 12
+"""Rows that tell whether a few dense slots are all used: then nothing has to be counted."""
+
 _BITS = 16
 _GOLDEN = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio, odd: Knuth, vol. 3, 6.4."""
 _TRIES = 64
 
 
-class Slots(NamedTuple):
-    """The slots of a chunk's rows."""
+@dataclass(frozen=True)
+class Slots:
+    """The slots of a chunk's rows.
+
+    Args:
+        numbers: of each row; in memory that the next chunk will use.
+        count: slots that there are, empty ones among them.
+        keys: words of each slot, in ascending order; None where they follow each other from `low` on.
+        low: the word of the first slot.
+    """
 
     numbers: NDArray[np.int64]
-    """Of each row."""
-    words: Words
-    """The key of each slot, in ascending order; of those that are used."""
-    used: NDArray[np.int64]
-    """Slots that have rows, in ascending order."""
-    sizes: NDArray[np.int64]
-    """Rows of each slot, empty ones among them."""
+    count: int
+    keys: Words | None = None
+    low: int = 0
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """Rows of each slot."""
+        sizes = np.zeros(self.count, dtype=np.int64)
+        np.add.at(sizes, self.numbers, 1)  # two thirds of the time of numpy.bincount, which looks for their range first
+        return sizes
+
+    def longest(self, enough: int) -> int:
+        """No slot has more rows; counted only where the chunk has more than `enough`."""
+        return len(self.numbers) if len(self.numbers) <= enough else int(self.sizes.max())
+
+    @cached_property
+    def used(self) -> NDArray[np.int64]:
+        """Slots that have rows, in ascending order."""
+        if self.count <= EARLY // 16:
+            seen = np.zeros(self.count, dtype=bool)
+            seen[self.numbers[:EARLY]] = True
+            if seen.all():
+                return np.arange(self.count)
+        return np.flatnonzero(self.sizes)
+
+    @property
+    def words(self) -> Words:
+        """The key of each slot that is used."""
+        if self.keys is None:
+            return [self.used.view(np.uint64) + np.uint64(self.low)]
+        return take(self.keys, self.used)
 
     @property
     def starts(self) -> NDArray[np.int64]:
@@ -79,33 +117,38 @@ class KeyTable:
                 return cls(words, factors, table)
         return cls()
 
-    def slots(self, words: Words) -> Slots | None:
-        """The slots of rows; None where they have to be sorted."""
-        if len(words) == 1:
-            low, high = int(words[0].min()), int(words[0].max())
-            if high - low < min(DENSE, 4 * len(words[0])):
-                numbers = (words[0] - np.uint64(low)).view(np.int64)
-                sizes = _counted(numbers, high - low + 1)
-                used = np.flatnonzero(sizes)
-                return Slots(numbers, [used.view(np.uint64) + np.uint64(low)], used, sizes)
+    @staticmethod
+    def dense(integers: NDArray[Any], offset: int, room: Blocks) -> Slots | None:
+        """The slots of rows whose keys lie close together; None where they do not.
+
+        Args:
+            integers: the keys, of any dtype that numpy has for integers; bool as uint8.
+            offset: what makes a word of a key, if it is added.
+            room: for the numbers.
+        """
+        low, high = int(integers.min()), int(integers.max())
+        if high - low >= min(DENSE, 4 * len(integers)):
+            return None
+        numbers = room.array("numbers", len(integers), np.int64)
+        distances(integers, low, numbers.view(np.uint64))
+        return Slots(numbers, high - low + 1, None, low + offset)
+
+    def hashed(self, words: Words, room: Blocks) -> Slots | None:
+        """The slots of rows whose keys are in the table; None where one is not."""
         if self.table is None:
             return None
-        numbers = self.table.take(_hash(words, self.factors))
-        if not all(bool((keys.take(numbers) == word).all()) for keys, word in zip(self.keys, words)):
-            return None
-        sizes = _counted(numbers, len(self.keys[0]))
-        used = np.flatnonzero(sizes)
-        return Slots(numbers, take(self.keys, used), used, sizes)
+        numbers, found = (room.array(name, len(words[0]), np.int64) for name in ("numbers", "found"))
+        # An index that is clipped, which none is, is looked up without a buffer in between.
+        self.table.take(_hash(words, self.factors, room), out=numbers, mode="clip")
+        for keys, word in zip(self.keys, words):
+            if not (keys.take(numbers, out=found.view(np.uint64), mode="clip") == word).all():
+                return None
+        return Slots(numbers, len(self.keys[0]), self.keys)
 
 
-def _counted(numbers: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    sizes = np.zeros(count, dtype=np.int64)
-    np.add.at(sizes, numbers, 1)  # two thirds of the time of numpy.bincount, which looks for their range first
-    return sizes
-
-
-def _hash(words: Words, factors: tuple[int, ...]) -> NDArray[np.int64]:
-    mixed: Any = words[0] * np.uint64(factors[0])
+def _hash(words: Words, factors: tuple[int, ...], room: Blocks | None = None) -> NDArray[np.int64]:
+    mixed: Any = np.empty_like(words[0]) if room is None else room.array("hashes", len(words[0]), np.uint64)
+    np.multiply(words[0], np.uint64(factors[0]), out=mixed)
     for word, factor in zip(words[1:], factors[1:]):
         mixed ^= word * np.uint64(factor)
     mixed >>= np.uint64(64 - _BITS)
@@ -119,11 +162,13 @@ class Slotted:
     Args:
         rows: a columnar collection.
         slots: of the rows.
+        room: for what is needed for a moment.
     """
 
-    def __init__(self, rows: Data, slots: Slots) -> None:
+    def __init__(self, rows: Data, slots: Slots, room: Blocks) -> None:
         self.rows = rows
         self.slots = slots
+        self.room = room
         self._known: dict[Any, Any] = {}
         self._sorted: Data | None = None
 
@@ -135,14 +180,18 @@ class Slotted:
 
     def add_up(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """Sums of one number a row, in float64 and in the order of the rows, of each slot."""
-        sums = np.zeros(len(self.slots.sizes))
-        np.add.at(sums, self.slots.numbers, values.astype(np.float64, copy=False))
+        sums = np.zeros(self.slots.count)
+        wide = values
+        if values.dtype != np.float64:
+            wide = self.room.array("values", len(values), np.float64)
+            wide[:] = values
+        np.add.at(sums, self.slots.numbers, wide)
         return sums
 
     def sorted_rows(self) -> Data:
         """The rows by slot, for reducers that take runs."""
         if self._sorted is None:
-            small = self.slots.numbers.astype(np.uint16 if len(self.slots.sizes) > 256 else np.uint8)
+            small = self.slots.numbers.astype(np.uint16 if self.slots.count > 256 else np.uint8)
             order = np.argsort(small, kind="stable")  # of so few bits it is a radix sort
             self._sorted = gather(self.rows, order) if columns_of(self.rows) else self.rows
         return self._sorted

@@ -112,7 +112,7 @@ def from_huggingface(
     names = jagged_names(arrow[:1].schema)
     index = TensorDict({"row": torch.arange(len(arrow))}, [len(arrow)])
     fn = ReadArrow(arrow, nulls)
-    map_columns(index, fn, names, out, chunksize=CHUNK_ROWS, resume=resume, **options)
+    map_columns(index, fn, names, out, chunksize=CHUNK_ROWS, resume=resume, counts=1, **options)
     return Table.open(out)
 
 
@@ -175,7 +175,8 @@ def from_dataset(
         raise ValueError(f"ragged names {unknown[0]!r}, and rows have {', '.join(first)}.")
     jagged = sorted(name for name, value in first.items() if isinstance(value, (str, bytes)) or name in ragged)
     index = TensorDict({"row": torch.arange(len(dataset))}, [len(dataset)])
-    map_columns(index, fn, jagged, out, chunksize=chunksize, resume=resume, on_error=on_error, **options)
+    counts = 1 if on_error == "raise" else None
+    map_columns(index, fn, jagged, out, chunksize=chunksize, resume=resume, on_error=on_error, counts=counts, **options)
     return Table.open(out)
 
 

@@ -4,7 +4,8 @@
     between      prefix sums over the pieces of every kind: each has its place
     second job   piece ──copy_file_range──► its place
 
-It is the engine's way to results of any length (see `append`), with several things of unknown length instead of one. A
+Columns of tensors go to their places in the first job, where it is known how many rows come before (see `placing`). It
+is the engine's way to results of any length (see `append`), with several things of unknown length instead of one. A
 run that is killed goes on where it was.
 
     out/rows/          the columns of tensors, batch size [n]
@@ -13,16 +14,19 @@ run that is killed goes on where it was.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import Tensor
 
 from tdmap.data.kinds import Data
-from tdmap.data.schema import Schema
+from tdmap.data.schema import KeyPath, Schema
 from tdmap.data.store import OutputFolder
 from tdmap.datasets.flat.copying import CopyTable, Target
+from tdmap.datasets.flat.placing import ColumnFiles, SpillColumns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import example_of
 from tdmap.errors import OutputMismatch
@@ -30,9 +34,9 @@ from tdmap.execution import Execution
 from tdmap.job import Job, Source, function_name
 from tdmap.memory.spill import ALIGNMENT, Spill
 from tdmap.operations.append import Pieces as AppendPieces
-from tdmap.operations.append import SpillRows, run_spilled
+from tdmap.operations.append import SpillRows, run_spilled, spill_of
 from tdmap.operations.arguments import handler_of, policy_for
-from tdmap.operations.output import Output, spill_folder
+from tdmap.operations.output import Output
 from tdmap.plan import ChunkPlan, make_plan
 from tdmap.resume.fingerprint import function_parts
 from tdmap.resume.rowlog import Piece
@@ -58,24 +62,27 @@ class Apart:
 
     takes_start = True
 
-    def __init__(self, fn: Callable[..., Columns], names: Sequence[str] | None) -> None:
+    def __init__(self, fn: Callable[..., Columns], names: Sequence[str] | None, placed: bool = False) -> None:
         self.fn = fn
         self.names = None if names is None else list(names)
+        self.placed = placed
         self._positional = getattr(fn, "takes_start", False)
         self.__qualname__ = function_name(fn)
 
     def identity_parts(self) -> dict[str, str]:
-        """The parts that the function is known by."""
-        return function_parts(self.fn)
+        """The parts that the function is known by, and what its pieces are."""
+        return {**function_parts(self.fn), **({"columns": "placed"} if self.placed else {})}
 
     def __call__(self, chunk: Any, start: int = 0) -> list[TensorDict]:
-        return take_apart(self.fn(chunk, start) if self._positional else self.fn(chunk), self.names)
+        columns = self.fn(chunk, start) if self._positional else self.fn(chunk)
+        return take_apart(columns, self.names, self.placed)
 
 
-def take_apart(columns: Columns, names: Sequence[str] | None) -> list[TensorDict]:
+def take_apart(columns: Columns, names: Sequence[str] | None, placed: bool = False) -> list[TensorDict]:
     """The datasets of some rows: all of them with their lengths, and the values of each jagged column.
 
-    Without `names`, the columns are those of the rows, and no rows tell nothing about columns.
+    Without `names`, the columns are those of the rows, and no rows tell nothing about columns. With `placed`, the
+    columns of tensors are a dataset of their own, the last one.
 
     Raises:
         OutputMismatch: the columns do not have the same rows, or are others than the jagged ones named.
@@ -89,16 +96,17 @@ def take_apart(columns: Columns, names: Sequence[str] | None) -> list[TensorDict
         raise OutputMismatch(f"results have the jagged columns {sorted(jagged)}, where {sorted(names)} were expected.")
     count = len(jagged[names[0]]) if names else len(rows)
     entries: dict[str, Any] = {}
-    if len(list(rows.keys())):
+    has_rows = len(list(rows.keys())) > 0
+    if has_rows and not placed:
         entries[ROWS] = rows
     for number, name in enumerate(names):
         column = jagged[name]
-        if len(column) != count or (ROWS in entries and len(rows) != count):
+        if len(column) != count or (has_rows and len(rows) != count):
             raise OutputMismatch(f"{name or 'the jagged column'} has {len(column)} rows, and others have {count}.")
         entries[f"{_LENGTH}{number}"] = column.lengths
         entries[f"{_KIND}:{number}:{column.kind}:{name}"] = torch.zeros(count, 0)
     values = [TensorDict({"values": jagged[name].flat()}, [jagged[name].total]) for name in names]
-    return [TensorDict(entries, [count]), *values]
+    return [TensorDict(entries, [count]), *values, *([rows] if placed else [])]
 
 
 class Pieces(AppendPieces):
@@ -106,17 +114,19 @@ class Pieces(AppendPieces):
 
     Args:
         names: of the jagged columns; None: they are those of the first rows.
+        placed: columns of tensors are in pieces of their own, the last group.
     """
 
-    def __init__(self, names: Sequence[str] | None) -> None:
+    def __init__(self, names: Sequence[str] | None, placed: bool = False) -> None:
         super().__init__()
+        self.placed = placed
         self._name(names)
         self._firsts: dict[int, int] = {}
 
     def _name(self, names: Sequence[str] | None) -> None:
         self.is_named = names is not None
         self.names = list(names or ())
-        self.groups = len(self.names) + 1
+        self.groups = len(self.names) + 1 + self.placed
 
     def learn(self, chunk: int, pieces: tuple[Piece, ...] | None) -> None:
         if not self.is_named and pieces:
@@ -130,7 +140,8 @@ class Pieces(AppendPieces):
             if piece.digest != first:
                 if not group:
                     self._check_kinds(self.schemas[first], self.schemas[piece.digest])
-                where = f" (in the column {self.names[group - 1]!r})" if group and self.names[group - 1] else ""
+                name = self.names[group - 1] if 0 < group <= len(self.names) else ""
+                where = f" (in the column {name!r})" if name else ""
                 difference = self.schemas[first].difference(self.schemas[piece.digest])
                 raise OutputMismatch(f"results must look alike to go into one dataset, and {difference}{where}.")
 
@@ -158,7 +169,14 @@ class Pieces(AppendPieces):
         return self.schemas[found[0].digest]
 
 
-def run_columns(job: Job, names: Sequence[str] | None, output: Output, execution: Execution, resume: bool) -> None:
+def run_columns(
+    job: Job,
+    names: Sequence[str] | None,
+    output: Output,
+    execution: Execution,
+    resume: bool,
+    counts: Tensor | int | None = None,
+) -> None:
     """Run a job whose function returns columns into a folder.
 
     Args:
@@ -168,8 +186,9 @@ def run_columns(job: Job, names: Sequence[str] | None, output: Output, execution
         output: the folder.
         execution: who does it.
         resume: keep a journal.
+        counts: as `map_columns`; the `Apart` is `placed` then.
     """
-    pieces = Pieces(names)
+    pieces = Pieces(names, counts is not None)
     run_spilled(
         job,
         output,
@@ -178,6 +197,7 @@ def run_columns(job: Job, names: Sequence[str] | None, output: Output, execution
         lambda spill: _place(pieces, spill, output, execution),
         call="map",
         known_by=job if resume else None,
+        keep=SpillRows if counts is None else functools.partial(SpillColumns, counts=counts),
     )
 
 
@@ -190,6 +210,7 @@ def map_columns(
     chunksize: int,
     resume: bool = False,
     on_error: OnError = "raise",
+    counts: Tensor | int | None = None,
     **options: Unpack[WorkerOptions],
 ) -> None:
     """Apply a function that returns columns to chunks of any dataset, into a folder.
@@ -201,11 +222,14 @@ def map_columns(
         out: the folder.
         chunksize: rows in a chunk.
         resume, on_error, **options: as `tdmap.map`; rows that raise are left out.
+        counts: rows of the result for each row of the data, int64 `[len(data)]`, or one number for all: columns of
+            tensors are written to their places at once. None: nobody knows, or some may be left out.
     """
     policy = policy_for(None, None, 2, None, on_error=on_error, skip=DROP)
     plan = make_plan(len(data), chunksize=chunksize)
-    job = Job(Source(data), plan, Apart(fn, names), policy, on_row_error=handler_of(on_error))
-    run_columns(job, names, Output(out, data), Execution.of(**options), resume)
+    apart = Apart(fn, names, placed=counts is not None)
+    job = Job(Source(data), plan, apart, policy, on_row_error=handler_of(on_error))
+    run_columns(job, names, Output(out, data), Execution.of(**options), resume, counts)
 
 
 def write_columns(batches: Iterable[Columns], names: Sequence[str], out: str | os.PathLike[str] | OutputFolder) -> None:
@@ -221,7 +245,7 @@ def write_columns(batches: Iterable[Columns], names: Sequence[str], out: str | o
     """
     output = Output(out, torch.empty(0))
     with output.claimed("write_columns"):
-        with Spill(spill_folder(output, None)) as spill:
+        with spill_of(output, None) as spill:
             pieces, keep = Pieces(names), SpillRows(Apart(lambda batch: batch, names), spill)
             found = [keep(batch) for batch in batches]
             if not found:
@@ -239,30 +263,15 @@ def _place(pieces: Pieces, spill: Spill, output: Output, execution: Execution) -
     """Allocate the folder and bring the pieces to their places."""
     if not pieces.is_named:
         raise ValueError("there are no rows at all, so nothing tells what the result looks like: handle this case.")
-    names = pieces.names
-    schema = pieces.schema_of(0)
-    kinds = _kinds_and_names(schema)
-    count = sum(piece.rows for piece in pieces.of_group(0))
-    columns = schema.skeleton.get(ROWS, None)
-    # One element stands for all of them: nothing is allocated for an example.
-    rows = None if columns is None else columns.new_zeros(1)[0].expand(count)
-    values = []
-    for number in range(1, pieces.groups):
-        skeleton = pieces.schema_of(number).skeleton["values"]
-        total = sum(piece.rows for piece in pieces.of_group(number))
-        values.append(example_of(kinds[number - 1][0], skeleton.dtype, skeleton.shape[1:], count, total))
-    if names == [""]:
-        example = values[0]
-        if rows is not None:
-            example[ROWS] = rows
-    elif names:
-        entries: dict[str, Any] = {JAGGED: TensorDict(dict(zip(names, values)), [])}
-        example = TensorDict({**entries, ROWS: rows} if rows is not None else entries, [])
-    else:
-        assert rows is not None
-        example = rows
+    names, schema = pieces.names, pieces.schema_of(0)
+    at_place: list[KeyPath] = []
+    if pieces.placed:
+        fields = pieces.schema_of(pieces.groups - 1).tensors
+        at_place = [(ROWS, *field.path) if names else field.path for field in fields]
+    ready = ColumnFiles(pieces.of_group(pieces.groups - 1), at_place, spill)
     assert output.store is not None
-    made = output.store.create(example)
+    count = sum(piece.rows for piece in pieces.of_group(0))
+    made = ready.create(output.store, _example(pieces, count, count), _example(pieces, count, 0))
     made_rows = made if not names else made.get(ROWS, None)
     parts = [made] if names == [""] else [made[JAGGED, name] for name in names]
     table = CopyTable()
@@ -274,7 +283,31 @@ def _place(pieces: Pieces, spill: Spill, output: Output, execution: Execution) -
         at = 0
         for piece in pieces.of_group(number + 1):
             at += table.copy(target, at, piece.file, piece.offset, piece.rows * target.row_bytes)
+    ready.copy(made, table)
     table.run(spill, execution)
+
+
+def _example(pieces: Pieces, count: int, rows_of_columns: int) -> TensorDict:
+    """What stands for a result of so many rows, without memory for it; columns of tensors may have others."""
+    names, schema = pieces.names, pieces.schema_of(0)
+    kinds = _kinds_and_names(schema)
+    columns = pieces.schema_of(pieces.groups - 1).skeleton if pieces.placed else schema.skeleton.get(ROWS, None)
+    # One element stands for all of them: nothing is allocated for an example.
+    has_columns = columns is not None and len(list(columns.keys()))
+    rows = columns.new_zeros(1)[0].expand(rows_of_columns) if has_columns else None
+    values = []
+    for number in range(1, len(names) + 1):
+        skeleton = pieces.schema_of(number).skeleton["values"]
+        total = sum(piece.rows for piece in pieces.of_group(number))
+        values.append(example_of(kinds[number - 1][0], skeleton.dtype, skeleton.shape[1:], count, total))
+    if not names:
+        assert rows is not None
+        return cast(TensorDict, rows)
+    entries: dict[str, Any] = {JAGGED: TensorDict(dict(zip(names, values)), [])}
+    example = values[0] if names == [""] else TensorDict(entries, [])
+    if rows is not None:
+        example[ROWS] = rows
+    return example
 
 
 def _add_rows(table: CopyTable, pieces: Pieces, schema: Schema, firsts: list[Target], into: list[Target]) -> None:

@@ -22,14 +22,14 @@ import torch
 
 from tdmap.data.store import OutputFolder
 from tdmap.datasets.arrays import read_hdf5, read_zarr, write_hdf5, write_zarr
-from tdmap.datasets.arrow import columns_of, jagged_names, pyarrow, to_arrow
-from tdmap.datasets.columns import Columns, map_columns, write_columns
-from tdmap.datasets.extras import need
+from tdmap.datasets.arrow import columns_of, pyarrow, to_arrow
+from tdmap.datasets.columns import Columns, write_columns
+from tdmap.datasets.extras import need, opened
 from tdmap.datasets.jagged import Jagged
+from tdmap.datasets.parquet import parquet_batches, read_parquet
 from tdmap.datasets.table import BATCH_ROWS, Table
 from tdmap.datasets.tar import read_tar, write_tar
 from tdmap.operation import operation
-from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -88,7 +88,7 @@ def read(
     files = find_files(source)
     name = format_of(files[0], format)
     if name == "parquet" and out is not None:
-        return _read_parquet(files, Path(out), columns, nulls, resume, options)
+        return read_parquet(files, Path(out), columns, nulls, resume, options)
     if resume:
         raise ValueError("resume=True needs Parquet files, whose parts can be read alone, and out=a folder.")
     with contextlib.closing(batches_of(files, name, columns, nulls)) as stream:
@@ -221,27 +221,6 @@ def format_of(path: str, format: str | None) -> str:
 
 
 @contextlib.contextmanager
-def opened(path: str, mode: str = "rb") -> Iterator[Any]:
-    """A file, local or of a URL. A local one that is written takes its place when the block succeeds."""
-    if "://" in path:
-        with need("fsspec", "arrow", "reading and writing URLs").open(path, mode) as file:
-            yield file
-        return
-    if mode == "rb":
-        with open(path, mode) as file:
-            yield file
-        return
-    partial = f"{path}.tdmap-{os.getpid()}"
-    try:
-        with open(partial, mode) as file:
-            yield file
-        os.replace(partial, path)
-    finally:
-        if os.path.lexists(partial):
-            os.unlink(partial)
-
-
-@contextlib.contextmanager
 def read_ahead(path: str) -> Iterator[Any]:
     """A file for readers of Arrow's that read ahead in threads of theirs, which must not need Python's lock.
 
@@ -271,81 +250,6 @@ def batches_of(
 
 
 # -- Parquet ---------------------------------------------------------------------------------------------------------
-
-
-class ReadGroup:
-    """Reads row groups of Parquet files, in workers."""
-
-    def __init__(self, files: Sequence[str], columns: Sequence[str] | None, nulls: str) -> None:
-        self.files = list(files)
-        self.columns = None if columns is None else list(columns)
-        self.nulls = nulls
-        self._opened: tuple[int, Any, Any] | None = None  # the file that was read last: its footer may be long
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}
-
-    def _file(self, number: int) -> Any:
-        if self._opened is None or self._opened[0] != number:
-            parquet = need("pyarrow.parquet", "arrow", "reading Parquet")
-            stack = contextlib.ExitStack()
-            source = stack.enter_context(opened(self.files[number]))
-            self._opened = number, parquet.ParquetFile(source), stack
-        return self._opened[1]
-
-    def identity_parts(self) -> dict[str, str]:
-        """What a resumed run must find unchanged."""
-        local = [os.stat(path) for path in self.files if "://" not in path]
-        stats = [(info.st_size, info.st_mtime_ns) for info in local]
-        return {"files": repr((self.files, stats)), "columns": repr(self.columns), "nulls": self.nulls}
-
-    def __call__(self, groups: TensorDict) -> Columns:
-        pa = pyarrow()
-        numbers = zip(groups["file"].tolist(), groups["group"].tolist())
-        tables = [
-            self._file(file).read_row_group(group, columns=self.columns, use_threads=False) for file, group in numbers
-        ]
-        try:
-            return columns_of(pa.concat_tables(tables), self.nulls)
-        except ValueError as error:
-            raise type(error)(f"{error} (rows are counted from row group {groups['group'][0]} of "
-                              f"{self.files[int(groups['file'][0])]})") from None  # fmt: skip
-
-
-def _read_parquet(
-    files: Sequence[str], out: Path, columns: Sequence[str] | None, nulls: str, resume: bool, options: Any
-) -> Table:
-    parquet = need("pyarrow.parquet", "arrow", "reading Parquet")
-    numbers: list[tuple[int, int]] = []
-    schema = None
-    for number, path in enumerate(files):
-        with opened(path) as source:
-            file = parquet.ParquetFile(source)
-            found = file.schema_arrow
-            groups = [g for g in range(file.num_row_groups) if file.metadata.row_group(g).num_rows]
-        if columns is not None:
-            lacking = [name for name in columns if name not in found.names]
-            if lacking:
-                raise ValueError(f"{path} has no column {lacking[0]!r}: there are {', '.join(found.names)}.")
-            found = pyarrow().schema([found.field(name) for name in columns])
-        if schema is not None and not found.equals(schema):
-            raise ValueError(f"{path} has other columns than {files[0]}: {found.to_string()!r:.200}")
-        schema = found
-        numbers += [(number, group) for group in groups]
-    if not numbers:
-        raise ValueError(f"{files[0]} has no rows.")
-    table = torch.tensor(numbers)
-    index = TensorDict({"file": table[:, 0].contiguous(), "group": table[:, 1].contiguous()}, [len(table)])
-    names = jagged_names(schema)
-    map_columns(index, ReadGroup(files, columns, nulls), names, out, chunksize=1, resume=resume, **options)
-    return Table.open(out)
-
-
-def _parquet_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
-    parquet = need("pyarrow.parquet", "arrow", "reading Parquet")
-    with opened(path) as source:
-        for batch in parquet.ParquetFile(source).iter_batches(BATCH_ROWS, columns=columns):
-            yield pyarrow().Table.from_batches([batch])
 
 
 def _write_parquet(path: str, parts: Iterator[Table]) -> None:
@@ -488,7 +392,7 @@ def _write_numpy(path: str, parts: Iterator[Table]) -> None:
 
 
 FORMATS: dict[str, Format] = {
-    "parquet": Format((".parquet", ".pq"), _parquet_batches, _write_parquet),
+    "parquet": Format((".parquet", ".pq"), parquet_batches, _write_parquet),
     "arrow": Format((".arrow", ".feather", ".ipc"), _arrow_batches, _write_arrow),
     "csv": Format((".csv",), _csv_batches(","), _write_csv(",")),
     "tsv": Format((".tsv",), _csv_batches("\t"), _write_csv("\t")),

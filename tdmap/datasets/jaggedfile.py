@@ -141,11 +141,17 @@ class Choice:
             yield from self._looked_up(step)
             return
         if self._kept is None:  # rows in any order take long to look up, and are asked for twice
-            self._kept, at = torch.empty(self.extent, dtype=torch.int64), 0
-            for lengths in self._looked_up(step):
-                self._kept[at : at + len(lengths)] = lengths
-                at += len(lengths)
+            self._kept = self._lengths_of_numbers(self.which)
         yield from self._kept.split(step) if self.extent else ()
+
+    def _lengths_of_numbers(self, numbers: Tensor) -> Tensor:
+        """int32 or int64 `[m]`."""
+        starts, ends = self.rows.starts, self.rows.ends
+        if len(starts) > min(4 * len(numbers), KEPT_ROWS):
+            return ends.index_select(0, numbers) - starts.index_select(0, numbers)
+        # Looked up once, in as little memory as will do: most of the time goes into waiting for it.
+        dtype = torch.int32 if len(self.rows.values) < 1 << 31 else torch.int64
+        return torch.sub(ends, starts, out=torch.empty(len(starts), dtype=dtype)).index_select(0, numbers)
 
     def _looked_up(self, step: int) -> Iterator[Tensor]:
         for first in range(0, self.extent, step):

@@ -15,7 +15,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tdmap.memory.regions import SharedHandle, bytes_of, flat_bytes, region_of
@@ -88,7 +90,13 @@ class Blocks(threading.local):
     """Memory for the rows that a worker holds, used again for those that come next.
 
     Blocks of some megabytes that are freed and allocated anew leave holes in the heap, which grew to several times as
-    many bytes. Each thread has its own, and they do not travel.
+    many bytes; or they go back to the system, which has to clear them again for the next one, and takes longer than
+    a pass over them. Each thread has its own, and they do not travel.
+
+    Example:
+        >>> blocks = Blocks()
+        >>> np.shares_memory(blocks.array("sums", 3, np.float64), blocks.array("sums", 2, np.int32))
+        True
     """
 
     def __init__(self) -> None:
@@ -103,6 +111,11 @@ class Blocks(threading.local):
         if room is None or len(room) < nbytes:
             room = self._rooms[name] = torch.empty(nbytes, dtype=torch.uint8)
         return room[:nbytes]
+
+    def array(self, name: str, rows: int, dtype: Any) -> NDArray[Any]:
+        """The same as an array of one number a row."""
+        kind = np.dtype(dtype)
+        return self.room(name, rows * kind.itemsize).numpy().view(kind)
 
 
 def _shared(tensor: Tensor, arena: Arena) -> Tensor:

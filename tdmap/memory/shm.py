@@ -35,6 +35,9 @@ ALIGNMENT = 64
 ARENA_BYTES = 1 << 26
 """Size of the blocks that an `Arena` gives out; untouched pages cost nothing."""
 
+ALONE_BYTES = 1 << 23
+"""A tensor of so many bytes has a block of its own: the kernel lets one process at a time `pwrite` to a file."""
+
 
 def align(offset: int) -> int:
     """The next multiple of `ALIGNMENT`."""
@@ -99,7 +102,7 @@ def anonymous_tensor(nbytes: int) -> torch.Tensor:
 
 
 class Arena:
-    """Shared memory for copies of tensors, given out from the front of large blocks."""
+    """Shared memory for tensors: small ones are given out from the front of large blocks."""
 
     def __init__(self) -> None:
         self._block: torch.Tensor | None = None
@@ -120,9 +123,11 @@ class Arena:
     def empty(self, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
         """Zeroed shared memory as a contiguous tensor."""
         nbytes = shape.numel() * dtype.itemsize
+        if nbytes >= ALONE_BYTES:
+            return anonymous_tensor(nbytes).view(dtype).view(shape)
         start = align(self._used)
         if self._block is None or start + nbytes > self._block.numel():
-            self._block = anonymous_tensor(max(ARENA_BYTES, nbytes))
+            self._block = anonymous_tensor(ARENA_BYTES)
             start = 0
         self._used = start + nbytes
         return self._block[start : start + nbytes].view(dtype).view(shape)

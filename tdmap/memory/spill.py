@@ -9,12 +9,14 @@ runs again and gets another extent, and what is read is what was committed, once
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,15 +51,23 @@ class Spill:
     Args:
         folder: made when it does not exist, for nobody but the caller. None: a new one in the temporary folder.
         prefix: of the names of files, in a folder that holds others as well: those are left alone.
+        later: a new folder is made by whoever appends first, because most likely nobody will: to make and to delete one
+            may take milliseconds, on a disk that others write to.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None = None, prefix: str = "") -> None:
+    def __init__(self, folder: str | os.PathLike[str] | None = None, prefix: str = "", *, later: bool = False) -> None:
+        self.later = later and folder is None
         if folder is None:
-            folder = tempfile.mkdtemp(prefix="tdmap-spill-")
+            folder = os.path.join(tempfile.gettempdir(), f"tdmap-spill-{secrets.token_hex(8)}")
         self.folder = Path(os.path.abspath(folder))
-        self.folder.mkdir(0o700, parents=True, exist_ok=True)
         self.prefix = prefix
         self._owner = Owner()
+        if not self.later:
+            self.make()
+
+    def make(self) -> None:
+        """Make the folder, unless it is there."""
+        self.folder.mkdir(0o700, parents=not self.later, exist_ok=True)
 
     def append(self, tensors: Sequence[Tensor]) -> list[Extent]:
         """Append the bytes of contiguous CPU tensors to this worker's file; one extent each.
@@ -65,21 +75,41 @@ class Spill:
         Raises:
             OSError: the disk is full; names the folder and the bytes that were wanted.
         """
-        # Opened each time: a warm worker that kept it open would keep the room of a file that was deleted long ago.
         name = f"{self.prefix}{os.getpid()}-{threading.get_native_id()}.bin"
-        # Not with all the care of `open_file`: the folder is private, or the name is nobody's to know.
-        fd = os.open(f"{self.folder}/{name}", _APPEND, 0o600)
-        try:
-            info = os.fstat(fd)
-            if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
-                raise UntrustedFile(self.folder / name, "is not the file of intermediate results that it should be")
-            end = -(-info.st_size // ALIGNMENT) * ALIGNMENT
+        with self._writing(name, tensors) as (fd, size):
+            end = -(-size // ALIGNMENT) * ALIGNMENT
             extents = []
             for tensor in tensors:
                 view = bytes_of(tensor)
                 extents.append(Extent(name, end, len(view)))
                 _write(fd, view, end)
                 end += -(-len(view) // ALIGNMENT) * ALIGNMENT
+        return extents
+
+    def put(self, name: str, tensor: Tensor, at: int) -> None:
+        """Write the bytes of a contiguous CPU tensor to byte `at` of a file that all workers share, and that may become
+        one of the result. Its name begins with the prefix. Errors as `append`."""
+        with self._writing(name, [tensor], 0o666) as (fd, _):
+            _write(fd, bytes_of(tensor), at)
+
+    @contextlib.contextmanager
+    def _writing(self, name: str, tensors: Sequence[Tensor], mode: int = 0o600) -> Iterator[tuple[int, int]]:
+        """The descriptor of a file that is made when it is not there, and its size."""
+        # Opened each time: a warm worker that kept it open would keep the room of a file that was deleted long ago.
+        # Not with all the care of `open_file`: the folder is private, or the name is nobody's to know.
+        path = f"{self.folder}/{name}"
+        try:
+            fd = os.open(path, _APPEND, mode)
+        except FileNotFoundError:
+            if not self.later:
+                raise
+            self.make()
+            fd = os.open(path, _APPEND, mode)
+        try:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
+                raise UntrustedFile(self.folder / name, "is not the file of intermediate results that it should be")
+            yield fd, info.st_size
         except UntrustedFile:
             raise
         except OSError as error:
@@ -93,7 +123,6 @@ class Spill:
             ) from error
         finally:
             os.close(fd)
-        return extents
 
     def read(self, extent: Extent, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
         """The tensor that an extent holds, in new memory."""

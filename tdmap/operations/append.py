@@ -59,24 +59,31 @@ class SpillRows(Wrapped):
         self._sent: dict[int, set[int]] = {}
 
     def __call__(self, chunk: Any, start: int = 0) -> tuple[Piece, ...]:
-        result = self.call(chunk, start)
+        return self.pieces(each_result(self.call(chunk, start)), self._append)
+
+    def pieces(self, results: Iterable[Data], write: Callable[[list[Tensor]], tuple[str, int]]) -> tuple[Piece, ...]:
+        """A piece for each dataset, whose tensors are written; where to is what `write` returns: file and offset."""
         sent = self._sent.setdefault(threading.get_ident(), set())
         known = set(sent)
-        pieces = tuple(self._spill(rows, known) for rows in each_result(result))
+        pieces = tuple(self._spill(rows, known, write) for rows in results)
         sent |= known
         return pieces
+
+    def _append(self, tensors: list[Tensor]) -> tuple[str, int]:
+        file, offset, _ = self.spill.append(tensors)[0]
+        return file, offset
 
     def join_states(self, states: list[tuple[Piece, ...]]) -> tuple[Piece, ...]:
         """The pieces of a chunk whose parts were processed one by one, because some of its rows raise."""
         return tuple(piece for state in states for piece in state)
 
-    def _spill(self, rows: Data, known: set[int]) -> Piece:
+    def _spill(self, rows: Data, known: set[int], write: Callable[[list[Tensor]], tuple[str, int]]) -> Piece:
         parts = take_apart(rows)
         digest = parts.schema.digest
         file, offset = "", 0
         tensors = [tensor.contiguous() for tensor in parts.tensors]
         if parts.rows and tensors:
-            file, offset, _ = self.spill.append(tensors)[0]
+            file, offset = write(tensors)
         new = digest not in known
         known.add(digest)
         return Piece(parts.rows, digest, file, offset, parts.objects, parts.schema if new else None)
@@ -348,6 +355,7 @@ def run_spilled(
     call: str,
     known_by: Job | None = None,
     spill_dir: str | os.PathLike[str] | None = None,
+    keep: Callable[[Callable[..., Any], Spill], SpillRows] = SpillRows,
 ) -> Data:
     """Run both jobs: the rows that a function returns wait in spill files, and are brought to their place.
 
@@ -361,15 +369,16 @@ def run_spilled(
         known_by: keep what is done in a hidden folder of the output; a later call with the same job goes on. None: a
             call that is interrupted leaves nothing.
         spill_dir: as `append_rows`; what can be gone on with waits in the output.
+        keep: makes what a worker calls, of the function and the spill files.
 
     Raises:
         ValueError: `known_by`, and the output is no folder.
     """
     if known_by is None:
         with output.claimed(f"{call}({job.name})"):
-            with Spill(spill_folder(output, spill_dir)) as spill:
+            with spill_of(output, spill_dir) as spill:
                 if job.plan.length:
-                    execution.run(replace(job, fn=SpillRows(job.fn, spill)), pieces)
+                    execution.run(replace(job, fn=keep(job.fn, spill)), pieces)
                 place(spill)
             return output.result()
     with open_output_run(output, known_by, APPEND, PIECES, Path.touch) as run:
@@ -377,12 +386,24 @@ def run_spilled(
         if run.is_complete:
             forget(run)
             return output.store.publish()
-        spill = Spill(run.folder, f"{SPILL}{secrets.token_hex(4)}-")  # nobody knows the names before
+        spill = Spill(run.folder, _unknown_prefix())
         if job.plan.length:
             with PieceLog(run, pieces, job.fn) as log:
-                execution.run(replace(run.planned(job), fn=SpillRows(job.fn, spill)), pieces, log)
+                execution.run(replace(run.planned(job), fn=keep(job.fn, spill)), pieces, log)
         place(spill)
         return finish_run(run, output, job.plan.length)
+
+
+def spill_of(output: Output, spill_dir: str | os.PathLike[str] | None) -> Spill:
+    """Intermediate files in `spill_dir`, in the hidden folder of a new output, or in the temporary folder."""
+    if spill_dir is None and output.store is not None:
+        return Spill(output.store.hidden, _unknown_prefix())  # a folder of its own takes milliseconds to be removed
+    return Spill(spill_folder(output, spill_dir))
+
+
+def _unknown_prefix() -> str:
+    """Of names that nobody knows before."""
+    return f"{SPILL}{secrets.token_hex(4)}-"
 
 
 class _Ordered:

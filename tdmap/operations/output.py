@@ -137,6 +137,11 @@ class Output:
             plan = ChunkPlan(0, 1)
             check_storable(tuple(piece_of(entry, plan) for entry in objects.values()), list(objects), where)
 
+    @property
+    def is_memory(self) -> bool:
+        """Whether the rows go to new shared memory."""
+        return self.given is None and self.store is None
+
     def open(self, schema: Schema, rows: int, objects: Mapping[KeyPath, Any] | None = None) -> Places:
         """Memory for `rows` rows, each of which is to be written once.
 

@@ -25,6 +25,9 @@ LOW = (1 << 32) - 1
 SMALL = (torch.bool, torch.uint8, torch.int8, torch.int16)
 """Sums of a chunk are exact in float64, which is several times as fast."""
 
+FEW_ROWS = 1 << 20
+"""So many elements of 32 bits and their halves have sums that float64 holds."""
+
 LARGE = (torch.int64, torch.uint64)
 """Two of them may be more than an int64 holds."""
 
@@ -102,7 +105,7 @@ def slotted_sum(
     large = values.dtype in LARGE
     each = torch.Size([values.shape[dim] for dim in inner]).numel()
     if large and not _stays_small(values, longest * each, 53):
-        if longest * each > 1 << 20:
+        if longest * each > FEW_ROWS:
             return None
         high, low = (add_up(half.sum(inner) if inner else half) for half in halves(values))
         return None if high is None or low is None else carry(high.long(), low.long())

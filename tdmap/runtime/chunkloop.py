@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from tdmap.data.alike import assigned
-from tdmap.data.kinds import Data, tensors_of
+from tdmap.data.kinds import Data, leaves_hold_rows, tensors_of
 from tdmap.data.objectlog import append
 from tdmap.data.reader import Reader
 from tdmap.data.writer import RowWriter
@@ -30,6 +30,7 @@ from tdmap.job import Policy, takes_start
 from tdmap.memory.cuts import Cuts
 from tdmap.memory.links import is_lost
 from tdmap.memory.mapped import MappedFiles
+from tdmap.memory.writeahead import WriteAhead
 from tdmap.plan import ChunkPlan
 from tdmap.process import hooks
 from tdmap.process.interrupts import installed_handlers, interrupting
@@ -152,10 +153,15 @@ class ChunkLoop:
         # Tensors of torch's inference mode count no versions.
         self._leaves = [leaf for leaf in tensors_of(reader.data) if not leaf.is_inference()]
         self._versions = self._version()
+        self._ahead: WriteAhead | None = None
+        if self._expect_changes and not reader.plan.dim and leaves_hold_rows(reader.data):
+            ahead = WriteAhead(tensors_of(reader.data), reader.base)
+            self._ahead = ahead if ahead.is_of_use else None
 
     def look_at(self, reader: Reader) -> None:
         """Go on with other rows: those of the chunks that come next."""
         self.reader = reader if self._runner is None else self._runner.reader(reader)
+        self._ahead = None
         self._leaves = [leaf for leaf in tensors_of(self.reader.data) if not leaf.is_inference()]
         self._versions = self._version()
 
@@ -341,6 +347,9 @@ class ChunkLoop:
                 return
             control[at.SINCE] = clock()
             control[at.RUNNING] = chunk
+            ahead = self._ahead
+            if ahead is not None:
+                ahead.before(*plan.rows(chunk), plan.rows(stop - 1)[1])
             if undo is not None and self._guard:
                 self._save(undo, chunk)
             streams.start(plan.original_row(chunk))
@@ -348,6 +357,10 @@ class ChunkLoop:
                 result = skipper.call(lease, chunk, data, target)
             else:
                 result = fn(data, plan.original_row(chunk)) if positional else fn(data)
+            if ahead is not None:
+                ahead.after()
+                if not ahead.is_of_use:
+                    self._ahead = None
             if result is None and self._expect_changes:
                 self._expect_changes = False  # a function that forgets to return its chunk does so every time
                 lost = assigned(data, next(self.reader.read(chunk, chunk + 1)))

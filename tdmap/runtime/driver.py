@@ -275,8 +275,11 @@ class Driver:
             self.crew.ask_back(straggler.worker)
 
     def _fill(self, worker: int) -> bool:
-        """Give a worker all it may hold; False where there is nothing to be given to anybody like it."""
-        now = time.monotonic()
+        """Give a worker all it may hold; False where there is nothing to be given to anybody like it.
+
+        A worker that has just been given its first chunk may have to wait for more, and others must not wait with it.
+        """
+        now, given = time.monotonic(), False
         while not self.scheduler.is_full(worker):
             limit = self.crew.limit(worker)
             if limit == 0:
@@ -288,8 +291,9 @@ class Driver:
                 limit = 1
             lease = self.scheduler.lease(worker, now, limit)
             if lease is None:
-                return False
+                return given
             self.crew.grant(worker, lease)
+            given = True
         return True
 
     def _check_clock(self) -> None:

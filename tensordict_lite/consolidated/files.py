@@ -16,7 +16,7 @@ from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.archive.api import is_memmap_archive
 from tensordict_lite.memmap.disk.files import all_bytes, size_of_file, write_all, write_tensor_to
 from tensordict_lite.memmap.disk.format import decode_json
-from tensordict_lite.memmap.disk.mapping import check_room, map_file
+from tensordict_lite.memmap.disk.mapping import check_room, map_file, preallocate
 from tensordict_lite.memmap.disk.staging import staged_file
 from tensordict_lite.tensorclass.decorator import TensorClass
 
@@ -46,6 +46,8 @@ def write_file(path: str, node: Any, layout: Layout, locked: bool, flat: Tensor 
     tail = about + _LENGTH.pack(len(about))
     check_room(path, layout.nbytes + len(tail))
     with staged_file(path) as fd:
+        if layout.nbytes >= _GATHER:
+            preallocate(fd, layout.nbytes)
         if flat is not None:
             write_tensor_to(fd, flat, path)
             write_all(fd, tail, layout.nbytes, path)

@@ -66,37 +66,46 @@ class Joining:
         size = first._batch_size
         source = first._source
         count = len(source)
-        length = 0
+        length, rows = 0, size[dim]
         sources = []
-        for at, item in enumerate(items):
-            other = item._batch_size
-            if other != size and (
-                other[:dim] != size[:dim] or other[dim + 1 :] != size[dim + 1 :] or len(other) != len(size)
-            ):
-                raise RuntimeError(
-                    f"cat: batch sizes may differ along dim {dim} only, got {list(other)} at position {at} and "
-                    f"{list(size)} at position 0"
-                )
+        for item in items:
             entries = item._source
+            length += rows if item._batch_size == size else _joined_rows(items, item, dim)
             if len(entries) != count:
                 raise _other_keys(items)
-            length += other[dim]
             sources.append(entries)
         out = {}
-        for key, value in source.items():
-            try:
+        key = ""
+        column: list[Any] = []
+        try:
+            for key, value in source.items():
                 column = [entries[key] for entries in sources]
-            except KeyError:
-                raise _other_keys(items) from None
-            if type(value) is Tensor or isinstance(value, Tensor):
-                try:
+                if type(value) is Tensor or isinstance(value, Tensor):
                     out[key] = _torch_cat(column, dim)
-                except (RuntimeError, TypeError) as err:
-                    raise _bad_kind(column, key) or RuntimeError(f"{err} (for key {key})") from err
-            else:
-                out[key] = stack_class(column)._cat_entries(column, dim)
+                else:
+                    out[key] = stack_class(column)._cat_entries(column, dim)
+        except KeyError:
+            if any(key not in entries for entries in sources):
+                raise _other_keys(items) from None
+            raise  # of a nested collection
+        except (RuntimeError, TypeError) as err:
+            if not isinstance(column[0], Tensor):
+                raise
+            raise _bad_kind(column, key) or RuntimeError(f"{err} (for key {key})") from err
         own = (*size[:dim], length, *size[dim + 1 :]) if dim else (length, *size[1:])
         return first._rebuild(out, _Size(own), first._names)
+
+
+def _joined_rows(items: Sequence[Any], item: Any, dim: int) -> int:
+    """What an item whose batch size is not that of the first adds along ``dim``, in which alone it may differ."""
+    size, other = items[0]._batch_size, item._batch_size
+    if other[:dim] != size[:dim] or other[dim + 1 :] != size[dim + 1 :] or len(other) != len(size):
+        at = next(at for at, one in enumerate(items) if one is item)
+        raise RuntimeError(
+            f"cat: batch sizes may differ along dim {dim} only, got {list(other)} at position {at} and "
+            f"{list(size)} at position 0"
+        )
+    return int(other[dim])
 
 
 def stack_class(items: Sequence[Any]) -> Any:

@@ -55,12 +55,12 @@ for _alias, _name in (("multiply", "mul"), ("subtract", "sub"), ("divide", "div"
 
 @implements(torch.stack)
 def _stack(tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
-    return combine.stack(tensors, dim, out=out)
+    return combine.stack(tensors, dim, out=out) if out is not None else combine.stack(tensors, dim)
 
 
 @implements(torch.cat, torch.concat, torch.concatenate)
 def _cat(tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
-    return combine.cat(tensors, dim, out=out)
+    return combine.cat(tensors, dim, out=out) if out is not None else combine.cat(tensors, dim)
 
 
 @implements(torch.where)

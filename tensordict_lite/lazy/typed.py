@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
@@ -44,6 +45,12 @@ class TypedLazyStack(LazyStackedTensorDict):
         """Members that an operation turned into another kind (TensorDicts, say) make an ordinary stack."""
         kind = cls._member_class
         return cls if all(getattr(m, "_member_class", type(m)) is kind for m in members) else LazyStackedTensorDict
+
+    def _rebuild(self, source: Any, batch_size: torch.Size, names: list[str | None] | None = None) -> Any:
+        """Around entries by key, an instance of the class."""
+        if type(source) is dict:
+            return self._member_class._trusted(source, batch_size, self._device, names)
+        return super()._rebuild(source, batch_size, names)
 
     def get(self, key: Any, default: Any = MISSING, **kwargs: Any) -> Any:
         """The field as the attribute gives it; keywords are those of :meth:`LazyStackedTensorDict.get`."""

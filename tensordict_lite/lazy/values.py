@@ -352,7 +352,7 @@ class LazyValueOps(LazyUpdateOps):
             out[key] = value
         if self._source and not isinstance(self._source[0], LazyValueOps):
             return self._source[0]._rebuild(out, self._batch_size, self._names)
-        return self._plain_class()._trusted(out, self._batch_size, self._device, self._names)
+        return self._rebuild(out, self._batch_size, self._names)
 
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Any:
         """The dense collection of the entries that all members have.
@@ -388,7 +388,7 @@ class LazyValueOps(LazyUpdateOps):
         for key in self._all_keys():
             values = [member._get_str(key) if key in member else None for member in self._source]
             out[key] = self._densify_column(key, values, layout)
-        return self._plain_class()._trusted(out, self._batch_size, self._device, self._names)
+        return self._rebuild(out, self._batch_size, self._names)
 
     def _all_keys(self) -> list[str]:
         """Direct keys of any member: the common ones first."""

@@ -188,6 +188,12 @@ class CastOps(Kernel):
         moved = _move(leaves, device, dtype, memory_format, non_blocking, non_blocking_pin, num_threads)
         if cast_filter is not None and dtype is not None:
             moved = self._filter_cast(cast_filter, moved, device, non_blocking)
+        return self._around_moved(moved, device, batch_size, inplace)
+
+    def _around_moved(
+        self, moved: list[Tensor], device: torch.device | None, batch_size: Sequence[int] | None, inplace: bool
+    ) -> Self:
+        """This tree around tensors that were cast: itself, or a new one that writes back as a context manager."""
         if inplace:
             self._swap_leaves(moved)
             if device is not None:

@@ -123,6 +123,8 @@ def test_options(data):
         tdmap.sort(data, "k", workers=2)
     with pytest.raises(ValueError, match="chunksize"):
         tdmap.sort(data, "k", chunksize=0, num_workers=0)
+    with pytest.raises(ValueError, match="chunksize"):
+        tdmap.join(data, data, "k", chunksize=0, num_workers=0)
     with pytest.raises(ValueError, match="retries"):
         tdmap.group_by(data, "k").reduce(Count(), retries=-1)
     with pytest.raises(ValueError, match="one for each of 2 keys"):

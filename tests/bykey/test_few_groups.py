@@ -79,10 +79,51 @@ def test_states_of_slots_are_those_of_runs(monkeypatch: pytest.MonkeyPatch) -> N
         if key != "c":
             reducers |= {f"range {key}": MinMax(key)}
     fast = tdmap.group_by(data, "k").reduce(reducers, num_workers=0)
-    monkeypatch.setattr(slots.KeyTable, "slots", lambda self, words: None)
+    for name in ("dense", "hashed"):
+        monkeypatch.setattr(slots.KeyTable, name, lambda *args: None)
     slow = tdmap.group_by(data, "k").reduce(reducers, num_workers=0)
     for name in reducers:
         torch.testing.assert_close(fast[name], slow[name], rtol=1e-9, atol=1e-9)
+
+
+INTEGERS: dict[str, Any] = {
+    "holes": lambda n: np.where(np.arange(n) % 7 == 0, 100, -3),
+    "late": lambda n: np.where(np.arange(n) == n - 1, 1, np.arange(n) % 2 * 2),
+    "lowest": lambda n: np.arange(n) % 3 + np.iinfo(np.int64).min,
+    "highest": lambda n: np.iinfo(np.int64).max - np.arange(n) % 3,
+    "int8": lambda n: (np.arange(n) % 256 - 128).astype(np.int8),
+    "uint16": lambda n: (np.arange(n) % 5 + 65530).astype(np.uint16),
+    "int32": lambda n: (np.arange(n) % 4 - 2**31).astype(np.int32),
+    "uint64": lambda n: np.arange(n, dtype=np.uint64) % np.uint64(3) + np.uint64(2**64 - 3),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 4999])
+@pytest.mark.parametrize("kind", INTEGERS)
+def test_dense_integers_of_every_kind(kind: str, rows: int) -> None:
+    keys = INTEGERS[kind](rows)
+    strided = torch.from_numpy(np.stack([keys, keys[::-1]], axis=1))[:, 0]
+    data = TensorDict({"in": {"k": strided}, "v": torch.arange(rows)}, [rows])
+    found = tdmap.group_by(data, ("in", "k")).reduce({"n": Count(), "s": Sum("v"), "m": Mean("v")}, num_workers=0)
+    wanted = pandas.DataFrame({"k": keys, "v": np.arange(rows)}).groupby("k")["v"].agg(["size", "sum", "mean"])
+    assert found["in", "k"].dtype == strided.dtype and found["in", "k"].tolist() == wanted.index.tolist()
+    for name, column in (("n", "size"), ("s", "sum"), ("m", "mean")):
+        np.testing.assert_array_equal(found[name].numpy(), wanted[column], err_msg=column)
+
+
+def test_memory_that_is_used_again_keeps_nothing_of_the_chunk_before() -> None:
+    rows = 5003
+    data = TensorDict({"k": torch.arange(rows) // 1000 * 10 + torch.arange(rows) % 3, "v": torch.randn(rows)}, [rows])
+    answers = [
+        tdmap.group_by(data, "k").reduce(
+            {"s": Sum("v"), "v": Var("v")}, num_workers=2, chunksize=size, executor=executor
+        )
+        for size in (rows, 1000, 77)
+        for executor in ("serial", "thread", "process")
+    ]
+    for other in answers[1:]:
+        assert torch.equal(answers[0]["k"], other["k"])
+        torch.testing.assert_close(answers[0].exclude("k").to_dict(), other.exclude("k").to_dict(), equal_nan=True)
 
 
 def test_nan_is_smallest_and_largest_of_its_group() -> None:

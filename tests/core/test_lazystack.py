@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -153,6 +154,33 @@ def test_densify_makes_nested_tensors_of_ragged_entries() -> None:
     assert dense["a"].shape == (2, 2)
     assert [part.shape[0] for part in dense["b"].unbind()] == [3, 4]
     assert [part.shape[0] for part in dense["only"].unbind()] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "made_dense",
+    [
+        lambda stack: stack.densify(),
+        lambda stack: stack.contiguous(),
+        lambda stack: stack.new_zeros(3),
+        lambda stack: stack.new_full((3,), 1.0),
+        lambda stack: stack.sum(0),
+    ],
+)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_dense_forms_of_stacked_instances_are_instances(made_dense: Any, depth: int) -> None:
+    def photos(levels: int) -> Any:
+        if not levels:
+            return Photo(torch.ones(3), None, batch_size=[])
+        return lazy_stack([photos(levels - 1), photos(levels - 1)])
+
+    assert type(made_dense(photos(depth))) is Photo
+
+
+def test_ragged_instances_are_made_dense_as_an_instance_with_nested_tensors() -> None:
+    photos = lazy_stack([Photo(torch.ones(n), f"photo {n}", batch_size=[]) for n in (2, 3)])
+    dense = TensorDict({"photos": photos}, [2]).densify()["photos"]
+    assert type(dense) is Photo and dense.pixels.is_nested
+    assert list(dense.label) == ["photo 2", "photo 3"]
 
 
 def test_maybe_dense_stack_is_lazy_only_where_it_must_be() -> None:

@@ -110,6 +110,38 @@ def test_binary_in_place_equals_the_plain_form(name: str, kind: str) -> None:
     assert all(td[key] is leaf for key, leaf in before.items())
 
 
+NUMBERS = [0, -3, 2**31, 2**53 + 1, 2**70, 0.1, 1 / 3, -0.0, 1e300, float("inf"), True]
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("shape", [(), (3,), (0,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32, torch.bool])
+def test_a_number_gives_what_it_gives_to_a_tensor_alone(dtype: torch.dtype, shape: tuple[int, ...], count: int) -> None:
+    leaf = torch.full(shape, 7.3).to(dtype)
+    td = TensorDict({f"k{i}": leaf.clone() for i in range(count)})
+    flip = lambda op: lambda a, b: op(b, a)  # noqa: E731
+    makers = [operator.add, operator.sub, operator.mul, operator.truediv, operator.gt, operator.eq, flip(operator.sub)]
+    for number in NUMBERS:
+        for op in [*makers, operator.iadd, operator.isub, operator.imul]:
+            try:
+                expected = op(leaf.clone(), number)
+            except (RuntimeError, OverflowError) as error:
+                with pytest.raises(type(error)):
+                    op(td.clone(), number)
+                continue
+            found = op(td.clone(), number)
+            for value in found.values():
+                torch.testing.assert_close(value, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_gradients_reach_only_what_needs_them_through_a_number() -> None:
+    td = TensorDict({f"k{i}": torch.ones(3, requires_grad=i == 0) for i in range(4)}, [3])
+    out = td * 2 + 1
+    assert [value.requires_grad for value in out.values()] == [True, False, False, False]
+    out["k0"].sum().backward()
+    assert td["k0"].grad.equal(torch.full((3,), 2.0))
+
+
 @pytest.mark.parametrize("op", [operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.mod])
 @pytest.mark.parametrize("other", [2.5, torch.tensor(2.5), torch.tensor([2.5, 0.5])], ids=["number", "0d", "1d"])
 def test_operators_align_the_other_side_with_the_batch(op: Any, other: Any) -> None:

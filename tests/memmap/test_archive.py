@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ from tensordict_lite import (
     unpack_memmap,
 )
 from tensordict_lite.errors import ArchiveError, ArchiveNotFoundError, DatasetNotFoundError
-from tensordict_lite.memmap.archive import crc, write, zipformat
+from tensordict_lite.memmap.archive import write, zipformat
 from tensordict_lite.memmap.checksum import store, verify
+from tensordict_lite.memmap.disk import crc
 from tests.memmap.test_roundtrip import DTYPES, SHARED_DTYPES, assert_same, random_tensor
 from tests.memmap.trees import CROSSINGS, LIBRARIES, assert_entries, entries
 
@@ -484,11 +486,10 @@ def test_verify_and_store_know_archives(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lengths", [(0, 0), (0, 5), (5, 0), (1, 1), (1000, 3), (3, 100_003)])
 def test_checksums_of_parts_are_put_together(lengths: tuple[int, int]) -> None:
-    import zlib
-
     first, second = (torch.randint(0, 256, (n,), dtype=torch.uint8).numpy().tobytes() for n in lengths)
     assert crc.combine(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)
     assert crc.of_zeros(lengths[1]) == zlib.crc32(bytes(lengths[1]))
+    assert crc.fastest()(second, zlib.crc32(first)) == zlib.crc32(first + second)
 
 
 # -- large archives ------------------------------------------------------------------------------------------------
@@ -541,11 +542,15 @@ def test_too_many_entries_are_refused(tmp_path: Path, small: TensorDict, monkeyp
     assert os.listdir(tmp_path) == []
 
 
-def test_data_is_written_in_parts_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_isal", [True, False])
+def test_data_is_written_in_parts_of_any_size(has_isal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_isal:
+        monkeypatch.setattr(crc, "fastest", lambda: zlib.crc32)
     saved = entries("ours")
     monkeypatch.setattr(write, "_SMALL", 1000)
     monkeypatch.setattr(write, "_GATHER", 3000)
     monkeypatch.setattr(write, "_PART", 7000)
+    monkeypatch.setattr(write, "_PART_OF_THREAD", 11_000)
     monkeypatch.setattr(write, "_BLOCK", 9000)
     monkeypatch.setattr(write, "_WHOLE", 20_000)
     for threads in (0, 2):

@@ -17,13 +17,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tdmap.bykey.codec import distances
 from tdmap.bykey.index import Index, sorted_rows
 from tdmap.bykey.order import Words, equal, group_starts, search, stable_order, take
 from tdmap.bykey.prepare import KeyedData
 from tdmap.bykey.reducing import select
+from tdmap.bykey.slots import distinct
 from tdmap.execution import Execution
 from tdmap.job import Policy
-from tdmap.memory.rowfiles import SharedTensors
+from tdmap.memory.rowfiles import Blocks, SharedTensors
+from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Spill
 
 Found = tuple[NDArray[Any], "NDArray[Any] | None"]
@@ -41,6 +44,9 @@ MOST_BYTES = 512 << 20
 HERE_BYTES = 16 << 20
 """An index of so few bytes is made in the caller."""
 
+BLOCK = 1 << 18
+"""Keys that are entered at a time."""
+
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -55,9 +61,11 @@ class Lookup:
 
     def __init__(self, rows: NDArray[np.int64], words: Words, share: bool) -> None:
         starts = group_starts(words)
+        self.num_rows = len(rows)
         self.is_unique = len(starts) == len(rows)
         self.num_words = len(words)
         self.is_sorted = False
+        self.room = Blocks()
         self.low = 0
         self.span = -1
         self.shift = 64
@@ -75,8 +83,51 @@ class Lookup:
         if len(index.rows) * 8 * (1 + len(words)) <= MOST_BYTES:
             return cls(index.rows.numpy(), words, share)
         found = cls(np.zeros(0, dtype=np.int64), [word[:0] for word in words], False)
-        found.is_unique, found.is_sorted = index.is_unique, True
+        found.is_unique, found.is_sorted, found.num_rows = index.is_unique, True, len(index.rows)
         found.tables = SharedTensors([index.rows, *index.words], share)
+        return found
+
+    @classmethod
+    def of_integers(cls, integers: NDArray[Any], offset: int, share: bool) -> Lookup | None:
+        """From keys in the order of their rows, without sorting; None where they are far apart, or occur twice.
+
+        Args:
+            integers: the keys, of any dtype that numpy has for integers; bool as uint8.
+            offset: what makes a word of a key, if it is added.
+            share: workers are other processes.
+        """
+        rows = len(integers)
+        low, high = (int(integers.min()), int(integers.max())) if rows else (0, 1 << 64)
+        span = high - low
+        if span >= max(DIRECT_SHARE * rows, DIRECT_LEAST) or span < rows - 1:
+            return None
+        counted = torch.int32 if rows < (1 << 31) - 1 else torch.int64
+        if (span + 2) * counted.itemsize > MOST_BYTES:
+            return None
+        shape = torch.Size([span + 2])
+        table = Arena().empty(counted, shape) if share else torch.empty(shape, dtype=counted)
+        array = table.numpy()
+        array.fill(-1)
+        for first in range(0, rows, BLOCK):
+            block = integers[first : first + BLOCK]
+            slots = np.empty(len(block), dtype=np.int64)
+            distances(block, low, slots.view(np.uint64))
+            array[slots] = np.arange(first, first + len(block))
+        if np.count_nonzero(array >= 0) < rows:
+            return None
+        none = np.zeros(0, dtype=np.int64)
+        found = cls(none, [none.view(np.uint64)], False)
+        found.is_unique, found.num_rows, found.low, found.span = True, rows, low + offset, span
+        found.tables = SharedTensors([torch.from_numpy(none), table], share)
+        return found
+
+    @classmethod
+    def of_rows(cls, rows: NDArray[np.int64], share: bool) -> Lookup:
+        """Of rows alone, in the order of keys that nobody asks for any more."""
+        none = np.zeros(0, dtype=np.int64)
+        found = cls(none, [none.view(np.uint64)], False)
+        found.is_unique, found.num_rows = False, len(rows)
+        found.tables = SharedTensors([torch.from_numpy(rows)], share)
         return found
 
     @property
@@ -91,14 +142,20 @@ class Lookup:
         if self.is_sorted:
             return self._search(words, [array.view(np.uint64) for array in arrays])
         if self.span >= 0:
-            slots = words[0] - np.uint64(self.low)  # what is smaller than the lowest key becomes very large
-            np.minimum(slots, np.uint64(self.span + 1), out=slots)
-            at = slots.view(np.int64)
-            return arrays[0].take(at), None if self.is_unique else arrays[1].take(at)
+            return self.find_integers(words[0], 0)
         ids = self._probe(words, arrays[0], [array.view(np.uint64) for array in arrays[1 : 1 + len(words)]])
         numbers, *lengths = arrays[1 + len(words) :]
         # The last entries stand for no key at all.
         return numbers.take(ids), None if self.is_unique else lengths[0].take(ids)
+
+    def find_integers(self, integers: NDArray[Any], offset: int) -> Found:
+        """As `find`, in a direct table, for keys as they are; as `of_integers`."""
+        slots = self.room.array("slots", len(integers), np.uint64)
+        distances(integers, self.low - offset, slots)
+        np.minimum(slots, np.uint64(self.span + 1), out=slots)
+        at = slots.view(np.int64)
+        numbers, *lengths = (tensor.numpy() for tensor in self.tables.tensors[1:])
+        return numbers.take(at), lengths[0].take(at) if lengths else None
 
     def _search(self, words: Words, table: Words) -> Found:
         order, words = stable_order(words)
@@ -175,8 +232,15 @@ def lookup_of(keyed: KeyedData, spill: Spill, execution: Execution, policy: Poli
     """The table of a dataset's keys."""
     rows = int(keyed.data.shape[0])
     spec = keyed.reader.spec
-    if rows * 8 * (keyed.codec.num_words + 1) <= HERE_BYTES:  # sooner done here than sent
-        words, kept = keyed.reader.read(select(keyed.data, spec.names), 0)
+    is_small = rows * 8 * (keyed.codec.num_words + 1) <= HERE_BYTES
+    source = select(keyed.data, spec.names)
+    if (is_small or not spec.casts) and len(distinct(keyed.sample)[0]) == len(keyed.sample[0]):  # none occurs twice
+        integers = keyed.codec.integers(keyed.reader.values(source, 0))
+        found = None if integers is None else Lookup.of_integers(*integers, share)
+        if found is not None:
+            return found
+    if is_small:  # sooner done here than sent
+        words, kept = keyed.reader.read(source, 0)
         order, words = stable_order(words)
         numbers = order.astype(np.int64) if kept is None else kept[order]
         return Lookup(numbers, words, share)

@@ -4,6 +4,8 @@
     between prefix sum: where the pairs of each block of rows go                     the output is allocated, exactly
     job 2   block of a ──► rows of both sides ──► their place
 
+Where no row of a has two partners, and each has one or stays without, one job does both.
+
 Rows of b without a partner, of an outer join, follow in a job of their own.
 """
 
@@ -46,8 +48,14 @@ class FindRows(Step):
         self.lookup = lookup
 
     def __call__(self, chunk: Data, start: int = 0) -> Data:
-        words, kept = self.reader.read(chunk, start)
-        found, counts = self.lookup.find(words)
+        values = self.reader.values(chunk, start)
+        integers = self.reader.codec.integers(values) if self.lookup.span >= 0 else None
+        kept = None
+        if integers is not None:
+            found, counts = self.lookup.find_integers(*integers)
+        else:
+            words, kept = self.reader.encode(values, start)
+            found, counts = self.lookup.find(words)
         if kept is not None:  # a NaN has no partner
             found = _spread(found, kept, len(chunk), -1 if counts is None else 0)
             counts = None if counts is None else _spread(counts, kept, len(chunk), 0)
@@ -61,6 +69,26 @@ def _spread(values: NDArray[Any], rows: NDArray[np.int64], count: int, nothing: 
     out = np.full(count, nothing, dtype=values.dtype)
     out[rows] = values
     return out
+
+
+class JoinRows(Step):
+    """Both jobs in one, where every row has one pair: nothing has to be counted before.
+
+    Args:
+        find: the first job.
+        place: the second one.
+    """
+
+    def __init__(self, find: FindRows, place: PlacePairs) -> None:
+        super().__init__("join")
+        self.find = find
+        self.place = place
+
+    def __call__(self, chunk: Data, start: int = 0) -> int:
+        found = self.find(chunk, start)
+        if not self.place.keep and int(found["at"].min()) < 0:
+            return 0  # what this chunk leaves is not one pair a row
+        return self.place(found, start)
 
 
 class Matches(NamedTuple):
@@ -99,7 +127,7 @@ def find_matches(
 
 
 def _dtype_of(lookup: Lookup) -> torch.dtype:
-    return torch.int32 if len(lookup.index) < (1 << 31) - 1 else torch.int64
+    return torch.int32 if lookup.num_rows < (1 << 31) - 1 else torch.int64
 
 
 class OutputColumn(NamedTuple):
@@ -179,7 +207,11 @@ class PlacePairs(Step):
         total = int(ends[-1]) if len(ends) else 0
         for begin in range(0, total, self.block):
             pairs = np.arange(begin, min(begin + self.block, total))
-            ours = np.searchsorted(ends, pairs, side="right")
+            first, last = np.searchsorted(ends, [begin, pairs[-1]], side="right")
+            each = wanted[first : last + 1].copy()
+            each[-1] = len(pairs) + begin - (ends[last] - wanted[last])  # as far as the block goes
+            each[0] -= begin - (ends[first] - wanted[first])
+            ours = np.repeat(np.arange(first, last + 1), each)
             has = number[ours] > 0
             theirs = at[ours] + pairs - (ends - wanted)[ours]
             yield ours, index.take(np.where(has, theirs, 0)), None if has.all() else has
@@ -243,8 +275,7 @@ def place_pairs(
     """
     length = len(matches.at)
     size = block_rows(length, [*row_bytes, 1])
-    each = _pairs_of_rows(matches, keep)
-    sums = np.add.reduceat(each, np.arange(0, length, size)) if length else np.zeros(0, dtype=np.int64)
+    sums = _pairs_of_blocks(matches, keep, size)
     total = int(sums.sum())
     places: Places = allocate(total + extra)
     if not total or not any(row_bytes):
@@ -259,12 +290,52 @@ def place_pairs(
     return places, total
 
 
-def _pairs_of_rows(matches: Matches, keep: bool) -> NDArray[np.int64]:
-    if matches.counts is None:
-        at = matches.at.numpy()
-        return np.ones(len(at), dtype=np.int64) if keep else (at >= 0).astype(np.int64)
-    counts = matches.counts.numpy().astype(np.int64)
-    return np.maximum(counts, 1) if keep else counts
+def place_each(
+    keyed: KeyedData,
+    keep: bool,
+    sides: tuple[SharedTensors, SharedTensors],
+    columns: Sequence[OutputColumn],
+    lookup: Lookup,
+    row_bytes: Sequence[int],
+    execution: Execution,
+    policy: Policy,
+    chunksize: int | None,
+    allocate: Any,
+) -> bool:
+    """Find and write the pairs of all rows in one job, as if each had exactly one; whether that was so.
+
+    Args:
+        keyed: the first dataset.
+        keep: rows without a partner stay.
+        sides, columns, lookup, row_bytes, execution: as `place_pairs`.
+        policy, chunksize: as `find_matches`.
+        allocate: called with the number of rows; gives the places.
+    """
+    names, length = keyed.reader.spec.names, int(keyed.data.shape[0])
+    source = select(keyed.data, names)
+    read_bytes = data_row_bytes(source, length)
+    plan = ChunkPlan(length, block_rows(length, [*row_bytes, read_bytes]))
+    if chunksize is not None:
+        plan = plan_rows(length, read_bytes, chunksize)
+    offsets = np.arange(plan.num_chunks) * plan.size
+    nothing = SharedTensors([torch.zeros(0)], False)
+    place = PlacePairs(sides, columns, allocate(length), nothing, offsets, plan.size, keep)
+    job = Job(Source(source), plan, JoinRows(FindRows(keyed.reader, lookup), place), policy)
+    written: list[int] = light(execution, length * sum(row_bytes)).run(job, Collect())
+    return sum(written) == length
+
+
+def _pairs_of_blocks(matches: Matches, keep: bool, size: int) -> NDArray[np.int64]:
+    sums = []
+    for first in range(0, len(matches.at), size):
+        if matches.counts is not None:
+            counts = matches.counts.numpy()[first : first + size]
+            sums.append(int((np.maximum(counts, 1) if keep else counts).sum(dtype=np.int64)))
+        elif keep:
+            sums.append(min(size, len(matches.at) - first))
+        else:
+            sums.append(int(np.count_nonzero(matches.at.numpy()[first : first + size] >= 0)))
+    return np.array(sums, dtype=np.int64)
 
 
 def rows_without_partner(matches: Matches, lookup: Lookup, others: int) -> Tensor:

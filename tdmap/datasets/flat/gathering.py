@@ -60,21 +60,17 @@ def gather_rows(values: Tensor, starts: Tensor, ends: Tensor, out: Tensor) -> No
     if not len(starts) or not out.numel():
         return
     lengths = ends - starts
-    lowest, first_start, last_end = (
-        lengths.numpy().min(),
-        starts.numpy().min(),
-        ends.numpy().max(),
-    )  # faster than torch's
-    if lowest < 0 or first_start < 0 or last_end > len(values):
+    lowest = lengths.numpy().min()  # NumPy's are faster than torch's
+    if lowest < 0 or starts.numpy().min() < 0 or ends.numpy().max() > len(values):
         raise ValueError("the offsets of these rows do not fit their values: the file is damaged.")
     item = values.element_size() * values.shape[1:].numel()
-    source: Any = flat_bytes(values.contiguous()).numpy()
+    source = flat_bytes(values.contiguous())
     target: Any = flat_bytes(out).numpy()
     first, nbytes = (tensor.numpy() * item for tensor in _runs(starts, ends, lengths, int(lowest)))
     places = np.zeros(len(first) + 1, np.int64)
     np.cumsum(nbytes, out=places[1:])
     if places[-1] >= len(first) * LONG_ROW:
-        _copy_each(source, target, first, places)
+        _copy_each(source.numpy(), target, first, places)
         return
     low = 0
     while low < len(first):
@@ -100,23 +96,23 @@ def _runs(starts: Tensor, ends: Tensor, lengths: Tensor, lowest: int) -> tuple[T
     return firsts, ends.index_select(0, lasts) - firsts
 
 
-def _copy_block(source: Any, target: Any, first: Any, places: Any) -> None:
+def _copy_block(source: Tensor, target: Any, first: Any, places: Any) -> None:
     nbytes = np.diff(places)
     width = _width(nbytes)
     if width > WIDEST or width > len(source) or width > len(target):
-        _copy_each(source, target, first, places)
+        _copy_each(source.numpy(), target, first, places)
         return
     at = places[:-1]
     if int(nbytes.max()) > width:
         first, at = _windows(first, at, nbytes, width)
     inside = (first <= len(source) - width) & (at <= len(target) - width)
     if inside.all():
-        _every(target, width)[at] = _every(source, width)[first]
+        _every(target, width)[at] = _picked(source, first, width)
         return
-    _every(target, width)[at[inside]] = _every(source, width)[first[inside]]
-    ends = np.append(at[1:], places[-1])
+    _every(target, width)[at[inside]] = _picked(source, first[inside], width)
+    ends, flat = np.append(at[1:], places[-1]), source.numpy()
     for number in np.flatnonzero(~inside):  # they would reach beyond the end of a file: only as much as there is
-        target[at[number] : ends[number]] = source[first[number] : first[number] + ends[number] - at[number]]
+        target[at[number] : ends[number]] = flat[first[number] : first[number] + ends[number] - at[number]]
 
 
 def _windows(first: Any, at: Any, nbytes: Any, width: int) -> tuple[Any, Any]:
@@ -133,6 +129,12 @@ def _width(nbytes: Any) -> int:
     longest, mean = int(nbytes.max()), int(nbytes.mean()) + 1
     wanted = longest if longest <= 64 or longest <= 4 * mean else 2 * mean
     return -(-wanted // 8) * 8
+
+
+def _picked(flat: Tensor, starts: Any, width: int) -> Any:
+    """The windows that begin at some bytes, in new memory. Torch takes as long as NumPy, or two thirds of it."""
+    windows = torch.as_strided(flat, (len(flat) - width + 1, width), (1, 1), flat.storage_offset())
+    return windows.index_select(0, torch.from_numpy(starts)).numpy().view(f"V{width}").reshape(-1)
 
 
 def _every(flat: Any, width: int) -> Any:

@@ -61,7 +61,7 @@ class JobPacker:
         """
         self._name = job.name
         try:
-            fn = self._fn_packer.dumps(job.fn, by_value=True)
+            fn = self._fn_packer.dumps_step(job.fn) or self._fn_packer.dumps(job.fn, by_value=True)
         except DatasetError:  # of rows that it refers to
             raise
         except Exception as error:

@@ -2,7 +2,6 @@
 
 ================  ===================================================================================
 ``zipformat.py``  the zip format as bytes: headers written, a directory from outside checked
-``crc.py``        checksums of parts, put together
 ``codec.py``      compression, and decompression within bounds
 ``write.py``      entries into a file, with several threads
 ``read.py``       an open archive, mapped

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +18,7 @@ from tensordict_lite.memmap.archive.codec import MAX_RATIO, check_level, method_
 from tensordict_lite.memmap.archive.read import Archive, opened
 from tensordict_lite.memmap.archive.write import FileData, Member, Zeros, write_archive
 from tensordict_lite.memmap.archive.zipformat import CENTRAL_CRC, LOCAL_CRC, STORED, Entry
+from tensordict_lite.memmap.disk import crc
 from tensordict_lite.memmap.disk.files import write_all
 from tensordict_lite.memmap.disk.format import META, SUFFIX
 from tensordict_lite.memmap.disk.mapping import check_room, hold_many, map_file
@@ -351,14 +351,14 @@ def refresh_archive_checksums(archive_path: str | os.PathLike[str], num_threads:
         >>> zipfile.ZipFile(f"{folder.name}/data.tdz").testzip()
     """
     archive = opened(archive_path, writable=True)
-    for entry, crc in checksums(archive, num_threads):
-        if crc == entry.crc:
+    for entry, total in checksums(archive, num_threads):
+        if total == entry.crc:
             continue
         if entry.is_streamed:
             raise ArchiveError(
                 archive.path, f"the entry {entry.name!r} has its checksum behind its data; pack the folder again"
             )
-        value = crc.to_bytes(4, "little")
+        value = total.to_bytes(4, "little")
         for at in (entry.offset + LOCAL_CRC, entry.record + CENTRAL_CRC):
             archive.data[at : at + 4] = value
     return Path(archive_path)
@@ -368,4 +368,4 @@ def checksums(archive: Archive, num_threads: int | None) -> Iterator[tuple[Entry
     """Every stored entry with the CRC of its data as it is now."""
     stored = [entry for entry in archive.entries.values() if entry.method == STORED]
     with ThreadPoolExecutor(max(1, num_threads or len(os.sched_getaffinity(0)))) as pool:
-        yield from zip(stored, pool.map(lambda entry: zlib.crc32(archive.raw(entry)), stored))
+        yield from zip(stored, pool.map(lambda entry: crc.fastest()(archive.raw(entry)), stored))

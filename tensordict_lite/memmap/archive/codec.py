@@ -12,6 +12,7 @@ from typing import Any
 
 from tensordict_lite.errors import ArchiveError
 from tensordict_lite.memmap.archive.zipformat import BZIP2, DEFLATED, LZMA, METHODS, STORED, Entry
+from tensordict_lite.memmap.disk import crc
 
 __all__ = ["MAX_RATIO", "compressed", "credible", "deflated_block", "inflate", "method_of"]
 
@@ -92,20 +93,20 @@ def inflate(path: str, entry: Entry, packed: Any) -> Iterator[bytes]:
     Raises:
         ArchiveError: they are not what the entry says, in size, CRC or form.
     """
-    crc, done = 0, 0
+    crc32, total, done = crc.fastest(), 0, 0
     try:
         for block in _blocks(entry, packed):
             done += len(block)
             if done > entry.size:
                 break
-            crc = zlib.crc32(block, crc)
+            total = crc32(block, total)
             yield block
     except (zlib.error, OSError, EOFError, ValueError, struct.error, *_errors_of(entry)) as err:
         raise ArchiveError(path, f"the entry {entry.name!r} cannot be decompressed ({err})") from None
     if done != entry.size:
         more = "more" if done > entry.size else f"{done:,}"
         raise ArchiveError(path, f"the entry {entry.name!r} should have {entry.size:,} bytes, and has {more}")
-    if crc != entry.crc:
+    if total != entry.crc:
         raise ArchiveError(path, f"the entry {entry.name!r} is damaged: its checksum is not that of its data")
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, UntypedStorage
 
 from tensordict_lite.errors import ArchiveError, ArchiveNotFoundError
 from tensordict_lite.memmap.archive.codec import MAX_RATIO, credible, inflate
-from tensordict_lite.memmap.archive.zipformat import STORED, Entry, data_start, entries, find_directory
+from tensordict_lite.memmap.archive.zipformat import STORED, Entry, data_starts, entries, find_directory
+from tensordict_lite.memmap.disk import crc
 from tensordict_lite.memmap.disk.files import size_of_file
 from tensordict_lite.memmap.disk.format import MAX_META_BYTES, META
 from tensordict_lite.memmap.disk.mapping import hold_many, map_file
@@ -74,9 +75,8 @@ class Archive:
         found.sort(key=_offset)
         limits = [entry.offset for entry in found[1:]]
         limits.append(offset)
-        starts = self.starts
-        for entry, limit in zip(found, limits):
-            starts[entry.name] = data_start(path, data, entry, limit)
+        self.starts = data_starts(path, data, found, limits)
+        for entry in found:
             if entry.method != STORED and not credible(entry, max_ratio):
                 raise self._incredible(entry)
 
@@ -101,12 +101,12 @@ class Archive:
         if entry.method != STORED:
             yield from inflate(self.path, entry, raw)
             return
-        crc = 0
+        crc32, total = crc.fastest(), 0
         for start in range(0, len(raw), _BLOCK):
             block = raw[start : start + _BLOCK]
-            crc = zlib.crc32(block, crc)
+            total = crc32(block, total)
             yield block
-        if crc != entry.crc:
+        if total != entry.crc:
             raise self._differs(entry)
 
     def _differs(self, entry: Entry) -> ArchiveError:

@@ -1,13 +1,14 @@
 """Writing an archive: the data of every entry aligned, so that the file can be mapped and its tensors used in place.
 
 Where entries are stored as they are, all offsets are known before a byte is written. Small entries are gathered
-into few large writes. Large ones are written in parts, each summed right before, while it is in the cache of the
-processor; with threads, these sum (or compress) the parts that come next while this one writes. One thread writes:
-file systems let no second one into the same file.
+into few large writes. Large ones are written in parts, each summed right before, so that it comes from memory once and
+is written from the cache of the processor. Where summing takes as long as writing (see ``crc.py``), or files are read,
+threads do that with the parts that come next. One thread writes: file systems let no second one into the same file.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import zlib
 from collections import deque
@@ -17,7 +18,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from tensordict_lite.memmap.archive import crc
 from tensordict_lite.memmap.archive.codec import compressed, credible, deflated_block
 from tensordict_lite.memmap.archive.zipformat import (
     DEFLATED,
@@ -27,18 +27,20 @@ from tensordict_lite.memmap.archive.zipformat import (
     central_record,
     end_records,
     local_header,
+    local_size,
     padding,
     stored_headers,
 )
+from tensordict_lite.memmap.disk import crc
 from tensordict_lite.memmap.disk.files import all_bytes, byte_blocks, write_all
-from tensordict_lite.memmap.disk.mapping import check_room, reserve
+from tensordict_lite.memmap.disk.mapping import check_room, preallocate, reserve
 
 __all__ = ["FileData", "Member", "Zeros", "write_archive"]
 
 _SMALL = 1 << 20  # data that is gathered with that of other entries into one write
 _GATHER = 8 << 20
-_PART = 1 << 20  # what is summed, and then written; with threads, so many
-_PARTS = 4
+_PART = 512 << 10  # what is summed, and then written: it stays in the second-level cache
+_PART_OF_THREAD = 4 << 20
 _BLOCK = 8 << 20  # what is deflated at a time
 _WHOLE = 64 << 20  # data that is compressed by other methods in one go
 
@@ -113,10 +115,13 @@ def write_archive(
     Raises:
         OSError: there is no room.
     """
+    nbytes = sum(member.nbytes for member in members)
     if method == STORED:
-        check_room(path, sum(member.nbytes for member in members))
+        check_room(path, nbytes)
+        if nbytes >= _GATHER:
+            preallocate(fd, nbytes)
     pool = ThreadPoolExecutor(num_threads, "archive") if num_threads > 1 else None
-    writer = _Writer(fd, path, pool, 4 * num_threads)
+    writer = _Writer(fd, path, pool, 4 * num_threads, crc.fastest() if nbytes >= _SMALL else zlib.crc32)
     try:
         if method == STORED:
             writer.store(members)
@@ -133,11 +138,14 @@ def write_archive(
 class _Writer:
     """The file, how far it is written, and the records of its directory."""
 
-    def __init__(self, fd: int, path: str, pool: ThreadPoolExecutor | None, ahead: int) -> None:
+    def __init__(
+        self, fd: int, path: str, pool: ThreadPoolExecutor | None, ahead: int, crc32: Callable[..., int]
+    ) -> None:
         self.fd = fd
         self.path = path
         self.pool = pool
         self.ahead = ahead
+        self.crc32 = crc32
         self.at = 0
         self.records: list[bytes] = []
         self.starts: list[int] = []
@@ -171,17 +179,14 @@ class _Writer:
         """Entries as they are."""
         pieces: list[Any] = []
         first = at = self.at
-        large = [member for member in members if member.nbytes >= _SMALL and type(member.data) is not Zeros]
-        length = _PART if self.pool is None else _PARTS * _PART
-        jobs = (job for member in large for job in _parts_of(member.data, member.nbytes, length))
-        parts = self._in_order(_summed, jobs)
-        starts, records = self.starts, self.records
+        write_large = self._large_writer(members)
+        starts, records, crc32 = self.starts, self.records, self.crc32
         for name, data, nbytes, is_payload in members:
             raw = name.encode()
             pad = padding(at, raw, nbytes) if is_payload else 0
             if nbytes < _SMALL:
                 body = _small_data(data)
-                header, record = stored_headers(raw, zlib.crc32(body), nbytes, at, pad)
+                header, record = stored_headers(raw, crc32(body), nbytes, at, pad)
                 pieces += (header, body)
                 at += len(header)
                 starts.append(at)
@@ -191,17 +196,17 @@ class _Writer:
                     write_all(self.fd, b"".join(pieces), first, self.path)
                     pieces, first = [], at
                 continue
-            total = crc.of_zeros(nbytes) if type(data) is Zeros else 0
+            # The header holds the checksum, and so is written behind the data: with the small entries before it.
+            start = at + local_size(raw, nbytes, pad)
+            end = start + nbytes
+            if type(data) is Zeros:
+                reserve(self.fd, end, self.path, start=start)
+                total = crc.of_zeros(nbytes)
+            else:
+                total = write_large(data, start, nbytes)
             header, record = stored_headers(raw, total, nbytes, at, pad)
             write_all(self.fd, b"".join((*pieces, header)), first, self.path)
-            start = at + len(header)
-            pieces, first = [], start + nbytes
-            if type(data) is Zeros:
-                reserve(self.fd, first, self.path, start=start)
-            else:
-                total = self._write_parts(parts, start, nbytes)
-                header, record = stored_headers(raw, total, nbytes, at, pad)
-                write_all(self.fd, header, at, self.path)
+            pieces, first = [], end
             starts.append(start)
             records.append(record)
             at = first
@@ -209,8 +214,27 @@ class _Writer:
             write_all(self.fd, b"".join(pieces), first, self.path)
         self.at = at
 
-    def _write_parts(self, parts: Iterator[tuple[Any, int, int]], start: int, nbytes: int) -> int:
-        """The CRC of large data, whose parts come next."""
+    def _large_writer(self, members: Sequence[Member]) -> Callable[[Any, int, int], int]:
+        """What writes large data, entry after entry, and gives its CRC: this thread alone, or with the others."""
+        large = [member for member in members if member.nbytes >= _SMALL and type(member.data) is not Zeros]
+        worth_threads = self.crc32 is zlib.crc32 or any(type(member.data) is FileData for member in large)
+        if self.pool is None or not worth_threads:
+            return self._write_and_sum
+        jobs = (job for member in large for job in _parts_of(member.data, member.nbytes, _PART_OF_THREAD))
+        return functools.partial(self._write_summed, self._in_order(self._summed, jobs))
+
+    def _write_and_sum(self, data: Data, start: int, nbytes: int) -> int:
+        crc32, fd, path, total = self.crc32, self.fd, self.path, 0
+        for buffer in _buffers_of(data, nbytes):
+            for first in range(0, len(buffer), _PART):
+                part = buffer[first : first + _PART]
+                total = crc32(part, total)
+                write_all(fd, part, start, path)
+                start += len(part)
+        return total
+
+    def _write_summed(self, parts: Iterator[tuple[Any, int, int]], data: Data, start: int, nbytes: int) -> int:
+        """The parts of an entry come next among those of all."""
         total, done = 0, 0
         while done < nbytes:
             part, own, length = next(parts)
@@ -218,6 +242,10 @@ class _Writer:
             total = crc.combine(total, own, length)
             done += length
         return total
+
+    def _summed(self, read: Callable[[int, int], Any], start: int, stop: int) -> tuple[Any, int, int]:
+        part = read(start, stop)
+        return part, self.crc32(part), stop - start
 
     # -- compressed ----------------------------------------------------------------------------------------
 
@@ -264,11 +292,6 @@ class _Pending:
         return True
 
 
-def _summed(read: Callable[[int, int], Any], start: int, stop: int) -> tuple[Any, int, int]:
-    part = read(start, stop)
-    return part, zlib.crc32(part), stop - start
-
-
 def _small_data(data: Data) -> Any:
     """All data of an entry in one buffer."""
     if isinstance(data, Tensor):
@@ -278,20 +301,29 @@ def _small_data(data: Data) -> Any:
     return bytes(data.nbytes) if isinstance(data, Zeros) else data
 
 
-def _parts_of(data: Data, nbytes: int, size: int) -> Iterator[tuple[Any, int, int]]:
-    """Data as (function that reads, start, stop), part by part."""
+def _buffers_of(data: Data, nbytes: int) -> Iterator[memoryview]:
+    """Data in order: memory as it lies there, files in parts."""
     if isinstance(data, Tensor):
         for block in byte_blocks(data):
-            flat = block.reshape(-1).view("u1")
-            for start in range(0, len(flat), size):
-                yield (lambda first, last, flat=flat: flat[first:last]), start, min(start + size, len(flat))
-        return
-    if isinstance(data, FileData):
-        read: Any = data.read
+            yield memoryview(block.reshape(-1).view("u1"))
+    elif isinstance(data, FileData):
+        for start in range(0, nbytes, _PART):
+            yield data.read(start, min(start + _PART, nbytes))
     else:
-        read = lambda first, last: memoryview(data)[first:last]  # noqa: E731
-    for start in range(0, nbytes, size):
-        yield read, start, min(start + size, nbytes)
+        yield memoryview(_small_data(data))
+
+
+def _parts_of(data: Data, nbytes: int, size: int) -> Iterator[tuple[Any, int, int]]:
+    """Data as (function that reads, start, stop), part by part."""
+    sources = [(data.read, nbytes)] if isinstance(data, FileData) else _readers_of(data, nbytes)
+    for read, length in sources:
+        for start in range(0, length, size):
+            yield read, start, min(start + size, length)
+
+
+def _readers_of(data: Data, nbytes: int) -> Iterator[tuple[Any, int]]:
+    for buffer in _buffers_of(data, nbytes):
+        yield (lambda first, last, buffer=buffer: buffer[first:last]), len(buffer)
 
 
 def _blocks_of(data: Data, nbytes: int) -> Iterator[Any]:
@@ -329,7 +361,7 @@ def _packed(member: Member, method: int, level: int | None, block: Any, is_last:
     """The member, its compressed chunks with the CRC and length of what is in them, and whether that is all."""
     if method == DEFLATED:
         chunk = deflated_block(block, level, is_last)
-        return member, [(chunk, zlib.crc32(block), memoryview(block).nbytes)], is_last
+        return member, [(chunk, crc.fastest()(block), memoryview(block).nbytes)], is_last
     stream = _summed_stream(member, method, level)
     # A large one is compressed by the thread that writes, as it goes: nothing holds all of it.
     return member, stream if member.nbytes > _WHOLE else list(stream), is_last
@@ -342,7 +374,7 @@ def _summed_stream(member: Member, method: int, level: int | None) -> Iterator[t
     def summed() -> Iterator[Any]:
         nonlocal total, nbytes
         for block in _blocks_of(member.data, member.nbytes):
-            total = zlib.crc32(block, total)
+            total = crc.fastest()(block, total)
             nbytes += memoryview(block).nbytes
             yield block
 

@@ -23,11 +23,12 @@ __all__ = [
     "STORED",
     "Entry",
     "central_record",
-    "data_start",
+    "data_starts",
     "end_records",
     "entries",
     "find_directory",
     "local_header",
+    "local_size",
     "padding",
     "stored_headers",
 ]
@@ -89,6 +90,11 @@ def padding(offset: int, name: bytes, size: int) -> int:
     """Bytes of padding in a local header at ``offset``, for its data to be aligned."""
     length = -(offset + _LOCAL.size + len(name) + (20 if size >= _WIDE else 0)) % ALIGN
     return length if not length or length >= 4 else length + ALIGN
+
+
+def local_size(name: bytes, size: int, pad: int) -> int:
+    """Bytes of the local header of a stored entry."""
+    return _LOCAL.size + len(name) + (20 if size >= _WIDE else 0) + pad
 
 
 _PADDING = [b"", *(_PADDING_ID + max(0, n - 4).to_bytes(2, "little") + bytes(max(0, n - 4)) for n in range(1, 256))]
@@ -312,7 +318,40 @@ def _refusal(flags: int, method: int, disk: int) -> str:
     return "is in another part of a split archive" if disk else "is a link or a special file"
 
 
-def data_start(path: str, data: Any, entry: Entry, limit: int) -> int:
+def data_starts(path: str, data: Any, found: list[Entry], limits: list[int]) -> dict[str, int]:
+    """Where the data of each entry starts, see :func:`_data_start`: in one go where nothing is wrong or unusual.
+
+    Args:
+        path: the archive, for messages.
+        data: its bytes.
+        found: the entries, in the order of their offsets.
+        limits: of each, where the next one starts, or the directory.
+    """
+    unpack, fixed = _LOCAL.unpack_from, _LOCAL.size
+    total = len(data)
+    out = {}
+    for entry, limit in zip(found, limits):
+        name, raw, method, _, compressed, size, offset, _, flags = entry
+        if offset + fixed < limit <= total and method == STORED and not flags & _STREAMED:
+            signature, _, _, own_method, _, _, _, own_compressed, own_size, name_length, extra_length = unpack(
+                data, offset
+            )
+            named = offset + fixed + name_length
+            start = named + extra_length
+            if (
+                signature == _LOCAL_SIGNATURE
+                and own_method == STORED
+                and own_compressed == own_size == compressed == size < _MAX32
+                and start + size <= limit
+                and data[offset + fixed : named] == raw
+            ):
+                out[name] = start
+                continue
+        out[name] = _data_start(path, data, entry, limit)
+    return out
+
+
+def _data_start(path: str, data: Any, entry: Entry, limit: int) -> int:
     """Where the data of an entry starts: behind its local header, which must say what the directory says.
 
     Args:

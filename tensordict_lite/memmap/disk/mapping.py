@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import mmap
 import os
 import struct
@@ -21,7 +22,7 @@ import tempfile
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ __all__ = [
     "holds_many",
     "is_anonymous",
     "no_room",
+    "preallocate",
     "region_of",
     "release",
     "remember",
@@ -51,6 +53,7 @@ __all__ = [
 _PROC = "/proc/"
 NAMED = "tdmap-anonymous-"
 """How the names of files begin that take the place of memory without one, where the system has no such memory."""
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 _NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which the mmap module does not name
 
 
@@ -113,6 +116,27 @@ def reserve(fd: int, nbytes: int, path: str, start: int = 0) -> None:
         if err.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
             raise
         _fill_zeros(fd, start, nbytes, path)  # a file system without reservations: write the zeros
+
+
+def preallocate(fd: int, nbytes: int) -> None:
+    """Tells the file system how many bytes will be written: it finds the blocks at once, and the writes are quicker.
+
+    Only a hint. The file keeps its size, and where there is no room the write will say so.
+    """
+    allocate = _fallocate()
+    if allocate is not None and nbytes > 0:
+        allocate(fd, _KEEP_SIZE, 0, nbytes)
+
+
+@functools.cache
+def _fallocate() -> Any:
+    """The function of the C library: that of ``os`` writes zeros where the file system has nothing better."""
+    try:
+        function = ctypes.CDLL(None).fallocate
+    except (AttributeError, OSError):  # not Linux
+        return None
+    function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return function
 
 
 def _fill_zeros(fd: int, start: int, stop: int, path: str) -> None:

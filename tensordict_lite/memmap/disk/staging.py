@@ -71,14 +71,17 @@ class Staging:
     """
 
     def __init__(self, prefix: str, *, atomic: bool = False) -> None:
-        # Of a link to a folder, the folder is replaced; links further up are followed anyway.
-        self.prefix = os.path.realpath(prefix) if os.path.islink(prefix) else os.path.abspath(prefix)
+        self.prefix = os.path.abspath(prefix)
+        mode = _mode_of(self.prefix)
+        if stat.S_ISLNK(mode):  # the folder that it leads to is replaced; links further up are followed anyway
+            self.prefix = os.path.realpath(self.prefix)
+            mode = _mode_of(self.prefix)
         self._moved, self._atomic = False, atomic
         parent, name = os.path.split(self.prefix)
-        self.exists = os.path.lexists(self.prefix)
-        if not self.exists:
+        self.exists = mode != 0
+        if not self.exists and not os.path.isdir(parent):
             os.makedirs(parent, exist_ok=True)
-        if self.exists and not os.path.isdir(self.prefix):
+        if self.exists and not stat.S_ISDIR(mode):
             raise NotADirectoryError(errno.ENOTDIR, "a dataset is a folder, and this is a file", self.prefix)
         there = os.listdir(self.prefix) if self.exists else []
         occupied = any(not is_temporary(name) for name in there)
@@ -88,7 +91,7 @@ class Staging:
             )
         self.exchange = atomic and occupied
         beside = not occupied or self.exchange
-        if beside and (os.path.ismount(self.prefix) or not os.access(parent, os.W_OK)):
+        if beside and ((self.exists and os.path.ismount(self.prefix)) or not os.access(parent, os.W_OK)):
             beside = self.exchange = False
         self.inside = not beside
         tag = _tag()
@@ -192,6 +195,14 @@ class Staging:
         for folder in reversed(order):
             os.replace(_below(self.root, folder, META), _below(self.prefix, folder, META))
         _remove(self.root, files, folders)
+
+
+def _mode_of(path: str) -> int:
+    """Kind and permissions of what is at a path, links not followed; 0 where there is nothing."""
+    try:
+        return os.lstat(path).st_mode
+    except (OSError, ValueError):
+        return 0
 
 
 def _below(root: str, *parts: str) -> str:

@@ -23,6 +23,7 @@ from tensordict_lite.ops.values.operands import (
     is_collection,
     is_object,
     keys_mismatch,
+    spelled_out,
     spread,
     widened,
 )
@@ -30,6 +31,7 @@ from tensordict_lite.ops.values.operands import (
 __all__ = ["ComparisonOps"]
 
 _ORDERINGS = frozenset((operator.lt, operator.le, operator.gt, operator.ge))
+_COMPARISONS = _ORDERINGS | {operator.eq, operator.ne}
 _REFLECTED = {
     operator.lt: operator.gt,
     operator.le: operator.ge,
@@ -119,13 +121,14 @@ def _with_number(node: Any, other: Any, op: Callable[[Any, Any], Any]) -> Any:
         return kept(node) if op in _ORDERINGS else node._plain_class()._trusted({}, node._batch_size, node._device)
     if type(source) is not dict:
         return _members(node, [_with_number(member, other, op) for member in node._nested()])
-    return node._rebuild(
-        {
+    if op in _COMPARISONS and type(spelled := spelled_out(other, source.values())) is list:
+        out = {key: op(value, one) for (key, value), one in zip(source.items(), spelled)}
+    else:
+        out = {
             key: op(value, other) if isinstance(value, Tensor) else _with_number(value, other, op)
             for key, value in source.items()
-        },
-        node._batch_size,
-    )
+        }
+    return node._rebuild(out, node._batch_size)
 
 
 def _with_collection(node: Any, other: Any, op: Callable[[Any, Any], Any], dims: int) -> Any:

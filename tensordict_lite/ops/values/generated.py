@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.ops.values.objects import with_answers
-from tensordict_lite.ops.values.operands import NUMBERS, fused, is_collection, pair_leaves, resolve
+from tensordict_lite.ops.values.operands import NUMBERS, fused, is_collection, pair_leaves, resolve, spelled_out
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -81,6 +81,9 @@ BINARY: dict[str, tuple[str, Callable[..., Tensor], bool, bool, bool]] = {
     "bitwise_and": ("bitwise and with ``other``", torch.bitwise_and, False, False, False),
     "logical_and": ("logical and with ``other``", torch.logical_and, False, False, False),
 }
+
+_LINEAR = frozenset(("add", "sub", "rsub", "mul", "div"))
+"""Of these, torch has no shortcut for numbers, as it has for powers and for bounds."""
 
 # The operators that a row stands for, without the keyword arguments of the method.
 OPERATORS: dict[str, tuple[str, ...]] = {
@@ -245,12 +248,15 @@ def _binary(
     single = _EACH.get(name, each)
 
     logic = _LOGIC.get(name)  # which has an answer for objects too
+    is_linear = name in _LINEAR
 
     def compute(self: Any, other: Any, default: Any = None) -> Any:
         locked = self._lock is not None
         given = other
         if type(other) in NUMBERS:
             leaves = self._leaves()
+            if is_linear:
+                other = spelled_out(other, leaves)
         elif type(other) is type(self) and other._batch_size == self._batch_size and default is None:
             leaves, other = pair_leaves(self, other)
         else:
@@ -302,12 +308,15 @@ def _binary(
 def _binary_inplace(name: str, has_alpha: bool) -> Callable[..., Any]:
     foreach = getattr(torch, f"_foreach_{name}_")
     single = getattr(Tensor, f"{name}_", None) or _copying(_EACH[name])
+    is_linear = name in _LINEAR
 
     def compute(self: Any, other: Any) -> Any:
         if type(other) is type(self) and other._batch_size == self._batch_size:
             leaves, other = pair_leaves(self, other)
         else:
             _, leaves, other = resolve(self, other, None, True)
+            if is_linear:
+                other = spelled_out(other, leaves)
         inplace(foreach, single, leaves, other)
         return self
 

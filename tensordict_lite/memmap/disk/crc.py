@@ -1,4 +1,7 @@
-"""CRC-32 of parts, put together: the parts of a large file are summed by several threads at once.
+"""CRC-32, the checksum of archives and of ``checksums.json``: fast, and of parts put together.
+
+ISA-L multiplies polynomials with an instruction of the processor and sums at the speed of memory, five times as fast
+as zlib: where data is copied at the same time, its checksum costs nothing.
 
 Appending bytes to a message multiplies its CRC, a polynomial over GF(2), by a power of x. Multiplying takes 32
 steps and the power is found by squaring, so nothing here depends on how many bytes there are (Mark Adler's
@@ -8,11 +11,33 @@ steps and the power is found by squaring, so nothing here depends on how many by
 from __future__ import annotations
 
 import functools
+import zlib
+from collections.abc import Callable
+from typing import Any
 
-__all__ = ["combine", "of_zeros"]
+__all__ = ["combine", "fastest", "of_zeros"]
 
 _POLYNOMIAL = 0xEDB88320  # of CRC-32, lowest power in the highest bit
 _ONE = 1 << 31
+
+
+@functools.cache
+def fastest() -> Callable[..., int]:
+    """What computes a CRC from a buffer and the CRC of what is before it: of ISA-L, or of zlib where that is missing.
+
+    Both release the interpreter lock. For a few bytes, zlib is as good and is there already.
+
+    Example:
+        >>> import zlib
+        >>> fastest()(b"dict", zlib.crc32(b"tensor")) == zlib.crc32(b"tensordict")
+        True
+    """
+    try:
+        from isal import isal_zlib
+    except ImportError:  # a platform without it
+        return zlib.crc32
+    function: Any = isal_zlib.crc32
+    return function  # type: ignore[no-any-return]
 
 
 def combine(first: int, second: int, second_length: int) -> int:

@@ -1,0 +1,127 @@
+"""Parquet files, read by workers, a row group at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tdmap.datasets.arrow import columns_of, jagged_names, pyarrow
+from tdmap.datasets.columns import Columns, map_columns
+from tdmap.datasets.extras import need, opened
+from tdmap.datasets.table import BATCH_ROWS, Table
+from tensordict_lite import TensorDict
+
+
+def read_parquet(
+    files: Sequence[str], out: Path, columns: Sequence[str] | None, nulls: str, resume: bool, options: Any
+) -> Table:
+    """Read Parquet files into a folder, on several processes. Arguments and errors as `tdmap.datasets.read`."""
+    numbers: list[tuple[int, int]] = []
+    counts: list[int] = []
+    schema = None
+    for number, path in enumerate(files):
+        with opened(path) as source:
+            file = _module().ParquetFile(source)
+            found = file.schema_arrow
+            sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        if columns is not None:
+            lacking = [name for name in columns if name not in found.names]
+            if lacking:
+                raise ValueError(f"{path} has no column {lacking[0]!r}: there are {', '.join(found.names)}.")
+            found = pyarrow().schema([found.field(name) for name in columns])
+        if schema is not None and not found.equals(schema):
+            raise ValueError(f"{path} has other columns than {files[0]}: {found.to_string()!r:.200}")
+        schema = found
+        numbers += [(number, group) for group, size in enumerate(sizes) if size]
+        counts += [size for size in sizes if size]
+    if not numbers:
+        raise ValueError(f"{files[0]} has no rows.")
+    table = torch.tensor(numbers)
+    index = TensorDict({"file": table[:, 0].contiguous(), "group": table[:, 1].contiguous()}, [len(table)])
+    fn, names = ReadGroup(files, columns, nulls), jagged_names(schema)
+    map_columns(index, fn, names, out, chunksize=1, resume=resume, counts=torch.tensor(counts), **options)
+    return Table.open(out)
+
+
+def parquet_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
+    """The tables of a file, some thousand rows at a time."""
+    with opened(path) as source:
+        for batch in _module().ParquetFile(source).iter_batches(BATCH_ROWS, columns=columns):
+            yield pyarrow().Table.from_batches([batch])
+
+
+def _module() -> Any:
+    return need("pyarrow.parquet", "arrow", "reading Parquet")
+
+
+class ReadGroup:
+    """Reads row groups of Parquet files, in workers.
+
+    A worker maps the file, which spares a copy of its bytes. The caller's process does not: a file that somebody cuts
+    meanwhile ends the process that maps it, and a worker that ends is an error that is reported.
+    """
+
+    def __init__(self, files: Sequence[str], columns: Sequence[str] | None, nulls: str) -> None:
+        self.files = list(files)
+        self.columns = None if columns is None else list(columns)
+        self.nulls = nulls
+        self._maps = False
+        self._opened: tuple[int, _Groups] | None = None  # the file that was read last: its footer may be long
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_maps": True, "_opened": None}
+
+    def identity_parts(self) -> dict[str, str]:
+        """What a resumed run must find unchanged."""
+        local = [os.stat(path) for path in self.files if "://" not in path]
+        stats = [(info.st_size, info.st_mtime_ns) for info in local]
+        return {"files": repr((self.files, stats)), "columns": repr(self.columns), "nulls": self.nulls}
+
+    def _groups(self, number: int) -> _Groups:
+        if self._opened is None or self._opened[0] != number:
+            path = self.files[number]
+            self._opened = number, _Groups(path, self.columns, maps=self._maps and "://" not in path)
+        return self._opened[1]
+
+    def __call__(self, groups: TensorDict) -> Columns:
+        numbers = zip(groups["file"].tolist(), groups["group"].tolist())
+        tables = [self._groups(file).read(group) for file, group in numbers]
+        try:
+            return columns_of(pyarrow().concat_tables(tables), self.nulls)
+        except ValueError as error:
+            raise type(error)(f"{error} (rows are counted from row group {groups['group'][0]} of "
+                              f"{self.files[int(groups['file'][0])]})") from None  # fmt: skip
+
+
+class _Groups:
+    """The row groups of one file.
+
+    Args:
+        path: the file.
+        columns: only these; None: all.
+        maps: map it.
+    """
+
+    def __init__(self, path: str, columns: Sequence[str] | None, maps: bool) -> None:
+        self._columns = columns
+        self._mapped: mmap.mmap | None = None
+        self._open = contextlib.ExitStack()
+        source = self._open.enter_context(opened(path))
+        if maps:
+            self._mapped = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ)
+            source = pyarrow().BufferReader(self._mapped)
+        self._file = _module().ParquetFile(source)
+
+    def read(self, group: int) -> Any:
+        """One of them, as a table."""
+        try:
+            return self._file.read_row_group(group, columns=self._columns, use_threads=False)
+        finally:
+            if self._mapped is not None:  # or in the end all of the file would count as memory of this process
+                self._mapped.madvise(mmap.MADV_DONTNEED)
