@@ -284,12 +284,32 @@ def test_a_table_may_take_the_place_of_its_own_folder(tmp_path: Path) -> None:
     assert listed(found) == listed(Table.open(out)) == rows[::-1]
 
 
+def test_formulas_read_columns_of_tables(tmp_path: Path) -> None:
+    rows = plain(50)
+    table = table_of(rows)
+    col = tdmap.col
+    wanted = (col("word").isin(["ant", "z"]) & (col("x") > 10)) | (col(("deep", "m")).sum() == 3)
+    expected = [
+        row for row in rows if (row["word"] in ("ant", "z") and row["x"] > 10) or sum(map(sum, row["deep.m"])) == 3
+    ]
+    for out in (None, tmp_path / "out"):
+        assert listed(table.filter(wanted, out, num_workers=2)) == expected
+    kept = table.filter(col("word") == "größer", tmp_path / "kept", resume=True, num_workers=0)
+    assert listed(kept) == [row for row in rows if row["word"] == "größer"]
+    with pytest.raises(KeyError, match="no column 'wrod'; there are 'x'"):
+        table.filter(col("wrod") == "ant", num_workers=0)
+    with pytest.raises(TypeError, match="lists of different lengths"):
+        table.filter(col("ids") == 1, num_workers=0)
+
+
 def test_keys_that_cannot_be_are_told() -> None:
     table = table_of(plain(5))
     with pytest.raises(KeyError, match="no column 'wrod'; there are 'x', 'key'"):
         table.sort("wrod")
     with pytest.raises(TypeError, match="'ids' are tensors of different lengths"):
         table.group_by("ids")
+    with pytest.raises(TypeError, match="takes names of columns, not a function"):
+        table.sort(lambda rows: rows["x"])
     with pytest.raises(TypeError, match="never equal"):
         table.join(table, {"x": "word"})
     with pytest.raises(ValueError, match="would have the name"):

@@ -347,6 +347,8 @@ def columns_named(table: Table, key: Any, call: str) -> dict[str, Any]:
         KeyError: there is no such column; lists those that there are.
         TypeError: its rows are lists.
     """
+    if callable(key):
+        raise TypeError(f"{call} of a table takes names of columns, not a function: add a column with its values.")
     names = [key] if isinstance(key, str) else list(key)
     for name in names:
         if not isinstance(name, str) or name not in table.keys():
