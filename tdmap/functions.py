@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -40,7 +41,7 @@ def as_function(fn: Any, in_keys: Keys | None = None, out_keys: Keys | None = No
         out_keys: where its results go; None: `in_keys`.
 
     Raises:
-        TypeError: `fn` cannot be called.
+        TypeError: `fn` cannot be called, or is async.
         ValueError: `out_keys` without `in_keys`.
 
     Example:
@@ -50,6 +51,12 @@ def as_function(fn: Any, in_keys: Keys | None = None, out_keys: Keys | None = No
     """
     if not callable(fn):
         raise TypeError(f"a function, a module or a transform is needed, got {fn!r}.")
+    if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None)):  # noqa: B004
+        name = function_name(fn)
+        raise TypeError(
+            f"{name} is async, and nothing would wait for what it returns: pass a function that runs it, as in "
+            f"lambda chunk: asyncio.run({name}(chunk))."
+        )
     if in_keys is not None:
         return OnKeys(fn, in_keys, out_keys)
     if out_keys is not None:

@@ -44,6 +44,7 @@ class OutputFolder:
 
     def __init__(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
         text = os.fspath(path)
+        require_no_tilde(text)
         self._url = text if isinstance(text, str) and "://" in text and not text.startswith("file://") else None
         self._lie_in(Path(os.path.abspath(text.removeprefix("file://") if isinstance(text, str) else text)))
         self._overwrite = overwrite
@@ -304,6 +305,13 @@ class OutputFolder:
             for name in os.listdir(self.hidden):
                 if name not in (LOCK, HELD):
                     hidden.remove_tree(self.hidden / name)
+
+
+def require_no_tilde(path: str | os.PathLike[str]) -> None:
+    """Raise ValueError for a path in the home folder as shells have it: here it would make a folder called `~`."""
+    text = os.fspath(path)
+    if isinstance(text, str) and (text == "~" or text.startswith(("~/", "~\\"))):
+        raise ValueError(f"only a shell replaces the ~ of {text!r}: pass os.path.expanduser({text!r}).")
 
 
 def destination(out: Any, overwrite: bool) -> Any:

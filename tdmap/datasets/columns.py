@@ -205,7 +205,7 @@ def map_columns(
     data: Data,
     fn: Callable[[Any], Columns],
     names: Sequence[str] | None,
-    out: str | os.PathLike[str],
+    out: str | os.PathLike[str] | OutputFolder,
     *,
     chunksize: int,
     resume: bool = False,

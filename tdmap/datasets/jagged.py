@@ -291,26 +291,33 @@ class Jagged(JaggedDoors):
 
     # -- many rows ---------------------------------------------------------------------------------------------
 
-    __tdmap_operations__ = frozenset({"map", "filter", "flat_map", "sort", "shuffle", "join", "group_by"})
+    __tdmap_operations__ = frozenset(
+        {"map", "filter", "flat_map", "sort", "shuffle", "join", "group_by", "unique", "value_counts", "sample"}
+    )
 
     def shuffle(
-        self, out: str | os.PathLike[str] | None = None, *, seed: int | None = None, **options: Unpack[WorkerOptions]
+        self,
+        out: str | os.PathLike[str] | None = None,
+        *,
+        seed: int | None = None,
+        overwrite: bool = False,
+        **options: Unpack[WorkerOptions],
     ) -> Jagged:
         """All rows in a random order: a view of these, or with `out` a copy in a new folder.
 
         Args:
-            out: the folder.
+            out, overwrite: the folder, and whether a dataset that is there is replaced.
             seed: the same seed, the same order. Default: torch's own random stream.
             **options: about workers, as `tdmap.map`.
         """
         generator = None if seed is None else torch.Generator().manual_seed(seed)
-        if out is None:
+        if out is None and not overwrite:
             return self.take(torch.randperm(len(self), generator=generator))
 
         def order(scratch: Scratch) -> Tensor:
             return torch.randperm(len(self), generator=generator, out=scratch.empty(len(self)))
 
-        return self.save_chosen(out, order, **options)
+        return self.save_chosen(out, order, overwrite=overwrite, **options)
 
     def sort(
         self,
@@ -318,12 +325,13 @@ class Jagged(JaggedDoors):
         *,
         key: str = "length",
         descending: bool = False,
+        overwrite: bool = False,
         **options: Unpack[WorkerOptions],
     ) -> Jagged:
         """All rows in order, equal ones as they were: a view, or with `out` a copy in a new folder.
 
         Args:
-            out: the folder.
+            out, overwrite: the folder, and whether a dataset that is there is replaced.
             key: `"length"`, or `"value"`: strings and bytes as Python orders them.
             descending: from large to small.
             **options: about workers, as `tdmap.map`.
@@ -332,9 +340,9 @@ class Jagged(JaggedDoors):
             raise ValueError(f"key must be 'length' or 'value': got {key!r}.")
         keys = self.lengths if key == "length" else ranks_of([self])[0]
         order = torch.sort(keys, stable=True, descending=descending).indices
-        if out is None:
+        if out is None and not overwrite:
             return self.take(order)
-        return self.save_chosen(out, lambda scratch: order, **options)
+        return self.save_chosen(out, lambda scratch: order, overwrite=overwrite, **options)
 
     def buckets(self, batch_size: int, *, seed: int | None = None, window: int = 100) -> Iterator[Tensor]:
         """Numbers of rows in batches of about one length, for batches with little padding.

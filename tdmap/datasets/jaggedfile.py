@@ -88,7 +88,7 @@ def example_of(kind: str, dtype: torch.dtype, row_shape: torch.Size, rows: int, 
 
 def save_jagged(
     rows: Jagged,
-    folder: str | os.PathLike[str],
+    folder: str | os.PathLike[str] | OutputFolder,
     choose: Callable[[Scratch], Tensor] | None = None,
     **options: Unpack[WorkerOptions],
 ) -> Jagged:
@@ -101,13 +101,13 @@ def save_jagged(
         **options: about workers.
     """
     execution = Execution.of(**options)
-    store = OutputFolder(folder)
+    store = OutputFolder.of(folder)
     with store.claimed("save(Jagged)", rows.folder):
         with Scratch(store.hidden) as scratch:
             chosen = Choice(rows, None if choose is None else choose(scratch))
             fill_jagged(chosen, store.create(chosen.example()), execution)
         store.publish()
-    return open_jagged(folder)
+    return open_jagged(store.path)
 
 
 class Choice:

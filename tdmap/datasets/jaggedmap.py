@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.kinds import Data
+from tdmap.data.store import destination
 from tdmap.datasets.columns import Apart, Columns, run_columns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import open_jagged, save_jagged
@@ -124,6 +125,7 @@ def map_jagged(
     fn: Callable[[Jagged], Any],
     out: str | os.PathLike[str] | None = None,
     *,
+    overwrite: bool = False,
     resume: bool = False,
     chunksize: int | None = None,
     seed: int | None = None,
@@ -142,6 +144,7 @@ def map_jagged(
             columns of the same rows, and those.
         out: folder for the result. None: what the function returns is joined in memory (jagged rows), or gathered as
             `tdmap.map` does (tensors and collections).
+        overwrite: the folder may hold a dataset, which the new one replaces when it is whole.
         resume: keep a journal in `out`: the same call goes on after any interruption, to the same bytes.
         chunksize: rows in a chunk. Default: about a million elements.
         seed, generator, retries, timeout: as `tdmap.map`.
@@ -161,6 +164,7 @@ def map_jagged(
         >>> map_jagged(words, lambda chunk: [word.upper() for word in chunk], num_workers=0).tolist()
         ['ANT', 'BEE', 'CAT']
     """
+    place = destination(out, overwrite)
     execution = Execution.of(**options)
     policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
     if not len(rows):
@@ -171,11 +175,12 @@ def map_jagged(
         if resume:
             raise ValueError("resume=True keeps its journal in the folder of the result: pass out=a folder.")
         return _joined(execution.run(replace(job, fn=Boxed(wrapped)), Collect()))
-    output = Output(out, job.source.data)
+    output = Output(place, job.source.data)
     if output.store is not None and output.store.is_at(rows.folder):
         raise FileExistsError(f"{rows.folder} is the folder of the data: choose another one for the result.")
     run_columns(replace(job, fn=Apart(AsColumns(wrapped), [""])), [""], output, execution, resume)
-    return open_jagged(out)
+    assert output.store is not None
+    return open_jagged(output.store.path)
 
 
 class Boxed:
@@ -209,6 +214,7 @@ def filter_jagged(
     predicate: Callable[[Jagged], Any],
     out: str | os.PathLike[str] | None = None,
     *,
+    overwrite: bool = False,
     resume: bool = False,
     chunksize: int | None = None,
     on_error: OnError = "raise",
@@ -220,7 +226,7 @@ def filter_jagged(
         rows: the rows.
         predicate: called with each chunk, a `Jagged`; returns a bool for each row: a tensor, an array or a list.
         out: folder for a copy of them. None: a view that shares the values.
-        resume, chunksize, on_error: as `map_jagged`.
+        overwrite, resume, chunksize, on_error: as `map_jagged`.
         **options: about workers, as `tdmap.map`.
 
     Raises:
@@ -232,10 +238,12 @@ def filter_jagged(
         ['bee', 'cat']
     """
     if not len(rows):
-        return rows if out is None else rows.save(out, **options)
+        return rows if out is None else rows.save(out, overwrite=overwrite, **options)
     if resume:
         fn = Chosen(predicate)
-        kept: Jagged = map_jagged(rows, fn, out, resume=True, chunksize=chunksize, on_error=on_error, **options)
+        kept: Jagged = map_jagged(
+            rows, fn, out, overwrite=overwrite, resume=True, chunksize=chunksize, on_error=on_error, **options
+        )
         return kept
     execution = Execution.of(**options)
     policy = policy_for(None, None, 2, None, on_error=on_error, skip="pad")
@@ -245,9 +253,10 @@ def filter_jagged(
     def answers() -> Tensor:
         return cast(Tensor, execution.run(job, Gather(job.name)))
 
-    if out is None:
+    place = destination(out, overwrite)
+    if place is None:
         return rows.take(answers())
-    return save_jagged(rows, out, lambda scratch: answers(), **options)
+    return save_jagged(rows, place, lambda scratch: answers(), **options)
 
 
 class Answers:

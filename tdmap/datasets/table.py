@@ -116,7 +116,21 @@ class Table(TableDoors):
 
     # -- operations ------------------------------------------------------------------------------------------------
 
-    __tdmap_operations__ = frozenset({"map", "filter", "flat_map", "sort", "shuffle", "join", "group_by"})
+    __tdmap_operations__ = frozenset(
+        {
+            "map",
+            "filter",
+            "flat_map",
+            "sort",
+            "shuffle",
+            "join",
+            "group_by",
+            "unique",
+            "value_counts",
+            "top_k",
+            "sample",
+        }
+    )
 
     def shuffle(self, out: str | os.PathLike[str] | None = None, *, seed: int | None = None, **options: Any) -> Table:
         """The rows in a random order, which a seed fixes. Arguments as `Jagged.shuffle`."""

@@ -199,6 +199,14 @@ class Column(Expression):
         return frozenset([self.key])
 
     def values(self, chunk: Any) -> Any:
+        if hasattr(chunk, "jagged"):  # a table, whose columns of text are no entries
+            name = self.key if isinstance(self.key, str) else ".".join(self.key)
+            if name not in chunk.keys():
+                raise KeyError(f"there is no column {name!r}; there are {', '.join(map(repr, chunk.keys()))}.")
+            column = chunk[name]
+            if getattr(column, "kind", None) == "tensor":
+                raise TypeError(f"{self!r}: its rows are lists of different lengths, which have no values to compare.")
+            return _array(column, self) if isinstance(column, Tensor) else _objects(column.tolist())
         if isinstance(chunk, Tensor) or not is_data(chunk):
             raise TypeError(f"{self!r} reads an entry, and a {type(chunk).__name__} has none: use a TensorDict.")
         require_entry(chunk, self.key, "the column")
@@ -344,9 +352,7 @@ def _array(value: Any, column: Expression) -> Any:
         found = value.tolist()
         if not isinstance(found, list):  # of a single row
             return found
-        array = np.empty(len(found), dtype=object)
-        array[:] = found
-        return array
+        return _objects(found)
     if not isinstance(value, Tensor):
         raise TypeError(f"{column!r} is a collection of entries: name one of them, as in col('a', 'b').")
     value = value.detach().cpu()
@@ -357,6 +363,12 @@ def _array(value: Any, column: Expression) -> Any:
     )
     array = value.resolve_conj().resolve_neg().numpy()
     return array.reshape(-1) if array.ndim == 2 and array.shape[1] == 1 else array
+
+
+def _objects(values: list[Any]) -> Any:
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
 
 
 def _is_nan(values: Any) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from tdmap.data.store import require_no_tilde
 from tdmap.job import function_name
 
 if TYPE_CHECKING:
@@ -243,6 +244,7 @@ class Cache(Stage):
         """At a path, which later changes of the working directory do not move."""
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f".cache(path) takes the path of a folder: got {path!r}.")
+        require_no_tilde(path)
         return Cache(os.path.abspath(os.fspath(path)))
 
 

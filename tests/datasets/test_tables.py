@@ -243,12 +243,73 @@ def test_jagged_rows_alone_go_through_the_functions_of_tdmap() -> None:
     ]
 
 
+WRITERS: dict[str, Any] = {
+    "map": lambda data, out, **options: data.map(lambda rows: rows, out, **options),
+    "filter": lambda data, out, **options: data.filter(lambda rows: [True] * len(rows), out, **options),
+    "sort": lambda data, out, **options: data.sort(*(["x"] if isinstance(data, Table) else []), out=out, **options),
+    "shuffle": lambda data, out, **options: data.shuffle(out, seed=0, **options),
+    "sample": lambda data, out, **options: data.sample(len(data), out, **options),
+    "take": lambda data, out, **options: data.take(torch.arange(len(data)), out, **options),
+    "join": lambda data, out, **options: data.join(data, "x", "semi", out, **options),
+    "save": lambda data, out, **options: data.save(out, **options),
+}
+
+
+KINDS = [(kind, name) for kind in ("table", "jagged") for name in WRITERS]
+NOT_THEIRS = [("jagged", "take"), ("jagged", "join"), ("table", "save")]
+
+
+@pytest.mark.parametrize(("kind", "name"), [case for case in KINDS if case not in NOT_THEIRS])
+def test_a_folder_is_overwritten_when_it_is_asked_for(tmp_path: Path, kind: str, name: str) -> None:
+    data: Any = table_of(plain(9))
+    data = data if kind == "table" else data["word"]
+    out = tmp_path / "out"
+    TensorDict({"old": torch.arange(3)}, [3]).memmap(out)
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        WRITERS[name](data, out, num_workers=0)
+    assert sorted(Table.open(out).keys()) == ["old"]
+    found = WRITERS[name](data, out, overwrite=True, num_workers=0)
+    assert len(found) == len(data)
+    assert sorted(Table.open(out).keys()) == (sorted(data.keys()) if kind == "table" else ["rows"])
+    if name != "save":
+        with pytest.raises(ValueError, match="out must be its path"):
+            WRITERS[name](data, None, overwrite=True, num_workers=0)
+
+
+def test_a_table_may_take_the_place_of_its_own_folder(tmp_path: Path) -> None:
+    rows = plain(30)
+    out = tmp_path / "rows"
+    table = table_of(rows).save(out)
+    found = table.sort("x", out, descending=True, overwrite=True, num_workers=2)
+    assert listed(found) == listed(Table.open(out)) == rows[::-1]
+
+
+def test_formulas_read_columns_of_tables(tmp_path: Path) -> None:
+    rows = plain(50)
+    table = table_of(rows)
+    col = tdmap.col
+    wanted = (col("word").isin(["ant", "z"]) & (col("x") > 10)) | (col(("deep", "m")).sum() == 3)
+    expected = [
+        row for row in rows if (row["word"] in ("ant", "z") and row["x"] > 10) or sum(map(sum, row["deep.m"])) == 3
+    ]
+    for out in (None, tmp_path / "out"):
+        assert listed(table.filter(wanted, out, num_workers=2)) == expected
+    kept = table.filter(col("word") == "größer", tmp_path / "kept", resume=True, num_workers=0)
+    assert listed(kept) == [row for row in rows if row["word"] == "größer"]
+    with pytest.raises(KeyError, match="no column 'wrod'; there are 'x'"):
+        table.filter(col("wrod") == "ant", num_workers=0)
+    with pytest.raises(TypeError, match="lists of different lengths"):
+        table.filter(col("ids") == 1, num_workers=0)
+
+
 def test_keys_that_cannot_be_are_told() -> None:
     table = table_of(plain(5))
     with pytest.raises(KeyError, match="no column 'wrod'; there are 'x', 'key'"):
         table.sort("wrod")
     with pytest.raises(TypeError, match="'ids' are tensors of different lengths"):
         table.group_by("ids")
+    with pytest.raises(TypeError, match="takes names of columns, not a function"):
+        table.sort(lambda rows: rows["x"])
     with pytest.raises(TypeError, match="never equal"):
         table.join(table, {"x": "word"})
     with pytest.raises(ValueError, match="would have the name"):

@@ -426,6 +426,16 @@ def test_a_file_in_place_of_the_folder(tmp_path, name):
     assert (tmp_path / "out").read_text() == "mine" and os.listdir(tmp_path) == ["out"]
 
 
+@pytest.mark.parametrize("name", OUT_OF_PLACE)
+def test_a_home_folder_is_not_made_in_the_working_directory(tmp_path, monkeypatch, name):
+    """Nobody shall have to remove a folder of the name ~."""
+    monkeypatch.chdir(tmp_path)
+    for out in ("~", "~/ready", Path("~/ready")):
+        with pytest.raises(ValueError, match=r"os.path.expanduser\('~"):
+            OUT_OF_PLACE[name](make(), out, num_workers=0)
+    assert not os.listdir(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["map", "flat_map", "shuffle"])
 def test_what_somebody_puts_into_the_folder_meanwhile_is_left_alone(tmp_path, name):
     out = tmp_path / "out"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -100,3 +101,26 @@ def test_a_module_that_returns_dicts_is_still_one() -> None:
     assert list(modules_of(called)) == [module]
     there: Any = moved(called, torch.device("meta"), own=False)
     assert there is not called and there.fn.fn is not called.fn.fn and module.weight.device.type == "cpu"
+
+
+async def later(chunk: Any) -> Any:
+    return chunk
+
+
+class Later:
+    async def __call__(self, chunk: Any) -> Any:
+        return chunk
+
+
+@pytest.mark.parametrize("fn", [later, Later(), functools.partial(later)], ids=["function", "object", "partial"])
+def test_async_functions_are_refused_before_anything_runs(fn: Any) -> None:
+    calls: list[Callable[[], Any]] = [
+        lambda: tdmap.map(DATA, fn, num_workers=2),
+        lambda: tdmap.map(DATA, fn, in_keys="x", num_workers=0),
+        lambda: tdmap.map_iter(DATA, fn, num_workers=2),
+        lambda: DATA.pipeline().map(fn),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match="is async.*asyncio.run"):
+            call()
+    assert tdmap.map(DATA, lambda chunk: asyncio.run(later(chunk)), num_workers=2)["x"].tolist() == list(range(ROWS))

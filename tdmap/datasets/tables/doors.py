@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tdmap.data.store import destination
 from tdmap.execution import Execution
 from tensordict_lite import TensorDict
 
@@ -42,11 +43,14 @@ class JaggedDoors:
 
         return open_jagged(folder)
 
-    def save(self: Any, folder: str | os.PathLike[str], **options: Unpack[WorkerOptions]) -> Jagged:
+    def save(
+        self: Any, folder: str | os.PathLike[str], *, overwrite: bool = False, **options: Unpack[WorkerOptions]
+    ) -> Jagged:
         """Write these rows to a new folder, in parallel, and open it there.
 
         Args:
             folder: it must not hold anything.
+            overwrite: it may hold a dataset, which the new one replaces when it is whole.
             **options: about workers, as `tdmap.map`.
 
         Raises:
@@ -55,18 +59,20 @@ class JaggedDoors:
         """
         from tdmap.datasets.jaggedfile import save_jagged
 
-        return save_jagged(self, folder, **options)
+        return save_jagged(self, destination(folder, overwrite), **options)
 
     def save_chosen(
         self: Any,
-        folder: str | os.PathLike[str],
+        folder: str | os.PathLike[str] | None,
         choose: Callable[[Scratch], Tensor],
+        *,
+        overwrite: bool = False,
         **options: Unpack[WorkerOptions],
     ) -> Jagged:
         """`save` of the rows that `choose` gives, once the folder is known to be free; see `save_jagged`."""
         from tdmap.datasets.jaggedfile import save_jagged
 
-        return save_jagged(self, folder, choose, **options)
+        return save_jagged(self, destination(folder, overwrite), choose, **options)
 
     def append(self: Any, rows: Jagged | Iterable[Any]) -> Jagged:
         """Write more rows behind those of the folder that this was opened from; all of them, opened again.
@@ -101,11 +107,30 @@ class JaggedDoors:
 
         return Table.of(self).join(other, on, how, out, **options)
 
-    def group_by(self: Any, key: Any = "rows") -> TableGroups:
+    def group_by(self: Any, key: Any = "rows", **options: Any) -> TableGroups:
         """`Table.group_by` of the table whose column `"rows"` these are."""
         from tdmap.datasets.table import Table
 
-        return Table.of(self).group_by(key)
+        return Table.of(self).group_by(key, **options)
+
+    def unique(self: Any, key: Any = "rows", out: Any = None, **options: Any) -> Table:
+        """`Table.unique` of the table whose column `"rows"` these are."""
+        from tdmap.datasets.table import Table
+
+        return Table.of(self).unique(key, out, **options)
+
+    def value_counts(self: Any, key: Any = "rows", out: Any = None, **options: Any) -> Table:
+        """`Table.value_counts` of the table whose column `"rows"` these are."""
+        from tdmap.datasets.table import Table
+
+        return Table.of(self).value_counts(key, out, **options)
+
+    def sample(self: Any, n: int | None = None, out: Any = None, **options: Any) -> Jagged:
+        """Rows drawn at random; arguments as `tdmap.sample`."""
+        from tdmap.datasets.table import Table
+
+        found: Jagged = Table.of(self).sample(n, out, **options)["rows"]
+        return found
 
     def pipeline(self: Any, *, seed: int | None = None) -> TablePipeline:
         """A pipeline over the rows, in the column `"rows"`, with `.pad`, `.pack` and `.bucket`."""
@@ -144,13 +169,16 @@ class JaggedDoors:
 class TableDoors:
     """Operations on tables."""
 
-    def map(self: Any, fn: Any, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
+    def map(
+        self: Any, fn: Any, out: str | os.PathLike[str] | None = None, *, overwrite: bool = False, **options: Any
+    ) -> Table:
         """Apply a function to chunks of rows, which are tables, on several processes.
 
         Args:
             fn: returns rows, any number: a `Table`, a TensorDict, or a dict of columns: tensors, arrays, lists of
                 numbers, `Jagged`; lists of strings, lists, or tensors become jagged.
             out: folder for the result. None: in memory.
+            overwrite: the folder may hold a dataset, which the new one replaces when it is whole.
             **options: `resume`, `chunksize`, `on_error` as `tdmap.map`, and those about workers.
 
         Example:
@@ -161,41 +189,57 @@ class TableDoors:
         """
         from tdmap.datasets.tables.ops import map_table
 
-        return map_table(self, fn, out, **options)
+        return map_table(self, fn, destination(out, overwrite), **options)
 
     flat_map = map
 
-    def filter(self: Any, predicate: Any, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
+    def filter(
+        self: Any, predicate: Any, out: str | os.PathLike[str] | None = None, *, overwrite: bool = False, **options: Any
+    ) -> Table:
         """The rows for which a predicate is true.
 
         Args:
             predicate: called with chunks of rows, which are tables; returns a bool for each row.
             out: folder for a copy. None: in memory; jagged columns share their values.
+            overwrite: as `map`.
             **options: `resume` as `map`; `chunksize`, `on_error` as `tdmap.filter`, and those about workers.
         """
         from tdmap.datasets.tables.ops import filter_table
 
-        return filter_table(self, predicate, out, **options)
+        return filter_table(self, predicate, destination(out, overwrite), **options)
 
-    def sort(self: Any, key: Any, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
+    def sort(
+        self: Any, key: Any, out: str | os.PathLike[str] | None = None, *, overwrite: bool = False, **options: Any
+    ) -> Table:
         """The rows in the order of a column, or of several; rows with equal keys keep their order.
 
         Args:
             key: names of columns, of numbers, strings or bytes.
-            out: as `filter`.
+            out, overwrite: as `filter`.
             **options: `descending` as `tdmap.sort`, and those about workers.
         """
         from tdmap.datasets.tables.ops import sort_table
 
-        return sort_table(self, key, out, **options)
+        return sort_table(self, key, destination(out, overwrite), **options)
 
-    def take(self: Any, rows: Tensor, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
-        """The rows with these numbers, int64 `[m]`, in their order. `out` and workers as `filter`."""
+    def take(
+        self: Any, rows: Tensor, out: str | os.PathLike[str] | None = None, *, overwrite: bool = False, **options: Any
+    ) -> Table:
+        """The rows with these numbers, int64 `[m]`, in their order. `out`, `overwrite` and workers as `filter`."""
         from tdmap.datasets.tables.ops import take
 
-        return take(self, torch.as_tensor(rows), out, Execution.of(**options), "take")
+        return take(self, torch.as_tensor(rows), destination(out, overwrite), Execution.of(**options), "take")
 
-    def join(self: Any, other: Any, on: Any = None, how: str = "inner", out: Any = None, **options: Any) -> Table:
+    def join(
+        self: Any,
+        other: Any,
+        on: Any = None,
+        how: str = "inner",
+        out: Any = None,
+        *,
+        overwrite: bool = False,
+        **options: Any,
+    ) -> Table:
         """Each row beside the rows of another table with the same key.
 
         Args:
@@ -203,7 +247,7 @@ class TableDoors:
             on: a column of both, several, or a mapping of columns here to columns there.
             how: as `tdmap.join`: `"inner"`, `"left"`, `"right"`, `"outer"`, `"semi"` or `"anti"`. Rows without a
                 partner have zeros and empty rows in the columns of the other table.
-            out: as `filter`.
+            out, overwrite: as `filter`.
             **options: `left_on`, `right_on`, `suffix`, `suffixes`, `indicator` as `tdmap.join`, and those about
                 workers.
 
@@ -216,13 +260,48 @@ class TableDoors:
         """
         from tdmap.datasets.tables.joining import join_table
 
-        return join_table(self, self.of(other), on, how, out, **options)
+        return join_table(self, self.of(other), on, how, destination(out, overwrite), **options)
 
-    def group_by(self: Any, key: Any) -> TableGroups:
-        """The groups of rows with equal keys: `.reduce({...})`, `.map_groups(fn)`; see `tdmap.group_by`."""
+    def group_by(self: Any, key: Any, *, dropna: bool | None = None) -> TableGroups:
+        """The groups of rows with equal keys: `.reduce({...})`, `.agg({...})`, `.top_k(...)`, `.map_groups(fn)`.
+
+        Args:
+            key: a column of numbers or of text, or several.
+            dropna: as `tdmap.group_by`.
+        """
         from tdmap.datasets.tables.ops import TableGroups
 
-        return TableGroups(self, key)
+        return TableGroups(self, key, dropna)
+
+    def unique(self: Any, key: Any, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
+        """The different keys, sorted; arguments as `tdmap.unique`."""
+        from tdmap.datasets.tables.picks import unique_of
+
+        return unique_of(self, key, out, **options)
+
+    def value_counts(self: Any, key: Any, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
+        """How often each key occurs, the most frequent first; arguments as `tdmap.value_counts`.
+
+        Example:
+            >>> from tdmap.datasets import Table
+            >>> Table.of({"word": ["bee", "ant", "bee"]}).value_counts("word", num_workers=0)[0]
+            {'count': tensor(2), 'word': 'bee'}
+        """
+        from tdmap.datasets.tables.picks import value_counts_of
+
+        return value_counts_of(self, key, out, **options)
+
+    def top_k(self: Any, key: str, k: int, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
+        """The rows with the `k` largest values of a column, of numbers or text; arguments as `tdmap.top_k`."""
+        from tdmap.datasets.tables.picks import top_of
+
+        return top_of(self, key, k, out, **options)
+
+    def sample(self: Any, n: int | None = None, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
+        """Rows drawn at random, the same as `tdmap.sample` draws; its arguments."""
+        from tdmap.datasets.tables.picks import sample_of
+
+        return sample_of(self, n, out, **options)
 
     def pipeline(self: Any, *, seed: int | None = None) -> TablePipeline:
         """A pipeline over the rows, with `.pad`, `.pack` and `.bucket` for jagged columns."""

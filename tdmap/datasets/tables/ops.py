@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tdmap.bykey import group_by, sort
 from tdmap.data.entries import row_numbers
-from tdmap.data.store import OutputFolder
+from tdmap.data.store import OutputFolder, destination
 from tdmap.datasets.columns import JAGGED, ROWS, Columns, map_columns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import Choice, fill_jagged
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from tdmap.execution import WorkerOptions
 
-_ROW, _SPANS = "__row__", "__spans__"
+ROW, _SPANS = "__row__", "__spans__"
 
 
 # -- rows by their numbers ---------------------------------------------------------------------------------------------
@@ -104,6 +104,11 @@ def placed(parts: Sequence[tuple[Table, Tensor, Tensor | None]], out: Any, execu
             fill_jagged(choice, made[JAGGED, name], execution)
         store.publish()
     return Table.open(store.path)
+
+
+def written(table: Table, out: Any, execution: Execution, call: str) -> Table:
+    """The table, or a copy of it in a new folder."""
+    return table if out is None else placed([(table, torch.arange(len(table)), None)], out, execution, call)
 
 
 def _emptied(column: Jagged, kept: Tensor | None) -> Jagged:
@@ -240,8 +245,9 @@ def map_table(
     wrapped = ToColumns(OnTable(fn, table, travels(execution)))
     source, size = source_of(table), rows_of_chunk(table, chunksize)
     if out is not None:
-        map_columns(source, wrapped, None, out, chunksize=size, resume=resume, on_error=on_error, **options)
-        return Table.open(out)
+        store = OutputFolder.of(out)
+        map_columns(source, wrapped, None, store, chunksize=size, resume=resume, on_error=on_error, **options)
+        return Table.open(store.path)
     if resume:
         raise ValueError("resume=True keeps its journal in the folder of the result: pass out=a folder.")
     policy = policy_for(None, None, 2, None, on_error=on_error, skip=DROP)
@@ -288,12 +294,21 @@ def filter_table(
     if resume and len(table):  # the journal is one of chunks whose rows are written as soon as they are known
         fn = ToColumns(OnTable(Chosen(predicate), table, travels(execution)))
         names, size = sorted(table.jagged), rows_of_chunk(table, chunksize)
-        map_columns(source_of(table), fn, names, out, chunksize=size, resume=True, on_error=on_error, **options)
-        return Table.open(out)
-    if out is not None and not isinstance(out, OutputFolder):
         store = OutputFolder.of(out)
-        with store.claimed(call):  # before the predicate is asked, which may take hours
-            return filter_table(table, predicate, store, chunksize=chunksize, on_error=on_error, **options)
+        map_columns(source_of(table), fn, names, store, chunksize=size, resume=True, on_error=on_error, **options)
+        return Table.open(store.path)
+    if out is None:
+        return take(table, _kept_rows(table, predicate, chunksize, on_error, execution), None, execution, call)
+    store = OutputFolder.of(out)
+    with store.claimed(call):  # before the predicate is asked, which may take hours
+        take(table, _kept_rows(table, predicate, chunksize, on_error, execution), store, execution, call)
+    return Table.open(store.path)  # where a dataset is replaced, it is at the end of the claim
+
+
+def _kept_rows(
+    table: Table, predicate: Callable[[Table], Any], chunksize: int | None, on_error: OnError, execution: Execution
+) -> Tensor:
+    """What a predicate says of each row, bool `[n]`."""
     kept = torch.zeros(0, dtype=torch.bool)
     if len(table):
         policy = policy_for(None, None, 2, None, on_error=on_error, skip="pad")
@@ -301,7 +316,7 @@ def filter_table(
         plan = make_plan(len(table), chunksize=rows_of_chunk(table, chunksize))
         job = Job(Source(source_of(table)), plan, answers, policy, on_row_error=handler_of(on_error))
         kept = execution.run(job, Gather(job.name))
-    return take(table, kept, out, execution, call)
+    return kept
 
 
 class TableAnswers(Answers):
@@ -332,6 +347,8 @@ def columns_named(table: Table, key: Any, call: str) -> dict[str, Any]:
         KeyError: there is no such column; lists those that there are.
         TypeError: its rows are lists.
     """
+    if callable(key):
+        raise TypeError(f"{call} of a table takes names of columns, not a function: add a column with its values.")
     names = [key] if isinstance(key, str) else list(key)
     for name in names:
         if not isinstance(name, str) or name not in table.keys():
@@ -347,19 +364,20 @@ def sort_table(
 ) -> Table:
     """`Table.sort`."""
     keys = list(keys_of(table, key, "sort").values())
-    index = TensorDict({**{str(n): values for n, values in enumerate(keys)}, _ROW: torch.arange(len(table))},
+    index = TensorDict({**{str(n): values for n, values in enumerate(keys)}, ROW: torch.arange(len(table))},
                        [len(table)])  # fmt: skip
     by: Any = [str(number) for number in range(len(keys))]
     order: Any = sort(index, by, descending=descending, **options)
-    return take(table, order[_ROW].clone(), out, Execution.of(**options), "sort")
+    return take(table, order[ROW].clone(), out, Execution.of(**options), "sort")
 
 
 class TableGroups:
     """The groups of a table; made by `Table.group_by`."""
 
-    def __init__(self, table: Table, key: Any) -> None:
+    def __init__(self, table: Table, key: Any, dropna: bool | None = None) -> None:
         self._table = table
         self._columns = columns_named(table, key, "group_by")
+        self._dropna = dropna
         ranks = keys_of(table, list(self._columns), "group_by")
         self._keys: Any = [f"__key{number}__" for number in range(len(ranks))]
         self._source = source_of(table)
@@ -369,34 +387,73 @@ class TableGroups:
     def __repr__(self) -> str:
         return f"TableGroups({len(self._table):,} rows, key={', '.join(map(repr, self._columns))})"
 
-    def reduce(self, reducers: Any, **options: Any) -> Table:
-        """One row for each key, in their order: the key columns, and an entry for each reducer.
-
-        Args:
-            reducers, **options: as `tdmap.bykey.GroupBy.reduce`, but `out`. Reducers are of columns of tensors.
-        """
-        if not isinstance(reducers, Mapping):
-            reducers = {"result": reducers}
+    def _groups(self, **more: Tensor) -> Any:
+        """The groups of the columns of tensors, with the numbers of the rows."""
         keyed = self._source.exclude(_SPANS)
-        keyed[_ROW] = torch.arange(len(self._table))
-        found: Any = group_by(keyed, self._keys).reduce({**reducers, _ROW: Min(_ROW)}, **options)
-        first = found[_ROW].clone()  # the first row of each group has its key
+        for name, column in {ROW: torch.arange(len(self._table)), **more}.items():
+            keyed[name] = column
+        return group_by(keyed, self._keys, dropna=self._dropna)
+
+    def _with_keys(self, found: Any, out: Any, execution: Execution, call: str) -> Table:
+        """Figures of groups behind the key columns, which are those of the first row of each group."""
+        first = found[ROW].clone()
         jagged = {name: column.take(first) for name, column in self._columns.items() if isinstance(column, Jagged)}
         rows: dict[Any, Any] = {
             name: column[first] for name, column in self._columns.items() if not isinstance(column, Jagged)
         }
-        rows.update({name: found[name] for name in reducers})
-        return Table(TensorDict(rows, [len(first)]), jagged)
+        rows.update(found.exclude(ROW, *self._keys).items())
+        return written(Table(TensorDict(rows, [len(first)]), jagged), out, execution, call)
+
+    def reduce(self, reducers: Any, *, out: Any = None, overwrite: bool = False, **options: Any) -> Table:
+        """One row for each key, in their order: the key columns, and an entry for each reducer.
+
+        Args:
+            reducers, out, overwrite, **options: as `tdmap.bykey.GroupBy.reduce`. Reducers are of columns of tensors.
+        """
+        place = destination(out, overwrite)
+        if not isinstance(reducers, Mapping):
+            reducers = {"result": reducers}
+        found = self._groups().reduce({**reducers, ROW: Min(ROW)}, **options)
+        return self._with_keys(found, place, Execution.of(**_workers(options)), "group_by.reduce")
+
+    def agg(self, spec: Mapping[Any, Any], *, out: Any = None, overwrite: bool = False, **options: Any) -> Table:
+        """One row for each key, of statistics that are called by their names.
+
+        Args:
+            spec, out, overwrite, **options: as `tdmap.bykey.GroupBy.agg`. Statistics are of columns of tensors.
+
+        Example:
+            >>> table = Table.of({"shop": ["east", "west", "east"], "sold": torch.tensor([1.0, 2.0, 5.0])})
+            >>> table.group_by("shop").agg({"sold": ["max", "median"]}, num_workers=0)[0]
+            {'sold': {'max': tensor(5.), 'median': tensor(3., dtype=torch.float64)}, 'shop': 'east'}
+        """
+        place = destination(out, overwrite)
+        found = self._groups().agg({**spec, ROW: (ROW, "min")}, **options)
+        return self._with_keys(found, place, Execution.of(**_workers(options)), "group_by.agg")
+
+    def top_k(
+        self, key: str, k: int, *, largest: bool = True, out: Any = None, overwrite: bool = False, **options: Any
+    ) -> Table:
+        """The `k` rows of each group with the largest values of a column: group by group, largest first.
+
+        Args:
+            key: the column, of numbers or of text.
+            k, largest, out, overwrite, **options: as `tdmap.bykey.GroupBy.top_k`.
+        """
+        place = destination(out, overwrite)
+        values = keys_of(self._table, key, "top_k")[key]
+        best = self._groups(__value__=values).top_k("__value__", k, largest=largest, **options)
+        return take(self._table, best[ROW].clone(), place, Execution.of(**_workers(options)), "group_by.top_k")
 
     def map_groups(self, fn: Callable[[Table], Any], **options: Any) -> Any:
         """Apply a function to each group, a `Table`, and put the rows that it returns one after the other.
 
         Args:
-            fn: returns a TensorDict of rows.
+            fn: returns rows, or one row: a TensorDict, a dict of columns, or a table without lists.
             **options: as `tdmap.bykey.GroupBy.map_groups`.
         """
         wrapped = GroupFunction(OnTable(fn, self._table, travels(Execution.of(**_workers(options)))), self._keys)
-        return group_by(self._source, self._keys).map_groups(wrapped, **options)
+        return group_by(self._source, self._keys, dropna=self._dropna).map_groups(wrapped, **options)
 
 
 class GroupFunction:
@@ -408,7 +465,8 @@ class GroupFunction:
         self.__qualname__ = function_name(fn)
 
     def __call__(self, rows: Any) -> Any:
-        return self.fn(rows.exclude(*self.keys))
+        found = self.fn(rows.exclude(*self.keys))
+        return found.to_tensordict() if isinstance(found, Table) else found
 
 
 def _workers(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,102 @@
+"""`unique`, `value_counts`, `top_k`, `sample` of tables: the engine finds numbers of rows, and columns follow them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tdmap.bykey.picks import sample, top_k
+from tdmap.data.store import destination
+from tdmap.datasets.jagged import Jagged
+from tdmap.datasets.table import Table
+from tdmap.datasets.tables.ops import ROW, keys_of, take, written
+from tdmap.execution import Execution
+from tdmap.reducers import Count
+from tensordict_lite import TensorDict
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tdmap.execution import WorkerOptions
+
+_COUNT = "__count__"
+
+
+def unique_of(
+    table: Table,
+    key: Any,
+    out: Any = None,
+    *,
+    overwrite: bool = False,
+    dropna: bool = False,
+    **options: Unpack[WorkerOptions],
+) -> Table:
+    """`Table.unique`."""
+    place = destination(out, overwrite)
+    found = table.group_by(key, dropna=dropna).reduce({_COUNT: Count()}, **options)
+    return written(Table(found.rows.exclude(_COUNT), found.jagged), place, Execution.of(**options), "unique")
+
+
+def value_counts_of(
+    table: Table,
+    key: Any,
+    out: Any = None,
+    *,
+    overwrite: bool = False,
+    dropna: bool = False,
+    sort: bool = True,
+    name: str = "count",
+    **options: Unpack[WorkerOptions],
+) -> Table:
+    """`Table.value_counts`."""
+    place = destination(out, overwrite)
+    found = table.group_by(key, dropna=dropna).reduce({name: Count()}, **options)
+    if sort:
+        found = found[torch.argsort(found[name], descending=True, stable=True)]
+    return written(found, place, Execution.of(**options), "value_counts")
+
+
+def top_of(
+    table: Table,
+    key: str,
+    k: int,
+    out: Any = None,
+    *,
+    largest: bool = True,
+    overwrite: bool = False,
+    **options: Unpack[WorkerOptions],
+) -> Table:
+    """`Table.top_k`."""
+    place = destination(out, overwrite)
+    values = keys_of(table, key, "top_k")[key]
+    index = TensorDict({"key": values, ROW: torch.arange(len(table))}, [len(table)])
+    best: Any = top_k(index, "key", k, largest=largest, **options)
+    return take(table, best[ROW].clone(), place, Execution.of(**options), "top_k")
+
+
+def sample_of(
+    table: Table,
+    n: int | None = None,
+    out: Any = None,
+    *,
+    frac: float | None = None,
+    weights: str | Tensor | None = None,
+    replace: bool = False,
+    shuffle: bool = False,
+    seed: int | None = None,
+    overwrite: bool = False,
+    **options: Unpack[WorkerOptions],
+) -> Table:
+    """`Table.sample`."""
+    place = destination(out, overwrite)
+    if isinstance(weights, str):
+        column = keys_of(table, weights, "sample")[weights]
+        if isinstance(table[weights], Jagged):
+            raise TypeError(f"sample: weights are numbers, and {weights!r} is a column of text.")
+        weights = column
+    drawn: Any = sample(
+        torch.arange(len(table)), n, frac=frac, weights=weights, replace=replace, shuffle=shuffle, seed=seed, **options
+    )
+    return take(table, drawn.clone(), place, Execution.of(**options), "sample")
