@@ -103,7 +103,7 @@ def test_unique_and_value_counts(tmp_path: Path, workers: int) -> None:
     assert tdmap.value_counts(words, num_workers=0)["count"].tolist() == FRAME["word"].value_counts().tolist()
 
 
-def test_top_k_and_sample_pick_the_rows_that_they_pick_of_tensors() -> None:
+def test_top_k_and_sample_pick_the_rows_that_they_pick_of_tensors(tmp_path: Path) -> None:
     plain = TensorDict({"x": table()["x"], "row": torch.arange(ROWS)}, [ROWS])
     for options in ({}, {"largest": False}):
         rows = tdmap.top_k(plain, "x", 5, num_workers=0, **options)["row"]
@@ -116,6 +116,9 @@ def test_top_k_and_sample_pick_the_rows_that_they_pick_of_tensors() -> None:
         assert (
             drawn["word"].tolist() == [WORDS[row] for row in rows] and drawn["x"].tolist() == plain["x"][rows].tolist()
         )
-    assert len(tdmap.sample(Jagged.from_list(WORDS), 4, seed=0, num_workers=0)) == 4
+    drawn = tdmap.sample(Jagged.from_list(WORDS), 4, seed=3, num_workers=0)
+    assert drawn.tolist() == [WORDS[row] for row in tdmap.sample(plain, 4, seed=3, num_workers=0)["row"]]
+    tdmap.sample(Jagged.from_list(WORDS), 4, tmp_path / "drawn", seed=3, num_workers=0)
+    assert Jagged.open(tmp_path / "drawn").tolist() == drawn.tolist()
     with pytest.raises(TypeError, match="column of text"):
         tdmap.sample(table(), 3, weights="word")

@@ -127,10 +127,9 @@ class JaggedDoors:
 
     def sample(self: Any, n: int | None = None, out: Any = None, **options: Any) -> Jagged:
         """Rows drawn at random; arguments as `tdmap.sample`."""
-        from tdmap.datasets.table import Table
+        from tdmap.datasets.tables.picks import sample_jagged
 
-        found: Jagged = Table.of(self).sample(n, out, **options)["rows"]
-        return found
+        return sample_jagged(self, n, out, **options)
 
     def pipeline(self: Any, *, seed: int | None = None) -> TablePipeline:
         """A pipeline over the rows, in the column `"rows"`, with `.pad`, `.pack` and `.bucket`."""

@@ -100,3 +100,30 @@ def sample_of(
         torch.arange(len(table)), n, frac=frac, weights=weights, replace=replace, shuffle=shuffle, seed=seed, **options
     )
     return take(table, drawn.clone(), place, Execution.of(**options), "sample")
+
+
+def sample_jagged(
+    rows: Jagged,
+    n: int | None = None,
+    out: Any = None,
+    *,
+    frac: float | None = None,
+    weights: Tensor | None = None,
+    replace: bool = False,
+    shuffle: bool = False,
+    seed: int | None = None,
+    overwrite: bool = False,
+    **options: Unpack[WorkerOptions],
+) -> Jagged:
+    """`Jagged.sample`."""
+
+    def draw() -> Tensor:
+        drawn: Any = sample(
+            torch.arange(len(rows)),
+            n, frac=frac, weights=weights, replace=replace, shuffle=shuffle, seed=seed, **options,
+        )  # fmt: skip
+        return drawn.clone()  # type: ignore[no-any-return]
+
+    if out is None:
+        return rows.take(draw())
+    return rows.save_chosen(out, lambda scratch: draw(), overwrite=overwrite, **options)
