@@ -124,6 +124,6 @@ def sample_jagged(
         )  # fmt: skip
         return drawn.clone()  # type: ignore[no-any-return]
 
-    if out is None:
+    if out is None and not overwrite:
         return rows.take(draw())
     return rows.save_chosen(out, lambda scratch: draw(), overwrite=overwrite, **options)
