@@ -167,3 +167,20 @@ def test_nan_strings_and_repeated_keys_of_a_smaller_first_dataset() -> None:
         named["w"].tolist()
         == tdmap.join(few.select("k", "v")[7:], many.select("k", "w"), "k", num_workers=0)["w"].tolist()
     )
+
+
+@pytest.mark.parametrize("executor", ["serial", "process"])
+def test_rows_of_a_large_second_dataset_find_those_of_a_smaller_first_one(executor: str) -> None:
+    few, many = 20_000, 200_000  # owner and row in one number are more than 32 bits
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randperm(2 * few, generator=generator)[:few]
+    wanted = torch.randint(0, 2 * few, (many,), generator=generator)
+    left = TensorDict({"id": ids, "a": torch.arange(few)}, [few])
+    right = TensorDict({"id": wanted, "b": torch.arange(many)}, [many])
+    place = torch.full((2 * few,), -1)
+    place[ids] = torch.arange(few)
+    owners = place[wanted]
+    rows = (owners >= 0).nonzero()[:, 0]
+    rows = rows[owners[rows].argsort(stable=True)]
+    found: Any = tdmap.join(left, right, "id", executor=executor, num_workers=2)
+    assert torch.equal(found["b"], rows) and torch.equal(found["a"], owners[rows])

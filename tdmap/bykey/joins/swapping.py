@@ -64,7 +64,7 @@ def as_matches(owners: NDArray[Any], rows: int, share: bool) -> tuple[Lookup, Ma
     shape = torch.Size([len(partners)])
     index = (Arena().empty(torch.int64, shape) if share else torch.empty(shape, dtype=torch.int64)).numpy()
     bits = int(partners[-1]).bit_length() if len(partners) else 0
-    np.left_shift(owners, bits, out=index)
+    np.left_shift(owners, bits, out=index, dtype=np.int64)  # rows of few bits would be cut otherwise
     index |= partners
     index.sort()
     index &= (1 << bits) - 1
