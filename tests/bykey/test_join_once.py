@@ -184,3 +184,16 @@ def test_rows_of_a_large_second_dataset_find_those_of_a_smaller_first_one(execut
     rows = rows[owners[rows].argsort(stable=True)]
     found: Any = tdmap.join(left, right, "id", executor=executor, num_workers=2)
     assert torch.equal(found["b"], rows) and torch.equal(found["a"], owners[rows])
+
+
+@pytest.mark.parametrize("how", ["inner", "left", "right", "outer", "semi", "anti"])
+@pytest.mark.parametrize("executor", ["serial", "thread"])
+def test_a_small_dataset_of_which_no_row_has_a_partner(executor: str, how: str) -> None:
+    few = TensorDict({"id": torch.tensor([3, 5]), "a": torch.tensor([7, 8])}, [2])
+    many = TensorDict({"id": torch.arange(100, 150), "b": torch.arange(1, 51)}, [50])
+    found: Any = tdmap.join(few, many, "id", how, executor=executor, num_workers=2)
+    alone, others = how in ("left", "outer", "anti"), how in ("right", "outer")
+    assert found["id"].tolist() == [3, 5] * alone + [*range(100, 150)] * others
+    assert found["a"].tolist() == [7, 8] * alone + [0] * 50 * others
+    if how not in ("semi", "anti"):
+        assert found["b"].tolist() == [0, 0] * alone + [*range(1, 51)] * others

@@ -214,7 +214,9 @@ class PlacePairs(Step):
             ours = np.repeat(np.arange(first, last + 1), each)
             has = number[ours] > 0
             theirs = at[ours] + pairs - (ends - wanted)[ours]
-            yield ours, index.take(np.where(has, theirs, 0)), None if has.all() else has
+            # An index without rows, as of a dataset of which no row has a partner, has not even a row 0.
+            theirs = index.take(np.where(has, theirs, 0)) if len(index) else np.zeros(len(ours), dtype=np.int64)
+            yield ours, theirs, None if has.all() else has
 
     def _block(
         self,
