@@ -28,6 +28,9 @@ from tensordict_lite import TensorDict
 BATCH_BYTES = 64 << 20
 """A partition is reduced in batches of so many bytes."""
 
+PARTITION_SLOTS = 1 << 18
+"""Keys of a partition that lie within so many numbers are counted, not sorted: sums of them fit into the cache."""
+
 
 class CutChunk:
     """What a worker calls with each chunk.
@@ -100,12 +103,7 @@ class CutChunk:
 
     def _states_of(self, rows: Data, slots: Slots) -> list[States]:
         """The states of each reducer for the slots that are used."""
-        chunk = Slotted(rows, slots, self.room)
-        states = []
-        for form in (self.forms or {}).values():
-            state = form.update_slots(chunk)
-            states.append(form.update(chunk.sorted_rows(), slots.starts) if state is None else state)
-        return states
+        return states_by_slot(self.forms or {}, rows, slots, self.room)
 
     def _left(self, keys: Words, states: Sequence[States]) -> Run | Kept:
         """What goes on from here, to the driver or to a file."""
@@ -113,6 +111,16 @@ class CutChunk:
         if len(keys[0]) <= self.most:
             return keep(keys, columns)
         return write_run(self.spill, self.splits, keys, columns)
+
+
+def states_by_slot(forms: Mapping[str, Grouped], rows: Data, slots: Slots, room: Blocks) -> list[States]:
+    """The states of each reducer for the slots that are used."""
+    chunk = Slotted(rows, slots, room)
+    states = []
+    for form in forms.values():
+        state = form.update_slots(chunk)
+        states.append(form.update(chunk.sorted_rows(), slots.starts) if state is None else state)
+    return states
 
 
 def select(data: Data, names: Sequence[Key] | None) -> Data:
@@ -195,6 +203,9 @@ class ReducePartition:
         self.example = example
         self.widths = widths
         self.batch_bytes = BATCH_BYTES
+        self.room = Blocks()
+        # Others ask how many rows of each group came before.
+        self.by_slot = widths is None and all(type(f).update_after is Grouped.update_after for f in forms.values())
 
     def __call__(self, numbers: Tensor) -> Data | None:
         partition = int(numbers[0])
@@ -210,6 +221,11 @@ class ReducePartition:
 
     def _batch(self, partition: int, first: int, last: int, seen: _Seen) -> tuple[Words, list[States]]:
         words, columns = self.partitions.read(partition, first, last)
+        if self.by_slot and len(words) == 1:
+            slots = KeyTable.dense(words[0], 0, self.room, min(PARTITION_SLOTS, 2 * len(words[0])))
+            if slots is not None:
+                rows = with_columns(self.example, columns, len(words[0]))
+                return slots.words, states_by_slot(self.forms, rows, slots, self.room)
         order, words = stable_order(words)
         starts = group_starts(words)
         columns = [reordered(column, order) for column in columns]

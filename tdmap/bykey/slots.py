@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdmap.bykey.codec import distances
-from tdmap.bykey.order import Words, group_starts, stable_order, take
+from tdmap.bykey.order import Words, group_starts, order_of_numbers, stable_order, take
 from tdmap.data.columns import columns_of, gather
 from tdmap.data.kinds import Data
 from tdmap.memory.rowfiles import Blocks
@@ -118,16 +118,17 @@ class KeyTable:
         return cls()
 
     @staticmethod
-    def dense(integers: NDArray[Any], offset: int, room: Blocks) -> Slots | None:
+    def dense(integers: NDArray[Any], offset: int, room: Blocks, most: int | None = None) -> Slots | None:
         """The slots of rows whose keys lie close together; None where they do not.
 
         Args:
             integers: the keys, of any dtype that numpy has for integers; bool as uint8.
             offset: what makes a word of a key, if it is added.
             room: for the numbers.
+            most: slots. Default: `DENSE`, or four a row where that is less.
         """
         low, high = int(integers.min()), int(integers.max())
-        if high - low >= min(DENSE, 4 * len(integers)):
+        if high - low >= (min(DENSE, 4 * len(integers)) if most is None else most):
             return None
         numbers = room.array("numbers", len(integers), np.int64)
         distances(integers, low, numbers.view(np.uint64))
@@ -191,8 +192,7 @@ class Slotted:
     def sorted_rows(self) -> Data:
         """The rows by slot, for reducers that take runs."""
         if self._sorted is None:
-            small = self.slots.numbers.astype(np.uint16 if self.slots.count > 256 else np.uint8)
-            order = np.argsort(small, kind="stable")  # of so few bits it is a radix sort
+            order = order_of_numbers(self.slots.numbers, self.slots.count)
             self._sorted = gather(self.rows, order) if columns_of(self.rows) else self.rows
         return self._sorted
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap.bykey.order import Words, stable_order
+from tdmap.bykey.order import Words, order_of_numbers
 from tdmap.bykey.splits import Splits
 from tdmap.data.columns import Order, Shape, reordered
 from tdmap.memory.regions import bytes_of
@@ -66,7 +66,7 @@ def by_partition(ids: NDArray[Any], count: int) -> tuple[Order | None, NDArray[n
     counts = np.bincount(ids, minlength=count).astype(np.int64)
     if count == 1 or not bool((ids[1:] < ids[:-1]).any()):
         return None, counts
-    return stable_order([ids.astype(np.uint64)])[0], counts
+    return order_of_numbers(ids, count), counts
 
 
 def write_run(spill: Spill, splits: Splits, words: Words, columns: Sequence[Tensor]) -> Run:

@@ -75,9 +75,12 @@ class Splits:
         """The partition of each row, as uint32."""
         if self.table is not None:
             word, low = words[0], np.uint64(self.low)
-            bins = (np.maximum(word, low) - low) >> np.uint64(self.shift)
+            bins = np.maximum(word, low)
+            bins -= low
+            bins >>= np.uint64(self.shift)
             np.minimum(bins, np.uint64(BINS - 1), out=bins)
-            found: NDArray[Any] = self.table[bins]
+            # As signed numbers, and clipped, which none is: they would be copied otherwise.
+            found: NDArray[Any] = self.table.take(bins.view(np.int64), mode="clip")
             return found
         if self.count == 1:
             return np.zeros(len(words[0]), dtype=np.uint32)
