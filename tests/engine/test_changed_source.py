@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tdmap
+from tdmap.errors import OutputMismatch
 from tensordict_lite import TensorDict
 
 
@@ -84,3 +85,19 @@ def test_what_was_meant_is_done_without_a_word(
         warnings.simplefilter("error")
         tdmap.map(data, fn, out=data if to_source else None, num_workers=num_workers, chunksize=5)
     assert torch.equal(data["x"], (2 if changes else 1) * torch.arange(24).view(12, 2))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"resume": True}, {"rows_per_shard": 6}, {"on_error": "skip"}, {"on_error": "drop"}, {"chunksize": 0}],
+    ids=str,
+)
+def test_rows_stay_where_a_folder_gets_no_results(
+    tmp_path: Path, num_workers: int, mapped: bool, options: dict[str, Any]
+) -> None:
+    data = rows_of(tmp_path, mapped)
+    with pytest.raises(OutputMismatch, match=r"returned None.*pass out=data"):
+        tdmap.map(data, doubled, out=tmp_path / "out", num_workers=num_workers, **{"chunksize": 5, **options})
+    assert torch.equal(data["x"], torch.arange(24).view(12, 2))
