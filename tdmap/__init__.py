@@ -11,37 +11,40 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tdmap import _entry as _entry  # first: what follows takes its time
-from tdmap.diagnostics.profiler import Profiler
-from tdmap.diagnostics.progress import ProgressBar
-from tdmap.errors import (
-    AlreadyComplete,
-    ChunkTimeout,
-    FolderInUse,
-    OutputMismatch,
-    RemoteError,
-    RemoteTraceback,
-    ResumeMismatch,
-    SerializationError,
-    ShardsMissing,
-    TdmapError,
-    UntrustedFile,
-    WorkerLost,
-    WorkerStartError,
-)
-from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, RowsSkipped, WorkerDied
-from tdmap.expressions import Expression, col
-from tdmap.operations.filter import filter, flat_map
-from tdmap.operations.iteration.iterator import MapIterator
-from tdmap.operations.iteration.map_iter import map_iter
-from tdmap.operations.map import map
-from tdmap.operations.reduce import map_reduce, reduce
-from tdmap.operations.shuffle import shuffle
-from tdmap.plan import ChunkPlan
-from tdmap.reducers import Reducer
-from tdmap.rowerrors import RowError, RowErrors, SkippedRows
-from tdmap.runtime.crews.cluster import RayCluster
-from tdmap.runtime.workers.pool import WorkerPool, close_pools
-from tdmap.stores import ShardedDataset, concat, open
+from tdmap.process.collector import collector_paused
+
+with collector_paused():
+    from tdmap.diagnostics.profiler import Profiler
+    from tdmap.diagnostics.progress import ProgressBar
+    from tdmap.errors import (
+        AlreadyComplete,
+        ChunkTimeout,
+        FolderInUse,
+        OutputMismatch,
+        RemoteError,
+        RemoteTraceback,
+        ResumeMismatch,
+        SerializationError,
+        ShardsMissing,
+        TdmapError,
+        UntrustedFile,
+        WorkerLost,
+        WorkerStartError,
+    )
+    from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone, RowsSkipped, WorkerDied
+    from tdmap.expressions import Expression, col
+    from tdmap.operations.filter import filter, flat_map
+    from tdmap.operations.iteration.iterator import MapIterator
+    from tdmap.operations.iteration.map_iter import map_iter
+    from tdmap.operations.map import map
+    from tdmap.operations.reduce import map_reduce, reduce
+    from tdmap.operations.shuffle import shuffle
+    from tdmap.plan import ChunkPlan
+    from tdmap.reducers import Reducer
+    from tdmap.rowerrors import RowError, RowErrors, SkippedRows
+    from tdmap.runtime.crews.cluster import RayCluster
+    from tdmap.runtime.workers.pool import WorkerPool, close_pools
+    from tdmap.stores import ShardedDataset, concat, open
 
 if TYPE_CHECKING:
     from tdmap.bykey import GroupBy, group_by, join, sample, sort, top_k, unique, value_counts
