@@ -97,6 +97,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
                 value._change_batch_size(new)  # a nested collection follows where its entries allow
         if self._names is not None:
             self._names = [*self._names[:dims], *([None] * (dims - len(self._names)))]
+        self._changed_under_lock()
         self._batch_size = new
 
     # -- reading -----------------------------------------------------------------------------------------
