@@ -111,9 +111,10 @@ def test_what_may_be_swapped_under_a_lock_is_detached_anew() -> None:
     text.set_("s", "after")
     assert text.detach()["s"] == "after"
 
-    for other in (Row(a=torch.ones(3), batch_size=[3]), LazyStackedTensorDict(tree(), tree()), TensorDictParams(tree())):
-        assert other.lock_().detach() is not other.detach()
-        assert TensorDict({"x": other}, []).lock_().detach() is not TensorDict({"x": other}, []).detach()
+    row, stack = Row(a=torch.ones(3), batch_size=[3]), LazyStackedTensorDict(tree(), tree())
+    for part in (row, stack, TensorDictParams(tree())):
+        for other in (part, TensorDict({"x": part}, [])):
+            assert other.lock_().detach() is not other.detach()
 
 
 def test_copies_do_not_carry_what_is_kept(tmp_path) -> None:
