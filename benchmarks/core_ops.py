@@ -8,10 +8,9 @@ Prints a line a case: nanoseconds a call for both, their ratio (below 1 is faste
 many times the bare-tensor loop it costs. Times are of this thread (torch has one here); ratios are medians of
 ratios within rounds, and the order within a round changes, so that a noisy machine slows both sides alike.
 Ends with the geometric mean, and writes `core_ops.json` (`core_grid.json`) into `benchmarks/results`. Of the grid,
-cases that the reference refuses are left out. Two groups are slower for a reason: ``detach`` of a mapped tree, where
-the reference hands out one object again and again, to which ``requires_grad_()`` sticks; and ``memmap, over another``,
-where ours replaces each file at once, and a killed save leaves the old dataset or the new one. What comes out slower
-is measured again with more rounds: of thousands of short measurements on a shared machine a few are chance.
+cases that the reference refuses are left out. One group is slower for a reason: ``memmap, over another``, where ours
+replaces each file at once, and a killed save leaves the old dataset or the new one. What comes out slower is measured
+again with more rounds: of thousands of short measurements on a shared machine a few are chance.
 """
 
 from __future__ import annotations

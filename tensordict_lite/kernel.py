@@ -30,7 +30,7 @@ from tensordict_lite import registry
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["LOCKED_MESSAGE", "Kernel", "as_size", "check_names", "normalise_device"]
+__all__ = ["LOCKED_MESSAGE", "Kernel", "Lock", "as_size", "check_names", "normalise_device"]
 
 LOCKED_MESSAGE = (
     "Cannot modify locked {name}. For in-place modification, consider using the `set_()` method and make "
@@ -39,6 +39,18 @@ LOCKED_MESSAGE = (
 )
 
 _new_object = object.__new__
+
+
+class Lock(list[weakref.ref["Kernel"]]):
+    """A lock that keeps what was made of the locked collection, so that it goes when the lock goes.
+
+    A plain list of the locked collections above, as locks are made, becomes one when there is something to keep.
+    """
+
+    __slots__ = ("detached",)
+
+    detached: tuple[Kernel, list[weakref.ref[Kernel]]]
+    """What ``detach()`` gave last, and the lock that this had then."""
 
 
 class Kernel:
@@ -235,6 +247,7 @@ class Kernel:
         self._set_names(names)
 
     def _set_names(self, names: list[str | None] | None) -> None:
+        self._changed_under_lock()
         self._names = names
         for sub in self._nested():
             if names is None:
@@ -338,6 +351,20 @@ class Kernel:
             self._memmap_path = None
         for sub in self._lockable():
             sub._drop_lock(self)
+
+    def _changed_under_lock(self) -> None:
+        """Drops what locks keep of this collection and of those above: something changes that a lock allows.
+
+        The lock becomes another object, which also tells who keeps this collection as it was.
+        """
+        lock = self._lock
+        if lock is None:
+            return
+        self._lock = type(lock)(lock)
+        for ref in lock:
+            parent = ref()
+            if parent is not None:
+                parent._changed_under_lock()
 
     def _lockable(self) -> Iterable[Kernel]:
         """What is locked and unlocked with this collection."""

@@ -400,7 +400,7 @@ def _unplaced(entry: Any) -> Any:
     if entry._device is None and entry._names is None:
         return entry
     entry = entry.clone(False)
-    entry._set_device_tree(None)
+    entry._set_device(None)
     entry.names = None
     return entry
 

@@ -97,6 +97,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
                 value._change_batch_size(new)  # a nested collection follows where its entries allow
         if self._names is not None:
             self._names = [*self._names[:dims], *([None] * (dims - len(self._names)))]
+        self._changed_under_lock()
         self._batch_size = new
 
     # -- reading -----------------------------------------------------------------------------------------
@@ -389,7 +390,10 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
             KeyError: there is no such entry.
             RuntimeError: the shape does not fit.
         """
-        path = (key,) if type(key) is str else require_path(key)
+        if type(key) is str:
+            self._write_in_place(key, item, non_blocking)
+            return self
+        path = require_path(key)
         parent = self if len(path) == 1 else self._get_path(path[:-1])
         parent._write_in_place(path[-1], item, non_blocking)
         return self
@@ -414,9 +418,10 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
             raise EntryKindError(key, entry, item)
         if item is entry:
             return
-        dims = len(self._batch_size)
-        if dims and item.shape[:dims] != self._batch_size:
-            raise self._misfit(item, key)
+        if item.is_nested or item.shape != entry.shape:
+            dims = len(self._batch_size)
+            if dims and item.shape[:dims] != self._batch_size:
+                raise self._misfit(item, key)
         try:
             entry.copy_(item, non_blocking=non_blocking)
         except RuntimeError as err:

@@ -29,18 +29,22 @@ _ODD_KEY = "<NON_NESTED>"
 class NodeSpec:
     """What a node of a pytree keeps apart from its children."""
 
-    __slots__ = ("batch_size", "device", "keys", "names", "ndims", "template")
+    __slots__ = ("batch_size", "device", "keys", "names", "ndims", "shapes", "template")
 
-    def __init__(self, td: Any, keys: tuple[str, ...], ndims: tuple[int, ...]) -> None:
+    def __init__(
+        self, td: Any, keys: tuple[str, ...], ndims: tuple[int, ...], shapes: Sequence[torch.Size] = ()
+    ) -> None:
         self.keys = keys
         self.ndims = ndims
+        self.shapes = shapes
+        """Where all children are tensors."""
         self.batch_size = td._batch_size
         self.device = td._device
         self.names = None if td._names is None else tuple(td._names)
-        self.template = td._non_tensor_part()
+        self.template = td._rebuild({}, td._batch_size, td._names) if shapes else td._non_tensor_part()
+        """A collection of the same type with the non-tensor entries only."""
         for key in [key for key, value in self.template._source.items() if _is_tuple(value)]:
             del self.template._source[key]  # its elements are children
-        """A collection of the same type with the non-tensor entries only."""
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -62,6 +66,14 @@ def _is_tuple(value: Any) -> bool:
 
 
 def _flatten(td: Any) -> tuple[list[Any], NodeSpec]:
+    source = td._source
+    if type(source) is dict and _ONLY_TENSORS.issuperset(map(type, source.values())):
+        tensors = list(source.values())
+        try:
+            shapes = [tensor.shape for tensor in tensors]
+            return tensors, NodeSpec(td, tuple(source), tuple(map(len, shapes)), shapes)
+        except RuntimeError:  # a strided nested tensor has none
+            pass
     keys, values = [], []
     for key, value in td._entries():
         # A tree of something else (dimensions for vmap, say) has children that are no tensors at all.
@@ -72,6 +84,9 @@ def _flatten(td: Any) -> tuple[list[Any], NodeSpec]:
             keys.append(key)
             values.append(value._payload)
     return values, NodeSpec(td, tuple(keys), tuple(getattr(value, "ndim", 0) for value in values))
+
+
+_ONLY_TENSORS = frozenset((Tensor,))
 
 
 def _flatten_with_keys(td: Any) -> tuple[list[tuple[Any, Any]], NodeSpec]:
@@ -110,6 +125,12 @@ def _keep_shape(values: list[Any], spec: NodeSpec) -> bool:
     size, dims = spec.batch_size, len(spec.batch_size)
     if torch.compiler.is_compiling():
         return False
+    if spec.shapes and _ONLY_TENSORS.issuperset(map(type, values)):
+        try:
+            if [value.shape for value in values] == spec.shapes:
+                return True
+        except RuntimeError:  # a strided nested tensor has no shape
+            pass
     for value, ndim in zip(values, spec.ndims):
         if not isinstance(value, Tensor) and not hasattr(value, "_batch_size"):
             return False

@@ -146,6 +146,8 @@ class LazyWriteOps:
             RuntimeError: the shape does not fit.
         """
         path = (key,) if type(key) is str else require_path(key)
+        if type(item) is Tensor and self._copy_directly(path, item, non_blocking):
+            return self
         if path not in self:
             raise KeyError(
                 "setting a value in-place on a stack of TensorDict needs the key in every member: "
@@ -154,6 +156,27 @@ class LazyWriteOps:
         for member, piece in zip(self._source, self._fitting_pieces(item, path, non_blocking)):
             member.set_(path, piece, non_blocking=non_blocking)
         return self
+
+    def _copy_directly(self, path: tuple[str, ...], item: Tensor, non_blocking: bool) -> bool:
+        """Copies rows of a tensor into entries of their shapes; False where something has to be looked at."""
+        if item.is_nested:
+            return False
+        shape, dim = item.shape, self._stack_dim
+        shape = shape[:dim] + shape[dim + 1 :] if dim else shape[1:]
+        entries = []
+        for member in self._source:
+            node: Any = member
+            for part in path:
+                source = node._source if isinstance(node, TensorCollection) else None
+                node = source.get(part) if type(source) is dict else None
+            if not isinstance(node, Tensor) or node.shape != shape:
+                return False
+            entries.append(node)
+        if item.shape[: len(self._batch_size)] != self._batch_size:
+            return False
+        for entry, piece in zip(entries, item.unbind(dim)):
+            entry.copy_(piece, non_blocking=non_blocking)
+        return True
 
     def _write_in_place(self, key: str, item: Any, non_blocking: bool = False) -> None:
         self.set_(key, item, non_blocking=non_blocking)

@@ -89,6 +89,7 @@ def _add(
     _check_batch(node, name, tensor)
     if folder:
         _describe(node, folder, name, _entry(tensor))
+    node._changed_under_lock()
     node._set_str(name, tensor)
     return tensor
 
@@ -106,6 +107,7 @@ def _child(node: Any, key: str, robust_key: bool | None) -> Any:
         _describe(node, folder, key, {"type": "TensorDict"})
     else:
         child.memmap_()
+    node._changed_under_lock()
     node._set_str(key, child)
     child._lock = None
     node._relock_child(child) if hasattr(node, "_relock_child") else _lock_under(node, child)

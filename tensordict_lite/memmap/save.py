@@ -360,6 +360,7 @@ def mark_mapped(out: TensorCollection, plan: Plan, root: str | None, original: T
 
 def _mark(node: Any, original: Any, paths: dict[int, list[str]], root: str | None) -> None:
     own = paths.get(id(original))
+    node._changed_under_lock()
     node._device = _CPU
     if own:  # else it is an object of a stack of objects, which are in one file
         path = own.pop(0)  # an object may be in several places

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict_lite.kernel import Kernel
+from tensordict_lite import registry
+from tensordict_lite.kernel import Kernel, Lock
 from tensordict_lite.ops.values.operands import is_object, leaf_paths, pair_leaves
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class AutogradOps(Kernel):
             >>> TensorDict({"a": torch.zeros(3)}, [3]).requires_grad_()["a"].requires_grad
             True
         """
+        self._changed_under_lock()
         for leaf in self._leaves():
             leaf.requires_grad_(requires_grad)
         return self
@@ -59,8 +61,41 @@ class AutogradOps(Kernel):
         return self._keep_lock(self._map_leaves(_data))
 
     def detach(self) -> Self:
-        """The same memory outside of the autograd graph, see :meth:`torch.Tensor.detach`. Keeps the lock."""
-        return self._keep_lock(self._map_leaves(Tensor.detach))
+        """The same memory outside of the autograd graph, see :meth:`torch.Tensor.detach`. Keeps the lock.
+
+        A locked TensorDict of plain or memory-mapped tensors that do not require grad gives the same object again,
+        until it or the result is unlocked or changed: ``requires_grad_()``, another batch size, other names. What is
+        done to a tensor of the result itself (``result["a"].requires_grad_()``) is seen by who detaches next.
+
+        Example:
+            >>> import torch
+            >>> from tensordict_lite import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3]).lock_()
+            >>> td.detach() is td.detach()
+            True
+            >>> td.detach().requires_grad_() is td.detach()
+            False
+        """
+        lock = self._lock
+        if lock is None:
+            return self._map_leaves(_detach)
+        try:
+            kept, its_lock = lock.detached  # type: ignore[attr-defined]
+            if kept._lock is its_lock:
+                return kept
+        except AttributeError:  # nothing was kept so far
+            pass
+        return self._detach_locked()
+
+    def _detach_locked(self) -> Self:
+        """A new detached tree under a lock, kept by the lock of this one where that is safe."""
+        new = self._map_leaves(_detach)
+        new._propagate_lock(None)
+        if _interpreter() is None and _detaches_alike(self) and _detaches_alike(new):  # no wrapped, no fake tensors
+            if type(self._lock) is list:
+                self._lock = Lock(self._lock)
+            self._lock.detached = (new, new._lock)  # type: ignore[union-attr]
+        return new
 
     def detach_(self) -> Self:
         """Takes every tensor out of the autograd graph, in place. Returns ``self``."""
@@ -161,6 +196,28 @@ class AutogradOps(Kernel):
         """An attribute of every tensor, without those where it is ``None``; ``None`` when none is left."""
         found = _collect(self, name)
         return None if found is None else self._keep_lock(found)
+
+
+_detach = Tensor.detach
+_interpreter = torch._C._functorch.peek_interpreter_stack
+
+
+def _detaches_alike(node: Any) -> bool:
+    """Whether a locked tree keeps what ``detach()`` makes of it: only TensorDicts, of tensors that nobody swaps.
+
+    Objects, and the members of lazy stacks, are replaced under a lock; and ``module.to()`` puts other memory under
+    a parameter.
+    """
+    if type(node) is not registry.TensorDict:
+        return False
+    for value in node._source.values():
+        cls = type(value)
+        if isinstance(value, Kernel):
+            if not _detaches_alike(value):
+                return False
+        elif not ((cls is Tensor or cls is registry.MemoryMappedTensor) and not value.requires_grad):
+            return False
+    return True
 
 
 def _data(leaf: Tensor) -> Tensor:

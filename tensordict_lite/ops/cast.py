@@ -275,6 +275,7 @@ class CastOps(Kernel):
         return out
 
     def _set_device(self, device: torch.device | None) -> None:
+        self._changed_under_lock()
         self._device = device
         for sub in self._nested():
             sub._set_device(device)
@@ -287,6 +288,7 @@ class CastOps(Kernel):
 
     def _replace_leaves(self, leaves: Sequence[Tensor]) -> Self:
         """Other tensors in the same places of this very tree, which keeps its identity."""
+        self._changed_under_lock()
         remaining = iter(leaves)
         _put_leaves(self, remaining)
         return self

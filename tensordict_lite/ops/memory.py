@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite import registry
-from tensordict_lite.kernel import Kernel
+from tensordict_lite.kernel import Kernel, Lock
 from tensordict_lite.views import public
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["MemoryOps", "SharedLock"]
 
 
-class SharedLock(list):  # type: ignore[type-arg]
+class SharedLock(Lock):
     """The lock of a collection that :meth:`CastOps.share_memory_` moved: unlocking drops the mark with it."""
 
     __slots__ = ()
@@ -158,6 +158,7 @@ def pinned(leaves: list[Tensor], num_threads: int | None) -> list[Tensor]:
 
 
 def _mark_shared(node: Any) -> None:
+    node._changed_under_lock()
     node._lock = SharedLock(node._lock)
     for sub in node._nested():
         _mark_shared(sub)

@@ -426,3 +426,23 @@ def test_a_view_of_a_stack_writes_to_its_members(shape: tuple[int, ...]) -> None
         view = stack.view(shape if dim == 0 else (*shape[-1:], *shape[:-1]))
         view.fill_("a", 1)
         assert all(member["a"].tolist() == [1, 1] for member in stack.tensordicts)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_set_in_place_writes_to_the_tensors_of_the_members_or_to_none(dim: int) -> None:
+    members = [TensorDict({"a": torch.zeros(3, 2), "n": {"b": torch.zeros(3)}}, [3]) for _ in range(2)]
+    stack = lazy_stack(members, dim).lock_()
+    tensors = [member["a"] for member in members]
+    value = torch.arange(12.0).view(*stack.batch_size, 2).double()
+    stack.set_("a", value)
+    stack.set_(("n", "b"), torch.ones(stack.batch_size))
+    assert all(member["a"] is tensor for member, tensor in zip(members, tensors, strict=True))
+    assert torch.equal(stack["a"], value.float()) and all(member["n", "b"].sum() == 3 for member in members)
+
+    uneven = lazy_stack([members[0], TensorDict({"a": torch.zeros(3, 5)}, [3])], dim)
+    before = members[0]["a"].clone()
+    with pytest.raises(RuntimeError):
+        uneven.set_("a", torch.ones(3, 5))
+    with pytest.raises(KeyError):
+        uneven.set_(("n", "b"), torch.ones(uneven.batch_size))
+    assert torch.equal(members[0]["a"], before)

@@ -38,6 +38,17 @@ TREES = [
         "rows take new entries, as those of any locked tree do: the dataset has none for it",
     ),
     (
+        "x = td.float().lock_(); x.detach().requires_grad_(); x.detach().requires_grad",
+        "False",
+        "a locked tree hands out what it detached last as the reference does, but nothing that was changed since: by "
+        "requires_grad_(), unlock_(), a batch size or names",
+    ),
+    (
+        "td.clear_device_().lock_().detach(); td.names = ['x']; td.detach().names",
+        "['x']",
+        "the same the other way round: what is changed under the lock is detached anew",
+    ),
+    (
         'TD({"a": np.array(["x", "y"])}, [2])[0]["a"]',
         '"x"',
         "an array of strings or objects with as many rows as the batch is a column: one object beside rows that are "

@@ -151,7 +151,7 @@ class JoinOps(Kernel):
             self
         """
         devices = {leaf.device for leaf in self._leaves()}
-        self._set_device_tree(devices.pop() if len(devices) == 1 else None)
+        self._set_device(devices.pop() if len(devices) == 1 else None)
         return self
 
     def clear_device_(self) -> Self:
@@ -160,13 +160,8 @@ class JoinOps(Kernel):
         Returns:
             self
         """
-        self._set_device_tree(None)
+        self._set_device(None)
         return self
-
-    def _set_device_tree(self, device: torch.device | None) -> None:
-        self._device = device
-        for sub in self._nested():
-            sub._set_device_tree(device)
 
 
 def _common_prefix(a: torch.Size, b: torch.Size) -> torch.Size:

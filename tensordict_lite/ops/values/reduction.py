@@ -69,7 +69,7 @@ class ReductionOps(ExtremeOps):
                 return bool(self._leaves()[0].all())
             source = self._source
             for value in source.values() if type(source) is dict else source:
-                if not value.all():
+                if not (_all_of_few(value) if type(value) is Tensor else value.all()):
                     return False
             return True
         return self._truth(torch.all, dim)
@@ -88,7 +88,7 @@ class ReductionOps(ExtremeOps):
                 return bool(self._leaves()[0].any())
             source = self._source
             for value in source.values() if type(source) is dict else source:
-                if value.any():
+                if _any_of_few(value) if type(value) is Tensor else value.any():
                     return True
             return False
         return self._truth(torch.any, dim)
@@ -316,3 +316,23 @@ def _all_dense(node: Any) -> Any:
 
 def _logsumexp(leaf: Tensor, dims: Any, keepdim: bool) -> Tensor:
     return leaf.clone() if dims == () else torch.logsumexp(leaf, dims, keepdim)
+
+
+_FEW = 32
+
+
+def _all_of_few(value: Tensor) -> bool:
+    numbers = _few_numbers(value)
+    return bool(value.all()) if numbers is None else all(numbers)
+
+
+def _any_of_few(value: Tensor) -> bool:
+    numbers = _few_numbers(value)
+    return bool(value.any()) if numbers is None else any(numbers)
+
+
+def _few_numbers(value: Tensor) -> list[Any] | None:
+    """The elements of a small tensor of the host, which are read out sooner than torch reduces them; else ``None``."""
+    if value.numel() > _FEW or not value.is_cpu or value.is_nested or value.layout is not torch.strided:
+        return None
+    return value.tolist() if value.ndim == 1 else value.ravel().tolist()  # type: ignore[no-any-return]
