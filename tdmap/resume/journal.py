@@ -69,6 +69,8 @@ class Type(enum.IntEnum):
     """The run ended with an error, on chunk `a` or -1."""
     PLAN = 6
     """The size of the later chunks is decided by the first result: `a` rows."""
+    STEP = 7
+    """Of an operation of several jobs: the next one begins, whose chunks have the numbers `a..b`."""
 
 
 class Record(NamedTuple):
@@ -122,6 +124,11 @@ class Contents(NamedTuple):
                 the disk. None: every range counts.
         """
         return merge_ranges((r.a, r.b) for r in self._valid(boot) if r.type is Type.RANGE)
+
+    @property
+    def step(self) -> tuple[int, int] | None:
+        """The chunks of the job that was begun last, in an operation of several jobs."""
+        return next(((r.a, r.b) for r in reversed(self.records) if r.type is Type.STEP and r.a <= r.b), None)
 
     @property
     def chunk_size(self) -> int | None:
@@ -260,6 +267,10 @@ class Journal:
     def settle(self, chunk_size: int) -> None:
         """Note the size of the later chunks. Written at once, before any of them is noted."""
         self._write([Record(Type.PLAN, chunk_size)])
+
+    def step(self, start: int, stop: int) -> None:
+        """Note that the job of the chunks `start..stop` begins. Written at once."""
+        self._write([Record(Type.STEP, start, stop)])
 
     def add(self, start: int, stop: int) -> None:
         """The chunks `start..stop` are done; written at the next `tick` that is due."""
