@@ -167,10 +167,8 @@ class Output:
         if self.store is None:
             self._made = schema.build(rows, Arena().empty, objects)
         else:
-            steps, example = STEPS.get(), self._example(schema, rows, objects)
-            self._made = (
-                self.store.create(example) if steps is None else steps.create(self.store, example, schema.digest)
-            )
+            example = self._example(schema, rows, objects)
+            self._made = create_in(self.store, example, [schema.digest, rows])
         made = Places.of(schema.tensors_of(self._made))
         assert made is not None
         return made
@@ -224,6 +222,18 @@ def spill_folder(output: Output, spill_dir: str | os.PathLike[str] | None) -> Pa
         os.makedirs(spill_dir, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix="tdmap-spill-", dir=spill_dir))
     return None if output.store is None else Path(tempfile.mkdtemp(prefix="spill-", dir=output.store.hidden))
+
+
+def create_in(store: OutputFolder, example: Data, what: Any) -> Data:
+    """Files for a dataset like `example`: those that an earlier session of an operation has made, or new ones.
+
+    Args:
+        store: the folder.
+        example: as `OutputFolder.create`.
+        what: plain data that tells one example from another.
+    """
+    steps = STEPS.get()
+    return store.create(example) if steps is None else steps.create(store, example, what)
 
 
 def open_spill(output: Output, spill_dir: str | os.PathLike[str] | None, *, later: bool = False) -> Spill:

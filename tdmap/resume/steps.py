@@ -141,6 +141,7 @@ class Steps:
         """Files that jobs fill: how many jobs had been begun before, and what they were to be."""
         self._settled: dict[str, Any] = {}
         self._asked: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
         self._begun = self._spills = self._next = 0
         frames, length = read_frames(self._path)
         for frame in frames:
@@ -208,8 +209,7 @@ class Steps:
         made: Tensor = self._remade(name, nbytes, lambda: mapped_file(path, nbytes))
         return made
 
-    def create(self, store: OutputFolder, example: Data, schema: int) -> Data:
-        what = [schema, *example.shape]
+    def create(self, store: OutputFolder, example: Data, what: Any) -> Data:
         data = store.load() if self._was_made("output", what) else None
         if data is None:
             data = self._remade("output", what, lambda: store.create(example))
@@ -268,11 +268,24 @@ class Steps:
             found = {}
             for chunk in done:
                 with contextlib.suppress(ValueError):  # of a class that is not there: done again
-                    found[chunk] = unpacked_pieces(load(step.values[chunk], modules))[2][0]
+                    pieces = unpacked_pieces(load(step.values[chunk], modules))[2][0]
+                    if all(self._is_there(piece.file, piece.offset) for piece in pieces if piece.file):
+                        found[chunk] = pieces
             restore_pieces(sink, found, done)
         else:
-            sink.restored = {chunk: step.values[chunk] for chunk in done}
+            sink.restored = {chunk: step.values[chunk] for chunk in done if self._has_all(step.values[chunk])}
         return sorted(sink.restored)
+
+    def _has_all(self, value: Any) -> bool:
+        """Whether what a chunk has left can be read: somebody may have removed a file."""
+        extents = getattr(value, "extents", ())
+        return all(self._is_there(extent.file, extent.offset + extent.nbytes) for extent in extents)
+
+    def _is_there(self, file: str, nbytes: int) -> bool:
+        if file not in self._sizes:
+            found = os.path.lexists(self.run_of.folder / file)
+            self._sizes[file] = os.lstat(self.run_of.folder / file).st_size if found else -1
+        return self._sizes[file] >= nbytes
 
     def _write(self, *record: Any) -> None:
         assert self.run_of.journal is not None

@@ -75,7 +75,7 @@ class StepLog(Protocol):
         """The next folder for intermediate files, which stay when the operation is interrupted."""
         ...
 
-    def create(self, store: Any, example: Any, schema: int) -> Any:
+    def create(self, store: Any, example: Any, what: Any) -> Any:
         """The output in a folder: the one that an earlier session has made, if it is as wanted, or a new one."""
         ...
 

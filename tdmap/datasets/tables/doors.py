@@ -215,7 +215,7 @@ class TableDoors:
         Args:
             key: names of columns, of numbers, strings or bytes.
             out, overwrite: as `filter`.
-            **options: `descending` as `tdmap.sort`, and those about workers.
+            **options: `descending`, `resume` as `tdmap.sort`, and those about workers.
         """
         from tdmap.datasets.tables.ops import sort_table
 
@@ -247,8 +247,8 @@ class TableDoors:
             how: as `tdmap.join`: `"inner"`, `"left"`, `"right"`, `"outer"`, `"semi"` or `"anti"`. Rows without a
                 partner have zeros and empty rows in the columns of the other table.
             out, overwrite: as `filter`.
-            **options: `left_on`, `right_on`, `suffix`, `suffixes`, `indicator` as `tdmap.join`, and those about
-                workers.
+            **options: `left_on`, `right_on`, `suffix`, `suffixes`, `indicator`, `resume` as `tdmap.join`, and those
+                about workers.
 
         Example:
             >>> from tdmap.datasets import Table
