@@ -279,9 +279,7 @@ def other_table(step: dict[str, Any]) -> TensorDict:
 def run_join(data: Any, step: dict[str, Any], folder: Path) -> Any:
     target = Target(step, folder)
     out = target.out.get("out")
-    return tdmap.join(
-        data, other_table(step), {"id": "key"}, step["method"], out, **target.resume, **options_of(step)
-    )
+    return tdmap.join(data, other_table(step), {"id": "key"}, step["method"], out, **target.resume, **options_of(step))
 
 
 def expect_join(rows: list[Row], step: dict[str, Any], inner: tuple[int, ...]) -> list[Row]:
