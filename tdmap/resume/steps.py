@@ -38,7 +38,7 @@ from tdmap.errors import SerializationError, UntrustedFile
 from tdmap.frames import warn_user
 from tdmap.job import Job, Wrapped
 from tdmap.memory.files import known_file, mapped_file
-from tdmap.memory.hidden import exists, naming, open_file
+from tdmap.memory.hidden import exists, naming, open_file, remove
 from tdmap.memory.regions import region_of
 from tdmap.memory.rowfiles import Places
 from tdmap.memory.spill import Extent, Spill
@@ -154,6 +154,18 @@ class Steps:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         os.close(self._fd)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any session has begun a job that counts."""
+        return bool(self._steps)
+
+    def forget(self) -> None:
+        """Nothing has been done, and nothing is to be gone on with; not in a fork of the program."""
+        assert self.run_of.journal is not None
+        if self.run_of.journal.is_mine:
+            remove(self.run_of.folder / "journal")
+            remove(self._path)
 
     # -- what earlier sessions have left
 

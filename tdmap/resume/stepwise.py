@@ -97,6 +97,10 @@ def run_call(
             token = STEPS.set(steps)
             try:
                 result = work()
+            except BaseException:
+                if not steps.has_begun:  # an argument was wrong, say: the next call may be another one
+                    steps.forget()
+                raise
             finally:
                 STEPS.reset(token)
         return finish_run(run, result, length)

@@ -115,6 +115,13 @@ def test_another_reducer_or_second_dataset_is_refused(data, tmp_path):
         tdmap.join(data, b, "b", out=tmp_path / "joined", resume=True, num_workers=0)
 
 
+def test_a_call_that_was_wrong_from_the_beginning_is_forgotten(data, tmp_path):
+    with pytest.raises(KeyError, match="vv"):
+        sort(data, tmp_path / "out", key="vv")
+    assert read_status(tmp_path / "out") is None
+    assert torch.equal(sort(data, tmp_path / "out")["x"], torch.arange(ROWS))
+
+
 def test_a_complete_run_is_not_done_again(data, tmp_path):
     first = sort(data, tmp_path / "out")
     with pytest.warns(AlreadyComplete, match="the run of sort was complete before"):
