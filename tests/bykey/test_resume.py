@@ -267,6 +267,7 @@ TABLES: dict[str, Operation] = {
     "unique": lambda t, **o: t.unique("name", **o),
     "top_k": lambda t, **o: t.top_k("x", 7, **o),
     "sample": lambda t, **o: t.sample(9, seed=1, **o),
+    "shuffle": lambda t, **o: t.shuffle(seed=1, **o),
 }
 
 

@@ -221,6 +221,13 @@ class TableDoors:
 
         return sort_table(self, key, destination(out, overwrite), **options)
 
+    def _shuffle_resumable(
+        self: Any, out: Any, seed: int | None, *, overwrite: bool = False, **options: Unpack[WorkerOptions]
+    ) -> Table:
+        from tdmap.datasets.tables.picks import shuffle_table
+
+        return shuffle_table(self, destination(out, overwrite), seed, Execution.of(**options))
+
     def take(
         self: Any, rows: Tensor, out: str | os.PathLike[str] | None = None, *, overwrite: bool = False, **options: Any
     ) -> Table:

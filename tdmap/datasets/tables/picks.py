@@ -136,6 +136,17 @@ def sample_of(
     return run_table("sample", table, parts, place, resume, work)
 
 
+def shuffle_table(table: Table, out: Any, seed: int | None, execution: Execution) -> Table:
+    """`Table.shuffle(resume=True)`: a seed that was not given is drawn once."""
+
+    def work(out: Any) -> Table:
+        drawn = settled("seed", lambda: secrets.randbits(62)) if seed is None else seed
+        order = torch.randperm(len(table), generator=torch.Generator().manual_seed(drawn))
+        return take(table, order, out, execution, "shuffle")
+
+    return run_table("shuffle", table, lambda: options_of(seed=seed), out, True, work)
+
+
 def sample_jagged(
     rows: Jagged,
     n: int | None = None,
