@@ -150,17 +150,28 @@ class Contents(NamedTuple):
         return next((r.b for r in reversed(self.records) if r.type is Type.SESSION), None)
 
     def _valid(self, boot: int | None) -> list[Record]:
+        """The records that count in a boot: what had not reached the disk when the machine went down is lost for good.
+
+        So a sync in a later boot says nothing of ranges that were written before that.
+        """
         if boot is None:
             return self.records
-        durable = max((r.a for r in self.records if r.type is Type.DURABLE), default=0)
-        boots = {r.session: r.b for r in self.records if r.type is Type.SESSION}
-        return [
-            record
-            for index, record in enumerate(self.records)
-            if record.type not in (Type.RANGE, Type.COMPLETE)
-            or boots.get(record.session) == boot
-            or self.position(index) < durable
-        ]
+        kept: list[tuple[int, Record]] = []
+        durable, last = 0, None
+        for index, record in enumerate(self.records):
+            if record.type is Type.SESSION:
+                if record.b != last:
+                    kept = self._on_disk(kept, durable)
+                last = record.b
+            elif record.type is Type.DURABLE:
+                durable = max(durable, record.a)
+            kept.append((index, record))
+        return [record for _, record in (kept if last == boot else self._on_disk(kept, durable))]
+
+    def _on_disk(self, records: list[tuple[int, Record]], durable: int) -> list[tuple[int, Record]]:
+        """Those that are still there when the machine has gone down."""
+        lost = (Type.RANGE, Type.COMPLETE)
+        return [(i, record) for i, record in records if record.type not in lost or self.position(i) < durable]
 
 
 # -- files -------------------------------------------------------------------------------------------
