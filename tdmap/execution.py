@@ -20,7 +20,7 @@ from tdmap.memory.cuts import Cuts
 from tdmap.memory.resources import usable_cores
 from tdmap.process import forks
 from tdmap.process.owner import Owner
-from tdmap.runtime.commits import CommitLog
+from tdmap.runtime.commits import STEPS, CommitLog
 from tdmap.runtime.crews.base import Crew
 from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.crews.foreign import ForeignCrew
@@ -162,6 +162,10 @@ class Execution:
 
     def run(self, job: Job, sink: Sink, log: CommitLog | None = None) -> Any:
         """Run a job to its end, and return the sink's result."""
+        steps = STEPS.get()
+        return self._run(job, sink, log) if steps is None or log is not None else steps.run(job, sink, self._run)
+
+    def _run(self, job: Job, sink: Sink, log: CommitLog | None) -> Any:
         cuts = Cuts()
         try:
             for _ in self.stream(job, sink, log):

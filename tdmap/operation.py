@@ -34,7 +34,7 @@ HABITS = {
 
 HINTS = {
     "resume": " It begins anew when it is interrupted, and a folder that it was to replace stays as it was. Runs of "
-    "map, map_reduce, filter, flat_map and the write of a pipeline go on."
+    "map, map_reduce, filter, flat_map, shuffle, the operations by key and the write of a pipeline go on."
 }
 """What else there is to say about an option."""
 

@@ -54,12 +54,13 @@ from tdmap.memory.spill import Spill
 from tdmap.operation import operation
 from tdmap.operations.append import Pieces, SpillRows, place_pieces
 from tdmap.operations.arguments import policy_for
-from tdmap.operations.output import Output, spill_folder
+from tdmap.operations.output import Output, open_spill
 from tdmap.operations.permute import deliver, permute
 from tdmap.plan import ChunkPlan
 from tdmap.reducers import Count, Reducer
 from tdmap.reducers.base import Key
 from tdmap.resume.inshards import or_in_shards
+from tdmap.resume.stepwise import options_of, parts_of, run_call
 from tdmap.sinks import Collect
 from tensordict_lite import is_non_tensor
 
@@ -148,6 +149,7 @@ class GroupBy:
         overwrite: bool = False,
         rows_per_shard: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        resume: bool = False,
         chunksize: int | None = None,
         retries: int = 2,
         timeout: float | None = None,
@@ -166,6 +168,9 @@ class GroupBy:
             overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
             rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
                 in one folder first, beside `out` or among the temporary files.
+            resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
+                interruption, `kill -9` of every process included, and the result has the same bits. Intermediate files
+                lie within `out` then, whatever `spill_dir` says.
             chunksize: rows that are read at a time. Default: some hundred thousand, bounded by their bytes.
             retries, timeout, options: as `tdmap.map`.
 
@@ -180,6 +185,7 @@ class GroupBy:
                 in shape.
             TypeError: a value that is no reducer.
             OutputMismatch: `out` has too few rows or other dtypes.
+            ResumeMismatch: `resume`, and the folder holds another run; names what differs.
             Exception: as `tdmap.map`.
         """
         parts = self._parts(reducers)
@@ -187,11 +193,17 @@ class GroupBy:
         policy = policy_for(None, None, retries, timeout, undo=False)
         forms = {name: grouped_form(part, name) for name, part in parts.items()}
         target = Output(destination(out, overwrite), self._data)
-        with target.claimed("group_by.reduce"):
+
+        def work() -> Data:
             keyed = prepare(self._data, self._spec, "group_by", execution, dropna=self._dropna)
             payload = _payload(keyed, forms)
             reduction = _Reduction(keyed, forms, payload, execution, policy)
             return self._to_output(target, keyed, lambda spill: reduction.run(spill, chunksize), execution, True)
+
+        def call() -> dict[str, str]:
+            return self._call_parts(parts, chunksize=chunksize)
+
+        return run_call("group_by.reduce", self._data, call, target, resume, work)
 
     @operation
     @or_in_shards
@@ -203,6 +215,7 @@ class GroupBy:
         overwrite: bool = False,
         rows_per_shard: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        resume: bool = False,
         chunksize: int | None = None,
         retries: int = 2,
         timeout: float | None = None,
@@ -218,7 +231,7 @@ class GroupBy:
                 function's own. It returns rows (any number, the same entries in each call), one row (a
                 collection of batch size `[]`), a dict of columns or, for one row, of single values, or None.
             out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room.
-            overwrite, chunksize, retries, timeout, options: as `reduce`.
+            overwrite, resume, chunksize, retries, timeout, options: as `reduce`.
 
         Returns:
             The rows that the function returned, sorted by key.
@@ -240,13 +253,19 @@ class GroupBy:
         execution = Execution.of(**options)
         policy = policy_for(None, None, retries, timeout, undo=False)
         target = Output(destination(out, overwrite), self._data)
-        with target.claimed(f"map_groups({function_name(fn)})"):
+
+        def work() -> Data:
             keyed = prepare(self._data, self._spec, "group_by", execution, dropna=self._dropna)
 
             def run(spill: Spill) -> tuple[Pieces, Callable[[], Schema] | None]:
                 return _map_groups(keyed, self._data, fn, spill, execution, policy, chunksize, target)
 
             return self._to_output(target, keyed, run, execution, False)
+
+        def call() -> dict[str, str]:
+            return self._call_parts(chunksize=chunksize) | parts_of("function", fn)
+
+        return run_call(f"map_groups({function_name(fn)})", self._data, call, target, resume, work)
 
     @operation
     @or_in_shards
@@ -258,6 +277,7 @@ class GroupBy:
         overwrite: bool = False,
         rows_per_shard: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        resume: bool = False,
         chunksize: int | None = None,
         retries: int = 2,
         timeout: float | None = None,
@@ -277,7 +297,7 @@ class GroupBy:
                 `"last"`, `"median"`, `"nunique"` (distinct values but NaN), and `("quantile", q)` for a number or a
                 list of numbers from 0 to 1. Quantiles are exact, of values that are no NaN; they and `"nunique"` sort
                 the entry, with 16 bytes of memory a row.
-            out, overwrite, chunksize, retries, timeout, options: as `reduce`.
+            out, overwrite, resume, chunksize, retries, timeout, options: as `reduce`.
 
         Returns:
             As `reduce`.
@@ -298,17 +318,23 @@ class GroupBy:
         how: dict[str, Any] = {"chunksize": chunksize, "retries": retries, "timeout": timeout, **options}
         self._parts({**asked.reducers, **dict.fromkeys(asked.ordered)})
         if not asked.ordered:
-            return self.reduce(asked.reducers, out=out, overwrite=overwrite, **how)
+            return self.reduce(asked.reducers, out=out, overwrite=overwrite, resume=resume, **how)
         execution = Execution.of(**options)
         policy = policy_for(None, None, retries, timeout, undo=False)
         target = Output(destination(out, overwrite), self._data)
-        with target.claimed("group_by.agg"):
+
+        def work() -> Data:
             result = self.reduce(asked.reducers or {"__count__": Count()}, **how)
             if not asked.reducers:
                 result = result.exclude("__count__")
-            with Spill(spill_folder(Output(None, self._data), self._spill_dir)) as spill:
+            with open_spill(Output(None, self._data), self._spill_dir) as spill:
                 self._add_ordered(result, asked.ordered, execution, policy, spill)
             return deliver(result, target)
+
+        def call() -> dict[str, str]:
+            return self._call_parts(asked.reducers, chunksize=chunksize, ordered=asked.ordered)
+
+        return run_call("group_by.agg", self._data, call, target, resume, work)
 
     def _add_ordered(
         self, result: Data, asked: Mapping[Any, Ordered], execution: Execution, policy: Policy, spill: Spill
@@ -331,6 +357,7 @@ class GroupBy:
         overwrite: bool = False,
         rows_per_shard: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        resume: bool = False,
         retries: int = 2,
         timeout: float | None = None,
         **options: Unpack[WorkerOptions],
@@ -341,7 +368,7 @@ class GroupBy:
             key: an entry with one number a row; NaN rank last, ties go to the earlier row.
             k: how many rows; all of a group that has fewer.
             largest: False: the smallest, smallest first.
-            out, overwrite, retries, timeout, options: as `reduce`.
+            out, overwrite, resume, retries, timeout, options: as `reduce`.
 
         Returns:
             The rows, with all their entries.
@@ -362,11 +389,25 @@ class GroupBy:
         execution = Execution.of(**options)
         policy = policy_for(None, None, retries, timeout, undo=False)
         target = Output(destination(out, overwrite), self._data)
-        with target.claimed("group_by.top_k"), Spill(spill_folder(Output(None, self._data), self._spill_dir)) as spill:
-            groups = OrderedGroups(
-                self._data, self._spec, key, self._dropna, execution, policy, spill, descending=largest
-            )
-            return permute(self._data, groups.first_rows(k), target, execution)
+
+        def work() -> Data:
+            with open_spill(Output(None, self._data), self._spill_dir) as spill:
+                groups = OrderedGroups(
+                    self._data, self._spec, key, self._dropna, execution, policy, spill, descending=largest
+                )
+                return permute(self._data, groups.first_rows(k), target, execution)
+
+        def call() -> dict[str, str]:
+            return self._call_parts(entry=key, k=k, largest=largest)
+
+        return run_call("group_by.top_k", self._data, call, target, resume, work)
+
+    def _call_parts(self, reducers: Mapping[Any, Any] | None = None, **options: Any) -> dict[str, str]:
+        """What the result of a method depends on."""
+        parts = self._spec.identity_parts() | options_of(dropna=self._dropna, **options)
+        for name, reducer in (reducers or {}).items():
+            parts |= parts_of(f"reducer {name!r}", reducer)
+        return parts
 
     def _parts(self, reducers: Any) -> dict[Any, Any]:
         parts = reducers if isinstance(reducers, Mapping) else {"result": reducers}
@@ -392,7 +433,7 @@ class GroupBy:
         if strings and target.given is not None:
             raise ValueError("strings cannot be written into a dataset that there is: pass out=None, or a folder.")
         output = Output(None, self._data) if strings else target
-        with Spill(spill_folder(output, self._spill_dir), later=True) as spill:
+        with open_spill(output, self._spill_dir, later=True) as spill:
             pieces, empty = run(spill)
             if isinstance(pieces, Pieces):
                 _place(pieces, empty, spill, output, execution)
@@ -402,7 +443,7 @@ class GroupBy:
             return result
         result = _with_strings(result, keyed)
         target.refuse_hidden_key(result)
-        return result if target.store is None else result.memmap(target.store.path)
+        return result if target.store is None else deliver(result, target)
 
 
 def _place(

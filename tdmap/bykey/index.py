@@ -27,7 +27,6 @@ from tdmap.data.columns import Shape
 from tdmap.data.kinds import Data, data_row_bytes
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
-from tdmap.memory.files import mapped_file
 from tdmap.memory.rowfiles import Places
 from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Spill
@@ -244,7 +243,7 @@ def sorted_rows(
 
 def _room(rows: int, count: int, spill: Spill) -> list[Tensor]:
     """Shared tensors of int64."""
-    if rows * 8 * count <= HEAP_BYTES:
+    if rows * 8 * count <= HEAP_BYTES and not spill.lasts:
         arena = Arena()
         return [arena.empty(torch.int64, torch.Size([rows])) for _ in range(count)]
-    return [mapped_file(spill.folder / f"index-{number}", rows * 8).view(torch.int64) for number in range(count)]
+    return [spill.mapped(f"index-{number}", rows * 8).view(torch.int64) for number in range(count)]

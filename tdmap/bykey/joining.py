@@ -51,11 +51,12 @@ from tdmap.operation import operation
 from tdmap.operations.append import append_rows
 from tdmap.operations.arguments import policy_for
 from tdmap.operations.filter import copy_selected
-from tdmap.operations.output import Output, SourceRows, spill_folder, travels
+from tdmap.operations.output import Output, SourceRows, open_spill, travels
 from tdmap.operations.permute import block_rows, deliver
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Key
 from tdmap.resume.inshards import or_in_shards
+from tdmap.resume.stepwise import options_of, parts_of, run_call
 from tdmap.sinks import Collect
 from tensordict_lite import TensorDict, is_tensorclass
 
@@ -81,6 +82,7 @@ def join(
     overwrite: bool = False,
     rows_per_shard: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    resume: bool = False,
     suffix: str = "_right",
     suffixes: tuple[str, str] | None = None,
     indicator: str = "__matched__",
@@ -111,6 +113,8 @@ def join(
         overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
         rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
             in one folder first, beside `out` or among the temporary files.
+        resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
+            interruption, `kill -9` of every process included, and the result has the same bits.
         suffix: added to the names of entries of `b` that `a` has too.
         suffixes: instead of `suffix`, what is added to such names of `a`, and of `b`.
         indicator: with `how="left"` and `"right"`, what the bool entry is called that is False in rows without a
@@ -130,6 +134,7 @@ def join(
         TypeError: the keys have other dtypes on the two sides, or cannot be keys.
         ValueError: a name is taken even with the suffix; `how` is none of those.
         OutputMismatch: `out` is too small or has other shapes or dtypes.
+        ResumeMismatch: `resume`, and the folder holds another run; names what differs.
         Exception: as `tdmap.map`.
 
     Example:
@@ -148,11 +153,12 @@ def join(
     policy = policy_for(None, None, retries, timeout, undo=False)
     output = Output(destination(out, overwrite), a)
     output.refuse_hidden_key(a)
-    with output.claimed("join"):
+
+    def work() -> Data:
         left, right = comparable(
             prepare(a, ours, "join", execution, dropna=True), prepare(b, theirs, "join", execution, dropna=True)
         )
-        with Spill(spill_folder(Output(None, a), spill_dir), later=True) as spill:
+        with open_spill(Output(None, a), spill_dir, later=True) as spill:
             task = _Join(a, b, ours, theirs, left, right, how, indicator, spill, execution, policy, chunksize)
             if how in ("semi", "anti"):
                 return task.select(output)
@@ -162,6 +168,13 @@ def join(
             if task.is_plain:
                 return task.place(output)
             return task.outer_of_objects(output) if how == "outer" else task.append(output, spill_dir)
+
+    def parts() -> dict[str, str]:
+        options = options_of(how=how, suffixes=named, indicator=indicator, chunksize=chunksize)
+        keys = {"the keys": f"{ours.names} and {theirs.names}"}
+        return keys | options | parts_of("second dataset", b)
+
+    return run_call("join", a, parts, output, resume, work)
 
 
 def _check(a: Data, b: Data, how: str, out: Any, suffix: str, suffixes: tuple[str, str] | None) -> tuple[str, str]:

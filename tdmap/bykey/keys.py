@@ -16,6 +16,7 @@ from tdmap.bykey.order import Words
 from tdmap.data.entries import require_entry
 from tdmap.data.kinds import Data, is_data
 from tdmap.reducers.base import Key
+from tdmap.resume.stepwise import parts_of
 
 KeyLike: TypeAlias = "Key | list[Key] | Callable[[Any], Any]"
 """A key, a nested key (a tuple of strings), a list of several, or a function of a chunk."""
@@ -72,6 +73,11 @@ class KeySpec:
             raise TypeError(f"{what}: a plain tensor has no entries. Pass a function of a chunk as the key.")
         for name in self.names:
             require_entry(data, name, f"the key of {what}")
+
+    def identity_parts(self) -> dict[str, str]:
+        """What a resumed run must find unchanged."""
+        names = ", ".join(map(repr, self.names))
+        return {"the key": names} | ({} if self.fn is None else parts_of("key function", self.fn))
 
     def values(self, chunk: Data) -> list[Any]:
         """The key columns of a chunk: tensors, or lists of strings."""

@@ -144,7 +144,8 @@ class MapPartition:
             keys = take(words, starts)
             del words
         shapes = self.partitions.shapes[self.partitions.num_words :]
-        name = str(self.partitions.spill.folder / f"{os.getpid()}-{partition}")
+        spill = self.partitions.spill
+        name = str(spill.folder / f"{spill.prefix}{os.getpid()}-{partition}")
         columns = [_file_column(Path(f"{name}-{n}.group"), shape, count) for n, shape in enumerate(shapes)]
         residency = Residency()
         residency.watch(columns)

@@ -30,11 +30,13 @@ from tdmap.job import Job, Policy, Source
 from tdmap.memory.spill import Spill
 from tdmap.operation import operation
 from tdmap.operations.arguments import policy_for
-from tdmap.operations.output import Output, SourceRows, Step, spill_folder
+from tdmap.operations.output import Output, SourceRows, Step, open_spill
 from tdmap.operations.permute import choose_method, permute_known
 from tdmap.operations.scatter import block_bytes
 from tdmap.plan import ChunkPlan
 from tdmap.resume.inshards import or_in_shards
+from tdmap.resume.stepwise import options_of, run_call
+from tdmap.runtime.commits import settled
 from tdmap.sinks import Collect
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ def sort(
     overwrite: bool = False,
     rows_per_shard: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    resume: bool = False,
     descending: bool | Sequence[bool] = False,
     chunksize: int | None = None,
     spill_dir: str | os.PathLike[str] | None = None,
@@ -74,11 +77,14 @@ def sort(
         overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
         rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
             in one folder first, beside `out` or among the temporary files.
+        resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
+            interruption, `kill -9` of every process included, and the result has the same bits.
         descending: from large to small; for several keys also one bool each. Rows with equal keys keep their order
             then, too.
         chunksize: rows whose keys are read at a time. Default: some hundred thousand.
         spill_dir: folder for intermediate files, 24 bytes a row or more. Rows that do not fit into memory wait there,
             too, with 8 bytes more each; by default within `out`, when that is a path. Default: the temporary folder.
+            With `resume` all of them lie within `out`.
         retries, timeout, options: as `tdmap.map`.
 
     Returns:
@@ -88,6 +94,7 @@ def sort(
     Raises:
         KeyError: there is no such entry; names those that there are.
         TypeError, ValueError: an entry that cannot be a key, or an option out of range.
+        ResumeMismatch: `resume`, and the folder holds another run; names what differs.
         OutputMismatch: `out` is too small or has other shapes or dtypes.
         Exception: as `tdmap.map`.
 
@@ -104,17 +111,23 @@ def sort(
     require_rows(data, "sort")
     output, directions = Output(destination(out, overwrite), data), _directions(descending, spec)
     output.refuse_hidden_key(data)
-    with output.claimed("sort"):
+
+    def work() -> Data:
         keyed = prepare(data, spec, "sort", execution, dropna=False, descending=directions)
         rows = SourceRows(data)
         rows.check(output)
-        if _sorts_rows(keyed, data, rows):
-            with Spill(spill_folder(output, spill_dir)) as spill:
+        if settled("rows travel", lambda: _sorts_rows(keyed, data, rows)):
+            with open_spill(output, spill_dir) as spill:
                 sort_rows(keyed, rows, output, spill, execution, policy, chunksize)
             return output.result()
-        with Spill(spill_folder(Output(None, data), spill_dir)) as spill:
+        with open_spill(Output(None, data), spill_dir) as spill:
             index = sorted_rows(keyed, spill, execution, policy, chunksize=chunksize, with_words=False)
             return permute_known(data, index.rows, output, execution, spill_dir=spill_dir)
+
+    def parts() -> dict[str, str]:
+        return spec.identity_parts() | options_of(descending=directions, chunksize=chunksize)
+
+    return run_call("sort", data, parts, output, resume, work)
 
 
 def _directions(descending: bool | Sequence[bool], spec: KeySpec) -> tuple[bool, ...]:
@@ -195,7 +208,7 @@ def sort_rows(
     shapes = [Shape.of(tensor) for tensor in source.tensors or ()]
     width = max(sum(shape.nbytes for shape in shapes), 1)
     nbytes = length * (width + 8 * words)
-    size = block_bytes(nbytes, execution.workers)
+    size = settled("block", lambda: block_bytes(nbytes, execution.workers))
     places = output.open(source.schema, length)
     splits = keyed.splits(-(-nbytes // size), alone=min(size / nbytes, 1.0))
     cut = CutRows(keyed.reader, spill, splits)

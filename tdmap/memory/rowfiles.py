@@ -163,6 +163,11 @@ class Places:
             places.append(Place(region.handle, region.offset * size, tensor.numel() // tensor.shape[0] * size))
         return Places(places)
 
+    @property
+    def lasts(self) -> bool:
+        """Whether all of them lie in files, which another process finds when this one has ended."""
+        return not any(place is not None and place.handle.anonymous for place in self.places)
+
     @contextlib.contextmanager
     def opened(self) -> Iterator[list[int]]:
         """A descriptor for each tensor, -1 where there is none."""

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from tdmap.errors import UntrustedFile
+from tdmap.memory.files import mapped_file
 from tdmap.memory.hidden import open_file
 from tdmap.memory.regions import bytes_of
 from tdmap.process.owner import Owner
@@ -54,6 +55,9 @@ class Spill:
         later: a new folder is made by whoever appends first, because most likely nobody will: to make and to delete one
             may take milliseconds, on a disk that others write to.
     """
+
+    lasts = False
+    """Whether what is here is found by another session of an operation that was interrupted."""
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, prefix: str = "", *, later: bool = False) -> None:
         self.later = later and folder is None
@@ -123,6 +127,10 @@ class Spill:
             ) from error
         finally:
             os.close(fd)
+
+    def mapped(self, name: str, nbytes: int) -> Tensor:
+        """The bytes of a file of that name, which is made for them; uint8 `[nbytes]`. See `mapped_file`."""
+        return mapped_file(self.folder / name, nbytes)
 
     def read(self, extent: Extent, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
         """The tensor that an extent holds, in new memory."""

@@ -34,9 +34,10 @@ from tdmap.memory.hidden import open_file
 from tdmap.memory.rowfiles import Places
 from tdmap.memory.spill import ALIGNMENT, Spill
 from tdmap.operations.habits import ANY, plain_rows
-from tdmap.operations.output import Output, Step, spill_folder
+from tdmap.operations.output import Output, Step, open_spill
 from tdmap.plan import ChunkPlan
 from tdmap.resume.rowlog import APPEND, PIECES, SPILL, Piece, PieceLog, finish_run, forget, open_output_run
+from tdmap.runtime.commits import STEPS
 from tdmap.sinks import Collect
 from tdmap.sinks.base import Kind
 
@@ -115,21 +116,18 @@ class Pieces(Collect):
 
     Attributes:
         schemas: every schema that was met, by its digest.
-        restored: the pieces of chunks that an earlier session has done, by their number.
     """
 
     def __init__(self, output: Output | None = None) -> None:
         super().__init__()
         self._output = output
         self.schemas: dict[int, Schema] = {}
-        self.restored: dict[int, tuple[Piece, ...]] = {}
         self._first: tuple[int, int] | None = None
 
     def open(self, plan: ChunkPlan, allocate: Any) -> None:
         super().open(plan, allocate)
         self._plan = plan
         for chunk, pieces in self.restored.items():
-            self._values[chunk] = pieces
             self.learn(chunk, pieces)
 
     def replan(self, plan: ChunkPlan) -> None:
@@ -148,10 +146,6 @@ class Pieces(Collect):
         if piece.schema is not None:
             self.schemas.setdefault(piece.digest, piece.schema)
         return self.schemas[piece.digest]
-
-    def of(self, start: int, stop: int) -> tuple[Any, ...]:
-        """What is known of the chunks `start..stop`."""
-        return tuple(self._values[start:stop])
 
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
         super().accept(start, stop, kind, values)
@@ -391,14 +385,14 @@ def run_spilled(
             with PieceLog(run, pieces, job.fn) as log:
                 execution.run(replace(run.planned(job), fn=keep(job.fn, spill)), pieces, log)
         place(spill)
-        return finish_run(run, output, job.plan.length)
+        return finish_run(run, output.result(), job.plan.length)
 
 
 def spill_of(output: Output, spill_dir: str | os.PathLike[str] | None) -> Spill:
     """Intermediate files in `spill_dir`, in the hidden folder of a new output, or in the temporary folder."""
-    if spill_dir is None and output.store is not None:
+    if spill_dir is None and output.store is not None and STEPS.get() is None:
         return Spill(output.store.hidden, _unknown_prefix())  # a folder of its own takes milliseconds to be removed
-    return Spill(spill_folder(output, spill_dir))
+    return open_spill(output, spill_dir)
 
 
 def _unknown_prefix() -> str:

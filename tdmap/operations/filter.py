@@ -194,7 +194,7 @@ def _filter_resumable(job: Job, output: Output, execution: Execution) -> Data:
             flush_journal(run)
         data = job.source.data
         copy_selected(data, SourceRows(data), mask, output, execution)
-        return finish_run(run, output, length)
+        return finish_run(run, output.result(), length)
 
 
 class Mask:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,10 @@ from tdmap.execution import Execution
 from tdmap.memory.mapped import MappedFiles
 from tdmap.memory.rowfiles import Places
 from tdmap.memory.shm import Arena, shared_region
+from tdmap.memory.spill import Spill
 from tdmap.plan import ChunkPlan
 from tdmap.resume.run import folder_of
+from tdmap.runtime.commits import STEPS
 
 
 class Step:
@@ -165,7 +167,8 @@ class Output:
         if self.store is None:
             self._made = schema.build(rows, Arena().empty, objects)
         else:
-            self._made = self.store.create(self._example(schema, rows, objects))
+            example = self._example(schema, rows, objects)
+            self._made = create_in(self.store, example, [schema.digest, rows])
         made = Places.of(schema.tensors_of(self._made))
         assert made is not None
         return made
@@ -219,6 +222,43 @@ def spill_folder(output: Output, spill_dir: str | os.PathLike[str] | None) -> Pa
         os.makedirs(spill_dir, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix="tdmap-spill-", dir=spill_dir))
     return None if output.store is None else Path(tempfile.mkdtemp(prefix="spill-", dir=output.store.hidden))
+
+
+def create_in(store: OutputFolder, example: Data, what: Any) -> Data:
+    """Files for a dataset like `example`: those that an earlier session of an operation has made, or new ones.
+
+    Args:
+        store: the folder.
+        example: as `OutputFolder.create`.
+        what: plain data that tells one example from another.
+    """
+    steps = STEPS.get()
+    return store.create(example) if steps is None else steps.create(store, example, what)
+
+
+def open_spill(output: Output, spill_dir: str | os.PathLike[str] | None, *, later: bool = False) -> Spill:
+    """Intermediate files, in a folder as `spill_folder` says; those of an operation that can be resumed stay.
+
+    Args:
+        output: where the result goes.
+        spill_dir: where they are to lie.
+        later: as `Spill`.
+    """
+    steps = STEPS.get()
+    if steps is not None:
+        spill: Spill = steps.spill()
+        return spill
+    return Spill(spill_folder(output, spill_dir), later=later)
+
+
+def shared_columns(names: Sequence[str], dtype: torch.dtype, rows: int) -> dict[str, Tensor]:
+    """Memory of so many numbers that workers fill, for each name; files, in an operation that can be resumed."""
+    steps = STEPS.get()
+    if steps is None:
+        arena = Arena()
+        return {name: arena.empty(dtype, torch.Size([rows])) for name in names}
+    spill: Spill = steps.spill()
+    return {name: spill.mapped(name, rows * dtype.itemsize).view(dtype) for name in names}
 
 
 def travels(execution: Execution) -> bool:

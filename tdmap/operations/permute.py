@@ -29,11 +29,11 @@ from tdmap.job import Job, Policy, Source
 from tdmap.memory.regions import region_of
 from tdmap.memory.resources import available_memory
 from tdmap.memory.rowfiles import Places, SharedTensors
-from tdmap.memory.spill import Spill
 from tdmap.operation import operation
-from tdmap.operations.output import Output, SourceRows, Step, spill_folder, travels
+from tdmap.operations.output import Output, SourceRows, Step, open_spill, travels
 from tdmap.operations.scatter import scatter_rows
 from tdmap.plan import ChunkPlan
+from tdmap.runtime.commits import settled
 from tdmap.sinks import Collect
 
 BLOCK_BYTES = 2 << 20
@@ -114,15 +114,19 @@ def permute_known(
             pass
         elif source.tensors is None:
             run_blocks(Source(data, order), PlaceRows(places, source.schema), row_bytes, execution)
-        elif (method or choose_method(row_bytes, source.tensors)) == "gather":
+        elif (method or _method(row_bytes, source.tensors)) == "gather":
             prefetch(source.tensors, len(order))
             shared = SharedTensors(source.tensors, travels(execution))
             run_blocks(Source(order), GatherRows(shared, places), row_bytes, execution)
         else:
-            with Spill(spill_folder(output, spill_dir)) as spill:
+            with open_spill(output, spill_dir) as spill:
                 shared = SharedTensors(source.tensors, travels(execution))
                 scatter_rows(shared, order, places, row_bytes, execution, spill)
         return output.result()
+
+
+def _method(row_bytes: Sequence[int], tensors: Sequence[Tensor]) -> str:
+    return settled("method", lambda: choose_method(row_bytes, tensors))
 
 
 def check_order(data: Data, order: Any) -> Tensor:

@@ -22,12 +22,12 @@ from torch import Tensor
 from tdmap.data.columns import words_of
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
-from tdmap.memory.files import mapped_file
 from tdmap.memory.resources import available_memory
 from tdmap.memory.rowfiles import Blocks, Places, SharedTensors
 from tdmap.memory.spill import Spill
 from tdmap.operations.output import Step, travels
 from tdmap.plan import ChunkPlan
+from tdmap.runtime.commits import settled
 from tdmap.sinks import Collect
 
 SMALLEST, LARGEST = 16 << 20, 512 << 20
@@ -70,7 +70,7 @@ def scatter_rows(
         size: bytes of a chunk and of a bucket. Default: from the size of the data.
     """
     rows, width = len(source.tensors[0]), max(sum(row_bytes), 1)
-    size = size or block_bytes(len(order) * width, execution.workers)
+    size = size or settled("bucket", lambda: block_bytes(len(order) * width, execution.workers))
     chunk_rows = bucket_rows = max(size // width, 1)
     chunks = -(-rows // chunk_rows)
     order = SharedTensors([order], share=travels(execution)).tensors[0]  # moved once, for three jobs
@@ -81,13 +81,11 @@ def scatter_rows(
         return result
 
     counts = np.stack(run(order, buckets, _Count(chunk_rows, chunks)))
-    listed = mapped_file(spill.folder / "rows", len(order) * 8).view(torch.int64)
+    listed = spill.mapped("rows", len(order) * 8).view(torch.int64)
     # Where the rows of a chunk begin in the list, and those of a bucket within them.
     starts = (counts.sum(0).cumsum() - counts.sum(0))[None, :] + counts.cumsum(0) - counts
     run(order, buckets, _List(chunk_rows, bucket_rows, starts, SharedTensors([listed], False)))
-    waiting = [
-        mapped_file(spill.folder / f"rows-{number}", len(order) * width) for number, width in enumerate(row_bytes)
-    ]
+    waiting = [spill.mapped(f"rows-{number}", len(order) * width) for number, width in enumerate(row_bytes)]
     segments = np.arange(len(counts))[:, None] * bucket_rows + counts.cumsum(1) - counts
     first = _Spread(
         chunk_rows, counts, segments, SharedTensors([listed], False), source, _places_of(waiting, row_bytes)

@@ -16,6 +16,8 @@ from tdmap.operation import operation
 from tdmap.operations.output import Output, travels
 from tdmap.operations.permute import permute_known
 from tdmap.resume.inshards import or_in_shards
+from tdmap.resume.stepwise import options_of, run_call
+from tdmap.runtime.commits import settled
 from tdmap.seeding import permutation
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ def shuffle(
     overwrite: bool = False,
     rows_per_shard: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    resume: bool = False,
     method: str | None = None,
     spill_dir: str | os.PathLike[str] | None = None,
     **options: Unpack[WorkerOptions],
@@ -53,6 +56,8 @@ def shuffle(
         overwrite: replace the dataset in the folder `out`, if there is one: it stays until the new one is whole.
         rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
             in one folder first, beside `out` or among the temporary files.
+        resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
+            interruption, `kill -9` of every process included, and the result has the same bits.
         method, spill_dir: as `tdmap.permute.permute`: how rows that do not fit into memory are brought to their places.
         **options: about workers, as `tdmap.map`.
 
@@ -77,14 +82,21 @@ def shuffle(
         raise TypeError(
             f"shuffle needs a tensor or a collection with rows in dimension 0: got a {type(data).__name__}."
         )
-    if seed is None:
-        seed = int(torch.empty((), dtype=torch.int64).random_().item())
-    elif isinstance(seed, bool) or not isinstance(seed, int):
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise TypeError(f"seed must be an integer or None: got {seed!r}.")
     execution, rows = Execution.of(**options), int(data.shape[0])
     # Drawn where workers can read it: a second copy of 8 bytes a row would be a lot.
     place = Arena().empty(torch.int64, torch.Size([rows])) if travels(execution) and rows > INLINE_ROWS else None
     output = Output(destination(out, overwrite), data)
     output.refuse_hidden_key(data)
-    with output.claimed("shuffle"):
-        return permute_known(data, permutation(rows, seed, place), output, execution, method, spill_dir)
+
+    def work() -> Data:
+        drawn = settled("seed", _seed) if seed is None else seed
+        return permute_known(data, permutation(rows, drawn, place), output, execution, method, spill_dir)
+
+    return run_call("shuffle", data, lambda: options_of(seed=seed), output, resume, work)
+
+
+def _seed() -> int:
+    """One of torch's global random stream."""
+    return int(torch.empty((), dtype=torch.int64).random_().item())

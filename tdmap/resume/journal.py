@@ -69,6 +69,8 @@ class Type(enum.IntEnum):
     """The run ended with an error, on chunk `a` or -1."""
     PLAN = 6
     """The size of the later chunks is decided by the first result: `a` rows."""
+    STEP = 7
+    """Of an operation of several jobs: the next one begins, whose chunks have the numbers `a..b`."""
 
 
 class Record(NamedTuple):
@@ -124,6 +126,11 @@ class Contents(NamedTuple):
         return merge_ranges((r.a, r.b) for r in self._valid(boot) if r.type is Type.RANGE)
 
     @property
+    def step(self) -> tuple[int, int] | None:
+        """The chunks of the job that was begun last, in an operation of several jobs."""
+        return next(((r.a, r.b) for r in reversed(self.records) if r.type is Type.STEP and r.a <= r.b), None)
+
+    @property
     def chunk_size(self) -> int | None:
         """Rows of the chunks after the first ones, once a result has settled them."""
         return next((r.a for r in self.records if r.type is Type.PLAN and r.a > 0), None)
@@ -143,17 +150,28 @@ class Contents(NamedTuple):
         return next((r.b for r in reversed(self.records) if r.type is Type.SESSION), None)
 
     def _valid(self, boot: int | None) -> list[Record]:
+        """The records that count in a boot: what had not reached the disk when the machine went down is lost for good.
+
+        So a sync in a later boot says nothing of ranges that were written before that.
+        """
         if boot is None:
             return self.records
-        durable = max((r.a for r in self.records if r.type is Type.DURABLE), default=0)
-        boots = {r.session: r.b for r in self.records if r.type is Type.SESSION}
-        return [
-            record
-            for index, record in enumerate(self.records)
-            if record.type not in (Type.RANGE, Type.COMPLETE)
-            or boots.get(record.session) == boot
-            or self.position(index) < durable
-        ]
+        kept: list[tuple[int, Record]] = []
+        durable, last = 0, None
+        for index, record in enumerate(self.records):
+            if record.type is Type.SESSION:
+                if record.b != last:
+                    kept = self._on_disk(kept, durable)
+                last = record.b
+            elif record.type is Type.DURABLE:
+                durable = max(durable, record.a)
+            kept.append((index, record))
+        return [record for _, record in (kept if last == boot else self._on_disk(kept, durable))]
+
+    def _on_disk(self, records: list[tuple[int, Record]], durable: int) -> list[tuple[int, Record]]:
+        """Those that are still there when the machine has gone down."""
+        lost = (Type.RANGE, Type.COMPLETE)
+        return [(i, record) for i, record in records if record.type not in lost or self.position(i) < durable]
 
 
 # -- files -------------------------------------------------------------------------------------------
@@ -260,6 +278,10 @@ class Journal:
     def settle(self, chunk_size: int) -> None:
         """Note the size of the later chunks. Written at once, before any of them is noted."""
         self._write([Record(Type.PLAN, chunk_size)])
+
+    def step(self, start: int, stop: int) -> None:
+        """Note that the job of the chunks `start..stop` begins. Written at once."""
+        self._write([Record(Type.STEP, start, stop)])
 
     def add(self, start: int, stop: int) -> None:
         """The chunks `start..stop` are done; written at the next `tick` that is due."""

@@ -17,10 +17,10 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from tdmap.data.kinds import Data
 from tdmap.data.schema import KeyPath, Schema
@@ -46,7 +46,8 @@ SPILL, PIECES, MASK = "spill-", "pieces", "mask"
 SECONDS = 0.1
 """Records are written so often."""
 
-_HEAD = struct.Struct("<II")
+HEAD = struct.Struct("<II")
+"""Before each record: its length, and its CRC."""
 
 
 @contextlib.contextmanager
@@ -56,7 +57,7 @@ def open_output_run(output: FolderOutput, job: Job, kind: str, file: str, make: 
     Args:
         output: where rows go.
         job: the first of the run, with the user's own function.
-        kind: `APPEND` or `FILTER`.
+        kind: `APPEND`, `FILTER` or `STEPWISE`.
         file: name of the file that says what the first job has found.
         make: makes that file.
 
@@ -68,7 +69,8 @@ def open_output_run(output: FolderOutput, job: Job, kind: str, file: str, make: 
     store = output.store
     if store is None:
         raise ValueError("resume=True keeps its journal in the folder of the result: pass out=a folder.")
-    with output.claimed(f"{_CALLS[kind]}({job.name})", resume=True):
+    call = f"{_CALLS[kind]}({job.name})" if kind in _CALLS else job.name
+    with output.claimed(call, resume=True):
         path = store.hidden / file
         if store.has_journal and not exists(path):
             if not store.is_whole:
@@ -105,10 +107,9 @@ def forget(run: Run) -> None:
         remove_tree(path)
 
 
-def finish_run(run: Run, output: FolderOutput, rows: int) -> Data:
-    """Publish the result of a run that has come to its end."""
+def finish_run(run: Run, result: Data, rows: int) -> Data:
+    """A run has come to its end; its result is in its place."""
     assert run.journal is not None
-    result = output.result()
     run.journal.files = files_of(result)
     run.finish(rows)
     forget(run)
@@ -135,6 +136,7 @@ class Piece(NamedTuple):
     """The first time that a worker sends this one."""
 
 
+@runtime_checkable
 class PieceKeeper(Protocol):
     """Keeps the pieces of every chunk: the sink of the first job."""
 
@@ -188,12 +190,8 @@ class PieceLog(RunLog):
         found: dict[int, tuple[Any, ...]] = {}
         for start, stop, values in records:
             found.update(zip(range(start, stop), values))  # a chunk that was done again counts as it was last
-        known = {piece.digest: piece.schema for value in found.values() for piece in value or () if piece.schema}
         done = {chunk for start, stop in self.run.committed for chunk in range(start, stop)}
-        for chunk, value in sorted(found.items()):
-            if chunk in done and all(piece.digest in known for piece in value or ()):
-                self.pieces.restored[chunk] = value
-        self.pieces.schemas.update(known)
+        restore_pieces(self.pieces, found, done)
         self.committed = merge_ranges((chunk, chunk + 1) for chunk in self.pieces.restored)
 
     def add(self, start: int, stop: int) -> None:
@@ -242,19 +240,37 @@ class PieceLog(RunLog):
             os.close(self._fd)
 
 
+def restore_pieces(sink: PieceKeeper, found: Mapping[int, tuple[Any, ...]], done: Collection[int]) -> None:
+    """Have a sink begin with the pieces of these chunks, of which those count that are done and can be understood."""
+    known = {piece.digest: piece.schema for value in found.values() for piece in value or () if piece.schema}
+    for chunk, value in sorted(found.items()):
+        if chunk in done and all(piece.digest in known for piece in value or ()):
+            sink.restored[chunk] = value
+    sink.schemas.update(known)
+
+
 def pack_record(start: int, stop: int, values: tuple[Any, ...], modules: Collection[str]) -> bytes:
     """The pieces of the chunks `start..stop` as a record.
 
     Raises:
         SerializationError: their rows hold objects that are no data.
     """
+    return framed(dump(packed_pieces(start, stop, values), modules))
+
+
+def framed(body: bytes) -> bytes:
+    """A record, with what tells a whole one from a torn one."""
+    return HEAD.pack(len(body), zlib.crc32(body)) + body
+
+
+def packed_pieces(start: int, stop: int, values: tuple[Any, ...]) -> list[Any]:
+    """The pieces of the chunks `start..stop` as data, column by column."""
     pieces = [piece for found in values for piece in found or ()]
     counts = [-1 if found is None else len(found) for found in values]
     columns = [[piece[column] for piece in pieces] for column in range(4)]  # rows, digest, file, offset
     objects = {number: piece.objects for number, piece in enumerate(pieces) if piece.objects}
     skeletons = {number: piece.schema.skeleton for number, piece in enumerate(pieces) if piece.schema is not None}
-    body = dump([start, stop, counts, columns, objects, skeletons], modules)
-    return _HEAD.pack(len(body), zlib.crc32(body)) + body
+    return [start, stop, counts, columns, objects, skeletons]
 
 
 def read_records(path: Path, modules: Collection[str]) -> tuple[list[tuple[int, int, tuple[Any, ...]]], int]:
@@ -265,23 +281,37 @@ def read_records(path: Path, modules: Collection[str]) -> tuple[list[tuple[int, 
     Raises:
         UntrustedFile: the file is not this library's, or not the caller's.
     """
-    data, at = memoryview(read(path, available_memory() // 2) or b""), 0
+    frames, length = read_frames(path)
     records = []
-    while at + _HEAD.size <= len(data):
-        length, crc = _HEAD.unpack_from(data, at)
-        body = data[at + _HEAD.size : at + _HEAD.size + length]
+    for body in frames:
+        with contextlib.suppress(ValueError):
+            records.append(unpacked_pieces(load(body, modules)))
+    return records, length
+
+
+def read_frames(path: Path) -> tuple[list[memoryview], int]:
+    """What the whole records in a file hold, and where the last of them ends. Errors as `read_records`."""
+    data, at = memoryview(read(path, available_memory() // 2) or b""), 0
+    frames = []
+    while at + HEAD.size <= len(data):
+        length, crc = HEAD.unpack_from(data, at)
+        body = data[at + HEAD.size : at + HEAD.size + length]
         # Without a length: zeros, which a file may end in when the machine went down. They are their own CRC.
         if not length or len(body) < length or zlib.crc32(body) != crc:
             break
-        with contextlib.suppress(ValueError):
-            records.append(_unpack_record(body, modules))
-        at += _HEAD.size + length
-    return records, at
+        frames.append(body)
+        at += HEAD.size + length
+    return frames, at
 
 
-def _unpack_record(body: memoryview, modules: Collection[str]) -> tuple[int, int, tuple[Any, ...]]:
+def unpacked_pieces(record: Any) -> tuple[int, int, tuple[Any, ...]]:
+    """What `packed_pieces` was given.
+
+    Raises:
+        ValueError: it was not.
+    """
     try:
-        start, stop, counts, columns, objects, skeletons = load(body, modules)
+        start, stop, counts, columns, objects, skeletons = record
         pieces = [
             _piece_of(rows, digest, file, offset, objects.get(number, {}), skeletons.get(number))
             for number, (rows, digest, file, offset) in enumerate(zip(*columns, strict=True))

@@ -53,7 +53,7 @@ HISTORY = "history.jsonl"
 COMMAND: ContextVar[dict[str, Any] | None] = ContextVar("COMMAND", default=None)
 """How `tdmap resume` can call a run again; set by the command line while it begins one."""
 
-MAP, IN_PLACE, REDUCE = "map", "in place", "reduce"
+MAP, IN_PLACE, REDUCE, STEPWISE = "map", "in place", "reduce", "several jobs"
 
 TRUST, REDO = "trust", "redo"
 """After the machine went down during an in-place run: trust the files as they are, or run every chunk again that is not
@@ -115,7 +115,9 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     if old["kind"] != new["kind"]:
         found.append(f"it was a run of kind {old['kind']!r} and is one of kind {new['kind']!r}")
     parts = _changed(old["function"], new["function"])
-    if parts:
+    if old["kind"] == new["kind"] == STEPWISE:
+        found += _other_call(old, new, parts)
+    elif parts:
         names = f"{old['name']} has become {new['name']}" if old["name"] != new["name"] else new["name"]
         hint = ""
         if old["python"] != new["python"] and any("code" in part for part in parts):
@@ -129,6 +131,17 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     if old["seed"] != new["seed"]:
         found.append(f"the seed was {old['seed']}, and is {new['seed']}")
     return [printable(line, 4000) for line in found]
+
+
+def _other_call(old: dict[str, Any], new: dict[str, Any], parts: list[str]) -> list[str]:
+    """How a call of an operation of several jobs differs."""
+    if old["name"] != new["name"]:
+        return [f"it was a call of {old['name']}, and is one of {new['name']}"]
+    plain = [part for part in parts if part.startswith("the ")]
+    before, after = old["function"], new["function"]
+    found = [f"{part} was {before.get(part, 'absent')}, and is {after.get(part, 'absent')}" for part in plain]
+    others = [part for part in parts if part not in plain]
+    return found + ([f"the call of {new['name']} differs in: {', '.join(others)}"] if others else [])
 
 
 def _changed(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -238,7 +251,7 @@ def open_run(folder: Path, job: Job, kind: str, files: list[str], resume: Resume
     Args:
         folder: the hidden folder.
         job: what is to be done.
-        kind: `MAP`, `IN_PLACE` or `REDUCE`.
+        kind: `MAP`, `IN_PLACE`, `REDUCE`, `STEPWISE`, or one of `tdmap.resume.rowlog`.
         files: files of the output, as far as they are known.
         resume: `TRUST` or `REDO` where the machine went down in the middle of the run.
 

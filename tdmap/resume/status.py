@@ -20,7 +20,7 @@ from tdmap.plan import ChunkPlan, merge_ranges
 from tdmap.ranks.folder import RankFolder
 from tdmap.resume import journal
 from tdmap.resume.journal import Type
-from tdmap.resume.run import AFTER_CRASH, IN_PLACE, check_identity, plan_of
+from tdmap.resume.run import AFTER_CRASH, IN_PLACE, STEPWISE, check_identity, plan_of
 from tdmap.rowerrors import RowError
 from tdmap.stores.manifest import MANIFEST
 from tdmap.stores.targets import PER_SHARD, RUN
@@ -34,9 +34,9 @@ class Status:
     """What a journal says about its run."""
 
     name: str
-    """Name of the function."""
+    """Name of the function, or of an operation of several jobs."""
     kind: str
-    """ "map", "in place" or "reduce"."""
+    """ "map", "in place", "reduce", "several jobs"..."""
     state: str
     """ "complete", "running" or "interrupted"."""
     rows: int
@@ -65,6 +65,9 @@ class Status:
     """Who writes there at this moment: pid, host, since, call and program, as far as that is known."""
     ranks: list[dict[str, Any]] = field(default_factory=list)
     """Of a run that ranks share, until all of them are done: rank, world_size and state of each that has begun."""
+    step: tuple[int, int, int] | None = None
+    """Of an operation of several jobs that is not complete: the number of the job that was begun last, counted from 1,
+    how many of its chunks are done, and how many it has. `rows_done` are 0 until all jobs are done."""
     torn: bool = False
     """The machine went down while rows were changed in place, and nobody knows which changes reached the disk."""
 
@@ -91,10 +94,10 @@ def read_status(path: str | os.PathLike[str]) -> Status | None:
     if contents is None:
         return _status_of_shards(Path(path))
     identity = check_identity(contents.header, folder / "journal")
-    plan = plan_of(identity["plan"], contents)
-    rate, seconds, sessions = _rate(contents, plan)
+    plan, stepwise = plan_of(identity["plan"], contents), identity["kind"] == STEPWISE
+    rate, seconds, sessions = _rate(contents, ChunkPlan(0, 1) if stepwise else plan)
     skipped = row_errors(skipfile.read(folder / skipfile.NAME, own=False))
-    complete, writer, done = contents.is_complete(), _writer_of(Path(path)), contents.ranges()
+    complete, writer, done = contents.is_complete(), _writer_of(Path(path)), [] if stepwise else contents.ranges()
     ranks, errors = [], _errors(folder / "errors.jsonl")
     if contents.header.get("ranks") and not complete:
         for rank, home in RankFolder(path).homes():
@@ -116,7 +119,7 @@ def read_status(path: str | os.PathLike[str]) -> Status | None:
         state="complete" if complete else "interrupted" if writer is None else "running",
         rows=plan.length,
         rows_done=plan.length if complete else sum(plan.count(*span) for span in done),
-        rows_per_second=rate,
+        rows_per_second=None if stepwise else rate,
         seconds=seconds,
         sessions=sessions,
         began=_seconds(contents.header.get("began")),
@@ -127,6 +130,7 @@ def read_status(path: str | os.PathLike[str]) -> Status | None:
         skipped_rows=len(skipped),
         skipped=[_row(bad) for bad in skipped[:SKIPPED_SHOWN]],
         ranks=ranks,
+        step=_step(contents) if stepwise and not complete else None,
         torn=identity["kind"] == IN_PLACE and not contents.is_settled(journal.boot_number()),
     )
 
@@ -178,6 +182,17 @@ def _rate(contents: journal.Contents, plan: ChunkPlan) -> tuple[float | None, fl
         return None, seconds, len(last)
     session = max(rows)
     return rows[session] / max(last[session] / 1000, 1e-3), seconds, len(last)
+
+
+def _step(contents: journal.Contents) -> tuple[int, int, int] | None:
+    """The job that was begun last, its chunks that are done, and all of them; every session begins with job 1."""
+    if contents.step is None:
+        return None
+    sessions = [number for number, record in enumerate(contents.records) if record.type is Type.SESSION]
+    begun = sum(record.type is Type.STEP for record in contents.records[sessions[-1] if sessions else 0 :])
+    first, last = contents.step
+    done = sum(max(min(stop, last) - max(start, first), 0) for start, stop in contents.ranges())
+    return begun, done, last - first
 
 
 def _writer_of(folder: Path) -> Holder | Somebody | None:
@@ -238,9 +253,12 @@ def describe(status: Status) -> list[str]:
     rate = "" if status.rows_per_second is None else f", {status.rows_per_second:,.0f} rows/s"
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.began))
     took = "" if status.seconds is None else f", {status.seconds:.1f} s in all"
+    done = f"{status.rows_done:,} of {status.rows:,} rows done ({status.fraction:.1%}){rate}"
+    if status.step is not None:
+        done = f"job {status.step[0]}: {status.step[1]:,} of {status.step[2]:,} chunks done; {status.rows:,} rows"
     lines = [
         f"{status.name} ({status.kind}): {status.state}",
-        f"{status.rows_done:,} of {status.rows:,} rows done ({status.fraction:.1%}){rate}",
+        done,
         f"began {began}, {status.sessions} session{'s' if status.sessions != 1 else ''}{took}",
     ]
     if status.command is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol, TypeVar
 
 from tdmap.data.skipfile import SkipFile
 
@@ -57,3 +58,45 @@ class KnownChunks:
 
     def tick(self, now: float) -> None:
         """Nothing to write."""
+
+
+class StepLog(Protocol):
+    """Notes what the jobs of one operation have done, where the operation can be resumed (see `tdmap.resume.steps`)."""
+
+    def run(self, job: Any, sink: Any, run: Callable[[Any, Any, CommitLog | None], Any]) -> Any:
+        """Run the next job, as far as it is not done; `run` does the rest of it."""
+        ...
+
+    def settle(self, name: str, find: Callable[[], Any]) -> Any:
+        """What an earlier session has found, or `find` finds now."""
+        ...
+
+    def spill(self) -> Any:
+        """The next folder for intermediate files, which stay when the operation is interrupted."""
+        ...
+
+    def create(self, store: Any, example: Any, what: Any) -> Any:
+        """The output in a folder: the one that an earlier session has made, if it is as wanted, or a new one."""
+        ...
+
+
+STEPS: ContextVar[StepLog | None] = ContextVar("STEPS", default=None)
+"""Of the operation that this thread is in, between its jobs; None when it cannot be resumed."""
+
+Value = TypeVar("Value")
+
+
+def settled(name: str, find: Callable[[], Value]) -> Value:
+    """What `find` finds, which may be something else another time: free memory, the number of workers, a random number.
+
+    An operation that is gone on with gets what it had before, since what is done depends on it.
+
+    Args:
+        name: of what is found, for the caller's operation.
+        find: finds it; a plain value.
+    """
+    steps = STEPS.get()
+    if steps is None:
+        return find()
+    value: Value = steps.settle(name, find)
+    return value

@@ -66,11 +66,18 @@ def test_an_option_by_another_name_is_refused_with_the_right_one(call, option, m
         lambda d, **o: tdmap.group_by(d, "label").map_groups(len, **o),
     ],
 )
-def test_operations_by_key_say_that_they_begin_anew(call, table):
+def test_operations_by_key_go_on_in_a_folder_alone(call, table):
+    with pytest.raises(ValueError, match="keeps its journal in the folder of the result: pass out=a folder"):
+        call(table, resume=True)
+    with pytest.raises(ValueError, match="resume must be True or False: got 'redo'"):
+        call(table, resume="redo")
+
+
+def test_an_operation_that_begins_anew_says_so(table):
     with pytest.raises(
         TypeError, match=r"no option 'resume'\. It begins anew .* map, map_reduce, .* go on\. It takes "
     ):
-        call(table, resume=True)
+        list(tdmap.map_iter(table, len, resume=True))
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,25 @@ def test_after_a_power_loss_only_what_reached_the_disk_counts(tmp_path):
     assert not journal.read(path).is_complete(here + 1)
 
 
+def test_a_later_sync_does_not_bring_back_what_a_power_loss_took(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal.Helper, "_start", lambda self: False)
+    path, here = tmp_path / "journal", journal.boot_number()
+    log = open_journal(path)
+    log.add(0, 50)
+    log.close()
+    for boot, done in ((here + 1, (0, 10)), (here + 2, (10, 20))):
+        monkeypatch.setattr(journal, "boot_number", lambda boot=boot: boot)
+        log = journal.Journal(path, journal.read(path))
+        log.add(*done)
+        log.flush()
+        with open(path, "ab") as file:  # what the helper writes after a sync
+            file.write(journal.Record(Type.DURABLE, path.stat().st_size).pack())
+        log.close()
+    assert journal.read(path).ranges(here + 2) == [(0, 20)]  # and none of the 50 that were lost
+    assert journal.read(path).ranges(here + 3) == [(0, 20)]
+    assert journal.read(path).ranges(here) == [(0, 20)]
+
+
 def test_the_end_of_a_run_reaches_the_disk(tmp_path):
     path, rows = tmp_path / "journal", tmp_path / "rows"
     rows.write_bytes(b"rows")

@@ -157,6 +157,23 @@ def test_sort_and_shuffle_are_those_of_torch(run, folder):
     assert torch.equal(rows_of(folder / "mixed")["time"], photos["time"][order])
 
 
+def test_orders_that_go_on_say_so_when_they_are_asked_again(run, folder):
+    for command in (
+        "sort photos time_on --by time --workers 0",
+        "shuffle photos mixed_on --seed 4 --workers 0",
+        "join photos photos pairs_on --on time --workers 0",
+        "group photos count --by time --out groups_on --workers 0",
+    ):
+        first = run(f"{command} --resume")
+        assert first.exit_code == 0, first.output
+        with pytest.warns(tdmap.AlreadyComplete):
+            assert run(f"{command} --resume").exit_code == 0
+        assert run(f"{command} --resume --overwrite").exit_code == 2
+    assert run("sort photos time_on --by meta/name --workers 0 --resume").exit_code != 0
+    assert "--seed" in run("shuffle photos other_on --resume").output
+    assert "--out" in run("group photos count --by time --resume").output
+
+
 def test_a_shuffle_without_a_seed_says_which_it_took(run, folder):
     told = json.loads(run("shuffle photos any1 --workers 0 --json").stdout)
     assert run(f"shuffle photos any2 --workers 0 --seed {told['seed']}").exit_code == 0

@@ -250,8 +250,9 @@ def run_sort(data: Any, step: dict[str, Any], folder: Path) -> Any:
         numbers = first_id(part) * 37 % modulus
         return [f"k{n:03d}" for n in numbers.tolist()] if step["strings"] else numbers
 
-    out = Target(step, folder).out.get("out")
-    return tdmap.sort(data, key, out, descending=step["descending"], **options_of(step))
+    target = Target(step, folder)
+    out = target.out.get("out")
+    return tdmap.sort(data, key, out, descending=step["descending"], **target.resume, **options_of(step))
 
 
 def expect_sort(rows: list[Row], step: dict[str, Any], inner: tuple[int, ...]) -> list[Row]:
@@ -260,7 +261,8 @@ def expect_sort(rows: list[Row], step: dict[str, Any], inner: tuple[int, ...]) -
 
 
 def run_shuffle(data: Any, step: dict[str, Any], folder: Path) -> Any:
-    return tdmap.shuffle(data, step["seed"], Target(step, folder).out.get("out"), **options_of(step))
+    target = Target(step, folder)
+    return tdmap.shuffle(data, step["seed"], target.out.get("out"), **target.resume, **options_of(step))
 
 
 def expect_shuffle(rows: list[Row], step: dict[str, Any], inner: tuple[int, ...]) -> list[Row]:
@@ -275,8 +277,9 @@ def other_table(step: dict[str, Any]) -> TensorDict:
 
 
 def run_join(data: Any, step: dict[str, Any], folder: Path) -> Any:
-    out = Target(step, folder).out.get("out")
-    return tdmap.join(data, other_table(step), {"id": "key"}, step["method"], out, **options_of(step))
+    target = Target(step, folder)
+    out = target.out.get("out")
+    return tdmap.join(data, other_table(step), {"id": "key"}, step["method"], out, **target.resume, **options_of(step))
 
 
 def expect_join(rows: list[Row], step: dict[str, Any], inner: tuple[int, ...]) -> list[Row]:
@@ -297,9 +300,9 @@ def run_map_groups(data: Any, step: dict[str, Any], folder: Path) -> Any:
         fault(group["id"])
         return group[:2]
 
-    out = Target(step, folder).out
+    target = Target(step, folder)
     groups = tdmap.group_by(data, lambda part: first_id(part) % modulus)
-    return groups.map_groups(first, **out, **options_of(step))
+    return groups.map_groups(first, **target.out, **target.resume, **options_of(step))
 
 
 def expect_map_groups(rows: list[Row], step: dict[str, Any], inner: tuple[int, ...]) -> list[Row]:

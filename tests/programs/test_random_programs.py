@@ -22,6 +22,7 @@ FILES_HOLD = frozenset(COLUMNS) - {"thing"}
 
 OPERATIONS = ("map", "filter", "flat_map", "sort", "shuffle", "join", "map_groups", "pipeline", "reduce", "in place")
 RESUMABLE = ("map", "filter", "flat_map")
+STEPWISE = ("sort", "shuffle", "join", "map_groups")
 FAULTY = ("map", "filter", "flat_map", "sort", "map_groups", "pipeline", "reduce")
 
 
@@ -61,7 +62,11 @@ def steps(draw: st.DrawFn, data: dict[str, Any]) -> dict[str, Any]:
     op = draw(st.sampled_from([op for op in OPERATIONS if op != "join" or not data["inner"]]))
     step: dict[str, Any] = {"op": op, "how": draw(ways())}
     files = set(data["columns"]) <= FILES_HOLD
-    places = ["memory", *(["folder"] if files else []), *(["resumed"] if files and op in RESUMABLE else [])]
+    places = [
+        "memory",
+        *(["folder"] if files else []),
+        *(["resumed"] if files and op in (*RESUMABLE, *STEPWISE) else []),
+    ]
     step["into"] = draw(st.sampled_from(places)) if op not in ("reduce", "in place") else "memory"
     step["function"] = draw(st.sampled_from(FUNCTIONS))
     step["modulus"] = draw(st.integers(1, 5))

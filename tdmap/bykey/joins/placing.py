@@ -28,8 +28,7 @@ from tdmap.data.kinds import Data, data_row_bytes, signed_view
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.rowfiles import Places, SharedTensors
-from tdmap.memory.shm import Arena
-from tdmap.operations.output import Step
+from tdmap.operations.output import Step, shared_columns
 from tdmap.operations.permute import block_rows
 from tdmap.plan import ChunkPlan
 from tdmap.sinks import Collect, Preallocated
@@ -83,6 +82,7 @@ class JoinRows(Step):
         super().__init__("join")
         self.find = find
         self.place = place
+        self.places = place.places
 
     def __call__(self, chunk: Data, start: int = 0) -> int:
         found = self.find(chunk, start)
@@ -113,11 +113,9 @@ def find_matches(
     """Look up the keys of every row, in parallel."""
     names, length = keyed.reader.spec.names, int(keyed.data.shape[0])
     source = select(keyed.data, names)
-    arena = Arena()
     number = torch.int64 if lookup.is_sorted else _dtype_of(lookup)
-    out = TensorDict({"at": arena.empty(number, torch.Size([length]))}, [length])
-    if not lookup.is_unique:
-        out.set("count", arena.empty(number, torch.Size([length])))
+    wanted = ["at"] if lookup.is_unique else ["at", "count"]
+    out = TensorDict(shared_columns(wanted, number, length), [length])
     if length:
         row_bytes = data_row_bytes(source, length)
         plan = plan_rows(length, row_bytes, chunksize)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tdmap.bykey.grouping import group_by
-from tdmap.bykey.keys import KeyLike
+from tdmap.bykey.keys import KeyLike, KeySpec
 from tdmap.data.kinds import Data
 from tdmap.data.store import destination
 from tdmap.operation import operation
@@ -18,6 +18,7 @@ from tdmap.operations.output import Output
 from tdmap.operations.permute import deliver
 from tdmap.reducers import Count
 from tdmap.resume.inshards import or_in_shards
+from tdmap.resume.stepwise import options_of, run_call
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -35,6 +36,7 @@ def unique(
     overwrite: bool = False,
     rows_per_shard: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    resume: bool = False,
     dropna: bool = False,
     **options: Unpack[WorkerOptions],
 ) -> Data:
@@ -47,6 +49,8 @@ def unique(
         overwrite: replace the dataset in the folder `out`, if there is one.
         rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
             in one folder first, beside `out` or among the temporary files.
+        resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
+            interruption, `kill -9` of every process included, and the result has the same bits.
         dropna: leave out keys with a NaN. Otherwise NaN is one key, the last one.
         options: as `tdmap.map`.
 
@@ -63,9 +67,16 @@ def unique(
         tensor([3, 7])
     """
     output = Output(destination(out, overwrite), data)
-    with output.claimed("unique"):
+    spec = KeySpec.of(key, "unique")
+
+    def work() -> Data:
         found = group_by(data, key, dropna=dropna).reduce({_COUNT: Count()}, **options)
         return deliver(found.exclude(_COUNT), output)
+
+    def parts() -> dict[str, str]:
+        return spec.identity_parts() | options_of(dropna=dropna)
+
+    return run_call("unique", data, parts, output, resume, work)
 
 
 @operation
@@ -78,6 +89,7 @@ def value_counts(
     overwrite: bool = False,
     rows_per_shard: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    resume: bool = False,
     dropna: bool = False,
     sort: bool = True,
     name: str = "count",
@@ -86,7 +98,7 @@ def value_counts(
     """How often each key occurs.
 
     Args:
-        data, key, out, overwrite, dropna, options: as `unique`.
+        data, key, out, overwrite, resume, dropna, options: as `unique`.
         sort: the most frequent first, those that are as frequent by key; False: all by key.
         name: of the entry with the counts.
 
@@ -105,12 +117,19 @@ def value_counts(
         (tensor([7, 3]), tensor([2, 1]))
     """
     output = Output(destination(out, overwrite), data)
-    with output.claimed("value_counts"):
+    spec = KeySpec.of(key, "value_counts")
+
+    def work() -> Data:
         found = group_by(data, key, dropna=dropna).reduce({name: Count()}, **options)
         if sort:
             counts: Tensor = found[name]
             found = found[torch.argsort(counts, descending=True, stable=True)]
         return deliver(found, output)
+
+    def parts() -> dict[str, str]:
+        return spec.identity_parts() | options_of(dropna=dropna, sort=sort, name=name)
+
+    return run_call("value_counts", data, parts, output, resume, work)
 
 
 _COUNT = "__count__"

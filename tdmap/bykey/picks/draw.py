@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ from tdmap.operation import operation
 from tdmap.operations.output import Output
 from tdmap.operations.permute import permute
 from tdmap.resume.inshards import or_in_shards
+from tdmap.resume.stepwise import options_of, parts_of, run_call
+from tdmap.runtime.commits import settled
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -42,6 +45,7 @@ def sample(
     overwrite: bool = False,
     rows_per_shard: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    resume: bool = False,
     **options: Unpack[WorkerOptions],
 ) -> Data:
     """Rows drawn at random, each at most once unless `replace`.
@@ -59,6 +63,8 @@ def sample(
         overwrite: replace the dataset in the folder `out`, if there is one.
         rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
             in one folder first, beside `out` or among the temporary files.
+        resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
+            interruption, `kill -9` of every process included, and the result has the same bits.
         options: as `tdmap.map`.
 
     Raises:
@@ -84,14 +90,23 @@ def sample(
             f"sample: {count} rows are wanted, and there are {possible} {what}: pass replace=True, or less."
         )
     output = Output(destination(out, overwrite), data)
-    random = np.random.Generator(np.random.Philox(seed))
-    rows = _drawn(random, length, count, odds, replace)
-    if shuffle:
-        random.shuffle(rows)
-    else:
-        rows.sort()
-    with output.claimed("sample"):
+
+    def work() -> Data:
+        entropy = settled("seed", lambda: seed if seed is not None or not resume else secrets.randbits(64))
+        random = np.random.Generator(np.random.Philox(entropy))
+        rows = _drawn(random, length, count, odds, replace)
+        if shuffle:
+            random.shuffle(rows)
+        else:
+            rows.sort()
         return permute(data, torch.from_numpy(rows), output, execution)
+
+    def parts() -> dict[str, str]:
+        named = weights if weights is None or isinstance(weights, (str, tuple)) else "of a tensor"
+        found = options_of(rows=count, weights=named, replace=replace, shuffle=shuffle, seed=seed)
+        return found | (parts_of("weights", weights) if isinstance(weights, Tensor) else {})
+
+    return run_call("sample", data, parts, output, resume, work)
 
 
 def _count(n: Any, frac: Any, length: int) -> int:

@@ -17,6 +17,8 @@ from tdmap.operations.reduce import reduce
 from tdmap.reducers import TopK
 from tdmap.reducers.base import Key
 from tdmap.resume.inshards import or_in_shards
+from tdmap.resume.stepwise import options_of, run_call
+from tdmap.runtime.commits import settled
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -36,6 +38,7 @@ def top_k(
     overwrite: bool = False,
     rows_per_shard: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    resume: bool = False,
     **options: Unpack[WorkerOptions],
 ) -> Data:
     """The rows with the `k` largest values of an entry, largest first; ties go to the earlier row.
@@ -49,6 +52,8 @@ def top_k(
         overwrite: replace the dataset in the folder `out`, if there is one.
         rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
             in one folder first, beside `out` or among the temporary files.
+        resume: keep what is done in a hidden folder of `out`, a path, so that the same call goes on after any
+            interruption, `kill -9` of every process included, and the result has the same bits.
         options: as `tdmap.map`.
 
     Raises:
@@ -65,6 +70,9 @@ def top_k(
     require_entry(data, key, "the entry of top_k")
     execution = Execution.of(**options)
     output = Output(destination(out, overwrite), data)
-    with output.claimed("top_k"):
-        best = reduce(data.select(key), TopK(key, k, largest), **options)
-        return permute(data, best["row"], output, execution)
+
+    def work() -> Data:
+        best = settled("rows", lambda: reduce(data.select(key), TopK(key, k, largest), **options)["row"])
+        return permute(data, best, output, execution)
+
+    return run_call("top_k", data, lambda: options_of(key=key, k=k, largest=largest), output, resume, work)

@@ -12,13 +12,15 @@ import typer
 
 from tdmap.cli.answers import answer
 from tdmap.cli.app import app
-from tdmap.cli.commands.map import require_free
 from tdmap.cli.commands.orders import (
+    GOES_ON,
     ByOption,
     OverwriteOption,
     QuietOption,
+    ResumeOption,
     SourceArgument,
     WorkersOption,
+    check_place,
     key_of,
     open_rows,
     run_into,
@@ -108,6 +110,7 @@ def group_command(
     address: AddressOption = None,
     rows_per_shard: ShardOption = None,
     overwrite: OverwriteOption = False,
+    resume: ResumeOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Fold the rows of each group into statistics: one row for each key, sorted by key."""
@@ -117,19 +120,21 @@ def group_command(
     keys = [key_of(name, data, source) for name in by]
     wanted = {text: parse_reducer(text, data, source) for text in reducers}
     if out is not None:
-        require_free(out, source, overwrite)
+        check_place(out, [source], overwrite, resume, rows_per_shard)
+    elif resume:
+        refuse("--resume keeps its journal in the result: give --out")
     elif rows_per_shard is not None:
         refuse("--rows-per-shard writes --out as several folders: give --out")
     groups = tdmap.group_by(data, keys if len(keys) > 1 else keys[0], dropna=drop_nan or None)
     who = worker_options(workers, quiet, executor, address)
 
     def run(out: Any, overwrite: bool) -> Any:
-        return groups.reduce(wanted, out=out, overwrite=overwrite, **who)
+        return groups.reduce(wanted, out=out, overwrite=overwrite, resume=resume, **who)
 
     found = run_into(
         lambda: run(None, False) if out is None else run_in_shards(run, out, overwrite, rows_per_shard, who),
         out or source,
-        None if out else f"{source} was only read",
+        GOES_ON if resume else None if out else f"{source} was only read",
     )
     count = int(found.batch_size[0])
     if out is not None:

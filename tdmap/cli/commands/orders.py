@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,6 +71,21 @@ def worker_options(
     return {"num_workers": workers, "pbar": shown, **executor_options(executor, address)}
 
 
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Keep a journal; go on after an interruption.")]
+
+GOES_ON = "what is done stays done, and the same command goes on from there"
+
+
+def check_place(out: Path, sources: Sequence[Path], overwrite: bool, resume: bool, rows_per_shard: int | None) -> None:
+    """Refuse an OUT that is in the way of what is asked for."""
+    if resume and overwrite:
+        refuse("--resume goes on with what is in OUT, and --overwrite removes it: give one of them")
+    if resume and (rows_per_shard is not None or url_of(out) is not None):
+        refuse("--resume goes on with one folder: no --rows-per-shard, and no URL as OUT")
+    for source in () if resume else sources:
+        require_free(out, source, overwrite)
+
+
 # -------- tdmap filter
 
 
@@ -85,7 +100,7 @@ def filter_command(
     rows_per_shard: ShardOption = None,
     chunksize: Annotated[int | None, typer.Option(min=0, help="Rows the function gets at a time.")] = None,
     overwrite: OverwriteOption = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep a journal; go on after an interruption.")] = False,
+    resume: ResumeOption = False,
     skip_errors: Annotated[
         bool, typer.Option("--skip-errors", help="Leave out rows on which the function raises, and list them.")
     ] = False,
@@ -99,14 +114,9 @@ def filter_command(
     import tdmap
     from tdmap.rowerrors import RowErrors
 
-    if resume and overwrite:
-        refuse("--resume goes on with what is in OUT, and --overwrite removes it: give one of them")
     data = open_rows(source)
     test = Where.parse(predicate, data, source) or find_function(predicate)
-    if not resume:
-        require_free(out, source, overwrite)
-    if resume and (rows_per_shard is not None or url_of(out) is not None):
-        refuse("--resume goes on with one folder: no --rows-per-shard, and no URL as OUT")
+    check_place(out, [source], overwrite, resume, rows_per_shard)
     skipped = RowErrors() if skip_errors else None
     who = worker_options(workers, quiet, executor, address)
     options = {"chunksize": chunksize, "resume": resume, **who}
@@ -114,12 +124,11 @@ def filter_command(
         options["on_error"] = skipped
     elif isinstance(test, Where) and not resume:  # an interrupted run knows its predicate by what it was
         test = test.formula()
-    state = "what is done stays done, and the same command goes on from there" if resume else None
 
     def run(out: Any, overwrite: bool) -> Any:
         return tdmap.filter(data, test, out, overwrite=overwrite, **options)
 
-    result = run_into(lambda: run_in_shards(run, out, overwrite, rows_per_shard, who), out, state)
+    result = run_into(lambda: run_in_shards(run, out, overwrite, rows_per_shard, who), out, GOES_ON if resume else None)
     rows, kept = int(data.batch_size[0]), int(result.batch_size[0])
     place = list_beside(out)
     report_skipped(skipped, rows, False, place, written=False, fate="are left out")
@@ -210,6 +219,7 @@ def join_command(
     how: Annotated[str, typer.Option(help="inner, left, right, outer, semi or anti.")] = "inner",
     workers: WorkersOption = None,
     overwrite: OverwriteOption = False,
+    resume: ResumeOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Write the rows of two datasets with equal keys side by side."""
@@ -219,10 +229,9 @@ def join_command(
     names = [(name.partition("=")[0], name.rpartition("=")[2]) for name in on]
     keys = {"left_on": [key_of(name, one, left) for name, _ in names]}
     keys["right_on"] = [key_of(name, other, right) for _, name in names]
-    for source in (left, right):
-        require_free(out, source, overwrite)
-    options: dict[str, Any] = {**keys, "overwrite": overwrite, **worker_options(workers, quiet)}
-    result = run_into(lambda: tdmap.join(one, other, None, how, out, **options), out)
+    check_place(out, [left, right], overwrite, resume, None)
+    options: dict[str, Any] = {**keys, "overwrite": overwrite, "resume": resume, **worker_options(workers, quiet)}
+    result = run_into(lambda: tdmap.join(one, other, None, how, out, **options), out, GOES_ON if resume else None)
     _written(result, out, quiet, {"on": on, "how": how})
 
 
@@ -237,6 +246,7 @@ def sort_command(
     address: AddressOption = None,
     rows_per_shard: ShardOption = None,
     overwrite: OverwriteOption = False,
+    resume: ResumeOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Write the rows in the order of one or more entries; rows with equal keys keep their order."""
@@ -244,13 +254,13 @@ def sort_command(
 
     data = open_rows(source)
     keys = [key_of(name, data, source) for name in by]
-    require_free(out, source, overwrite)
+    check_place(out, [source], overwrite, resume, rows_per_shard)
     who = worker_options(workers, quiet, executor, address)
 
     def run(out: Any, overwrite: bool) -> Any:
-        return tdmap.sort(data, keys, out, descending=descending, overwrite=overwrite, **who)
+        return tdmap.sort(data, keys, out, descending=descending, overwrite=overwrite, resume=resume, **who)
 
-    run_into(lambda: run_in_shards(run, out, overwrite, rows_per_shard, who), out)
+    run_into(lambda: run_in_shards(run, out, overwrite, rows_per_shard, who), out, GOES_ON if resume else None)
     _written(data, out, quiet, {"by": by, "descending": descending})
 
 
@@ -264,6 +274,7 @@ def shuffle_command(
     address: AddressOption = None,
     rows_per_shard: ShardOption = None,
     overwrite: OverwriteOption = False,
+    resume: ResumeOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Write the rows in a random order, in which every order is equally likely."""
@@ -272,16 +283,18 @@ def shuffle_command(
     import tdmap
 
     data = open_rows(source)
-    require_free(out, source, overwrite)
+    check_place(out, [source], overwrite, resume, rows_per_shard)
+    if seed is None and resume:
+        refuse("--resume goes on with the order that was begun: give its --seed")
     if seed is None:
         torch.seed()
         seed = int(torch.randint(1 << 62, ()))
     who = worker_options(workers, quiet, executor, address)
 
     def run(out: Any, overwrite: bool) -> Any:
-        return tdmap.shuffle(data, seed, out, overwrite=overwrite, **who)
+        return tdmap.shuffle(data, seed, out, overwrite=overwrite, resume=resume, **who)
 
-    run_into(lambda: run_in_shards(run, out, overwrite, rows_per_shard, who), out)
+    run_into(lambda: run_in_shards(run, out, overwrite, rows_per_shard, who), out, GOES_ON if resume else None)
     _written(data, out, quiet, {"seed": seed})
 
 

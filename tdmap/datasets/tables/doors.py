@@ -215,11 +215,18 @@ class TableDoors:
         Args:
             key: names of columns, of numbers, strings or bytes.
             out, overwrite: as `filter`.
-            **options: `descending` as `tdmap.sort`, and those about workers.
+            **options: `descending`, `resume` as `tdmap.sort`, and those about workers.
         """
         from tdmap.datasets.tables.ops import sort_table
 
         return sort_table(self, key, destination(out, overwrite), **options)
+
+    def _shuffle_resumable(
+        self: Any, out: Any, seed: int | None, *, overwrite: bool = False, **options: Unpack[WorkerOptions]
+    ) -> Table:
+        from tdmap.datasets.tables.picks import shuffle_table
+
+        return shuffle_table(self, destination(out, overwrite), seed, Execution.of(**options))
 
     def take(
         self: Any, rows: Tensor, out: str | os.PathLike[str] | None = None, *, overwrite: bool = False, **options: Any
@@ -247,8 +254,8 @@ class TableDoors:
             how: as `tdmap.join`: `"inner"`, `"left"`, `"right"`, `"outer"`, `"semi"` or `"anti"`. Rows without a
                 partner have zeros and empty rows in the columns of the other table.
             out, overwrite: as `filter`.
-            **options: `left_on`, `right_on`, `suffix`, `suffixes`, `indicator` as `tdmap.join`, and those about
-                workers.
+            **options: `left_on`, `right_on`, `suffix`, `suffixes`, `indicator`, `resume` as `tdmap.join`, and those
+                about workers.
 
         Example:
             >>> from tdmap.datasets import Table

@@ -13,7 +13,9 @@ from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import Table
 from tdmap.datasets.tables.ops import columns_named, placed, take
 from tdmap.datasets.tables.ranks import ranks_of
+from tdmap.datasets.tables.running import parts_of_table, run_table
 from tdmap.execution import Execution
+from tdmap.resume.stepwise import options_of
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:
@@ -36,33 +38,42 @@ def join_table(
     suffix: str = "_right",
     suffixes: tuple[str, str] | None = None,
     indicator: str = _MATCHED,
+    resume: bool = False,
     **options: Unpack[WorkerOptions],
 ) -> Table:
     """`Table.join`."""
     mine, yours = (_names(spec.names) for spec in keys_of(on, left_on, right_on))
-    ours, theirs = _keys(table, other, mine, yours)
-    numbers: Any = list(ours)
-    both: Any = join(
-        TensorDict({**ours, _ROW: torch.arange(len(table))}, [len(table)]),
-        TensorDict({**theirs, _OTHER: torch.arange(len(other))}, [len(other)]),
-        numbers, how, suffix=suffix, suffixes=suffixes, indicator=_MATCHED, **options,
-    )  # fmt: skip
-    execution = Execution.of(**options)
-    left = both[_ROW].clone()
-    if how in ("semi", "anti"):
-        return take(table, left, out, execution, "join")
-    right = both[_OTHER].clone()
-    has_left, has_right, marks = _partners(both, how)
-    keys = _key_columns(table, other, mine, yours, both, how) if how in ("right", "outer") else None
-    first = _renamed(table, mine, set(other.keys()) - set(yours), (suffixes or ("",))[0], keys is None)
-    second = _renamed(other, yours, set(table.keys()), suffixes[1] if suffixes else suffix, False)
-    parts = [(_not_empty(first), left, has_left), (_not_empty(second), right, has_right)]
-    if keys is not None:
-        parts.insert(0, (keys, torch.arange(len(left)), None))
-    if marks is not None:
-        parts.append((Table(TensorDict({indicator: marks}, [len(left)])), torch.arange(len(left)), None))
-    _check_names([part for part, _, _ in parts])
-    return placed(parts, out, execution, "join")
+
+    def work(out: Any) -> Table:
+        ours, theirs = _keys(table, other, mine, yours)
+        numbers: Any = list(ours)
+        both: Any = join(
+            TensorDict({**ours, _ROW: torch.arange(len(table))}, [len(table)]),
+            TensorDict({**theirs, _OTHER: torch.arange(len(other))}, [len(other)]),
+            numbers, how, suffix=suffix, suffixes=suffixes, indicator=_MATCHED, **options,
+        )  # fmt: skip
+        execution = Execution.of(**options)
+        left = both[_ROW].clone()
+        if how in ("semi", "anti"):
+            return take(table, left, out, execution, "join")
+        right = both[_OTHER].clone()
+        has_left, has_right, marks = _partners(both, how)
+        keys = _key_columns(table, other, mine, yours, both, how) if how in ("right", "outer") else None
+        first = _renamed(table, mine, set(other.keys()) - set(yours), (suffixes or ("",))[0], keys is None)
+        second = _renamed(other, yours, set(table.keys()), suffixes[1] if suffixes else suffix, False)
+        parts = [(_not_empty(first), left, has_left), (_not_empty(second), right, has_right)]
+        if keys is not None:
+            parts.insert(0, (keys, torch.arange(len(left)), None))
+        if marks is not None:
+            parts.append((Table(TensorDict({indicator: marks}, [len(left)])), torch.arange(len(left)), None))
+        _check_names([part for part, _, _ in parts])
+        return placed(parts, out, execution, "join")
+
+    def parts() -> dict[str, str]:
+        found = options_of(keys=(mine, yours), how=how, suffixes=suffixes or suffix, indicator=indicator)
+        return found | parts_of_table("second table", other)
+
+    return run_table("join", table, parts, out, resume, work)
 
 
 def _names(keys: Any) -> list[str]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tdmap.bykey import group_by, sort
+from tdmap.bykey.forms.named import parse
 from tdmap.data.entries import row_numbers
 from tdmap.data.store import OutputFolder, destination
 from tdmap.datasets.columns import JAGGED, ROWS, Columns, map_columns
@@ -24,17 +25,19 @@ from tdmap.datasets.jaggedfile import Choice, fill_jagged
 from tdmap.datasets.jaggedmap import CHUNK_VALUES, Answers, Chosen
 from tdmap.datasets.table import Table
 from tdmap.datasets.tables.ranks import ranks_of
+from tdmap.datasets.tables.running import run_table
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, Source, function_name
 from tdmap.memory.rowfiles import SharedTensors
 from tdmap.operation import worker_options
 from tdmap.operations.arguments import handler_of, policy_for
-from tdmap.operations.output import travels
+from tdmap.operations.output import create_in, travels
 from tdmap.operations.permute import permute
 from tdmap.plan import make_plan
 from tdmap.reducers import Min
 from tdmap.resume.fingerprint import function_parts, source_parts
+from tdmap.resume.stepwise import options_of, parts_of
 from tdmap.rowerrors import OnError
 from tdmap.runtime.skipping import DROP
 from tdmap.sinks import Collect, Gather
@@ -92,7 +95,8 @@ def placed(parts: Sequence[tuple[Table, Tensor, Tensor | None]], out: Any, execu
         if chosen:
             entries = {name: choice.example() for name, choice in chosen.items()}
             like = TensorDict({JAGGED: TensorDict(entries, []), **({ROWS: like} if example else {})}, [])
-        made: Any = store.create(like)
+        looks = [f"{key} {value.dtype} {list(value.shape)}" for key, value in like.items(True, True)]
+        made: Any = create_in(store, like, looks)
         target = made if not chosen else made.get(ROWS, None)
         for table, order, kept in parts:
             keys = list(table.rows.keys(True, True))
@@ -360,15 +364,25 @@ def columns_named(table: Table, key: Any, call: str) -> dict[str, Any]:
 
 
 def sort_table(
-    table: Table, key: Any, out: Any = None, *, descending: Any = False, **options: Unpack[WorkerOptions]
+    table: Table,
+    key: Any,
+    out: Any = None,
+    *,
+    resume: bool = False,
+    descending: Any = False,
+    **options: Unpack[WorkerOptions],
 ) -> Table:
     """`Table.sort`."""
-    keys = list(keys_of(table, key, "sort").values())
-    index = TensorDict({**{str(n): values for n, values in enumerate(keys)}, ROW: torch.arange(len(table))},
-                       [len(table)])  # fmt: skip
-    by: Any = [str(number) for number in range(len(keys))]
-    order: Any = sort(index, by, descending=descending, **options)
-    return take(table, order[ROW].clone(), out, Execution.of(**options), "sort")
+
+    def work(out: Any) -> Table:
+        keys = list(keys_of(table, key, "sort").values())
+        index = TensorDict({**{str(n): values for n, values in enumerate(keys)}, ROW: torch.arange(len(table))},
+                           [len(table)])  # fmt: skip
+        by: Any = [str(number) for number in range(len(keys))]
+        order: Any = sort(index, by, descending=descending, **options)
+        return take(table, order[ROW].clone(), out, Execution.of(**options), "sort")
+
+    return run_table("sort", table, lambda: options_of(key=key, descending=descending), out, resume, work)
 
 
 class TableGroups:
@@ -404,23 +418,48 @@ class TableGroups:
         rows.update(found.exclude(ROW, *self._keys).items())
         return written(Table(TensorDict(rows, [len(first)]), jagged), out, execution, call)
 
-    def reduce(self, reducers: Any, *, out: Any = None, overwrite: bool = False, **options: Any) -> Table:
+    def _parts(self, **options: Any) -> dict[str, str]:
+        """What the result of a method depends on besides the table."""
+        return options_of(key=list(self._columns), dropna=self._dropna, **options)
+
+    def reduce(
+        self, reducers: Any, *, out: Any = None, overwrite: bool = False, resume: bool = False, **options: Any
+    ) -> Table:
         """One row for each key, in their order: the key columns, and an entry for each reducer.
 
         Args:
-            reducers, out, overwrite, **options: as `tdmap.bykey.GroupBy.reduce`. Reducers are of columns of tensors.
+            reducers, out, overwrite, resume, **options: as `tdmap.bykey.GroupBy.reduce`. Reducers are of columns of
+                tensors.
         """
         place = destination(out, overwrite)
         if not isinstance(reducers, Mapping):
             reducers = {"result": reducers}
-        found = self._groups().reduce({**reducers, ROW: Min(ROW)}, **options)
-        return self._with_keys(found, place, Execution.of(**_workers(options)), "group_by.reduce")
 
-    def agg(self, spec: Mapping[Any, Any], *, out: Any = None, overwrite: bool = False, **options: Any) -> Table:
+        def work(out: Any) -> Table:
+            found = self._groups().reduce({**reducers, ROW: Min(ROW)}, **options)
+            return self._with_keys(found, out, Execution.of(**_workers(options)), "group_by.reduce")
+
+        def parts() -> dict[str, str]:
+            found = self._parts(chunksize=options.get("chunksize"))
+            for name, reducer in reducers.items():
+                found |= parts_of(f"reducer {name!r}", reducer)
+            return found
+
+        return run_table("group_by.reduce", self._table, parts, place, resume, work)
+
+    def agg(
+        self,
+        spec: Mapping[Any, Any],
+        *,
+        out: Any = None,
+        overwrite: bool = False,
+        resume: bool = False,
+        **options: Any,
+    ) -> Table:
         """One row for each key, of statistics that are called by their names.
 
         Args:
-            spec, out, overwrite, **options: as `tdmap.bykey.GroupBy.agg`. Statistics are of columns of tensors.
+            spec, out, overwrite, resume, **options: as `tdmap.bykey.GroupBy.agg`. Statistics are of columns of tensors.
 
         Example:
             >>> table = Table.of({"shop": ["east", "west", "east"], "sold": torch.tensor([1.0, 2.0, 5.0])})
@@ -428,22 +467,42 @@ class TableGroups:
             {'sold': {'max': tensor(5.), 'median': tensor(3., dtype=torch.float64)}, 'shop': 'east'}
         """
         place = destination(out, overwrite)
-        found = self._groups().agg({**spec, ROW: (ROW, "min")}, **options)
-        return self._with_keys(found, place, Execution.of(**_workers(options)), "group_by.agg")
+
+        def work(out: Any) -> Table:
+            found = self._groups().agg({**spec, ROW: (ROW, "min")}, **options)
+            return self._with_keys(found, out, Execution.of(**_workers(options)), "group_by.agg")
+
+        def parts() -> dict[str, str]:
+            return self._parts(chunksize=options.get("chunksize")) | parts_of("statistics", parse(spec))
+
+        return run_table("group_by.agg", self._table, parts, place, resume, work)
 
     def top_k(
-        self, key: str, k: int, *, largest: bool = True, out: Any = None, overwrite: bool = False, **options: Any
+        self,
+        key: str,
+        k: int,
+        *,
+        largest: bool = True,
+        out: Any = None,
+        overwrite: bool = False,
+        resume: bool = False,
+        **options: Any,
     ) -> Table:
         """The `k` rows of each group with the largest values of a column: group by group, largest first.
 
         Args:
             key: the column, of numbers or of text.
-            k, largest, out, overwrite, **options: as `tdmap.bykey.GroupBy.top_k`.
+            k, largest, out, overwrite, resume, **options: as `tdmap.bykey.GroupBy.top_k`.
         """
         place = destination(out, overwrite)
-        values = keys_of(self._table, key, "top_k")[key]
-        best = self._groups(__value__=values).top_k("__value__", k, largest=largest, **options)
-        return take(self._table, best[ROW].clone(), place, Execution.of(**_workers(options)), "group_by.top_k")
+
+        def work(out: Any) -> Table:
+            values = keys_of(self._table, key, "top_k")[key]
+            best = self._groups(__value__=values).top_k("__value__", k, largest=largest, **options)
+            return take(self._table, best[ROW].clone(), out, Execution.of(**_workers(options)), "group_by.top_k")
+
+        parts = self._parts(column=key, k=k, largest=largest)
+        return run_table("group_by.top_k", self._table, lambda: parts, place, resume, work)
 
     def map_groups(self, fn: Callable[[Table], Any], **options: Any) -> Any:
         """Apply a function to each group, a `Table`, and put the rows that it returns one after the other.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,8 +13,11 @@ from tdmap.data.store import destination
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import Table
 from tdmap.datasets.tables.ops import ROW, keys_of, take, written
+from tdmap.datasets.tables.running import run_table
 from tdmap.execution import Execution
 from tdmap.reducers import Count
+from tdmap.resume.stepwise import options_of, parts_of
+from tdmap.runtime.commits import settled
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:
@@ -30,13 +34,18 @@ def unique_of(
     out: Any = None,
     *,
     overwrite: bool = False,
+    resume: bool = False,
     dropna: bool = False,
     **options: Unpack[WorkerOptions],
 ) -> Table:
     """`Table.unique`."""
     place = destination(out, overwrite)
-    found = table.group_by(key, dropna=dropna).reduce({_COUNT: Count()}, **options)
-    return written(Table(found.rows.exclude(_COUNT), found.jagged), place, Execution.of(**options), "unique")
+
+    def work(out: Any) -> Table:
+        found = table.group_by(key, dropna=dropna).reduce({_COUNT: Count()}, **options)
+        return written(Table(found.rows.exclude(_COUNT), found.jagged), out, Execution.of(**options), "unique")
+
+    return run_table("unique", table, lambda: options_of(key=key, dropna=dropna), place, resume, work)
 
 
 def value_counts_of(
@@ -45,6 +54,7 @@ def value_counts_of(
     out: Any = None,
     *,
     overwrite: bool = False,
+    resume: bool = False,
     dropna: bool = False,
     sort: bool = True,
     name: str = "count",
@@ -52,10 +62,17 @@ def value_counts_of(
 ) -> Table:
     """`Table.value_counts`."""
     place = destination(out, overwrite)
-    found = table.group_by(key, dropna=dropna).reduce({name: Count()}, **options)
-    if sort:
-        found = found[torch.argsort(found[name], descending=True, stable=True)]
-    return written(found, place, Execution.of(**options), "value_counts")
+
+    def work(out: Any) -> Table:
+        found = table.group_by(key, dropna=dropna).reduce({name: Count()}, **options)
+        if sort:
+            found = found[torch.argsort(found[name], descending=True, stable=True)]
+        return written(found, out, Execution.of(**options), "value_counts")
+
+    def parts() -> dict[str, str]:
+        return options_of(key=key, dropna=dropna, sort=sort, name=name)
+
+    return run_table("value_counts", table, parts, place, resume, work)
 
 
 def top_of(
@@ -66,14 +83,19 @@ def top_of(
     *,
     largest: bool = True,
     overwrite: bool = False,
+    resume: bool = False,
     **options: Unpack[WorkerOptions],
 ) -> Table:
     """`Table.top_k`."""
     place = destination(out, overwrite)
-    values = keys_of(table, key, "top_k")[key]
-    index = TensorDict({"key": values, ROW: torch.arange(len(table))}, [len(table)])
-    best: Any = top_k(index, "key", k, largest=largest, **options)
-    return take(table, best[ROW].clone(), place, Execution.of(**options), "top_k")
+
+    def work(out: Any) -> Table:
+        values = keys_of(table, key, "top_k")[key]
+        index = TensorDict({"key": values, ROW: torch.arange(len(table))}, [len(table)])
+        best: Any = top_k(index, "key", k, largest=largest, **options)
+        return take(table, best[ROW].clone(), out, Execution.of(**options), "top_k")
+
+    return run_table("top_k", table, lambda: options_of(key=key, k=k, largest=largest), place, resume, work)
 
 
 def sample_of(
@@ -87,6 +109,7 @@ def sample_of(
     shuffle: bool = False,
     seed: int | None = None,
     overwrite: bool = False,
+    resume: bool = False,
     **options: Unpack[WorkerOptions],
 ) -> Table:
     """`Table.sample`."""
@@ -96,10 +119,32 @@ def sample_of(
         if isinstance(table[weights], Jagged):
             raise TypeError(f"sample: weights are numbers, and {weights!r} is a column of text.")
         weights = column
-    drawn: Any = sample(
-        torch.arange(len(table)), n, frac=frac, weights=weights, replace=replace, shuffle=shuffle, seed=seed, **options
-    )
-    return take(table, drawn.clone(), place, Execution.of(**options), "sample")
+    odds = weights
+
+    def work(out: Any) -> Table:
+        entropy = settled("seed", lambda: secrets.randbits(64)) if seed is None and resume else seed
+        drawn: Any = sample(
+            torch.arange(len(table)),
+            n, frac=frac, weights=odds, replace=replace, shuffle=shuffle, seed=entropy, **options,
+        )  # fmt: skip
+        return take(table, drawn.clone(), out, Execution.of(**options), "sample")
+
+    def parts() -> dict[str, str]:
+        found = options_of(n=n, frac=frac, replace=replace, shuffle=shuffle, seed=seed)
+        return found | ({} if odds is None else parts_of("weights", odds))
+
+    return run_table("sample", table, parts, place, resume, work)
+
+
+def shuffle_table(table: Table, out: Any, seed: int | None, execution: Execution) -> Table:
+    """`Table.shuffle(resume=True)`: a seed that was not given is drawn once."""
+
+    def work(out: Any) -> Table:
+        drawn = settled("seed", lambda: secrets.randbits(62)) if seed is None else seed
+        order = torch.randperm(len(table), generator=torch.Generator().manual_seed(drawn))
+        return take(table, order, out, execution, "shuffle")
+
+    return run_table("shuffle", table, lambda: options_of(seed=seed), out, True, work)
 
 
 def sample_jagged(
@@ -116,6 +161,9 @@ def sample_jagged(
     **options: Unpack[WorkerOptions],
 ) -> Jagged:
     """`Jagged.sample`."""
+
+    if "resume" in options:
+        raise TypeError("Jagged.sample begins anew when it is interrupted: Table.of(rows).sample(resume=True) goes on.")
 
     def draw() -> Tensor:
         drawn: Any = sample(

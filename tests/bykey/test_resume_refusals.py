@@ -1,0 +1,266 @@
+"""What a resumed operation by key refuses and finds: other calls, other writers, planted files, a power loss."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tdmap
+from tdmap.errors import AlreadyComplete, FolderInUse, ResumeMismatch, UntrustedFile
+from tdmap.reducers import Count, Sum
+from tdmap.resume import journal, steps
+from tdmap.resume.rowlog import framed, read_frames
+from tdmap.resume.status import describe, read_status
+from tensordict_lite import TensorDict
+from tests.processes import in_child
+
+ROWS = 400
+
+
+class Interrupt(Exception):
+    """Ends a session."""
+
+
+class Stop(tdmap.Callback):
+    """Raises, or kills, when the second job has begun and some of its chunks are done."""
+
+    def __init__(self, kill: bool = False) -> None:
+        self.jobs = 0
+        self.kill = kill
+
+    def on_job_started(self, event: Any) -> None:
+        self.jobs += 1
+
+    def on_lease_done(self, event: Any) -> None:
+        if self.jobs > 1:
+            if self.kill:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise Interrupt
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    monkeypatch.setattr(steps, "SECONDS", 0)
+    monkeypatch.setattr(journal, "COMMIT_SECONDS", 0)
+    monkeypatch.setattr(journal.Helper, "_start", lambda self: False)
+    x = torch.randperm(ROWS, generator=torch.Generator().manual_seed(0))
+    return TensorDict({"x": x, "v": torch.arange(ROWS).double(), "b": x % 3}, [ROWS]).memmap(tmp_path / "in")
+
+
+def sort(data: Any, out: Path, **options: Any) -> Any:
+    given = {"chunksize": 50, "num_workers": 0, "resume": True, **options}
+    return tdmap.sort(data, given.pop("key", "x"), out, **given)
+
+
+def begin(data: Any, out: Path) -> None:
+    with pytest.raises(Interrupt):
+        sort(data, out, callbacks=[Stop()])
+
+
+def negated(chunk: Any) -> Any:
+    return -chunk["x"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"key": "v"}, "the key was 'x', and is 'v'"),
+        ({"key": ["x", "b"]}, "the key was 'x', and is 'x', 'b'"),
+        ({"key": negated}, "the call of sort differs in: key function"),
+        ({"descending": True}, "the option descending was (False,), and is (True,)"),
+        ({"chunksize": 60}, "the option chunksize was 50, and is 60"),
+    ],
+)
+def test_another_call_is_refused_and_told_apart(changed, said, data, tmp_path):
+    begin(data, tmp_path / "out")
+    with pytest.raises(ResumeMismatch, match=re.escape(said)):
+        sort(data, tmp_path / "out", **changed)
+    assert torch.equal(sort(data, tmp_path / "out")["x"], torch.arange(ROWS))
+
+
+def test_other_operations_and_other_data_are_refused(data, tmp_path):
+    out = tmp_path / "out"
+    begin(data, out)
+    with pytest.raises(ResumeMismatch, match="it was a call of sort, and is one of shuffle"):
+        tdmap.shuffle(data, 1, out, resume=True)
+    with pytest.raises(ResumeMismatch, match="kind"):
+        tdmap.map(data, len, out=out, resume=True)
+    with pytest.raises(FileExistsError, match="resume=True to go on"):
+        tdmap.sort(data, "x", out)
+    with pytest.raises(ValueError, match="overwrite=True replaces it: pass one"):
+        sort(data, out, overwrite=True)
+    data["v"][0] = 5.0
+    os.utime(tmp_path / "in" / "v.memmap", ns=(1, 1))
+    with pytest.raises(ResumeMismatch, match="the source's 'v' was"):
+        sort(TensorDict.load_memmap(tmp_path / "in"), out)
+
+
+def test_another_reducer_or_second_dataset_is_refused(data, tmp_path):
+    groups, out = tdmap.group_by(data, "b"), tmp_path / "out"
+    groups.reduce({"s": Sum("v")}, out=out, resume=True, num_workers=0)
+    with pytest.raises(ResumeMismatch, match=r"result of another run(.|\n)*differs in: reducer 's'"):
+        groups.reduce({"s": Sum("x")}, out=out, resume=True, num_workers=0)
+    b = TensorDict({"b": torch.arange(3), "y": torch.arange(3)}, [3])
+    tdmap.join(data, b, "b", out=tmp_path / "joined", resume=True, num_workers=0)
+    b["y"][1] = 7
+    with pytest.raises(ResumeMismatch, match="differs in: second dataset: 'y'"):
+        tdmap.join(data, b, "b", out=tmp_path / "joined", resume=True, num_workers=0)
+
+
+def test_a_call_that_was_wrong_from_the_beginning_is_forgotten(data, tmp_path):
+    with pytest.raises(KeyError, match="vv"):
+        sort(data, tmp_path / "out", key="vv")
+    assert read_status(tmp_path / "out") is None
+    assert torch.equal(sort(data, tmp_path / "out")["x"], torch.arange(ROWS))
+
+
+def test_a_complete_run_is_not_done_again(data, tmp_path):
+    first = sort(data, tmp_path / "out")
+    with pytest.warns(AlreadyComplete, match="the run of sort was complete before"):
+        again = sort(data, tmp_path / "out", callbacks=[Stop()])
+    assert (first == again).all()
+
+
+@pytest.mark.parametrize("how", [{"num_workers": 2}, {"executor": "thread", "num_workers": 3}])
+def test_others_may_go_on_with_it(how, data, tmp_path):
+    begin(data, tmp_path / "out")
+    assert torch.equal(sort(data, tmp_path / "out", **how)["x"], torch.arange(ROWS))
+
+
+def test_workers_that_are_killed_lose_nothing(data, tmp_path):
+    marker, home = tmp_path / "mark", os.getpid()
+
+    def key(chunk: Any) -> Any:
+        if 7 in chunk["x"] and os.getpid() != home and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return chunk["x"]
+
+    found = sort(data, tmp_path / "out", key=key, num_workers=2)
+    assert torch.equal(found["x"], torch.arange(ROWS))
+
+
+def test_a_draw_without_a_seed_is_drawn_once(data, tmp_path):
+    torch.manual_seed(0)
+    out = tmp_path / "out"
+
+    def shuffle() -> Any:
+        return tdmap.shuffle(data, None, out, resume=True, num_workers=0)
+
+    def die() -> None:
+        tdmap.shuffle(data, None, out, resume=True, num_workers=0, callbacks=[Die()])
+
+    class Die(tdmap.Callback):
+        def on_job_started(self, event: Any) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_child(die) == signal.SIGKILL
+    frames, _ = read_frames(out / ".tdmap" / "pieces")
+    drawn = next(value for kind, name, value in map(steps.load, frames[:1]) if name == "seed 0")
+    wanted = torch.randperm(ROWS, generator=torch.Generator().manual_seed(drawn))
+    assert torch.equal(shuffle()["x"], data["x"][wanted])
+
+
+def test_one_call_at_a_time_writes_the_folder(data, tmp_path):
+    groups, out = tdmap.group_by(data, "b"), tmp_path / "out"
+    refused: list[BaseException] = []
+
+    def meet(rows: Any) -> Any:
+        def second() -> None:
+            try:
+                groups.map_groups(meet, out=out, resume=True, executor="thread", num_workers=1)
+            except FolderInUse as error:
+                refused.append(error)
+
+        if not refused:
+            other = threading.Thread(target=second)
+            other.start()
+            other.join()
+        return rows[:1]
+
+    found = groups.map_groups(meet, out=out, resume=True, executor="thread", num_workers=1)
+    assert len(refused) == 1 and len(found) == 3
+
+
+def test_the_status_tells_the_job_and_its_chunks(data, tmp_path):
+    begin(data, tmp_path / "out")
+    status = read_status(tmp_path / "out")
+    assert status.state == "interrupted" and status.kind == "several jobs" and status.rows_done == 0
+    assert status.step is not None and status.step[0] == 2
+    assert any(line.startswith("job 2: ") for line in describe(status))
+    sort(data, tmp_path / "out")
+    status = read_status(tmp_path / "out")
+    assert status.state == "complete" and status.step is None and status.rows_done == ROWS
+
+
+def test_after_a_power_loss_only_what_reached_the_disk_counts(data, tmp_path, monkeypatch):
+    begin(data, tmp_path / "out")
+    boot = journal.boot_number()
+    monkeypatch.setattr(journal, "boot_number", lambda: boot + 1)
+    for file in (tmp_path / "out" / ".tdmap").glob("spill-*"):
+        os.truncate(file, 0)
+    assert torch.equal(sort(data, tmp_path / "out")["x"], torch.arange(ROWS))
+
+
+@pytest.mark.parametrize("lost", ["spill-*", "spill-*-index-0", "data", "pieces"])
+def test_files_that_somebody_has_removed_are_made_again(lost, data, tmp_path):
+    def die() -> None:
+        sort(data, tmp_path / "out", callbacks=[Stop(kill=True)])
+
+    assert in_child(die) == signal.SIGKILL
+    for path in (tmp_path / "out" / ".tdmap").glob(lost):
+        os.rename(path, tmp_path / path.name)
+    assert torch.equal(sort(data, tmp_path / "out")["x"], torch.arange(ROWS))
+
+
+def test_links_in_the_place_of_its_files_are_not_followed(data, tmp_path):
+    begin(data, tmp_path / "out")
+    hidden, secret = tmp_path / "out" / ".tdmap", tmp_path / "secret"
+    secret.write_bytes(b"secret")
+    (index,) = hidden.glob("spill-*-index-0")
+    os.rename(index, tmp_path / "index")
+    os.symlink(tmp_path / "index", index)
+    with pytest.raises(UntrustedFile):
+        sort(data, tmp_path / "out")
+    os.remove(index)
+    os.rename(hidden / "pieces", tmp_path / "pieces")
+    os.symlink(secret, hidden / "pieces")
+    with pytest.raises(UntrustedFile):
+        sort(data, tmp_path / "out")
+    assert secret.read_bytes() == b"secret"
+
+
+@pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "notes"])
+def test_records_that_name_other_files_are_refused(name, data, tmp_path):
+    begin(data, tmp_path / "out")
+    pieces = tmp_path / "out" / ".tdmap" / "pieces"
+    changed = b""
+    for frame in read_frames(pieces)[0]:
+        record = steps.load(frame, steps.MODULES)
+        if record[0] == steps.VALUES and hasattr(record[3][0], "extents"):
+            record[3] = [run._replace(extents=tuple(e._replace(file=name) for e in run.extents)) for run in record[3]]
+        changed += framed(steps.dump(record, steps.MODULES))
+    pieces.write_bytes(changed)
+    (tmp_path / "secret").write_bytes(bytes(1 << 16))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(sort(data, tmp_path / "out")["x"], torch.arange(ROWS))  # their chunks are done again
+
+
+def test_a_user_function_may_call_operations_itself(data, tmp_path):
+    def counted(rows: Any) -> Any:
+        inner = tdmap.sort(rows, "v", descending=True, num_workers=0)
+        return TensorDict({"b": inner["b"][:1], "v": inner["v"][:1], "n": torch.tensor([len(inner)])}, [1])
+
+    groups = tdmap.group_by(data, "b")
+    found = groups.map_groups(counted, out=tmp_path / "out", resume=True, num_workers=0)
+    counts = groups.reduce({"n": Count()}, num_workers=0)
+    assert torch.equal(found["n"], counts["n"])
