@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from tdmap.execution import WorkerOptions
 
-ROW, _SPANS = "__row__", "__spans__"
+KEY, ROW, _SPANS = "__key__", "__row__", "__spans__"
 
 
 # -- rows by their numbers ---------------------------------------------------------------------------------------------
@@ -329,6 +329,40 @@ class TableAnswers(Answers):
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
+def key_column(table: Table, fn: Callable[[Table], Any], call: str, **options: Unpack[WorkerOptions]) -> Any:
+    """What a function of a chunk, or a formula, says of each row of a table: a tensor `[n]`, or text.
+
+    Raises:
+        OutputMismatch: it is not one value a row.
+    """
+    if not len(table):
+        raise ValueError(
+            f"{call}: there are no rows, so nothing tells what the keys look like: handle this case before."
+        )
+    found = map_table(table, KeyFunction(fn, call), **options)
+    return found[KEY]
+
+
+class KeyFunction:
+    """Calls a function of a chunk that returns one value a row, and makes a column of them."""
+
+    def __init__(self, fn: Callable[[Table], Any], call: str) -> None:
+        self.fn = fn
+        self.call = call
+        self.__qualname__ = function_name(fn)
+
+    def __call__(self, rows: Table) -> Any:
+        values = self.fn(rows)
+        column = Table.of({KEY: _column_of(values)}) if isinstance(values, (Tensor, np.ndarray, list, Jagged)) else None
+        if column is None or len(column) != len(rows):
+            what = f"{len(column)} values" if column is not None else f"a {type(values).__name__}"
+            raise OutputMismatch(
+                f"the key function of {self.call} must return one value for each of {len(rows)} rows: a tensor, an "
+                f"array, or a list of strings; got {what}."
+            )
+        return column
+
+
 def keys_of(table: Table, key: Any, call: str) -> dict[str, Tensor]:
     """Columns of keys, strings as numbers in their order.
 
@@ -345,7 +379,7 @@ def columns_named(table: Table, key: Any, call: str) -> dict[str, Any]:
 
     Raises:
         KeyError: there is no such column; lists those that there are.
-        TypeError: its rows are lists.
+        TypeError: its rows are lists, or it is a function, where a column is needed.
     """
     if callable(key):
         raise TypeError(f"{call} of a table takes names of columns, not a function: add a column with its values.")
@@ -363,7 +397,11 @@ def sort_table(
     table: Table, key: Any, out: Any = None, *, descending: Any = False, **options: Unpack[WorkerOptions]
 ) -> Table:
     """`Table.sort`."""
-    keys = list(keys_of(table, key, "sort").values())
+    if callable(key):
+        table_of_keys, key = Table.of({KEY: key_column(table, key, "sort", **options)}), KEY
+    else:
+        table_of_keys = table
+    keys = list(keys_of(table_of_keys, key, "sort").values())
     index = TensorDict({**{str(n): values for n, values in enumerate(keys)}, ROW: torch.arange(len(table))},
                        [len(table)])  # fmt: skip
     by: Any = [str(number) for number in range(len(keys))]
@@ -374,11 +412,12 @@ def sort_table(
 class TableGroups:
     """The groups of a table; made by `Table.group_by`."""
 
-    def __init__(self, table: Table, key: Any, dropna: bool | None = None) -> None:
+    def __init__(self, table: Table, key: Any, dropna: bool | None = None, name: str = "key") -> None:
         self._table = table
-        self._columns = columns_named(table, key, "group_by")
         self._dropna = dropna
-        ranks = keys_of(table, list(self._columns), "group_by")
+        keyed = Table.of({name: key_column(table, key, "group_by", num_workers=0)}) if callable(key) else table
+        self._columns = columns_named(keyed, name if callable(key) else key, "group_by")
+        ranks = keys_of(keyed, list(self._columns), "group_by")
         self._keys: Any = [f"__key{number}__" for number in range(len(ranks))]
         self._source = source_of(table)
         for name, values in zip(self._keys, ranks.values()):
