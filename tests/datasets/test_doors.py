@@ -131,6 +131,14 @@ def test_groups_of_a_table_by_a_function_or_a_formula() -> None:
     assert whole["n"].tolist() == [3, 5, 2]
 
 
+def test_text_that_a_function_of_groups_returns_is_a_column() -> None:
+    by_length = WORDS.group_by(lambda rows: rows["word"].lengths)
+    for fn in (lambda rows: {"word": rows["word"], "n": rows["n"]}, lambda rows: rows):
+        found = by_length.map_groups(fn, num_workers=2)
+        assert found["word"] == ["", "bee", "ant", "cow", "horse"] and found["n"].tolist() == [3, 5, 1, 4, 2]
+        assert to_pandas(found)["word"].tolist() == ["", "bee", "ant", "cow", "horse"]
+
+
 def test_rows_of_a_table_sorted_by_a_function_or_a_formula() -> None:
     found = tdmap.sort(WORDS, lambda rows: rows["word"].lengths, descending=True, num_workers=2)
     assert found["word"].tolist() == ["horse", "bee", "ant", "cow", ""]

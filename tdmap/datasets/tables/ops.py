@@ -505,7 +505,7 @@ class GroupFunction:
 
     def __call__(self, rows: Any) -> Any:
         found = self.fn(rows.exclude(*self.keys))
-        return found.to_tensordict() if isinstance(found, Table) else found
+        return Table.of(found).to_tensordict() if isinstance(found, (Table, Jagged)) else found
 
 
 def _workers(options: Mapping[str, Any]) -> dict[str, Any]:
