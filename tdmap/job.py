@@ -87,6 +87,8 @@ class Policy:
     """Go on after rows on which the function raises: `"pad"` or `"drop"` says what results have for them."""
     in_place: bool = False
     """A result of None means that the function has changed its chunk in place."""
+    needs_results: bool = False
+    """A result of None is an error: results go to a new folder."""
     meter: Callable[[Any], Meter] | None = None
     """Called by each worker with its loop: makes what measures leases there; None: nothing is measured."""
 

@@ -62,7 +62,10 @@ def row_numbers(index: Any, rows: int) -> Tensor:
         IndexError: there is no such row, the mask is of another length, or these are no numbers of rows.
     """
     if not isinstance(index, Tensor):
-        index = torch.as_tensor(np.asarray(index))
+        array = np.asarray(index)
+        if array.dtype.kind not in "biuf":
+            raise IndexError(f"rows are taken by numbers or a mask: got {index!r:.60}, a {type(index).__name__}")
+        index = torch.as_tensor(array)
     if index.dtype is torch.bool:
         if index.shape != (rows,):
             raise IndexError(f"a mask of shape {list(index.shape)} for {rows} rows: one bool a row is needed.")

@@ -51,6 +51,11 @@ class Reader:
                 yield from cut(self.data, plan.dim, begin - base, end - base, size)
 
     @property
+    def gives_views(self) -> bool:
+        """Whether chunks are views of the dataset, and not rows that were read or gathered for them."""
+        return self.order is None and not self._by_row
+
+    @property
     def fetches(self) -> bool:
         """Whether rows come from a store, so that it pays to say which come next."""
         return self._by_row and bool(self.data.is_remote)

@@ -202,29 +202,47 @@ def _bytes(pa: Any, array: Any, kind: str) -> Jagged:
 # -- back --------------------------------------------------------------------------------------------------------------
 
 
-def to_arrow(data: Any) -> Any:
+def to_arrow(data: Any, *, nulls: str | None = None) -> Any:
     """A table of Arrow's, sharing memory where it can.
 
     Args:
-        data: what `Table.of` takes.
+        data: what `Table.of` takes, or a table of Arrow's, which stays.
+        nulls: `"mask"`: values are nulls where the bools in `"x.valid"` are False, as `from_arrow` makes them of nulls.
+            Default: these are columns like others.
 
     Raises:
         TypeError: a column has no type there; names it.
+        ValueError: `nulls` is something else, or a mask is no bool a row.
     """
+    if nulls not in (None, "mask"):
+        raise ValueError(
+            f"nulls must be 'mask', for nulls where the column 'x.valid' is False, or None: got {nulls!r}."
+        )
     pa = pyarrow()
+    if isinstance(data, pa.Table):
+        return data
     table = Table.of(data)
-    arrays, names = [], []
+    arrays = {}
     for key in table.rows.keys(True, True):
         name = key if isinstance(key, str) else ".".join(key)
         try:
-            arrays.append(array_of(pa, table.rows[key]))
+            arrays[name] = array_of(pa, table.rows[key])
         except TypeError as error:
             raise TypeError(f"the column {name!r} {error}") from None
-        names.append(name)
     for name, column in table.jagged.items():
-        arrays.append(jagged_array(pa, column))
-        names.append(name)
-    return pa.Table.from_arrays(arrays, names=names)
+        arrays[name] = jagged_array(pa, column)
+    for mask in [name for name in arrays if nulls and name.endswith(VALID) and name.removesuffix(VALID) in arrays]:
+        _put_nulls(pa, arrays, mask.removesuffix(VALID), arrays.pop(mask))
+    return pa.Table.from_arrays(list(arrays.values()), names=list(arrays))
+
+
+def _put_nulls(pa: Any, arrays: dict[str, Any], name: str, valid: Any) -> None:
+    """Give a column nulls where a mask is False."""
+    if valid.type != pa.bool_():
+        raise ValueError(f"the column {name + VALID!r} must hold one bool a row, to say where {name!r} is null.")
+    # By an index with nulls: fixed lists of a row that is null need no values of their own then.
+    rows = np.arange(len(valid))
+    arrays[name] = arrays[name].take(pa.array(rows, mask=~np.asarray(valid)))
 
 
 def array_of(pa: Any, tensor: Tensor) -> Any:

@@ -76,23 +76,29 @@ def from_polars(
     return from_arrow(frame.to_arrow(), out, nulls=nulls, overwrite=overwrite)
 
 
-def to_pandas(data: Any) -> Any:
-    """A data frame of pandas' of what `Table.of` takes; dimensions behind the first become lists."""
+def to_pandas(data: Any, *, nulls: str | None = None) -> Any:
+    """A data frame of pandas' of what `Table.of` takes; dimensions behind the first become lists.
+
+    `nulls` as `to_arrow`.
+    """
     need("pandas", "arrow", "making data frames")
-    return to_arrow(data).to_pandas()
+    return to_arrow(data, nulls=nulls).to_pandas()
 
 
-def to_polars(data: Any) -> Any:
-    """A data frame of polars' of what `Table.of` takes."""
-    return need("polars", "polars", "making data frames").from_arrow(to_arrow(data))
+def to_polars(data: Any, *, nulls: str | None = None) -> Any:
+    """A data frame of polars' of what `Table.of` takes; `nulls` as `to_arrow`."""
+    return need("polars", "polars", "making data frames").from_arrow(to_arrow(data, nulls=nulls))
 
 
 # -- Hugging Face ------------------------------------------------------------------------------------------------------
 
 
-def to_huggingface(data: Any) -> Any:
-    """A `datasets.Dataset` of what `Table.of` takes; it shares memory with the data, mapped files included."""
-    return need("datasets", "rlhf", "making Hugging Face datasets").Dataset(to_arrow(data))
+def to_huggingface(data: Any, *, nulls: str | None = None) -> Any:
+    """A `datasets.Dataset` of what `Table.of` takes; it shares memory with the data, mapped files included.
+
+    `nulls` as `to_arrow`.
+    """
+    return need("datasets", "rlhf", "making Hugging Face datasets").Dataset(to_arrow(data, nulls=nulls))
 
 
 @operation

@@ -51,8 +51,10 @@ class Format(NamedTuple):
     suffixes: tuple[str, ...]
     read: Callable[[str, Sequence[str] | None], Generator[Any, None, None]]
     """Yields tables of Arrow's, of the file and the columns that are wanted."""
-    write: Callable[[str, Iterator[Table]], None]
-    """Writes parts of one table."""
+    write: Callable[[str, Iterator[Any]], None]
+    """Writes parts of one table; of Arrow's, where the format is one of Arrow's."""
+    is_arrow: bool = False
+    """Whether columns may have nulls, and parts may be tables of Arrow's."""
 
 
 @operation
@@ -118,7 +120,14 @@ def _chain(first: Columns, rest: Iterator[Columns]) -> Iterator[Columns]:
 
 
 @operation
-def write(data: Any, path: str | os.PathLike[str], *, format: str | None = None, batch_rows: int | None = None) -> None:
+def write(
+    data: Any,
+    path: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    batch_rows: int | None = None,
+    nulls: str | None = None,
+) -> None:
     """Write a dataset as a file of another tool.
 
     Args:
@@ -127,15 +136,24 @@ def write(data: Any, path: str | os.PathLike[str], *, format: str | None = None,
         path: the file, or a URL that fsspec knows. One that is there is replaced when the new one is whole.
         format: as `read`. Default: by the ending of the name.
         batch_rows: rows that are written at a time (a row group of Parquet's). Default: about 64 MB of them.
+        nulls: `"mask"`: values are nulls where the bools in `"x.valid"` are False, as `read` makes them of nulls.
+            Default: these are columns like others.
 
     Raises:
         ImportError: a package is missing; says what to install.
         TypeError: a column has no type there; names it.
-        ValueError: the format is unknown.
+        ValueError: the format is unknown, or has no nulls.
     """
-    table = Table.of(data)
+    table, name = Table.of(data), format_of(os.fspath(path), format)
     rows = batch_rows if batch_rows is not None else _rows_at_a_time(table)
-    FORMATS[format_of(os.fspath(path), format)].write(os.fspath(path), table.batches(rows))
+    if nulls is not None and not FORMATS[name].is_arrow:
+        having = ", ".join(other for other, form in FORMATS.items() if form.is_arrow)
+        raise ValueError(f"{name} has no nulls, as {having} have: leave out nulls={nulls!r}, to write the masks.")
+    FORMATS[name].write(os.fspath(path), _parts(table.batches(rows), nulls))
+
+
+def _parts(batches: Iterator[Table], nulls: str | None) -> Iterator[Any]:
+    return batches if nulls is None else (to_arrow(part, nulls=nulls) for part in batches)
 
 
 def _rows_at_a_time(table: Table) -> int:
@@ -159,7 +177,8 @@ def convert(
     Args:
         source: a folder of a dataset, or what `read` takes.
         target: a file to write; a name without an ending is the folder of a new dataset.
-        columns, nulls: as `read`.
+        columns: as `read`.
+        nulls: as `read`; with `"mask"`, they are nulls again in a file of a format that has them (see `write`).
         **options: about workers, as `tdmap.map`.
     """
     place = os.fspath(target)
@@ -172,14 +191,17 @@ def convert(
         if to_folder:
             table.save(place)
         else:
-            write(table, place)
+            has_nulls = FORMATS[format_of(place, None)].is_arrow
+            write(table, place, nulls=nulls if nulls == "mask" and has_nulls else None)
         return
     if to_folder:
         read(source, place, columns=columns, nulls=nulls, **options)
         return
     files = find_files(source)
     with contextlib.closing(batches_of(files, format_of(files[0], None), columns, nulls)) as stream:
-        FORMATS[format_of(place, None)].write(place, (Table(*batch) for batch in stream))
+        form = FORMATS[format_of(place, None)]
+        kept = nulls if nulls == "mask" and form.is_arrow else None
+        form.write(place, _parts((Table(*batch) for batch in stream), kept))
 
 
 # -- names of files ----------------------------------------------------------------------------------------------------
@@ -412,11 +434,11 @@ def _write_numpy(path: str, parts: Iterator[Table]) -> None:
 
 
 FORMATS: dict[str, Format] = {
-    "parquet": Format((".parquet", ".pq"), parquet_batches, _write_parquet),
-    "arrow": Format((".arrow", ".feather", ".ipc"), _arrow_batches, _write_arrow),
-    "csv": Format((".csv",), _csv_batches(","), _write_csv(",")),
-    "tsv": Format((".tsv",), _csv_batches("\t"), _write_csv("\t")),
-    "jsonl": Format((".jsonl", ".ndjson"), _json_batches, _write_json),
+    "parquet": Format((".parquet", ".pq"), parquet_batches, _write_parquet, is_arrow=True),
+    "arrow": Format((".arrow", ".feather", ".ipc"), _arrow_batches, _write_arrow, is_arrow=True),
+    "csv": Format((".csv",), _csv_batches(","), _write_csv(","), is_arrow=True),
+    "tsv": Format((".tsv",), _csv_batches("\t"), _write_csv("\t"), is_arrow=True),
+    "jsonl": Format((".jsonl", ".ndjson"), _json_batches, _write_json, is_arrow=True),
     "numpy": Format((".npz", ".npy"), _numpy_batches, _write_numpy),
     "hdf5": Format((".h5", ".hdf5"), read_hdf5, write_hdf5),
     "zarr": Format((".zarr",), read_zarr, write_zarr),

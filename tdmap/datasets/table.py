@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdmap.data.entries import row_number, row_numbers
 from tdmap.datasets.columns import JAGGED, ROWS, Columns, write_columns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import jagged_of
@@ -60,6 +63,7 @@ class Table(TableDoors):
 
         Raises:
             TypeError: an entry is something else; names it.
+            ValueError: the dict has no columns.
         """
         if isinstance(data, Table):
             return data
@@ -68,6 +72,8 @@ class Table(TableDoors):
         if isinstance(data, Mapping) and not isinstance(data, TensorDict):
             jagged = {name: column for name, column in data.items() if isinstance(column, Jagged)}
             others = {name: column for name, column in data.items() if name not in jagged}
+            if not data:
+                raise ValueError("a table needs a column: the dict is empty.")
             count = len(next(iter(data.values())))
             found = cls.of(TensorDict(others, [count]))
             return cls(found.rows, {**found.jagged, **jagged})
@@ -158,13 +164,32 @@ class Table(TableDoors):
             yield self
 
     @staticmethod
-    def cat(parts: Iterable[Columns]) -> Table:
-        """The rows of several, one after the other, in new memory."""
-        found = list(parts)
+    def cat(parts: Iterable[Table | Columns]) -> Table:
+        """The rows of several tables, one after the other, in new memory.
+
+        Args:
+            parts: tables, or pairs of the columns of tensors and the others, with the same columns in each.
+
+        Raises:
+            ValueError: there are none, or they have different columns.
+            TypeError: a column is of another kind in another part.
+
+        Example:
+            >>> Table.cat([Table.of({"x": torch.arange(2)}), Table.of({"x": torch.arange(3)})])["x"].tolist()
+            [0, 1, 0, 1, 2]
+        """
+        found = [(part.rows, part.jagged) if isinstance(part, Table) else part for part in parts]
+        if not found:
+            raise ValueError("cat takes at least one table.")
+        for columns in (0, 1):
+            names = [set(part[columns].keys()) for part in found]
+            if any(others != names[0] for others in names):
+                odd = set.union(*names) - set.intersection(*names)
+                raise ValueError(f"the column {min(odd, key=str)!r} is not in every table, or of another kind in one.")
         parts_of_rows: Any = [rows for rows, _ in found]
         rows: Any = torch.cat(parts_of_rows) if len(list(found[0][0].keys())) else None
         jagged = {name: Jagged.cat([columns[name] for _, columns in found]) for name in found[0][1]}
-        count = len(next(iter(jagged.values()))) if rows is None else len(rows)
+        count = sum(map(len, parts_of_rows)) if rows is None else len(rows)
         return Table(TensorDict({}, [count]) if rows is None else rows, jagged)
 
     def __len__(self) -> int:
@@ -176,22 +201,52 @@ class Table(TableDoors):
         return [*names, *self.jagged]
 
     def __getitem__(self, index: Any) -> Any:
-        """A column for its name, a dict for the number of a row, a table for a slice, a list or a tensor."""
+        """A column for its name, a dict for the number of a row, and a table for anything else.
+
+        Args:
+            index: a list of names gives those columns; a slice, a list of numbers, a tensor, an array or a mask
+                (a bool a row) gives those rows.
+
+        Raises:
+            KeyError: there is no such column; lists those that there are.
+            IndexError: there is no such row, or these are no numbers of rows.
+        """
         if isinstance(index, str):
-            if index in self.jagged:
-                return self.jagged[index]
-            return self.rows[index if index in self.rows.keys() else tuple(index.split("."))]
-        if isinstance(index, int):
-            if not -len(self) <= index < len(self):
-                raise IndexError(f"row {index} of {len(self)} rows")
-            return {**self.rows[index].to_dict(), **{name: column[index] for name, column in self.jagged.items()}}
-        if not isinstance(index, (slice, Tensor)):
-            index = torch.as_tensor(index)
-        if not len(list(self.rows.keys())):  # nothing but a number of rows
-            jagged = {name: column[index] for name, column in self.jagged.items()}
-            count = len(next(iter(jagged.values()))) if jagged else 0
-            return Table(TensorDict({}, [count]), jagged)
-        return Table(self.rows[index], {name: column[index] for name, column in self.jagged.items()})
+            return self._column(index)
+        if isinstance(index, list) and index and all(isinstance(name, str) for name in index):
+            return self._columns(index)
+        if hasattr(index, "__index__") and not isinstance(index, bool) and not getattr(index, "ndim", 0):
+            row = row_number(operator.index(index), len(self))
+            return {**self.rows[row].to_dict(), **{name: column[row] for name, column in self.jagged.items()}}
+        if not isinstance(index, slice):
+            index = row_numbers(index, len(self))
+        elif (index.step or 1) < 0:
+            index = torch.tensor(range(len(self))[index], dtype=torch.int64)
+        jagged = {name: column[index] for name, column in self.jagged.items()}
+        if len(list(self.rows.keys())):
+            return Table(self.rows[index], jagged)
+        count = len(range(len(self))[index]) if isinstance(index, slice) else len(index)
+        return Table(TensorDict({}, [count]), jagged)
+
+    def _column(self, name: str) -> Any:
+        if name in self.jagged:
+            return self.jagged[name]
+        key = name if name in self.rows.keys() else tuple(name.split("."))
+        if key not in self.rows.keys(True):
+            close = difflib.get_close_matches(name, self.keys(), 1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise KeyError(f"there is no column {name!r}: there are {', '.join(map(repr, self.keys()))}.{hint}")
+        return self.rows[key]
+
+    def _columns(self, names: list[str]) -> Table:
+        found = {name: self._column(name) for name in names}
+        jagged = {name: column for name, column in found.items() if isinstance(column, Jagged)}
+        tensors = {
+            tuple(name.split(".")) if name not in self.rows.keys() else name: column
+            for name, column in found.items()
+            if name not in jagged
+        }
+        return Table(TensorDict(tensors, [len(self)]), jagged)
 
     def to_tensordict(self) -> TensorDict:
         """One TensorDict: strings and bytes as one Python object a row.

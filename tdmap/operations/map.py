@@ -77,9 +77,10 @@ def map(
     Args:
         data: a tensor or a collection of tensors, with rows along `dim`.
         fn: called with each chunk. It returns a collection or tensor with the chunk's results, or None when it has
-            changed the chunk in place. Lambdas, closures and functions of `__main__` work, under every start
-            method. An `nn.Module` is called without gradients, in its own mode, and workers share its parameters; a
-            torchvision transform is called with the pictures of a chunk (see `tdmap.functions`).
+            changed the chunk in place; where it does both, the source is changed, with a warning. Lambdas, closures and
+            functions of `__main__` work, under every start method. An `nn.Module` is called without gradients, in its
+            own mode, and workers share its parameters; a torchvision transform is called with the pictures of a chunk
+            (see `tdmap.functions`).
         dim: the dimension that is cut; negative ones count from the last batch dimension.
         num_workers: processes or threads; 0 runs in the caller. Default: the cores that this process may use.
         out: where results are written: a preallocated tensor or collection with `data`'s rows along `dim`,

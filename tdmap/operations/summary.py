@@ -61,7 +61,8 @@ def describe(data: Any, **options: Unpack[WorkerOptions]) -> Summary:
     All elements of a column count alike; figures are of the finite ones.
 
     Args:
-        data: a collection with rows in dimension 0. Of a `Table`, jagged columns count by the lengths of their rows.
+        data: a collection with rows in dimension 0. Jagged columns of a `Table`, and a `Jagged`, count by the lengths
+            of their rows.
         **options: about workers, as `tdmap.map`.
 
     Example:
@@ -72,7 +73,9 @@ def describe(data: Any, **options: Unpack[WorkerOptions]) -> Summary:
     """
     others: dict[str, str] = {}
     rows: Any = data
-    if hasattr(data, "jagged"):
+    if hasattr(data, "lengths"):
+        rows = TensorDict({"rows (length)": data.lengths}, [len(data)])
+    elif hasattr(data, "jagged"):
         lengths = {f"{name} (length)": column.lengths for name, column in data.jagged.items()}
         rows = TensorDict({**{key: data.rows.get(key) for key in data.rows.keys()}, **lengths}, [len(data)])
     wanted: dict[str, Any] = {}

@@ -17,7 +17,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -97,6 +97,10 @@ class Target(ABC):
         """Run the job; what `map` returns."""
 
 
+def _needing_results(job: Job) -> Job:
+    return replace(job, policy=replace(job.policy, needs_results=True))
+
+
 class Gathered(Target):
     """Results are joined into a new value."""
 
@@ -126,6 +130,7 @@ class InFolder(Target):
     """The path, or a folder whose dataset is replaced."""
 
     def run(self, job: Job, execution: Execution) -> Any:
+        job = _needing_results(job)
         if job.policy.skip == DROP:
             if self.rank is not None:
                 raise ValueError(
@@ -183,7 +188,7 @@ class InShards(Target):
 
     def run(self, job: Job, execution: Execution) -> Any:
         return map_to_shards(
-            job,
+            _needing_results(job),
             self.out,
             self.rows_per_shard,
             execution,

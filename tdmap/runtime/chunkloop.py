@@ -43,6 +43,7 @@ from tdmap.runtime.workers.control import Control
 from tdmap.runtime.writeahead import WriteAhead
 from tdmap.seeding import ChunkStreams
 from tdmap.sinks.base import Kind
+from tdmap.sinks.folder import returned_none
 from tensordict_lite.errors import DatasetError
 
 FLUSH_SECONDS = 0.005
@@ -147,7 +148,7 @@ class ChunkLoop:
         self._guard = True
         self._generation = _generation
         self._handlers = installed_handlers() if in_caller and policy.skip else frozenset()
-        self._expect_changes = policy.in_place and reader.order is None and self.settle is None
+        self._expect_changes = policy.in_place and reader.gives_views and self.settle is None
         self.meter = None if policy.meter is None else policy.meter(self)
         self._skipper = Skipper(self, policy.skip) if policy.skip else None
         # Tensors of torch's inference mode count no versions.
@@ -366,6 +367,8 @@ class ChunkLoop:
                 lost = assigned(data, next(self.reader.read(chunk, chunk + 1)))
                 if lost is not None:
                     raise lost
+            if result is None and self.policy.needs_results and self.mutated:  # here, where its rows can be put back
+                raise returned_none(describe_rows(*plan.rows(chunk)))
             yield chunk, result, target
 
 

@@ -25,6 +25,7 @@ from tdmap.data.objects import contents
 from tdmap.data.sizes import result_bytes
 from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_rows
 from tdmap.events import CallbackList, ChunkRetried, JobEnded, JobStarted, LeaseDone, ResultTaken, WorkerDied
+from tdmap.frames import warn_user
 from tdmap.job import Job
 from tdmap.plan import default_chunk_size, merge_ranges
 from tdmap.process.owner import Owner
@@ -100,6 +101,7 @@ class Driver:
         self.rows = job.plan.length - sum(job.plan.count(start, stop) for start, stop in elsewhere)
         self.chunks = job.plan.num_chunks - sum(stop - start for start, stop in elsewhere)
         self.changed = False
+        self._mutated = self._has_results = False
         self.skips = SkipLog(job, callbacks, None if log is None else log.skips)
         self._idle: set[int] = set()
         """Workers that hold nothing."""
@@ -169,6 +171,7 @@ class Driver:
             self._announced = self.sink.writer is not None
             yield from self._loop()
             self.skips.finish(self.rows)
+            self._warn_of_changes()
         except BaseException as caught:
             error = caught
             if isinstance(caught, (OSError, LookupError, ValueError)):
@@ -179,6 +182,16 @@ class Driver:
         finally:
             if self._owner.is_here:
                 self._close(error, began)
+
+    def _warn_of_changes(self) -> None:
+        writer = self.sink.writer
+        meant = self._demands.in_place or (writer is not None and writer.aliased)
+        if self._mutated and self._has_results and not meant:
+            warn_user(
+                f"{self.job.name}: the function changed rows of the source in place, and returned results too: the "
+                "source holds the changed rows now. Begin the function with chunk = chunk.clone() to keep the source, "
+                "or return None where the change is the result."
+            )
 
     def _close(self, error: BaseException | None, began: float) -> None:
         try:
@@ -309,6 +322,7 @@ class Driver:
             if message.segment is not None:
                 self._segment(message.segment)
             self.changed |= message.mutated
+            self._mutated |= message.mutated
             lease = self.scheduler.get(message.lease)
             if lease is not None:
                 start = lease.start
@@ -349,6 +363,7 @@ class Driver:
             self._settle_plan()
         self._first_result |= kind is not Kind.FAILED
         self.changed |= kind is Kind.NONE or self._demands.in_place
+        self._has_results |= kind is not Kind.NONE and kind is not Kind.FAILED
         self.sink.accept(start, stop, kind, values)
         self.scheduler.commit(lease.id, stop)
         self.skips.commit(start, stop)

@@ -118,7 +118,8 @@ def concat(datasets: Iterable[Data]) -> ShardedDataset:
             continue
         if not isinstance(data, TensorCollection) or not len(data.shape):
             what = "collection of batch size []" if isinstance(data, TensorCollection) else type(data).__name__
-            raise TypeError(f"concat takes datasets, with rows in dimension 0: got a {what}.")
+            hint = f" In memory: {what}.cat([...])." if hasattr(data, "__tdmap_operations__") else ""
+            raise TypeError(f"concat takes datasets, with rows in dimension 0: got a {what}.{hint}")
         root = mapped_root(data)
         member: Member = MemoryMember(f"dataset {place}", data)
         if root is not None:

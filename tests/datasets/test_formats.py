@@ -211,6 +211,34 @@ def test_nulls_are_told_or_masked(tmp_path: Path) -> None:
             assert found[f"{name}.valid"].tolist() == [value is not None for value in values]
 
 
+def test_masks_are_nulls_again(tmp_path: Path) -> None:
+    data = with_nulls().set_column(8, "t", pa.array([1, None, 2]))
+    expected = data.to_pydict()
+    masked = from_arrow(data, tmp_path / "masked", nulls="mask")
+    assert {name: to_arrow(masked, nulls="mask")[name].to_pylist() for name in expected} == expected
+    assert to_pandas(masked, nulls="mask")["s"].isna().tolist() == [False, True, False]
+    plain = data.select(["i", "f", "b"])
+    for name, columns in {"x.parquet": data, "x.arrow": data, "x.csv": plain, "x.jsonl": plain}.items():
+        write(from_arrow(columns, nulls="mask"), tmp_path / name, nulls="mask", batch_rows=2)
+        assert to_arrow(read(tmp_path / name, nulls="mask"), nulls="mask").to_pydict() == columns.to_pydict(), name
+    convert(tmp_path / "x.parquet", tmp_path / "y.arrow", nulls="mask")
+    convert(tmp_path / "masked", tmp_path / "z.parquet", nulls="mask")
+    for name in ("y.arrow", "z.parquet"):
+        assert to_arrow(read(tmp_path / name, nulls="mask"), nulls="mask").to_pydict() == expected, name
+    convert(tmp_path / "x.csv", tmp_path / "x.npz", nulls="mask")
+    assert read(tmp_path / "x.npz")["i.valid"].tolist() == [True, False, True]
+
+
+def test_formats_and_masks_without_nulls_say_so(tmp_path: Path) -> None:
+    data = from_arrow(pa.table({"i": [1, None]}), nulls="mask")
+    with pytest.raises(ValueError, match="numpy has no nulls, as parquet, arrow, csv, tsv, jsonl have"):
+        write(data, tmp_path / "x.npz", nulls="mask")
+    with pytest.raises(ValueError, match="'i.valid' must hold one bool a row, to say where 'i' is null"):
+        write({"i": torch.zeros(2), "i.valid": torch.zeros(2)}, tmp_path / "x.parquet", nulls="mask")
+    with pytest.raises(ValueError, match="nulls must be 'mask'"):
+        to_arrow(data, nulls="raise")
+
+
 @pytest.mark.parametrize(
     ("column", "message"),
     [

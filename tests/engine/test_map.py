@@ -86,6 +86,7 @@ def test_none_results_mean_in_place(run, data):
     assert torch.equal(data["meta", "row"], before["meta", "row"] * 3)
 
 
+@pytest.mark.filterwarnings("ignore:.*changed rows of the source")
 def test_changed_and_returned_rows_are_both_seen(run, data):
     before = data.clone()
 

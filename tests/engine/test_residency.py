@@ -23,6 +23,7 @@ def mapped_bytes(_: Any = None) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 @pytest.mark.parametrize("to_files", [True, False], ids=["memmap", "shared memory"])
+@pytest.mark.filterwarnings("ignore:.*changed rows of the source")
 def test_a_worker_lets_go_of_the_pages_that_it_has_passed(tmp_path: Path, to_files: bool) -> None:
     row = TensorDict({"x": torch.zeros(ROW_BYTES, dtype=torch.uint8)}, [])
     if to_files:

@@ -179,6 +179,7 @@ def once(path):
         return False
 
 
+@pytest.mark.filterwarnings("ignore:.*changed rows of the source")
 def test_results_that_travel_and_changed_rows_agree(tmp_path):
     x = torch.zeros(400)
 

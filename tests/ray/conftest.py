@@ -24,6 +24,8 @@ def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     folder = tempfile.mkdtemp(prefix="tdr-")  # short: it holds sockets, whose names may not be long
+    # Ray notes the cluster's address in its usual folder, which it does not make, wherever the cluster's own one is.
+    os.makedirs(os.path.join(tempfile.gettempdir(), "ray"), exist_ok=True)
     small = {"object_store_memory": 100 << 20, "include_dashboard": False}
     made, handler = None, signal.getsignal(signal.SIGTERM)
     try:
