@@ -259,13 +259,12 @@ def _is_foreign_pool(pool: object) -> bool:
 def _nested() -> bool:
     """Whether this is a worker already: of this library, or a daemon of another pool, which may not have children."""
     if worker_module.in_worker or forks.is_unborn_worker():
-        nested = True
+        why = "inside a worker process runs serially: the outer map uses the cores already"
     else:
         libraries = [multiprocessing, sys.modules.get("multiprocess")]
-        nested = any(library.current_process().daemon for library in libraries if library is not None)
-    if nested:
-        warn_user(
-            "map inside a worker process runs serially: the outer map uses the cores already. "
-            'Pass executor="serial" to say so, or executor="thread".'
-        )
-    return nested
+        daemons = [library.current_process() for library in libraries if library is not None]
+        if not any(process.daemon for process in daemons):
+            return False
+        why = "in a daemon process, such as a worker of a DataLoader, runs serially: it may not start processes"
+    warn_user(f'map {why}. Pass executor="serial" to say so, or executor="thread".')
+    return True

@@ -88,6 +88,10 @@ def _by_method(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     names, theirs = list(inspect.signature(fn).parameters), list(inspect.signature(method).parameters)
     first = args[1:2] if theirs[:1] != [] and theirs[0] not in names else ()
     named = dict(zip(names[1 + len(first) :], args[1 + len(first) :]))
+    parameters = inspect.signature(method).parameters.values()
+    unknown = set() if any(p.kind is p.VAR_KEYWORD for p in parameters) else kwargs.keys() - set(theirs)
+    if unknown:
+        raise unknown_option(f"{fn.__name__} of a {type(args[0]).__name__}", sorted(unknown)[0], theirs)
     return method(*first, **named, **kwargs)
 
 

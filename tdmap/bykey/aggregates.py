@@ -171,6 +171,11 @@ class _OfEntry(Grouped):
         return torch.from_numpy(chunk.slots.sizes[chunk.slots.used]) * self.entry(chunk.rows)[2], sums
 
 
+NOT_OF_NUMPY = frozenset(
+    [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz]
+)
+"""Dtypes of floats that numpy has not; float32 holds each of their values exactly."""
+
 WIDE = 8
 """Elements of a row that are added up one by one; rows of more are sorted first."""
 
@@ -181,7 +186,7 @@ def _add_by_slot(chunk: Slotted, values: Tensor) -> Tensor | None:
     if not 0 < width <= WIDE:
         return None
     values = values.detach()
-    numbers = values.float() if values.dtype is torch.bfloat16 else values
+    numbers = values.float() if values.dtype in NOT_OF_NUMPY else values
     flat = numbers.reshape(rows, width).numpy()
     sums = [chunk.add_up(flat[:, at])[chunk.slots.used] for at in range(width)]
     return torch.from_numpy(np.stack(sums, axis=1)).reshape(-1, *values.shape[1:])
@@ -352,13 +357,13 @@ class GroupedExtrema(_OfEntry):
 
 
 def _extreme(ufunc: Any, values: Tensor, starts: Starts) -> Tensor:
-    if values.dtype is torch.bfloat16:  # numpy has no such dtype; the detour is exact
-        return reduce_runs(ufunc, values.float(), starts).to(torch.bfloat16)
+    if values.dtype in NOT_OF_NUMPY:  # the detour is exact
+        return reduce_runs(ufunc, values.float(), starts).to(values.dtype)
     return reduce_runs(ufunc, values, starts)
 
 
 def _extreme_by_slot(ufunc: Any, values: Tensor, chunk: Slotted) -> Tensor:
-    numbers = (values.float() if values.dtype is torch.bfloat16 else values).numpy()
+    numbers = (values.float() if values.dtype in NOT_OF_NUMPY else values).numpy()
     found = np.empty(chunk.slots.count, dtype=numbers.dtype)
     found[chunk.slots.numbers] = numbers  # any value of the slot will do to begin with
     with np.errstate(invalid="ignore"):  # NaN is welcome

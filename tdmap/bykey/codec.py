@@ -56,7 +56,7 @@ class KeyColumn:
         if self.dtype not in _BITS:
             raise TypeError(
                 f"{self.name} has dtype {str(self.dtype).removeprefix('torch.')}, which cannot be a key: use bool, an "
-                "integer or a floating point dtype, uint8 rows, or strings."
+                "integer or a floating point dtype of 16 bits or more, uint8 rows, or strings."
             )
         if self.shape not in ((), (1,)) and not (self.dtype is torch.uint8 and len(self.shape) == 1 and self.shape[0]):
             raise ValueError(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.kinds import is_data
+from tdmap.data.store import destination
 from tdmap.datasets.arrow import columns_of, jagged_names, pyarrow, to_arrow
 from tdmap.datasets.columns import Columns, map_columns, write_columns
 from tdmap.datasets.extras import need
@@ -29,29 +30,50 @@ CHUNK_ROWS = 1024
 """Rows of a Hugging Face dataset that a worker takes at a time."""
 
 
-def from_arrow(table: Any, out: str | os.PathLike[str] | None = None, *, nulls: str = "raise") -> Table:
+def from_arrow(
+    table: Any, out: str | os.PathLike[str] | None = None, *, nulls: str = "raise", overwrite: bool = False
+) -> Table:
     """A table of a table or a record batch of Arrow's; numbers and text share its memory.
 
     Args:
         table: the table.
         out: folder for a memory-mapped copy.
         nulls: `"raise"` or `"mask"`, as `tdmap.datasets.read`.
+        overwrite: the folder may hold a dataset, which the new one replaces when it is whole.
     """
-    columns = columns_of(table, nulls)
+    place, columns = destination(out, overwrite), columns_of(table, nulls)
     if out is None:
         return Table(*columns)
-    write_columns([columns], sorted(columns[1]), out)
+    write_columns([columns], sorted(columns[1]), place)
     return Table.open(out)
 
 
-def from_pandas(frame: Any, out: str | os.PathLike[str] | None = None, *, nulls: str = "raise") -> Table:
-    """A table of a data frame of pandas'; its index is left out. Arguments as `from_arrow`."""
-    return from_arrow(pyarrow().Table.from_pandas(frame, preserve_index=False), out, nulls=nulls)
+def from_pandas(
+    frame: Any, out: str | os.PathLike[str] | None = None, *, nulls: str = "raise", overwrite: bool = False
+) -> Table:
+    """A table of a data frame of pandas'; its index is left out. Arguments as `from_arrow`.
+
+    NaN in a column of NumPy floats is a number as any other. Nulls are None, `NaT`, and `NA` of pandas' own dtypes.
+
+    Example:
+        >>> import pandas
+        >>> from_pandas(pandas.DataFrame({"x": [1.0, float("nan")]})).rows["x"]
+        tensor([1., nan], dtype=torch.float64)
+    """
+    pa = pyarrow()
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    for number in range(frame.shape[1]):
+        values = frame.iloc[:, number]
+        if isinstance(values.dtype, np.dtype) and values.dtype.kind == "f" and table.column(number).null_count:
+            table = table.set_column(number, table.field(number), pa.array(values.to_numpy(), from_pandas=False))
+    return from_arrow(table, out, nulls=nulls, overwrite=overwrite)
 
 
-def from_polars(frame: Any, out: str | os.PathLike[str] | None = None, *, nulls: str = "raise") -> Table:
+def from_polars(
+    frame: Any, out: str | os.PathLike[str] | None = None, *, nulls: str = "raise", overwrite: bool = False
+) -> Table:
     """A table of a data frame of polars'. Arguments as `from_arrow`."""
-    return from_arrow(frame.to_arrow(), out, nulls=nulls)
+    return from_arrow(frame.to_arrow(), out, nulls=nulls, overwrite=overwrite)
 
 
 def to_pandas(data: Any, *, nulls: str | None = None) -> Any:
@@ -87,6 +109,7 @@ def from_huggingface(
     columns: Sequence[str] | None = None,
     nulls: str = "raise",
     resume: bool = False,
+    overwrite: bool = False,
     **options: Unpack[WorkerOptions],
 ) -> Table:
     """A table of a Hugging Face dataset, whose shuffles, filters and selections count.
@@ -98,6 +121,7 @@ def from_huggingface(
         columns: only these.
         nulls: `"raise"` or `"mask"`, as `tdmap.datasets.read`.
         resume: with `out`: an interrupted call goes on when it is made again.
+        overwrite: as `from_arrow`.
         **options: about workers, as `tdmap.map`.
 
     Raises:
@@ -109,6 +133,7 @@ def from_huggingface(
         raise TypeError(f"a datasets.Dataset is needed, got a {type(dataset).__name__}.")
     if columns is not None:
         dataset = dataset.select_columns(list(columns))
+    place = destination(out, overwrite)
     arrow = dataset.with_format("arrow")
     if not len(arrow):
         raise ValueError("the dataset has no rows.")
@@ -118,7 +143,7 @@ def from_huggingface(
     names = jagged_names(arrow[:1].schema)
     index = TensorDict({"row": torch.arange(len(arrow))}, [len(arrow)])
     fn = ReadArrow(arrow, nulls)
-    map_columns(index, fn, names, out, chunksize=CHUNK_ROWS, resume=resume, counts=1, **options)
+    map_columns(index, fn, names, place, chunksize=CHUNK_ROWS, resume=resume, counts=1, **options)
     return Table.open(out)
 
 
@@ -151,6 +176,7 @@ def from_dataset(
     chunksize: int = 16,
     resume: bool = False,
     on_error: OnError = "raise",
+    overwrite: bool = False,
     **options: Unpack[WorkerOptions],
 ) -> Table:
     """Write what a map-style dataset of torch's gives, row by row, into a folder.
@@ -164,6 +190,7 @@ def from_dataset(
         chunksize: rows that a worker takes at a time.
         resume: an interrupted call goes on when it is made again.
         on_error: as `tdmap.map`; `"skip"` leaves rows out that raise.
+        overwrite: as `from_arrow`.
         **options: about workers, as `tdmap.map`.
 
     Raises:
@@ -182,7 +209,10 @@ def from_dataset(
     jagged = sorted(name for name, value in first.items() if isinstance(value, (str, bytes)) or name in ragged)
     index = TensorDict({"row": torch.arange(len(dataset))}, [len(dataset)])
     counts = 1 if on_error == "raise" else None
-    map_columns(index, fn, jagged, out, chunksize=chunksize, resume=resume, on_error=on_error, counts=counts, **options)
+    place = destination(out, overwrite)
+    map_columns(
+        index, fn, jagged, place, chunksize=chunksize, resume=resume, on_error=on_error, counts=counts, **options
+    )
     return Table.open(out)
 
 

@@ -14,13 +14,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from tdmap.data.store import OutputFolder
+from tdmap.data.store import OutputFolder, destination
 from tdmap.datasets.arrays import read_hdf5, read_zarr, write_hdf5, write_zarr
 from tdmap.datasets.arrow import columns_of, pyarrow, to_arrow
 from tdmap.datasets.columns import Columns, write_columns
@@ -40,6 +39,10 @@ if TYPE_CHECKING:
 
 PART_BYTES = 64 << 20
 """Bytes of a table that are written at a time."""
+
+
+NAN_OF_CSV = ("nan", "-nan")
+"""What Arrow, NumPy and C write for NaN, which is a number. Other spellings, such as "NA", are nulls."""
 
 
 class Format(NamedTuple):
@@ -63,6 +66,7 @@ def read(
     columns: Sequence[str] | None = None,
     nulls: str = "raise",
     resume: bool = False,
+    overwrite: bool = False,
     **options: Unpack[WorkerOptions],
 ) -> Table:
     """Read files of another tool into a memory-mapped dataset.
@@ -77,6 +81,7 @@ def read(
         nulls: `"raise"`, or `"mask"`: nulls become zeros and empty rows, and each column `x` gets one of bools beside
             it, `x.valid`.
         resume: Parquet into a folder: keep a journal there, so that an interrupted call goes on when it is made again.
+        overwrite: the folder may hold a dataset, which the new one replaces when it is whole.
         **options: about workers, as `tdmap.map`; only Parquet is read by several.
 
     Returns:
@@ -88,10 +93,10 @@ def read(
         TypeError: a column is no tensor and no list of numbers; names it.
         ValueError: the format is unknown, a column has nulls, or there are no rows.
     """
-    files = find_files(source)
+    place, files = destination(out, overwrite), find_files(source)
     name = format_of(files[0], format)
     if name == "parquet" and out is not None:
-        return read_parquet(files, Path(out), columns, nulls, resume, options)
+        return read_parquet(files, OutputFolder.of(place), columns, nulls, resume, options)
     if resume:
         raise ValueError("resume=True needs Parquet files, whose parts can be read alone, and out=a folder.")
     with contextlib.closing(batches_of(files, name, columns, nulls)) as stream:
@@ -100,7 +105,7 @@ def read(
             if not parts:
                 raise ValueError(f"{files[0]} has no rows.")
             return Table.cat(parts)
-        store = OutputFolder(out)
+        store = OutputFolder.of(place)
         with store.claimed(f"read({files[0]})"):  # before anything is read
             first = next(stream, None)
             if first is None:
@@ -330,7 +335,10 @@ def _csv_batches(delimiter: str) -> Callable[[str, Sequence[str] | None], Genera
         csv = need("pyarrow.csv", "arrow", "reading CSV")
         pa = pyarrow()
         with read_ahead(path) as source:
-            options = csv.ConvertOptions(include_columns=list(columns) if columns is not None else None)
+            options = csv.ConvertOptions(
+                include_columns=list(columns) if columns is not None else None,
+                null_values=[text for text in csv.ConvertOptions().null_values if text not in NAN_OF_CSV],
+            )
             parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
             try:
                 with csv.open_csv(source, parse_options=parse, convert_options=options) as reader:  # it reads ahead

@@ -226,6 +226,19 @@ class Jagged(JaggedDoors):
         parts = [flat[start:end] for start, end in zip(ends, ends[1:])]
         return [part.decode("utf-8", "surrogatepass") for part in parts] if self.kind == "str" else parts
 
+    def as_column_of_objects(self) -> list[Any]:
+        """A list of strings or bytes, for a TensorDict.
+
+        Raises:
+            TypeError: its rows are tensors of different lengths.
+        """
+        if self.kind == "tensor":
+            raise TypeError(
+                "its rows have different lengths. Pad them (`pad`), or map a Jagged or a Table of tdmap.datasets, "
+                "whose results may be jagged."
+            )
+        return self.tolist()
+
     def flat(self) -> Tensor:
         """`[total, ...]`: the elements of these rows one after the other; shares memory where they lie so."""
         if not len(self):

@@ -6,11 +6,11 @@ import contextlib
 import mmap
 import os
 from collections.abc import Generator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from tdmap.data.store import OutputFolder
 from tdmap.datasets.arrow import columns_of, jagged_names, pyarrow
 from tdmap.datasets.columns import Columns, map_columns
 from tdmap.datasets.extras import need, opened
@@ -20,7 +20,7 @@ from tensordict_lite import TensorDict
 
 
 def read_parquet(
-    files: Sequence[str], out: Path, columns: Sequence[str] | None, nulls: str, resume: bool, options: Any
+    files: Sequence[str], store: OutputFolder, columns: Sequence[str] | None, nulls: str, resume: bool, options: Any
 ) -> Table:
     """Read Parquet files into a folder, on several processes. Arguments and errors as `tdmap.datasets.read`."""
     numbers: list[tuple[int, int]] = []
@@ -46,8 +46,8 @@ def read_parquet(
     table = torch.tensor(numbers)
     index = TensorDict({"file": table[:, 0].contiguous(), "group": table[:, 1].contiguous()}, [len(table)])
     fn, names = ReadGroup(files, columns, nulls), jagged_names(schema)
-    map_columns(index, fn, names, out, chunksize=1, resume=resume, counts=torch.tensor(counts), **options)
-    return Table.open(out)
+    map_columns(index, fn, names, store, chunksize=1, resume=resume, counts=torch.tensor(counts), **options)
+    return Table.open(store.path)
 
 
 def parquet_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:

@@ -128,7 +128,8 @@ def plain_rows(result: Any, chunk: Any, dim: int = 0) -> Any:
     if not isinstance(result, _PLAIN):
         return result
     if isinstance(result, np.ndarray):
-        return torch.from_numpy(np.ascontiguousarray(result))
+        return torch.from_numpy(np.require(result, requirements=["C", "W"]))
+    result = {name: _entry(name, value) for name, value in result.items()}
     try:
         return TensorDict(result, [] if chunk is None else _batch_size_of(result, chunk, dim))
     except (RuntimeError, TypeError, ValueError) as error:
@@ -136,6 +137,19 @@ def plain_rows(result: Any, chunk: Any, dim: int = 0) -> Any:
             f"the function returned a dict ({', '.join(map(repr, result))}), whose columns are no rows of one "
             f"length: {error}"
         ) from error
+
+
+def _entry(name: Any, value: Any) -> Any:
+    """A column of a dict as a TensorDict takes it: arrays that may be written to, text of a `Jagged` as a list."""
+    if isinstance(value, np.ndarray):
+        return value if value.flags.writeable else value.copy()
+    as_list = getattr(value, "as_column_of_objects", None)
+    try:
+        return value if as_list is None else as_list()
+    except TypeError as error:
+        raise OutputMismatch(
+            f"the function returned a dict, and {name!r} is no column of a TensorDict: {error}"
+        ) from None
 
 
 def plain_group(result: Any) -> Any:

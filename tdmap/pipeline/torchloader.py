@@ -6,7 +6,6 @@ from collections.abc import Iterator, MutableMapping
 from types import FrameType
 from typing import Any
 
-import torch
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import collate
 
@@ -97,11 +96,3 @@ class _Enveloped(Iterator[Any]):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._elements, name)
-
-
-def _stack_collections(batch: list[Any], *, collate_fn_map: Any = None) -> Any:
-    return torch.stack(batch)
-
-
-# The registry is torch's way to teach `default_collate` a type: rows of a pipeline make a batch.
-collate.default_collate_fn_map.setdefault(TensorDictBase, _stack_collections)

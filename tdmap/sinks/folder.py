@@ -67,7 +67,8 @@ def _obstacle(value: Data, rows: int, plan: ChunkPlan, path: tuple[str, ...] = (
             if not gatherable(entry, rows, plan):
                 return _obstacle(entry, rows, plan, (*path, key))
     if isinstance(value, torch.Tensor):
-        return f"and {name} is {value.layout} on {value.device}."
+        layout = "quantised" if value.is_quantized else "nested" if value.is_nested else str(value.layout)
+        return f"and {name} is {layout} on {value.device}."
     return f"and {name} is a {type(value).__name__}, whose rows may differ in shape. Pad them, or leave out=None."
 
 

@@ -11,6 +11,7 @@ from tdmap.data.join import allocate_like, gatherable, join, joinable
 from tdmap.data.kinds import Data, is_data, tensors_of
 from tdmap.data.objects import ObjectColumns, blank_like, object_paths, with_objects, without_objects
 from tdmap.data.reader import narrow
+from tdmap.data.schema import plain
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch, describe_rows
 from tdmap.frames import warn_user
@@ -91,6 +92,17 @@ class Gather(PlainSink):
     def result(self) -> Any:
         if self._name and self._none and (self._writer is not None or self._loose):
             self._warn_of_none()
+        try:
+            return self._joined()
+        except (RuntimeError, KeyError, ValueError, TypeError):
+            if not all(is_data(part) for part in self._loose.values()):
+                raise
+            misfit = self._misfit()
+            if misfit is None:
+                raise
+            raise misfit from None
+
+    def _joined(self) -> Any:
         self._blank_failed()
         if not self._loose and not self._none and self._writer is not None:
             return self._out()
@@ -100,12 +112,7 @@ class Gather(PlainSink):
         plan = self._plan
         if plan.unbind and self._written:
             plan = ChunkPlan(plan.length, plan.size, plan.dim)
-        try:
-            return join(parts, plan)
-        except (RuntimeError, KeyError, ValueError, TypeError) as error:
-            if not all(is_data(part) for part in parts):
-                raise
-            raise self._misfit() or error from error
+        return join(parts, plan)
 
     def _warn_of_none(self) -> None:
         spans = sorted(self._plan.span(start, stop) for start, stop in self._none)
@@ -128,6 +135,9 @@ class Gather(PlainSink):
         """The first result that does not go with the one before it, for the error."""
         chunks, dim = sorted(self._loose), self._plan.dim
         for chunk in chunks:
+            obstacle = _not_strided(self._loose[chunk])
+            if obstacle is not None:
+                return OutputMismatch(f"{describe_rows(*self._plan.rows(chunk))}: {obstacle}")
             shape = tuple(self._loose[chunk].shape)
             if not self._plan.unbind and len(shape) <= dim:
                 return OutputMismatch(
@@ -137,6 +147,8 @@ class Gather(PlainSink):
                 )
         if self._writer is not None:
             before, name = self._out(), "those that were written first"
+            if self._plan.unbind:
+                before = narrow(before, dim, 0, 1)[(slice(None),) * dim + (0,)]
         else:
             before, name = self._loose[chunks[0]], describe_rows(*self._plan.rows(chunks[0]))
         before = self._row_of(before)
@@ -148,7 +160,7 @@ class Gather(PlainSink):
                     where=describe_rows(*self._plan.rows(chunk)),
                     purpose="to be joined",
                     advice="Return the same keys, dtypes and row shapes for every chunk, or use map_iter, which yields "
-                    "each result by itself.",
+                    "each result by itself. Rows of different lengths: map a Jagged or a Table of tdmap.datasets.",
                 )
         return None
 
@@ -204,3 +216,18 @@ class Gather(PlainSink):
                 parts.append(value.unsqueeze(plan.dim) if stack else value)
             position = stop
         return parts
+
+
+def _not_strided(result: Data) -> str | None:
+    """Which tensor of a result has no rows that can be joined, and what to do."""
+    leaves = [((), result)] if isinstance(result, torch.Tensor) else result.items(True, True)
+    for key, leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            try:
+                plain(leaf, key if isinstance(key, tuple) else (key,))
+            except OutputMismatch as error:
+                return (
+                    f"{error} Return dense tensors (to_dense(), dequantize()), indices and values as columns of their "
+                    "own, or rows of different lengths as a lazy stack; or use map_iter, which yields each result."
+                )
+    return None

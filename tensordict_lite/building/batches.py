@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
@@ -99,8 +100,11 @@ def collate(
     return default_collate(batch)
 
 
-def _stack(batch: list[Any]) -> Any:
-    return registry.maybe_dense_stack(batch)
+def _stack(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    return registry.maybe_dense_stack(list(batch))
+
+
+default_collate_fn_map[TensorCollection] = _stack  # what a DataLoader without a collate_fn does with samples
 
 
 def _collate_ragged(batch: list[Any], pad: Mapping[Any, float], nested: Sequence[Any], mask_key: Any) -> Any:

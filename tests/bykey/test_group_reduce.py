@@ -387,3 +387,19 @@ def test_rows_of_a_group_are_numbered_through_all_batches(executor, small_pieces
         expected = tdmap.reduce(data[keys == group], parts, num_workers=0)
         assert int(result["sum"][group]) == int(expected["sum"])
         assert result["top", "row"][group].tolist() == expected["top", "row"].tolist()
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz]
+)
+@pytest.mark.parametrize("groups", [3, 400])
+def test_figures_of_float8_are_those_of_its_values(dtype, groups):
+    values = (torch.arange(1000) % 13 - 6).float().to(dtype)
+    data = TensorDict({"k": torch.arange(1000) % groups, "x": values}, [1000])
+    figures = {"sum": Sum("x"), "mean": Mean("x"), "min": Min("x"), "max": Max("x"), "var": Var("x")}
+    found = tdmap.group_by(data, "k").reduce(figures, num_workers=0)
+    data["x"] = values.float()
+    wanted = tdmap.group_by(data, "k").reduce(figures, num_workers=0)
+    assert found["max"].dtype is dtype
+    for name in figures:
+        assert torch.equal(found[name].double(), wanted[name].double()), name

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils import _pytree
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 import tensordict_lite as tdl
 from tensordict_lite import NonTensorData, NonTensorStack, TensorDict, assert_close, lazy_stack, tensorclass
@@ -294,6 +294,23 @@ def test_collate_in_a_data_loader():
     assert td.batch_size == (4,) and labels.tolist() == [0, 1, 2, 3]
     assert tdl.collate([{"k": torch.zeros(2)}, {"k": torch.ones(2)}])["k"].shape == (2, 2)
     assert tdl.collate(td) is td
+
+
+def test_data_loader_without_a_collate_function_stacks_samples(td):
+    """As with the package tensordict: rows, tensorclasses, ragged rows, and collections within tuples and dicts."""
+    batches = list(DataLoader(td, batch_size=2))
+    assert [batch.batch_size for batch in batches] == [(2,), (1,)]
+    assert (
+        all(type(batch) is TensorDict for batch in batches)
+        and (torch.cat(batches).exclude("s") == td.exclude("s")).all()
+    )
+    points = default_collate([Point(x=torch.ones(2), tag="a"), Point(x=torch.zeros(2), tag="b")])
+    assert type(points) is Point and points.batch_size == (2,) and points.tag == ["a", "b"]
+    ragged = default_collate([TensorDict(x=torch.zeros(2)), TensorDict(x=torch.zeros(3))])
+    assert isinstance(ragged, tdl.LazyStackedTensorDict) and ragged[1]["x"].shape == (3,)
+    pairs, numbers = default_collate([(td[0], 1), (td[1], 2)])
+    assert pairs["b", "c"].shape == (2,) and numbers.tolist() == [1, 2]
+    assert default_collate([{"rows": td[0]}, {"rows": td[2]}])["rows"]["a"].tolist() == [[0, 1], [4, 5]]
 
 
 def test_collate_pads_masks_and_nests():

@@ -309,7 +309,7 @@ def test_keys_that_cannot_be_are_told() -> None:
     with pytest.raises(TypeError, match="'ids' are tensors of different lengths"):
         table.group_by("ids")
     with pytest.raises(TypeError, match="takes names of columns, not a function"):
-        table.sort(lambda rows: rows["x"])
+        table.top_k(lambda rows: rows["x"], 1)
     with pytest.raises(TypeError, match="never equal"):
         table.join(table, {"x": "word"})
     with pytest.raises(ValueError, match="would have the name"):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+
+import numpy as np
 import pytest
 import torch
 
 import tdmap
+from tdmap.datasets import Jagged
 from tdmap.errors import OutputMismatch
 from tensordict_lite import TensorDict
 
@@ -116,3 +120,55 @@ def test_a_nested_entry_that_does_not_fit_is_named_with_its_path(options, out, b
     with pytest.raises(OutputMismatch, match=r"^\('a', 'b', 'c'\): "):
         tdmap.map(data, fn, out=data if out == "in place" else data.clone(), **{**options, **chunks})
     assert (data["a", "b", "c"] == 0).all()
+
+
+def sparse(rows):
+    return {"y": torch.eye(rows).to_sparse()}
+
+
+def ragged(rows):
+    return {"y": torch.nested.nested_tensor([torch.ones(n + 1) for n in range(rows)], layout=torch.jagged)}
+
+
+@pytest.mark.parametrize(("make", "kind"), [(sparse, "layout torch.sparse_coo"), (ragged, "ragged")])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_gathered_results_that_are_not_dense_name_the_entry_and_a_way_out(make, kind, workers):
+    data = TensorDict({"x": torch.zeros(8)}, [8])
+    with pytest.raises(OutputMismatch, match=rf"^row.*: 'y' is .*{kind}, .* or use map_iter") as found:
+        tdmap.map(data, lambda td: make(len(td)), num_workers=workers)
+    assert found.value.__cause__ is None and found.value.__suppress_context__
+
+
+@pytest.mark.parametrize("out", [None, "folder"])
+def test_rows_of_different_lengths_name_the_entry_and_both_shapes(tmp_path, out):
+    data = TensorDict({"n": torch.arange(1, 9)}, [8])
+    shapes = r"'y' is float32 \(\d, 2\) where the others are float32 \(\d, 2\)"
+    with pytest.raises(OutputMismatch, match=shapes):
+        tdmap.map(
+            data,
+            lambda row: {"y": torch.zeros(int(row["n"]), 2)},
+            chunksize=0,
+            num_workers=2,
+            out=None if out is None else tmp_path / out,
+        )
+
+
+def test_columns_of_dicts_that_are_jagged_or_read_only():
+    data = TensorDict({"name": ["ant", "", "bee"], "x": torch.arange(3)}, [3])
+    fixed = np.arange(3.0)
+    fixed.flags.writeable = False
+
+    def fn(td):
+        return {
+            "name": Jagged.from_list(td["name"].tolist()),
+            "x": fixed[td["x"].numpy()],
+            "all": fixed[: len(td)].view(),
+        }
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = tdmap.map(data, fn, num_workers=0)
+        assert tdmap.map(data["x"], lambda x: fixed[: len(x)], num_workers=0, chunksize=3).tolist() == [0, 1, 2]
+    assert result["name"] == ["ant", "", "bee"] and result["x"].tolist() == [0, 1, 2]
+    with pytest.raises(OutputMismatch, match="'y' is no column of a TensorDict: its rows have different lengths"):
+        tdmap.map(data, lambda td: {"y": Jagged.from_list([[1]] * len(td))}, num_workers=0)

@@ -213,7 +213,8 @@ class TableDoors:
         """The rows in the order of a column, or of several; rows with equal keys keep their order.
 
         Args:
-            key: names of columns, of numbers, strings or bytes.
+            key: names of columns, of numbers, strings or bytes; or a function of a chunk of rows, as `group_by`, which
+                workers call.
             out, overwrite: as `filter`.
             **options: `descending`, `resume` as `tdmap.sort`, and those about workers.
         """
@@ -268,16 +269,26 @@ class TableDoors:
 
         return join_table(self, self.of(other), on, how, destination(out, overwrite), **options)
 
-    def group_by(self: Any, key: Any, *, dropna: bool | None = None) -> TableGroups:
+    def group_by(self: Any, key: Any, *, dropna: bool | None = None, name: str = "key") -> TableGroups:
         """The groups of rows with equal keys: `.reduce({...})`, `.agg({...})`, `.top_k(...)`, `.map_groups(fn)`.
 
         Args:
-            key: a column of numbers or of text, or several.
-            dropna: as `tdmap.group_by`.
+            key: a column of numbers or of text, or several; or a function of a chunk of rows, which is a table, that
+                returns one value a row: a tensor, a list of strings, a `tdmap.col` formula. It is called at once, in
+                the caller.
+            dropna, name: as `tdmap.group_by`.
+
+        Example:
+            >>> from tdmap.datasets import Table
+            >>> from tdmap.reducers import Count
+            >>> words = Table.of({"word": ["ant", "bee", "horse"]})
+            >>> groups = words.group_by(lambda rows: rows["word"].lengths, name="letters")
+            >>> groups.reduce({"n": Count()}, num_workers=0).rows["letters"]
+            tensor([3, 5])
         """
         from tdmap.datasets.tables.ops import TableGroups
 
-        return TableGroups(self, key, dropna)
+        return TableGroups(self, key, dropna, name)
 
     def unique(self: Any, key: Any, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
         """The different keys, sorted; arguments as `tdmap.unique`."""

@@ -25,7 +25,7 @@ from tdmap.datasets.jaggedfile import Choice, fill_jagged
 from tdmap.datasets.jaggedmap import CHUNK_VALUES, Answers, Chosen
 from tdmap.datasets.table import Table
 from tdmap.datasets.tables.ranks import ranks_of
-from tdmap.datasets.tables.running import run_table
+from tdmap.datasets.tables.running import parts_of_table, run_table
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, Source, function_name
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from tdmap.execution import WorkerOptions
 
-ROW, _SPANS = "__row__", "__spans__"
+KEY, ROW, _SPANS = "__key__", "__row__", "__spans__"
 
 
 # -- rows by their numbers ---------------------------------------------------------------------------------------------
@@ -333,6 +333,40 @@ class TableAnswers(Answers):
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
+def key_column(table: Table, fn: Callable[[Table], Any], call: str, **options: Unpack[WorkerOptions]) -> Any:
+    """What a function of a chunk, or a formula, says of each row of a table: a tensor `[n]`, or text.
+
+    Raises:
+        OutputMismatch: it is not one value a row.
+    """
+    if not len(table):
+        raise ValueError(
+            f"{call}: there are no rows, so nothing tells what the keys look like: handle this case before."
+        )
+    found = map_table(table, KeyFunction(fn, call), **options)
+    return found[KEY]
+
+
+class KeyFunction:
+    """Calls a function of a chunk that returns one value a row, and makes a column of them."""
+
+    def __init__(self, fn: Callable[[Table], Any], call: str) -> None:
+        self.fn = fn
+        self.call = call
+        self.__qualname__ = function_name(fn)
+
+    def __call__(self, rows: Table) -> Any:
+        values = self.fn(rows)
+        column = Table.of({KEY: _column_of(values)}) if isinstance(values, (Tensor, np.ndarray, list, Jagged)) else None
+        if column is None or len(column) != len(rows):
+            what = f"{len(column)} values" if column is not None else f"a {type(values).__name__}"
+            raise OutputMismatch(
+                f"the key function of {self.call} must return one value for each of {len(rows)} rows: a tensor, an "
+                f"array, or a list of strings; got {what}."
+            )
+        return column
+
+
 def keys_of(table: Table, key: Any, call: str) -> dict[str, Tensor]:
     """Columns of keys, strings as numbers in their order.
 
@@ -349,7 +383,7 @@ def columns_named(table: Table, key: Any, call: str) -> dict[str, Any]:
 
     Raises:
         KeyError: there is no such column; lists those that there are.
-        TypeError: its rows are lists.
+        TypeError: its rows are lists, or it is a function, where a column is needed.
     """
     if callable(key):
         raise TypeError(f"{call} of a table takes names of columns, not a function: add a column with its values.")
@@ -361,6 +395,11 @@ def columns_named(table: Table, key: Any, call: str) -> dict[str, Any]:
         if isinstance(column, Jagged) and column.kind == "tensor":
             raise TypeError(f"{call}: rows of {name!r} are tensors of different lengths, which have no order.")
     return {name: table[name] for name in names}
+
+
+def key_parts(key: Any) -> dict[str, str]:
+    """What a run is known by that has this key: names of columns, or a function of the table."""
+    return parts_of("key", key) if callable(key) else options_of(key=key)
 
 
 def sort_table(
@@ -375,24 +414,28 @@ def sort_table(
     """`Table.sort`."""
 
     def work(out: Any) -> Table:
-        keys = list(keys_of(table, key, "sort").values())
+        by_value = callable(key)
+        table_of_keys = Table.of({KEY: key_column(table, key, "sort", **options)}) if by_value else table
+        keys = list(keys_of(table_of_keys, KEY if by_value else key, "sort").values())
         index = TensorDict({**{str(n): values for n, values in enumerate(keys)}, ROW: torch.arange(len(table))},
                            [len(table)])  # fmt: skip
         by: Any = [str(number) for number in range(len(keys))]
         order: Any = sort(index, by, descending=descending, **options)
         return take(table, order[ROW].clone(), out, Execution.of(**options), "sort")
 
-    return run_table("sort", table, lambda: options_of(key=key, descending=descending), out, resume, work)
+    return run_table("sort", table, lambda: key_parts(key) | options_of(descending=descending), out, resume, work)
 
 
 class TableGroups:
     """The groups of a table; made by `Table.group_by`."""
 
-    def __init__(self, table: Table, key: Any, dropna: bool | None = None) -> None:
+    def __init__(self, table: Table, key: Any, dropna: bool | None = None, name: str = "key") -> None:
         self._table = table
-        self._columns = columns_named(table, key, "group_by")
         self._dropna = dropna
-        ranks = keys_of(table, list(self._columns), "group_by")
+        keyed = Table.of({name: key_column(table, key, "group_by", num_workers=0)}) if callable(key) else table
+        self._own_keys = keyed if callable(key) else None
+        self._columns = columns_named(keyed, name if callable(key) else key, "group_by")
+        ranks = keys_of(keyed, list(self._columns), "group_by")
         self._keys: Any = [f"__key{number}__" for number in range(len(ranks))]
         self._source = source_of(table)
         for name, values in zip(self._keys, ranks.values()):
@@ -420,7 +463,8 @@ class TableGroups:
 
     def _parts(self, **options: Any) -> dict[str, str]:
         """What the result of a method depends on besides the table."""
-        return options_of(key=list(self._columns), dropna=self._dropna, **options)
+        found = options_of(key=list(self._columns), dropna=self._dropna, **options)
+        return found if self._own_keys is None else found | parts_of_table("keys", self._own_keys)
 
     def reduce(
         self, reducers: Any, *, out: Any = None, overwrite: bool = False, resume: bool = False, **options: Any
@@ -525,7 +569,7 @@ class GroupFunction:
 
     def __call__(self, rows: Any) -> Any:
         found = self.fn(rows.exclude(*self.keys))
-        return found.to_tensordict() if isinstance(found, Table) else found
+        return Table.of(found).to_tensordict() if isinstance(found, (Table, Jagged)) else found
 
 
 def _workers(options: Mapping[str, Any]) -> dict[str, Any]:

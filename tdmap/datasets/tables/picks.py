@@ -12,7 +12,7 @@ from tdmap.bykey.picks import sample, top_k
 from tdmap.data.store import destination
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import Table
-from tdmap.datasets.tables.ops import ROW, keys_of, take, written
+from tdmap.datasets.tables.ops import ROW, key_parts, keys_of, take, written
 from tdmap.datasets.tables.running import run_table
 from tdmap.execution import Execution
 from tdmap.reducers import Count
@@ -45,7 +45,7 @@ def unique_of(
         found = table.group_by(key, dropna=dropna).reduce({_COUNT: Count()}, **options)
         return written(Table(found.rows.exclude(_COUNT), found.jagged), out, Execution.of(**options), "unique")
 
-    return run_table("unique", table, lambda: options_of(key=key, dropna=dropna), place, resume, work)
+    return run_table("unique", table, lambda: key_parts(key) | options_of(dropna=dropna), place, resume, work)
 
 
 def value_counts_of(
@@ -70,7 +70,7 @@ def value_counts_of(
         return written(found, out, Execution.of(**options), "value_counts")
 
     def parts() -> dict[str, str]:
-        return options_of(key=key, dropna=dropna, sort=sort, name=name)
+        return key_parts(key) | options_of(dropna=dropna, sort=sort, name=name)
 
     return run_table("value_counts", table, parts, place, resume, work)
 

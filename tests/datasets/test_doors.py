@@ -1,0 +1,157 @@
+"""The doors of tables: what goes in comes out, keys may be functions, and a dataset that is there can be replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tdmap
+from tdmap.datasets import (
+    Table,
+    from_arrow,
+    from_dataset,
+    from_huggingface,
+    from_pandas,
+    from_polars,
+    read,
+    to_pandas,
+    write,
+)
+from tdmap.errors import OutputMismatch
+from tdmap.reducers import Count, Sum
+
+pandas = pytest.importorskip("pandas")
+pytest.importorskip("pyarrow")
+
+SPECIAL = [1.5, float("nan"), float("inf"), -float("inf"), -0.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.parametrize("nulls", ["raise", "mask"])
+def test_nan_of_a_data_frame_is_a_number(dtype: str, nulls: str) -> None:
+    frame = pandas.DataFrame({"n": range(6), "x": np.array(SPECIAL, dtype=dtype)})
+    table = from_pandas(frame, nulls=nulls)
+    assert table.rows["x"].numpy().tobytes() == frame["x"].to_numpy().tobytes()  # the sign of zero, too
+    assert to_pandas(table)["x"].to_numpy().tobytes() == frame["x"].to_numpy().tobytes()
+
+
+@pytest.mark.parametrize("values", [pandas.array([1.0, None], "Float64"), pandas.Series(["a", None], dtype=object),
+                                    pandas.to_datetime(["2020-01-01", None])])  # fmt: skip
+def test_what_pandas_lacks_is_a_null(values: Any) -> None:
+    frame = pandas.DataFrame({"x": values})
+    with pytest.raises(ValueError, match="'x' has 1 nulls, the first in row 1"):
+        from_pandas(frame)
+    assert from_pandas(frame, nulls="mask")["x.valid"].tolist() == [True, False]
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow", "csv", "tsv", "jsonl", "npz", "h5", "zarr", "tar"])
+def test_special_numbers_survive_every_format(tmp_path: Path, ending: str) -> None:
+    pytest.importorskip({"h5": "h5py", "zarr": "zarr"}.get(ending, "pyarrow"))
+    path = tmp_path / f"x.{ending}"
+    write({"x": torch.tensor(SPECIAL, dtype=torch.float64)}, path)
+    table = read(path)
+    found = table[next(iter(table.keys()))]
+    assert np.array_equal(np.asarray(found, dtype=np.float64), np.array(SPECIAL), equal_nan=True)
+    assert np.signbit(np.asarray(found, dtype=np.float64)).tolist()[2:] == [False, True, True, False]
+
+
+class Squares:
+    """A map-style dataset of torch's."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, row: int) -> dict[str, int]:
+        return {"x": row}
+
+
+def doors(tmp_path: Path) -> dict[str, Any]:
+    """Each way in, as a function of a number of rows, a folder and options."""
+
+    def frame(rows: int) -> Any:
+        return pandas.DataFrame({"x": range(rows)})
+
+    def file(rows: int, ending: str) -> Path:
+        write({"x": torch.arange(rows)}, tmp_path / f"x.{ending}")
+        return tmp_path / f"x.{ending}"
+
+    def hugging_face(rows: int, out: Path, **options: Any) -> Table:
+        return from_huggingface(pytest.importorskip("datasets").Dataset.from_dict({"x": range(rows)}), out, **options)
+
+    def polars(rows: int, out: Path, **options: Any) -> Table:
+        return from_polars(pytest.importorskip("polars").DataFrame({"x": range(rows)}), out, **options)
+
+    return {
+        "pandas": lambda rows, out, **options: from_pandas(frame(rows), out, **options),
+        "polars": polars,
+        "arrow": lambda rows, out, **options: from_arrow(to_arrow_of(rows), out, **options),
+        "hugging face": hugging_face,
+        "torch": lambda rows, out, **options: from_dataset(Squares(rows), out, num_workers=0, **options),
+        "parquet": lambda rows, out, **options: read(file(rows, "parquet"), out, num_workers=0, **options),
+        "csv": lambda rows, out, **options: read(file(rows, "csv"), out, **options),
+    }
+
+
+def to_arrow_of(rows: int) -> Any:
+    return pytest.importorskip("pyarrow").table({"x": range(rows)})
+
+
+@pytest.mark.parametrize("door", ["pandas", "polars", "arrow", "hugging face", "torch", "parquet", "csv"])
+def test_a_dataset_that_is_there_is_replaced_when_asked(tmp_path: Path, door: str) -> None:
+    enter, out = doors(tmp_path)[door], tmp_path / "out"
+    enter(3, out)
+    with pytest.raises(FileExistsError):
+        enter(5, out)
+    assert len(Table.open(out)) == 3
+    assert enter(5, out, overwrite=True)["x"].tolist() == Table.open(out)["x"].tolist() == [0, 1, 2, 3, 4]
+
+
+WORDS = Table.of({"word": ["bee", "ant", "horse", "", "cow"], "n": torch.tensor([5, 1, 2, 3, 4])})
+
+
+def test_groups_of_a_table_by_a_function_or_a_formula() -> None:
+    figures = {"rows": Count(), "sum": Sum("n")}
+    found = tdmap.group_by(WORDS, lambda rows: rows["word"].lengths, name="letters").reduce(figures, num_workers=2)
+    assert found["letters"].tolist() == [0, 3, 5]
+    assert found["rows"].tolist() == [1, 3, 1] and found["sum"].tolist() == [3, 10, 2]
+    found = tdmap.group_by(WORDS, tdmap.col("n") // 3).reduce(figures, num_workers=0)
+    assert found["key"].tolist() == [0, 1] and found["sum"].tolist() == [3, 12]
+    first = WORDS.group_by(lambda rows: [word[:1] for word in rows["word"]], name="first")
+    assert first.reduce(figures, num_workers=0)["first"].tolist() == ["", "a", "b", "c", "h"]
+    best = WORDS.group_by(lambda rows: rows["word"].lengths).top_k("n", 1, num_workers=0)
+    assert best["word"].tolist() == ["", "bee", "horse"]
+    whole = WORDS.group_by(lambda rows: rows["word"].lengths).map_groups(lambda rows: rows[:1], num_workers=0)
+    assert whole["n"].tolist() == [3, 5, 2]
+
+
+def test_text_that_a_function_of_groups_returns_is_a_column() -> None:
+    by_length = WORDS.group_by(lambda rows: rows["word"].lengths)
+    for fn in (lambda rows: {"word": rows["word"], "n": rows["n"]}, lambda rows: rows):
+        found = by_length.map_groups(fn, num_workers=2)
+        assert found["word"] == ["", "bee", "ant", "cow", "horse"] and found["n"].tolist() == [3, 5, 1, 4, 2]
+        assert to_pandas(found)["word"].tolist() == ["", "bee", "ant", "cow", "horse"]
+
+
+def test_rows_of_a_table_sorted_by_a_function_or_a_formula() -> None:
+    found = tdmap.sort(WORDS, lambda rows: rows["word"].lengths, descending=True, num_workers=2)
+    assert found["word"].tolist() == ["horse", "bee", "ant", "cow", ""]
+    assert WORDS.sort(-tdmap.col("n"), num_workers=0)["n"].tolist() == [5, 4, 3, 2, 1]
+
+
+def test_a_key_function_without_one_value_a_row_is_told() -> None:
+    with pytest.raises(OutputMismatch, match="group_by must return one value for each of 1 rows.*got 0 values"):
+        WORDS.group_by(lambda rows: rows["n"][:0], name="k")
+    with pytest.raises(OutputMismatch, match="sort must return one value .* got a int"):
+        WORDS.sort(lambda rows: 3, num_workers=0)
+
+
+def test_an_unknown_option_of_a_table_names_the_nearest_one() -> None:
+    with pytest.raises(TypeError, match=r"group_by of a Table\(\) has no option 'nam'. Did you mean 'name'"):
+        tdmap.group_by(WORDS, "n", nam="k")
