@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.bykey import aggregates, grouping, prepare, reducing
+from tdmap.bykey import aggregates, prepare, reducing
+from tdmap.bykey.groups import passes
 from tdmap.bykey.order import order_of_numbers
 from tdmap.reducers import Count, First, Last, Max, Mean, Min, Reducer, Sum, Var
 from tensordict_lite import TensorDict
@@ -34,8 +35,8 @@ KEYS: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     """As for many keys: chunks leave their rows, in several partitions."""
-    monkeypatch.setattr(grouping, "FEW", 0)
-    monkeypatch.setattr(grouping, "COMBINE_SHARE", -1.0)
+    monkeypatch.setattr(passes, "FEW", 0)
+    monkeypatch.setattr(passes, "COMBINE_SHARE", -1.0)
     monkeypatch.setattr(prepare, "PARTITION_BYTES", 8000)
 
 
