@@ -12,9 +12,14 @@ import tdmap
 
 ENGINE = os.path.dirname(tdmap.__file__) + os.sep
 
+_RELEASES = frozenset(("__exit__", "release"))
+
 
 class Steps:
     """Counts what the engine's functions call and return, and acts at one of these steps.
+
+    Calls of a lock's release do not count: Python handles a signal after such a call, never between a block and the
+    release of its lock, and an exception that came there would leave the lock held for good.
 
     Args:
         at: the number of the step; None only counts.
@@ -40,6 +45,8 @@ class Steps:
     def _step(self, frame: Any, event: str, argument: Any) -> None:
         name = frame.f_code.co_filename
         if not (name.startswith(ENGINE) and name.endswith(self._files)) or threading.get_ident() != self._thread:
+            return
+        if event == "c_call" and argument.__name__ in _RELEASES:
             return
         self.count += 1
         if self.count == self._at:
