@@ -76,6 +76,7 @@ def group_by(
         KeyError: there is no such entry; names those that there are.
 
     Example:
+        >>> import torch
         >>> from tensordict_lite import TensorDict
         >>> from tdmap.reducers import Count, Sum
         >>> data = TensorDict({"shop": torch.tensor([7, 3, 7]), "sold": torch.tensor([1.0, 2.0, 3.0])}, [3])
@@ -210,6 +211,7 @@ class GroupBy:
             Exception: whatever `fn` raised, with a note that names the key.
 
         Example:
+            >>> import torch
             >>> from tensordict_lite import TensorDict
             >>> data = TensorDict({"shop": torch.tensor([7, 3, 7]), "sold": torch.tensor([1.0, 2.0, 3.0])}, [3])
             >>> group_by(data, "shop").map_groups(lambda rows: rows[rows["sold"].argmax()], num_workers=0)["sold"]
@@ -275,6 +277,7 @@ class GroupBy:
             Exception: as `reduce`.
 
         Example:
+            >>> import torch
             >>> from tensordict_lite import TensorDict
             >>> data = TensorDict({"shop": torch.tensor([7, 3, 7]), "sold": torch.tensor([1.0, 2.0, 4.0])}, [3])
             >>> result = group_by(data, "shop").agg({"sold": ["sum", "median"]}, num_workers=0)
@@ -346,6 +349,7 @@ class GroupBy:
             ValueError: `k` is less than 1.
 
         Example:
+            >>> import torch
             >>> from tensordict_lite import TensorDict
             >>> data = TensorDict({"shop": torch.tensor([7, 3, 7]), "sold": torch.tensor([1.0, 2.0, 4.0])}, [3])
             >>> group_by(data, "shop").top_k("sold", 1, num_workers=0)["sold"]
