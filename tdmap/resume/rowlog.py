@@ -20,7 +20,8 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from tdmap.data.kinds import Data
 from tdmap.data.schema import KeyPath, Schema
@@ -34,6 +35,9 @@ from tdmap.plaindata import dump, load, modules_of
 from tdmap.plan import merge_ranges
 from tdmap.resume import journal as journals
 from tdmap.resume.run import Run, RunLog, can_begin_anew, check_identity, files_of, open_run
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 APPEND, FILTER = "append", "filter"
 """Kinds of runs."""
@@ -164,7 +168,47 @@ class FolderOutput(Protocol):
         ...
 
 
-class PieceLog(RunLog):
+class PacedLog(RunLog):
+    """A base for commit logs that write, every now and then, what chunks have left; used as a context.
+
+    Args:
+        run: the run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._pending: list[tuple[int, int]] = []
+        self._next = time.monotonic() + SECONDS
+
+    def flush(self) -> None:
+        """Write what the chunks that are `_pending` have left."""
+        raise NotImplementedError
+
+    def tick(self, now: float) -> None:
+        if now >= self._next:
+            self._next = now + SECONDS
+            self.flush()
+            self.run.tick(now)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Write what is left, for a job that is over must not run again when a later one is interrupted.
+
+        No room for that must not hide the error that ends the job.
+        """
+        assert self.run.journal is not None
+        try:
+            if self.run.journal.is_mine:
+                self.flush()
+                self.run.journal.flush()
+        except OSError:
+            if kind is None:
+                raise
+
+
+class PieceLog(PacedLog):
     """The commit log of the first job of `append`.
 
     Args:
@@ -178,8 +222,6 @@ class PieceLog(RunLog):
         self.pieces = pieces
         self._path = run.folder / PIECES
         self._warned = False
-        self._pending: list[tuple[int, int]] = []
-        self._next = time.monotonic() + SECONDS
         self._modules = modules_of(fn)
         records, length = read_records(self._path, self._modules)
         self._fd = open_file(self._path, os.O_WRONLY | os.O_APPEND)
@@ -198,19 +240,11 @@ class PieceLog(RunLog):
         self._pending.append((start, stop))
         super().add(start, stop)
 
-    def tick(self, now: float) -> None:
-        if now >= self._next:
-            self._next = now + SECONDS
-            self.flush()
-            self.run.tick(now)
-
     def flush(self) -> None:
         """Write the pieces of the chunks that were done."""
         data = b"".join(self._record(start, stop) for start, stop in merge_ranges(self._pending))
         self._pending.clear()
-        with naming(self._path):
-            while data:
-                data = data[os.write(self._fd, data) :]
+        write_all(self._path, self._fd, data)
 
     def _record(self, start: int, stop: int) -> bytes:
         try:
@@ -223,19 +257,9 @@ class PieceLog(RunLog):
                 )
             return b""
 
-    def __enter__(self) -> PieceLog:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Write what is left; no room for that must not hide the error that ends the job."""
-        assert self.run.journal is not None
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
-            if self.run.journal.is_mine:
-                self.flush()
-                flush_journal(self.run)
-        except OSError:
-            if kind is None:
-                raise
+            super().__exit__(kind, error, at)
         finally:
             os.close(self._fd)
 
@@ -256,6 +280,13 @@ def pack_record(start: int, stop: int, values: tuple[Any, ...], modules: Collect
         SerializationError: their rows hold objects that are no data.
     """
     return framed(dump(packed_pieces(start, stop, values), modules))
+
+
+def write_all(path: Path, fd: int, data: bytes) -> None:
+    """Write records behind those of a file, which an error names."""
+    with naming(path):
+        while data:
+            data = data[os.write(fd, data) :]
 
 
 def framed(body: bytes) -> bytes:

@@ -25,7 +25,6 @@ import hashlib
 import importlib.metadata
 import os
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -38,7 +37,7 @@ from tdmap.errors import SerializationError, UntrustedFile
 from tdmap.frames import warn_user
 from tdmap.job import Job, Wrapped
 from tdmap.memory.files import known_file, mapped_file
-from tdmap.memory.hidden import exists, naming, open_file, remove
+from tdmap.memory.hidden import exists, open_file, remove
 from tdmap.memory.regions import region_of
 from tdmap.memory.rowfiles import Places
 from tdmap.memory.spill import Extent, Spill
@@ -46,16 +45,17 @@ from tdmap.plaindata import dump, load, modules_of
 from tdmap.plan import merge_ranges
 from tdmap.resume.rowlog import (
     PIECES,
-    SECONDS,
     SPILL,
+    PacedLog,
     PieceKeeper,
     framed,
     packed_pieces,
     read_frames,
     restore_pieces,
     unpacked_pieces,
+    write_all,
 )
-from tdmap.resume.run import Run, RunLog, files_of
+from tdmap.resume.run import Run, files_of
 from tdmap.runtime.commits import STEPS, CommitLog
 from tdmap.sinks import Collect, Preallocated, Sink
 
@@ -303,10 +303,7 @@ class Steps:
         assert self.run_of.journal is not None
         if not self.run_of.journal.is_mine:
             return  # a fork of the program
-        data = framed(dump(list(record), MODULES))
-        with naming(self._path):
-            while data:
-                data = data[os.write(self._fd, data) :]
+        write_all(self._path, self._fd, framed(dump(list(record), MODULES)))
 
     def note(self, step: Step, start: int, values: list[Any]) -> None:
         """Chunks of a job are done, from `start` on; the journal is told after that."""
@@ -314,7 +311,7 @@ class Steps:
         self.run_of.add(step.base + start, step.base + start + len(values))
 
 
-class _StepLog(RunLog):
+class _StepLog(PacedLog):
     """The commit log of one job; use it as a context."""
 
     def __init__(self, steps: Steps, step: Step, sink: Sink, done: Sequence[int], modules: frozenset[str]) -> None:
@@ -324,8 +321,6 @@ class _StepLog(RunLog):
         self._step = step
         self._sink = sink
         self._modules = modules
-        self._pending: list[tuple[int, int]] = []
-        self._next = time.monotonic() + SECONDS
         self._warned = False
 
     @property
@@ -335,12 +330,6 @@ class _StepLog(RunLog):
 
     def add(self, start: int, stop: int) -> None:
         self._pending.append((start, stop))
-
-    def tick(self, now: float) -> None:
-        if now >= self._next:
-            self._next = now + SECONDS
-            self.flush()
-            self.run.tick(now)
 
     def flush(self) -> None:
         """Write the values of the chunks that were done."""
@@ -363,20 +352,6 @@ class _StepLog(RunLog):
                     warn_user(f"what holds such objects is done again when this run is interrupted: {error}")
                 continue
             self._steps.note(self._step, chunk, [data])
-
-    def __enter__(self) -> _StepLog:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Write what is left; no room for that must not hide the error that ends the job."""
-        assert self.run.journal is not None
-        try:
-            if self.run.journal.is_mine:
-                self.flush()
-                self.run.journal.flush()
-        except OSError:
-            if kind is None:
-                raise
 
 
 def lasts(job: Job, sink: Sink) -> bool:

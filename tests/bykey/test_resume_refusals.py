@@ -16,7 +16,7 @@ import torch
 import tdmap
 from tdmap.errors import AlreadyComplete, FolderInUse, ResumeMismatch, UntrustedFile
 from tdmap.reducers import Count, Sum
-from tdmap.resume import journal, steps
+from tdmap.resume import journal, rowlog, steps
 from tdmap.resume.rowlog import framed, read_frames
 from tdmap.resume.status import describe, read_status
 from tensordict_lite import TensorDict
@@ -48,7 +48,7 @@ class Stop(tdmap.Callback):
 
 @pytest.fixture
 def data(tmp_path, monkeypatch):
-    monkeypatch.setattr(steps, "SECONDS", 0)
+    monkeypatch.setattr(rowlog, "SECONDS", 0)
     monkeypatch.setattr(journal, "COMMIT_SECONDS", 0)
     monkeypatch.setattr(journal.Helper, "_start", lambda self: False)
     x = torch.randperm(ROWS, generator=torch.Generator().manual_seed(0))
