@@ -183,6 +183,8 @@ def convert(
     """
     place = os.fspath(target)
     to_folder = not any(place.lower().endswith(suffix) for form in FORMATS.values() for suffix in form.suffixes)
+    has_nulls = not to_folder and FORMATS[format_of(place, None)].is_arrow
+    kept = "mask" if nulls == "mask" and has_nulls else None
     if os.path.exists(os.path.join(os.fspath(source), "meta.json")):
         table = Table.open(source)
         if columns is not None:
@@ -191,17 +193,14 @@ def convert(
         if to_folder:
             table.save(place)
         else:
-            has_nulls = FORMATS[format_of(place, None)].is_arrow
-            write(table, place, nulls=nulls if nulls == "mask" and has_nulls else None)
+            write(table, place, nulls=kept)
         return
     if to_folder:
         read(source, place, columns=columns, nulls=nulls, **options)
         return
     files = find_files(source)
     with contextlib.closing(batches_of(files, format_of(files[0], None), columns, nulls)) as stream:
-        form = FORMATS[format_of(place, None)]
-        kept = nulls if nulls == "mask" and form.is_arrow else None
-        form.write(place, _parts((Table(*batch) for batch in stream), kept))
+        FORMATS[format_of(place, None)].write(place, _parts((Table(*batch) for batch in stream), kept))
 
 
 # -- names of files ----------------------------------------------------------------------------------------------------

@@ -240,21 +240,21 @@ class Table(TableDoors):
     def _column(self, name: str) -> Any:
         if name in self.jagged:
             return self.jagged[name]
-        key = name if name in self.rows.keys() else tuple(name.split("."))
+        key = self._key(name)
         if key not in self.rows.keys(True):
             close = difflib.get_close_matches(name, self.keys(), 1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise KeyError(f"there is no column {name!r}: there are {', '.join(map(repr, self.keys()))}.{hint}")
         return self.rows[key]
 
+    def _key(self, name: str) -> str | tuple[str, ...]:
+        """Where a column of tensors is: dots lead to nested ones."""
+        return name if name in self.rows.keys() else tuple(name.split("."))
+
     def _columns(self, names: list[str]) -> Table:
         found = {name: self._column(name) for name in names}
         jagged = {name: column for name, column in found.items() if isinstance(column, Jagged)}
-        tensors = {
-            tuple(name.split(".")) if name not in self.rows.keys() else name: column
-            for name, column in found.items()
-            if name not in jagged
-        }
+        tensors = {self._key(name): column for name, column in found.items() if name not in jagged}
         return Table(TensorDict(tensors, [len(self)]), jagged)
 
     def to_tensordict(self) -> TensorDict:

@@ -161,7 +161,6 @@ def sample_jagged(
     **options: Unpack[WorkerOptions],
 ) -> Jagged:
     """`Jagged.sample`."""
-
     if "resume" in options:
         raise TypeError("Jagged.sample begins anew when it is interrupted: Table.of(rows).sample(resume=True) goes on.")
 
