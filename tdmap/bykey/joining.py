@@ -36,7 +36,7 @@ from tdmap.bykey.joins.placing import (
 from tdmap.bykey.joins.sides import Names, On, comparable, keys_of, renamed
 from tdmap.bykey.joins.swapping import as_matches, rows_of_first, with_partner
 from tdmap.bykey.keys import KeySpec
-from tdmap.bykey.prepare import KeyedData, entries_of, light, plan_rows, prepare, require_rows
+from tdmap.bykey.prepare import KeyedData, light, plan_rows, prepare, require_rows
 from tdmap.data.entries import path_of
 from tdmap.data.kinds import Data, data_row_bytes
 from tdmap.data.objects import entry_at, object_paths
@@ -58,6 +58,7 @@ from tdmap.reducers.base import Key
 from tdmap.resume.inshards import or_in_shards
 from tdmap.resume.stepwise import options_of, parts_of, run_call
 from tdmap.sinks import Collect
+from tdmap.stores.widened import as_tensordict
 from tensordict_lite import TensorDict, is_tensorclass
 
 if TYPE_CHECKING:
@@ -148,7 +149,9 @@ def join(
     """
     ours, theirs = keys_of(on, left_on, right_on)
     named = _check(a, b, how, out, suffix, suffixes)
-    a, b = (entries_of(side) if is_tensorclass(side) else side for side in (a, b))
+    if is_tensorclass(a) and how not in ("semi", "anti"):  # those have rows of the first dataset as they are
+        a = as_tensordict(a)
+    b = as_tensordict(b) if is_tensorclass(b) else b
     execution = Execution.of(**options)
     policy = policy_for(None, None, retries, timeout, undo=False)
     output = Output(destination(out, overwrite), a)

@@ -15,7 +15,7 @@ from tdmap.bykey.codec import KeyCodec
 from tdmap.bykey.keys import KeyReader, KeySpec, sample_rows
 from tdmap.bykey.order import Words, group_starts, stable_order
 from tdmap.bykey.splits import Splits
-from tdmap.data.kinds import Data, data_row_bytes, is_data, is_dense, tensors_of
+from tdmap.data.kinds import Data, data_row_bytes, is_data, is_opened_by_row, tensors_of
 from tdmap.data.reader import narrow
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
@@ -24,6 +24,7 @@ from tdmap.memory.shm import anonymous_tensor
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Key
 from tdmap.sinks import Collect
+from tdmap.stores.widened import with_room
 from tensordict_lite import TensorDict
 
 CHUNK_ROWS = 1 << 18
@@ -224,11 +225,6 @@ def _entries(data: Data, names: Sequence[Key]) -> Data:
     return found
 
 
-def entries_of(data: Data) -> Data:
-    """The entries of a collection in a TensorDict: one that has room for more, which a tensorclass has not."""
-    return TensorDict({key: data.get(key) for key in data.keys()}, data.shape[:1])
-
-
 # -- strings -----------------------------------------------------------------------------------------
 
 NUMBERED = "__key_{}__"
@@ -289,12 +285,9 @@ def _number_strings(
         labels.append(known)
     if isinstance(data, Tensor):
         raise TypeError("a plain tensor cannot be grouped by strings: make it an entry of a TensorDict.")
-    if is_dense(data) or len(data.shape) > 1:
-        # The same entries, where they can be had: a copy has an object of its own for each string. And a key is one
-        # number a row, whatever the batch size.
-        wider = entries_of(data)
-    else:
-        wider = data.clone(False) if data.is_locked else data.copy()
+    if is_opened_by_row(data):
+        return data.with_columns(TensorDict(added, [length])), KeySpec(tuple(names)), tuple(labels)
+    wider = with_room(data)
     for name, column in added.items():
         wider.set(name, column)
     return wider, KeySpec(tuple(names)), tuple(labels)

@@ -21,10 +21,15 @@ Data: TypeAlias = Any
 """A tensor or any collection of `tensordict_lite`."""
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+_SIGNED |= {
+    getattr(torch, name): torch.uint8
+    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+    if hasattr(torch, name)
+}
 
 
 def signed_view(tensor: Tensor) -> Tensor:
-    """The same bits in a dtype that torch can index: for unsigned integers of two bytes or more it cannot."""
+    """The same bits in a dtype that torch can index: it cannot index wide unsigned integers, nor floats of one byte."""
     signed = _SIGNED.get(tensor.dtype)
     return tensor if signed is None else tensor.view(signed)
 

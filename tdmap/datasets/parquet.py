@@ -41,6 +41,7 @@ def read_parquet(
         schema = found
         numbers += [(number, group) for group, size in enumerate(sizes) if size]
         counts += [size for size in sizes if size]
+    assert schema is not None
     if not numbers:
         empty = columns_of(schema.empty_table(), nulls)
         with store.claimed(f"read({files[0]})"):

@@ -303,7 +303,7 @@ def copy_selected(data: Data, source: SourceRows, mask: Tensor, output: Output, 
         return
     first = (counts.cumsum(0) - counts).numpy()
     if source.tensors is None:
-        fn: Any = CopyChunks(source.schema, SharedTensors([mask], False), places, first, plan.size)
+        fn: Any = CopyChunks(source.schema, SharedTensors([mask], travels(execution)), places, first, plan.size)
         job = Job(Source(data), plan, fn, Policy(undo=False))
     else:
         fn = CopyRows(SharedTensors(source.tensors, travels(execution)), places, first, plan.size)

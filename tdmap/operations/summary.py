@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -110,7 +111,8 @@ def train_test_split(
         data: a collection with rows in dimension 0, a `Table` or a `Jagged`.
         test_size: rows of the second part: their share, between 0 and 1, or their number.
         seed: of the choice. The same seed, the same parts, whatever the number of workers. Default: torch's own stream.
-        stratify: an entry, or int64 `[n]`: each of its values has about the same share of both parts.
+        stratify: an entry of numbers or strings, or one of them a row: each of its values has about the same share of
+            both parts.
         shuffle: False: the first rows train, the last ones test.
         out: folder for two datasets, `train` and `test`. None: in memory.
         **options: about workers, as `tdmap.map`.
@@ -145,10 +147,18 @@ def train_test_split(
 
 
 def _labels(data: Any, stratify: Any) -> Tensor:
-    labels = stratify if isinstance(stratify, Tensor) else data[stratify]
+    """What tells the groups apart: the numbers of an entry, or one for each of its strings."""
+    labels = data[stratify] if isinstance(stratify, (str, tuple)) else stratify
+    if isinstance(labels, str):  # one for all rows
+        labels = [labels] * len(data)
+    if not isinstance(labels, Tensor):
+        numbers: dict[Any, int] = {}
+        with contextlib.suppress(TypeError):  # no labels at all, or lists
+            values = labels.tolist() if hasattr(labels, "tolist") else list(labels)
+            labels = torch.tensor([numbers.setdefault(value, len(numbers)) for value in values], dtype=torch.int64)
     if not isinstance(labels, Tensor) or labels.shape != (len(data),):
         shape = list(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
-        raise ValueError(f"stratify needs one number a row, [{len(data)}]: got {shape}.")
+        raise ValueError(f"stratify needs one number or string a row, [{len(data)}]: got {shape}.")
     return labels
 
 

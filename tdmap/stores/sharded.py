@@ -24,6 +24,7 @@ from tdmap.data.entries import row_number, row_numbers
 from tdmap.data.kinds import Data
 from tdmap.data.sizes import row_bytes_of
 from tdmap.stores.members import Member, Rows
+from tdmap.stores.widened import WidenedMember
 from tensordict_lite import TensorDict
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.views import is_leaf_nontensor
@@ -193,7 +194,14 @@ class ShardedDataset(TensorCollection):
         """A whole column, in memory. Of a part of the rows: `data[rows][key]`."""
         if key not in self:
             return self._no_rows.get(key) if default is ... else default
-        return self.select(key).contiguous().get(key)
+        return self._with_column(key).get(key)
+
+    def _with_column(self, key: Any) -> Data:
+        """A collection with a whole entry."""
+        part = self.select(key)
+        if part._keys:
+            return part.contiguous()
+        return TensorDict({key: _without_tensors(self._no_rows.get(key), len(self))}, [len(self)])
 
     def select(self, *keys: Any, **kwargs: Any) -> ShardedDataset:
         """The same rows with some of the entries; the others are not read."""
@@ -205,6 +213,19 @@ class ShardedDataset(TensorCollection):
     def exclude(self, *keys: Any, **kwargs: Any) -> ShardedDataset:
         """The same rows without some of the entries, which are not read."""
         return self.select(*entry_names(self._no_rows.exclude(*keys)))
+
+    def with_columns(self, columns: TensorDict) -> ShardedDataset:
+        """The same rows with more entries, which lie in memory, or with these in the place of others.
+
+        Args:
+            columns: batch size `[rows]`.
+        """
+        members, start = [], 0
+        for (number, first, _), end in zip(self._spans, self._ends):
+            members.append(WidenedMember(self._members[number], first, columns[start:end]))
+            start = end
+        keys = None if self._keys is None else tuple(dict.fromkeys((*self._keys, *columns.keys())))
+        return ShardedDataset(members, None, keys, self._is_lazy)
 
     def _chosen(self, rows: Data) -> Data:
         return rows if self._keys is None else rows.select(*self._keys)
@@ -285,7 +306,7 @@ class ShardedDataset(TensorCollection):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, str) or (isinstance(index, tuple) and index and all(isinstance(k, str) for k in index)):
-            return (self.select(index).contiguous() if index in self else self._no_rows)[index]
+            return (self._with_column(index) if index in self else self._no_rows)[index]
         if isinstance(index, tuple):
             return self._index_many(index)
         if isinstance(index, slice):
@@ -402,6 +423,12 @@ class ShardedDataset(TensorCollection):
     _leaves = _with_leaves = _map_leaves = _get_str = _set_str = _del_str = _key_list = _nested = _refuse
     _change_batch_size = _rebuild = __setitem__ = __delitem__ = _refuse
     _source = property(_refuse)
+
+
+def _without_tensors(value: Data, rows: int) -> TensorDict:
+    """An entry without anything in it, of so many rows."""
+    inner = {key: _without_tensors(entry, rows) for key, entry in value.items()}
+    return TensorDict(inner, [rows, *value.batch_size[1:]])
 
 
 def _rebuild(members: Any, spans: Any, keys: Any, lazy: bool, none: Data, row_bytes: int | None) -> ShardedDataset:

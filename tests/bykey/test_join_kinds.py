@@ -193,3 +193,18 @@ def test_bad_arguments_say_what_to_do() -> None:
         tdmap.join(a, a.clone(), left_on="k", right_on=["k", "k2"], num_workers=0)
     with pytest.raises(ValueError, match="how must be one of"):
         tdmap.join(a, a.clone(), "k", "full", num_workers=0)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "uint16", "uint64", "bfloat16"])
+@pytest.mark.parametrize("objects", [False, True])
+def test_gaps_of_any_dtype_are_zeros(dtype, objects):
+    values = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).to(getattr(torch, dtype))
+    a = TensorDict({"k": torch.tensor([1, 2]), "x": values, "y": values[:, 0]}, [2])
+    if objects:
+        a["word"] = ["one", "two"]
+    b = TensorDict({"k": torch.tensor([2, 5])}, [2])
+    both = tdmap.join(a, b, "k", "outer", num_workers=0)
+    assert both["k"].tolist() == [1, 2, 5] and both["x"].dtype == both["y"].dtype == values.dtype
+    zero = torch.zeros(1, 2).to(values.dtype)
+    assert both["x"].view(torch.uint8).tolist() == torch.cat([values.clone(), zero]).view(torch.uint8).tolist()
+    assert both["y"][2].float() == 0 and both["y"][:2].float().tolist() == [1.0, 3.0]

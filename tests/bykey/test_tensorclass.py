@@ -56,3 +56,11 @@ def test_joins_give_the_fields_of_both_sides(shots):
     both = tdmap.join(shots, where, "camera", num_workers=0)
     assert both["x"].tolist() == [1, 2, 4, 5] and both["room"].tolist() == [1, 2, 1, 2]
     assert tdmap.join(where, shots, "camera", num_workers=0)["x"].tolist() == [2, 5, 1, 4]
+
+
+@pytest.mark.parametrize("how", ["semi", "anti"])
+def test_rows_chosen_by_a_join_stay_of_their_class(shots, how, tmp_path):
+    where = TensorDict({"camera": ["b", "a"]}, [2])
+    for out in (None, tmp_path / "out"):
+        found = tdmap.join(shots, where, "camera", how, out, num_workers=0)
+        assert type(found) is Shot and found.x.tolist() == ([1, 2, 4, 5] if how == "semi" else [0, 3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -96,5 +97,21 @@ def test_sizes_that_leave_nothing_are_told() -> None:
             tdmap.train_test_split(torch.arange(10), size)
     with pytest.raises(ValueError, match="shuffle=True"):
         tdmap.train_test_split(made(10), 2, stratify="label", shuffle=False)
-    with pytest.raises(ValueError, match="one number a row"):
+    with pytest.raises(ValueError, match="one number or string a row"):
         tdmap.train_test_split(made(10), 2, stratify=torch.zeros(3))
+
+
+def test_rows_are_spread_by_their_strings() -> None:
+    words = ["cat", "dog", "cat", "cat", "dog", "cat"] * 10
+    rows = TensorDict({"x": torch.arange(60), "n": {"word": words}}, [60])
+    numbers = torch.tensor([word == "dog" for word in words])
+    train, test = tdmap.train_test_split(rows, 0.3, seed=1, stratify=("n", "word"), num_workers=0)
+    assert sorted(test["n", "word"].tolist()) == ["cat"] * 12 + ["dog"] * 6
+    for labels in (words, np.array(words), numbers):
+        again = tdmap.train_test_split(rows, 0.3, seed=1, stratify=labels, num_workers=0)
+        assert sorted(again[1]["n", "word"].tolist()) == ["cat"] * 12 + ["dog"] * 6
+    table = Table.of(rows)
+    _, test = tdmap.train_test_split(table, 0.3, seed=1, stratify="n.word", num_workers=0)
+    assert sorted(test["n.word"].tolist()) == ["cat"] * 12 + ["dog"] * 6
+    with pytest.raises(ValueError, match=r"one number or string a row, \[60\]"):
+        tdmap.train_test_split(rows, 0.3, stratify=words[:3])

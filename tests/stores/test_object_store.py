@@ -71,6 +71,9 @@ def test_operations_over_a_store(url: str, options: dict[str, Any], workers: int
     assert same(tdmap.filter(data, lambda c: c["x"] % 3 == 0, num_workers=workers), whole[::3])
     assert same(tdmap.shuffle(data, seed=1, num_workers=workers), tdmap.shuffle(whole, seed=1, num_workers=0))
     assert same(tdmap.sort(data, ("n", "m", "z"), num_workers=workers, out=tmp_path / "sorted"), whole.flip(0))
+    sevens = [f"{row % 7}" for row in range(50)]
+    by_word = tdmap.sort(data, lambda rows: [f"{x % 7}" for x in rows["x"].tolist()], num_workers=workers)
+    assert same(by_word, whole[sorted(range(50), key=sevens.__getitem__)])
 
 
 def test_only_the_rows_and_columns_that_are_wanted_are_fetched(url: str, faults: FaultyProxy) -> None:

@@ -142,6 +142,7 @@ OPERATIONS: dict[str, Any] = {
     "shuffle": lambda data: tdmap.shuffle(data, seed=1, num_workers=2),
     "group_by": lambda data: tdmap.group_by(data, lambda c: c["x"] % 4).reduce({"x": Sum("x")}, num_workers=2),
     "join left": lambda data: tdmap.join(data, TensorDict({"x": torch.arange(0, 60, 2)}, [30]), on="x", num_workers=2),
+    "semi join": lambda data: tdmap.join(data, TensorDict({"x": torch.arange(9)}, [9]), "x", "semi", num_workers=2),
     "join right": lambda data: tdmap.join(TensorDict({"x": torch.arange(0, 60, 2)}, [30]), data, on="x", num_workers=2),
     "pipeline": lambda data: [batch.clone() for batch in data.pipeline().map(double).batch(8)],
     "shuffled pipeline": lambda data: [batch.clone() for batch in data.pipeline().shuffle(seed=1).batch(8)],
@@ -153,6 +154,72 @@ OPERATIONS: dict[str, Any] = {
 def test_every_operation_gives_what_one_dataset_gives(operation: Any, root: Path) -> None:
     folders, whole = saved(root)
     assert same(operation(tdmap.open(folders)), operation(whole))
+
+
+def words(first: int, count: int) -> TensorDict:
+    """Rows with strings that are there several times."""
+    rows = range(first, first + count)
+    named = TensorDict({"x": torch.arange(first, first + count), "n": TensorDict({}, [count])}, [count])
+    named["s"] = [f"w{row * 37 % 11}" for row in rows]
+    named["n", "s"] = [f"w{row % 3}" for row in rows]
+    return named
+
+
+TEAMS = TensorDict({"s": ["w1", "w3", "other"], "team": torch.arange(3)}, [3])
+BY_STRINGS: dict[str, Any] = {
+    "sort": lambda data, workers: tdmap.sort(data, "s", num_workers=workers),
+    "sort by two": lambda data, workers: tdmap.sort(data, [("n", "s"), "x"], descending=True, num_workers=workers),
+    "sort by a function": lambda data, workers: tdmap.sort(data, lambda rows: rows["s"], num_workers=workers),
+    "reduce": lambda data, workers: tdmap.group_by(data, "s").reduce({"x": Sum("x")}, num_workers=workers),
+    "agg": lambda data, workers: tdmap.group_by(data, ["s", ("n", "s")]).agg({"x": ["median"]}, num_workers=workers),
+    "map_groups": lambda data, workers: tdmap.group_by(data, ("n", "s")).map_groups(
+        lambda rows: rows[:2], num_workers=workers
+    ),
+    "top_k of groups": lambda data, workers: tdmap.group_by(data, "s").top_k("x", 2, num_workers=workers),
+    "unique": lambda data, workers: tdmap.unique(data, "s", num_workers=workers),
+    "value_counts": lambda data, workers: tdmap.value_counts(data, "s", num_workers=workers),
+    "join left": lambda data, workers: tdmap.join(data, TEAMS, "s", "left", num_workers=workers),
+    "join right": lambda data, workers: tdmap.join(TEAMS, data, "s", "right", num_workers=workers),
+    "join anti": lambda data, workers: tdmap.join(data, TEAMS, "s", "anti", num_workers=workers),
+    "join outer": lambda data, workers: tdmap.join(TEAMS, data, "s", "outer", num_workers=workers),
+    "split": lambda data, workers: list(tdmap.train_test_split(data, 0.25, seed=0, stratify="s", num_workers=workers)),
+}
+
+
+@pytest.mark.parametrize("operation", BY_STRINGS.values(), ids=BY_STRINGS)
+def test_strings_are_keys_as_of_one_dataset(operation: Any, root: Path) -> None:
+    folders, whole = saved(root, words)
+    wanted = operation(whole, 0)
+    first, last = tdmap.open(folders[:2]), tdmap.open(folders[2:])
+    in_memory = words(sum(LENGTHS[:2]), sum(LENGTHS[2:]))
+    for data, workers in (
+        (tdmap.open(folders), 2),
+        (tdmap.concat([first, last]), 0),
+        (tdmap.concat([first, in_memory]), 0),
+    ):
+        assert same(operation(data, workers), wanted)
+
+
+def test_columns_beside_those_of_folders(root: Path) -> None:
+    folders, whole = saved(root, words)
+    more = TensorDict({"k": torch.arange(50) ** 2}, [50])
+    for data in (tdmap.open(folders), tdmap.open(folders).select("x"), tdmap.open(folders).window(5, 45)):
+        first = 5 if len(data) == 40 else 0
+        wide = pickle.loads(pickle.dumps(data.with_columns(more[first : first + len(data)])))
+        assert torch.equal(wide["k"], wide["x"] ** 2) and set(wide.keys()) == {*data.keys(), "k"}
+        assert torch.equal(wide[3:30]["k"], wide[3:30]["x"] ** 2)
+        assert torch.equal(wide[[30, 2, 20]].get("k"), wide[[30, 2, 20]]["x"] ** 2)
+        assert wide.select("k")[[-1, 0]]["k"].tolist() == [(first + len(data) - 1) ** 2, first**2]
+        assert wide.exclude("k").keys() == data.keys()
+
+
+def test_an_entry_without_tensors_has_all_rows(root: Path) -> None:
+    rows = TensorDict({"x": torch.arange(3), "none": TensorDict({"inner": {}}, [3])}, [3])
+    data = tdmap.concat([rows, rows.clone()])
+    for found in (data["none"], data.get("none"), data.select("none")["none"]):
+        assert found.batch_size == (6,) and found["inner"].batch_size == (6,)
+    other = TensorDict({"x": torch.tensor([1]), "y": torch.tensor([5])}, [1])
+    assert tdmap.join(data, other, "x", "outer", num_workers=0)["none"].batch_size == (6,)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -14,7 +14,7 @@ from tdmap.bykey.keys import KeySpec
 from tdmap.bykey.prepare import KeyedData
 from tdmap.data import kinds
 from tdmap.data.columns import is_columnar
-from tdmap.data.kinds import Data, is_dense, with_entries
+from tdmap.data.kinds import Data, is_dense, is_opened_by_row, with_entries
 from tdmap.reducers.base import Key
 from tensordict_lite import TensorDict, is_non_tensor
 
@@ -95,14 +95,23 @@ def comparable(left: KeyedData, right: KeyedData) -> tuple[KeyedData, KeyedData]
         commons.append(common)
         if ours is not None and theirs is not None:
             known = {value: number for number, value in enumerate(sorted({*ours, *theirs}))}
-            for keyed, labels in ((left, ours), (right, theirs)):
-                column = keyed.data.get(keyed.reader.spec.names[index])
-                table = torch.tensor([known[label] for label in labels], dtype=torch.int64)
-                if len(column):
-                    column.copy_(table[column])
+            left, right = _renumbered(left, index, ours, known), _renumbered(right, index, theirs, known)
     left, right = _widened(left, tuple(commons)), _widened(right, tuple(commons))
     # Ranges of keys are cut by the sample, which had the old numbers.
     return left, right if all(label is None for label in right.labels) else replace(right, sample=right.resampled())
+
+
+def _renumbered(keyed: KeyedData, index: int, labels: list[str], known: dict[str, int]) -> KeyedData:
+    """A side whose strings have other numbers."""
+    name = keyed.reader.spec.names[index]
+    column = keyed.data.get(name)
+    if not len(column):
+        return keyed
+    numbers = torch.tensor([known[label] for label in labels], dtype=torch.int64)[column]
+    if is_opened_by_row(keyed.data):  # the column is a copy
+        return replace(keyed, data=keyed.data.with_columns(TensorDict({name: numbers}, [len(numbers)])))
+    column.copy_(numbers)
+    return keyed
 
 
 def _widened(keyed: KeyedData, dtypes: tuple[torch.dtype, ...]) -> KeyedData:
