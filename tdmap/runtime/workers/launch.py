@@ -326,6 +326,7 @@ class Template:
         self._socket.settimeout(None)  # whatever the program's default is
         self._numbers = itertools.count()
         self._answers: deque[bytes] = deque()
+        self._has_answered = False
         self._owner = Owner()
         child = high_fd(theirs.detach())
         register_end(self._socket)
@@ -338,6 +339,11 @@ class Template:
     def alive(self) -> bool:
         return self._owner.is_here and self._process.poll() is None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has imported everything, so that it forks at once."""
+        return self._has_answered
+
     def _ask(self, request: Any, fds: tuple[int, ...] = ()) -> Any:
         number = next(self._numbers).to_bytes(8, "little")
         try:
@@ -349,6 +355,7 @@ class Template:
                 f"the process that workers are forked from has ended (exit status {self._process.poll()}). "
                 "Its messages, if any, are on standard error"
             ) from error
+        self._has_answered = True
         return pickle.loads(answer)
 
     def _answer(self, number: bytes) -> bytes | None:
@@ -436,6 +443,17 @@ def template() -> Template:
             else:
                 _template = made
         return _template
+
+
+def prepare(method: str) -> bool:
+    """Begin what a start by `method` would have to wait for; whether it has to be waited for.
+
+    Only the template takes its time, most of a second, before its first fork: spawned workers start by themselves.
+
+    Raises:
+        WorkerStartError: the template does not start.
+    """
+    return method == "forkserver" and not template().is_ready
 
 
 def close_template() -> None:
