@@ -375,6 +375,14 @@ class Kernel:
 
     # -- context manager: undo the last operation -------------------------------------------------------
 
+    def _unchanged(self) -> Self:
+        """This collection, as what an operation gives that found nothing to do, or changed it for good.
+
+        In a ``with``, there is nothing to undo then: least of all the ``lock_()`` or ``float()`` before it.
+        """
+        self._last_op = ("nothing", None)
+        return self
+
     def __enter__(self) -> Self:
         last = getattr(self, "_last_op", None)
         if last is not None:

@@ -423,7 +423,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
             if dims and item.shape[:dims] != self._batch_size:
                 raise self._misfit(item, key)
         try:
-            entry.copy_(item, non_blocking=non_blocking)
+            entry.copy_(item, non_blocking)
         except RuntimeError as err:
             if entry.shape == item.shape:
                 raise

@@ -395,13 +395,13 @@ class StorageOps(Kernel):
 
     @property
     def saved_path(self) -> Path | None:
-        """Folder of a memory-mapped collection, ``None`` when it is in anonymous memory.
+        """Folder of a memory-mapped collection, ``None`` when it is in anonymous memory, or a stack of several.
 
         Raises:
             AttributeError: the collection is not memory-mapped.
         """
         path = getattr(self, "_memmap_path", None)
-        if path is None:
+        if path is None and not self.is_memmap():
             raise AttributeError(f"this {type(self).__name__} is not memory-mapped (is_memmap() is False)")
         return Path(path) if path else None
 

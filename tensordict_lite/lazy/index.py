@@ -23,6 +23,7 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import InplaceWriteError
 from tensordict_lite.indexing import index_batch_size, rows_mismatch
+from tensordict_lite.lazy.whole import copy_whole
 from tensordict_lite.ops.put import as_rows
 from tensordict_lite.views import is_leaf_nontensor
 
@@ -349,6 +350,8 @@ class LazyIndexOps:
     def _assign_member(self, member: int, rest: tuple[Any, ...], value: Any) -> None:
         members = self._source
         old = members[member]
+        if _is_trivial(rest) and isinstance(value, TensorCollection) and copy_whole((old,), (value,)):
+            return
         try:
             new = old._assign_rows(_simple(rest), value)
         except RuntimeError as err:

@@ -90,7 +90,7 @@ class LazyShapeOps:
                 f"{list(range(ndim))}."
             )
         if order == list(range(ndim)):
-            return self  # type: ignore[return-value]
+            return self._unchanged()
         at = order.index(self._stack_dim)
         inner = [self._inner(d) for d in order if d != self._stack_dim]
         members = self._source
@@ -144,7 +144,7 @@ class LazyShapeOps:
             return out if out is self else self._undoable(out, lambda result: result.reshape(tuple(size)))
         dim = self._positive(dim)
         if size[dim] != 1:
-            return self  # type: ignore[return-value]
+            return self._unchanged()
         if dim == self._stack_dim:
             return self._source[0]
         names = None if self._names is None else _names_or_none([*self._names[:dim], *self._names[dim + 1 :]])
@@ -165,7 +165,7 @@ class LazyShapeOps:
             )
         new = infer_size(sizes, old.numel())
         if new == old:
-            return self
+            return self._unchanged()
         out = self._regrouped(old, new, method)
         return self._undoable(out, lambda result: result.view(tuple(old))) if method == "view" else out
 

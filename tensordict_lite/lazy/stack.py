@@ -473,6 +473,23 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         else:
             self.unlock_()
 
+    def unlock_(self) -> Self:
+        """As :meth:`TensorDict.unlock_`; members that were locked on their own are unlocked with the stack."""
+        if self._lock is None and self.is_locked:
+            self._propagate_lock(None)
+        return super().unlock_()
+
+    def is_memmap(self) -> bool:
+        """Whether the stack was memory-mapped, or every member is: of a mapped stack, a nested stack as well."""
+        return super().is_memmap() or self._every_member(lambda member: member.is_memmap())
+
+    def is_shared(self) -> bool:
+        """Whether :meth:`share_memory_` was called, of the stack or of every member, since the last unlock."""
+        return super().is_shared() or self._every_member(lambda member: member.is_shared())
+
+    def _every_member(self, holds: Callable[[Any], bool]) -> bool:
+        return not self._is_non_tensor and bool(self._source) and all(map(holds, self._source))
+
     # -- pickling -----------------------------------------------------------------------------------------
 
     def __reduce_ex__(self, protocol: Any) -> Any:

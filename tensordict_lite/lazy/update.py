@@ -13,6 +13,7 @@ from tensordict_lite.errors import EntryKindError
 from tensordict_lite.indexing import normalise_index
 from tensordict_lite.keys import missing_key_error, require_path
 from tensordict_lite.lazy.members import member_size
+from tensordict_lite.lazy.whole import copy_whole
 from tensordict_lite.ops.keys.update import check_replaceable, restricted
 from tensordict_lite.views import is_leaf_nontensor
 
@@ -143,7 +144,10 @@ class LazyUpdateOps:
             if keys_to_update is not None:
                 source = restricted(source, keys_to_update)
             if isinstance(source, TensorCollection):
-                for at, (member, piece) in enumerate(zip(list(self._source), self._pieces_of(source))):
+                pieces = self._pieces_of(source)
+                if not non_blocking and copy_whole(self._source, pieces):
+                    continue
+                for at, (member, piece) in enumerate(zip(list(self._source), pieces)):
                     new = member._overwrite(piece, self)
                     if new is not member:
                         self._source[at] = new

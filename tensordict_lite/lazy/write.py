@@ -14,6 +14,7 @@ from tensordict_lite.errors import EntryKindError
 from tensordict_lite.indexing import normalise_index
 from tensordict_lite.keys import missing_key_error, path_of, require_path
 from tensordict_lite.lazy.members import is_ragged
+from tensordict_lite.ops.values.generated import inplace
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -174,8 +175,11 @@ class LazyWriteOps:
             entries.append(node)
         if item.shape[: len(self._batch_size)] != self._batch_size:
             return False
-        for entry, piece in zip(entries, item.unbind(dim)):
-            entry.copy_(piece, non_blocking=non_blocking)
+        if non_blocking:
+            for entry, piece in zip(entries, item.unbind(dim)):
+                entry.copy_(piece, non_blocking=True)
+        else:
+            inplace(torch._foreach_copy_, Tensor.copy_, entries, list(item.unbind(dim)))
         return True
 
     def _write_in_place(self, key: str, item: Any, non_blocking: bool = False) -> None:

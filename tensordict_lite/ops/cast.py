@@ -171,11 +171,11 @@ class CastOps(Kernel):
         if device is None and dtype is None and memory_format is None:
             if batch_size is not None:
                 self.batch_size = batch_size
-            return self
+            return self._unchanged()
         if device is not None and device.type not in ("cpu", "meta"):
             device = normalise_device(device)
         if dtype is None and memory_format is None and batch_size is None and device == self._device:
-            return self
+            return self._unchanged()
         if non_blocking is None and len(args) > 1 and positional is False and args[-1] is False:
             non_blocking = False
         if getattr(self, "_consolidated", None) is not None and dtype is memory_format is batch_size is None:
@@ -200,7 +200,7 @@ class CastOps(Kernel):
                 self._set_device(device)
             if batch_size is not None:
                 self.batch_size = batch_size
-            return self
+            return self._unchanged()
         new = self._with_leaves(iter(moved))
         if device is not None:
             new._set_device(device)

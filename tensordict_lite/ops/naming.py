@@ -37,7 +37,7 @@ class NameOps(Kernel):
                     f"refine_names: cannot coerce TensorDict names {current} with {list(names)}: {old!r} is already set"
                 )
         self._assign_names(wanted)
-        return self
+        return self._unchanged()
 
     def _renamed(self, names: tuple[Any, ...], rename_map: dict[str, str]) -> list[str | None]:
         current: list[str | None] = self.names
@@ -63,4 +63,4 @@ class NameOps(Kernel):
     def rename_(self, *names: Any, **rename_map: str) -> Self:
         """Other dimension names, in place."""
         self._assign_names(self._renamed(names, rename_map))
-        return self
+        return self._unchanged()

@@ -170,7 +170,7 @@ class ShapeOps(Kernel):
         old = self._batch_size
         new = infer_size(sizes, old.numel())
         if new == old:
-            return self
+            return self._unchanged()
         dims = len(old)
         if method == "view":
             # Sizes one by one take torch a fifth less than a tuple of them. Of no dimensions there is none.
@@ -252,7 +252,7 @@ class ShapeOps(Kernel):
         size = self._batch_size
         if dim is None:
             if 1 not in size:
-                return self
+                return self._unchanged()
             new = torch.Size([n for n in size if n != 1])
             dims = len(size)
             names = None
@@ -266,7 +266,7 @@ class ShapeOps(Kernel):
             )
         dim = positive_dim(dim, len(size), size)
         if size[dim] != 1:
-            return self
+            return self._unchanged()
         names = None
         if self._names is not None:
             names = _names_or_none([*self._names[:dim], *self._names[dim + 1 :]])
@@ -417,6 +417,8 @@ class ShapeOps(Kernel):
             td._names = None
             dim = 0
         size = td._batch_size
+        if not size and dim in (0, -1):  # one row, as torch says of a tensor without dimensions
+            td, size = td.unsqueeze(0), torch.Size((1,))
         dim = positive_dim(dim, len(size), size)
         if isinstance(repeats, Tensor):
             total = int(repeats.sum()) if repeats.numel() > 1 else int(repeats.reshape(-1)[0]) * size[dim]
@@ -444,7 +446,7 @@ class ShapeOps(Kernel):
                 f"{list(range(ndim))}."
             )
         if order == list(range(ndim)):
-            return self
+            return self._unchanged()
         names = None if self._names is None else [self._names[d] for d in order]
         back = [order.index(d) for d in range(ndim)]
         return self._reshaped(
@@ -466,7 +468,7 @@ class ShapeOps(Kernel):
                 f"{ndim} batch dimension(s)."
             )
         if a == b:
-            return self
+            return self._unchanged()
         order = list(range(ndim))
         order[a], order[b] = b, a
         names = None if self._names is None else [self._names[d] for d in order]

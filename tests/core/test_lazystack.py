@@ -446,3 +446,26 @@ def test_set_in_place_writes_to_the_tensors_of_the_members_or_to_none(dim: int) 
     with pytest.raises(KeyError):
         uneven.set_(("n", "b"), torch.ones(uneven.batch_size))
     assert torch.equal(members[0]["a"], before)
+
+
+def test_a_stack_is_mapped_or_shared_when_every_member_is() -> None:
+    """Of members that are only partly so, it is neither; unlocking ends it."""
+    members = [TensorDict(a=torch.zeros(2), n={"c": torch.ones(2)}, batch_size=[2], device="cpu") for _ in range(2)]
+    for move in (TensorDict.memmap, lambda member: member.clone().share_memory_()):
+        moved = [move(member) for member in members]
+        whole, part = lazy_stack(moved), lazy_stack([moved[0], members[1]])
+        assert (whole.is_memmap(), whole.is_shared()) == (whole.get("n").is_memmap(), whole.get("n").is_shared())
+        assert whole.is_memmap() is not whole.is_shared()
+        assert not part.is_memmap() and not part.is_shared() and not part.is_locked
+        assert not whole.unlock_().is_locked and not whole.is_memmap() and not whole.is_shared()
+
+
+def test_unlocking_a_stack_of_locked_members_asks_who_else_holds_them() -> None:
+    """Nothing is unlocked where another locked stack has the same members."""
+    members = [TensorDict(a=torch.zeros(2), batch_size=[2]).lock_() for _ in range(2)]
+    other = lazy_stack(members).lock_()
+    with pytest.raises(RuntimeError, match="part of a locked graph"):
+        lazy_stack(members).unlock_()
+    assert other.is_locked and all(member.is_locked for member in members)
+    other.unlock_()
+    assert not lazy_stack(members).unlock_().is_locked

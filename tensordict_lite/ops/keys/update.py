@@ -15,6 +15,7 @@ from tensordict_lite.indexing import index_batch_size, normalise_index
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.keys import missing_key_error, require_path
 from tensordict_lite.ops.put import put_rows
+from tensordict_lite.ops.values.generated import any_requires_grad
 from tensordict_lite.views import entry_of, leaf_items
 
 if TYPE_CHECKING:
@@ -288,7 +289,11 @@ class UpdateOps(Kernel):
         self._pair_leaves(items, (), into, values, non_blocking)
         if into:
             try:
-                torch._foreach_copy_(into, values, non_blocking=non_blocking)
+                if any_requires_grad(*into, *values) and torch.is_grad_enabled():
+                    for entry, value in zip(into, values):
+                        entry.copy_(value, non_blocking=non_blocking)
+                else:
+                    torch._foreach_copy_(into, values, non_blocking)
             except RuntimeError:
                 self._name_misfit(into, values, non_blocking)
                 raise

@@ -100,6 +100,13 @@ td.lock_(); write_through(td.view(-1), {"z": torch.ones(3)})
 write_through(nm.view(-1), None)
 delete_through(nm.view(-1), "n")
 delete_through(td.flatten_keys("."), "n.c")
+td.lock_(); write_through(td.transpose(0, -1), {}); td.is_locked
+td.lock_(); write_through(td.permute(0), {}); td.is_locked
+td.lock_(); write_through(td.view(3), {}); td.is_locked
+td.lock_(); write_through(td.squeeze(0), {}); td.is_locked
+lz.lock_(); write_through(lz.transpose(0, 0), {}); lz.is_locked
+x = td.float(); write_through(x.transpose(0, 0), {"z": torch.ones(3)}); ("z" in x.keys(), "z" in td.keys())
+x = td.view(3, 1); y = x.view(3, 1); write_through(y, {"z": torch.ones(3, 1)}); ("z" in x.keys(), "z" in td.keys())
 """,
 )
 
