@@ -115,7 +115,11 @@ def filter_command(
     from tdmap.rowerrors import RowErrors
 
     data = open_rows(source)
-    test = Where.parse(predicate, data, source) or find_function(predicate)
+    test: Any = Where.parse(predicate, data, source)
+    if test is None:
+        if ":" not in predicate:
+            refuse(f"{predicate!r} is not of the form module:function, and no comparison such as 'label == 3' either")
+        test = find_function(predicate)
     check_place(out, [source], overwrite, resume, rows_per_shard)
     skipped = RowErrors() if skip_errors else None
     who = worker_options(workers, quiet, executor, address)
