@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import random
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -96,14 +97,42 @@ def base_seed(seed: int | None, generator: torch.Generator | None) -> int | None
         ValueError: both are given.
         TypeError: `seed` is no integer.
     """
+    checked = checked_seed(seed)
+    if generator is None:
+        return checked
+    if seed is not None:
+        raise ValueError("map takes seed or generator, not both: drop one of them.")
+    return int(torch.empty((), dtype=torch.int64, device=generator.device).random_(generator=generator).item())
+
+
+def checked_seed(seed: Any) -> int | None:
+    """A seed that a caller gave, any integer; None stays.
+
+    Raises:
+        TypeError: it is something else.
+    """
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer, type(None))):
         raise TypeError(f"seed must be an integer or None: got {seed!r}.")
-    if seed is not None and generator is not None:
-        raise ValueError("map takes seed or generator, not both: drop one of them.")
-    if generator is not None:
-        draw = torch.empty((), dtype=torch.int64, device=generator.device).random_(generator=generator)
-        return int(draw.item())
     return None if seed is None else int(seed)
+
+
+def seed_or_drawn(seed: Any) -> int:
+    """The seed that a caller gave, or one of torch's global random stream, which `torch.manual_seed` begins.
+
+    Raises:
+        TypeError: it is no integer.
+
+    Example:
+        >>> seed_or_drawn(3)
+        3
+        >>> _ = torch.manual_seed(0)
+        >>> first = seed_or_drawn(None)
+        >>> _ = torch.manual_seed(0)
+        >>> first == seed_or_drawn(None)
+        True
+    """
+    given = checked_seed(seed)
+    return int(torch.empty((), dtype=torch.int64).random_().item()) if given is None else given
 
 
 class preserved_generators(contextlib.AbstractContextManager[None]):

@@ -194,14 +194,15 @@ class OutputFolder:
         if self.is_at(source):
             raise FileExistsError(f"{self.path} is the folder of the data: to change it in place, pass out=data.")
         names = self._names()
-        if not names or self._goes_on(resume):
+        begun = self.has_journal  # asked once, after the names: another rank may begin it at any moment
+        if not names or (resume and begun):
             return
         if META in names:
             raise FileExistsError(
                 f"{self.path} holds a dataset already: choose another folder, or pass overwrite=True, which replaces "
                 "it when the new one is whole. To write into its rows, load it and pass it as out=."
             )
-        if HIDDEN in names and self.has_journal:
+        if HIDDEN in names and begun:
             raise FileExistsError(
                 f"{self.path} holds an unfinished run: pass resume=True to go on with it, or remove the folder."
             )

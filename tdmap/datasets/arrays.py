@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tdmap.datasets.arrow import to_arrow
+from tdmap.datasets.arrow import require_one_each, to_arrow
 from tdmap.datasets.extras import need
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import BATCH_ROWS, Table
@@ -26,7 +26,7 @@ def read_hdf5(path: str, columns: Sequence[str] | None) -> Generator[Any, None, 
     """Tables of Arrow's of the datasets in an HDF5 file; their names, those of groups before them, joined by dots."""
     h5py = need("h5py", "hdf5", "reading HDF5")
     with h5py.File(_local(path), "r") as file:
-        yield from _tables(path, dict(_of_hdf5(h5py, file, path, "")), columns)
+        yield from _tables(path, list(_of_hdf5(h5py, file, path, "")), columns)
 
 
 def _of_hdf5(h5py: Any, group: Any, path: str, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -47,13 +47,15 @@ def read_zarr(path: str, columns: Sequence[str] | None) -> Generator[Any, None, 
     zarr = need("zarr", "zarr", "reading Zarr")
     group = zarr.open(_local(path), mode="r")
     if not hasattr(group, "members"):
-        yield from _tables(path, {"values": group}, columns)
+        yield from _tables(path, [("values", group)], columns)
         return
-    found = {name.replace("/", "."): array for name, array in group.members(max_depth=None) if hasattr(array, "dtype")}
-    yield from _tables(path, found, columns)
+    members = group.members(max_depth=None)
+    yield from _tables(path, [(name.replace("/", "."), one) for name, one in members if hasattr(one, "dtype")], columns)
 
 
-def _tables(path: str, arrays: dict[str, Any], columns: Sequence[str] | None) -> Generator[Any, None, None]:
+def _tables(path: str, found: list[tuple[str, Any]], columns: Sequence[str] | None) -> Generator[Any, None, None]:
+    require_one_each([name for name, _ in found])
+    arrays = dict(found)
     if columns is not None:
         missing = sorted(set(columns) - set(arrays))
         if missing:
@@ -65,7 +67,7 @@ def _tables(path: str, arrays: dict[str, Any], columns: Sequence[str] | None) ->
     count = next(iter(lengths.values()))
     each = sum(_row_bytes(array) for array in arrays.values())
     step = max(min(PART_BYTES // max(each, 1), BATCH_ROWS), 1)
-    for start in range(0, count, step):
+    for start in range(0, max(count, 1), step):  # an empty one tells the columns
         part = {name: _column(path, name, array[start : start + step]) for name, array in arrays.items()}
         yield to_arrow(Table.of(part))
 
@@ -84,7 +86,9 @@ def _column(path: str, name: str, values: Any) -> Any:
     array = np.asarray(values)
     if array.dtype.kind in "OTUS":
         rows = array.tolist()
-        if rows and not isinstance(rows[0], (str, bytes)):
+        if not rows:
+            raise ValueError(f"{path} has no rows, so nothing tells what {name!r} holds: leave it out with columns=.")
+        if not isinstance(rows[0], (str, bytes)):
             rows = [torch.from_numpy(np.array(row)) for row in values]
         return Jagged.from_list(rows)
     try:

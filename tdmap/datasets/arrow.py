@@ -13,6 +13,8 @@ struct<a, b>                                       columns "x.a" and "x.b"
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -56,9 +58,11 @@ def columns_of(batch: Any, nulls: str = "raise", start: int = 0) -> Columns:
             named `"x.valid"`.
         start: number of its first row, for messages.
 
+    A column `"x.valid"` of bools that is there already, as a dataset with masks has it, stays the mask of `"x"`.
+
     Raises:
         TypeError: a column is of a type that has no place here; names it, and what to do.
-        ValueError: a column has nulls; names it and the first row.
+        ValueError: a column has nulls; names it and the first row. Or two columns have one name.
     """
     if nulls not in NULLS:
         raise ValueError(f"nulls must be 'raise' or 'mask': got {nulls!r}.")
@@ -66,6 +70,7 @@ def columns_of(batch: Any, nulls: str = "raise", start: int = 0) -> Columns:
     table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
     while any(pa.types.is_struct(field.type) for field in table.schema):
         table = table.flatten()
+    require_one_each(table.schema.names)
     tensors: dict[Any, Tensor] = {}
     jagged: dict[str, Jagged] = {}
     for field, chunks in zip(table.schema, table.columns):
@@ -77,7 +82,9 @@ def columns_of(batch: Any, nulls: str = "raise", start: int = 0) -> Columns:
                 "for zeros and a column of bools beside it, or fill them before."
             )
         if nulls == "mask":
-            tensors[f"{field.name}{VALID}"] = torch.from_numpy(np.asarray(array.is_valid()).copy())
+            if _is_mask(field.name, table.schema.names):
+                continue
+            tensors[f"{field.name}{VALID}"] = _valid(pa, table, field.name, array)
         try:
             value = value_of(pa, array)
         except TypeError as error:
@@ -87,6 +94,31 @@ def columns_of(batch: Any, nulls: str = "raise", start: int = 0) -> Columns:
         else:
             tensors[field.name] = value
     return TensorDict(tensors, [table.num_rows]), dict(sorted(jagged.items()))
+
+
+def require_one_each(names: Sequence[str]) -> None:
+    """Raise where a name stands for two columns: one of them would be lost."""
+    counts = Counter(names)
+    twice = next((name for name in names if counts[name] > 1), None)
+    if twice is not None:
+        raise ValueError(
+            f"{counts[twice]} columns have the name {twice!r}, and a dataset has one of each: rename them before."
+        )
+
+
+def _is_mask(name: str, names: Sequence[str]) -> bool:
+    return name.endswith(VALID) and name.removesuffix(VALID) in names
+
+
+def _valid(pa: Any, table: Any, name: str, array: Any) -> Tensor:
+    """Where a column has values: no nulls, and True in a mask that is a column as well."""
+    valid = torch.from_numpy(np.asarray(array.is_valid()).copy())
+    if name + VALID in table.schema.names:
+        mask = _one(pa, table.column(name + VALID))
+        if mask.type != pa.bool_():
+            raise ValueError(f"nulls='mask' makes a column {name + VALID!r} of bools, and there is one of {mask.type}.")
+        valid &= torch.from_numpy(np.asarray(mask.fill_null(False)))
+    return valid
 
 
 def _one(pa: Any, chunks: Any) -> Any:
@@ -212,7 +244,7 @@ def to_arrow(data: Any, *, nulls: str | None = None) -> Any:
 
     Raises:
         TypeError: a column has no type there; names it.
-        ValueError: `nulls` is something else, or a mask is no bool a row.
+        ValueError: `nulls` is something else, a mask is no bool a row, or two columns would have one name.
     """
     if nulls not in (None, "mask"):
         raise ValueError(
@@ -223,8 +255,9 @@ def to_arrow(data: Any, *, nulls: str | None = None) -> Any:
         return data
     table = Table.of(data)
     arrays = {}
-    for key in table.rows.keys(True, True):
-        name = key if isinstance(key, str) else ".".join(key)
+    named = {key: key if isinstance(key, str) else ".".join(key) for key in table.rows.keys(True, True)}
+    require_one_each([*named.values(), *table.jagged])
+    for key, name in named.items():
         try:
             arrays[name] = array_of(pa, table.rows[key])
         except TypeError as error:

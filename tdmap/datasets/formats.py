@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import itertools
 import json
 import os
 import shutil
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 
 PART_BYTES = 64 << 20
 """Bytes of a table that are written at a time."""
+
+
+CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+"""Of CSV and JSON Lines, by the last ending of a name. Binary formats compress by themselves."""
 
 
 NAN_OF_CSV = ("nan", "-nan")
@@ -112,6 +117,16 @@ def read(
                 raise ValueError(f"{files[0]} has no rows, so nothing tells what the dataset looks like.")
             write_columns(_chain(first, stream), sorted(first[1]), store)
     return Table.open(out)
+
+
+def _text_suffixes(*suffixes: str) -> tuple[str, ...]:
+    """Endings of a format of text: as it is, and compressed."""
+    return (*suffixes, *(suffix + codec for suffix in suffixes for codec in CODECS))
+
+
+def _codec_of(path: str) -> str | None:
+    """What a file of text is compressed with."""
+    return CODECS.get(os.path.splitext(path)[1].lower())
 
 
 def _chain(first: Columns, rest: Iterator[Columns]) -> Iterator[Columns]:
@@ -222,6 +237,8 @@ def find_files(source: Any) -> list[str]:
             suffixes = tuple(suffix for form in FORMATS.values() for suffix in form.suffixes)
             names = sorted(os.listdir(text))
             files = [os.path.join(text, name) for name in names if name.lower().endswith(suffixes)]
+            if not files:
+                raise FileNotFoundError(f"there is no file in the folder {text} whose ending tells a format")
         else:
             files = sorted(glob.glob(text)) if glob.has_magic(text) and not os.path.exists(text) else [text]
     missing = [path for path in files if "://" not in path and not os.path.exists(path)]
@@ -251,8 +268,10 @@ def format_of(path: str, format: str | None) -> str:
 def read_ahead(path: str) -> Iterator[Any]:
     """A file for readers of Arrow's that read ahead in threads of theirs, which must not need Python's lock.
 
-    They would end the process when they are asked to stop while it ends. What is behind a URL is copied first.
+    They would end the process when they are asked to stop while it ends. What is behind a URL is copied first. What is
+    compressed, as its name says, is read as if it were not.
     """
+    codec = _codec_of(path)
     with contextlib.ExitStack() as stack:
         if "://" in path:
             copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="tdmap-"))
@@ -260,20 +279,37 @@ def read_ahead(path: str) -> Iterator[Any]:
                 shutil.copyfileobj(source, copy)
             copy.flush()
             path = copy.name
-        yield stack.enter_context(pyarrow().OSFile(path))
+        file = stack.enter_context(pyarrow().OSFile(path))
+        yield file if codec is None else stack.enter_context(pyarrow().CompressedInputStream(file, codec))
+
+
+@contextlib.contextmanager
+def _text_file(path: str) -> Iterator[Any]:
+    """A file of text that is written, compressed as its name says."""
+    codec = _codec_of(path)
+    with opened(path, "wb") as file:
+        if codec is None:
+            yield file
+            return
+        with pyarrow().CompressedOutputStream(file, codec) as packed:
+            yield packed
 
 
 def batches_of(
     files: Sequence[str], format: str, columns: Sequence[str] | None, nulls: str
 ) -> Generator[Columns, None, None]:
     """The columns of files, some thousand rows at a time."""
-    start = 0
+    start, empty = 0, None
     for path in files:
         with contextlib.closing(_tables_of(path, format, columns)) as tables:
             for table in tables:
                 if table.num_rows:
                     yield columns_of(table, nulls, start)
                     start += table.num_rows
+                else:
+                    empty = table
+    if not start and empty is not None and not any(pyarrow().types.is_null(field.type) for field in empty.schema):
+        yield columns_of(empty, nulls)  # the types are known: a dataset without rows
 
 
 def _tables_of(path: str, format: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
@@ -297,7 +333,7 @@ def _write_parquet(path: str, parts: Iterator[Table]) -> None:
 
 def _write_with(path: str, parts: Iterator[Table], make: Callable[[Any, Any], Any]) -> None:
     writer = None
-    with opened(path, "wb") as file, contextlib.ExitStack() as stack:
+    with _text_file(path) as file, contextlib.ExitStack() as stack:
         for part in parts:
             table = to_arrow(part)
             if writer is None:
@@ -318,9 +354,10 @@ def _arrow_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, N
             reader = ipc.open_file(source)
             found = (reader.get_batch(number) for number in range(reader.num_record_batches))
         else:
-            found = iter(ipc.open_stream(source))
-        for batch in found:
-            table = pa.Table.from_batches([batch])
+            reader = ipc.open_stream(source)
+            found = iter(reader)
+        tables = (pa.Table.from_batches([batch]) for batch in found)
+        for table in itertools.chain([reader.schema.empty_table()], tables):
             yield table if columns is None else table.select(list(columns))
 
 
@@ -333,20 +370,61 @@ def _csv_batches(delimiter: str) -> Callable[[str, Sequence[str] | None], Genera
     def batches(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
         csv = need("pyarrow.csv", "arrow", "reading CSV")
         pa = pyarrow()
-        with read_ahead(path) as source:
+
+        def tables(types: dict[str, Any]) -> Generator[Any, None, None]:
             options = csv.ConvertOptions(
                 include_columns=list(columns) if columns is not None else None,
                 null_values=[text for text in csv.ConvertOptions().null_values if text not in NAN_OF_CSV],
+                column_types=types,
             )
             parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-            try:
-                with csv.open_csv(source, parse_options=parse, convert_options=options) as reader:  # it reads ahead
-                    for batch in reader:
-                        yield pa.Table.from_batches([batch])
-            except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
-                raise ValueError(f"{path}: {error}") from None
+            with read_ahead(path) as source:
+                try:
+                    with csv.open_csv(source, parse_options=parse, convert_options=options) as reader:  # it reads ahead
+                        for batch in reader:
+                            yield pa.Table.from_batches([batch])
+                except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
+                    raise ValueError(f"{path}: {error}") from None
+
+        return _with_large_numbers(tables)
 
     return batches
+
+
+def _with_large_numbers(tables: Callable[[dict[str, Any]], Generator[Any, None, None]]) -> Generator[Any, None, None]:
+    """Tables of text, with whole numbers of 2^63 and more as uint64: Arrow takes them for floats, which lack digits.
+
+    Args:
+        tables: reads the text from its beginning, with types for some columns. As everywhere, the first one says what
+            the types are.
+    """
+    stream = tables({})
+    first = next(stream, None)
+    large = [] if first is None else _large_numbers(first)
+    if large:
+        stream.close()
+        try:
+            stream = tables(dict.fromkeys(large, pyarrow().uint64()))
+            first = next(stream, None)
+        except ValueError:  # they are written as floats are
+            stream = tables({})
+            first = next(stream, None)
+    with contextlib.closing(stream):
+        if first is not None:
+            yield first
+            yield from stream
+
+
+def _large_numbers(table: Any) -> list[str]:
+    """Columns of floats that are uint64, as far as their values tell; not where a name stands for two columns."""
+    found = []
+    for field, column in zip(table.schema, table.columns):
+        if pyarrow().types.is_float64(field.type) and table.schema.names.count(field.name) == 1:
+            values = column.drop_null().to_numpy()
+            if len(values) and 2.0**63 <= values.max() <= 2.0**64 and not values.min() < 0:
+                if np.array_equal(values, np.floor(values)):
+                    found.append(field.name)
+    return found
 
 
 def _write_csv(delimiter: str) -> Callable[[str, Iterator[Table]], None]:
@@ -368,18 +446,23 @@ def _write_csv(delimiter: str) -> Callable[[str, Iterator[Table]], None]:
 def _json_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
     pa = pyarrow()
     reader = need("pyarrow.json", "arrow", "reading JSON Lines")
-    with read_ahead(path) as source:
-        try:
-            with reader.open_json(source) as found:  # it reads ahead
-                for batch in found:
-                    table = pa.Table.from_batches([batch])
-                    yield table if columns is None else table.select(list(columns))
-        except (pa.ArrowInvalid, KeyError) as error:
-            raise ValueError(f"{path}: {error}") from None
+
+    def tables(types: dict[str, Any]) -> Generator[Any, None, None]:
+        parse = reader.ParseOptions(explicit_schema=pa.schema(list(types.items())) if types else None)
+        with read_ahead(path) as source:
+            try:
+                with reader.open_json(source, parse_options=parse) as found:  # it reads ahead
+                    for batch in found:
+                        table = pa.Table.from_batches([batch])
+                        yield table if columns is None else table.select(list(columns))
+            except (pa.ArrowInvalid, KeyError) as error:
+                raise ValueError(f"{path}: {error}") from None
+
+    return _with_large_numbers(tables)
 
 
 def _write_json(path: str, parts: Iterator[Table]) -> None:
-    with opened(path, "wb") as file:
+    with _text_file(path) as file:
         for part in parts:
             for row in to_arrow(part).to_pylist():
                 try:
@@ -401,7 +484,7 @@ def _numpy_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, N
     if len(set(lengths.values())) != 1:
         raise ValueError(f"{path}: arrays have different numbers of rows, {lengths}: pass columns=.")
     count = next(iter(lengths.values()))
-    for start in range(0, count, BATCH_ROWS):
+    for start in range(0, max(count, 1), BATCH_ROWS):  # an empty one tells the columns
         part = {name: _column_of(path, name, array[start : start + BATCH_ROWS]) for name, array in arrays.items()}
         yield to_arrow(Table.of(part))
 
@@ -435,9 +518,9 @@ def _write_numpy(path: str, parts: Iterator[Table]) -> None:
 FORMATS: dict[str, Format] = {
     "parquet": Format((".parquet", ".pq"), parquet_batches, _write_parquet, is_arrow=True),
     "arrow": Format((".arrow", ".feather", ".ipc"), _arrow_batches, _write_arrow, is_arrow=True),
-    "csv": Format((".csv",), _csv_batches(","), _write_csv(","), is_arrow=True),
-    "tsv": Format((".tsv",), _csv_batches("\t"), _write_csv("\t"), is_arrow=True),
-    "jsonl": Format((".jsonl", ".ndjson"), _json_batches, _write_json, is_arrow=True),
+    "csv": Format(_text_suffixes(".csv"), _csv_batches(","), _write_csv(","), is_arrow=True),
+    "tsv": Format(_text_suffixes(".tsv"), _csv_batches("\t"), _write_csv("\t"), is_arrow=True),
+    "jsonl": Format(_text_suffixes(".jsonl", ".ndjson"), _json_batches, _write_json, is_arrow=True),
     "numpy": Format((".npz", ".npy"), _numpy_batches, _write_numpy),
     "hdf5": Format((".h5", ".hdf5"), read_hdf5, write_hdf5),
     "zarr": Format((".zarr",), read_zarr, write_zarr),

@@ -22,6 +22,7 @@ from tdmap.data.entries import row_numbers
 from tdmap.datasets.flat.gathering import gather_rows, offsets_of
 from tdmap.datasets.tables.doors import JaggedDoors
 from tdmap.datasets.tables.ranks import ranks_of
+from tdmap.seeding import permutation, seed_or_drawn
 from tensordict_lite.errors import DatasetError
 
 if TYPE_CHECKING:
@@ -323,12 +324,12 @@ class Jagged(JaggedDoors):
             seed: the same seed, the same order. Default: torch's own random stream.
             **options: about workers, as `tdmap.map`.
         """
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        known = seed_or_drawn(seed)
         if out is None and not overwrite:
-            return self.take(torch.randperm(len(self), generator=generator))
+            return self.take(permutation(len(self), known))
 
         def order(scratch: Scratch) -> Tensor:
-            return torch.randperm(len(self), generator=generator, out=scratch.empty(len(self)))
+            return permutation(len(self), known, scratch.empty(len(self)))
 
         return self.save_chosen(out, order, overwrite=overwrite, **options)
 

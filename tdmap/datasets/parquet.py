@@ -12,7 +12,7 @@ import torch
 
 from tdmap.data.store import OutputFolder
 from tdmap.datasets.arrow import columns_of, jagged_names, pyarrow
-from tdmap.datasets.columns import Columns, map_columns
+from tdmap.datasets.columns import Columns, map_columns, write_columns
 from tdmap.datasets.extras import need, opened
 from tdmap.datasets.table import BATCH_ROWS, Table
 from tdmap.errors import add_note
@@ -42,7 +42,10 @@ def read_parquet(
         numbers += [(number, group) for group, size in enumerate(sizes) if size]
         counts += [size for size in sizes if size]
     if not numbers:
-        raise ValueError(f"{files[0]} has no rows.")
+        empty = columns_of(schema.empty_table(), nulls)
+        with store.claimed(f"read({files[0]})"):
+            write_columns([empty], sorted(empty[1]), store)
+        return Table.open(store.path)
     table = torch.tensor(numbers)
     index = TensorDict({"file": table[:, 0].contiguous(), "group": table[:, 1].contiguous()}, [len(table)])
     fn, names = ReadGroup(files, columns, nulls), jagged_names(schema)
@@ -53,7 +56,10 @@ def read_parquet(
 def parquet_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
     """The tables of a file, some thousand rows at a time."""
     with opened(path) as source:
-        for batch in _opened(path, source).iter_batches(BATCH_ROWS, columns=columns):
+        file = _opened(path, source)
+        empty = file.schema_arrow.empty_table()
+        yield empty if columns is None else empty.select(list(columns))  # tells the columns of a file without rows
+        for batch in file.iter_batches(BATCH_ROWS, columns=columns):
             yield pyarrow().Table.from_batches([batch])
 
 

@@ -138,20 +138,6 @@ class Table(TableDoors):
         }
     )
 
-    def shuffle(
-        self,
-        out: str | os.PathLike[str] | None = None,
-        *,
-        seed: int | None = None,
-        resume: bool = False,
-        **options: Any,
-    ) -> Table:
-        """The rows in a random order, which a seed fixes. Arguments as `Jagged.shuffle`; `resume` as `tdmap.map`."""
-        if resume:
-            return self._shuffle_resumable(out, seed, **options)
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        return self.take(torch.randperm(len(self), generator=generator), out, **options)
-
     def head(self, n: int = 5) -> Table:
         """The first rows."""
         first: Table = self[:n]

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from tdmap.errors import FolderInUse, UntrustedFile
 from tdmap.memory import hidden
+from tdmap.memory.filelock import FileLock
 from tdmap.memory.hidden import HIDDEN, NO_LOCKS, printable
 from tdmap.process import hooks
 from tdmap.process.identity import ProcessId
@@ -351,34 +352,18 @@ def holder_of(folder: Path) -> Holder | Somebody | None:
         os.close(fd)
 
 
-@contextlib.contextmanager
-def without_strays(path: Path) -> Iterator[None]:
+def without_strays(path: Path) -> FileLock:
     """Hold a lock that workers share as long as they may write rows: those of a killed driver may live for a moment.
 
     Raises:
         FolderInUse: they do not end.
     """
-    fd, began = hidden.open_file(path, os.O_RDWR | os.O_CREAT), time.monotonic()
     try:
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() - began > STRAY_SECONDS:
-                    folder = path.parent.parent
-                    text = (
-                        f"workers of an earlier run still change rows of {folder} (they hold {path}): end them first."
-                    )
-                    raise FolderInUse(text, str(folder)) from None
-                time.sleep(_PAUSE)
-            except OSError as error:
-                if error.errno in NO_LOCKS:
-                    break
-                raise
-        yield
-    finally:
-        os.close(fd)
+        return FileLock(path, STRAY_SECONDS)
+    except BlockingIOError:
+        folder = path.parent.parent
+        text = f"workers of an earlier run still change rows of {folder} (they hold {path}): end them first."
+        raise FolderInUse(text, str(folder)) from None
 
 
 def refuse_writers(folder: Path) -> None:

@@ -18,7 +18,7 @@ from tdmap.operations.permute import permute_known
 from tdmap.resume.inshards import or_in_shards
 from tdmap.resume.stepwise import options_of, run_call
 from tdmap.runtime.commits import settled
-from tdmap.seeding import permutation
+from tdmap.seeding import checked_seed, permutation, seed_or_drawn
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -82,8 +82,7 @@ def shuffle(
         raise TypeError(
             f"shuffle needs a tensor or a collection with rows in dimension 0: got a {type(data).__name__}."
         )
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise TypeError(f"seed must be an integer or None: got {seed!r}.")
+    seed = checked_seed(seed)
     execution, rows = Execution.of(**options), int(data.shape[0])
     # Drawn where workers can read it: a second copy of 8 bytes a row would be a lot.
     place = Arena().empty(torch.int64, torch.Size([rows])) if travels(execution) and rows > INLINE_ROWS else None
@@ -91,12 +90,7 @@ def shuffle(
     output.refuse_hidden_key(data)
 
     def work() -> Data:
-        drawn = settled("seed", _seed) if seed is None else seed
-        return permute_known(data, permutation(rows, drawn, place), output, execution, method, spill_dir)
+        known = settled("seed", lambda: seed_or_drawn(seed))
+        return permute_known(data, permutation(rows, known, place), output, execution, method, spill_dir)
 
     return run_call("shuffle", data, lambda: options_of(seed=seed), output, resume, work)
-
-
-def _seed() -> int:
-    """One of torch's global random stream."""
-    return int(torch.empty((), dtype=torch.int64).random_().item())

@@ -16,6 +16,7 @@ from tdmap.execution import Execution
 from tdmap.operation import operation
 from tdmap.operations.permute import permute
 from tdmap.operations.reduce import map_reduce
+from tdmap.seeding import permutation, seed_or_drawn
 from tensordict_lite import TensorDict
 from tensordict_lite.views import is_leaf_nontensor
 
@@ -134,8 +135,7 @@ def train_test_split(
         raise ValueError("stratify= chooses rows at random: it needs shuffle=True.")
     order = torch.arange(rows)
     if shuffle:
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        order = torch.randperm(rows, generator=generator)
+        order = permutation(rows, seed_or_drawn(seed))
     if stratify is not None:
         order = _spread(order, _labels(data, stratify), rows - count)
     parts = (order[: rows - count].contiguous(), order[rows - count :].contiguous())

@@ -51,6 +51,7 @@ from tdmap.pipeline.torchloader import for_loader, worker_place
 from tdmap.ranks.shard import ShardLike, rank_of
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.resume.inshards import or_in_shards
+from tdmap.seeding import checked_seed
 from tensordict_lite import is_tensor_collection
 
 if TYPE_CHECKING:
@@ -87,10 +88,8 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
             raise TypeError(f"a pipeline needs a tensor or a collection of tensors, got a {type(data).__name__}.")
         if not data.shape:
             raise TypeError(f"a pipeline needs rows in dimension 0, and the {type(data).__name__} has no dimension.")
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise TypeError(f"seed must be an integer or None: got {seed!r}.")
         self._data = data
-        self._seed = seed
+        self._seed = checked_seed(seed)
         self._epochs = Epochs()
         self._stages: tuple[Stage, ...] = ()
 

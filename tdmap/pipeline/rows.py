@@ -24,7 +24,7 @@ from tdmap.data.schema import join_pieces
 from tdmap.pipeline.stages import CALLING, Shard, Shuffle, Skip, Stage, Take
 from tdmap.pipeline.work import run_stages
 from tdmap.resume.run import folder_of
-from tdmap.seeding import derive, preserved_generators, seed_everything
+from tdmap.seeding import derive, permutation, preserved_generators, seed_everything
 from tensordict_lite import is_tensor_collection
 
 Picks: TypeAlias = "range | Tensor"
@@ -165,13 +165,6 @@ def epoch_seed(seed: int, epoch: int) -> int:
         (7, False)
     """
     return seed if epoch == 0 else derive(seed, epoch) >> 1
-
-
-def permutation(rows: int, seed: int) -> Tensor:
-    """The order that `map_iter(shuffle=True, seed=seed)` has."""
-    own = torch.Generator()
-    own.manual_seed(seed % (1 << 63))
-    return torch.randperm(rows, generator=own)
 
 
 # -- reading -------------------------------------------------------------------------------------------

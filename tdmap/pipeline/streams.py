@@ -20,10 +20,10 @@ from tdmap.data.schema import join_pieces
 from tdmap.operations.iteration.streams import stream_values
 from tdmap.pipeline.planning import Again, Both, Head, Local, Plan
 from tdmap.pipeline.rounds import Context, Rounds, chunk_rows, default_ahead, head_job, run_here, seeded
-from tdmap.pipeline.rows import epoch_seed, merge, permutation
+from tdmap.pipeline.rows import epoch_seed, merge
 from tdmap.pipeline.stages import Batch, Concat, Shard, Shuffle, Skip, Take, Unbatch
 from tdmap.pipeline.work import NOTHING, apply_stage, run_stages
-from tdmap.seeding import derive
+from tdmap.seeding import derive, permutation
 
 State = dict[str, Any]
 

@@ -15,11 +15,10 @@ world size can continue the run.
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import json
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -28,8 +27,9 @@ from tdmap.data.objects import KeyPath
 from tdmap.errors import FolderInUse, ResumeMismatch
 from tdmap.job import Job
 from tdmap.memory import hidden
+from tdmap.memory.filelock import FileLock
 from tdmap.memory.folderlock import Holder, holder_of, locked
-from tdmap.memory.hidden import HIDDEN, NO_LOCKS
+from tdmap.memory.hidden import HIDDEN
 from tdmap.plan import merge_ranges
 from tdmap.ranks.shard import Ranges, Rank
 from tdmap.resume import journal as journals
@@ -42,7 +42,6 @@ from tensordict_lite.memmap.load import Loader
 PATIENCE = 60.0
 """Seconds that a rank waits for the short steps of another one."""
 
-_PAUSE = 0.01
 _HOME = re.compile(r"rank-(\d{1,9})-of-(\d{1,9})")
 
 
@@ -70,28 +69,17 @@ class RankFolder:
         os.makedirs(self.path, exist_ok=True)
         hidden.make_folder(self.hidden)
         path = self.hidden / "ranks.lock"
-        fd, began = hidden.open_file(path, os.O_RDWR | os.O_CREAT), time.monotonic()
         try:
-            while True:
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() - began > PATIENCE:
-                        text = f"{self.path}: another rank has held {path} for {PATIENCE:.0f} s; is it stopped?"
-                        raise FolderInUse(text, str(self.path), call=call) from None
-                    time.sleep(_PAUSE)
-                except OSError as error:
-                    if error.errno not in NO_LOCKS:
-                        raise
-                    raise OSError(
-                        error.errno, "ranks cannot share a folder of a file system without locks", str(self.path)
-                    ) from None
+            lock = FileLock(path, PATIENCE)
+        except BlockingIOError:
+            text = f"{self.path}: another rank has held {path} for {PATIENCE:.0f} s; is it stopped?"
+            raise FolderInUse(text, str(self.path), call=call) from None
+        with lock:
+            if not lock.works:
+                raise OSError(
+                    errno.ENOLCK, "ranks cannot share a folder of a file system without locks", str(self.path)
+                )
             yield
-        finally:
-            with contextlib.suppress(OSError):  # by name: a child that was forked meanwhile has the descriptor, too
-                fcntl.flock(fd, fcntl.LOCK_UN)
-            os.close(fd)
 
     # -- what the run is ---------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ data. When more than the limit is kept, objects go that were used least recently
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
@@ -21,6 +20,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from tdmap.memory.filelock import FileLock
 from tdmap.plan import merge_ranges, subtract_ranges
 
 VARIABLE = "TDMAP_STORE_CACHE"
@@ -102,11 +102,7 @@ class Cache:
             for old in self.root.iterdir():  # of before this machine was started
                 if old.is_dir() and old.name != self.folder.name:
                     shutil.rmtree(old, ignore_errors=True)
-            with open(self.root / "lock", "w") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return  # somebody else is at it
+            with FileLock(self.root.resolve() / "lock"):  # or somebody else is at it
                 self._remove_oldest()
 
     def _remove_oldest(self) -> None:

@@ -100,11 +100,11 @@ def test_queues_carry_one_storage_without_a_copy(tmp_path: Path, method: str) ->
             (TensorDict.load_memmap(tmp_path / "x.tdz", mode="r+"), False),
         ):
             there.put(td)
-            assert back.get(timeout=60) == (whole, 1)
+            assert back.get(timeout=300) == (whole, 1)
             assert set(td["k3"].tolist()) == {4}, "the other process wrote into the same memory"
         for td in (TensorDict.from_consolidated(tmp_path / "x.bin"), TensorDict.load_memmap(tmp_path / "x.tdz")):
             there.put(td)
-            back.get(timeout=60)
+            back.get(timeout=300)
             assert td["k3"].tolist() == [4, 4, 4], "a copy-on-write mapping is no shared memory"
     finally:
         there.put(None)

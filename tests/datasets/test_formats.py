@@ -471,3 +471,86 @@ def test_a_tar_file_that_is_cut_short_is_told(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes((tmp_path / "x.tar").read_bytes()[:9000])
     with pytest.raises(ValueError, match="not a whole tar file"):
         read(tmp_path / "x.tar")
+
+
+@pytest.mark.parametrize("ending", ["csv.gz", "tsv.bz2", "jsonl.zst", "NDJSON.GZ"])
+def test_text_is_read_and_written_compressed(tmp_path: Path, ending: str) -> None:
+    words = ["ant", "b,e\ne", '"', "ü"]
+    write(Table.of({"x": torch.arange(4), "word": words}), tmp_path / f"x.{ending}")
+    plain = f"y.{ending.rpartition('.')[0]}"
+    write(Table.of({"x": torch.arange(4), "word": words}), tmp_path / plain)
+    content = (tmp_path / f"x.{ending}").read_bytes()
+    if ending.lower().endswith(("gz", "bz2")):
+        unpack: Any = __import__("gzip" if ending.lower().endswith("gz") else "bz2").decompress
+        assert unpack(content) == (tmp_path / plain).read_bytes()
+    for out in (None, tmp_path / "out"):
+        found = read(tmp_path / f"x.{ending}", out)
+        assert found["x"].tolist() == [0, 1, 2, 3] and found["word"].tolist() == words
+    (tmp_path / f"cut.{ending}").write_bytes(content[:-9])
+    with pytest.raises(OSError, match="Truncated") as caught:
+        read(tmp_path / f"cut.{ending}", tmp_path / "cut")
+    assert f"cut.{ending}" in "".join(caught.value.__notes__)
+    assert not (tmp_path / "cut").exists()
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("a,b,a\n1,2,3\n")
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array(["x"])], names=["a", "a"]), tmp_path / "x.parquet")
+    pq.write_table(pa.table({"a.b": [1], "a": [{"b": 2}]}), tmp_path / "y.parquet")
+    for name in ("x.csv", "x.parquet", "y.parquet"):
+        for out in (None, tmp_path / "out"):
+            with pytest.raises(ValueError, match=r"2 columns have the name 'a(\.b)?'"):
+                read(tmp_path / name, out, num_workers=0)
+    nested = TensorDict({"a.b": torch.arange(2), "a": {"b": torch.arange(2)}}, [2])
+    with pytest.raises(ValueError, match=r"2 columns have the name 'a\.b'"):
+        write(nested, tmp_path / "z.parquet")
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["a.b"], file["a/b"] = [1], [2]
+    with pytest.raises(ValueError, match=r"2 columns have the name 'a\.b'"):
+        read(tmp_path / "x.h5")
+
+
+@pytest.mark.parametrize("names", [["a", "a.valid"], ["a.valid", "a"]])
+def test_masks_that_are_columns_already_stay_masks(tmp_path: Path, names: list[str]) -> None:
+    columns = {"a": pa.array([1, 2, None, 4]), "a.valid": pa.array([True, False, True, True])}
+    pq.write_table(pa.table({name: columns[name] for name in names}), tmp_path / "x.parquet")
+    found = read(tmp_path / "x.parquet", tmp_path / "out", nulls="mask", num_workers=0)
+    assert set(found.keys()) == {"a", "a.valid"}
+    assert found["a.valid"].tolist() == [True, False, False, True]
+    pq.write_table(pa.table({"a": [1], "a.valid": [1.5]}), tmp_path / "y.parquet")
+    with pytest.raises(ValueError, match=r"a\.valid.* there is one of double"):
+        read(tmp_path / "y.parquet", nulls="mask")
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.tsv.gz", "x.jsonl"])
+def test_whole_numbers_of_64_bits_keep_their_digits(tmp_path: Path, name: str) -> None:
+    numbers = np.array([2**64 - 1, 3, 2**63 + 1, 2**53 + 1], np.uint64)
+    write(
+        Table.of({"id": torch.from_numpy(numbers), "x": torch.tensor([1e19, 0.5, 1, 2], dtype=torch.float64)}),
+        tmp_path / name,
+    )
+    found = read(tmp_path / name)
+    assert found["id"].dtype == torch.uint64 and found["id"].numpy().tolist() == numbers.tolist()
+    assert found["x"].tolist() == [1e19, 0.5, 1.0, 2.0]
+    (tmp_path / "floats.jsonl").write_text('{"x": 1e19}\n{"x": 2.0}\n')
+    (tmp_path / "floats.csv").write_text("x,y\n1e19,-1\n2.0,9223372036854775808\n")
+    assert read(tmp_path / "floats.jsonl")["x"].tolist() == read(tmp_path / "floats.csv")["x"].tolist() == [1e19, 2.0]
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.arrow", "x.npz", "x.zarr"])
+def test_files_without_rows_have_their_columns(tmp_path: Path, name: str) -> None:
+    if name == "x.zarr":
+        pytest.importorskip("zarr")
+    columns: dict[str, Any] = {"x": torch.zeros(0, 3), "n": torch.zeros(0, dtype=torch.int64)}
+    if name in ("x.parquet", "x.arrow"):
+        columns["word"] = Jagged.from_list(["ant"])[:0]
+    write(Table.of(columns), tmp_path / name)
+    for out in (None, tmp_path / "out"):
+        found = read(tmp_path / name, out, num_workers=0)
+        assert len(found) == 0 and set(found.keys()) == set(columns) and found["x"].shape == (0, 3)
+    assert len(read(tmp_path / name, columns=["n"]).sort("n", num_workers=0)) == 0
+    with_rows = {key: torch.ones(2, *value.shape[1:], dtype=value.dtype) for key, value in list(columns.items())[:2]}
+    folder = name.replace("x", "y")
+    write(Table.of({**with_rows, **({"word": ["a", "b"]} if "word" in columns else {})}), tmp_path / folder)
+    assert len(read([tmp_path / name, tmp_path / folder], tmp_path / "both", num_workers=0)) == 2

@@ -109,7 +109,7 @@ def test_memory_of_a_device_is_lent_to_a_process(gpu: torch.device) -> None:
     process = context.Process(target=send_back, args=(there, back), daemon=True)
     process.start()
     there.put(td)
-    assert back.get(timeout=100) == (True, 1, 360.0) and back.get(timeout=100) is None
+    assert back.get(timeout=300) == (True, 1, 360.0) and back.get(timeout=100) is None
     assert td["k9"].eq(10).all()
     there.put(None)
     process.join(60)

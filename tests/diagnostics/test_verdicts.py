@@ -161,7 +161,7 @@ def test_what_comes_from_the_disk_is_counted(tmp_path):
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "data")], env=env, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", program, str(tmp_path / "data")], env=env, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     disk, faults, reading = done.stdout.splitlines()[0].split()

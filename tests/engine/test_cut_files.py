@@ -47,7 +47,7 @@ def program(tmp_path, code):
         text=True,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=100,
+        timeout=300,
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     return done.stdout.splitlines()

@@ -191,6 +191,6 @@ def test_lines_of_a_notebook_cell_are_shown(method, tmp_path):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     assert "return chunk / missing_name" in done.stdout, done.stdout + done.stderr

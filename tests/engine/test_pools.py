@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import tdmap
+from tdmap.runtime.workers import launch
 from tdmap.runtime.workers import pool as pools
 
 
@@ -54,6 +55,55 @@ def test_a_pool_of_ones_own():
     assert gone(pids)
     with pytest.raises(RuntimeError, match="closed"):
         tdmap.map(torch.zeros(4), pid_of, pool=pool)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_come_up_while_the_program_goes_on(method):
+    tdmap.close_pools()
+    with tdmap.WorkerPool(1, method) as pool:
+        pool.warm_up(wait=False)
+        if method == "forkserver":
+            assert launch.template().alive and not launch.template().is_ready
+        else:
+            assert len(pool.stats()["pids"]) == 1
+        pool.warm_up(wait=False)  # on their way already
+        x = torch.arange(7)
+        assert torch.equal(tdmap.map(x, lambda part: part + 1, pool=pool, chunksize=2), x + 1)
+        assert pool.stats()["started"] == 1
+
+
+def test_to_warm_up_a_pool_at_work_does_not_wait_for_it():
+    with tdmap.WorkerPool(1) as pool:
+        rows = tdmap.map_iter(torch.arange(4), lambda part: part, pool=pool, chunksize=1)
+        first = next(rows)
+        pool.warm_up(wait=False)
+        assert pool.stats()["started"] == 1
+        assert torch.equal(torch.cat([first, *rows]), torch.arange(4))
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.warm_up(wait=False)
+
+
+class Watchful:
+    """A function that notes, when it is packed, whether the template has come up."""
+
+    def __init__(self):
+        self.ready = []
+
+    def __call__(self, part):
+        return part * 2
+
+    def __reduce__(self):
+        self.ready.append(launch.template().is_ready)
+        return Watchful, ()
+
+
+def test_the_job_is_packed_while_the_template_starts():
+    tdmap.close_pools()
+    fn, x = Watchful(), torch.arange(7)
+    for _ in range(2):
+        got = tdmap.map(x, fn, num_workers=2, chunksize=2, mp_start_method="forkserver")
+        assert torch.equal(got, x * 2)
+    assert not fn.ready[0] and fn.ready[-1]
 
 
 def test_a_pool_that_nobody_holds_ends_its_workers():

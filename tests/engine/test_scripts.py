@@ -35,7 +35,7 @@ def start(tmp_path, code, *arguments, **options):
 
 def run(tmp_path, code, *arguments, **options):
     process = start(tmp_path, code, *arguments, **options)
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=300)
     return process.returncode, out, err
 
 
@@ -95,7 +95,7 @@ SCRIPT = """
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_a_script_needs_no_guard_and_exits_quietly(tmp_path, method):
     process = start(tmp_path, SCRIPT, method)
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (0, "")
     assert out.splitlines() == ["imported", "from a script"]
     assert_no_orphans(process.pid)
@@ -159,7 +159,7 @@ def test_ctrl_c_stops_the_call_and_leaves_nobody(tmp_path, method, to_group):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
         time.sleep(0.01)
     (os.killpg if to_group else os.kill)(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)  # the function sleeps for ten minutes
+    out, err = process.communicate(timeout=300)  # the function sleeps for ten minutes
     assert (process.returncode, out, err) == (0, "interrupted\n", "")
     assert_no_orphans(process.pid)
 
@@ -196,7 +196,7 @@ def test_exit_in_the_middle_of_a_loop(tmp_path):
             sys.exit(3)
     """
     process = start(tmp_path, code)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, out, err) == (3, "", "")
     assert_no_orphans(process.pid)
 
@@ -226,6 +226,6 @@ def test_a_sigterm_of_the_driver_leaves_nobody(tmp_path):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
         time.sleep(0.01)
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
     assert process.returncode == -signal.SIGTERM
     assert_no_orphans(process.pid)

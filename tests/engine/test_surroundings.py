@@ -149,7 +149,7 @@ def test_under_pytest_xdist(tmp_path):
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT), env.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 passed" in done.stdout
 
@@ -174,7 +174,7 @@ def test_memory_that_is_refused_leaves_no_file_and_no_descriptor(tmp_path):
         env=env,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert ran.stdout.split() == ["OSError", "0"], ran.stderr
     assert not list(tmp_path.iterdir())

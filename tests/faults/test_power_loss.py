@@ -118,7 +118,7 @@ def test_the_command_line_goes_on(tmp_path):
     def command(*arguments):
         line = [sys.executable, "-m", "tdmap", *arguments]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
+        return subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
 
     line = ["map", "functions:negate", "in", "--in-place", "--chunksize", "5", "--workers", "1", "--resume", "--quiet"]
     assert command(*line).returncode == 1

@@ -447,7 +447,7 @@ def test_a_killed_program_goes_on_and_yields_the_same_bytes(tmp_path, mode, meth
     (tmp_path / "quiet").mkdir()
     for folder in (tmp_path, tmp_path / "quiet"):
         TensorDict({"x": torch.arange(800.0)}, [800]).memmap(folder / "in")
-    assert start(tmp_path / "quiet", mode, method).wait(timeout=100) == 0
+    assert start(tmp_path / "quiet", mode, method).wait(timeout=300) == 0
     path = tmp_path / ("out" if mode == "map" else "in") / ".tdmap" / "journal"
     process = start(tmp_path, mode, method)
     deadline = time.monotonic() + 60
@@ -456,7 +456,7 @@ def test_a_killed_program_goes_on_and_yields_the_same_bytes(tmp_path, mode, meth
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    assert start(tmp_path, mode, method).wait(timeout=100) == 0
+    assert start(tmp_path, mode, method).wait(timeout=300) == 0
     sessions = [r for r in journal.read(path).records if r.type is journal.Type.SESSION]
     assert len(sessions) == 2
     name = "out/y.memmap" if mode == "map" else "in/x.memmap"

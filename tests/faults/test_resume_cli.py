@@ -46,7 +46,7 @@ def command(folder, *arguments, **options):
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     line = [sys.executable, "-m", "tdmap", *map(str, arguments)]
     options = {"stdin": subprocess.DEVNULL, "capture_output": True, **options}
-    return subprocess.run(line, cwd=folder, env=env, text=True, timeout=100, **options)
+    return subprocess.run(line, cwd=folder, env=env, text=True, timeout=300, **options)
 
 
 def ask(folder, *arguments):

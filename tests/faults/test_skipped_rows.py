@@ -172,7 +172,7 @@ def test_no_skipped_row_is_forgotten_when_everybody_is_killed_again_and_again(tm
         assert process.poll() is None
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == list(range(3, 800, 40))
     if mode == "in place":

@@ -65,7 +65,7 @@ NUMBER = 3
 def tdmap(*arguments: object, cwd: Path) -> Answer:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tdmap", *map(str, arguments)]
-    ran = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=100)
+    ran = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
     return Answer(ran.returncode, ran.stdout, ran.stderr)
 
 
@@ -287,7 +287,7 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(folder: Path, comm
     read, write = os.pipe()
     os.close(read)  # nobody reads
     line = [sys.executable, "-m", "tdmap", *command, "out"]
-    ran = subprocess.run(line, cwd=folder, env=env, stdout=write, stderr=subprocess.PIPE, text=True, timeout=100)
+    ran = subprocess.run(line, cwd=folder, env=env, stdout=write, stderr=subprocess.PIPE, text=True, timeout=300)
     os.close(write)
     assert ran.stderr == "" and ran.returncode in (-signal.SIGPIPE, 0)
 
@@ -317,7 +317,7 @@ def test_ctrl_c_before_everything_is_imported_is_one_line(folder: Path, command:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=300)
     assert told == "tdmap: stopped before it began\n" and process.returncode == 130
 
 

@@ -364,7 +364,7 @@ def test_no_colour_where_nobody_looks(folder):
             env=env,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=300,
         )
         assert "\x1b" not in done.stdout + done.stderr
 
@@ -379,7 +379,7 @@ def test_completion_knows_every_command_and_option(shell, tmp_path):
         assert option.lstrip("-") in text
     if shutil.which(shell):
         (tmp_path / "script").write_text(text)
-        subprocess.run([shell, "-n", str(tmp_path / "script")], check=True, timeout=60)
+        subprocess.run([shell, "-n", str(tmp_path / "script")], check=True, timeout=300)
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash")
@@ -390,7 +390,7 @@ def test_bash_completes_commands_options_and_paths(tmp_path):
     def complete(*typed: str) -> list[str]:
         program = f"source tdmap.bash; COMP_WORDS=({shlex.join(typed)}); COMP_CWORD={len(typed) - 1}; _tdmap; "
         program += 'printf "%s\\n" "${COMPREPLY[@]}"'
-        done = subprocess.run(["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
         return done.stdout.split()
 
     assert complete("tdmap", "sh") == ["shuffle"]

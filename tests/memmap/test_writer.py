@@ -336,5 +336,5 @@ def test_a_writer_that_nobody_closed_is_quiet_at_exit(tmp_path):
     )
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", script, str(tmp_path / "data")]
-    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
+    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
     assert (ran.returncode, ran.stderr) == (0, "")

@@ -18,7 +18,7 @@ Run = Callable[[str], str]
 
 def client_of(notebook: Any, folder: Path) -> Any:
     """What executes a notebook, in a kernel whose working directory is `folder`."""
-    return nbclient.NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(folder)}})
+    return nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}})
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import tdmap
+from tdmap.data.store import OutputFolder
 from tdmap.errors import FolderInUse, OutputMismatch, ResumeMismatch, ShardsMissing, UntrustedFile
 from tdmap.memory.folderlock import locked
 from tdmap.resume.status import describe, read_status
@@ -238,6 +239,20 @@ def test_a_killed_rank_goes_on_and_each_row_is_done_once(data, tmp_path, in_plac
         assert _noted(notes) == list(range(ROWS))
 
 
+@pytest.mark.parametrize("looks", range(3))
+def test_a_run_that_another_rank_begins_during_a_look_is_gone_on_with(tmp_path, monkeypatch, looks):
+    store = OutputFolder(tmp_path / "out")
+    store.hidden.mkdir(parents=True)
+    seen = []
+
+    def appears(store):
+        seen.append(store)
+        return len(seen) > looks
+
+    monkeypatch.setattr(OutputFolder, "has_journal", property(appears))
+    store.require_free(None, resume=True)
+
+
 def test_ranks_of_another_world_size_go_on_with_what_is_done(data, tmp_path):
     out, notes = tmp_path / "out", tmp_path / "notes"
 
@@ -299,7 +314,7 @@ def test_torchrun_with_a_rank_that_is_killed_and_resumed(data, tmp_path):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"]
         paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         env = {**os.environ, "FOLDER": str(tmp_path), "PYTHONPATH": paths}
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
 
     first = torchrun()
     assert first.returncode != 0 and "Signal 9" in first.stderr + first.stdout, first.stderr

@@ -123,7 +123,7 @@ def program(tmp_path, name, job):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 
@@ -335,7 +335,7 @@ def test_a_full_disk_is_an_error_that_names_the_place(tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["flat_map", "filter", "shuffle"], done.stderr

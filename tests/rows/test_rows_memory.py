@@ -58,7 +58,7 @@ def test_memory_does_not_grow_with_the_rows(operation, tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     (worker, main), (worker_of_more, main_of_more) = json.loads(done.stdout.splitlines()[-1])

@@ -184,5 +184,5 @@ def test_a_fork_of_the_users_reads_on(bucket: str, options: dict[str, Any]) -> N
     out = tdmap.map(numbers(0, 10), lambda rows: rows, num_workers=0, out=f"{bucket}/set", storage_options=options)
     assert same(out.contiguous(), numbers(0, 10))
     command = [sys.executable, "-c", FORKED, f"{bucket}/set", options["endpoint_url"]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

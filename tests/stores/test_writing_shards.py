@@ -142,7 +142,7 @@ def test_a_program_that_is_killed_goes_on_with_the_shards_that_are_missing(
     program.write_text(textwrap.dedent(PROGRAM))
     command = [str(program), str(out), str(log)]
     env = {**os.environ, "PYTHONPATH": os.getcwd()}
-    assert subprocess.run([sys.executable, *command], env=env, timeout=100).returncode == -signal.SIGKILL
+    assert subprocess.run([sys.executable, *command], env=env, timeout=300).returncode == -signal.SIGKILL
     with pytest.raises(DatasetNotFoundError, match="has not come to its end"):
         tdmap.open(out)
     assert log.read_text().split() == ["0", "4", "8", "12", "16", "20"]

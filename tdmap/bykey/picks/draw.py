@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from tdmap.operations.permute import permute
 from tdmap.resume.inshards import or_in_shards
 from tdmap.resume.stepwise import options_of, parts_of, run_call
 from tdmap.runtime.commits import settled
+from tdmap.seeding import checked_seed, seed_or_drawn
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -59,7 +59,7 @@ def sample(
             They need not add up to one. Takes 16 bytes of memory a row. Default: all rows alike.
         replace: a row may be drawn again.
         shuffle: in the order in which they are drawn; otherwise in the order of the data, which reads faster.
-        seed: the same seed draws the same rows. Default: other ones each time.
+        seed: the same seed draws the same rows. None draws one from torch's global random stream.
         overwrite: replace the dataset in the folder `out`, if there is one.
         rows_per_shard, storage_options: as `tdmap.map`, for an `out` of several folders or a URL. The rows are made
             in one folder first, beside `out` or among the temporary files.
@@ -79,6 +79,7 @@ def sample(
         tensor([7])
     """
     require_rows(data, "sample")
+    seed = checked_seed(seed)
     length = int(data.shape[0])
     execution = Execution.of(**options)
     count = _count(n, frac, length)
@@ -92,8 +93,8 @@ def sample(
     output = Output(destination(out, overwrite), data)
 
     def work() -> Data:
-        entropy = settled("seed", lambda: seed if seed is not None or not resume else secrets.randbits(64))
-        random = np.random.Generator(np.random.Philox(entropy))
+        known = settled("seed", lambda: seed_or_drawn(seed))
+        random = np.random.Generator(np.random.Philox(known % (1 << 64)))
         rows = _drawn(random, length, count, odds, replace)
         if shuffle:
             random.shuffle(rows)

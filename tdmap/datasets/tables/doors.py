@@ -222,12 +222,16 @@ class TableDoors:
 
         return sort_table(self, key, destination(out, overwrite), **options)
 
-    def _shuffle_resumable(
-        self: Any, out: Any, seed: int | None, *, overwrite: bool = False, **options: Unpack[WorkerOptions]
-    ) -> Table:
+    def shuffle(self: Any, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
+        """The rows in a random order, which a seed fixes.
+
+        Args:
+            out: as `filter`.
+            **options: `seed`, `overwrite`, `resume` as `tdmap.shuffle`, and those about workers.
+        """
         from tdmap.datasets.tables.picks import shuffle_table
 
-        return shuffle_table(self, destination(out, overwrite), seed, Execution.of(**options))
+        return shuffle_table(self, out, **options)
 
     def take(
         self: Any, rows: Tensor, out: str | os.PathLike[str] | None = None, *, overwrite: bool = False, **options: Any

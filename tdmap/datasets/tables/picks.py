@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +17,7 @@ from tdmap.execution import Execution
 from tdmap.reducers import Count
 from tdmap.resume.stepwise import options_of, parts_of
 from tdmap.runtime.commits import settled
+from tdmap.seeding import checked_seed, permutation, seed_or_drawn
 from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:
@@ -122,10 +122,10 @@ def sample_of(
     odds = weights
 
     def work(out: Any) -> Table:
-        entropy = settled("seed", lambda: secrets.randbits(64)) if seed is None and resume else seed
+        known = settled("seed", lambda: seed_or_drawn(seed))
         drawn: Any = sample(
             torch.arange(len(table)),
-            n, frac=frac, weights=odds, replace=replace, shuffle=shuffle, seed=entropy, **options,
+            n, frac=frac, weights=odds, replace=replace, shuffle=shuffle, seed=known, **options,
         )  # fmt: skip
         return take(table, drawn.clone(), out, Execution.of(**options), "sample")
 
@@ -136,15 +136,23 @@ def sample_of(
     return run_table("sample", table, parts, place, resume, work)
 
 
-def shuffle_table(table: Table, out: Any, seed: int | None, execution: Execution) -> Table:
-    """`Table.shuffle(resume=True)`: a seed that was not given is drawn once."""
+def shuffle_table(
+    table: Table,
+    out: Any = None,
+    *,
+    seed: int | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    **options: Unpack[WorkerOptions],
+) -> Table:
+    """`Table.shuffle`."""
+    seed, execution = checked_seed(seed), Execution.of(**options)
 
     def work(out: Any) -> Table:
-        drawn = settled("seed", lambda: secrets.randbits(62)) if seed is None else seed
-        order = torch.randperm(len(table), generator=torch.Generator().manual_seed(drawn))
+        order = permutation(len(table), settled("seed", lambda: seed_or_drawn(seed)))
         return take(table, order, out, execution, "shuffle")
 
-    return run_table("shuffle", table, lambda: options_of(seed=seed), out, True, work)
+    return run_table("shuffle", table, lambda: options_of(seed=seed), destination(out, overwrite), resume, work)
 
 
 def sample_jagged(

@@ -28,7 +28,7 @@ from tdmap.plan import CACHE_BYTES, ChunkPlan
 from tdmap.rowerrors import OnError
 from tdmap.runtime.crews.cluster import RayCluster
 from tdmap.runtime.skipping import DROP
-from tdmap.seeding import permutation
+from tdmap.seeding import permutation, seed_or_drawn
 
 
 @operation
@@ -139,10 +139,7 @@ def map_iter(
         link = open_link(target)
         return prefetch_over(link, stream_values(job, execution, position, link=link), prefetch)
 
-    order_seed = policy.seed
-    if shuffle and order_seed is None:
-        order_seed = int(torch.empty((), dtype=torch.int64).random_().item())
-    return MapIterator(begin, plan, policy.seed, order_seed if shuffle else None)
+    return MapIterator(begin, plan, policy.seed, seed_or_drawn(policy.seed) if shuffle else None)
 
 
 def _target(device: Device | None, prefetch: int, execution: Execution) -> torch.device | None:

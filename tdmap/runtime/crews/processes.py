@@ -104,6 +104,7 @@ class ProcessCrew:
         self.pool.refresh(self.size, self._forks)  # first of all: workers that have to start do so while we pack
         payload = self._packing.pack(job, sink)
         self._begin = pickle.dumps(Begin(job.number, payload), pickle.HIGHEST_PROTOCOL)
+        self.pool.fill(self.size, self._forks)
 
     def output(self, writer: RowWriter) -> None:
         self._output = pickle.dumps(

@@ -323,6 +323,9 @@ class RayPool(WorkerPool):
         self._started += 1
         return member
 
+    def prepare(self, forks: bool) -> bool:
+        return False  # Ray starts its processes by itself
+
     def use(self, cluster: RayCluster) -> None:
         """Go on for a description that differs from the last one in how rows travel, at most."""
         self.cluster = cluster

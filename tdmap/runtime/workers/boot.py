@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import socket
+import warnings
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -44,11 +45,17 @@ def template_main(arguments: dict[str, Any]) -> None:
         if request[0] == "wait":
             sock.send(number + pickle.dumps(_reap(request[1])))
             continue
-        pid = os.fork()
+        answer: int | OSError
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 counts torch's own idle threads too
+                answer = pid = os.fork()
+        except OSError as error:  # no more processes: those that there are go on
+            answer, pid = error, -1
         if pid == 0:
             _serve_fork(sock, fds[0], request, parent)
         os.close(fds[0])
-        sock.send(number + pickle.dumps(pid))
+        sock.send(number + pickle.dumps(answer))
 
 
 def _serve_fork(

@@ -21,6 +21,7 @@ nothing here waits for a lock that its own thread may hold.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import itertools
 import json
@@ -46,6 +47,7 @@ from tdmap.process import hooks
 from tdmap.process.forks import close_end, is_forking, popens, register_end, starting
 from tdmap.process.owner import Owner
 from tdmap.runtime.workers.boot import MESSAGE_BYTES
+from tdmap.runtime.workers.surroundings import import_path
 from tdmap.runtime.workers.worker import die_with_parent, run_worker
 from tensordict_lite.memmap.disk.mapping import high_fd
 
@@ -206,6 +208,8 @@ def _fork(connection: Connection, control: str, threads: int, idle_seconds: floa
             pid = os.fork()
             if pid == 0:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
+        except OSError as error:
+            raise _refused(error, "a worker cannot be forked") from error
         finally:
             if os.getpid() == parent:
                 del starting[me]
@@ -246,22 +250,26 @@ def _let_go_of_pipes(keep: int) -> None:
 
 # Importing torch takes a sixth less time without looking for garbage among what it defines. Nor is that looked through
 # later, in this process or in those that are forked from it, for whom it would copy pages besides.
+# First of all the working folder is forgotten: it may hold a json.py, which has nothing to do with the program.
 _BOOT = (
+    "import sys; sys.path[:] = filter(None, sys.path); "
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); "
     "import gc; gc.disable(); "
-    "import sys, json; a = json.loads(sys.argv[1]); sys.path[:] = a['path']; "
+    "import json; a = json.loads(sys.argv[1]); sys.path[:] = a['path']; "
     "from tdmap.runtime.workers.boot import {entry}; gc.freeze(); gc.enable(); {entry}(a)"
 )
 
 
 def _popen(entry: str, fds: tuple[int, ...], arguments: dict[str, Any]) -> subprocess.Popen[bytes]:
-    arguments = {**arguments, "path": [entry or os.getcwd() for entry in sys.path], "parent": os.getpid()}
+    arguments = {**arguments, "path": import_path(), "parent": os.getpid()}
+    # What Python was started with (-O, -W, -X utf8...), as `multiprocessing` passes it on too.
+    options: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
     env = {**os.environ, "OMP_NUM_THREADS": str(arguments.get("threads", 1))}
     try:
         with _no_interrupts():
             popen = subprocess.Popen(
-                [sys.executable, "-c", _BOOT.format(entry=entry), json.dumps(arguments)],
+                [sys.executable, *options, "-c", _BOOT.format(entry=entry), json.dumps(arguments)],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 env=env,
@@ -269,7 +277,17 @@ def _popen(entry: str, fds: tuple[int, ...], arguments: dict[str, Any]) -> subpr
         popens.add(popen)
         return popen
     except OSError as error:
-        raise WorkerStartError(f"cannot start {sys.executable} as a worker: {error}") from error
+        raise _refused(error, f"{sys.executable} cannot be started as a worker") from error
+
+
+def _refused(error: OSError, what: str) -> WorkerStartError:
+    """The error where the system starts no more processes."""
+    why = {
+        errno.EAGAIN: "There are as many processes as this user or container may have (ulimit -u, pids.max)",
+        errno.ENOMEM: "There is no memory for one more process",
+    }.get(error.errno or 0)
+    advice = "" if why is None else f". {why}: end some, or ask for fewer workers (num_workers=)"
+    return WorkerStartError(f"{what}: {error}{advice}")
 
 
 class SpawnedProcess:
@@ -326,6 +344,7 @@ class Template:
         self._socket.settimeout(None)  # whatever the program's default is
         self._numbers = itertools.count()
         self._answers: deque[bytes] = deque()
+        self._has_answered = False
         self._owner = Owner()
         child = high_fd(theirs.detach())
         register_end(self._socket)
@@ -338,6 +357,11 @@ class Template:
     def alive(self) -> bool:
         return self._owner.is_here and self._process.poll() is None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has imported everything, so that it forks at once."""
+        return self._has_answered
+
     def _ask(self, request: Any, fds: tuple[int, ...] = ()) -> Any:
         number = next(self._numbers).to_bytes(8, "little")
         try:
@@ -349,6 +373,7 @@ class Template:
                 f"the process that workers are forked from has ended (exit status {self._process.poll()}). "
                 "Its messages, if any, are on standard error"
             ) from error
+        self._has_answered = True
         return pickle.loads(answer)
 
     def _answer(self, number: bytes) -> bytes | None:
@@ -373,6 +398,8 @@ class Template:
     def fork(self, connection: Connection, control: str, threads: int, idle_seconds: float) -> Process:
         """Fork a worker that serves `connection`."""
         pid = self._ask(("fork", control, threads, idle_seconds), (connection.fileno(),))
+        if isinstance(pid, OSError):
+            raise _refused(pid, "a worker cannot be forked")
         return TemplateChild(self, pid)
 
     def poll(self, pid: int) -> int | None:
@@ -386,9 +413,10 @@ class Template:
     def close(self) -> None:
         """End the template, and with it every worker that it forked."""
         close_end(self._socket)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.5)
-            return
+        if self.is_ready:  # else it does not listen yet, and has forked nobody
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.5)
+                return
         self._process.kill()
         self._process.wait()
 
@@ -436,6 +464,17 @@ def template() -> Template:
             else:
                 _template = made
         return _template
+
+
+def prepare(method: str) -> bool:
+    """Begin what a start by `method` would have to wait for; whether it has to be waited for.
+
+    Only the template takes its time, most of a second, before its first fork: spawned workers start by themselves.
+
+    Raises:
+        WorkerStartError: the template does not start.
+    """
+    return method == "forkserver" and not template().is_ready
 
 
 def close_template() -> None:

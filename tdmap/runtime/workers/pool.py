@@ -242,10 +242,12 @@ class WorkerPool:
         self._reservation.give_up()
 
     def refresh(self, wanted: int, forks: bool = True) -> None:
-        """Forget workers that have left or are worn out, and start others until there are `wanted`.
+        """Forget workers that have left or are worn out, and begin to start others; never waits.
+
+        `fill` starts those that are still missing: workers are forked by a template only once that has come up.
 
         Args:
-            wanted: how many.
+            wanted: how many there are to be.
             forks: workers may be forks of this process. Without, those that are leave, and others take their place.
         """
         for member in list(self.members.values()):
@@ -253,7 +255,16 @@ class WorkerPool:
                 self.remove(member)
             elif self.is_worn(member) or (member.method == "fork" and not forks):
                 self.recycle(member)
-        self.fill(wanted, forks)
+        if len(self.members) < wanted and not self.prepare(forks):
+            self.fill(wanted, forks)
+
+    def prepare(self, forks: bool) -> bool:
+        """Begin what workers that start now would have to wait for; whether it has to be waited for."""
+        return launch.prepare(self._method(forks))
+
+    def _method(self, forks: bool) -> str:
+        """How a worker is started now."""
+        return self.start_method or launch.default_method(forks, self.worker_threads)
 
     @property
     def is_closed(self) -> bool:
@@ -273,10 +284,7 @@ class WorkerPool:
             WorkerStartError: it does not start.
         """
         self.check_open()
-        method = self.start_method
-        if method is None:
-            method = launch.default_method(forks, self.worker_threads)
-        member = Member(method, self.worker_threads, self.idle_seconds)
+        member = Member(self._method(forks), self.worker_threads, self.idle_seconds)
         self.members[member.number] = member
         self._started += 1
         return member
@@ -328,28 +336,47 @@ class WorkerPool:
 
     # -- for users ---------------------------------------------------------------------------------
 
-    def warm_up(self) -> None:
-        """Start every worker now and wait until all are ready.
+    def warm_up(self, wait: bool = True) -> None:
+        """Start every worker now, so that the first `map` finds them ready.
+
+        Args:
+            wait: return when all are ready. False: return at once, and let them start while the program reads its
+                data. Under forkserver that is the process that workers are forked from, which takes most of a
+                second for the first pool of a program; it stays when workers leave after `idle_seconds`.
 
         Raises:
-            WorkerStartError: a worker ends before it is ready.
+            WorkerStartError: a worker ends before it is ready (with `wait`; otherwise the first `map` says so).
+
+        Example:
+            >>> import tdmap, torch
+            >>> with WorkerPool(2) as pool:
+            ...     pool.warm_up(wait=False)
+            ...     data = torch.arange(4)  # or whatever takes its time
+            ...     tdmap.map(data, lambda x: x + 1, pool=pool)
+            tensor([1, 2, 3, 4])
         """
-        self.reserve()
+        if not self.reserve(blocking=wait):
+            return  # another thread has it at work
         try:
             self.refresh(self.num_workers)
-            while any(not member.ready for member in list(self.members.values())):
-                for member in self.wait(None):
-                    try:
-                        for _ in member.receive():
-                            pass
-                        ended = not member.ready and member.has_ended()
-                    except EOFError:
-                        ended = True
-                    if ended:
-                        code = self.remove(member, lost=True)
-                        raise WorkerStartError(f"a worker ended while it started (exit status {code})")
+            if wait:
+                self.fill(self.num_workers)
+                self._wait_until_ready()
         finally:
             self.release()
+
+    def _wait_until_ready(self) -> None:
+        while any(not member.ready for member in list(self.members.values())):
+            for member in self.wait(None):
+                try:
+                    for _ in member.receive():
+                        pass
+                    ended = not member.ready and member.has_ended()
+                except EOFError:
+                    ended = True
+                if ended:
+                    code = self.remove(member, lost=True)
+                    raise WorkerStartError(f"a worker ended while it started (exit status {code})")
 
     def stats(self) -> dict[str, Any]:
         """Numbers about the pool.

@@ -24,6 +24,15 @@ def keep_variables(names: Iterable[str]) -> None:
     _own_variables.update(names)
 
 
+def import_path() -> tuple[str, ...]:
+    """`sys.path`, absolute unless the working directory has been removed; without what Python passes over there."""
+    entries = [entry for entry in sys.path if isinstance(entry, str)]
+    with contextlib.suppress(FileNotFoundError):
+        folder = os.getcwd()
+        entries = [os.path.join(folder, entry) for entry in entries]
+    return tuple(entries)
+
+
 class Surroundings(NamedTuple):
     """Of the process that called `map`."""
 
@@ -43,12 +52,11 @@ class Surroundings(NamedTuple):
     @classmethod
     def here(cls) -> Surroundings:
         """The surroundings of this process, now."""
-        folder, path = "", tuple(sys.path)
+        folder = ""
         with contextlib.suppress(FileNotFoundError):
             folder = os.getcwd()
-            path = tuple(os.path.join(folder, entry) for entry in sys.path)
         return cls(
-            path,
+            import_path(),
             tuple(getattr(sys, "argv", ())),
             folder,
             dict(os.environ),

@@ -1,0 +1,96 @@
+"""How worker processes come up: with the caller's Python, and none of the working folder; or not, with a reason."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import tdmap
+from tdmap.errors import WorkerStartError
+from tdmap.runtime.workers import launch
+from tdmap.runtime.workers.boot import template_main
+from tdmap.runtime.workers.surroundings import import_path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROGRAM = """
+import pathlib, sys, torch, tdmap
+
+sys.path += [pathlib.Path("/nowhere"), None]  # which Python passes over
+
+def python(rows):
+    return torch.tensor([[len(sys.warnoptions), sys.flags.utf8_mode, sys.flags.no_user_site]] * len(rows))
+
+here = python([0])[0].tolist()
+for method in ("fork", "forkserver", "spawn"):
+    there = tdmap.map(torch.arange(1), python, num_workers=1, mp_start_method=method)[0].tolist()
+    assert there == here == [1, 1, 1], (method, there, here)
+print("done")
+"""
+
+
+def test_workers_run_the_callers_python_and_none_of_the_working_folder(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "program.py").write_text(PROGRAM)
+    for name in ("json", "signal", "gc"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('this is not the module of Python')")
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-s", "-X", "utf8", "-W", "ignore", "bin/program.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=110)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_what_python_passes_over_in_the_import_path_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", "there", "/a", Path("/b"), None, 3])
+    assert import_path() == (f"{tmp_path}/", f"{tmp_path}/there", "/a")
+
+
+def refuse():
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+def test_a_fork_that_the_system_refuses_says_what_to_do(monkeypatch):
+    tdmap.close_pools()
+    x = torch.arange(3)
+    with tdmap.WorkerPool(1, "fork") as pool:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fork", refuse)
+            with pytest.raises(WorkerStartError, match="pids.max.*num_workers="):
+                tdmap.map(x, lambda part: part, pool=pool)
+        assert torch.equal(tdmap.map(x, lambda part: part + 1, pool=pool), x + 1)
+
+
+class Child(launch.ForkedProcess):
+    """A template that is a fork of this process, in which no fork succeeds."""
+
+    def __init__(self, entry, fds, arguments):
+        pid = os.fork()
+        if not pid:
+            os.fork = refuse
+            try:
+                template_main(arguments)
+            finally:
+                os._exit(1)
+        super().__init__(pid)
+
+    def wait(self, timeout=None):
+        os.waitpid(self.pid, 0)
+
+
+def test_a_template_that_can_fork_no_more_lives_on(monkeypatch):
+    tdmap.close_pools()
+    monkeypatch.setattr(launch, "_popen", Child)
+    try:
+        for _ in range(2):
+            with pytest.raises(WorkerStartError, match="cannot be forked.*num_workers="):
+                tdmap.map(torch.arange(3), lambda part: part, num_workers=1, mp_start_method="forkserver")
+            assert launch.template().alive
+    finally:
+        tdmap.close_pools()
