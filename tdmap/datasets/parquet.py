@@ -25,7 +25,7 @@ def read_parquet(
     """Read Parquet files into a folder, on several processes. Arguments and errors as `tdmap.datasets.read`."""
     numbers: list[tuple[int, int]] = []
     counts: list[int] = []
-    schema = None
+    schema: Any = None
     for number, path in enumerate(files):
         with opened(path) as source:
             file = _opened(path, source)

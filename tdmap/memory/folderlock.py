@@ -28,8 +28,7 @@ from typing import NamedTuple
 
 from tdmap.errors import FolderInUse, UntrustedFile
 from tdmap.memory import hidden
-from tdmap.memory.filelock import FileLock
-from tdmap.memory.hidden import HIDDEN, NO_LOCKS, printable
+from tdmap.memory.hidden import HIDDEN, NO_LOCKS, FileLock, printable
 from tdmap.process import hooks
 from tdmap.process.identity import ProcessId
 

@@ -9,16 +9,19 @@ name elsewhere when it is to be written. What is found instead is an `UntrustedF
     append_line     one more line
     replace_file    a new content, whole or not at all
     make_folder     the folder itself
+    FileLock        a lock for a short step: whoever comes meanwhile waits, or is told
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -39,6 +42,7 @@ NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK = 1 << 20
 _LINE = 64 << 20  # the longest line that is credible
+_PAUSE = 0.01
 
 
 def open_file(
@@ -292,3 +296,54 @@ def append_line(path: Path, line: bytes, durable: bool = False) -> None:
                 os.fdatasync(fd)
     finally:
         os.close(fd)
+
+
+class FileLock(contextlib.AbstractContextManager["FileLock"]):
+    """A lock on a file, held from the moment that it is made until its block ends, or its process does.
+
+    Args:
+        path: the file; it is made if need be.
+        patience: seconds to wait for others.
+
+    Attributes:
+        works: False on a file system without locks, where nothing is held.
+
+    Raises:
+        BlockingIOError: others have held it for all that time.
+        UntrustedFile: there is something else in its place.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "lock"
+        >>> with FileLock(path) as lock:
+        ...     lock.works
+        True
+    """
+
+    def __init__(self, path: str | os.PathLike[str], patience: float = 0.0) -> None:
+        self._fd, began = open_file(path, os.O_RDWR | os.O_CREAT), time.monotonic()
+        self.works = True
+        try:
+            while not self._taken():
+                if time.monotonic() - began > patience:
+                    raise BlockingIOError(f"{os.fspath(path)} is locked by somebody else.")
+                time.sleep(_PAUSE)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def _taken(self) -> bool:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            self.works = False
+        return True
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(OSError):  # in so many words: a process forked meanwhile has the descriptor, too
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        os.close(self._fd)

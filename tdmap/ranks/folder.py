@@ -27,9 +27,8 @@ from tdmap.data.objects import KeyPath
 from tdmap.errors import FolderInUse, ResumeMismatch
 from tdmap.job import Job
 from tdmap.memory import hidden
-from tdmap.memory.filelock import FileLock
 from tdmap.memory.folderlock import Holder, holder_of, locked
-from tdmap.memory.hidden import HIDDEN
+from tdmap.memory.hidden import HIDDEN, FileLock
 from tdmap.plan import merge_ranges
 from tdmap.ranks.shard import Ranges, Rank
 from tdmap.resume import journal as journals

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from tdmap.memory.filelock import FileLock
+from tdmap.memory.hidden import FileLock
 from tdmap.plan import merge_ranges, subtract_ranges
 
 VARIABLE = "TDMAP_STORE_CACHE"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tdmap.errors import UntrustedFile
-from tdmap.memory import filelock
-from tdmap.memory.filelock import FileLock
+from tdmap.memory import hidden
+from tdmap.memory.hidden import FileLock
 
 
 def test_the_second_one_is_told(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_without_locks_of_files_it_says_so(tmp_path: Path, monkeypatch: pytest.M
     def refuse(fd: int, how: int) -> None:
         raise OSError(errno.ENOLCK, "no locks")
 
-    monkeypatch.setattr(filelock.fcntl, "flock", refuse)
+    monkeypatch.setattr(hidden.fcntl, "flock", refuse)
     with FileLock(tmp_path / "lock") as first, FileLock(tmp_path / "lock") as second:
         assert not first.works and not second.works
 
