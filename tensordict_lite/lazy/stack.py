@@ -532,7 +532,10 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         model, columns = member_columns(items)
         at = model._stack_dim
         inner = dim - (dim > at)
-        return model._restacked([stacked(column, inner) for column in columns], at + (dim <= at))
+        names = model._names
+        if names is not None:
+            names = [*names[:dim], None, *names[dim:]] if all(item._names == names for item in items) else None
+        return model._restacked([stacked(column, inner) for column in columns], at + (dim <= at), names)
 
     @classmethod
     def _cat_entries(cls, items: Sequence[Any], dim: int) -> Any:

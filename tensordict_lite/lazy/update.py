@@ -154,7 +154,16 @@ class LazyUpdateOps:
                 continue
             for key, value in source.items():
                 path = require_path(key)
-                number = isinstance(value, (int, float))  # for every element of a tensor
+                is_tree = isinstance(value, (Mapping, TensorCollection))
+                if is_tree and not isinstance(value, TensorCollection):
+                    if path not in self:
+                        raise missing_key_error(path, self._key_list(), type(self).__name__)  # type: ignore[attr-defined]
+                    entry = self._get_path(path)  # type: ignore[attr-defined]
+                    if isinstance(entry, TensorCollection) and not entry._is_non_tensor:
+                        entry.update_(value, non_blocking=non_blocking)
+                        continue
+                # For every element of a tensor, as in a dense collection.
+                number = isinstance(value, (int, float)) or (not is_tree and getattr(value, "ndim", None) == 0)
                 pieces = [value] * len(self._source) if number else self._fitting_pieces(value, path)
                 for member, piece in zip(self._source, pieces):
                     member.update_({path: piece}, non_blocking=non_blocking)

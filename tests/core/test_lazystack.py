@@ -469,3 +469,13 @@ def test_unlocking_a_stack_of_locked_members_asks_who_else_holds_them() -> None:
     assert other.is_locked and all(member.is_locked for member in members)
     other.unlock_()
     assert not lazy_stack(members).unlock_().is_locked
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_stacking_stacks_keeps_the_names_that_all_have(dim: int) -> None:
+    """As stacking dense collections does: lazy or not, the new dimension has no name yet."""
+    dense = TensorDict({"a": torch.zeros(2, 3)}, [2, 3], names=["t", "b"])
+    lazy = lazy_stack([TensorDict({"a": torch.zeros(3)}, [3]) for _ in range(2)]).rename("t", "b")
+    expected = torch.stack([dense, dense.clone()], dim).names
+    assert torch.stack([lazy, lazy.clone()], dim).names == expected == [*"tb"[:dim], None, *"tb"[dim:]]
+    assert torch.stack([lazy, lazy.clone().rename("t", None)], dim).names == [None] * 3

@@ -16,6 +16,7 @@ from tensordict_lite.kernel import Kernel
 from tensordict_lite.keys import missing_key_error, require_path
 from tensordict_lite.ops.put import put_rows
 from tensordict_lite.ops.values.generated import any_requires_grad
+from tensordict_lite.ops.values.operands import pair_alike
 from tensordict_lite.views import entry_of, leaf_items
 
 if TYPE_CHECKING:
@@ -285,11 +286,13 @@ class UpdateOps(Kernel):
         """:meth:`update_` from one mapping or collection: one walk, one fused copy."""
         into: list[Tensor] = []
         values: list[Tensor] = []
-        items = source._entries() if isinstance(source, Kernel) else source.items()
-        self._pair_leaves(items, (), into, values, non_blocking)
+        if not (type(source) is type(self) and pair_alike(self, source, into, values)):
+            into, values = [], []
+            items = source._entries() if isinstance(source, Kernel) else source.items()
+            self._pair_leaves(items, (), into, values, non_blocking)
         if into:
             try:
-                if any_requires_grad(*into, *values) and torch.is_grad_enabled():
+                if any_requires_grad()(*into, *values) and torch.is_grad_enabled():
                     for entry, value in zip(into, values):
                         entry.copy_(value, non_blocking=non_blocking)
                 else:

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from tensordict_lite import registry
 
-__all__ = ["align", "broadcast", "fused", "is_collection", "is_object", "keys_mismatch", "leaf_paths", "pair_leaves"]
-__all__ += ["resolve", "spelled_out", "spread", "tracked_rows", "widened"]
+__all__ = ["align", "broadcast", "fused", "is_collection", "is_object", "keys_mismatch", "leaf_paths", "pair_alike"]
+__all__ += ["pair_leaves", "resolve", "spelled_out", "spread", "tracked_rows", "widened"]
 
 _interpreter = torch._C._functorch.peek_interpreter_stack
 NUMBERS = frozenset((int, float, bool, complex))
@@ -209,6 +209,36 @@ def pair_leaves(node: Any, other: Any) -> tuple[list[Tensor], list[Tensor]]:
     if not _pair(node, other, ours, theirs):
         _check_same_paths(node, other)
     return ours, theirs
+
+
+def pair_alike(td: Any, source: Any, into: list[Tensor], values: list[Tensor]) -> bool:
+    """Collects the tensors of ``source`` and those of ``td`` under the same keys, where their levels are of one class.
+
+    False, with lists to throw away, where there is anything else to look at.
+    """
+    kind: Any = None
+    levels = [(td, source)]
+    while levels:
+        td, source = levels.pop()
+        entries, items = td._source, source._source
+        if type(entries) is not dict or type(items) is not dict:
+            return False
+        if type(td) is not kind:
+            kind = type(td)
+            if kind._is_non_tensor or kind._is_unbatched:
+                return False
+        for key, value in items.items():
+            current = entries.get(key)
+            if type(value) is Tensor or isinstance(value, Tensor):
+                if type(current) is not Tensor and not isinstance(current, Tensor):
+                    return False
+                into.append(current)
+                values.append(value)
+            elif type(current) is type(value):
+                levels.append((current, value))
+            else:
+                return False
+    return True
 
 
 def _pair(node: Any, other: Any, ours: list[Tensor], theirs: list[Tensor]) -> bool:

@@ -229,9 +229,9 @@ NonTensorStack("a", "b")[torch.tensor(False)]
 x = lazy_stack([lz.clone().zero_(), lz.clone().zero_()], 0); p = {t["a"].data_ptr() for m in x.tensordicts for t in
     m.tensordicts}; y = lazy_stack([lz, lz.clone()], 0, out=x); (y is x, p == {t["a"].data_ptr() for m in x.tensordicts
     for t in m.tensordicts}, x)
-lz.memmap_(); (lz.is_memmap(), lz.get("n").is_memmap(), lz.get("n").saved_path)
-x = lz.memmap_like(); (x.is_memmap(), x.get("n").is_memmap())
-lz.share_memory_(); (lz.is_shared(), lz.get("n").is_shared(), lz.get("n").is_memmap())
+x = lazy_stack([td, td.clone()]).memmap_(); (x.is_memmap(), x.get("n").is_memmap(), x.get("n").saved_path)
+x = lazy_stack([td, td.clone()]).memmap_like(); (x.is_memmap(), x.get("n").is_memmap())
+x = lazy_stack([td, td.clone()]).share_memory_(); (x.is_shared(), x.get("n").is_shared(), x.get("n").is_memmap())
 x = lazy_stack([m.memmap() for m in lz.tensordicts]); (x.is_memmap(), x.is_shared(), x.saved_path)
 x = lazy_stack([m.clone().share_memory_() for m in lz.tensordicts]); (x.is_memmap(), x.is_shared())
 x = lazy_stack([m.clone().share_memory_() for m in lz.tensordicts]); x.memmap_()
@@ -239,5 +239,12 @@ x = lazy_stack([m.memmap() for m in lz.tensordicts]); x.share_memory_()
 x = lazy_stack([m.lock_() for m in lz.tensordicts]); x.unlock_(); x["z"] = torch.ones(x.shape); x
 with lazy_stack([m.lock_() for m in lz.tensordicts]).unlock_() as x: x["z"] = torch.ones(x.shape)
 x = lazy_stack([m.memmap() for m in lz.tensordicts]); x.unlock_(); (x.is_memmap(), x.is_locked)
+lz.update_({"a": torch.tensor(7)}); lz
+x = lazy_stack([td, td.clone()]).update_({("n", "c"): torch.tensor(7)}); x
+x = lazy_stack([td, td.clone()]).update_({"n": {"c": torch.tensor(7)}}); x
+lz.update_({"n": {"c": torch.tensor(7)}})
+lazy_stack([td, td.clone()]).update_({"n": {"zz": torch.tensor(7)}})
+lz.update_({"a": torch.tensor(7).numpy()})
+lazy_stack([td, td.clone()]).update_({"n": torch.tensor(7)})
 """,
 )
