@@ -48,9 +48,7 @@ DRAWS: dict[str, Callable[..., list[int]]] = {
     "table sample": lambda **options: _numbers(_table().sample(7, shuffle=True, num_workers=0, **options)),
     "jagged shuffle": lambda **options: [int(text) for text in Jagged.from_list(TEXTS).shuffle(**options).tolist()],
     "train_test_split": lambda **options: tdmap.train_test_split(_data(), 5, num_workers=0, **options)[1]["x"].tolist(),
-    "map_iter": lambda **options: _iterated(
-        tdmap.map_iter(_data(), _same, chunksize=3, shuffle=True, num_workers=0, **options)
-    ),
+    "map_iter": _iterated,
 }
 RESUMED = ("shuffle", "sample", "table shuffle", "table sample")
 
