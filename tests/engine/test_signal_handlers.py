@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import tdmap
+from tdmap.runtime.workers import pool
 from tests.engine._steps import Steps, spread
 
 X = torch.arange(400)
@@ -145,6 +146,31 @@ def test_a_handler_that_closes_all_pools_ends_the_job_with_words():
                     assert "closed" in str(error)
                     ended += 1
     assert ended > 10
+
+
+def test_a_handler_that_closes_all_pools_at_any_step_of_lending_them_does_no_harm(monkeypatch):
+    monkeypatch.setattr(pool, "MAX_WARM", 1)
+
+    def handler(number, frame):
+        tdmap.close_pools()
+
+    def lend():
+        first, second = (pool.borrow_pool(workers, "fork", 1) for workers in (1, 2))
+        for lent in (first, second):
+            pool.give_back(lent)
+
+    with Steps(files=("pool.py",)) as steps:
+        lend()
+    lend()
+    with handling(handler):
+        for at in range(1, steps.count + 1):
+            with Steps(at, interrupt, files=("pool.py",)):
+                try:
+                    lend()
+                except RuntimeError as error:
+                    assert "closed" in str(error)
+            lend()
+    assert torch.equal(run("fork", False), 2 * X)
 
 
 def test_while_the_function_is_being_packed_too():

@@ -454,29 +454,35 @@ _warm_lock = threading.RLock()  # the collector may end a stream, which gives it
 
 def borrow_pool(num_workers: int, start_method: str | None, worker_threads: int) -> WorkerPool:
     """A reserved pool, warm if one is idle; pass it to `give_back` at the end."""
-    key = (num_workers, start_method, worker_threads)
+    key, pool = (num_workers, start_method, worker_threads), None
     with _warm_lock:
-        # The collector ends a stream and the pool that it has given back in any order: some may be closed.
-        _warm[:] = [entry for entry in _warm if not entry[1]._closed and entry[1]._owner.is_here]
         # The one used last: its workers are warm, and a second one of the same kind may fall idle and leave.
-        entry = next((entry for entry in reversed(_warm) if entry[0] == key), None)
-        if entry in _warm:
-            _warm.remove(entry)
-        else:
-            entry = None
-    pool = WorkerPool(num_workers, start_method, worker_threads) if entry is None else entry[1]
+        for entry in reversed(_warm.copy()):
+            # The collector ends a stream and the pool that it has given back in any order: some may be closed.
+            if entry[1]._closed or not entry[1]._owner.is_here:
+                _take_out(entry)
+            elif pool is None and entry[0] == key and _take_out(entry):
+                pool = entry[1]
+    pool = pool or WorkerPool(num_workers, start_method, worker_threads)
     pool.reserve()
     return pool
+
+
+def _take_out(entry: tuple[_Key, WorkerPool]) -> bool:
+    """Whether it was still there: a handler of a signal that closes all pools may run within any of our lines."""
+    try:
+        _warm.remove(entry)
+    except ValueError:
+        return False
+    return True
 
 
 def give_back(pool: WorkerPool) -> None:
     """Keep a borrowed pool for the next call."""
     pool.release()
-    surplus = []
     with _warm_lock:
         _warm.append(((pool.num_workers, pool.start_method, pool.worker_threads), pool))
-        while len(_warm) > MAX_WARM:
-            surplus.append(_warm.pop(0)[1])
+        surplus = [entry[1] for entry in _warm[:-MAX_WARM] if _take_out(entry)]
     for old in surplus:
         old.close()
 
