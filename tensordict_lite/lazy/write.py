@@ -175,11 +175,7 @@ class LazyWriteOps:
             entries.append(node)
         if item.shape[: len(self._batch_size)] != self._batch_size:
             return False
-        if non_blocking:
-            for entry, piece in zip(entries, item.unbind(dim)):
-                entry.copy_(piece, non_blocking=True)
-        else:
-            inplace(torch._foreach_copy_, Tensor.copy_, entries, list(item.unbind(dim)))
+        inplace(torch._foreach_copy_, Tensor.copy_, entries, list(item.unbind(dim)), non_blocking)
         return True
 
     def _write_in_place(self, key: str, item: Any, non_blocking: bool = False) -> None:

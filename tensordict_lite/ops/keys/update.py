@@ -292,6 +292,7 @@ class UpdateOps(Kernel):
             self._pair_leaves(items, (), into, values, non_blocking)
         if into:
             try:
+                # What `inplace` does; by that, a small tree would take a tenth longer.
                 if any_requires_grad()(*into, *values) and torch.is_grad_enabled():
                     for entry, value in zip(into, values):
                         entry.copy_(value, non_blocking=non_blocking)
