@@ -120,6 +120,9 @@ def test_the_verdict_names_what_bounds_a_job(name, tmp_path):
         verdict = prof.verdict
         if verdict.bound == bound and re.search(advice, verdict.advice):
             break
+    else:
+        if verdict.starved > 0.5:
+            pytest.skip("other programs had the cores for most of each of five jobs")
     assert verdict.bound == bound, prof.summary(120)
     assert re.search(advice, verdict.advice), verdict.advice
     assert 0 < verdict.share <= 1 and verdict.workers == 2
