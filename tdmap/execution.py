@@ -147,6 +147,11 @@ class Execution:
         return self.pool is not None and not isinstance(self.pool, WorkerPool)
 
     @property
+    def owns_workers(self) -> bool:
+        """Whether this program starts and ends the workers itself, here: one that is given up is no more."""
+        return not self.is_foreign and not isinstance(self.executor, RayCluster)
+
+    @property
     def in_processes(self) -> bool:
         """Whether the workers are other processes, which do not see the memory of this one as it is."""
         return self.executor == "process" or isinstance(self.executor, RayCluster)

@@ -68,20 +68,46 @@ class SharedTensors:
             DatasetError: somebody has cut the file.
         """
         rows = self.tensors[number][start:stop]
+        with self._file_of(rows) as file:
+            if file is None:
+                out.copy_(flat_bytes(rows.contiguous()))
+            else:
+                _read(*file, bytes_of(out))
+
+    def gather(self, number: int, rows: Tensor, out: Tensor) -> None:
+        """Copy the bytes of some rows of tensor `number`, one by one.
+
+        Args:
+            number: of the tensor.
+            rows: int64, which ones.
+            out: uint8, of as many bytes; row *i* of it is row `rows[i]`.
+
+        Raises:
+            DatasetError: somebody has cut the file.
+        """
+        tensor = self.tensors[number]
+        with self._file_of(tensor) as file:
+            if file is None:
+                out.copy_(flat_bytes(tensor[rows].contiguous()))
+                return
+            fd, handle, first = file
+            view, width = bytes_of(out), len(out) // max(len(rows), 1)
+            places = rows.argsort()  # the disk is passed over once
+            for place, row in zip(places.tolist(), rows[places].tolist()):
+                _read(fd, handle, first + row * width, view[place * width : (place + 1) * width])
+
+    @contextlib.contextmanager
+    def _file_of(self, rows: Tensor) -> Iterator[tuple[int, SharedHandle, int] | None]:
+        """In a worker: a descriptor, what it is of, and the byte that rows begin at; None where they are in memory."""
         in_worker = self._residency is not None
         region = region_of(rows) if in_worker and rows.is_contiguous() and rows.numel() else None
         if region is None:
-            out.copy_(flat_bytes(rows.contiguous()))
+            yield None
             return
-        view, done, at = bytes_of(out), 0, region.offset * rows.element_size()
         fd = os.open(region.handle.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             _require(fd, region.handle)
-            while done < len(view):
-                got = os.preadv(fd, [view[done:]], at + done)
-                if not got:
-                    raise DatasetError(region.handle.path, f"ends before byte {at + len(view):,}: somebody has cut it")
-                done += got
+            yield fd, region.handle, region.offset * rows.element_size()
         finally:
             os.close(fd)
 
@@ -163,6 +189,16 @@ class Places:
             places.append(Place(region.handle, region.offset * size, tensor.numel() // tensor.shape[0] * size))
         return Places(places)
 
+    def are_apart(self, rows: int) -> bool:
+        """Whether no two of them share memory, with so many rows."""
+        spans = []
+        for place in self.places:
+            if place is not None:
+                file = (place.handle.device, place.handle.inode, place.handle.path)
+                spans.append((file, place.offset, place.offset + rows * place.row_bytes))
+        spans.sort()
+        return all(one[0] != other[0] or one[2] <= other[1] for one, other in zip(spans, spans[1:]))
+
     @property
     def lasts(self) -> bool:
         """Whether all of them lie in files, which another process finds when this one has ended."""
@@ -178,6 +214,12 @@ class Places:
             for fd in opened.values():
                 os.close(fd)
 
+    def read(self, number: int, fd: int, row: int, out: Tensor) -> None:
+        """Copy the bytes of consecutive rows of tensor `number`, from `row` on, into uint8 of as many bytes."""
+        place = self.places[number]
+        if place is not None:
+            _read(fd, place.handle, place.offset + row * place.row_bytes, bytes_of(out))
+
     def write(self, number: int, fd: int, row: int, block: Tensor) -> None:
         """Write contiguous rows of tensor `number` from `row` on."""
         place = self.places[number]
@@ -190,6 +232,15 @@ class Places:
             except OSError as error:
                 error.filename = place.handle.path
                 raise
+
+
+def _read(fd: int, handle: SharedHandle, at: int, view: memoryview) -> None:
+    done = 0
+    while done < len(view):
+        got = os.preadv(fd, [view[done:]], at + done)
+        if not got:
+            raise DatasetError(handle.path, f"ends before byte {at + len(view):,}: somebody has cut it")
+        done += got
 
 
 def _open(handle: SharedHandle, opened: dict[str, int]) -> int:

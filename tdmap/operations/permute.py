@@ -4,11 +4,11 @@ Two ways, with the same result:
 
     gather     out block i ◄── random reads ── data                    one pass; the data is read where it lies
 
-    scatter    data chunk ──rows by bucket──► spill [bucket, chunk]    two passes, all of them sequential: for data
-               spill bucket ──rows by place──► out, in order           that is larger than memory, with small rows
+    scatter    data chunk ──rows by bucket──► out [bucket, chunk]      two passes, all of them sequential: for data
+               out bucket ──rows by place──► out, in order             that is larger than memory, with small rows
 
 A bucket is a run of rows of the output that fits into memory. How many rows each chunk gives to each bucket follows
-from the order alone, so every piece of the spill file has an exact place, and doing a piece again does no harm.
+from the order alone, so every piece has an exact place (see `tdmap.operations.scatter`).
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def permute(
         execution: who does it. Default: as many processes as there are cores.
         method: `"gather"` or `"scatter"` (see the module); None chooses: scatter where a row is small and the data
             does not fit into memory. The result is the same.
-        spill_dir: folder for the intermediate file of scatter, as large as the result. Default: within `out` when that
-            is a path, else the temporary folder.
+        spill_dir: folder for the intermediate files of scatter: 8 bytes a row, and with other libraries' workers as
+            much as the result. Default: within `out` when that is a path, else the temporary folder.
 
     Returns:
         `out`, cut to *m* rows; the dataset loaded from the folder; or a new one.

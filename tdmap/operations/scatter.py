@@ -4,10 +4,17 @@ Rows of the source come in chunks of some tens of megabytes, rows of the output 
 
     count      how many rows of chunk c go to bucket b                        from the order alone
     list       for each chunk, its rows in the order of the output            8 bytes a row, in a file
-    pass 1     chunk c: read it; write what goes to bucket b at start[b, c]   spill: sorted by (bucket, chunk, place)
-    pass 2     bucket b: read it; put its rows into their order; write it     output, from beginning to end
+    pass 1     chunk c: read it; write what goes to bucket b at start[b, c]   sorted by (bucket, chunk, place)
+    pass 2     bucket b: read it; put its rows into their order; write it     sorted by place
 
-Every write has one place that follows from the order. So a chunk or bucket that a worker died in is done again.
+A bucket is a run of rows of the output, so its rows wait where they will be: pass 1 writes the output, and pass 2 puts
+each bucket of it into order. Every write has one place that follows from the order, and a chunk that a worker died in
+is written again. A bucket that it died in may be half in order: a mark tells so, and its rows are fetched from the
+source, one by one. Where a mark and the rows may arrive in another order than they were written, rows wait in files
+between the passes: of an operation that can be resumed, whose machine may go down, and on machines of a cluster.
+
+Neighbours in a job are far apart on the disk: with as many streams as there are workers the kernel reads ahead of each,
+where workers side by side wait for what it reads for the other.
 """
 
 from __future__ import annotations
@@ -71,34 +78,56 @@ def scatter_rows(
     """
     rows, width = len(source.tensors[0]), max(sum(row_bytes), 1)
     size = size or settled("bucket", lambda: block_bytes(len(order) * width, execution.workers))
+    streams = settled("streams", lambda: execution.workers)
     chunk_rows = bucket_rows = max(size // width, 1)
     chunks = -(-rows // chunk_rows)
-    order = SharedTensors([order], share=travels(execution)).tensors[0]  # moved once, for three jobs
+    ordered = SharedTensors([order], share=travels(execution))  # moved once, for three jobs
+    order = ordered.tensors[0]
     buckets = ChunkPlan(len(order), bucket_rows)
 
     def run(data: Tensor, plan: ChunkPlan, fn: Any) -> list[Any]:
         result: list[Any] = execution.run(Job(Source(data), plan, fn, Policy(undo=False)), Collect())
         return result
 
+    def run_each(count: int, fn: Any) -> None:
+        run(apart(count, streams), ChunkPlan(count, 1), fn)
+
     counts = np.stack(run(order, buckets, _Count(chunk_rows, chunks)))
     listed = spill.mapped("rows", len(order) * 8).view(torch.int64)
     # Where the rows of a chunk begin in the list, and those of a bucket within them.
     starts = (counts.sum(0).cumsum() - counts.sum(0))[None, :] + counts.cumsum(0) - counts
     run(order, buckets, _List(chunk_rows, bucket_rows, starts, SharedTensors([listed], False)))
-    waiting = [spill.mapped(f"rows-{number}", len(order) * width) for number, width in enumerate(row_bytes)]
+    waiting, marks = places, None
+    if execution.owns_workers and not spill.lasts and places.are_apart(len(order)):
+        marks = SharedTensors([spill.mapped("begun", len(counts))], False)
+    else:
+        waiting = _waiting(places, len(order), spill)
     segments = np.arange(len(counts))[:, None] * bucket_rows + counts.cumsum(1) - counts
-    first = _Spread(
-        chunk_rows, counts, segments, SharedTensors([listed], False), source, _places_of(waiting, row_bytes)
-    )
-    run(torch.arange(chunks), ChunkPlan(chunks, 1), first)
-    shared = SharedTensors([tensor.view(len(order), -1) for tensor in waiting], False)
-    run(order, buckets, _Settle(chunk_rows, chunks, shared, places))
+    run_each(chunks, _Spread(chunk_rows, counts, segments, SharedTensors([listed], False), source, waiting))
+    run_each(len(counts), _Settle(bucket_rows, chunk_rows, chunks, ordered, source, waiting, places, marks))
 
 
-def _places_of(tensors: list[Tensor], row_bytes: list[int]) -> Places:
-    places = Places.of([tensor.view(-1, max(width, 1)) for tensor, width in zip(tensors, row_bytes)])
-    assert places is not None
-    return places
+def apart(count: int, streams: int) -> Tensor:
+    """The numbers `0..count`, so that workers who take them in turns go through parts of their own.
+
+    Example:
+        >>> apart(5, 2).tolist()
+        [0, 3, 1, 4, 2]
+    """
+    part = -(-count // streams)
+    numbers = torch.arange(streams * part).view(streams, part).T.flatten()
+    return numbers[numbers < count]
+
+
+def _waiting(places: Places, rows: int, spill: Spill) -> Places:
+    """Files for rows that do not wait where they will be."""
+    files = [
+        None if place is None else spill.mapped(f"rows-{number}", rows * place.row_bytes).view(rows, place.row_bytes)
+        for number, place in enumerate(places.places)
+    ]
+    waiting = Places.of(files)
+    assert waiting is not None
+    return waiting
 
 
 def sort_by_chunk(order: Tensor, chunk_rows: int, chunks: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -157,7 +186,10 @@ class _Spread(Step):
         self.places = places
         self.blocks = Blocks()
 
-    def __call__(self, chunks: Tensor, start: int = 0) -> int:
+    def __call__(self, numbers: Tensor, start: int = 0) -> int:
+        return sum(self._spread(number) for number in numbers.tolist())
+
+    def _spread(self, start: int) -> int:
         counts, segments = self.counts[:, start], self.segments[:, start]
         begin = int(self.counts[:, :start].sum())
         rows = self.listed.tensors[0][begin : begin + int(counts.sum())] - start * self.chunk_rows
@@ -166,8 +198,11 @@ class _Spread(Step):
             for number, file in enumerate(files):
                 if file < 0 or not len(rows):
                     continue
-                first = start * self.chunk_rows
-                block = _picked(self.blocks, self.source, number, first, first + self.chunk_rows, rows)
+                tensor, first = self.source.tensors[number], start * self.chunk_rows
+                count = min(self.chunk_rows, len(tensor) - first)
+                read = self.blocks.room("read", count * (tensor[:1].numel() * tensor.element_size()))
+                self.source.read(number, first, first + count, read)
+                block = _picked(self.blocks, read, count, rows)
                 for bucket in np.flatnonzero(counts).tolist():
                     segment = block[ends[bucket] - counts[bucket] : ends[bucket]]
                     self.places.write(number, file, int(segments[bucket]), segment)
@@ -176,36 +211,81 @@ class _Spread(Step):
 
 
 class _Settle(Step):
-    """The second pass: the rows of a bucket are put into their order, and written."""
+    """The second pass: the rows of a bucket are put into their order, and written.
 
-    def __init__(self, chunk_rows: int, chunks: int, waiting: SharedTensors, places: Places) -> None:
+    Args:
+        marks: a byte for each bucket that waits where it will be, not 0 once it is being written. None where buckets
+            wait elsewhere.
+    """
+
+    def __init__(
+        self,
+        bucket_rows: int,
+        chunk_rows: int,
+        chunks: int,
+        order: SharedTensors,
+        source: SharedTensors,
+        waiting: Places,
+        places: Places,
+        marks: SharedTensors | None,
+    ) -> None:
         super().__init__("permute")
+        self.bucket_rows = bucket_rows
         self.chunk_rows = chunk_rows
         self.chunks = chunks
+        self.order = order
+        self.source = source
         self.waiting = waiting
         self.places = places
+        self.marks = marks
         self.blocks = Blocks()
 
-    def __call__(self, order: Tensor, start: int = 0) -> int:
+    def __call__(self, numbers: Tensor, start: int = 0) -> int:
+        rows = sum(self._settle(number) for number in numbers.tolist())
+        self.order.trim()
+        return rows
+
+    def _settle(self, bucket: int) -> int:
+        start = bucket * self.bucket_rows
+        order = self.order.tensors[0][start : start + self.bucket_rows]
+        began = self._began(bucket)
+        wanted = torch.empty(0) if began else self._places_in_bucket(order)
+        with self.waiting.opened() as sources, self.places.opened() as targets:
+            for number, (source, target) in enumerate(zip(sources, targets)):
+                place = self.places.places[number]
+                if place is None:
+                    continue
+                width = place.row_bytes
+                if began:
+                    block = self.blocks.room("picked", len(order) * width)
+                    self.source.gather(number, order, block)
+                else:
+                    read = self.blocks.room("read", len(order) * width)
+                    self.waiting.read(number, source, start, read)
+                    block = _picked(self.blocks, read, len(order), wanted)
+                self.places.write(number, target, start, block)
+        return len(order)
+
+    def _began(self, bucket: int) -> bool:
+        """Whether a worker that is no more has begun to write a bucket; marks it before this one does."""
+        if self.marks is None:
+            return False
+        marks = self.marks.tensors[0].numpy()
+        began = bool(marks[bucket])
+        marks[bucket] = 1
+        return began
+
+    def _places_in_bucket(self, order: Tensor) -> Tensor:
+        """Where each row of a bucket waits, counted from its first one."""
         _, by_chunk = sort_by_chunk(order, self.chunk_rows, self.chunks)
         place = np.empty_like(by_chunk)
         place[by_chunk] = np.arange(len(by_chunk))
-        wanted = torch.from_numpy(place)
-        with self.places.opened() as files:
-            for number, file in enumerate(files):
-                if file >= 0:
-                    block = _picked(self.blocks, self.waiting, number, start, start + len(order), wanted)
-                    self.places.write(number, file, start, block)
-        return len(order)
+        return torch.from_numpy(place)
 
 
-def _picked(blocks: Blocks, source: SharedTensors, number: int, start: int, stop: int, rows: Tensor) -> Tensor:
-    """Some of the rows `start:stop` of a tensor, counted from `start`; in memory that is used again."""
-    tensor = source.tensors[number]
-    count = min(stop, len(tensor)) - start
-    width = tensor[:1].numel() * tensor.element_size()
-    read, picked = blocks.room("read", count * width), blocks.room("picked", len(rows) * width)
-    source.read(number, start, start + count, read)
-    block = words_of(picked, len(rows), width)
+def _picked(blocks: Blocks, read: Tensor, count: int, rows: Tensor) -> Tensor:
+    """Some of `count` rows, in memory that is used again; they lie there one after the other."""
+    width = len(read) // count
+    block = words_of(blocks.room("picked", len(rows) * width), len(rows), width)
     torch.index_select(words_of(read, count, width), 0, rows, out=block)
     return block

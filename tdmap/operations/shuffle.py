@@ -69,7 +69,7 @@ def shuffle(
         ValueError: `out` is, or shares memory with, the data.
         OutputMismatch: `out` is too small, or has other shapes or dtypes.
         OSError: there is no room. The order takes 8 bytes a row of memory, the result as much as the data, and the
-            way over the disk as much again meanwhile.
+            way over the disk 8 bytes a row meanwhile; with `resume=True` or Ray as much again as the result.
 
     Example:
         >>> from tensordict_lite import TensorDict

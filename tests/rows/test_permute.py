@@ -16,7 +16,7 @@ import tdmap
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.memory.resources import available_memory
-from tdmap.memory.rowfiles import SharedTensors
+from tdmap.memory.rowfiles import Places, SharedTensors
 from tdmap.operations import scatter
 from tdmap.operations.permute import choose_method, permute
 from tensordict_lite import TensorDict
@@ -132,6 +132,22 @@ def test_a_file_that_is_cut_while_its_rows_are_moved_is_named(tmp_path):
     os.truncate(tmp_path / "x.memmap", 32 * 150)
     with pytest.raises(DatasetError, match="x.memmap.*somebody has cut it"):
         source.read(0, 10, 60, out)
+
+
+@pytest.mark.parametrize("method", ["gather", "scatter"])
+@pytest.mark.usefixtures("small_blocks")
+def test_entries_of_an_output_that_are_one_tensor(method):
+    """Rows of both go there, and those of the second stay: none is put into order twice."""
+    data = TensorDict({"a": torch.arange(200), "b": torch.arange(200) + 1000}, [200])
+    both = torch.zeros(200, dtype=torch.int64).share_memory_()
+    tdmap.shuffle(data, 1, TensorDict({"a": both, "b": both}, [200]), num_workers=2, method=method)
+    assert both.tolist() == tdmap.shuffle(data["b"], 1, num_workers=0).tolist()
+
+
+def test_places_that_overlap_are_not_apart():
+    rows = torch.zeros(300, dtype=torch.int64).share_memory_()
+    places = Places.of([rows[:200], None, rows[100:]])
+    assert places.are_apart(100) and not places.are_apart(101)
 
 
 def test_the_caller_reads_a_file_that_was_removed(tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -14,7 +16,8 @@ import torch
 
 import tdmap
 from tdmap.errors import AlreadyComplete, ResumeMismatch
-from tdmap.memory import hidden
+from tdmap.memory import hidden, rowfiles
+from tdmap.operations import scatter
 from tdmap.resume import journal
 from tdmap.resume.rowlog import pack_record, read_records
 from tensordict_lite import TensorDict
@@ -61,6 +64,42 @@ def test_a_worker_killed_in_any_job_changes_nothing(name, job, tmp_path):
         got = run(data, tmp_path / "out", pool=pool, callbacks=[killer])
     assert killer.killed and killer.deaths == 1 and len(killer.seen) == jobs
     assert bits(got) == wanted == bits(TensorDict.load_memmap(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("to", ["memory", "folder", "given"])
+@pytest.mark.usefixtures("small_blocks")
+def test_a_bucket_that_is_half_written_is_fetched_again(to, tmp_path, monkeypatch):
+    """Of the way over the disk, whose rows wait in the output itself: a worker dies within each of its writes."""
+    data = make()
+    del data["word"], data["same"]
+    columns = sum(value[0].numel() > 0 for value in data.values(True, True))
+    wanted = bits(tdmap.shuffle(data, 7, num_workers=0))
+    write, settle = rowfiles.Places.write, scatter._Settle._settle
+    deadly, seen, settling = multiprocessing.Value("i", -1), multiprocessing.Value("i", 0), []
+
+    def settled(self, bucket):
+        settling.append(bucket)
+        return settle(self, bucket)
+
+    def torn(self, number, fd, row, block):
+        with seen.get_lock():
+            seen.value += bool(settling)
+            dies = settling and seen.value == deadly.value
+        write(self, number, fd, row, block[: len(block) // 2] if dies else block)
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(rowfiles.Places, "write", torn)
+    monkeypatch.setattr(scatter._Settle, "_settle", settled)
+    for number in range(1, 3 * columns + 1, 2):
+        deadly.value, seen.value = number, 0
+        given = tdmap.shuffle(data, 1, num_workers=0)
+        out = {"memory": None, "folder": tmp_path / str(number), "given": given}[to]
+        settling.clear()
+        deaths = Killer(-1)
+        with tdmap.WorkerPool(2, start_method="fork") as pool:
+            got = tdmap.shuffle(data, 7, out, method="scatter", pool=pool, callbacks=[deaths])
+        assert deaths.deaths == 1 and bits(got) == wanted
 
 
 def test_a_function_that_kills_its_worker_gives_its_rows_once(tmp_path):
