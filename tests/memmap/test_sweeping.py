@@ -12,12 +12,12 @@ from tensordict_lite import TensorDict
 from tensordict_lite.memmap.disk import staging
 
 
-def test_a_folder_that_takes_long_to_look_through_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_many_entries_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, cpu, looked = [0.0], itertools.count(), []
     monkeypatch.setattr(staging.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(staging.time, "thread_time", lambda: float(next(cpu)))  # a second each time it is asked
     monkeypatch.setattr(staging, "_rests", {})
-    monkeypatch.setattr(staging, "_sweep", looked.append)
+    monkeypatch.setattr(staging, "_sweep", lambda folder: looked.append(folder) or staging.FEW + 1)
     td = TensorDict({"a": torch.ones(2)}, [2])
     td.memmap(str(tmp_path / "0"))
     td.memmap(str(tmp_path / "1"))
@@ -28,3 +28,18 @@ def test_a_folder_that_takes_long_to_look_through_rests(tmp_path: Path, monkeypa
     td.memmap(str(tmp_path / "2"))
     assert looked[-1] == str(tmp_path)
     assert len(looked) == 3
+
+
+def test_a_folder_of_few_entries_is_looked_through_by_every_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long that takes, as on a busy machine: what a killed save left is gone with the next one."""
+    cpu = itertools.count()
+    monkeypatch.setattr(staging.time, "thread_time", lambda: float(next(cpu)))
+    monkeypatch.setattr(staging, "_rests", {})
+    td = TensorDict({"a": torch.ones(2)}, [2])
+    for number in range(3):
+        left = tmp_path / f".x.tdlite-{staging._host()}-{1 << 30}-0123abcd"  # no process has this number
+        left.mkdir()
+        td.memmap(tmp_path / str(number))
+        assert not left.exists()

@@ -309,6 +309,9 @@ _UNFINISHED = re.compile(r"\..*\.[0-9a-f]{12}\.tmp")
 _STALE = re.compile(r"\.tdlite-([0-9a-f]{8})-(\d+)-[0-9a-f]{8}$")
 
 
+FEW = 100
+"""Entries of a folder that are looked through before every save."""
+
 _rests: dict[str, float] = {}
 """Until when a folder of many entries is not looked through again (``time.monotonic``)."""
 
@@ -321,23 +324,25 @@ def _remove_stale(folder: str) -> None:
     if _rests and time.monotonic() < _rests.get(folder, 0.0):
         return
     start = time.thread_time()
-    _sweep(folder)
-    spent = time.thread_time() - start
-    if spent > 1e-4:
+    if _sweep(folder) > FEW:
         if len(_rests) > 1000:
             _rests.clear()
-        _rests[folder] = time.monotonic() + 20 * spent
+        _rests[folder] = time.monotonic() + 20 * (time.thread_time() - start)
 
 
-def _sweep(folder: str) -> None:
+def _sweep(folder: str) -> int:
+    """How many entries there are; removes those that are stale."""
+    count = 0
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
+            count += 1
             match = _STALE.search(entry.name)
             if match and match[1] == _host() and not os.path.exists(f"/proc/{match[2]}") and not _is_held(entry.path):
                 if entry.is_dir(follow_symlinks=False):
                     shutil.rmtree(entry.path, ignore_errors=True)
                 else:
                     os.unlink(entry.path)
+    return count
 
 
 def _is_held(path: str) -> bool:
