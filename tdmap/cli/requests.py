@@ -40,11 +40,16 @@ def guard(run: Callable[[], Any], state: str, refusals: tuple[type[Exception], .
         raise
     except Exception as error:
         if isinstance(error, refusals) and not _is_of_function(error):
-            refuse(str(error))
+            refuse(_said(error))
         shown = show_traceback(error)
         said = str(error) if _speaks_for_itself(error) else one_line(error)
         say(f"the run failed: {said}; {state}{'' if shown else ' (--traceback shows more)'}")
         raise typer.Exit(FAILED) from error
+
+
+def _said(error: Exception) -> str:
+    """What an exception says; that of a KeyError would be in quotes otherwise."""
+    return str(error.args[0]) if isinstance(error, KeyError) and len(error.args) == 1 else str(error)
 
 
 def _is_of_function(error: Exception) -> bool:

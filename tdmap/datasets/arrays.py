@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from tdmap.datasets.arrow import require_one_each, to_arrow
-from tdmap.datasets.extras import need
+from tdmap.datasets.extras import need, require_columns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import BATCH_ROWS, Table
 
@@ -57,9 +57,7 @@ def _tables(path: str, found: list[tuple[str, Any]], columns: Sequence[str] | No
     require_one_each([name for name, _ in found])
     arrays = dict(found)
     if columns is not None:
-        missing = sorted(set(columns) - set(arrays))
-        if missing:
-            raise KeyError(f"{path} has no array {missing[0]!r}; there are {', '.join(map(repr, arrays))}.")
+        require_columns(path, columns, list(arrays))
         arrays = {name: arrays[name] for name in columns}
     lengths = {name: _rows(array) for name, array in arrays.items()}
     if len(set(lengths.values())) != 1:

@@ -209,6 +209,10 @@ def map_columns(
     *,
     chunksize: int,
     resume: bool = False,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
+    retries: int = 2,
+    timeout: float | None = None,
     on_error: OnError = "raise",
     counts: Tensor | int | None = None,
     **options: Unpack[WorkerOptions],
@@ -221,11 +225,11 @@ def map_columns(
         names: of the jagged columns, as `run_columns`.
         out: the folder.
         chunksize: rows in a chunk.
-        resume, on_error, **options: as `tdmap.map`; rows that raise are left out.
+        resume, seed, generator, retries, timeout, on_error, **options: as `tdmap.map`; rows that raise are left out.
         counts: rows of the result for each row of the data, int64 `[len(data)]`, or one number for all: columns of
             tensors are written to their places at once. None: nobody knows, or some may be left out.
     """
-    policy = policy_for(None, None, 2, None, on_error=on_error, skip=DROP)
+    policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
     plan = make_plan(len(data), chunksize=chunksize)
     apart = Apart(fn, names, placed=counts is not None)
     job = Job(Source(data), plan, apart, policy, on_row_error=handler_of(on_error))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 
@@ -50,3 +51,23 @@ def opened(path: str, mode: str = "rb") -> Iterator[Any]:
     finally:
         if os.path.lexists(partial):
             os.unlink(partial)
+
+
+def require_columns(path: str, columns: Sequence[str] | None, names: Sequence[str]) -> None:
+    """Raise ValueError for a column that is asked for and is not among those of a file."""
+    lacking = next((name for name in columns or () if name not in names), None)
+    if lacking is not None:
+        close = difflib.get_close_matches(str(lacking), names, 1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"{path} has no column {lacking!r}: there are {', '.join(map(repr, names))}.{hint}")
+
+
+def require_list(columns: Sequence[str] | None) -> list[str] | None:
+    """The names of columns that are asked for, each once; None for all.
+
+    Raises:
+        TypeError: it is one string, which is a sequence of letters.
+    """
+    if isinstance(columns, str):
+        raise TypeError(f"columns= is a list of names, as in columns=[{columns!r}]: got a string.")
+    return None if columns is None else list(dict.fromkeys(columns))

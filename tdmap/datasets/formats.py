@@ -22,9 +22,9 @@ import torch
 
 from tdmap.data.store import OutputFolder, destination
 from tdmap.datasets.arrays import read_hdf5, read_zarr, write_hdf5, write_zarr
-from tdmap.datasets.arrow import columns_of, pyarrow, to_arrow
+from tdmap.datasets.arrow import VALID, columns_of, pyarrow, to_arrow
 from tdmap.datasets.columns import Columns, write_columns
-from tdmap.datasets.extras import need, opened
+from tdmap.datasets.extras import need, opened, require_columns, require_list
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.parquet import parquet_batches, read_parquet
 from tdmap.datasets.table import BATCH_ROWS, Table
@@ -96,9 +96,9 @@ def read(
         ImportError: a package is missing; says what to install.
         FileNotFoundError: there is no such file.
         TypeError: a column is no tensor and no list of numbers; names it.
-        ValueError: the format is unknown, a column has nulls, or there are no rows.
+        ValueError: the format is unknown, a column has nulls, one of `columns` is not there, or there are no rows.
     """
-    place, files = destination(out, overwrite), find_files(source)
+    place, files, columns = destination(out, overwrite), find_files(source), require_list(columns)
     name = format_of(files[0], format)
     if name == "parquet" and out is not None:
         return read_parquet(files, OutputFolder.of(place), columns, nulls, resume, options)
@@ -140,6 +140,7 @@ def write(
     path: str | os.PathLike[str],
     *,
     format: str | None = None,
+    columns: Sequence[str] | None = None,
     batch_rows: int | None = None,
     nulls: str | None = None,
 ) -> None:
@@ -150,21 +151,40 @@ def write(
             columns. Dimensions behind the first are lists of a fixed size there.
         path: the file, or a URL that fsspec knows. One that is there is replaced when the new one is whole.
         format: as `read`. Default: by the ending of the name.
+        columns: only these, and with `nulls` their masks. Default: all.
         batch_rows: rows that are written at a time (a row group of Parquet's). Default: about 64 MB of them.
         nulls: `"mask"`: values are nulls where the bools in `"x.valid"` are False, as `read` makes them of nulls.
             Default: these are columns like others.
 
     Raises:
         ImportError: a package is missing; says what to install.
+        KeyError: there is no such column; lists those that there are.
         TypeError: a column has no type there; names it.
-        ValueError: the format is unknown, or has no nulls.
+        ValueError: the format is unknown, or has no nulls; or there are no columns.
+
+    Example:
+        >>> table = Table.of({"x": torch.arange(2), "word": ["ant", "bee"]})
+        >>> write(table, "words.csv", columns=["word"])
+        >>> read("words.csv").keys()
+        ['word']
     """
     table, name = Table.of(data), format_of(os.fspath(path), format)
+    if columns is not None:
+        table = _chosen(table, columns, nulls)
+    if not table.keys():
+        raise ValueError(f"there are no columns, so there is nothing that {os.fspath(path)} would hold.")
     rows = batch_rows if batch_rows is not None else _rows_at_a_time(table)
     if nulls is not None and not FORMATS[name].is_arrow:
         having = ", ".join(other for other, form in FORMATS.items() if form.is_arrow)
         raise ValueError(f"{name} has no nulls, as {having} have: leave out nulls={nulls!r}, to write the masks.")
     FORMATS[name].write(os.fspath(path), _parts(table.batches(rows), nulls))
+
+
+def _chosen(table: Table, columns: Sequence[str], nulls: str | None) -> Table:
+    """Some columns, with the masks that say where they are null."""
+    names = require_list(columns) or []
+    masks = [name + VALID for name in names if nulls is not None and name + VALID in table.keys()]
+    return table.select(*dict.fromkeys([*names, *masks]))
 
 
 def _parts(batches: Iterator[Table], nulls: str | None) -> Iterator[Any]:
@@ -185,6 +205,7 @@ def convert(
     *,
     columns: Sequence[str] | None = None,
     nulls: str = "raise",
+    overwrite: bool = False,
     **options: Unpack[WorkerOptions],
 ) -> None:
     """Turn a dataset or a file of any format into one of another, each by the ending of its name.
@@ -194,6 +215,8 @@ def convert(
         target: a file to write; a name without an ending is the folder of a new dataset.
         columns: as `read`.
         nulls: as `read`; with `"mask"`, they are nulls again in a file of a format that has them (see `write`).
+        overwrite: a folder `target` may hold a dataset, which the new one replaces when it is whole. Files are replaced
+            in any case.
         **options: about workers, as `tdmap.map`.
     """
     place = os.fspath(target)
@@ -202,16 +225,15 @@ def convert(
     kept = "mask" if nulls == "mask" and has_nulls else None
     if os.path.exists(os.path.join(os.fspath(source), "meta.json")):
         table = Table.open(source)
+        if not to_folder:
+            write(table, place, columns=columns, nulls=kept)
+            return
         if columns is not None:
-            table = Table(table.rows.select(*[c for c in columns if c not in table.jagged]),
-                          {name: table.jagged[name] for name in columns if name in table.jagged})  # fmt: skip
-        if to_folder:
-            table.save(place)
-        else:
-            write(table, place, nulls=kept)
+            table = _chosen(table, columns, nulls if nulls == "mask" else None)
+        table.save(place, overwrite=overwrite)
         return
     if to_folder:
-        read(source, place, columns=columns, nulls=nulls, **options)
+        read(source, place, columns=columns, nulls=nulls, overwrite=overwrite, **options)
         return
     files = find_files(source)
     with contextlib.closing(batches_of(files, format_of(files[0], None), columns, nulls)) as stream:
@@ -356,6 +378,7 @@ def _arrow_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, N
         else:
             reader = ipc.open_stream(source)
             found = iter(reader)
+        require_columns(path, columns, reader.schema.names)
         tables = (pa.Table.from_batches([batch]) for batch in found)
         for table in itertools.chain([reader.schema.empty_table()], tables):
             yield table if columns is None else table.select(list(columns))
@@ -383,7 +406,11 @@ def _csv_batches(delimiter: str) -> Callable[[str, Sequence[str] | None], Genera
                     with csv.open_csv(source, parse_options=parse, convert_options=options) as reader:  # it reads ahead
                         for batch in reader:
                             yield pa.Table.from_batches([batch])
-                except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
+                except pa.ArrowKeyError:  # the reader tells the names of the columns as little as it does here
+                    with read_ahead(path) as again, csv.open_csv(again, parse_options=parse) as reader:
+                        require_columns(path, columns, reader.schema.names)
+                    raise
+                except pa.ArrowInvalid as error:
                     raise ValueError(f"{path}: {error}") from None
 
         return _with_large_numbers(tables)
@@ -454,8 +481,9 @@ def _json_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, No
                 with reader.open_json(source, parse_options=parse) as found:  # it reads ahead
                     for batch in found:
                         table = pa.Table.from_batches([batch])
+                        require_columns(path, columns, table.column_names)
                         yield table if columns is None else table.select(list(columns))
-            except (pa.ArrowInvalid, KeyError) as error:
+            except pa.ArrowInvalid as error:
                 raise ValueError(f"{path}: {error}") from None
 
     return _with_large_numbers(tables)
@@ -479,6 +507,7 @@ def _numpy_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, N
         found: Any = np.load(path if "://" not in path else source, mmap_mode="r" if path.endswith(".npy") else None)
         arrays = {"values": found} if path.endswith(".npy") else {name: found[name] for name in found.files}
     if columns is not None:
+        require_columns(path, columns, list(arrays))
         arrays = {name: arrays[name] for name in columns}
     lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(lengths.values())) != 1:

@@ -9,7 +9,6 @@ ends: what Arrow calls a list view. Strings are the bytes of their UTF-8.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,16 +20,11 @@ from torch import Tensor
 from tdmap.data.entries import row_numbers
 from tdmap.datasets.flat.gathering import gather_rows, offsets_of
 from tdmap.datasets.tables.doors import JaggedDoors
-from tdmap.datasets.tables.ranks import ranks_of
-from tdmap.seeding import permutation, seed_or_drawn
 from tensordict_lite.errors import DatasetError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from typing_extensions import Self, Unpack
-
-    from tdmap.execution import WorkerOptions
-    from tdmap.memory.scratch import Scratch
+    from typing_extensions import Self
 
 KINDS = ("tensor", "str", "bytes")
 
@@ -308,55 +302,6 @@ class Jagged(JaggedDoors):
     __tdmap_operations__ = frozenset(
         {"map", "filter", "flat_map", "sort", "shuffle", "join", "group_by", "unique", "value_counts", "sample"}
     )
-
-    def shuffle(
-        self,
-        out: str | os.PathLike[str] | None = None,
-        *,
-        seed: int | None = None,
-        overwrite: bool = False,
-        **options: Unpack[WorkerOptions],
-    ) -> Jagged:
-        """All rows in a random order: a view of these, or with `out` a copy in a new folder.
-
-        Args:
-            out, overwrite: the folder, and whether a dataset that is there is replaced.
-            seed: the same seed, the same order. Default: torch's own random stream.
-            **options: about workers, as `tdmap.map`.
-        """
-        known = seed_or_drawn(seed)
-        if out is None and not overwrite:
-            return self.take(permutation(len(self), known))
-
-        def order(scratch: Scratch) -> Tensor:
-            return permutation(len(self), known, scratch.empty(len(self)))
-
-        return self.save_chosen(out, order, overwrite=overwrite, **options)
-
-    def sort(
-        self,
-        out: str | os.PathLike[str] | None = None,
-        *,
-        key: str = "length",
-        descending: bool = False,
-        overwrite: bool = False,
-        **options: Unpack[WorkerOptions],
-    ) -> Jagged:
-        """All rows in order, equal ones as they were: a view, or with `out` a copy in a new folder.
-
-        Args:
-            out, overwrite: the folder, and whether a dataset that is there is replaced.
-            key: `"length"`, or `"value"`: strings and bytes as Python orders them.
-            descending: from large to small.
-            **options: about workers, as `tdmap.map`.
-        """
-        if key not in ("length", "value"):
-            raise ValueError(f"key must be 'length' or 'value': got {key!r}.")
-        keys = self.lengths if key == "length" else ranks_of([self])[0]
-        order = torch.sort(keys, stable=True, descending=descending).indices
-        if out is None and not overwrite:
-            return self.take(order)
-        return self.save_chosen(out, lambda scratch: order, overwrite=overwrite, **options)
 
     def buckets(self, batch_size: int, *, seed: int | None = None, window: int = 100) -> Iterator[Tensor]:
         """Numbers of rows in batches of about one length, for batches with little padding.

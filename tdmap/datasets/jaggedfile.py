@@ -29,7 +29,7 @@ from tdmap.memory.folderlock import locked
 from tdmap.memory.regions import bytes_of
 from tdmap.memory.rowfiles import Places, SharedTensors
 from tdmap.memory.scratch import Scratch
-from tdmap.operations.output import Step, travels
+from tdmap.operations.output import Step, create_in, travels
 from tdmap.plan import ChunkPlan
 from tdmap.sinks import Collect
 from tensordict_lite import TensorDict
@@ -105,7 +105,9 @@ def save_jagged(
     with store.claimed("save(Jagged)", rows.folder):
         with Scratch(store.hidden) as scratch:
             chosen = Choice(rows, None if choose is None else choose(scratch))
-            fill_jagged(chosen, store.create(chosen.example()), execution)
+            example = chosen.example()
+            sizes = [list(example[key].shape) for key in ("values", "offsets")]
+            fill_jagged(chosen, create_in(store, example, sizes), execution)
         store.publish()
     return open_jagged(store.path)
 

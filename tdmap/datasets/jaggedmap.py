@@ -217,6 +217,10 @@ def filter_jagged(
     overwrite: bool = False,
     resume: bool = False,
     chunksize: int | None = None,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
+    retries: int = 2,
+    timeout: float | None = None,
     on_error: OnError = "raise",
     **options: Unpack[WorkerOptions],
 ) -> Jagged:
@@ -226,7 +230,7 @@ def filter_jagged(
         rows: the rows.
         predicate: called with each chunk, a `Jagged`; returns a bool for each row: a tensor, an array or a list.
         out: folder for a copy of them. None: a view that shares the values.
-        overwrite, resume, chunksize, on_error: as `map_jagged`.
+        overwrite, resume, chunksize, seed, generator, retries, timeout, on_error: as `map_jagged`.
         **options: about workers, as `tdmap.map`.
 
     Raises:
@@ -242,11 +246,12 @@ def filter_jagged(
     if resume:
         fn = Chosen(predicate)
         kept: Jagged = map_jagged(
-            rows, fn, out, overwrite=overwrite, resume=True, chunksize=chunksize, on_error=on_error, **options
-        )
+            rows, fn, out, overwrite=overwrite, resume=True, chunksize=chunksize, seed=seed, generator=generator,
+            retries=retries, timeout=timeout, on_error=on_error, **options,
+        )  # fmt: skip
         return kept
     execution = Execution.of(**options)
-    policy = policy_for(None, None, 2, None, on_error=on_error, skip="pad")
+    policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip="pad")
     answering = Answers(OnJagged(predicate, rows, travels(execution)))
     job = Job(Source(spans_of(rows)), plan_of(rows, chunksize), answering, policy, on_row_error=handler_of(on_error))
 
@@ -308,7 +313,13 @@ class Chosen:
 
 
 def pack_jagged(
-    rows: Jagged, block: int, out: str | os.PathLike[str] | None = None, **options: Unpack[WorkerOptions]
+    rows: Jagged,
+    block: int,
+    out: str | os.PathLike[str] | None = None,
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    **options: Unpack[WorkerOptions],
 ) -> TensorDict:
     """`Jagged.pack`."""
     if not rows.is_compact:
@@ -318,17 +329,30 @@ def pack_jagged(
     if block < 1 or not count:
         raise ValueError(f"{len(flat)} elements do not fill one block of {block}.")
     numbers = TensorDict({"block": torch.arange(count)}, [count])
-    fn = PackBlocks(SharedTensors([flat, offsets], travels(Execution.of(**options))), block)
+    fn = PackBlocks(SharedTensors([flat, offsets], travels(Execution.of(**options))), block, [flat, offsets])
     chunk = max(min(CHUNK_VALUES // block, -(-count // 8)), 1)
-    return cast(TensorDict, map_chunks(numbers, fn, out=out, chunksize=chunk, **options))
+    return cast(
+        TensorDict, map_chunks(numbers, fn, out=out, overwrite=overwrite, resume=resume, chunksize=chunk, **options)
+    )
 
 
 class PackBlocks:
     """Cuts blocks out of flat values."""
 
-    def __init__(self, shared: SharedTensors, block: int) -> None:
+    def __init__(self, shared: SharedTensors, block: int, sources: list[Tensor]) -> None:
         self.shared = shared
         self.block = block
+        self._sources = sources
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_sources": []}
+
+    def identity_parts(self) -> dict[str, str]:
+        """What a resumed run must find unchanged."""
+        parts = {"block": str(self.block)}
+        for name, source in zip(("values", "offsets"), self._sources):
+            parts |= {f"{name} {key}": text for key, text in source_parts(source).items()}
+        return parts
 
     def __call__(self, numbers: TensorDict) -> TensorDict:
         flat, offsets = (tensor.as_subclass(Tensor) for tensor in self.shared.tensors)

@@ -13,7 +13,7 @@ import torch
 from tdmap.data.store import OutputFolder
 from tdmap.datasets.arrow import columns_of, jagged_names, pyarrow
 from tdmap.datasets.columns import Columns, map_columns, write_columns
-from tdmap.datasets.extras import need, opened
+from tdmap.datasets.extras import need, opened, require_columns
 from tdmap.datasets.table import BATCH_ROWS, Table
 from tdmap.errors import add_note
 from tensordict_lite import TensorDict
@@ -32,9 +32,7 @@ def read_parquet(
             found = file.schema_arrow
             sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         if columns is not None:
-            lacking = [name for name in columns if name not in found.names]
-            if lacking:
-                raise ValueError(f"{path} has no column {lacking[0]!r}: there are {', '.join(found.names)}.")
+            require_columns(path, columns, found.names)
             found = pyarrow().schema([found.field(name) for name in columns])
         if schema is not None and not found.equals(schema):
             raise ValueError(f"{path} has other columns than {files[0]}: {found.to_string()!r:.200}")
@@ -59,6 +57,7 @@ def parquet_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, 
     with opened(path) as source:
         file = _opened(path, source)
         empty = file.schema_arrow.empty_table()
+        require_columns(path, columns, empty.column_names)
         yield empty if columns is None else empty.select(list(columns))  # tells the columns of a file without rows
         for batch in file.iter_batches(BATCH_ROWS, columns=columns):
             yield pyarrow().Table.from_batches([batch])

@@ -13,17 +13,23 @@ import torch
 from torch import Tensor
 
 from tdmap.data.entries import row_number, row_numbers
+from tdmap.data.objects import Text, piece_of
+from tdmap.data.store import destination
 from tdmap.datasets.columns import JAGGED, ROWS, Columns, write_columns
-from tdmap.datasets.jagged import Jagged
+from tdmap.datasets.jagged import Jagged, bytes_tensor
 from tdmap.datasets.jaggedfile import jagged_of
 from tdmap.datasets.tables.doors import TableDoors
 from tdmap.operations.summary import describe, train_test_split
+from tdmap.plan import ChunkPlan
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.views import is_leaf_nontensor
 
 BATCH_ROWS = 1 << 16
 """Rows that go through memory at a time."""
+
+NO_TEXT = b"\xff"
+"""Stands for None among strings in files; no byte of UTF-8."""
 
 
 class Table(TableDoors):
@@ -35,6 +41,7 @@ class Table(TableDoors):
 
     Raises:
         ValueError: columns have different numbers of rows, or one name.
+        TypeError: one of `rows` is no tensor.
 
     Example:
         >>> table = Table(TensorDict({"x": torch.arange(2)}, [2]), {"word": Jagged.from_list(["ant", "bee"])})
@@ -43,6 +50,11 @@ class Table(TableDoors):
     """
 
     def __init__(self, rows: TensorDict, jagged: Mapping[str, Jagged] | None = None) -> None:
+        other = next((key for key in rows.keys(True, True, is_leaf_nontensor) if not _is_tensor(rows, key)), None)
+        if other is not None:
+            raise TypeError(
+                f"the column {_joined(other)!r} is no tensor: Table.of(rows) makes columns of strings and bytes."
+            )
         self.rows = rows
         self.jagged = dict(jagged or {})
         counts = {name: len(column) for name, column in self.jagged.items()}
@@ -82,16 +94,17 @@ class Table(TableDoors):
         tensors, jagged = {}, {}
         for key in data.keys(True, True, is_leaf_nontensor):
             value = data.get(key)
-            value = value.tolist() if hasattr(value, "_is_non_tensor") and value._is_non_tensor else value
             if isinstance(value, Tensor):
                 tensors[key] = value
                 continue
-            values = value if isinstance(value, list) else [value] * len(data)
-            name = key if isinstance(key, str) else ".".join(key)
+            name = _joined(key)
             try:
-                jagged[name] = Jagged.from_list(list(values))
+                jagged[name] = _text_of(value, len(data))
             except (TypeError, ValueError) as error:
-                raise TypeError(f"the column {name!r} cannot be written: {error}") from None
+                raise TypeError(
+                    f"the column {name!r} cannot be one of a table, which has tensors, strings, bytes and lists of "
+                    f"numbers ({error}): fill or convert it, or leave it out with data.exclude({name!r})."
+                ) from None
         return cls(TensorDict(tensors, data.batch_size[:1]), jagged)
 
     @classmethod
@@ -100,7 +113,7 @@ class Table(TableDoors):
         path = Path(os.path.abspath(os.fspath(folder)))
         data = TensorDict.load_memmap(path)
         if len(data.batch_size):
-            return cls(data)
+            return cls.of(data)
         if "offsets" in data.keys():
             return cls.of(jagged_of(data, path))
         if JAGGED not in data.keys():
@@ -111,14 +124,85 @@ class Table(TableDoors):
         count = len(next(iter(jagged.values())))
         return cls(data[ROWS] if ROWS in data.keys() else TensorDict({}, [count]), jagged)
 
-    def save(self, folder: str | os.PathLike[str], batch_rows: int = BATCH_ROWS) -> Table:
+    def save(self, folder: str | os.PathLike[str], batch_rows: int = BATCH_ROWS, *, overwrite: bool = False) -> Table:
         """Write it to a new folder, and open it there.
+
+        Args:
+            folder: it must not hold anything.
+            batch_rows: rows that go through memory at a time.
+            overwrite: it may hold a dataset, which the new one replaces when it is whole.
 
         Raises:
             FileExistsError: the folder holds something.
         """
-        write_columns(((part.rows, part.jagged) for part in self.batches(batch_rows)), sorted(self.jagged), folder)
+        parts = ((part.rows, part.jagged) for part in self.batches(batch_rows))
+        write_columns(parts, sorted(self.jagged), destination(folder, overwrite))
         return Table.open(folder)
+
+    # -- columns ---------------------------------------------------------------------------------------------------
+
+    def select(self, *names: str) -> Table:
+        """These columns alone, which share memory with those here; `table[["a", "b"]]` is the same.
+
+        Args:
+            *names: of columns; those of nested ones joined by dots, and a name before a dot stands for all behind it.
+
+        Raises:
+            KeyError: there is no such column; lists those that there are.
+
+        Example:
+            >>> table = Table.of({"x": torch.arange(2), "y": torch.zeros(2), "word": ["ant", "bee"]})
+            >>> table.select("x", "word")[1]
+            {'x': tensor(1), 'word': 'bee'}
+        """
+        return self._columns(_names_of("select", names))
+
+    def exclude(self, *names: str) -> Table:
+        """All columns but these, sharing memory. Arguments and errors as `select`.
+
+        Example:
+            >>> Table.of({"x": torch.arange(2), "word": ["ant", "bee"]}).exclude("x").keys()
+            ['word']
+        """
+        without = _names_of("exclude", names)
+        for name in without:
+            self._column(name)  # raises where it is none
+        jagged = {name: column for name, column in self.jagged.items() if name not in without}
+        rows = TensorDict({key: self.rows.get(key) for key in self.rows.keys()}, [len(self)])
+        return Table(rows.exclude(*(self._key(name) for name in without if name not in self.jagged)), jagged)
+
+    def rename(self, names: Mapping[str, str]) -> Table:
+        """The same columns under other names, sharing memory.
+
+        Args:
+            names: new names by the old ones. Names may be swapped.
+
+        Raises:
+            KeyError: there is no such column; lists those that there are.
+            ValueError: two columns would have one name.
+
+        Example:
+            >>> Table.of({"x": torch.arange(2), "word": ["ant", "bee"]}).rename({"word": "animal"}).keys()
+            ['x', 'animal']
+        """
+        if not isinstance(names, Mapping):
+            raise TypeError(f"rename takes a dict of new names by the old ones, got a {type(names).__name__}.")
+        for name in names:
+            self._column(name)  # raises where it is none
+        keys = {key: _renamed(key, names) for key in self.rows.keys(True, True)}
+        found = [*map(_joined, keys.values()), *(names.get(name, name) for name in self.jagged)]
+        above = {
+            ".".join(key[:depth]) for key in keys.values() if isinstance(key, tuple) for depth in range(1, len(key))
+        }
+        twice = next((name for name in found if found.count(name) > 1 or name in above), None)
+        if twice is not None:
+            raise ValueError(
+                f"two columns would have the name {twice!r}: give the other one another name in the same call, or "
+                "leave it out before, by exclude."
+            )
+        rows: dict[Any, Any] = {new: self.rows.get(old) for old, new in keys.items()}
+        jagged = {names.get(name, name): column for name, column in self.jagged.items()}
+        return Table(TensorDict(rows, [len(self)]), jagged)
 
     # -- operations ------------------------------------------------------------------------------------------------
 
@@ -192,8 +276,7 @@ class Table(TableDoors):
 
     def keys(self) -> list[str]:
         """Names of the columns; those of nested ones joined by dots."""
-        names = [key if isinstance(key, str) else ".".join(key) for key in self.rows.keys(True, True)]
-        return [*names, *self.jagged]
+        return [*map(_joined, self.rows.keys(True, True)), *self.jagged]
 
     def __getitem__(self, index: Any) -> Any:
         """A column for its name, a dict for the number of a row, and a table for anything else.
@@ -265,4 +348,57 @@ class Table(TableDoors):
                 columns.append(f"{name}: {f'{kind} [*]' if column.kind == 'tensor' else column.kind}")
             else:
                 columns.append(f"{name}: {kind} {list(column.shape[1:])}")
-        return f"Table({len(self):,} rows, {', '.join(columns)})"
+        return f"Table({', '.join([f'{len(self):,} rows', *columns])})"
+
+
+def _joined(key: Any) -> str:
+    """The name of a column by its key."""
+    return key if isinstance(key, str) else ".".join(key)
+
+
+def _is_tensor(rows: TensorDict, key: Any) -> bool:
+    return isinstance(rows.get(key), Tensor)
+
+
+def _names_of(call: str, names: Iterable[Any]) -> list[str]:
+    """Names of columns; those of nested ones may be tuples, as in a TensorDict.
+
+    Raises:
+        TypeError: one is something else.
+    """
+    found = []
+    for name in names:
+        if not isinstance(name, (str, tuple)):
+            raise TypeError(f"{call} takes names one by one, as in {call}('a', 'b'): got {name!r}.")
+        found.append(_joined(name))
+    return found
+
+
+def _renamed(key: Any, names: Mapping[str, str]) -> Any:
+    """The key of a column of tensors under its new name, which may be that of a collection that it is in."""
+    path = key if isinstance(key, tuple) else (key,)
+    for depth in range(1, len(path) + 1):
+        new = names.get(".".join(path[:depth]))
+        if new is not None:
+            return (new, *path[depth:])
+    return key
+
+
+def _text_of(entry: Any, count: int) -> Jagged:
+    """The rows of an entry that is no tensor, without a Python object a row where it lies in files.
+
+    Raises:
+        TypeError: they are not all strings, or all bytes.
+        ValueError: there are none.
+    """
+    if not (hasattr(entry, "_is_non_tensor") and entry._is_non_tensor):
+        return Jagged.from_list([entry] * count)
+    piece = piece_of(entry, ChunkPlan(count, max(count, 1)))
+    if isinstance(piece, Text):
+        content = bytes(piece.content)
+        if piece.kind == "bytes" or NO_TEXT not in content:
+            return Jagged(bytes_tensor(content), piece.offsets, piece.kind)
+    values = entry.tolist()
+    if not count:  # of what may be a column, text is by far the most frequent
+        return Jagged(bytes_tensor(b""), torch.zeros(1, dtype=torch.int64), "str")
+    return Jagged.from_list(list(values) if isinstance(values, list) else [values] * count)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdmap.data.store import OutputFolder, destination
 from tdmap.datasets.flat.gathering import offsets_of
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedmap import OnJagged, plan_of, spans_of
@@ -161,6 +162,7 @@ def tokenise(
     pack: int | None = None,
     left: bool = False,
     dtype: torch.dtype = torch.int64,
+    overwrite: bool = False,
     resume: bool = False,
     chunksize: int | None = None,
     **options: Unpack[WorkerOptions],
@@ -178,6 +180,7 @@ def tokenise(
         pack: cut all tokens, one row after the other, into blocks of so many. What does not fill a block is left out.
         left: fill up before the tokens.
         dtype: of the tokens.
+        overwrite: the folder may hold a dataset, which the new one replaces when it is whole.
         resume: with `out`, but not with `pack`: an interrupted call goes on when it is made again.
         chunksize: texts that a worker takes at a time.
         **options: about workers, as `tdmap.map`.
@@ -188,6 +191,7 @@ def tokenise(
 
     Raises:
         ValueError: options do not go together, or the tokenizer has no pad token.
+        FileExistsError: `out` holds something; told before anything is done.
         KeyError: there is no such column.
         TypeError: the column is not text.
 
@@ -203,6 +207,9 @@ def tokenise(
         raise ValueError("pad=True fills rows up to max_length, which is needed, and pack=None.")
     if resume and (out is None or pack is not None):
         raise ValueError("resume=True keeps its journal in out, which is needed, and pack=None.")
+    place = destination(out, overwrite)
+    if out is not None and pack is not None and not overwrite:
+        OutputFolder.of(place).require_free(None, False)  # the text is tokenised into another folder first
     texts = column_of_text(dataset, key)
     one = Tokenizer(tokenizer)
     if pad:
@@ -212,12 +219,14 @@ def tokenise(
         if pad:
             wrapped = OnJagged(fn, texts, travels(Execution.of(**options)))
             size = chunksize or plan_of(texts, None).size
-            return map_chunks(spans_of(texts), wrapped, out=out, resume=resume, chunksize=size, **options)
+            return map_chunks(
+                spans_of(texts), wrapped, out=out, overwrite=overwrite, resume=resume, chunksize=size, **options
+            )
         if pack is None:
-            return texts.map(fn, out, resume=resume, chunksize=chunksize, **options)
+            return texts.map(fn, out, overwrite=overwrite, resume=resume, chunksize=chunksize, **options)
         with tempfile.TemporaryDirectory(prefix="tdmap-tokens-", dir=None if out is None else _beside(out)) as scratch:
             tokens = texts.map(fn, os.path.join(scratch, "tokens"), chunksize=chunksize, **options)
-            return tokens.pack(pack, out, **options)
+            return tokens.pack(pack, out, overwrite=overwrite, **options)
 
 
 def _beside(out: str | os.PathLike[str]) -> str:

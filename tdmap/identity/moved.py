@@ -16,6 +16,7 @@ _KNOWN_AS = {
     "tdmap.data.reader": "tdmap._data",
     "tdmap.data.schema": "tdmap.schema",
     "tdmap.data.store": "tdmap.store",
+    "tdmap.datasets.tables.groups": "tdmap.datasets.tables.ops",
     "tdmap.memory.rowfiles": "tdmap.placing",
     "tdmap.operations.append": "tdmap.append",
     "tdmap.operations.filter": "tdmap.filtering",

@@ -257,6 +257,12 @@ def other_table() -> Table:
     return Table.of({"name": [f"n{n}" for n in range(0, 20, 2)], "y": torch.arange(10)})
 
 
+def other_call(name: str, folder: Path) -> Any:
+    """The same operation on other rows, into a folder that holds a result."""
+    part = table(folder)[:50]
+    return TABLES[name](part, out=folder / "out", resume=True, num_workers=0)
+
+
 TABLES: dict[str, Operation] = {
     "sort": lambda t, **o: t.sort(["name", "x"], **o),
     "join": lambda t, **o: t.join(other_table(), "name", "outer", **o),
@@ -268,6 +274,11 @@ TABLES: dict[str, Operation] = {
     "top_k": lambda t, **o: t.top_k("x", 7, **o),
     "sample": lambda t, **o: t.sample(9, seed=1, **o),
     "shuffle": lambda t, **o: t.shuffle(seed=1, **o),
+    "map_groups": lambda t, **o: t.group_by("name").map_groups(two, **o),
+    "jagged sort": lambda t, **o: t["text"].sort(key="value", descending=True, **o),
+    "jagged shuffle": lambda t, **o: t["text"].shuffle(seed=1, **o),
+    "jagged sample": lambda t, **o: t["text"].sample(9, seed=1, **o),
+    "jagged pack": lambda t, **o: t["text"].pack(7, **o),
 }
 
 
@@ -280,10 +291,14 @@ def test_tables_go_on(name, tmp_path, small):
 
     TABLES[name](table(tmp_path), out=tmp_path / "wanted", num_workers=0)
     wanted = files(tmp_path / "wanted")
+    assert wanted
     for number in (30, 90):
         kill_at(number, run, STEPS)
         assert len(run()) == len(Table.open(tmp_path / "wanted"))
         assert files(tmp_path / "out") == wanted
+        assert set(os.listdir(tmp_path / "out" / ".tdmap")) <= {"lock", "journal", "errors.jsonl"}
+        with pytest.raises(tdmap.ResumeMismatch):
+            other_call(name, tmp_path)
         os.rename(tmp_path / "out", tmp_path / f"out-{number}")
     with pytest.raises(ValueError, match="pass out=a folder"):
         TABLES[name](table(tmp_path), resume=True)

@@ -34,7 +34,7 @@ def test_tensors_go_out_and_come_back(tmp_path: Path, ending: str, monkeypatch: 
         name = key if isinstance(key, str) else ".".join(key)
         assert torch.equal(found[name], rows[key]), key
     assert read(tmp_path / f"d.{ending}", columns=["x"]).keys() == ["x"]
-    with pytest.raises(KeyError, match="no array 'y'"):
+    with pytest.raises(ValueError, match="no column 'y'"):
         read(tmp_path / f"d.{ending}", columns=["y"])
     assert {path.name for path in tmp_path.iterdir()} == {f"d.{ending}", "out"}
 

@@ -135,7 +135,7 @@ def test_text_that_a_function_of_groups_returns_is_a_column() -> None:
     by_length = WORDS.group_by(lambda rows: rows["word"].lengths)
     for fn in (lambda rows: {"word": rows["word"], "n": rows["n"]}, lambda rows: rows):
         found = by_length.map_groups(fn, num_workers=2)
-        assert found["word"] == ["", "bee", "ant", "cow", "horse"] and found["n"].tolist() == [3, 5, 1, 4, 2]
+        assert found["word"].tolist() == ["", "bee", "ant", "cow", "horse"] and found["n"].tolist() == [3, 5, 1, 4, 2]
         assert to_pandas(found)["word"].tolist() == ["", "bee", "ant", "cow", "horse"]
 
 

@@ -107,6 +107,69 @@ def test_columns_may_be_chosen(tmp_path: Path) -> None:
         read(tmp_path / "x.parquet", tmp_path / "other", columns=["nothing"])
 
 
+ENDINGS = ["parquet", "arrow", "csv", "tsv", "jsonl", "npz", "h5", "zarr", "tar"]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_columns_that_are_written_may_be_chosen(tmp_path: Path, ending: str) -> None:
+    for module in {"h5": ["h5py"], "zarr": ["zarr"]}.get(ending, []):
+        pytest.importorskip(module)
+    data = Table.of({"x": torch.arange(3), "größe": torch.arange(3) / 2, "y": torch.ones(3)})
+    place, suffix = tmp_path / f"a.{ending}", ".npy" if ending == "tar" else ""
+    write(data, place, columns=["größe", "x"])
+    found = read(place)
+    assert set(found.keys()) - {"__key__"} == {f"größe{suffix}", f"x{suffix}"}
+    assert found[f"größe{suffix}"].tolist() == [0, 0.5, 1]
+    with pytest.raises(KeyError, match="no column 'gröse': there are 'x', 'größe', 'y'. Did you mean 'größe'"):
+        write(data, tmp_path / f"b.{ending}", columns=["gröse"])
+    with pytest.raises(ValueError, match="there are no columns"):
+        write(data, tmp_path / f"b.{ending}", columns=[])
+    assert not (tmp_path / f"b.{ending}").exists()
+    for call in (lambda: write(data, place, columns="x"), lambda: read(place, columns="x")):
+        with pytest.raises(TypeError, match=r"columns= is a list of names, as in columns=\['x'\]"):
+            call()
+
+
+@pytest.mark.parametrize("out", [None, "folder"])
+@pytest.mark.parametrize("ending", ENDINGS[:-1])  # files of a tar file have endings, not names
+def test_a_column_that_a_file_lacks_is_told(tmp_path: Path, ending: str, out: str | None) -> None:
+    for module in {"h5": ["h5py"], "zarr": ["zarr"]}.get(ending, []):
+        pytest.importorskip(module)
+    place = tmp_path / f"a.{ending}"
+    write({"word": torch.arange(3), "x": torch.ones(3)}, place)
+    with pytest.raises(
+        ValueError, match=rf"a.{ending} has no column 'wrod': there are 'word', 'x'. Did you mean 'word'"
+    ):
+        read(place, out and tmp_path / out, columns=["x", "wrod"])
+    assert not (tmp_path / "folder").exists()
+    assert read(place, columns=["x", "x"]).keys() == ["x"]
+
+
+def test_masks_go_with_the_columns_that_are_chosen(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,word\n1,ant\n,bee\n3,\n")
+    data = read(tmp_path / "a.csv", tmp_path / "data", nulls="mask")
+    write(data, tmp_path / "b.parquet", columns=["x"], nulls="mask")
+    assert pq.read_table(tmp_path / "b.parquet").to_pydict() == {"x": [1, None, 3]}
+    write(data, tmp_path / "c.parquet", columns=["x"])
+    assert pq.read_table(tmp_path / "c.parquet").to_pydict() == {"x": [1, 0, 3]}
+    convert(tmp_path / "data", tmp_path / "d.parquet", columns=["x"], nulls="mask")
+    assert pq.read_table(tmp_path / "d.parquet").to_pydict() == {"x": [1, None, 3]}
+
+
+def test_convert_replaces_a_folder_when_it_is_asked_for(tmp_path: Path) -> None:
+    write({"x": torch.arange(3), "word": ["a", "b", "c"]}, tmp_path / "a.csv")
+    convert(tmp_path / "a.csv", tmp_path / "one")
+    convert(tmp_path / "one", tmp_path / "two", columns=["word"])
+    assert Table.open(tmp_path / "two").keys() == ["word"]
+    for source in ("a.csv", "one"):
+        with pytest.raises(FileExistsError, match="overwrite=True"):
+            convert(tmp_path / source, tmp_path / "two")
+        convert(tmp_path / source, tmp_path / "two", overwrite=True)
+        assert Table.open(tmp_path / "two").keys() == ["x", "word"]
+    with pytest.raises(KeyError, match="no column 'wrod'"):
+        convert(tmp_path / "one", tmp_path / "two", columns=["wrod"], overwrite=True)
+
+
 def test_columns_of_tensors_alone_are_an_ordinary_dataset(tmp_path: Path) -> None:
     pq.write_table(table().select(["int32", "matrix"]), tmp_path / "x.parquet", row_group_size=99)
     read(tmp_path / "x.parquet", tmp_path / "out", num_workers=2)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import re
 import struct
 import subprocess
 import sys
@@ -406,6 +408,33 @@ def test_a_second_call_opens_what_is_there(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="already"):
         images.ingest(tmp_path / "in", tmp_path / "out", size=8, resume=False)
     assert Pictures.open(tmp_path / "out").classes == ["a", "b"]
+
+
+@pytest.mark.parametrize("options", [{"size": 4}, {"keep": "encoded"}, {"size": 4, "resize": "shorter"}], ids=str)
+def test_a_dataset_stays_until_the_pictures_that_replace_it_are_whole(tmp_path: Path, options: Any) -> None:
+    (tmp_path / "in" / "a").mkdir(parents=True)
+    for n in range(4):
+        Image.new("RGB", (9, 7), (n, 0, 0)).save(tmp_path / "in" / "a" / f"{n}.png")
+    out = tmp_path / "out"
+    TensorDict({"old": torch.arange(3)}, [3]).memmap(out)
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        images.ingest(tmp_path / "in", out, num_workers=0, **options)
+    with pytest.raises(ValueError, match="resume=True goes on .* and overwrite=True replaces it: pass one"):
+        images.ingest(tmp_path / "in", out, resume=True, overwrite=True, num_workers=0, **options)
+    (tmp_path / "in" / "a" / "9.png").write_bytes(b"spoilt")
+    with pytest.raises(images.PictureError, match=r"a/9.png"):
+        images.ingest(tmp_path / "in", out, overwrite=True, num_workers=2, **options)
+    assert TensorDict.load_memmap(out)["old"].tolist() == [0, 1, 2]
+    assert sorted(os.listdir(tmp_path)) == ["in", "out"]
+    with pytest.warns(images.SkippedPictures, match=re.escape(str(out / "skipped.jsonl"))):
+        found = images.ingest(tmp_path / "in", out, overwrite=True, on_error="skip", num_workers=2, **options)
+    assert len(found) == 4 and found.path == out and [name for name, _ in found.skipped] == ["a/9.png"]
+    with pytest.raises(FileExistsError, match="another way.*pass overwrite=True"):
+        images.ingest(tmp_path / "in", out, num_workers=0, **{**options, "mode": "L"})
+    (tmp_path / "in" / "a" / "9.png").unlink()
+    grey = images.ingest(tmp_path / "in", out, overwrite=True, num_workers=0, **{**options, "mode": "L"})
+    assert grey.about["mode"] == "L" and len(images.Pictures.open(out)) == 4
+    assert sorted(os.listdir(tmp_path)) == ["in", "out"]
 
 
 def test_files_that_changed_meanwhile_are_another_run(tmp_path: Path) -> None:

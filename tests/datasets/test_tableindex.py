@@ -122,3 +122,94 @@ def test_operations_without_tables_say_what_tables_have() -> None:
 def test_jagged_rows_are_described_by_their_lengths() -> None:
     found = tdmap.describe(Jagged.from_list(["a", "bbb"]), num_workers=0)
     assert found["rows (length)"].max == 3 and found.rows == 2
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def deep() -> Table:
+    tensors = {"x": torch.arange(4), "deep": {"a": torch.arange(4.0), "b": torch.zeros(4, 2)}}
+    return Table(TensorDict(tensors, [4]), {"größe": Jagged.from_list(["s", "m", "", "xl"])})
+
+
+@pytest.mark.parametrize(
+    ("names", "left"),
+    [
+        ([], ["x", "deep.a", "deep.b", "größe"]),
+        (["x"], ["deep.a", "deep.b", "größe"]),
+        (["deep"], ["x", "größe"]),
+        (["deep.a", "größe"], ["x", "deep.b"]),
+        ([("deep", "b"), "x"], ["deep.a", "größe"]),
+        (["größe", "x", "deep"], []),
+    ],
+    ids=str,
+)
+def test_columns_are_selected_and_excluded(deep: Table, names: list[Any], left: list[str]) -> None:
+    whole = listed(deep)
+    without, chosen = deep.exclude(*names), deep.select(*names)
+    assert len(without) == len(chosen) == 4
+    assert listed(without) == {name: whole[name] for name in left}
+    assert listed(chosen) == {name: values for name, values in whole.items() if name not in left}
+    assert listed(deep) == whole  # which stays as it was
+    if "x" in names:
+        assert chosen["x"].data_ptr() == deep["x"].data_ptr()
+
+
+def test_columns_are_renamed(deep: Table, tmp_path: Path) -> None:
+    whole = listed(deep)
+    found = deep.rename({"x": "größe", "größe": "x", "deep.a": "only"})
+    assert listed(found) == {
+        "größe": whole["x"],
+        "x": whole["größe"],
+        "only": whole["deep.a"],
+        "deep.b": whole["deep.b"],
+    }
+    assert listed(found.save(tmp_path / "out")) == listed(found)
+    assert list(deep.rename({"deep": "top"}).keys()) == ["x", "top.a", "top.b", "größe"]
+    assert listed(deep.rename({})) == whole
+    for names, name in [({"x": "größe"}, "größe"), ({"größe": "x"}, "x"), ({"x": "deep"}, "deep")]:
+        with pytest.raises(ValueError, match=f"two columns would have the name '{name}'"):
+            deep.rename(names)
+
+
+def test_columns_that_are_not_there_are_told(deep: Table) -> None:
+    for call in (deep.select, deep.exclude, lambda name: deep.rename({name: "new"})):
+        with pytest.raises(KeyError, match="no column 'grösse': there are 'x', 'deep.a', 'deep.b', 'größe'. Did you"):
+            call("grösse")
+    with pytest.raises(TypeError, match=r"takes names one by one, as in select\('a', 'b'\): got \['x'\]"):
+        deep.select(["x"])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="rename takes a dict of new names"):
+        deep.rename("x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rows", [0, 3, 5000])
+@pytest.mark.parametrize("kind", ["str", "bytes"])
+def test_a_dataset_with_strings_is_opened_as_a_table_with_all_columns(tmp_path: Path, rows: int, kind: str) -> None:
+    words = [f"wört {row}" * (row % 3) for row in range(rows)]
+    values = words if kind == "str" else [word.encode() for word in words]
+    TensorDict({"x": torch.arange(rows), "deep": {"word": values}}, [rows]).memmap(tmp_path / "data")
+    table = Table.open(tmp_path / "data")
+    assert table.keys() == ["x", "deep.word"] and table["deep.word"].tolist() == values
+    assert rows == 0 or table["deep.word"].kind == kind
+    kept = table.filter(lambda part: part["x"] % 2 == 0, num_workers=0)
+    assert kept["deep.word"].tolist() == values[::2]
+
+
+def test_objects_that_are_no_columns_of_a_table_are_told(tmp_path: Path) -> None:
+    for values, what in [
+        (["a", None], "row 1 is a NoneType"),
+        ([{"a": 1}, {}], "dict"),
+        (["a", b"b"], "row 1 is a bytes"),
+    ]:
+        data = TensorDict({"x": torch.arange(2), "w": values}, [2])
+        with pytest.raises(TypeError, match=rf"the column 'w' cannot be one of a table.*{what}.*exclude\('w'\)"):
+            Table.of(data)
+    TensorDict({"x": torch.arange(2), "w": ["a", None]}, [2]).memmap(tmp_path / "data")
+    with pytest.raises(TypeError, match="row 1 is a NoneType"):
+        Table.open(tmp_path / "data")
+    many = TensorDict({"w": ["a", None] * 500}, [1000]).memmap(tmp_path / "many")
+    with pytest.raises(TypeError, match="row 1 is a NoneType"):
+        Table.of(many)
+    with pytest.raises(TypeError, match=r"the column 'w' is no tensor: Table.of\(rows\)"):
+        Table(TensorDict({"w": ["a", "b"]}, [2]))

@@ -12,6 +12,7 @@ import torch
 
 import tdmap
 from tdmap.datasets import Jagged, Table
+from tdmap.errors import OutputMismatch
 from tdmap.reducers import Count
 from tensordict_lite import TensorDict
 
@@ -81,6 +82,38 @@ def test_groups_of_tables_may_return_dicts_and_tables() -> None:
     assert sums["sum"].tolist() == FRAME.groupby("word")["x"].sum().tolist()
     first = groups.map_groups(lambda rows: Table(rows.rows[:1], {"word": rows["word"][:1]}), num_workers=0)
     assert list(first["word"]) == sorted(set(WORDS))
+
+
+@pytest.mark.parametrize("out", [None, "out"])
+def test_groups_of_tables_give_tables(tmp_path: Path, out: str | None) -> None:
+    def figures(rows: Table) -> dict[str, Any]:
+        raw = {} if out else {"raw": rows["word"][0].encode()}  # the engine puts no bytes into a folder
+        return {"word": rows["word"][0], "sum": rows["x"].sum(), **raw}
+
+    options: Any = {"out": None if out is None else tmp_path / out, "num_workers": 2}
+    groups = tdmap.group_by(table(), "word")
+    found = groups.map_groups(figures, **options)
+    wanted = FRAME.groupby("word")["x"].sum()
+    assert isinstance(found, Table) and found["word"].kind == "str"
+    assert out or found["raw"].kind == "bytes"
+    assert found["word"].tolist() == list(wanted.index) and found["sum"].tolist() == wanted.tolist()
+    assert found.sort("sum", num_workers=0)["word"].tolist() == list(wanted.sort_values(kind="stable").index)
+    if out is not None:
+        assert listed(Table.open(tmp_path / out), "word", "sum") == listed(found, "word", "sum")
+        with pytest.raises(FileExistsError, match="overwrite=True"):
+            groups.map_groups(figures, **options)
+        again = groups.map_groups(lambda rows: {"n": len(rows)}, overwrite=True, **options)
+        assert again["n"].tolist() == FRAME.groupby("word").size().tolist()
+
+
+@pytest.mark.parametrize("value", [None, {"a": 1}, ["a", None]], ids=str)
+def test_objects_that_a_function_of_groups_returns_are_told_at_once(tmp_path: Path, value: Any) -> None:
+    def one(rows: Table) -> dict[str, Any]:
+        return {"word": rows["word"], "other": [value] * len(rows) if not isinstance(value, list) else value}
+
+    with pytest.raises(OutputMismatch, match="the column 'other' .* has a (NoneType|dict), and a table has tensors"):
+        table().group_by("word").map_groups(one, out=tmp_path / "out", num_workers=0)
+    assert not (tmp_path / "out").exists()
 
 
 def test_keys_that_are_not_a_number() -> None:

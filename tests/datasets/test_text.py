@@ -79,6 +79,31 @@ def test_packed_blocks_hold_all_tokens(tmp_path: Path, hugging: Any) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def codes(texts: list[str]) -> list[list[int]]:
+    return [[ord(letter) for letter in text] for text in texts]
+
+
+@pytest.mark.parametrize("options", [{}, {"pad": True, "max_length": 2}, {"pack": 2}], ids=str)
+def test_a_dataset_of_tokens_is_replaced_when_it_is_asked_for(tmp_path: Path, options: Any) -> None:
+    out = tmp_path / "out"
+    TensorDict({"old": torch.arange(3)}, [3]).memmap(out)
+
+    def untouched(texts: list[str]) -> list[list[int]]:
+        raise AssertionError("nothing is tokenised that has no place")
+
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        tokenise(["ab", "cd"], untouched, out=out, num_workers=0, **options)
+    with pytest.raises(ZeroDivisionError):
+        tokenise(["ab", "cd"], lambda texts: 1 // 0, out=out, overwrite=True, num_workers=0, **options)
+    assert TensorDict.load_memmap(out)["old"].tolist() == [0, 1, 2]
+    tokens = tokenise(["ab", "cd"], codes, out=out, overwrite=True, num_workers=2, **options)
+    found = tokens if not options else tokens["input_ids" if "pad" in options else "values"]
+    assert found.tolist() == [[97, 98], [99, 100]]
+    assert os.listdir(tmp_path) == ["out"] and "old" not in TensorDict.load_memmap(out).keys()
+    with pytest.raises(ValueError, match="out must be its path"):
+        tokenise(["ab"], codes, overwrite=True, num_workers=0, **options)
+
+
 def test_the_column_is_found_in_any_dataset(hugging: Any) -> None:
     table = Table.of(TensorDict({"x": torch.arange(300), "text": TEXTS}, [300]))
     assert tokenise(table, hugging, num_workers=0).tolist() == wanted(hugging, TEXTS)

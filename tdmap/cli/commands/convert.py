@@ -26,6 +26,9 @@ def convert_command(
     target: Annotated[str, typer.Argument(metavar="DST", help="A file, a folder for a dataset, or -.")],
     columns: Annotated[str | None, typer.Option(help="Only these, with commas between them.")] = None,
     nulls: Annotated[str, typer.Option(help="raise, or mask: zeros, and a column of bools beside each.")] = "raise",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the dataset in the folder DST; files are replaced anyway.")
+    ] = False,
     workers: Annotated[int | None, typer.Option(min=0, help="Processes that read Parquet.")] = None,
     read_as: Annotated[str | None, typer.Option("--from", help="Format of SRC, where that is -.")] = None,
     write_as: Annotated[str | None, typer.Option("--to", help="Format of DST, where that is -.")] = None,
@@ -45,7 +48,8 @@ def convert_command(
     with tempfile.TemporaryDirectory(prefix="tdmap-convert-") as scratch:
         place_in = _from_pipe(Path(scratch, f"in{ending_in}")) if source == PIPE else source
         place_out = str(Path(scratch, f"out{ending_out}")) if target == PIPE else target
-        _guarded(lambda: convert(place_in, place_out, columns=wanted, nulls=nulls, num_workers=workers), target)
+        options: Any = {"columns": wanted, "nulls": nulls, "overwrite": overwrite, "num_workers": workers}
+        _guarded(lambda: convert(place_in, place_out, **options), target)
         if target == PIPE:
             end_with_reader()
             with open(place_out, "rb") as file:
@@ -58,7 +62,7 @@ def convert_command(
 def _guarded(run: Callable[[], Any], target: str) -> None:
     from tdmap.errors import FolderInUse
 
-    refusals = (ImportError, ValueError, TypeError, FileNotFoundError, FileExistsError, FolderInUse)
+    refusals = (ImportError, KeyError, ValueError, TypeError, FileNotFoundError, FileExistsError, FolderInUse)
     guard(run, f"nothing was written to {target}", refusals)
 
 

@@ -15,6 +15,8 @@ from tdmap.cli.requests import guard, refuse
 SHOWN = 10
 """Files left out that are printed."""
 
+GOES_ON = "what is done stays done, and the same command goes on from there"
+
 ingest_app = typer.Typer(
     cls=Commands, rich_markup_mode=None, no_args_is_help=True, help="Make a dataset of a folder of files."
 )
@@ -40,6 +42,9 @@ def ingest_images(
     skip_errors: Annotated[
         bool, typer.Option("--skip-errors", help="Leave out files that cannot be read, and list them.")
     ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Begin anew, and replace the dataset in OUT when the new one is whole.")
+    ] = False,
     preview: Annotated[Path | None, typer.Option(help="Draw a contact sheet there, such as sheet.png.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar, no summary.")] = False,
 ) -> None:
@@ -59,16 +64,14 @@ def ingest_images(
         "labels": labels,
         "max_pixels": max_pixels,
         "on_error": "skip" if skip_errors else "raise",
+        "overwrite": overwrite,
         "num_workers": workers,
         "pbar": not quiet and not asked().json,
     }
+    state = f"what was in {out} is as it was" if overwrite else GOES_ON
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", images.SkippedPictures)
-        pictures = guard(
-            lambda: _ingested(images, folder, out, options),
-            "what is done stays done, and the same command goes on from there",
-            refusals,
-        )
+        pictures = guard(lambda: _ingested(images, folder, out, options, state), state, refusals)
     if preview is not None:
         guard(lambda: pictures.preview(preview), "the dataset is whole", (ValueError, OSError))
     if pictures.skipped:
@@ -82,13 +85,13 @@ def ingest_images(
     answer({**facts, "skipped": left_out}, *([] if quiet else [line]))
 
 
-def _ingested(images: Any, folder: Path, out: Path, options: dict[str, Any]) -> Any:
+def _ingested(images: Any, folder: Path, out: Path, options: dict[str, Any], state: str) -> Any:
     """The dataset; a file that cannot be read is one line instead of a traceback."""
     try:
         return images.ingest(folder, out, **options)
     except images.PictureError as error:
         say(f"{error} (--skip-errors leaves such files out)")
-        say("the run failed; what is done stays done, and the same command goes on from there")
+        say(f"the run failed; {state}")
         raise typer.Exit(FAILED) from None
 
 

@@ -16,12 +16,14 @@ import hashlib
 import json
 import os
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from tdmap.data.store import META, require_no_tilde
 from tdmap.datasets.columns import Columns, map_columns
 from tdmap.datasets.flat.gathering import offsets_of
 from tdmap.datasets.images.files import Files, list_files
@@ -75,7 +77,8 @@ def ingest(
     keep: str = "decoded",
     labels: Any = None,
     on_error: str = "raise",
-    resume: bool = True,
+    resume: bool | None = None,
+    overwrite: bool = False,
     resample: str = "bilinear",
     background: tuple[int, int, int] = (255, 255, 255),
     max_pixels: int = 89_478_485,
@@ -101,7 +104,10 @@ def ingest(
             or a mapping of names to labels, instead of class folders. Only files that it names are taken.
         on_error: `"raise"` ends with the first file that cannot be read. `"skip"` leaves such files out, lists them in
             `out/skipped.jsonl`, and warns (`SkippedPictures`).
-        resume: go on where an interrupted call was. One that had come to its end opens what is there.
+        resume: go on where an interrupted call was. One that had come to its end opens what is there. Default: True,
+            unless `overwrite` is.
+        overwrite: `out` may hold a dataset, which the new one replaces when it is whole. Pictures are ingested anew,
+            whatever is there.
         resample: filter for scaling: `"bilinear"` (antialiased), `"bicubic"`, `"lanczos"`, `"box"`, `"nearest"`.
         background: behind transparent pixels and around padded pictures.
         max_pixels: larger pictures are refused before they are decoded: a small file may hold billions of pixels.
@@ -113,7 +119,8 @@ def ingest(
 
     Raises:
         ImportError: Pillow is not installed.
-        ValueError: there are no pictures, labels cannot be used, or an option is out of range.
+        ValueError: there are no pictures, labels cannot be used, an option is out of range, or `resume` and
+            `overwrite` are both True.
         FileExistsError: `out` holds something else.
         ResumeMismatch: `out` holds an unfinished run of other options or files; names what differs.
         PictureError: with `on_error="raise"`, the first file that cannot be read.
@@ -125,19 +132,49 @@ def ingest(
         raise ValueError(f"on_error must be 'raise' or 'skip': got {on_error!r}.")
     if keep == "encoded" and size is not None:
         raise ValueError("keep='encoded' stores files as they are: give the size to Pictures.decoder(size=) instead.")
+    if resume and overwrite:
+        raise ValueError("resume=True goes on with what is in the folder, and overwrite=True replaces it: pass one.")
+    resume = not overwrite if resume is None else resume
+    require_no_tilde(out)
     look = Look(as_size(size), resize, mode, resample, tuple(background), max_pixels)  # type: ignore[arg-type]
     files = list_files(folder, labels, suffixes, strict=on_error == "raise")
     path = Path(os.path.abspath(os.fspath(out)))
-    if (path / ABOUT).exists():
+    replaces = overwrite and (path / META).exists()
+    if (path / ABOUT).exists() and not overwrite:
         return _reopen(path, files, look, keep, on_error, resume)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AlreadyComplete)
         warnings.simplefilter("ignore", SkippedRows)
         run = _decode if look.is_fixed else _copy
-        skipped = run(files, path, look, keep, on_error, {"resume": resume, **options})
+        with _beside(path) if replaces else contextlib.nullcontext(path) as place:
+            skipped = run(files, place, look, keep, on_error, {"resume": resume, **options})
     if skipped:
         warnings.warn(SkippedPictures(skipped, len(files.names), path / SKIPPED), stacklevel=3)
     return Pictures.open(path)
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A folder for the dataset that is to replace the one at `path`, and does when the block succeeds.
+
+    A process that is killed meanwhile leaves the old dataset or the new one, whole.
+    """
+    old = Path(os.path.realpath(path))
+    new = old.with_name(f".{old.name}.tdmap-new")
+    with locked(old, "images.ingest") as lock:
+        for left in (new, _kept_beside(new)):  # by a process that was killed while it held this lock
+            remove_tree(left)
+        try:
+            yield new
+            exchange(str(new), str(old))
+        finally:
+            if lock.is_mine:  # and not in a fork of the program
+                remove_tree(new)
+
+
+def _kept_beside(path: Path) -> Path:
+    """Where the rows of a dataset go whose other rows are left out."""
+    return path.with_name(f".{path.name}.tdmap-kept")
 
 
 def _reason(error: BaseException, name: str) -> str:
@@ -184,7 +221,7 @@ def _decode(
     else:
         workers = {name: value for name, value in options.items() if name != "resume"}
         real = Path(os.path.realpath(path))
-        new = real.with_name(f".{real.name}.tdmap-kept")
+        new = _kept_beside(real)
         with locked(real, "images.ingest"):
             remove_tree(new)  # of a call that was killed
             permute(data, torch.from_numpy(np.flatnonzero(numbers.numpy() >= 0)), new, Execution.of(**workers))
@@ -380,7 +417,10 @@ def _reopen(path: Path, files: Files, look: Look, keep: str, on_error: str, resu
     """
     found = Pictures.open(path)
     if not resume:
-        raise FileExistsError(f"{path} holds a dataset of pictures already: choose another folder, or remove that one.")
+        raise FileExistsError(
+            f"{path} holds a dataset of pictures already: choose another folder, or pass overwrite=True, which "
+            "replaces it when the new one is whole."
+        )
     wanted = json.loads(json.dumps(_about(files, look, keep, on_error)))
     different = [key for key, value in wanted.items() if found.about.get(key) != value]
     if found.files.tolist() != files.names and "files" not in different:
@@ -390,6 +430,7 @@ def _reopen(path: Path, files: Files, look: Look, keep: str, on_error: str, resu
             f"{key}: {found.about.get(key, '...')!r:.60}, now {wanted.get(key, '...')!r:.60}" for key in different
         )
         raise FileExistsError(
-            f"{path} holds pictures that were ingested in another way ({what}): choose another folder."
+            f"{path} holds pictures that were ingested in another way ({what}): choose another folder, or pass "
+            "overwrite=True, which replaces them when the new ones are whole."
         )
     return found

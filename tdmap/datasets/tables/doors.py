@@ -6,7 +6,7 @@ Each imports the operation when it is called, and calls it: see "Imports stand a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
     from tdmap.datasets.jagged import Jagged
     from tdmap.datasets.table import Table
-    from tdmap.datasets.tables.ops import TableGroups
+    from tdmap.datasets.tables.groups import TableGroups
     from tdmap.datasets.tables.pipeline import TablePipeline
     from tdmap.execution import WorkerOptions
-    from tdmap.memory.scratch import Scratch
 
 
 class JaggedDoors:
@@ -60,19 +59,6 @@ class JaggedDoors:
         from tdmap.datasets.jaggedfile import save_jagged
 
         return save_jagged(self, destination(folder, overwrite), **options)
-
-    def save_chosen(
-        self: Any,
-        folder: str | os.PathLike[str] | None,
-        choose: Callable[[Scratch], Tensor],
-        *,
-        overwrite: bool = False,
-        **options: Unpack[WorkerOptions],
-    ) -> Jagged:
-        """`save` of the rows that `choose` gives, once the folder is known to be free; see `save_jagged`."""
-        from tdmap.datasets.jaggedfile import save_jagged
-
-        return save_jagged(self, destination(folder, overwrite), choose, **options)
 
     def append(self: Any, rows: Jagged | Iterable[Any]) -> Jagged:
         """Write more rows behind those of the folder that this was opened from; all of them, opened again.
@@ -125,6 +111,56 @@ class JaggedDoors:
 
         return Table.of(self).value_counts(key, out, **options)
 
+    def shuffle(
+        self: Any,
+        out: str | os.PathLike[str] | None = None,
+        *,
+        seed: int | None = None,
+        overwrite: bool = False,
+        resume: bool = False,
+        **options: Unpack[WorkerOptions],
+    ) -> Jagged:
+        """All rows in a random order: a view of these, or with `out` a copy in a new folder.
+
+        Args:
+            out, overwrite: the folder, and whether a dataset that is there is replaced.
+            seed: the same seed, the same order. Default: torch's own random stream.
+            resume: keep what is done in a hidden folder of `out`, so that the same call goes on after any interruption,
+                to the same bytes.
+            **options: about workers, as `tdmap.map`.
+        """
+        from tdmap.datasets.tables.picks import shuffle_jagged
+
+        return shuffle_jagged(self, out, seed=seed, overwrite=overwrite, resume=resume, **options)
+
+    def sort(
+        self: Any,
+        out: str | os.PathLike[str] | None = None,
+        *,
+        key: str = "length",
+        descending: bool = False,
+        overwrite: bool = False,
+        resume: bool = False,
+        **options: Unpack[WorkerOptions],
+    ) -> Jagged:
+        """All rows in order, equal ones as they were: a view, or with `out` a copy in a new folder.
+
+        Args:
+            out, overwrite: the folder, and whether a dataset that is there is replaced.
+            key: `"length"`, or `"value"`: strings and bytes as Python orders them.
+            descending: from large to small.
+            resume: as `shuffle`.
+            **options: about workers, as `tdmap.map`.
+
+        Example:
+            >>> from tdmap.datasets import Jagged
+            >>> Jagged.from_list(["horse", "bee", "ant"]).sort(key="value").tolist()
+            ['ant', 'bee', 'horse']
+        """
+        from tdmap.datasets.tables.picks import sort_jagged
+
+        return sort_jagged(self, out, key=key, descending=descending, overwrite=overwrite, resume=resume, **options)
+
     def sample(self: Any, n: int | None = None, out: Any = None, **options: Any) -> Jagged:
         """Rows drawn at random; arguments as `tdmap.sample`."""
         from tdmap.datasets.tables.picks import sample_jagged
@@ -138,13 +174,20 @@ class JaggedDoors:
         return Table.of(self).pipeline(seed=seed)
 
     def pack(
-        self: Any, block: int, out: str | os.PathLike[str] | None = None, **options: Unpack[WorkerOptions]
+        self: Any,
+        block: int,
+        out: str | os.PathLike[str] | None = None,
+        *,
+        overwrite: bool = False,
+        resume: bool = False,
+        **options: Unpack[WorkerOptions],
     ) -> TensorDict:
         """All elements in blocks of one length, each with the row that it is of and its place there.
 
         Args:
             block: elements of a block. Those behind the last whole block are left out.
             out: folder for the result; None for shared memory.
+            overwrite, resume: as `tdmap.map`.
             **options: about workers, as `tdmap.map`.
 
         Returns:
@@ -162,7 +205,7 @@ class JaggedDoors:
         """
         from tdmap.datasets.jaggedmap import pack_jagged
 
-        return pack_jagged(self, block, out, **options)
+        return pack_jagged(self, block, out, overwrite=overwrite, resume=resume, **options)
 
 
 class TableDoors:
@@ -178,7 +221,8 @@ class TableDoors:
                 numbers, `Jagged`; lists of strings, lists, or tensors become jagged.
             out: folder for the result. None: in memory.
             overwrite: the folder may hold a dataset, which the new one replaces when it is whole.
-            **options: `resume`, `chunksize`, `on_error` as `tdmap.map`, and those about workers.
+            **options: `resume`, `chunksize`, `seed`, `generator`, `retries`, `timeout`, `on_error` as `tdmap.map`, and
+                those about workers.
 
         Example:
             >>> from tdmap.datasets import Table
@@ -201,7 +245,8 @@ class TableDoors:
             predicate: called with chunks of rows, which are tables; returns a bool for each row.
             out: folder for a copy. None: in memory; jagged columns share their values.
             overwrite: as `map`.
-            **options: `resume` as `map`; `chunksize`, `on_error` as `tdmap.filter`, and those about workers.
+            **options: `resume` as `map`; `chunksize`, `seed`, `generator`, `retries`, `timeout`, `on_error` as
+                `tdmap.filter`, and those about workers.
         """
         from tdmap.datasets.tables.ops import filter_table
 
@@ -216,7 +261,8 @@ class TableDoors:
             key: names of columns, of numbers, strings or bytes; or a function of a chunk of rows, as `group_by`, which
                 workers call.
             out, overwrite: as `filter`.
-            **options: `descending`, `resume` as `tdmap.sort`, and those about workers.
+            **options: `descending`, `resume`, `chunksize`, `spill_dir`, `retries`, `timeout` as `tdmap.sort`, and those
+                about workers.
         """
         from tdmap.datasets.tables.ops import sort_table
 
@@ -259,8 +305,8 @@ class TableDoors:
             how: as `tdmap.join`: `"inner"`, `"left"`, `"right"`, `"outer"`, `"semi"` or `"anti"`. Rows without a
                 partner have zeros and empty rows in the columns of the other table.
             out, overwrite: as `filter`.
-            **options: `left_on`, `right_on`, `suffix`, `suffixes`, `indicator`, `resume` as `tdmap.join`, and those
-                about workers.
+            **options: `left_on`, `right_on`, `suffix`, `suffixes`, `indicator`, `resume`, `chunksize`, `spill_dir`,
+                `retries`, `timeout` as `tdmap.join`, and those about workers.
 
         Example:
             >>> from tdmap.datasets import Table
@@ -273,14 +319,21 @@ class TableDoors:
 
         return join_table(self, self.of(other), on, how, destination(out, overwrite), **options)
 
-    def group_by(self: Any, key: Any, *, dropna: bool | None = None, name: str = "key") -> TableGroups:
+    def group_by(
+        self: Any,
+        key: Any,
+        *,
+        dropna: bool | None = None,
+        name: str = "key",
+        spill_dir: str | os.PathLike[str] | None = None,
+    ) -> TableGroups:
         """The groups of rows with equal keys: `.reduce({...})`, `.agg({...})`, `.top_k(...)`, `.map_groups(fn)`.
 
         Args:
             key: a column of numbers or of text, or several; or a function of a chunk of rows, which is a table, that
                 returns one value a row: a tensor, a list of strings, a `tdmap.col` formula. It is called at once, in
                 the caller.
-            dropna, name: as `tdmap.group_by`.
+            dropna, name, spill_dir: as `tdmap.group_by`.
 
         Example:
             >>> from tdmap.datasets import Table
@@ -290,9 +343,9 @@ class TableDoors:
             >>> groups.reduce({"n": Count()}, num_workers=0).rows["letters"]
             tensor([3, 5])
         """
-        from tdmap.datasets.tables.ops import TableGroups
+        from tdmap.datasets.tables.groups import TableGroups
 
-        return TableGroups(self, key, dropna, name)
+        return TableGroups(self, key, dropna, name, spill_dir)
 
     def unique(self: Any, key: Any, out: str | os.PathLike[str] | None = None, **options: Any) -> Table:
         """The different keys, sorted; arguments as `tdmap.unique`."""

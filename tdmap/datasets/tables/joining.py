@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,7 @@ from tdmap.bykey import join
 from tdmap.bykey.joins.sides import keys_of
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import Table
-from tdmap.datasets.tables.ops import columns_named, placed, take
+from tdmap.datasets.tables.ops import columns_named, given, placed, take
 from tdmap.datasets.tables.ranks import ranks_of
 from tdmap.datasets.tables.running import parts_of_table, run_table
 from tdmap.execution import Execution
@@ -39,6 +40,10 @@ def join_table(
     suffixes: tuple[str, str] | None = None,
     indicator: str = _MATCHED,
     resume: bool = False,
+    chunksize: int | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
+    retries: int = 2,
+    timeout: float | None = None,
     **options: Unpack[WorkerOptions],
 ) -> Table:
     """`Table.join`."""
@@ -50,7 +55,8 @@ def join_table(
         both: Any = join(
             TensorDict({**ours, _ROW: torch.arange(len(table))}, [len(table)]),
             TensorDict({**theirs, _OTHER: torch.arange(len(other))}, [len(other)]),
-            numbers, how, suffix=suffix, suffixes=suffixes, indicator=_MATCHED, **options,
+            numbers, how, suffix=suffix, suffixes=suffixes, indicator=_MATCHED, chunksize=chunksize,
+            spill_dir=spill_dir, retries=retries, timeout=timeout, **options,
         )  # fmt: skip
         execution = Execution.of(**options)
         left = both[_ROW].clone()
@@ -70,7 +76,8 @@ def join_table(
         return placed(parts, out, execution, "join")
 
     def parts() -> dict[str, str]:
-        found = options_of(keys=(mine, yours), how=how, suffixes=suffixes or suffix, indicator=indicator)
+        found = options_of(keys=(mine, yours), how=how, suffixes=suffixes or suffix, indicator=indicator,
+                           **given(chunksize=chunksize))  # fmt: skip
         return found | parts_of_table("second table", other)
 
     return run_table("join", table, parts, out, resume, work)

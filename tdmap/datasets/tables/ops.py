@@ -3,11 +3,12 @@
 sort, shuffle, filter, join    numbers of rows ──engine──► their order ──► columns of tensors by `permute`,
                                                                            jagged ones by `fill_jagged`
 map, flat_map                  columns + where rows start and end ──engine──► chunks, which are tables
-group_by                       strings as numbers in their order (`ranks_of`) ──engine──► groups
+group_by                       see `groups`
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,27 +16,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.bykey import group_by, sort
-from tdmap.bykey.forms.named import parse
+from tdmap.bykey import sort
 from tdmap.data.entries import row_numbers
-from tdmap.data.store import OutputFolder, destination
+from tdmap.data.store import OutputFolder
 from tdmap.datasets.columns import JAGGED, ROWS, Columns, map_columns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import Choice, fill_jagged
 from tdmap.datasets.jaggedmap import CHUNK_VALUES, Answers, Chosen
 from tdmap.datasets.table import Table
 from tdmap.datasets.tables.ranks import ranks_of
-from tdmap.datasets.tables.running import parts_of_table, run_table
+from tdmap.datasets.tables.running import run_table
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
-from tdmap.job import Job, Source, function_name
+from tdmap.job import Job, Policy, Source, function_name
 from tdmap.memory.rowfiles import SharedTensors
-from tdmap.operation import worker_options
 from tdmap.operations.arguments import handler_of, policy_for
 from tdmap.operations.output import create_in, travels
 from tdmap.operations.permute import permute
 from tdmap.plan import make_plan
-from tdmap.reducers import Min
 from tdmap.resume.fingerprint import function_parts, source_parts
 from tdmap.resume.stepwise import options_of, parts_of
 from tdmap.rowerrors import OnError
@@ -48,7 +46,7 @@ if TYPE_CHECKING:
 
     from tdmap.execution import WorkerOptions
 
-KEY, ROW, _SPANS = "__key__", "__row__", "__spans__"
+KEY, ROW, SPANS = "__key__", "__row__", "__spans__"
 
 
 # -- rows by their numbers ---------------------------------------------------------------------------------------------
@@ -156,10 +154,10 @@ class OnTable:
         """The rows of a chunk."""
         jagged = {}
         for number, (name, kind) in enumerate(self.kinds.items()):
-            spans = chunk[_SPANS, str(number)]
+            spans = chunk[SPANS, str(number)]
             values = self.shared.tensors[number].as_subclass(Tensor)
             jagged[name] = Jagged.of_spans(values, spans[:, 0], spans[:, 1], kind)
-        rows = chunk.exclude(_SPANS)
+        rows = chunk.exclude(SPANS)
         return Table(TensorDict({key: rows.get(key) for key in rows.keys()}, chunk.batch_size[:1]), jagged)
 
     def __call__(self, chunk: Any) -> Any:
@@ -219,7 +217,7 @@ def source_of(table: Table) -> TensorDict:
         str(number): torch.stack([column.starts, column.ends], 1) for number, column in enumerate(table.jagged.values())
     }
     if spans:
-        entries[_SPANS] = TensorDict(spans, [len(table)])
+        entries[SPANS] = TensorDict(spans, [len(table)])
     return TensorDict(entries, [len(table)])
 
 
@@ -239,6 +237,10 @@ def map_table(
     *,
     resume: bool = False,
     chunksize: int | None = None,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
+    retries: int = 2,
+    timeout: float | None = None,
     on_error: OnError = "raise",
     **options: Unpack[WorkerOptions],
 ) -> Table:
@@ -250,11 +252,14 @@ def map_table(
     source, size = source_of(table), rows_of_chunk(table, chunksize)
     if out is not None:
         store = OutputFolder.of(out)
-        map_columns(source, wrapped, None, store, chunksize=size, resume=resume, on_error=on_error, **options)
+        map_columns(
+            source, wrapped, None, store, chunksize=size, resume=resume, seed=seed, generator=generator,
+            retries=retries, timeout=timeout, on_error=on_error, **options,
+        )  # fmt: skip
         return Table.open(store.path)
     if resume:
         raise ValueError("resume=True keeps its journal in the folder of the result: pass out=a folder.")
-    policy = policy_for(None, None, 2, None, on_error=on_error, skip=DROP)
+    policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip=DROP)
     job = Job(Source(source), make_plan(len(table), chunksize=size), InMemory(wrapped), policy,
               on_row_error=handler_of(on_error))  # fmt: skip
     found = [columns for values in execution.run(job, Collect()) for columns in values or ()]
@@ -288,6 +293,10 @@ def filter_table(
     *,
     resume: bool = False,
     chunksize: int | None = None,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
+    retries: int = 2,
+    timeout: float | None = None,
     on_error: OnError = "raise",
     **options: Unpack[WorkerOptions],
 ) -> Table:
@@ -299,23 +308,31 @@ def filter_table(
         fn = ToColumns(OnTable(Chosen(predicate), table, travels(execution)))
         names, size = sorted(table.jagged), rows_of_chunk(table, chunksize)
         store = OutputFolder.of(out)
-        map_columns(source_of(table), fn, names, store, chunksize=size, resume=True, on_error=on_error, **options)
+        map_columns(
+            source_of(table), fn, names, store, chunksize=size, resume=True, seed=seed, generator=generator,
+            retries=retries, timeout=timeout, on_error=on_error, **options,
+        )  # fmt: skip
         return Table.open(store.path)
+    policy = policy_for(seed, generator, retries, timeout, on_error=on_error, skip="pad")
     if out is None:
-        return take(table, _kept_rows(table, predicate, chunksize, on_error, execution), None, execution, call)
+        return take(table, _kept_rows(table, predicate, chunksize, policy, on_error, execution), None, execution, call)
     store = OutputFolder.of(out)
     with store.claimed(call):  # before the predicate is asked, which may take hours
-        take(table, _kept_rows(table, predicate, chunksize, on_error, execution), store, execution, call)
+        take(table, _kept_rows(table, predicate, chunksize, policy, on_error, execution), store, execution, call)
     return Table.open(store.path)  # where a dataset is replaced, it is at the end of the claim
 
 
 def _kept_rows(
-    table: Table, predicate: Callable[[Table], Any], chunksize: int | None, on_error: OnError, execution: Execution
+    table: Table,
+    predicate: Callable[[Table], Any],
+    chunksize: int | None,
+    policy: Policy,
+    on_error: OnError,
+    execution: Execution,
 ) -> Tensor:
     """What a predicate says of each row, bool `[n]`."""
     kept = torch.zeros(0, dtype=torch.bool)
     if len(table):
-        policy = policy_for(None, None, 2, None, on_error=on_error, skip="pad")
         answers = TableAnswers(OnTable(predicate, table, travels(execution)))
         plan = make_plan(len(table), chunksize=rows_of_chunk(table, chunksize))
         job = Job(Source(source_of(table)), plan, answers, policy, on_row_error=handler_of(on_error))
@@ -333,7 +350,7 @@ class TableAnswers(Answers):
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
-def key_column(table: Table, fn: Callable[[Table], Any], call: str, **options: Unpack[WorkerOptions]) -> Any:
+def key_column(table: Table, fn: Callable[[Table], Any], call: str, **options: Any) -> Any:
     """What a function of a chunk, or a formula, says of each row of a table: a tensor `[n]`, or text.
 
     Raises:
@@ -397,6 +414,11 @@ def columns_named(table: Table, key: Any, call: str) -> dict[str, Any]:
     return {name: table[name] for name in names}
 
 
+def given(**options: Any) -> dict[str, Any]:
+    """Those options that are not None: what a run is known by without them, it was known by before there were any."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def key_parts(key: Any) -> dict[str, str]:
     """What a run is known by that has this key: names of columns, or a function of the table."""
     return parts_of("key", key) if callable(key) else options_of(key=key)
@@ -409,168 +431,28 @@ def sort_table(
     *,
     resume: bool = False,
     descending: Any = False,
+    chunksize: int | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
+    retries: int = 2,
+    timeout: float | None = None,
     **options: Unpack[WorkerOptions],
 ) -> Table:
     """`Table.sort`."""
+    tries: Any = {"retries": retries, "timeout": timeout}
 
     def work(out: Any) -> Table:
         by_value = callable(key)
-        table_of_keys = Table.of({KEY: key_column(table, key, "sort", **options)}) if by_value else table
+        table_of_keys = Table.of({KEY: key_column(table, key, "sort", **tries, **options)}) if by_value else table
         keys = list(keys_of(table_of_keys, KEY if by_value else key, "sort").values())
         index = TensorDict({**{str(n): values for n, values in enumerate(keys)}, ROW: torch.arange(len(table))},
                            [len(table)])  # fmt: skip
         by: Any = [str(number) for number in range(len(keys))]
-        order: Any = sort(index, by, descending=descending, **options)
+        order: Any = sort(
+            index, by, descending=descending, chunksize=chunksize, spill_dir=spill_dir, **tries, **options
+        )
         return take(table, order[ROW].clone(), out, Execution.of(**options), "sort")
 
-    return run_table("sort", table, lambda: key_parts(key) | options_of(descending=descending), out, resume, work)
+    def parts() -> dict[str, str]:
+        return key_parts(key) | options_of(descending=descending, **given(chunksize=chunksize))
 
-
-class TableGroups:
-    """The groups of a table; made by `Table.group_by`."""
-
-    def __init__(self, table: Table, key: Any, dropna: bool | None = None, name: str = "key") -> None:
-        self._table = table
-        self._dropna = dropna
-        keyed = Table.of({name: key_column(table, key, "group_by", num_workers=0)}) if callable(key) else table
-        self._own_keys = keyed if callable(key) else None
-        self._columns = columns_named(keyed, name if callable(key) else key, "group_by")
-        ranks = keys_of(keyed, list(self._columns), "group_by")
-        self._keys: Any = [f"__key{number}__" for number in range(len(ranks))]
-        self._source = source_of(table)
-        for name, values in zip(self._keys, ranks.values()):
-            self._source[name] = values
-
-    def __repr__(self) -> str:
-        return f"TableGroups({len(self._table):,} rows, key={', '.join(map(repr, self._columns))})"
-
-    def _groups(self, **more: Tensor) -> Any:
-        """The groups of the columns of tensors, with the numbers of the rows."""
-        keyed = self._source.exclude(_SPANS)
-        for name, column in {ROW: torch.arange(len(self._table)), **more}.items():
-            keyed[name] = column
-        return group_by(keyed, self._keys, dropna=self._dropna)
-
-    def _with_keys(self, found: Any, out: Any, execution: Execution, call: str) -> Table:
-        """Figures of groups behind the key columns, which are those of the first row of each group."""
-        first = found[ROW].clone()
-        jagged = {name: column.take(first) for name, column in self._columns.items() if isinstance(column, Jagged)}
-        rows: dict[Any, Any] = {
-            name: column[first] for name, column in self._columns.items() if not isinstance(column, Jagged)
-        }
-        rows.update(found.exclude(ROW, *self._keys).items())
-        return written(Table(TensorDict(rows, [len(first)]), jagged), out, execution, call)
-
-    def _parts(self, **options: Any) -> dict[str, str]:
-        """What the result of a method depends on besides the table."""
-        found = options_of(key=list(self._columns), dropna=self._dropna, **options)
-        return found if self._own_keys is None else found | parts_of_table("keys", self._own_keys)
-
-    def reduce(
-        self, reducers: Any, *, out: Any = None, overwrite: bool = False, resume: bool = False, **options: Any
-    ) -> Table:
-        """One row for each key, in their order: the key columns, and an entry for each reducer.
-
-        Args:
-            reducers, out, overwrite, resume, **options: as `tdmap.bykey.GroupBy.reduce`. Reducers are of columns of
-                tensors.
-        """
-        place = destination(out, overwrite)
-        if not isinstance(reducers, Mapping):
-            reducers = {"result": reducers}
-
-        def work(out: Any) -> Table:
-            found = self._groups().reduce({**reducers, ROW: Min(ROW)}, **options)
-            return self._with_keys(found, out, Execution.of(**_workers(options)), "group_by.reduce")
-
-        def parts() -> dict[str, str]:
-            found = self._parts(chunksize=options.get("chunksize"))
-            for name, reducer in reducers.items():
-                found |= parts_of(f"reducer {name!r}", reducer)
-            return found
-
-        return run_table("group_by.reduce", self._table, parts, place, resume, work)
-
-    def agg(
-        self,
-        spec: Mapping[Any, Any],
-        *,
-        out: Any = None,
-        overwrite: bool = False,
-        resume: bool = False,
-        **options: Any,
-    ) -> Table:
-        """One row for each key, of statistics that are called by their names.
-
-        Args:
-            spec, out, overwrite, resume, **options: as `tdmap.bykey.GroupBy.agg`. Statistics are of columns of tensors.
-
-        Example:
-            >>> table = Table.of({"shop": ["east", "west", "east"], "sold": torch.tensor([1.0, 2.0, 5.0])})
-            >>> table.group_by("shop").agg({"sold": ["max", "median"]}, num_workers=0)[0]
-            {'sold': {'max': tensor(5.), 'median': tensor(3., dtype=torch.float64)}, 'shop': 'east'}
-        """
-        place = destination(out, overwrite)
-
-        def work(out: Any) -> Table:
-            found = self._groups().agg({**spec, ROW: (ROW, "min")}, **options)
-            return self._with_keys(found, out, Execution.of(**_workers(options)), "group_by.agg")
-
-        def parts() -> dict[str, str]:
-            return self._parts(chunksize=options.get("chunksize")) | parts_of("statistics", parse(spec))
-
-        return run_table("group_by.agg", self._table, parts, place, resume, work)
-
-    def top_k(
-        self,
-        key: str,
-        k: int,
-        *,
-        largest: bool = True,
-        out: Any = None,
-        overwrite: bool = False,
-        resume: bool = False,
-        **options: Any,
-    ) -> Table:
-        """The `k` rows of each group with the largest values of a column: group by group, largest first.
-
-        Args:
-            key: the column, of numbers or of text.
-            k, largest, out, overwrite, resume, **options: as `tdmap.bykey.GroupBy.top_k`.
-        """
-        place = destination(out, overwrite)
-
-        def work(out: Any) -> Table:
-            values = keys_of(self._table, key, "top_k")[key]
-            best = self._groups(__value__=values).top_k("__value__", k, largest=largest, **options)
-            return take(self._table, best[ROW].clone(), out, Execution.of(**_workers(options)), "group_by.top_k")
-
-        parts = self._parts(column=key, k=k, largest=largest)
-        return run_table("group_by.top_k", self._table, lambda: parts, place, resume, work)
-
-    def map_groups(self, fn: Callable[[Table], Any], **options: Any) -> Any:
-        """Apply a function to each group, a `Table`, and put the rows that it returns one after the other.
-
-        Args:
-            fn: returns rows, or one row: a TensorDict, a dict of columns, or a table without lists.
-            **options: as `tdmap.bykey.GroupBy.map_groups`.
-        """
-        wrapped = GroupFunction(OnTable(fn, self._table, travels(Execution.of(**_workers(options)))), self._keys)
-        return group_by(self._source, self._keys, dropna=self._dropna).map_groups(wrapped, **options)
-
-
-class GroupFunction:
-    """Calls a function of a table with a group."""
-
-    def __init__(self, fn: OnTable, keys: list[str]) -> None:
-        self.fn = fn
-        self.keys = keys
-        self.__qualname__ = function_name(fn)
-
-    def __call__(self, rows: Any) -> Any:
-        found = self.fn(rows.exclude(*self.keys))
-        return Table.of(found).to_tensordict() if isinstance(found, (Table, Jagged)) else found
-
-
-def _workers(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name in worker_options()}
+    return run_table("sort", table, parts, out, resume, work)

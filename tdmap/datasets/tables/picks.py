@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,10 +11,13 @@ from torch import Tensor
 from tdmap.bykey.picks import sample, top_k
 from tdmap.data.store import destination
 from tdmap.datasets.jagged import Jagged
+from tdmap.datasets.jaggedfile import save_jagged
 from tdmap.datasets.table import Table
 from tdmap.datasets.tables.ops import ROW, key_parts, keys_of, take, written
-from tdmap.datasets.tables.running import run_table
+from tdmap.datasets.tables.ranks import ranks_of
+from tdmap.datasets.tables.running import run_jagged, run_table
 from tdmap.execution import Execution
+from tdmap.operations.output import shared_columns
 from tdmap.reducers import Count
 from tdmap.resume.stepwise import options_of, parts_of
 from tdmap.runtime.commits import settled
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from tdmap.execution import WorkerOptions
+    from tdmap.memory.scratch import Scratch
 
 _COUNT = "__count__"
 
@@ -155,6 +160,9 @@ def shuffle_table(
     return run_table("shuffle", table, lambda: options_of(seed=seed), destination(out, overwrite), resume, work)
 
 
+# -- jagged rows alone -------------------------------------------------------------------------------------------------
+
+
 def sample_jagged(
     rows: Jagged,
     n: int | None = None,
@@ -166,19 +174,88 @@ def sample_jagged(
     shuffle: bool = False,
     seed: int | None = None,
     overwrite: bool = False,
+    resume: bool = False,
     **options: Unpack[WorkerOptions],
 ) -> Jagged:
     """`Jagged.sample`."""
-    if "resume" in options:
-        raise TypeError("Jagged.sample begins anew when it is interrupted: Table.of(rows).sample(resume=True) goes on.")
 
     def draw() -> Tensor:
+        known = settled("seed", lambda: seed_or_drawn(seed))
         drawn: Any = sample(
             torch.arange(len(rows)),
-            n, frac=frac, weights=weights, replace=replace, shuffle=shuffle, seed=seed, **options,
+            n, frac=frac, weights=weights, replace=replace, shuffle=shuffle, seed=known, **options,
         )  # fmt: skip
         return drawn.clone()  # type: ignore[no-any-return]
 
-    if out is None and not overwrite:
-        return rows.take(draw())
-    return rows.save_chosen(out, lambda scratch: draw(), overwrite=overwrite, **options)
+    def parts() -> dict[str, str]:
+        found = options_of(n=n, frac=frac, replace=replace, shuffle=shuffle, seed=seed)
+        return found | ({} if weights is None else parts_of("weights", weights))
+
+    return _chosen("sample", rows, lambda scratch: draw(), parts, out, overwrite, resume, **options)
+
+
+def shuffle_jagged(
+    rows: Jagged,
+    out: Any = None,
+    *,
+    seed: int | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    **options: Unpack[WorkerOptions],
+) -> Jagged:
+    """`Jagged.shuffle`."""
+    seed = checked_seed(seed)
+
+    def order(scratch: Scratch | None) -> Tensor:
+        known, count = settled("seed", lambda: seed_or_drawn(seed)), len(rows)
+        if scratch is None:
+            return permutation(count, known)
+        # What one session leaves the next one finds, and removes; files of `Scratch` have names of chance.
+        room = shared_columns(["order"], torch.int64, count)["order"] if resume else scratch.empty(count)
+        return permutation(count, known, room)
+
+    return _chosen("shuffle", rows, order, lambda: options_of(seed=seed), out, overwrite, resume, **options)
+
+
+def sort_jagged(
+    rows: Jagged,
+    out: Any = None,
+    *,
+    key: str = "length",
+    descending: bool = False,
+    overwrite: bool = False,
+    resume: bool = False,
+    **options: Unpack[WorkerOptions],
+) -> Jagged:
+    """`Jagged.sort`."""
+    if key not in ("length", "value"):
+        raise ValueError(f"key must be 'length' or 'value': got {key!r}.")
+
+    def order(scratch: Scratch | None) -> Tensor:
+        keys = rows.lengths if key == "length" else ranks_of([rows])[0]
+        return torch.sort(keys, stable=True, descending=descending).indices
+
+    def parts() -> dict[str, str]:
+        return options_of(key=key, descending=descending)
+
+    return _chosen("sort", rows, order, parts, out, overwrite, resume, **options)
+
+
+def _chosen(
+    name: str,
+    rows: Jagged,
+    choose: Callable[[Scratch | None], Tensor],
+    parts: Callable[[], Mapping[str, str]],
+    out: Any,
+    overwrite: bool,
+    resume: bool,
+    **options: Unpack[WorkerOptions],
+) -> Jagged:
+    """Rows by their numbers, which `choose` gives: a view, or with `out` a copy, which may be gone on with."""
+    place = destination(out, overwrite)
+
+    def work(place: Any) -> Jagged:
+        Execution.of(**options)  # options that there are not are told with and without a folder
+        return rows.take(choose(None)) if place is None else save_jagged(rows, place, choose, **options)
+
+    return run_jagged(name, rows, parts, place, resume, work)
