@@ -112,7 +112,7 @@ def leaf_items(
 def entry_of(td: Any, path: tuple[str, ...]) -> Any:
     """The raw entry at a flat path, ``None`` when there is none (no entry is ever None)."""
     node = td
-    for part in path:
+    for depth, part in enumerate(path):
         if isinstance(node, Tensor) or node._is_non_tensor:
             return None
         source = node._source
@@ -121,11 +121,28 @@ def entry_of(td: Any, path: tuple[str, ...]) -> Any:
             if node is None:
                 return None
         else:
+            if depth + 1 < len(path) and not has_entry(node, path[depth:]):  # nothing is stacked on the way to nothing
+                return None
             try:
                 node = node._get_str(part)
             except KeyError:
                 return None
     return node
+
+
+def has_entry(td: Any, path: tuple[str, ...]) -> bool:
+    """Whether there is an entry at a flat path; of a lazy stack, in each member: nothing is stacked to look for it."""
+    node = td
+    for depth, part in enumerate(path):
+        if isinstance(node, Tensor) or node._is_non_tensor:
+            return False
+        source = node._source
+        if type(source) is not dict:
+            return bool(source) and all(has_entry(member, path[depth:]) for member in source)
+        node = source.get(part)
+        if node is None:
+            return False
+    return True
 
 
 def all_keys(
@@ -252,7 +269,7 @@ class NestedKeysView(KeysView):  # type: ignore[type-arg]
         if len(path) > 1 and not self._include_nested:
             return False
         # As the interface has it, a collection is "in" the keys even when only leaves are listed.
-        return entry_of(self._mapping, path) is not None
+        return has_entry(self._mapping, path)
 
     def __repr__(self) -> str:
         return (

@@ -20,9 +20,10 @@ from tensordict_lite.dense.rowwrites import RowWrites
 from tensordict_lite.errors import EntryKindError, InplaceWriteError, KeyThroughLeafError
 from tensordict_lite.indexing import index_batch_size, index_names, normalise_index
 from tensordict_lite.keys import missing_key_error, path_of, require_path
+from tensordict_lite.ops.memory import SharedLock, mark_shared
 from tensordict_lite.ops.put import put_rows
 from tensordict_lite.settings import MISSING, settings
-from tensordict_lite.views import public
+from tensordict_lite.views import has_entry, public
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -153,12 +154,14 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
         """Lazy stacks on the way, or an error that names the step that failed."""
         node: Any = self
         for depth, key in enumerate(path):
-            if not isinstance(node, TensorCollection):
+            if not isinstance(node, TensorCollection) or node._is_unbatched:
                 rest = path[depth:]
                 raise KeyThroughLeafError(
                     f"{path[depth - 1]!r} is a {type(node).__name__}, not a tensordict, so it has no entry "
                     f"{rest[0] if len(rest) == 1 else rest!r} (looking for {path})."
                 )
+            if type(node._source) is list and depth + 1 < len(path) and not has_entry(node, path[depth:]):
+                node._raise_missing(path[depth:])  # what cannot be stacked on the way says nothing about it
             try:
                 node = node._get_str(key)
             except KeyError as err:
@@ -181,17 +184,20 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
 
         Args:
             key: string or (nested) tuple of strings.
-            default: returned when there is no such entry. Without it a missing key gives ``None``, or
-                KeyError under ``set_get_defaults_to_none(False)``.
+            default: returned when there is no such entry, a key that goes on below a tensor among them. Without it
+                a missing key gives ``None``, or KeyError under ``set_get_defaults_to_none(False)``.
             as_list: with the other keywords, how a path through a lazy stack gives an entry whose shape differs
                 from member to member: see :meth:`LazyStackedTensorDict.get`.
+
+        Raises:
+            KeyThroughLeafError: a ValueError: the key goes on below a tensor, and there is no default.
 
         Example:
             >>> import torch
             >>> from tensordict_lite import TensorDict
             >>> td = TensorDict({"a": {"b": torch.zeros(3)}}, [3])
-            >>> td.get(("a", "b")).shape, td.get("missing", 0)
-            (torch.Size([3]), 0)
+            >>> td.get(("a", "b")).shape, td.get("missing", 0), td.get(("a", "b", "c"), 0)
+            (torch.Size([3]), 0, 0)
         """
         if type(key) is str:
             value = self._source.get(key, MISSING)
@@ -213,7 +219,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
                 # `_source` of every level so far was a dict: the entry is absent, whatever its spelling
                 if default is not MISSING:
                     return default
-                if settings.get_defaults_to_none:
+                if settings.get_defaults_to_none and not node._is_unbatched:
                     return None
             except (TypeError, AttributeError):
                 pass
@@ -222,12 +228,18 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
                 node = self
                 for depth, part in enumerate(path[:-1]):
                     node = node._get_str(part)
+                    if isinstance(node, Tensor):
+                        break  # which the walk below says as it always does
                     if not isinstance(node, DenseCollection):
                         stacked_as.update(
                             as_list=as_list, as_nested_tensor=as_nested_tensor, as_padded_tensor=as_padded_tensor
                         )
                         return node.get(path[depth + 1 :], default, **stacked_as)
             return public(self._get_path_slowly(path))
+        except KeyThroughLeafError:
+            if default is not MISSING:
+                return default
+            raise
         except KeyError:
             if default is not MISSING:
                 return default
@@ -292,7 +304,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
         return self._rebuild(out, size, self._names)
 
     def get_at(self, key: Any, index: Any, default: Any = MISSING) -> Any:
-        """``td.get(key)[index]``, the default when the key is missing."""
+        """``td.get(key)[index]``, the default when :meth:`get` would give it: nothing of that is indexed."""
         value = self.get(key) if default is MISSING else self.get(key, default)
         return value if value is default or value is None else value[index]
 
@@ -479,10 +491,15 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
 
         Raises:
             KeyError: there is no such entry.
+            ValueError: the path runs through a tensor.
             RuntimeError: the collection is locked.
         """
         path = (key,) if type(key) is str else require_path(key)
+        if len(path) > 1 and self._lock is None and not has_entry(self, path):
+            self._raise_missing(path)
         parent = self if len(path) == 1 else self._get_path(path[:-1])
+        if isinstance(parent, Tensor) or parent._is_unbatched:
+            self._raise_missing(path)
         if parent._lock is not None:
             raise parent._locked_error()
         try:
@@ -504,6 +521,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
             "device": self._device,
             "names": self._names,
             "locked": self._lock is not None,
+            "shared": type(self._lock) is SharedLock,
             "memmap": getattr(self, "_memmap_path", None),
             "extra": self.__dict__ if hasattr(self, "__dict__") else None,
         }
@@ -525,6 +543,8 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
             self.__dict__.update(state["extra"])
         if state["locked"]:
             self._propagate_lock(None)
+            if state.get("shared") and all(leaf.device.type != "cpu" or leaf.is_shared() for leaf in self._leaves()):
+                mark_shared(self)  # sent to another process, which has the same memory; a plain pickle is a copy
         path = state.get("memmap")
         if path is not None and not any(type(value) is Tensor for value in self._source.values()):
             self._memmap_path = path  # a deep copy has ordinary tensors, and is not mapped

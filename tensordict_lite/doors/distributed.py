@@ -38,6 +38,10 @@ class DistributedOps(Kernel):
 
         Small tensors of one dtype go together in a message, non-tensor data in one more.
 
+        Messages hold nothing but values, so that structures that differ are found with ``check`` only. Without it, gloo
+        ends the receiving process (SIGABRT) when a message is longer than expected, fills a part of the values when it
+        is shorter, and waits for the timeout of the group when one is missing.
+
         Args:
             dst: the receiver, a global rank.
             group: the process group. Default: the default one.
@@ -47,7 +51,7 @@ class DistributedOps(Kernel):
                 passes the same. Give transfers at the same time other ranges.
             pseudo_rand: take pseudo-random tags from the seed ``init_tag``.
             consolidated: has no effect: values go in few messages anyway.
-            check: compare the structures first; the receiver must do so as well.
+            check: compare the structures first, by a message and its answer; the receiver must do so as well.
 
         Raises:
             ValueError: both or none of ``dst`` and ``group_dst``; with ``check``, the structures differ.

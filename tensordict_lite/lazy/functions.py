@@ -180,7 +180,7 @@ def _densest_stacks(items: list[Any], dim: int, kwargs: dict[str, Any]) -> Any:
         return lazy_stack(items, dim, **kwargs)
     at = model._stack_dim
     inner = dim - (dim > at)
-    return model._restacked([_densest(column, inner, kwargs) for column in columns], at + (dim <= at))
+    return model._restacked([_densest(column, inner, kwargs) for column in columns], at + (dim <= at), locked=False)
 
 
 register(

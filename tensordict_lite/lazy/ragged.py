@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensordict_lite.errors import KeyThroughLeafError
+
 __all__ = ["member_tensors", "nested", "padded"]
 
 
@@ -16,6 +18,7 @@ def member_tensors(node: Any, path: tuple[str, ...]) -> Any:
 
     Raises:
         KeyError: a member has no such entry.
+        KeyThroughLeafError: a tensor stands on the way.
     """
     if type(node._source) is list and not node._is_non_tensor:
         values = [member_tensors(member, path) for member in node._source]
@@ -23,7 +26,9 @@ def member_tensors(node: Any, path: tuple[str, ...]) -> Any:
     value = node._get_str(path[0])
     if isinstance(value, Tensor):
         if len(path) > 1:
-            raise KeyError(path)
+            raise KeyThroughLeafError(
+                f"{path[0]!r} is a {type(value).__name__}, not a tensordict, so it has no entry {path[1]!r}"
+            )
         return value
     return member_tensors(value, path[1:]) if len(path) > 1 else None
 

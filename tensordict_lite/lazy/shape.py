@@ -75,6 +75,12 @@ class LazyShapeOps:
         except (RuntimeError, TypeError):
             return None
 
+    def _locked_alike(self, dense: Any) -> Any:
+        """A dense result of a shape operation, locked where this stack is, as those of a dense tree are."""
+        if self._lock is not None:
+            dense._propagate_lock(None)
+        return dense
+
     # -- order of dimensions --------------------------------------------------------------------------------
 
     def permute(self, *args: Any, **kwargs: Any) -> Self:
@@ -288,7 +294,7 @@ class LazyShapeOps:
             raise RuntimeError(f"the members have different lengths along dim {dim}: they cannot be unbound there")
         columns = [member.unbind(self._inner(dim)) for member in self._source]
         at = self._inner_position(dim)
-        return tuple(self._restacked(list(row), at, names) for row in zip(*columns))
+        return tuple(self._restacked(list(row), at, names, locked=False) for row in zip(*columns))
 
     def _cut(self, sizes: Sequence[int], dim: int) -> tuple[Any, ...]:
         """Consecutive parts of the given sizes."""
@@ -399,7 +405,7 @@ class LazyShapeOps:
         axes = [self._positive(d) for d in _sequence((dims, *more))]
         dense = self._dense_or_none()
         if dense is not None:
-            return dense.flip(axes)
+            return self._locked_alike(dense.flip(axes))
         order = list(range(len(self._source)))
         if self._stack_dim in axes:
             order.reverse()
@@ -431,7 +437,7 @@ class LazyShapeOps:
             return self.reshape(-1).roll(shifts, 0).reshape(tuple(self._batch_size))
         dense = self._dense_or_none()
         if dense is not None:
-            return dense.roll(shifts, dims)
+            return self._locked_alike(dense.roll(shifts, dims))
         shifts = (shifts,) if isinstance(shifts, int) else tuple(shifts)
         axes = [self._positive(d) for d in ((dims,) if isinstance(dims, int) else dims)]
         order = list(range(len(self._source)))
@@ -497,7 +503,7 @@ class LazyShapeOps:
             others = [other] * count
         rows = self._mask_rows(condition)
         members = [member.where(row, value, pad=pad) for member, row, value in zip(self._source, rows, others)]
-        result = self._restacked(members, self._stack_dim, self._names)
+        result = self._restacked(members, self._stack_dim, self._names, locked=False)
         if out is None:
             return result
         return out.update(result, inplace=True) if out._lock is None else out.update_(result)

@@ -9,7 +9,9 @@ is the arithmetic of one dimension, the stack dimension, plus the same operation
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +22,7 @@ from tensordict_lite.base import TensorCollection, TensorDictBase
 from tensordict_lite.dense.combine import cat
 from tensordict_lite.dense.joining import stacked
 from tensordict_lite.dense.storage import DenseCollection
+from tensordict_lite.errors import KeyThroughLeafError
 from tensordict_lite.indexing import normalise_index
 from tensordict_lite.kernel import as_size
 from tensordict_lite.keys import missing_key_error, path_of, require_path
@@ -150,13 +153,23 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         new._lock = None
         return new
 
-    def _restacked(self, members: list[Any], dim: int, names: list[str | None] | None = None) -> Any:
-        """A stack of the same type around members of another batch size, locked as this one is."""
+    def _restacked(
+        self, members: list[Any], dim: int, names: list[str | None] | None = None, locked: bool = True
+    ) -> Any:
+        """A stack of the same type around members of another batch size; ``locked`` as this one is, or not at all."""
         size = member_size(members, False) if members else self._member_batch_size()
         new = self._class_for(members)._of(members, dim, size, self._device, names)
-        if self._lock is not None:
-            new._lock = []
+        if locked and self._lock is not None:
+            new._lock_new_members()
         return new
+
+    def _lock_new_members(self) -> None:
+        """Locks this stack and those members that are not locked yet: others are locked where they come from."""
+        self._lock = []
+        me = weakref.ref(self)
+        for member in self._source:
+            if member._lock is None:
+                member._propagate_lock(me)
 
     # -- constructors -------------------------------------------------------------------------------------
 
@@ -367,8 +380,8 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
 
         Args:
             key: string or (nested) tuple of strings that every member has.
-            default: returned when one of them does not. Without it a missing key gives ``None``, or KeyError
-                under ``set_get_defaults_to_none(False)``.
+            default: returned when one of them does not, or the key goes on below a tensor. Without it a missing key
+                gives ``None``, or KeyError under ``set_get_defaults_to_none(False)``.
             as_list: the tensors of the members, as a list; a list a stack where stacks hold stacks.
             as_nested_tensor: a nested tensor of them, members first; ``layout`` is ``torch.jagged`` or
                 ``torch.strided`` (default: the first that can hold them).
@@ -377,6 +390,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
 
         Raises:
             RuntimeError: the shapes differ and none of the forms above is asked for.
+            KeyThroughLeafError: a ValueError: the key goes on below a tensor, and there is no default.
         """
         if type(key) is str:
             if not (as_list or as_nested_tensor or as_padded_tensor):
@@ -398,9 +412,12 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
                     return nested(values, layout)
                 return padded(values, padding_side, padding_value, key)
             return public(self._get_path_slowly(path))
-        except KeyError:
+        except (KeyError, KeyThroughLeafError) as error:
             if default is not MISSING:
                 return default
+            if isinstance(error, KeyThroughLeafError):
+                with suppress(KeyError):  # a member has nothing at all there
+                    self._raise_missing(path)
             if settings.get_defaults_to_none:
                 return None
             raise missing_key_error(path, self._key_list(), type(self).__name__) from None
@@ -535,16 +552,16 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         names = model._names
         if names is not None:
             names = [*names[:dim], None, *names[dim:]] if all(item._names == names for item in items) else None
-        return model._restacked([stacked(column, inner) for column in columns], at + (dim <= at), names)
+        return model._restacked([stacked(column, inner) for column in columns], at + (dim <= at), names, locked=False)
 
     @classmethod
     def _cat_entries(cls, items: Sequence[Any], dim: int) -> Any:
         model = next(item for item in items if isinstance(item, LazyStackedTensorDict))
         at = model._stack_dim
         if dim == at:
-            return model._restacked([member for item in items for member in item.unbind(at)], at, model._names)
+            return model._restacked([member for item in items for member in item.unbind(at)], at, model._names, False)
         model, columns = member_columns(items)
-        return model._restacked([cat(column, dim - (dim > at)) for column in columns], at, model._names)
+        return model._restacked([cat(column, dim - (dim > at)) for column in columns], at, model._names, locked=False)
 
 
 def _blank(cls: type[Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
+from tensordict_lite.errors import KeyThroughLeafError
 from tensordict_lite.keys import missing_key_error, require_path
 from tensordict_lite.lazy.ragged import nested
 from tensordict_lite.lazy.update import LazyUpdateOps
@@ -132,7 +134,7 @@ class LazyValueOps(LazyUpdateOps):
         """
         path = require_path(key)
         if path not in self:  # type: ignore[operator]
-            raise missing_key_error(path, self._key_list(), type(self).__name__)
+            self._raise_missing(path)
         shapes = [member.get_item_shape(path) for member in self._source]
         if any(len(shape) != len(shapes[0]) for shape in shapes):
             raise RuntimeError(f"the entry {key!r} has a different number of dimensions in some members: {shapes}")
@@ -140,10 +142,31 @@ class LazyValueOps(LazyUpdateOps):
         dim = self._stack_dim
         return torch.Size((*common[:dim], len(self._source), *common[dim:]))
 
+    def _raise_missing(self, path: tuple[str, ...]) -> None:
+        """KeyError for a path that a member does not have, a ValueError when a tensor is in its way in all of them."""
+        through: KeyThroughLeafError | None = None
+        for member in self._source:
+            if path in member:
+                continue
+            try:
+                member._raise_missing(path)
+            except KeyThroughLeafError as error:
+                through = error
+            except KeyError:
+                through = None
+                break
+        raise through or missing_key_error(path, self._key_list(), type(self).__name__)
+
     def entry_class(self, key: Any) -> type:
-        """Type of an entry."""
+        """Type of an entry, ``NoneType`` where a member has none.
+
+        Raises:
+            ValueError: the path runs through a tensor.
+        """
         path = require_path(key)
         if path not in self:  # type: ignore[operator]
+            with suppress(KeyError):
+                self._raise_missing(path)
             return type(None)
         kind: type = self._source[0].entry_class(path)
         return kind if issubclass(kind, Tensor) else type(self._get_path(path))  # type: ignore[attr-defined]
@@ -175,9 +198,10 @@ class LazyValueOps(LazyUpdateOps):
 
         Raises:
             KeyError: a member has no such entry; nothing is renamed then.
+            ValueError: the path runs through a tensor.
         """
         if require_path(old_key) not in self:  # type: ignore[operator]
-            raise missing_key_error(old_key, self._key_list(), type(self).__name__)
+            self._raise_missing(require_path(old_key))
         return self._each_in_place("rename_key_", old_key, new_key, safe)
 
     def rename_keys(self, mapping: Mapping[Any, Any], *, strict: bool = True) -> Self:
@@ -235,8 +259,10 @@ class LazyValueOps(LazyUpdateOps):
         return new
 
     def filter_empty_(self) -> Self:
-        """Removes nested collections without a leaf from every member."""
-        return self._each_in_place("filter_empty_")
+        """Removes nested collections without a leaf from every member; of a locked stack, where there are none."""
+        for member in self._source:
+            member.filter_empty_()
+        return self  # type: ignore[return-value]
 
     def filter_non_tensor_data(self) -> Self:
         """A stack of the members without their non-tensor entries."""
@@ -258,13 +284,18 @@ class LazyValueOps(LazyUpdateOps):
         return self.get(key)  # type: ignore[attr-defined]
 
     def pop(self, key: Any, *default: Any, **kwargs: Any) -> Any:
-        """Removes an entry from every member and returns it, stacked."""
+        """Removes an entry from every member and returns it, stacked.
+
+        Raises:
+            KeyError: a member has no such entry, and there is no default.
+            ValueError: the path runs through a tensor, and there is no default.
+        """
         path = require_path(key)
         default = (*default, *kwargs.values())
         if path not in self:  # type: ignore[operator]
             if default:
                 return default[0]
-            raise missing_key_error(path, self._key_list(), type(self).__name__)
+            self._raise_missing(path)
         value = self._get_path(path)  # type: ignore[attr-defined]
         self.del_(path)  # type: ignore[attr-defined]
         return value
@@ -280,7 +311,7 @@ class LazyValueOps(LazyUpdateOps):
             KeyError: a member has no such entry.
         """
         if require_path(key) not in self:  # type: ignore[operator]
-            raise missing_key_error(require_path(key), self._key_list(), type(self).__name__)
+            self._raise_missing(require_path(key))
         for member in self._source:
             member.fill_(key, value)
         return self  # type: ignore[return-value]
@@ -302,8 +333,7 @@ class LazyValueOps(LazyUpdateOps):
             member._rebuild({}, member._batch_size) if result is None else result
             for member, result in zip(self._source, results)
         ]
-        new = self._restacked(members, self._stack_dim, self._names)
-        new._lock = None
+        new = self._restacked(members, self._stack_dim, self._names, locked=False)
         new._device = members[0]._device if members else self._device
         return new
 

@@ -12,7 +12,7 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.errors import EntryKindError
 from tensordict_lite.indexing import normalise_index
-from tensordict_lite.keys import missing_key_error, path_of, require_path
+from tensordict_lite.keys import path_of, require_path
 from tensordict_lite.lazy.members import is_ragged
 from tensordict_lite.ops.values.generated import inplace
 
@@ -189,7 +189,7 @@ class LazyWriteOps:
         """
         path = require_path(key)
         if path not in self:
-            raise missing_key_error(path, self._key_list(), type(self).__name__)
+            self._raise_missing(path)
         index = normalise_index(index, len(self._batch_size))
         if getattr(self._source[0]._get_path(path), "_is_unbatched", False):  # the tensor of all members
             self._source[0].set_at_(path, value, index)
@@ -217,7 +217,7 @@ class LazyWriteOps:
         path = (key,) if type(key) is str else require_path(key)
         owners = [member for member in self._source if path in member]
         if not owners:
-            raise missing_key_error(path, self._key_list(), type(self).__name__)
+            self._raise_missing(path)
         for member in owners:
             member.del_(path)
         return self

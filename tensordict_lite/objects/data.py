@@ -129,8 +129,8 @@ class NonTensorDataBase(DenseCollection):
         """False: the object counts as content."""
         return False
 
-    def get(self, key: Any, default: Any = MISSING) -> Any:
-        """The object for ``"data"``, else the default (``None``)."""
+    def get(self, key: Any, default: Any = MISSING, **stacked_as: Any) -> Any:
+        """The object for ``"data"``, else the default (``None``), whatever way of stacking is asked for."""
         if key == "data":
             return self._payload
         return super().get(key) if default is MISSING else super().get(key, default)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     CastFilter = Callable[[tuple[str, ...], Tensor], bool]
 
-__all__ = ["MemoryOps", "SharedLock"]
+__all__ = ["MemoryOps", "SharedLock", "mark_shared"]
 
 
 class SharedLock(Lock):
@@ -62,7 +62,7 @@ class MemoryOps(Kernel):
                 leaf.share_memory_()
         if self._lock is None:
             self._propagate_lock(None)
-        _mark_shared(self)
+        mark_shared(self)
         return self
 
     def is_shared(self) -> bool:
@@ -157,11 +157,12 @@ def pinned(leaves: list[Tensor], num_threads: int | None) -> list[Tensor]:
     return [leaf.pin_memory() for leaf in leaves]
 
 
-def _mark_shared(node: Any) -> None:
+def mark_shared(node: Any) -> None:
+    """Notes of a locked tree that its tensors are in shared memory."""
     node._changed_under_lock()
     node._lock = SharedLock(node._lock)
     for sub in node._nested():
-        _mark_shared(sub)
+        mark_shared(sub)
 
 
 def _distinct(leaves: list[Tensor], count_duplicates: bool) -> list[Tensor]:

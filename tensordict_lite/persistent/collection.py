@@ -17,6 +17,7 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection, TensorDictBase
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.dense.tensordict import TensorDict
+from tensordict_lite.errors import KeyThroughLeafError
 from tensordict_lite.indexing import index_batch_size, index_names, normalise_index
 from tensordict_lite.kernel import as_size, check_names, normalise_device
 from tensordict_lite.keys import missing_key_error, path_of, require_path
@@ -323,10 +324,12 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
         """The entry at a nested key; see :meth:`TensorDict.get`."""
         try:
             return self._get_path(require_path(key))
-        except KeyError:
-            if default is MISSING and not settings.get_defaults_to_none:
+        except (KeyError, KeyThroughLeafError) as error:
+            if default is not MISSING:
+                return default
+            if isinstance(error, KeyThroughLeafError) or not settings.get_defaults_to_none:
                 raise
-            return None if default is MISSING else default
+            return None
 
     def get_at(self, key: Any, index: Any, default: Any = MISSING) -> Any:
         """``data.get(key)[index]``, of which no more than these rows are read."""

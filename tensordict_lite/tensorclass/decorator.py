@@ -189,13 +189,15 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
         if self._source.pop(name, None) is None:
             raise AttributeError(f"the field {name!r} of {type(self).__name__} is not set, so it cannot be deleted")
 
-    def get(self, key: Any, default: Any = MISSING) -> Any:
+    def get(self, key: Any, default: Any = MISSING, **stacked_as: Any) -> Any:
         """Value of a field, or of an entry below one: what the attribute gives, ``None`` when it is not set.
 
         Args:
             key: name of the field, or a tuple that goes on into nested collections; also ``"batch_size"``,
                 ``"shape"``, ``"device"`` and ``"names"``, where they are no fields.
             default: returned when the class has no such field or nothing is at the path.
+            stacked_as: how a path through a lazy stack gives an entry whose shape differs from member to member:
+                see :meth:`LazyStackedTensorDict.get`.
         """
         if type(key) is str:
             value = self._source.get(key, MISSING)
@@ -204,12 +206,7 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
                     return getattr(self, key)
                 return None if default is MISSING or key in self._field_specs else default
         else:
-            default = None if default is MISSING else default
-            try:
-                value = super().get(key, default)
-            except (KeyError, ValueError):  # the path goes on below a tensor
-                require_path(key)
-                return default
+            value = super().get(key, None if default is MISSING else default, **stacked_as)
         if isinstance(value, Tensor) or not isinstance(value, TensorCollection):
             return value
         if self._flags.tensor_only and not value._is_unbatched:

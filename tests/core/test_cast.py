@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
+import pickle
 import weakref
 from typing import Any
 
 import pytest
 import torch
 
-from tensordict_lite import LazyStackedTensorDict, TensorDict
+from tensordict_lite import LazyStackedTensorDict, TensorDict, lazy_stack
 from tensordict_lite.ops.values.generated import DTYPES
 
 
@@ -283,3 +285,15 @@ def test_a_tree_without_entries_does_not_go_to_a_device_that_is_not_there() -> N
     for move in (lambda td: td.cuda(), lambda td: td.to("cuda")):
         with pytest.raises((AssertionError, RuntimeError)):
             move(TensorDict({}, [3]))
+
+
+def test_a_shared_tree_is_shared_in_the_process_that_receives_it() -> None:
+    td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, [3]).share_memory_()
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        for tree in (td, lazy_stack([td, td])):
+            assert pool.apply(_whether_shared, (tree,)) == (True, True)
+    assert not pickle.loads(pickle.dumps(td)).is_shared()  # a copy, in the memory of this process
+
+
+def _whether_shared(td: Any) -> tuple[bool, bool]:
+    return td.is_shared(), td.get("n").is_shared()

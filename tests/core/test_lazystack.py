@@ -479,3 +479,33 @@ def test_stacking_stacks_keeps_the_names_that_all_have(dim: int) -> None:
     expected = torch.stack([dense, dense.clone()], dim).names
     assert torch.stack([lazy, lazy.clone()], dim).names == expected == [*"tb"[:dim], None, *"tb"[dim:]]
     assert torch.stack([lazy, lazy.clone().rename("t", None)], dim).names == [None] * 3
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_what_is_cut_out_of_a_locked_stack_takes_no_new_entries(dim: int) -> None:
+    members = [TensorDict(a=torch.zeros(3), n={"c": torch.ones(3)}, batch_size=[3]) for _ in range(3)]
+    stack = lazy_stack(members, dim).lock_()
+    cuts = [
+        stack[:2, :2],
+        stack[:, [0, 1]],
+        stack[None],
+        *stack.split(2, 1 - dim),
+        stack.flatten(),
+        stack.narrow(1, 0, 2),
+    ]
+    for part in cuts:
+        assert part.is_locked and all(member.is_locked for member in part.tensordicts)
+        with pytest.raises(RuntimeError, match="locked"):
+            part.tensordicts[0]["new"] = torch.zeros(part.tensordicts[0].batch_size)
+    part = stack[:, :2] if dim == 0 else stack[:2]
+    part.unlock_()["new"] = torch.zeros(part.batch_size)  # rows of their own: the stack has none of it
+    assert stack.is_locked and "new" not in stack
+    for made in (torch.stack([stack, stack]), *stack.unbind(1 - dim)):
+        made["new"] = torch.zeros(made.batch_size)
+    assert "new" not in stack
+
+
+def test_keys_of_a_ragged_stack_in_a_tree_are_found_without_stacking() -> None:
+    tree = TensorDict({"l": ragged()}, [2])
+    assert ("l", "b") in tree and ("l", "b") in tree.keys(True) and ("l", "only") not in tree
+    assert ("l", "b", "c") not in tree.keys(True) and tree.get(("l", "b", "c"), 0) == tree.pop(("l", "b", "c"), 0) == 0

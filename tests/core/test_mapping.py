@@ -97,6 +97,19 @@ def test_pop_names_what_is_missing_and_what_is_close(td):
         td.lock_().pop("a")
 
 
+def test_every_getter_gives_its_default_below_a_tensor(td):
+    inner = TensorDict({"l": lazy_stack([TensorDict(a=torch.ones(n)) for n in (2, 3)])}, [2])
+    for tree, key in ((td, ("a", "q")), (td, ("b", "c", "q", "r")), (inner, ("l", "a", "q")), (inner["l"], ("a", "q"))):
+        assert key not in tree and key not in tree.keys(True)
+        for read in (tree.get, tree.pop, tree.get_non_tensor, lambda key, default, t=tree: t.get_at(key, 0, default)):
+            assert read(key, 5) == 5
+        for read in (tree.get, tree.pop, tree.get_non_tensor, tree.get_item_shape, tree.entry_class, tree.del_):
+            with pytest.raises(ValueError, match=r"is a Tensor, not a tensordict, so it has no entry"):
+                read(key)
+    with pytest.raises(KeyError, match="'s' is a NonTensorData"):
+        td.pop(("s", "q"))
+
+
 def test_popitem_takes_the_last_entry():
     td = TensorDict({"a": torch.zeros(2), "b": torch.ones(2)}, [2])
     assert td.popitem()[0] == "b"

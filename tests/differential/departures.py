@@ -38,6 +38,11 @@ TREES = [
         "rows take new entries, as those of any locked tree do: the dataset has none for it",
     ),
     (
+        "x = td.share_memory_()[0]; (x.is_locked, x.is_shared(), x['a'].is_shared())",
+        "(False, False, True)",
+        "the same for shared memory; the tensors say themselves where they are",
+    ),
+    (
         "x = td.float().lock_(); x.detach().requires_grad_(); x.detach().requires_grad",
         "False",
         "a locked tree hands out what it detached last as the reference does, but nothing that was changed since: by "
@@ -89,6 +94,11 @@ TREES = [
         "ds.update_at_(TD({'z': torch.ones(3)}, [3]), slice(None))",
         "td.update_at_(TD({'z': torch.ones(3)}, [3]), slice(None))",
         "update_at_ copies into entries that exist, of a lazy stack as of a dense tree",
+    ),
+    (
+        "(td.get_at(('a', 'q'), 0, 5), td.get_non_tensor(('a', 'q'), 5))",
+        "(5, 5)",
+        "a key that goes on below a tensor is absent: the default of get() and pop(), and of their kin",
     ),
     (
         "td.set_('n', 'text')",

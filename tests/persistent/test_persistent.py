@@ -71,6 +71,7 @@ READS: dict[str, Callable[[Any], Any]] = {
     "missing": lambda data: data["nope"],
     "get": lambda data: data.get(("n", "b")),
     "get, missing": lambda data: data.get("nope", 7),
+    "get, below a tensor": lambda data: [data.get(("a", "q"), 7), data.get(("n", "b", "q"), None)],
     "int": lambda data: data[1],
     "negative": lambda data: data[-1],
     "slice": lambda data: data[1:3],

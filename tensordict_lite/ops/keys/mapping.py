@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -22,6 +23,7 @@ from tensordict_lite.views import (
     as_read,
     default_is_leaf,
     entry_of,
+    has_entry,
     leaf_items,
     public,
     sort_key,
@@ -162,7 +164,7 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
                     node = node._source[part]
                 return True
             except (KeyError, TypeError, AttributeError):  # a lazy stack or a tensor on the way
-                return entry_of(self, path) is not None
+                return has_entry(self, path)
         else:
             raise RuntimeError(
                 f"`in` takes a key, a string or a non-empty tuple of strings; got {key!r} of type "
@@ -209,14 +211,19 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
         return public(value)
 
     def _raise_missing(self, path: tuple[str, ...]) -> None:
-        """KeyError for a path that leads nowhere, a ValueError when a tensor is in its way."""
+        """KeyError for a path that leads nowhere or below an object, a ValueError when a tensor is in its way."""
         node: Any = self
         for depth, key in enumerate(path):
             if isinstance(node, Tensor) or node._is_non_tensor:
-                raise KeyThroughLeafError(
-                    f"{path[depth - 1]!r} is a {type(node).__name__}, not a tensordict, so it has no entry {key!r} "
+                what = f"{path[depth - 1]!r}" if depth else "it"
+                message = (
+                    f"{what} is a {type(node).__name__}, not a tensordict, so it has no entry {key!r} "
                     f"(looking for {path})"
                 )
+                is_tensor = isinstance(node, Tensor) or node._is_unbatched
+                raise KeyThroughLeafError(message) if is_tensor else KeyError(message)
+            if depth and type(node._source) is list:  # a lazy stack, whose entries may not stack
+                node._raise_missing(path[depth:])
             following = entry_of(node, (key,))
             if following is None:
                 keys = node._key_list() if len(path) == 1 else self.keys(True)
@@ -246,10 +253,11 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
             ValueError: the path runs through a tensor.
         """
         path = require_path(key)
-        for depth in range(1, len(path)):
-            if isinstance(entry_of(self, path[:depth]), Tensor):
+        value = entry_of(self, path)
+        if value is None:
+            with suppress(KeyError):
                 self._raise_missing(path)
-        return type(public(entry_of(self, path)))
+        return type(public(value))
 
     def get_item_shape(self, key: Any) -> Any:
         """Shape of an entry.

@@ -239,6 +239,24 @@ x = lazy_stack([m.memmap() for m in lz.tensordicts]); x.share_memory_()
 x = lazy_stack([m.lock_() for m in lz.tensordicts]); x.unlock_(); x["z"] = torch.ones(x.shape); x
 with lazy_stack([m.lock_() for m in lz.tensordicts]).unlock_() as x: x["z"] = torch.ones(x.shape)
 x = lazy_stack([m.memmap() for m in lz.tensordicts]); x.unlock_(); (x.is_memmap(), x.is_locked)
+x = lazy_stack([td, td.clone()]).lock_(); [(y.is_locked, [m.is_locked for m in y.tensordicts]) for y in (x[None], x[:,
+    :2], x[:, [0, 1]], x[:1, :2], x[:, None], x.split(2, 1)[0], x.chunk(2, 1)[1], x[:1])]
+x = lazy_stack([td, td.clone()]).lock_(); [(y.is_locked, [m.is_locked for m in y.tensordicts]) for y in (x.view(-1),
+    x.reshape(-1), x.flatten(), x.repeat_interleave(2, dim=0), x.transpose(0, 1), x.unsqueeze(0))]
+x = lazy_stack([td, td.clone()], 1).lock_(); [(y.is_locked, [m.is_locked for m in y.tensordicts]) for y in (x[0],
+    x[:2], x[[0, 1]], x[Mask], x.split(2)[0], x.tensor_split(2)[1], x.get("n")[0])]
+x = lazy_stack([td, td.clone()]).lock_(); [y.is_locked for y in (x.unbind(1)[0], x.unbind(0)[0], torch.stack([x, x]),
+    torch.cat([x, x], 1), x.where(torch.ones(2, dtype=torch.bool), x), maybe_dense_stack([x, x]), x.roll(1, 0),
+    x.flip(0))]
+x = lazy_stack([td, td.clone()], 1).lock_(); [y.is_locked for y in (x.unbind(0)[0], next(iter(x)), torch.stack([x[0],
+    x[1]]), torch.cat([x, x]), x.to_lazystack(0), x.roll(1, 0))]
+x = lz.lock_(); [y.is_locked for y in (x.unbind(1)[0], torch.stack([x, x]), x[:, 0], x[:, :1][0], x.apply(lambda t: t
+    + 1), x + 1)]
+x = lazy_stack([td, td.clone()]).lock_(); y = x[:, :2].unlock_(); (x.is_locked, y.is_locked, y[0].is_locked)
+x = lazy_stack([td, td.clone()]).lock_(); y = x[:, :2]; y[0].set("z", torch.ones(2))
+x = lazy_stack([td, td.clone()]).lock_(); x.filter_empty_() is x
+x = lazy_stack([TD({"e": {}}, [2]), TD({"e": {}}, [2])]).lock_(); x.filter_empty_()
+x = lazy_stack([td, td.clone()]).lock_(); x[:1].unlock_()
 lz.update_({"a": torch.tensor(7)}); lz
 x = lazy_stack([td, td.clone()]).update_({("n", "c"): torch.tensor(7)}); x
 x = lazy_stack([td, td.clone()]).update_({"n": {"c": torch.tensor(7)}}); x

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.differential.harness import parse_cases
+from tests.differential.harness import Case, parse_cases
 
 GET = parse_cases(
     "get",
@@ -309,4 +309,31 @@ dict(td.items())["a"] is td["a"]
 """,
 )
 
-CASES = [*GET, *SET, *KEYS]
+_BELOW_LEAVES = {
+    "td": ["('a', 'q')", "('n', 'c', 'q')", "('n', 'c', 'q', 'r')", "('n', 'q')"],
+    "lz": ["('b', 'q')", "('b', 'q', 'r')", "('k1', 'q')"],
+    "ds": ["('n', 'c', 'q')"],
+    "nt": ["('s', 'q')", "('s', 'q', 'r')"],
+    "c": ["('x', 'q')", "('s', 'q')"],
+    "o": ["('inner', 'x', 'q')", "('label', 'q')"],
+    "TD({'l': ds}, [3])": ["('l', 'a', 'q')", "('l', 'n', 'c', 'q')"],
+    "TD({'a': torch.ones(3)}, [3]).memmap()": ["('a', 'q')"],
+    "Params(TD({'a': torch.ones(3)}, [3]))": ["('a', 'q')"],
+    "TD({'u': UnbatchedTensor(torch.ones(4))}, [3])": ["('u', 'q')"],
+    "lazy_stack([C(torch.ones(3), batch_size=[3])])": ["('x', 'q')"],
+}
+"""Keys that go on below a tensor or an object."""
+_READS = (
+    "get({key})", "get({key}, 5)", "get({key}, None)", "get({key}, 5, as_list=True)",
+    "get({key}, 5, as_padded_tensor=True)", "pop({key}, 5)", "pop({key})", "get_item_shape({key})",
+    "entry_class({key})",
+)  # fmt: skip
+
+THROUGH = [
+    Case("below leaves", f"{tree}.{read.format(key=key)}")
+    for tree, keys in _BELOW_LEAVES.items()
+    for key in keys
+    for read in _READS
+]
+
+CASES = [*GET, *SET, *KEYS, *THROUGH]
