@@ -160,13 +160,15 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
                     f"{path[depth - 1]!r} is a {type(node).__name__}, not a tensordict, so it has no entry "
                     f"{rest[0] if len(rest) == 1 else rest!r} (looking for {path})."
                 )
-            if type(node._source) is list and depth + 1 < len(path) and not has_entry(node, path[depth:]):
-                node._raise_missing(path[depth:])  # what cannot be stacked on the way says nothing about it
             try:
                 node = node._get_str(key)
             except KeyError as err:
                 if err.args and err.args[0] == key:
                     raise missing_key_error(key, node._key_list(), type(node).__name__) from None
+                raise
+            except RuntimeError:  # what cannot be stacked on the way says nothing about the entry
+                if type(node._source) is list and not has_entry(node, path[depth:]):
+                    node._raise_missing(path[depth:])
                 raise
         return node
 
