@@ -167,7 +167,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
                     raise missing_key_error(key, node._key_list(), type(node).__name__) from None
                 raise
             except RuntimeError:  # what cannot be stacked on the way says nothing about the entry
-                if type(node._source) is list and not has_entry(node, path[depth:]):
+                if hasattr(node, "_stack_dim") and not has_entry(node, path[depth:]):
                     node._raise_missing(path[depth:])
                 raise
         return node

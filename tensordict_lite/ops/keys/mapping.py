@@ -222,7 +222,7 @@ class MappingOps(UpdateOps, KeyedOps, RestructureOps, JoinOps):
                 )
                 is_tensor = isinstance(node, Tensor) or node._is_unbatched
                 raise KeyThroughLeafError(message) if is_tensor else KeyError(message)
-            if depth and type(node._source) is list:  # a lazy stack, whose entries may not stack
+            if depth and hasattr(node, "_stack_dim"):  # a lazy stack, whose entries may not stack
                 node._raise_missing(path[depth:])
             following = entry_of(node, (key,))
             if following is None:
