@@ -187,11 +187,16 @@ BESIDE = (
     ("the same beside `datasets`", "loader", "datasets.IterableDataset in a DataLoader", True),
     ("the same beside mosaicml-streaming", "loader", "mosaicml-streaming in a DataLoader", True),
     ("the same beside grain", "loader", "grain", True),
+    ("map to four times the bytes, in a fifth of their memory, beside two bare processes", "larger_than_memory",
+     "tdmap, map", False),
+    ("sort of narrow rows in that memory, beside two processes that copy them", "larger_than_memory", "tdmap, sort",
+     False),
+    ("shuffle of wide rows in that memory, beside the same", "larger_than_memory", "tdmap, shuffle", False),
     ("map from and to an S3 server, beside bare GETs and PUTs", "object_store", "tdmap map, store to store", False),
 )  # fmt: skip
 """Rows of the last table: label, file, case, and whether its ratio is the other's over ours."""
 
-ON_DEMAND = {"object_store"}
+ON_DEMAND = {"larger_than_memory", "object_store"}
 """Benchmarks that `run` leaves out unless they are named: their rows are shown once they have been recorded."""
 
 
@@ -204,8 +209,9 @@ def _beside(recorded: Recorded) -> Iterator[str]:
     for label, file, case, inverse in BESIDE:
         if file in ON_DEMAND and not recorded.has(file):
             continue
-        ratio = number(recorded.ratio(file, case, inverse))
-        yield f"| {label} | {ratio} × | {number(recorded.ratio(file, case, inverse, 'cpu_ratio'))} × |"
+        ratio, known = number(recorded.ratio(file, case, inverse)), recorded.case(file, case)["cpu_ratio"] is not None
+        per_second = f"{number(recorded.ratio(file, case, inverse, 'cpu_ratio'))} ×" if known else ""
+        yield f"| {label} | {ratio} × | {per_second} |"
 
 
 def _overhead(recorded: Recorded) -> Iterator[str]:

@@ -51,7 +51,7 @@ CASES: dict[str, tuple[str, float | None]] = {
     "filter": ("copy", None),
     "group-by": ("read", None),
     "sort": ("copy", None),
-    "shuffle": ("copy", None),
+    "shuffle": ("copy", 0.42),
 }
 """Of each operation the floor that it is beside, and what is wanted."""
 
