@@ -49,7 +49,7 @@ def read_zarr(path: str, columns: Sequence[str] | None) -> Generator[Any, None, 
     if not hasattr(group, "members"):
         yield from _tables(path, [("values", group)], columns)
         return
-    members = group.members(max_depth=None)
+    members = sorted(group.members(max_depth=None), key=lambda member: member[0])  # not as the folder lists them
     yield from _tables(path, [(name.replace("/", "."), one) for name, one in members if hasattr(one, "dtype")], columns)
 
 
