@@ -79,11 +79,11 @@ def scatter_rows(
     rows, width = len(source.tensors[0]), max(sum(row_bytes), 1)
     size = size or settled("bucket", lambda: block_bytes(len(order) * width, execution.workers))
     streams = settled("streams", lambda: execution.workers)
-    chunk_rows = bucket_rows = max(size // width, 1)
-    chunks = -(-rows // chunk_rows)
+    block_rows = max(size // width, 1)  # of a chunk, and of a bucket
+    chunks = -(-rows // block_rows)
     ordered = SharedTensors([order], share=travels(execution))  # moved once, for three jobs
     order = ordered.tensors[0]
-    buckets = ChunkPlan(len(order), bucket_rows)
+    buckets = ChunkPlan(len(order), block_rows)
 
     def run(data: Tensor, plan: ChunkPlan, fn: Any) -> list[Any]:
         result: list[Any] = execution.run(Job(Source(data), plan, fn, Policy(undo=False)), Collect())
@@ -92,19 +92,19 @@ def scatter_rows(
     def run_each(count: int, fn: Any) -> None:
         run(apart(count, streams), ChunkPlan(count, 1), fn)
 
-    counts = np.stack(run(order, buckets, _Count(chunk_rows, chunks)))
+    counts = np.stack(run(order, buckets, _Count(block_rows, chunks)))
     listed = spill.mapped("rows", len(order) * 8).view(torch.int64)
     # Where the rows of a chunk begin in the list, and those of a bucket within them.
     starts = (counts.sum(0).cumsum() - counts.sum(0))[None, :] + counts.cumsum(0) - counts
-    run(order, buckets, _List(chunk_rows, bucket_rows, starts, SharedTensors([listed], False)))
+    run(order, buckets, _List(block_rows, starts, SharedTensors([listed], False)))
     waiting, marks = places, None
     if execution.owns_workers and not spill.lasts and places.are_apart(len(order)):
         marks = SharedTensors([spill.mapped("begun", len(counts))], False)
     else:
         waiting = _waiting(places, len(order), spill)
-    segments = np.arange(len(counts))[:, None] * bucket_rows + counts.cumsum(1) - counts
-    run_each(chunks, _Spread(chunk_rows, counts, segments, SharedTensors([listed], False), source, waiting))
-    run_each(len(counts), _Settle(bucket_rows, chunk_rows, chunks, ordered, source, waiting, places, marks))
+    segments = np.arange(len(counts))[:, None] * block_rows + counts.cumsum(1) - counts
+    run_each(chunks, _Spread(block_rows, counts, segments, SharedTensors([listed], False), source, waiting))
+    run_each(len(counts), _Settle(block_rows, chunks, ordered, source, waiting, places, marks))
 
 
 def apart(count: int, streams: int) -> Tensor:
@@ -130,9 +130,9 @@ def _waiting(places: Places, rows: int, spill: Spill) -> Places:
     return waiting
 
 
-def sort_by_chunk(order: Tensor, chunk_rows: int, chunks: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def sort_by_chunk(order: Tensor, block_rows: int, chunks: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """The chunk of each element of an order, and the stable permutation that sorts by it."""
-    ids = order.numpy() // chunk_rows
+    ids = order.numpy() // block_rows
     # The sort of 16-bit numbers is a radix sort.
     ids = ids.astype(np.uint16 if chunks <= 1 << 16 else np.int64)
     return ids, np.argsort(ids, kind="stable")
@@ -141,29 +141,28 @@ def sort_by_chunk(order: Tensor, chunk_rows: int, chunks: int) -> tuple[np.ndarr
 class _Count(Step):
     """Rows that each chunk gives to a bucket."""
 
-    def __init__(self, chunk_rows: int, chunks: int) -> None:
+    def __init__(self, block_rows: int, chunks: int) -> None:
         super().__init__("permute")
-        self.chunk_rows = chunk_rows
+        self.block_rows = block_rows
         self.chunks = chunks
 
     def __call__(self, order: Tensor, start: int = 0) -> Any:
-        return np.bincount(order.numpy() // self.chunk_rows, minlength=self.chunks)
+        return np.bincount(order.numpy() // self.block_rows, minlength=self.chunks)
 
 
 class _List(Step):
     """Puts the rows of each chunk one after the other, those of the first bucket first."""
 
-    def __init__(self, chunk_rows: int, bucket_rows: int, starts: Any, listed: SharedTensors) -> None:
+    def __init__(self, block_rows: int, starts: Any, listed: SharedTensors) -> None:
         super().__init__("permute")
-        self.chunk_rows = chunk_rows
-        self.bucket_rows = bucket_rows
+        self.block_rows = block_rows
         self.starts = starts
         self.listed = listed
 
     def __call__(self, order: Tensor, start: int = 0) -> int:
-        ids, by_chunk = sort_by_chunk(order, self.chunk_rows, self.starts.shape[1])
+        ids, by_chunk = sort_by_chunk(order, self.block_rows, self.starts.shape[1])
         ids = ids[by_chunk]
-        starts = self.starts[start // self.bucket_rows]
+        starts = self.starts[start // self.block_rows]
         counts = np.bincount(ids, minlength=len(starts))
         within = np.arange(len(ids)) - (counts.cumsum() - counts)[ids]
         self.listed.tensors[0].numpy()[starts[ids] + within] = order.numpy()[by_chunk]
@@ -175,10 +174,10 @@ class _Spread(Step):
     """The first pass: a chunk is read, and a segment of it goes to each bucket."""
 
     def __init__(
-        self, chunk_rows: int, counts: Any, segments: Any, listed: SharedTensors, source: SharedTensors, places: Places
+        self, block_rows: int, counts: Any, segments: Any, listed: SharedTensors, source: SharedTensors, places: Places
     ) -> None:
         super().__init__("permute")
-        self.chunk_rows = chunk_rows
+        self.block_rows = block_rows
         self.counts = counts
         self.segments = segments
         self.listed = listed
@@ -189,17 +188,17 @@ class _Spread(Step):
     def __call__(self, numbers: Tensor, start: int = 0) -> int:
         return sum(self._spread(number) for number in numbers.tolist())
 
-    def _spread(self, start: int) -> int:
-        counts, segments = self.counts[:, start], self.segments[:, start]
-        begin = int(self.counts[:, :start].sum())
-        rows = self.listed.tensors[0][begin : begin + int(counts.sum())] - start * self.chunk_rows
+    def _spread(self, chunk: int) -> int:
+        counts, segments = self.counts[:, chunk], self.segments[:, chunk]
+        begin, first = int(self.counts[:, :chunk].sum()), chunk * self.block_rows
+        rows = self.listed.tensors[0][begin : begin + int(counts.sum())] - first
         ends = counts.cumsum()
         with self.places.opened() as files:
             for number, file in enumerate(files):
                 if file < 0 or not len(rows):
                     continue
-                tensor, first = self.source.tensors[number], start * self.chunk_rows
-                count = min(self.chunk_rows, len(tensor) - first)
+                tensor = self.source.tensors[number]
+                count = min(self.block_rows, len(tensor) - first)
                 read = self.blocks.room("read", count * (tensor[:1].numel() * tensor.element_size()))
                 self.source.read(number, first, first + count, read)
                 block = _picked(self.blocks, read, count, rows)
@@ -220,8 +219,7 @@ class _Settle(Step):
 
     def __init__(
         self,
-        bucket_rows: int,
-        chunk_rows: int,
+        block_rows: int,
         chunks: int,
         order: SharedTensors,
         source: SharedTensors,
@@ -230,8 +228,7 @@ class _Settle(Step):
         marks: SharedTensors | None,
     ) -> None:
         super().__init__("permute")
-        self.bucket_rows = bucket_rows
-        self.chunk_rows = chunk_rows
+        self.block_rows = block_rows
         self.chunks = chunks
         self.order = order
         self.source = source
@@ -246,8 +243,8 @@ class _Settle(Step):
         return rows
 
     def _settle(self, bucket: int) -> int:
-        start = bucket * self.bucket_rows
-        order = self.order.tensors[0][start : start + self.bucket_rows]
+        start = bucket * self.block_rows
+        order = self.order.tensors[0][start : start + self.block_rows]
         began = self._began(bucket)
         wanted = torch.empty(0) if began else self._places_in_bucket(order)
         with self.waiting.opened() as sources, self.places.opened() as targets:
@@ -277,7 +274,7 @@ class _Settle(Step):
 
     def _places_in_bucket(self, order: Tensor) -> Tensor:
         """Where each row of a bucket waits, counted from its first one."""
-        _, by_chunk = sort_by_chunk(order, self.chunk_rows, self.chunks)
+        _, by_chunk = sort_by_chunk(order, self.block_rows, self.chunks)
         place = np.empty_like(by_chunk)
         place[by_chunk] = np.arange(len(by_chunk))
         return torch.from_numpy(place)
