@@ -7,13 +7,14 @@ import importlib
 import importlib.machinery
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
 
 from tdmap.cli.answers import BAD_REQUEST, FAILED, INTERRUPTED, one_line, say, show_traceback
+from tdmap.cli.describe import leaves_of
 
 
 def refuse(message: str) -> NoReturn:
@@ -98,6 +99,25 @@ def open_dataset(path: Path) -> Any:
         return TensorDict.load_memmap(path)
     except (RuntimeError, ValueError, TypeError, KeyError, OSError) as error:
         refuse(f"{path} cannot be opened: {error}")
+
+
+def open_rows(path: Path, least: int = 0) -> Any:
+    """Open a dataset that has rows, at least so many, or leave with why it has none."""
+    data = open_dataset(path)
+    if not len(data.batch_size) or data.batch_size[0] < least:
+        refuse(f"{path} has batch size {list(data.batch_size)}, so there are no rows")
+    return data
+
+
+def entries_named(names: Iterable[str], data: Any, path: Path) -> list[tuple[str, ...]]:
+    """The entries that names such as `a/b` stand for, each once, or leave with those that there are."""
+    there = {"/".join(key): key for key, _, _ in leaves_of(data)}
+    chosen = list(dict.fromkeys(names))
+    for name in chosen:
+        if name not in there:
+            close = difflib.get_close_matches(name, there, 3) or sorted(there)[:5]
+            refuse(f"{path} has no entry {name!r}; there is {', '.join(close)}")
+    return [there[name] for name in chosen]
 
 
 def _open_sources(path: Path, sources: list[Path | str]) -> Any:

@@ -22,12 +22,11 @@ from tdmap.cli.commands.orders import (
     WorkersOption,
     check_place,
     key_of,
-    open_rows,
     run_into,
     worker_options,
 )
 from tdmap.cli.places import AddressOption, ExecutorOption, ShardOption, run_in_shards
-from tdmap.cli.requests import find_function, guard, refuse
+from tdmap.cli.requests import find_function, guard, open_rows, refuse
 
 NAMES = {
     "count": "Count",

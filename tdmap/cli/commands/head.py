@@ -10,7 +10,7 @@ import typer
 from tdmap.cli.answers import answer, asked, say
 from tdmap.cli.app import app, end_with_reader
 from tdmap.cli.describe import leaves_of, type_name
-from tdmap.cli.requests import open_dataset, refuse
+from tdmap.cli.requests import open_rows, refuse
 
 SHOWN = 6
 """Numbers of a row that are shown, of those that it has."""
@@ -30,9 +30,7 @@ def head(
     from tdmap.memory.hidden import printable
 
     end_with_reader()
-    data = open_dataset(path)
-    if not len(data.batch_size):
-        refuse(f"{path} has batch size [], so there are no rows")
+    data = open_rows(path)
     length = int(data.batch_size[0])
     first = max(start + length, 0) if start < 0 else start
     if first >= length > 0:

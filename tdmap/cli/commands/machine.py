@@ -13,7 +13,7 @@ from tdmap.cli.answers import DONE, FAILED, answer, asked, say
 from tdmap.cli.app import app
 from tdmap.cli.commands.profile import safe_sample, sample_of
 from tdmap.cli.describe import human_bytes
-from tdmap.cli.requests import find_function, guard, open_dataset, refuse
+from tdmap.cli.requests import find_function, guard, open_rows, refuse
 
 
 @app.command("bench")
@@ -41,9 +41,7 @@ def bench_command(
     if folder is not None:
         refuse("--folder is about the disk of this machine: leave out MODULE:FUNCTION and DATA to measure it")
     fn = find_function(function)
-    data = open_dataset(source)
-    if not len(data.batch_size) or not data.batch_size[0]:
-        refuse(f"{source} has batch size {list(data.batch_size)}, so there are no rows to run the function on")
+    data = open_rows(source, least=1)
     _tune(fn, sample_of(data, rows), count)
 
 

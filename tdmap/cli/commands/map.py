@@ -24,7 +24,7 @@ from tdmap.cli.places import (
     text_of,
     url_of,
 )
-from tdmap.cli.requests import find_function, guard, open_dataset, refuse, require_writable
+from tdmap.cli.requests import find_function, guard, open_rows, refuse, require_writable
 
 if TYPE_CHECKING:
     from tdmap.rowerrors import RowErrors
@@ -77,9 +77,7 @@ def map_command(
     if rank is not None and (out is None or overwrite or resume):
         refuse("--shard fills OUT with the other ranks, and goes on by itself: no --in-place, --overwrite or --resume")
     fn = find_function(function)
-    data = open_dataset(source)
-    if not len(data.batch_size):
-        refuse(f"{source} has batch size [], so there are no rows to map over")
+    data = open_rows(source)
     options: dict[str, Any] = {
         "num_workers": workers,
         "chunksize": chunksize,

@@ -24,7 +24,7 @@ from tdmap.cli.places import (
     run_in_shards,
     url_of,
 )
-from tdmap.cli.requests import find_function, guard, open_dataset, refuse
+from tdmap.cli.requests import entries_named, find_function, guard, open_rows, refuse
 
 SourceArgument = Annotated[Path, typer.Argument(metavar="IN", help="Folder of the dataset, or file of an archive.")]
 OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="Folder for the result.")]
@@ -34,25 +34,10 @@ QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress bar, no 
 ByOption = Annotated[list[str], typer.Option("--by", metavar="KEY", help="An entry, as a/b; the first counts most.")]
 
 
-def open_rows(path: Path) -> Any:
-    """A dataset that has rows, or leave with why it has none."""
-    data = open_dataset(path)
-    if not len(data.batch_size):
-        refuse(f"{path} has batch size [], so there are no rows")
-    return data
-
-
 def key_of(name: str, data: Any, path: Path) -> str | tuple[str, ...]:
-    """The entry that `a/b` names, or leave with those that there are."""
-    import difflib
-
-    from tdmap.cli.describe import leaves_of
-
-    names = {"/".join(key): key for key, _, _ in leaves_of(data)}
-    if name not in names:
-        close = difflib.get_close_matches(name, names, 3) or sorted(names)[:5]
-        refuse(f"{path} has no entry {name!r}; there is {', '.join(close)}")
-    return names[name] if len(names[name]) > 1 else names[name][0]
+    """The entry that `a/b` names, as operations take it, or leave with those that there are."""
+    (key,) = entries_named([name], data, path)
+    return key if len(key) > 1 else key[0]
 
 
 def run_into(run: Callable[[], Any], out: Path, state: str | None = None) -> Any:

@@ -9,7 +9,7 @@ import typer
 
 from tdmap.cli.answers import answer, say
 from tdmap.cli.app import app, end_with_reader
-from tdmap.cli.requests import find_function, guard, open_dataset, refuse
+from tdmap.cli.requests import find_function, guard, open_rows, refuse
 from tdmap.data.kinds import tensors_of
 from tdmap.data.sizes import row_bytes_of
 
@@ -39,9 +39,7 @@ def profile_command(
     if start_method not in (None, "fork", "forkserver", "spawn"):
         refuse(f"--start-method {start_method!r}: there are fork, forkserver and spawn")
     fn = find_function(function)
-    data = open_dataset(source)
-    if not len(data.batch_size) or not data.batch_size[0]:
-        refuse(f"{source} has batch size {list(data.batch_size)}, so there are no rows to run the function on")
+    data = open_rows(source, least=1)
     sample = sample_of(data, rows)
     options: dict[str, Any] = {"num_workers": workers, "chunksize": chunksize, "mp_start_method": start_method}
     prof = guard(lambda: _run(fn, sample, options, flame), "DATA is as it was")

@@ -11,7 +11,7 @@ import typer
 from tdmap.cli.answers import answer, asked, say
 from tdmap.cli.app import app, end_with_reader
 from tdmap.cli.describe import leaves_of, type_name
-from tdmap.cli.requests import guard, open_dataset, refuse
+from tdmap.cli.requests import entries_named, guard, open_rows, refuse
 
 
 @app.command()
@@ -30,9 +30,7 @@ def stats(
     from tdmap.diagnostics.columns import Column, Columns, draw_columns
 
     end_with_reader()
-    data = open_dataset(path)
-    if not len(data.batch_size):
-        refuse(f"{path} has batch size [], so there are no rows")
+    data = open_rows(path)
     wanted, others = _numbers_of(data, path, keys)
     found: dict[tuple[str, ...], Any] = {}
     if wanted:
@@ -60,17 +58,10 @@ def _numbers_of(
     data: Any, path: Path, keys: list[str] | None
 ) -> tuple[dict[tuple[str, ...], str], dict[tuple[str, ...], str]]:
     """The entries that are wanted and their types: real numbers, and others."""
-    import difflib
-
     import torch
 
     leaves = {key: leaf for key, leaf, _ in leaves_of(data)}
-    names = {"/".join(key): key for key in leaves}
-    for name in keys or ():
-        if name not in names:
-            close = difflib.get_close_matches(name, names, 3) or sorted(names)[:5]
-            refuse(f"{path} has no entry {name!r}; there is {', '.join(close)}")
-    chosen = [names[name] for name in dict.fromkeys(keys)] if keys else list(leaves)
+    chosen = entries_named(keys, data, path) if keys else list(leaves)
     numbers: dict[tuple[str, ...], str] = {}
     others: dict[tuple[str, ...], str] = {}
     for key in chosen:
