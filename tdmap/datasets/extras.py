@@ -57,9 +57,14 @@ def require_columns(path: str, columns: Sequence[str] | None, names: Sequence[st
     """Raise ValueError for a column that is asked for and is not among those of a file."""
     lacking = next((name for name in columns or () if name not in names), None)
     if lacking is not None:
-        close = difflib.get_close_matches(str(lacking), names, 1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"{path} has no column {lacking!r}: there are {', '.join(map(repr, names))}.{hint}")
+        raise ValueError(f"{path} has {no_column(lacking, names)}")
+
+
+def no_column(name: str, names: Sequence[str]) -> str:
+    """Words for a column that is not among those there are."""
+    close = difflib.get_close_matches(str(name), names, 1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"no column {name!r}: there are {', '.join(map(repr, names))}.{hint}"
 
 
 def require_list(columns: Sequence[str] | None) -> list[str] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +15,7 @@ from tdmap.data.entries import row_number, row_numbers
 from tdmap.data.objects import Text, piece_of
 from tdmap.data.store import destination
 from tdmap.datasets.columns import JAGGED, ROWS, Columns, write_columns
+from tdmap.datasets.extras import no_column
 from tdmap.datasets.jagged import Jagged, bytes_tensor
 from tdmap.datasets.jaggedfile import jagged_of
 from tdmap.datasets.tables.doors import TableDoors
@@ -311,9 +311,7 @@ class Table(TableDoors):
             return self.jagged[name]
         key = self._key(name)
         if key not in self.rows.keys(True):
-            close = difflib.get_close_matches(name, self.keys(), 1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise KeyError(f"there is no column {name!r}: there are {', '.join(map(repr, self.keys()))}.{hint}")
+            raise KeyError(f"there is {no_column(name, self.keys())}")
         return self.rows[key]
 
     def _key(self, name: str) -> str | tuple[str, ...]:
