@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdmap.data.entries import path_of
 from tdmap.data.kinds import Data
 from tdmap.process.owner import Owner
 from tdmap.stores.cache import Cache, cache_of
@@ -245,7 +246,9 @@ class RemoteRows:
     def take_keys(self, rows: Tensor, keys: Sequence[Any] | None) -> Data:
         """These rows of some entries."""
         wanted = torch.unique(rows)
-        width = sum(leaf.row_bytes for _, leaf in _leaves(self.tree, (), (_Leaf, Text)))
+        chosen = None if keys is None else {path_of(key) for key in keys}
+        leaves = _leaves(self.tree, (), (_Leaf, Text))
+        width = sum(leaf.row_bytes for path, leaf in leaves if chosen is None or path in chosen)
         apart = (wanted[1:] - wanted[:-1]) > max(GAP_BYTES // max(width, 1), 1)
         bounds = [0, *(apart.nonzero()[:, 0] + 1).tolist(), len(wanted)]
         runs = [(int(wanted[a]), int(wanted[b - 1]) + 1) for a, b in zip(bounds, bounds[1:])]
@@ -261,7 +264,7 @@ class RemoteRows:
         return self._rows([(0, 0)], None, cut=False)
 
     def _rows(self, runs: list[Run], keys: Sequence[Any] | None, cut: bool = True) -> Data:
-        chosen = None if keys is None else {key if isinstance(key, tuple) else (key,) for key in keys}
+        chosen = None if keys is None else {path_of(key) for key in keys}
         leaves = [(path, leaf) for path, leaf in _leaves(self.tree, ()) if chosen is None or path in chosen]
         texts = [(path, text) for path, text in _leaves(self.tree, (), Text) if chosen is None or path in chosen]
         wanted = [
