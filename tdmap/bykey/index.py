@@ -20,10 +20,11 @@ from torch import Tensor
 from tdmap.bykey.keys import KeyReader
 from tdmap.bykey.order import Words, group_starts, is_sorted, stable_order
 from tdmap.bykey.prepare import KeyedData, count_partitions, light, plan_rows
-from tdmap.bykey.reducing import CutChunk, select
+from tdmap.bykey.reducing import CutChunk
 from tdmap.bykey.spilling import Partitions, Run, by_partition
 from tdmap.bykey.splits import Splits
 from tdmap.data.columns import Shape
+from tdmap.data.entries import select
 from tdmap.data.kinds import Data, data_row_bytes
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source

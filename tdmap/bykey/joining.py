@@ -25,6 +25,7 @@ from tdmap.bykey.joins import chunks
 from tdmap.bykey.joins.chunks import JoinChunk
 from tdmap.bykey.joins.lookup import Lookup, lookup_of
 from tdmap.bykey.joins.placing import (
+    ChunkColumn,
     Matches,
     OutputColumn,
     PlaceOthers,
@@ -33,7 +34,7 @@ from tdmap.bykey.joins.placing import (
     place_pairs,
     rows_without_partner,
 )
-from tdmap.bykey.joins.sides import Names, On, comparable, keys_of, renamed
+from tdmap.bykey.joins.sides import Names, On, comparable, in_one_piece, keys_of, read_by_chunk, renamed
 from tdmap.bykey.joins.swapping import as_matches, rows_of_first, with_partner
 from tdmap.bykey.keys import KeySpec
 from tdmap.bykey.prepare import KeyedData, light, plan_rows, prepare, require_rows
@@ -165,8 +166,9 @@ def join(
             task = _Join(a, b, ours, theirs, left, right, how, indicator, spill, execution, policy, chunksize)
             if how in ("semi", "anti"):
                 return task.select(output)
+            task.open_sides()
             gaps = (how in ("right", "outer"), how in ("left", "outer"))
-            task.names = renamed(a, b, theirs, named, ours, gaps)
+            task.names = renamed(task.first, task.second, theirs, named, ours, gaps)
             task.check_indicator()
             if task.is_plain:
                 return task.place(output)
@@ -215,6 +217,21 @@ class _Join:
     policy: Policy
     chunksize: int | None
     names: Names | None = None
+    first: Data = None
+    """The first dataset with all its columns; or what stands for it, where its rows come with the chunks of jobs."""
+    second: Data = None
+    """The second one."""
+    streamed: bool = False
+    """Whether the rows that pairs are made for come with the chunks."""
+
+    def open_sides(self) -> None:
+        """Find out how the rows of both datasets are read."""
+        main, other = (self.b, self.a) if self.how == "right" else (self.a, self.b)
+        outline = read_by_chunk(main)
+        self.streamed = outline is not None
+        main = in_one_piece(main, self.spill, self.execution) if outline is None else outline
+        other = in_one_piece(other, self.spill, self.execution)
+        self.first, self.second = (other, main) if self.how == "right" else (main, other)
 
     @property
     def share(self) -> bool:
@@ -226,7 +243,7 @@ class _Join:
         assert self.names is not None
         if self.how == "inner":
             self.indicator = ""
-        elif any(self.indicator in side.keys() for side in self.names):
+        elif any(self.indicator in side.keys() for side in self.names.sides):
             raise ValueError(f"join: there is an entry {self.indicator!r} already: pass another indicator=.")
 
     # -- semi and anti
@@ -258,8 +275,8 @@ class _Join:
     def is_plain(self) -> bool:
         """Whether both sides are tensors that can be read where they lie."""
         assert self.names is not None
-        return not any(object_paths(side) for side in self.names) and all(
-            SourceRows(side).tensors is not None for side in self.names
+        return not any(object_paths(side) for side in self.names.sides) and all(
+            SourceRows(side).tensors is not None for side in self.names.sides
         )
 
     def place(self, output: Output) -> Data:
@@ -271,7 +288,8 @@ class _Join:
         lookup = self._lookup(other) if owners is None else None
         example = self._example()
         schema = take_apart(example).schema
-        columns, tensors = self._columns(schema)
+        columns, tensors, chunk_columns = self._columns(schema)
+        streamed = (keyed.data, chunk_columns) if self.streamed else None
         shared = tuple(SharedTensors(side, self.share) for side in tensors)
         sides = (shared[1], shared[0]) if mains else (shared[0], shared[1])
         if mains:
@@ -279,7 +297,7 @@ class _Join:
         keep = self.how != "inner"
         if lookup is not None and self._has_one_each(keyed, lookup, output) and place_each(
             keyed, keep, sides, columns, lookup, schema.row_bytes, self.execution, self.policy, self.chunksize,
-            lambda total: output.open(schema, total),
+            lambda total: output.open(schema, total), streamed,
         ):  # fmt: skip
             return output.result()
         if owners is not None:
@@ -294,7 +312,7 @@ class _Join:
         )
         places, rows = place_pairs(
             matches, keep, sides, columns, lookup, schema.row_bytes, self.execution, len(alone),
-            lambda total: output.open(schema, total),
+            lambda total: output.open(schema, total), streamed,
         )  # fmt: skip
         if len(alone):
             self._place_alone(alone, schema, shared[1], columns, places, rows)
@@ -313,11 +331,11 @@ class _Join:
         """No rows of the result."""
         assert self.names is not None
         found = TensorDict({}, [0])
-        for side in self.names:
+        for side in self.names.sides:
             for key in side.keys():
                 found.set(key, narrow(side, 0, 0, 0).get(key))
         if self.how in ("right", "outer"):  # keys come from either side
-            for name, value in self._keys_of_b():
+            for name, value in self._keys_of_b(narrow(self.second, 0, 0, 0)):
                 old = found.get(name)
                 if old.dtype is not value.dtype:
                     found = found.exclude(name)
@@ -327,35 +345,48 @@ class _Join:
             found.set(self.indicator, TensorDict({"left": none, "right": none}, [0]) if self.how == "outer" else none)
         return found
 
-    def _keys_of_b(self) -> list[tuple[Key, Tensor]]:
+    def _keys_of_b(self, second: Data) -> list[tuple[Key, Tensor]]:
         """The keys of the second dataset, under the names of the first one, in a dtype that holds both."""
         casts = self.right.reader.spec.casts
         keys = []
         for number, (name, other) in enumerate(zip(self.ours.names, self.theirs.names)):
-            value = self.b.get(other)
+            value = second.get(other)
             keys.append((name, value.to(casts[number]) if casts else value))
         return keys
 
-    def _columns(self, schema: Schema) -> tuple[list[OutputColumn], tuple[list[Tensor], list[Tensor]]]:
-        """Where each column of the result comes from; the tensors of both sides."""
+    def _columns(
+        self, schema: Schema
+    ) -> tuple[list[OutputColumn], tuple[list[Tensor], list[Tensor]], list[ChunkColumn]]:
+        """Where each column of the result comes from; the tensors of both sides, and those that come with chunks."""
         assert self.names is not None
         found: dict[tuple[str, ...], OutputColumn] = {}
         tensors: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for side, data in enumerate(self.names):
+        chunks: list[ChunkColumn] = []
+        main = int(self.how == "right")
+        for side, (data, names) in enumerate(zip(self.names.sides, (self.names.mine, self.names.theirs))):
             source = SourceRows(data)
             assert source.tensors is not None
+            old = {new: name for name, new in names.items()}
             for field, tensor in zip(source.schema.tensors, source.tensors):
                 found[field.path] = OutputColumn(side, len(tensors[side]))
                 tensors[side].append(tensor)
-        if self.how in ("right", "outer"):
+                if side == main:
+                    chunks.append(ChunkColumn((old[field.path[0]], *field.path[1:])))
+        if self.how == "outer":
             casts = self.left.reader.spec.casts
-            for name, value in self._keys_of_b():
-                path = path_of(name)
-                if self.how == "outer" and casts:
-                    tensors[0][found[path].number] = entry_at(self.a, path).to(value.dtype)
+            for name, dtype in zip(self.ours.names, casts):
+                number = found[path_of(name)].number
+                tensors[0][number] = entry_at(self.first, path_of(name)).to(dtype)
+                chunks[number] = chunks[number]._replace(dtype=dtype)
+        if self.how in ("right", "outer"):
+            casts = self.right.reader.spec.casts
+            for number, (name, value) in enumerate(self._keys_of_b(self.second)):
                 if self.how == "right":
-                    found[path] = OutputColumn(1, len(tensors[1]))
+                    found[path_of(name)] = OutputColumn(1, len(tensors[1]))
+                    chunks.append(ChunkColumn(path_of(self.theirs.names[number]), casts[number] if casts else None))
                 tensors[1].append(value.detach().contiguous())
+        if self.streamed:
+            tensors[main].clear()
         if self.indicator:
             mine = (self.indicator,)
             found |= {
@@ -363,7 +394,7 @@ class _Join:
                 (*mine, "left"): OutputColumn(2, 0),
                 (*mine, "right"): OutputColumn(2, 1),
             }
-        return [found[field.path] for field in schema.tensors], tensors
+        return [found[field.path] for field in schema.tensors], tensors, chunks
 
     def _place_alone(
         self, rows: Tensor, schema: Schema, theirs: SharedTensors, columns: list[OutputColumn], places: Places, at: int
@@ -388,15 +419,22 @@ class _Join:
         """Pairs of rows as collections."""
         assert self.names is not None
         main, other, keyed, table = self.names.left, self.names.right, self.left, self.right
+        chunk_names: dict[Key, Key] = {new: name for name, new in self.names.mine.items()}
         if self.how == "right":
             main, other = self._turned()
             keyed, table = self.right, self.left
+            chunk_names = {new: name for name, new in self.names.theirs.items()}
+            chunk_names |= dict(zip(self.ours.names, self.theirs.names))
         data = main
-        for name in keyed.reader.spec.names:
-            if keyed.data.get(name, None) is not None and data.get(name, None) is None:
-                data = data.copy() if data is main else data
-                data.set(name, keyed.data.get(name))
-        fn = JoinChunk(tuple(main.keys()), keyed.reader, self._lookup(table), other, self.share, self.indicator)
+        if self.streamed:
+            data = keyed.data
+        else:
+            chunk_names = {key: key for key in main.keys()}
+            for name in keyed.reader.spec.names:
+                if keyed.data.get(name, None) is not None and data.get(name, None) is None:
+                    data = data.copy() if data is main else data
+                    data.set(name, keyed.data.get(name))
+        fn = JoinChunk(chunk_names, keyed.reader, self._lookup(table), other, self.share, self.indicator)
         length = int(data.shape[0])
         plan = plan_rows(length, data_row_bytes(data, length), self.chunksize)
         crew = light(self.execution, 0) if plan.num_chunks <= 1 else self.execution
@@ -413,7 +451,7 @@ class _Join:
                     f"join: how='right' with entries that are no plain tensors takes no nested key, and {name!r} is "
                     "one: change the sides and use how='left'."
                 )
-            main.set(name, self.b.get(value))
+            main.set(name, self.second.get(value))
             other = other.exclude(name)
         return main, other
 
@@ -431,7 +469,7 @@ class _Join:
         rest = TensorDict({}, [len(alone)])
         for key in self.names.left.keys():
             rest.set(key, chunks.rows_of_entry(chunks.object_columns(self.names.left.get(key)), zeros, missing))
-        for key, value in self._keys_of_b():
+        for key, value in self._keys_of_b(self.second):
             rest.set(key, value[alone])
         for key in self.names.right.keys():
             rest.set(key, self.names.right.get(key)[alone])

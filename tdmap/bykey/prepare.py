@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +14,7 @@ from tdmap.bykey.codec import KeyCodec
 from tdmap.bykey.keys import KeyReader, KeySpec, sample_rows
 from tdmap.bykey.order import Words, group_starts, stable_order
 from tdmap.bykey.splits import Splits
+from tdmap.data.entries import select
 from tdmap.data.kinds import Data, data_row_bytes, is_data, is_opened_by_row, tensors_of
 from tdmap.data.reader import narrow
 from tdmap.execution import Execution
@@ -209,20 +209,12 @@ def _sample(keyed: KeyedData) -> Words:
     data, spec = keyed.data, keyed.reader.spec
     length = int(data.shape[0])
     if spec.fn is None:
-        data, runs = _entries(data, spec.names), SAMPLE_RUNS
+        data, runs = select(data, spec.names), SAMPLE_RUNS
     else:
         affordable = SAMPLE_BYTES // max(data_row_bytes(data, length), 1)
         runs = max(min(SAMPLE_RUNS, affordable // SAMPLE_RUN), 2)
     rows = sample_rows(length, runs, SAMPLE_RUN)
     return keyed.quiet.read(data[rows], 0)[0]
-
-
-def _entries(data: Data, names: Sequence[Key]) -> Data:
-    """A collection of some entries alone."""
-    found = TensorDict({}, [data.shape[0]])
-    for name in names:
-        found.set(name, data.get(name))
-    return found
 
 
 # -- strings -----------------------------------------------------------------------------------------
@@ -256,9 +248,10 @@ def _number_strings(
     """The dataset with an int64 column for each column of strings: their numbers in sorted order."""
     length = int(data.shape[0])
     plan = plan_rows(length, data_row_bytes(data, length))
-    source = data if spec.fn is not None else _entries(data, spec.names)
+    source = data if spec.fn is not None else select(data, spec.names)
     # Strings of an entry are objects of this process: to send them all to others costs far more than to number them.
-    crew = light(execution, 0) if plan.num_chunks == 1 or spec.fn is None else execution
+    theirs = spec.fn is not None or (is_opened_by_row(data) and not any(True for _ in data.in_memory()))
+    crew = execution if theirs and plan.num_chunks > 1 else light(execution, 0)
     job = Job(Source(source), plan, NumberChunk(spec), Policy(undo=False))
     chunks = crew.run(job, Collect()) if length else [NumberChunk(spec)(source)]
     added: dict[str, Tensor] = {}

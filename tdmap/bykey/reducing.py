@@ -18,6 +18,7 @@ from tdmap.bykey.slots import KeyTable, Slots, Slotted
 from tdmap.bykey.spilling import Kept, Partitions, Run, keep, write_run
 from tdmap.bykey.splits import Splits
 from tdmap.data.columns import Shape, columns_of, gather, reordered, with_columns
+from tdmap.data.entries import select
 from tdmap.data.kinds import Data, is_data
 from tdmap.data.reader import narrow
 from tdmap.memory.rowfiles import Blocks
@@ -121,16 +122,6 @@ def states_by_slot(forms: Mapping[str, Grouped], rows: Data, slots: Slots, room:
         state = form.update_slots(chunk)
         states.append(form.update(chunk.sorted_rows(), slots.starts) if state is None else state)
     return states
-
-
-def select(data: Data, names: Sequence[Key] | None) -> Data:
-    """The entries that are wanted; None for all of them."""
-    if names is None:
-        return data
-    found = TensorDict({}, data.shape[:1])
-    for name in names:
-        found.set(name, data.get(name))
-    return found
 
 
 def update_all(forms: Mapping[str, Grouped], rows: Data, starts: Any) -> list[States]:

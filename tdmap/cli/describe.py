@@ -21,30 +21,8 @@ def leaves_of(data: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 
 def outline(data: Any) -> Any:
-    """What stands for a dataset of several folders, of which no column is loaded for its name and shape; or itself.
-
-    Its tensors are the first row as often as there are rows, and objects those of the first row.
-    """
-    if not hasattr(type(data), "member_files"):
-        return data
-    return _outline(data[:1], int(data.batch_size[0]))
-
-
-def _outline(rows: Any, count: int) -> Any:
-    import torch
-
-    from tensordict_lite import NonTensorData, TensorDict
-
-    source: dict[str, Any] = {}
-    for name in rows.keys():
-        value = rows.get(name)
-        if is_branch(value):
-            source[name] = _outline(value, count)
-        elif isinstance(value, torch.Tensor):
-            source[name] = value.expand(count, *value.shape[1:]) if count else value
-        else:
-            source[name] = NonTensorData(value.tolist()[0] if count else None, batch_size=[count])
-    return TensorDict(source, [count])
+    """What stands for a dataset of several folders, of which no column is loaded for its name and shape; or itself."""
+    return data.outline() if hasattr(type(data), "outline") else data
 
 
 def is_branch(value: Any) -> bool:

@@ -11,13 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data
+from tdmap.data.kinds import Data, is_opened_by_row
+from tdmap.data.reader import narrow
+from tensordict_lite import TensorDict
 from tensordict_lite.errors import KeyThroughLeafError
 from tensordict_lite.views import is_leaf_nontensor
 
 
 def require_entry(data: Data, name: str | tuple[str, ...], what: str) -> None:
     """Raise KeyError that names the entries there are, unless `name` is one."""
+    if is_opened_by_row(data):  # no column is read for its name
+        data = narrow(data, 0, 0, 0)
     with contextlib.suppress(KeyThroughLeafError):
         if data.get(name, None) is not None:
             return
@@ -28,6 +32,18 @@ def require_entry(data: Data, name: str | tuple[str, ...], what: str) -> None:
     if isinstance(name, tuple) and all(data.get(part, None) is not None for part in name):
         hint = f" A tuple is one nested entry; for several keys pass the list {list(name)!r}."
     raise KeyError(f"{what} is {name!r}, and there is no such entry: there are {there}.{hint}")
+
+
+def select(data: Data, names: Sequence[str | tuple[str, ...]] | None) -> Data:
+    """The entries that are wanted, in a collection of their own; None for the data as they are."""
+    if names is None:
+        return data
+    if is_opened_by_row(data):
+        return data.select(*names)
+    found = TensorDict({}, data.shape[:1])
+    for name in names:
+        found.set(name, data.get(name))
+    return found
 
 
 def path_of(key: str | Sequence[str]) -> tuple[str, ...]:

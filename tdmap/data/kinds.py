@@ -97,5 +97,7 @@ def leaves_hold_rows(data: Data) -> bool:
 
 
 def data_row_bytes(data: Data, length: int) -> int:
-    """Bytes of one of `length` rows of `data`."""
+    """Bytes of one of `length` rows of `data`; of a dataset of several folders with objects, which it reads anyway."""
+    if is_opened_by_row(data):
+        return int(data.row_bytes)
     return sum(leaf.numel() * leaf.element_size() for leaf in tensors_of(data)) // max(length, 1)

@@ -16,6 +16,9 @@ from tdmap.plan import ChunkPlan
 BLOCK = 256
 """Chunks whose views are made in one call."""
 
+FETCHED_BYTES = 64 << 20
+"""Bytes of rows that are fetched from a store in one go, unless a chunk has more."""
+
 
 class Reader:
     """Rows of a dataset as the chunks of a plan.
@@ -72,6 +75,9 @@ class Reader:
     def _opened(self, begin: int, end: int, size: int) -> Iterator[Data]:
         """Chunks of a dataset of several folders, opened a folder at a time."""
         runs = list(self.data.aligned(begin, end, size))
+        if self.data.is_remote:  # rows that are fetched are in memory, all of a run at once
+            step = max(FETCHED_BYTES // max(self.data.row_bytes * size, 1), 1) * size
+            runs = [(at, min(at + step, last)) for first, last in runs for at in range(first, last, step)]
         for number, (first, last) in enumerate(runs, 1):
             rows = self.data[first:last]
             if self.follow is not None:

@@ -18,9 +18,8 @@ SAMPLE = 64
 
 def row_bytes_of(data: Data, rows: int) -> int:
     """Bytes of one of `rows` rows of a dataset; objects are estimated from the first ones."""
-    if is_opened_by_row(data):
-        return int(data.row_bytes)
-    return data_row_bytes(data, rows) + (_object_bytes(data, rows) // rows if rows else 0)
+    own = data_row_bytes(data, rows)
+    return own if is_opened_by_row(data) or not rows else own + _object_bytes(data, rows) // rows
 
 
 def result_bytes(value: Any) -> int:

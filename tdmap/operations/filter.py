@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from tdmap.data.columns import row_words
-from tdmap.data.entries import require_entry
+from tdmap.data.entries import require_entry, select
 from tdmap.data.join import result_of_no_rows
-from tdmap.data.kinds import Data, data_row_bytes, is_data, is_dense
+from tdmap.data.kinds import Data, data_row_bytes, is_data, is_dense, is_opened_by_row
 from tdmap.data.reader import narrow
 from tdmap.data.schema import Schema, take_apart
 from tdmap.data.store import destination
@@ -47,7 +47,6 @@ from tdmap.resume.rowlog import FILTER, MASK, finish_run, flush_journal, forget,
 from tdmap.rowerrors import OnError
 from tdmap.runtime.skipping import DROP
 from tdmap.sinks import Collect, Preallocated
-from tensordict_lite import TensorDict
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -146,12 +145,12 @@ def filter(
 def _of_columns(job: Job, predicate: Expression) -> Job:
     """The job on the entries that a formula reads, in chunks for rows as narrow as these."""
     data, plan = job.source.data, job.plan
-    if isinstance(data, Tensor) or not is_dense(data) or not predicate.keys:
+    if isinstance(data, Tensor) or not (is_dense(data) or is_opened_by_row(data)) or not predicate.keys:
         return job  # a column of a lazy stack is a copy of it
-    columns = TensorDict({}, data.shape[:1])
-    for key in sorted(predicate.keys, key=str):
+    keys = sorted(predicate.keys, key=str)
+    for key in keys:
         require_entry(data, key, f"a column of the predicate {predicate!r}")
-        columns.set(key, data.get(key))
+    columns = select(data, keys)
     plan = _with_larger_chunks(plan, data_row_bytes(columns, plan.length))
     return replace(job, source=Source(columns), plan=plan)
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.alike import check_dtype, not_a_collection, wrong_shape
-from tdmap.data.kinds import Data, entries_of, is_data, is_dense, tensors_of
+from tdmap.data.kinds import Data, entries_of, is_data, is_dense, is_opened_by_row, tensors_of
 from tdmap.data.objectlog import check_storable
 from tdmap.data.objects import assign_objects, entry_at, piece_of
 from tdmap.data.reader import narrow
@@ -287,14 +287,32 @@ def _check_entry(target: Any, field: Field) -> None:
 
 def require_apart(source: Data, out: Data) -> None:
     """Raise ValueError when two datasets share memory: rows would be overwritten before they are read."""
+    if is_opened_by_row(source):
+        for member in source.in_memory():
+            require_apart(member, out)
+        _require_elsewhere(source.folders, out)
+        return
     ours = _spans(source)
     for name, (key, start, stop) in _spans(out).items():
         for other_key, other_start, other_stop in ours.values():
             if key == other_key and start < other_stop and other_start < stop:
-                raise ValueError(
-                    f"out ({name}) shares memory with the data: rows would be overwritten before they are read. Write "
-                    "elsewhere: out=None, a folder, or another dataset."
-                )
+                raise _shares_memory(name)
+
+
+def _require_elsewhere(folders: Sequence[str], out: Data) -> None:
+    """Raise ValueError when a dataset lies in files of one of these folders."""
+    places = [os.path.realpath(folder) + os.sep for folder in folders]
+    for tensor in tensors_of(out):
+        region = shared_region(tensor.detach()) if tensor.device.type == "cpu" and tensor.numel() else None
+        if region is not None and os.path.realpath(region.handle.path).startswith(tuple(places)):
+            raise _shares_memory(region.handle.path)
+
+
+def _shares_memory(name: str) -> ValueError:
+    return ValueError(
+        f"out ({name}) shares memory with the data: rows would be overwritten before they are read. Write elsewhere: "
+        "out=None, a folder, or another dataset."
+    )
 
 
 def _spans(data: Data) -> dict[str, tuple[Any, int, int]]:
@@ -344,7 +362,7 @@ class SourceRows:
         output.check(self.schema, 0)
         output.check_objects(self._objects, "the data")
 
-    def objects_at(self, rows: Tensor) -> dict[KeyPath, Any]:
+    def objects_at(self, rows: Tensor | slice) -> dict[KeyPath, Any]:
         """The entries that are no tensors, at the given rows."""
         return {path: value[rows] for path, value in self._objects.items()}
 

@@ -25,7 +25,7 @@ from tdmap.data.kinds import Data
 from tdmap.data.sizes import row_bytes_of
 from tdmap.stores.members import Member, Rows
 from tdmap.stores.widened import WidenedMember
-from tensordict_lite import TensorDict
+from tensordict_lite import NonTensorData, TensorDict, is_non_tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.views import is_leaf_nontensor
 
@@ -230,6 +230,13 @@ class ShardedDataset(TensorCollection):
     def _chosen(self, rows: Data) -> Data:
         return rows if self._keys is None else rows.select(*self._keys)
 
+    def outline(self) -> TensorDict:
+        """What stands for all rows where names, dtypes and shapes are asked for, and takes no memory.
+
+        Its tensors are the first row, as often as there are rows; objects are those of the first row.
+        """
+        return _outline(self._load(0, min(1, len(self))), len(self))
+
     # -- rows ------------------------------------------------------------------------------------------------
 
     def window(self, first: int, last: int, lazy: bool | None = None) -> ShardedDataset:
@@ -429,6 +436,19 @@ def _without_tensors(value: Data, rows: int) -> TensorDict:
     """An entry without anything in it, of so many rows."""
     inner = {key: _without_tensors(entry, rows) for key, entry in value.items()}
     return TensorDict(inner, [rows, *value.batch_size[1:]])
+
+
+def _outline(rows: Data, count: int) -> TensorDict:
+    source: dict[str, Any] = {}
+    for name in rows.keys():
+        value = rows.get(name)
+        if isinstance(value, Tensor):
+            source[name] = value.expand(count, *value.shape[1:]) if count else value
+        elif is_non_tensor(value):
+            source[name] = NonTensorData(value.tolist()[0] if count else None, batch_size=[count])
+        else:
+            source[name] = _outline(value, count)
+    return TensorDict(source, [count])
 
 
 def _rebuild(members: Any, spans: Any, keys: Any, lazy: bool, none: Data, row_bytes: int | None) -> ShardedDataset:

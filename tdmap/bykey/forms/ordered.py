@@ -20,6 +20,7 @@ from tdmap.bykey.order import group_starts
 from tdmap.bykey.prepare import prepare
 from tdmap.data.entries import require_entry
 from tdmap.data.kinds import Data
+from tdmap.data.reader import narrow
 from tdmap.execution import Execution
 from tdmap.job import Policy
 from tdmap.memory.spill import Spill
@@ -56,7 +57,7 @@ class OrderedGroups:
                 "groups by a function of a chunk have no order within: make its result an entry first, with tdmap.map."
             )
         require_entry(data, value, "the entry whose order is asked for")
-        found = data.get(value)
+        found = narrow(data, 0, 0, 0).get(value)
         if not isinstance(found, Tensor) or found.dim() != 1 or found.is_complex():
             raise TypeError(f"an order within groups needs one number a row, and {value!r} is something else.")
         names = spec.names if value in spec.names else (*spec.names, value)

@@ -20,15 +20,14 @@ from tdmap.bykey.reducing import (
     fold_kept,
     key_entries,
     one_row,
-    select,
     try_forms,
 )
 from tdmap.bykey.slots import FEW, KeyTable, distinct
 from tdmap.bykey.spilling import Kept, Partitions, write_run
 from tdmap.bykey.splits import Splits
 from tdmap.data.columns import Shape, columns_of, is_columnar, schema_of
-from tdmap.data.entries import require_entry
-from tdmap.data.kinds import Data, data_row_bytes
+from tdmap.data.entries import require_entry, select
+from tdmap.data.kinds import Data, data_row_bytes, is_opened_by_row
 from tdmap.data.objects import entry_at
 from tdmap.data.reader import narrow
 from tdmap.data.schema import Schema, take_apart
@@ -41,6 +40,7 @@ from tdmap.operations.output import Output
 from tdmap.plan import ChunkPlan
 from tdmap.reducers.base import Key
 from tdmap.sinks import Collect
+from tdmap.stores.sharded import entry_names
 from tensordict_lite import is_non_tensor
 
 COMBINE_SHARE = 0.5
@@ -94,7 +94,7 @@ class Reduction:
         """The answers, of few keys as they are and of many as pieces in files, and what they look like for none."""
         keyed, forms, codec = self.keyed, self.forms, self.keyed.codec
         source = _source(keyed, self.payload)
-        rows = select(source, self.payload)
+        rows = narrow(select(source, self.payload), 0, 0, min(int(source.shape[0]), 1))
         row = one_row(rows)
         trial = try_forms(forms, row)
         plan = plan_rows(int(source.shape[0]), data_row_bytes(source, int(source.shape[0])), chunksize)
@@ -143,7 +143,11 @@ def _source(keyed: KeyedData, payload: tuple[Key, ...] | None) -> Data:
     spec = keyed.reader.spec
     if payload is not None and spec.fn is None:
         return select(data, [*spec.names, *(name for name in payload if name not in spec.names)])
-    if not is_columnar(data) and payload is None:
+    rows = data
+    if is_opened_by_row(data):
+        rows = narrow(data, 0, 0, min(int(data.shape[0]), 1))
+        data = data.select(*entry_names(rows))  # the entries of all folders in one order
+    if payload is None and not is_columnar(rows):
         raise TypeError(
             "a reducer that is not ready-made reads whole rows, and these are not all tensors of one length: "
             "group_by(data.select(...)) with the entries that it needs, or use map_groups(fn)."
@@ -201,14 +205,18 @@ def map_each_group(
         return Pieces(), lambda: take_apart(narrow(data, 0, 0, 0)).schema
     whole = is_columnar(data)
     row_bytes = data_row_bytes(data, length)
-    plan = plan_rows(length, row_bytes, chunksize)
     nbytes = length * row_bytes
+    source = keyed.data
+    if not whole and is_opened_by_row(source) and keyed.reader.spec.fn is None:
+        source = select(source, keyed.reader.spec.names)
+        row_bytes = data_row_bytes(source, length)
+    plan = plan_rows(length, row_bytes, chunksize)
     # A key of many rows has a range of its own, so that no range of several keys is much larger than it should be.
     splits = keyed.splits(count_partitions(nbytes, at_least=64), alone=min(mapping.HEAP_BYTES / max(nbytes, 1), 1.0))
     # The rows themselves are the user's, without the numbers of strings.
     payload = None if keyed.data is data else tuple(data.keys())
     cut = CutChunk(keyed.reader, spill, splits, payload, None, by_number=not whole)
-    runs = _run_cut(keyed.data, plan, cut, execution, policy)
+    runs = _run_cut(source, plan, cut, execution, policy)
     example = schema_of(data) if whole else None
     shapes = [Shape.of(column) for column in columns_of(example)] if whole else [Shape(torch.int64, ())]
     partitions = Partitions(spill, runs, keyed.codec.num_words, shapes)

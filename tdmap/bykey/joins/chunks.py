@@ -6,7 +6,7 @@ asked for. What the workers make waits in files until it is known how many rows 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,15 @@ from torch import Tensor
 
 from tdmap.bykey.joins.lookup import Lookup
 from tdmap.bykey.keys import KeyReader
-from tdmap.bykey.reducing import select
 from tdmap.data import kinds
 from tdmap.data.columns import columns_of, is_columnar, reordered, schema_of, with_columns
+from tdmap.data.entries import select
 from tdmap.data.kinds import Data, data_row_bytes, is_dense, signed_view, with_entries
 from tdmap.data.objects import ObjectColumn, object_paths
 from tdmap.data.reader import narrow
 from tdmap.data.schema import Schema, take_apart
 from tdmap.memory.rowfiles import SharedTensors
+from tdmap.reducers.base import Key
 from tensordict_lite import TensorDict, is_non_tensor
 
 BLOCK_BYTES = 16 << 20
@@ -66,7 +67,7 @@ class JoinChunk:
     """What a worker calls with each chunk of the first dataset.
 
     Args:
-        keys: its entries.
+        names: what its entries are called in the result, and what in the chunks.
         reader: finds its keys.
         lookup: where the rows of the second dataset are.
         others: entries of the second dataset.
@@ -77,10 +78,10 @@ class JoinChunk:
     takes_start = True
 
     def __init__(
-        self, keys: tuple[str, ...], reader: KeyReader, lookup: Lookup, others: Data, share: bool, indicator: str
+        self, names: Mapping[Key, Key], reader: KeyReader, lookup: Lookup, others: Data, share: bool, indicator: str
     ) -> None:
         self.__qualname__ = "join"  # of the object: a class of that name could not be found again by its own
-        self.keys = keys
+        self.names = dict(names)
         self.reader = reader
         self.lookup = lookup
         self.indicator = indicator
@@ -140,8 +141,8 @@ class JoinChunk:
         """Rows of both datasets side by side; `has` tells which have a partner."""
         numbers = torch.from_numpy(ours)
         joined = TensorDict({}, [len(ours)])
-        for key in self.keys:
-            value = chunk.get(key)
+        for key, name in self.names.items():
+            value = chunk.get(name)
             simple = isinstance(value, Tensor) and is_columnar(value)
             joined.set(key, reordered(value.detach(), ours) if simple else value[numbers])
         missing = None if has is None else torch.from_numpy(~has)

@@ -21,8 +21,8 @@ from tdmap.bykey.codec import distances
 from tdmap.bykey.index import Index, sorted_rows
 from tdmap.bykey.order import Words, equal, group_starts, search, stable_order, take
 from tdmap.bykey.prepare import KeyedData
-from tdmap.bykey.reducing import select
 from tdmap.bykey.slots import distinct
+from tdmap.data.entries import select
 from tdmap.execution import Execution
 from tdmap.job import Policy
 from tdmap.memory.rowfiles import Blocks, SharedTensors

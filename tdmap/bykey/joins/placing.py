@@ -22,9 +22,10 @@ from torch import Tensor
 from tdmap.bykey.joins.lookup import Lookup
 from tdmap.bykey.keys import KeyReader
 from tdmap.bykey.prepare import KeyedData, light, plan_rows, quick
-from tdmap.bykey.reducing import select
 from tdmap.data.columns import row_words
+from tdmap.data.entries import select
 from tdmap.data.kinds import Data, data_row_bytes, signed_view
+from tdmap.data.schema import KeyPath
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
 from tdmap.memory.rowfiles import Places, SharedTensors
@@ -36,6 +37,9 @@ from tensordict_lite import TensorDict
 
 BLOCK_BYTES = 16 << 20
 """Rows of the result that a worker makes at a time."""
+
+AT, COUNT = "__at__", "__count__"
+"""Entries that stand for what was found, beside rows of the first dataset."""
 
 
 class FindRows(Step):
@@ -88,7 +92,7 @@ class JoinRows(Step):
         found = self.find(chunk, start)
         if not self.place.keep and int(found["at"].min()) < 0:
             return 0  # what this chunk leaves is not one pair a row
-        return self.place(found, start)
+        return self.place.put(found["at"], found.get("count", None), chunk, start)
 
 
 class Matches(NamedTuple):
@@ -128,6 +132,14 @@ def _dtype_of(lookup: Lookup) -> torch.dtype:
     return torch.int32 if lookup.num_rows < (1 << 31) - 1 else torch.int64
 
 
+class ChunkColumn(NamedTuple):
+    """A column of the first dataset, where its rows come with the chunks of the job."""
+
+    path: KeyPath
+    dtype: torch.dtype | None = None
+    """What it is converted to."""
+
+
 class OutputColumn(NamedTuple):
     """Where a column of the result comes from."""
 
@@ -148,6 +160,8 @@ class PlacePairs(Step):
         offsets: where the pairs of each chunk begin.
         size: rows of a chunk.
         keep: rows without a partner stay.
+        streamed: the columns of the first dataset whose rows are in the chunks, beside what was found; None where they
+            are those of `sides`.
     """
 
     def __init__(
@@ -159,8 +173,10 @@ class PlacePairs(Step):
         offsets: NDArray[np.int64],
         size: int,
         keep: bool,
+        streamed: Sequence[ChunkColumn] | None,
     ) -> None:
         super().__init__("join")
+        self.streamed = streamed
         self.sides = sides
         self.columns = list(columns)
         self.places = places
@@ -172,18 +188,30 @@ class PlacePairs(Step):
         self.block = max(BLOCK_BYTES // max(sum(widths), 1), 1)
 
     def __call__(self, found: Any, start: int = 0) -> int:
+        return self.put(found[AT], found.get(COUNT, None), found, start)
+
+    def put(self, found: Tensor, counts: Tensor | None, chunk: Data, start: int) -> int:
+        """Write the pairs of a chunk; `found` and `counts` as in `Matches`."""
         at = int(self.offsets[start // self.size])
-        rows = int(found.shape[0])
+        rows = len(found)
+        mine = self._rows_of(chunk, start, rows)
         with self.places.opened() as files:
-            for ours, theirs, has in self._pairs(found["at"].numpy(), found.get("count", None)):
+            for ours, theirs, has in self._pairs(found.numpy(), counts):
                 count = len(theirs)
                 for number, (column, file) in enumerate(zip(self.columns, files)):
                     if file >= 0:
-                        self.places.write(number, file, at, self._block(column, start, rows, ours, theirs, has))
+                        self.places.write(number, file, at, self._block(column, mine, ours, theirs, has))
                 at += count
         for side in self.sides:
             side.trim()
         return rows
+
+    def _rows_of(self, chunk: Data, start: int, rows: int) -> list[Tensor]:
+        """The rows of the first dataset that a chunk is about."""
+        if self.streamed is None:
+            return [tensor[start : start + rows] for tensor in self.sides[0].tensors]
+        found = [chunk.get(column.path) for column in self.streamed]
+        return [value if c.dtype is None else value.to(c.dtype) for value, c in zip(found, self.streamed)]
 
     def _pairs(
         self, at: NDArray[Any], counts: Tensor | None
@@ -219,8 +247,7 @@ class PlacePairs(Step):
     def _block(
         self,
         column: OutputColumn,
-        start: int,
-        rows: int,
+        mine: list[Tensor],
         ours: NDArray[np.int64] | None,
         theirs: NDArray[Any],
         has: NDArray[np.bool_] | None,
@@ -228,10 +255,10 @@ class PlacePairs(Step):
         if column.side == 2:
             there = has is None or column.number == 0  # the row of the chunk itself is there
             return torch.ones(len(theirs), dtype=torch.bool) if there or has is None else torch.from_numpy(has)
-        tensor = self.sides[column.side].tensors[column.number]
         if column.side == 0:
-            part = tensor[start : start + rows]
+            part = mine[column.number]
             return row_words(part) if ours is None else take_rows(part, torch.from_numpy(ours))
+        tensor = self.sides[1].tensors[column.number]
         if not len(tensor):  # then nothing has a partner
             return torch.zeros((len(theirs), *tensor.shape[1:]), dtype=tensor.dtype)
         block = take_rows(tensor, torch.from_numpy(theirs))
@@ -257,6 +284,7 @@ def place_pairs(
     execution: Execution,
     extra: int,
     allocate: Any,
+    streamed: tuple[Data, Sequence[ChunkColumn]] | None,
 ) -> tuple[Places, int]:
     """Write all pairs.
 
@@ -269,6 +297,7 @@ def place_pairs(
         execution: who does it.
         extra: rows that follow.
         allocate: called with the number of rows; gives the places.
+        streamed: the first dataset and its columns, where its rows come with the chunks.
 
     Returns:
         The places, and how many rows have been written.
@@ -280,11 +309,14 @@ def place_pairs(
     places: Places = allocate(total + extra)
     if not total or not any(row_bytes):
         return places, total
-    rows = TensorDict({"at": matches.at}, [length])
+    rows: Data = TensorDict({AT: matches.at}, [length])
     if matches.counts is not None:
-        rows.set("count", matches.counts)
+        rows.set(COUNT, matches.counts)
+    data, mine = (None, None) if streamed is None else streamed
+    if data is not None:
+        rows = data.with_columns(rows)
     index = lookup.tables if matches.counts is not None else SharedTensors([torch.zeros(0)], False)
-    fn = PlacePairs(sides, columns, places, index, np.cumsum(sums) - sums, size, keep)
+    fn = PlacePairs(sides, columns, places, index, np.cumsum(sums) - sums, size, keep, mine)
     job = Job(Source(rows), ChunkPlan(length, size), fn, Policy(undo=False))
     light(execution, total * sum(row_bytes)).run(job, Collect())
     return places, total
@@ -301,6 +333,7 @@ def place_each(
     policy: Policy,
     chunksize: int | None,
     allocate: Any,
+    streamed: tuple[Data, Sequence[ChunkColumn]] | None,
 ) -> bool:
     """Find and write the pairs of all rows in one job, as if each had exactly one; whether that was so.
 
@@ -309,17 +342,17 @@ def place_each(
         keep: rows without a partner stay.
         sides, columns, lookup, row_bytes, execution: as `place_pairs`.
         policy, chunksize: as `find_matches`.
-        allocate: called with the number of rows; gives the places.
+        allocate, streamed: as `place_pairs`.
     """
     names, length = keyed.reader.spec.names, int(keyed.data.shape[0])
-    source = select(keyed.data, names)
+    source, mine = (select(keyed.data, names), None) if streamed is None else streamed
     read_bytes = data_row_bytes(source, length)
     plan = ChunkPlan(length, block_rows(length, [*row_bytes, read_bytes]))
     if chunksize is not None:
         plan = plan_rows(length, read_bytes, chunksize)
     offsets = np.arange(plan.num_chunks) * plan.size
     nothing = SharedTensors([torch.zeros(0)], False)
-    place = PlacePairs(sides, columns, allocate(length), nothing, offsets, plan.size, keep)
+    place = PlacePairs(sides, columns, allocate(length), nothing, offsets, plan.size, keep, mine)
     job = Job(Source(source), plan, JoinRows(FindRows(keyed.reader, lookup), place), policy)
     written: list[int] = light(execution, length * sum(row_bytes)).run(job, Collect())
     return sum(written) == length

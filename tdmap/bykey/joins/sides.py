@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
@@ -11,11 +12,22 @@ from torch import Tensor
 
 from tdmap.bykey.codec import KeyCodec
 from tdmap.bykey.keys import KeySpec
-from tdmap.bykey.prepare import KeyedData
+from tdmap.bykey.prepare import KeyedData, light
 from tdmap.data import kinds
 from tdmap.data.columns import is_columnar
 from tdmap.data.kinds import Data, is_dense, is_opened_by_row, with_entries
+from tdmap.data.reader import narrow
+from tdmap.execution import Execution
+from tdmap.job import Source
+from tdmap.memory.resources import available_memory
+from tdmap.memory.rowfiles import Places
+from tdmap.memory.shm import Arena
+from tdmap.memory.spill import Spill
+from tdmap.operations.output import SourceRows
+from tdmap.operations.permute import PlaceRows, run_blocks
 from tdmap.reducers.base import Key
+from tdmap.runtime.commits import settled
+from tdmap.stores.widened import as_tensordict
 from tensordict_lite import TensorDict, is_non_tensor
 
 On: TypeAlias = "Key | list[Key] | Mapping[Key, Key]"
@@ -132,6 +144,15 @@ class Names(NamedTuple):
     """The first one."""
     right: TensorDict
     """The second one without its keys."""
+    mine: dict[str, str]
+    """What entries of the first one are called in the result."""
+    theirs: dict[str, str]
+    """And those of the second one."""
+
+    @property
+    def sides(self) -> tuple[TensorDict, TensorDict]:
+        """Both of them."""
+        return self.left, self.right
 
 
 def renamed(
@@ -166,7 +187,54 @@ def renamed(
             )
     left = TensorDict({new: _filled(a, name, gaps[0], "first") for name, new in mine.items()}, a.shape[:1])
     right = TensorDict({new: _filled(rest, name, gaps[1], "second") for name, new in theirs.items()}, b.shape[:1])
-    return Names(left, right)
+    return Names(left, right, mine, theirs)
+
+
+LOADED_SHARE = 1 / 8
+"""Of the available memory, that columns of a dataset of several folders may take."""
+
+
+def read_by_chunk(data: Data) -> TensorDict | None:
+    """What stands for a dataset of several folders whose rows come with the chunks of a job.
+
+    None for other datasets, and where entries are neither tensors nor objects by row.
+    """
+    if not is_opened_by_row(data) or not _is_by_row(narrow(data, 0, 0, min(len(data), 1))):
+        return None
+    return data.outline()  # type: ignore[no-any-return]
+
+
+def in_one_piece(data: Data, spill: Spill, execution: Execution) -> Data:
+    """A dataset of several folders with columns of which any row can be had: in shared memory, or in files when large.
+
+    Args:
+        data: any dataset; others are returned as they are.
+        spill: folder for files of as many bytes.
+        execution: who copies them.
+    """
+    if not is_opened_by_row(data):
+        return data
+    if not _is_by_row(narrow(data, 0, 0, min(len(data), 1))):
+        return as_tensordict(data.contiguous())
+    source = SourceRows(data)
+    rows, schema = len(data), source.schema
+    nbytes = rows * sum(schema.row_bytes)
+    large = settled("in one piece", lambda: int(nbytes > LOADED_SHARE * available_memory()))
+    if large:
+        spill.make()
+    arena, numbers = Arena(), itertools.count()
+
+    def allocate(dtype: torch.dtype, shape: torch.Size) -> Tensor:
+        nbytes = shape.numel() * dtype.itemsize
+        if not large or not nbytes:
+            return arena.empty(dtype, shape)
+        return spill.mapped(f"side-{next(numbers)}", nbytes).view(dtype).view(shape)
+
+    made = schema.build(rows, allocate, source.objects_at(slice(None)))
+    places = Places.of(schema.tensors_of(made))
+    assert places is not None
+    run_blocks(Source(data), PlaceRows(places, schema), schema.row_bytes, light(execution, nbytes))
+    return as_tensordict(made)
 
 
 def _has_entries(value: Any) -> bool:
