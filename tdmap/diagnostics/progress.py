@@ -9,6 +9,9 @@ from tdmap.events import Callback, ChunkRetried, JobEnded, JobStarted, LeaseDone
 from tdmap.process import hooks
 from tdmap.process.calls import running_operation
 
+UNSEEN = 1e-9
+"""Seconds after which a bar shows itself, of one that is told when."""
+
 _shown: weakref.WeakSet[ProgressBar] = weakref.WeakSet()
 
 
@@ -37,9 +40,9 @@ class ProgressBar(Callback):
         self._jobs += 1
         if self._bar is None:
             self._rows, self._jobs = event.num_rows, 1
-            self._begin(name)
             if operation is not None:
                 operation.at_end(self.close)
+            self._begin(name)
         else:
             self._bar.reset(self._rows)
             self._bar.set_description(f"{name}, step {self._jobs}")
@@ -54,8 +57,13 @@ class ProgressBar(Callback):
             settings = {"total": self._rows, "desc": name, "unit": "row", "unit_scale": True}
             if "file" not in self.options:
                 settings["disable"] = None  # where the output is no terminal
-            self._bar = tqdm(**{**settings, **self.options})
+            # A bar that has shown itself does so once more when it is collected. If Ctrl-C comes while it is made, that
+            # would be after the message: it shows itself when there is somebody to close it.
+            self._bar = bar = tqdm(**{**settings, "delay": UNSEEN, **self.options})
             _shown.add(self)
+            if not bar.disable and bar.delay == UNSEEN:
+                bar.refresh()
+                bar.delay = 0.0
         finally:
             tqdm.monitor_interval = monitor
 

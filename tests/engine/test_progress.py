@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import re
+import sys
 
 import torch
 
 import tdmap
+from tdmap.diagnostics import progress
 from tdmap.events import JobEnded, JobStarted, LeaseDone
+from tdmap.operation import operation
 from tensordict_lite import TensorDict
 
 
@@ -62,6 +66,48 @@ def test_retries_and_skipped_rows_are_shown():
     bar.on_lease_done(LeaseDone(1, 0, 0, 1, 100, 0.1, 100, 0.0))
     bar.on_job_ended(JobEnded(1, True, 1000, 1.0, None))
     assert "retried=1, skipped=3" in bar.options["file"].getvalue()
+
+
+def lines_until(stop, fn):
+    """Ctrl-C before line `stop` of what a call runs to begin a bar; how many lines that were."""
+    lines = 0
+
+    def trace(frame, event, arg):
+        nonlocal lines
+        code = frame.f_code
+        if event == "line" and code.co_filename == progress.__file__ and code.co_name != "close":
+            lines += 1
+            if lines == stop:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        fn()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+def test_a_bar_that_is_stopped_as_it_begins_shows_nothing_afterwards():
+    """A bar that is collected must not show itself once more, behind the message about the stop."""
+    text = io.StringIO()
+
+    def begin():
+        bar = tdmap.ProgressBar(file=text)
+        operation(lambda: bar.on_job_started(started(1000)))()
+
+    total = lines_until(0, begin)
+    assert "0%" in text.getvalue(), "it is shown before anything is done"
+    for stop in range(1, total + 1):
+        text.truncate(text.seek(0))
+        try:
+            lines_until(stop, begin)
+        except KeyboardInterrupt:
+            shown = text.getvalue()  # as long as the frames of the stop are there, as where the message is written
+        gc.collect()
+        assert text.getvalue() == shown, f"after line {stop} of {total}"
 
 
 def test_nothing_is_written_where_nobody_looks(capfd):
