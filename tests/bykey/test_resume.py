@@ -15,6 +15,7 @@ import torch
 
 import tdmap
 from tdmap.bykey import index, prepare, sorting
+from tdmap.bykey.joins import sides
 from tdmap.datasets import Table
 from tdmap.memory import rowfiles, spill
 from tdmap.operations import permute, scatter
@@ -50,6 +51,12 @@ OPERATIONS: dict[str, Operation] = {
     "top_k of groups": lambda data, **o: tdmap.group_by(data, "key").top_k("v", 2, **o),
     "inner join": lambda data, **o: tdmap.join(data, second(), "key", chunksize=50, **o),
     "outer join": lambda data, **o: tdmap.join(data, second(), "key", "outer", **o),
+    "join of several folders": lambda data, **o: tdmap.join(
+        tdmap.concat([data[:90], data[90:]]), second(), "key", chunksize=50, **o
+    ),
+    "join with several folders": lambda data, **o: tdmap.join(
+        data, tdmap.concat([second()[:11], second()[11:]]), "key", "outer", **o
+    ),
     "semi join": lambda data, **o: tdmap.join(data, second(), "key", "semi", **o),
     "unique": lambda data, **o: tdmap.unique(data, ["key", "b"], **o),
     "value_counts": lambda data, **o: tdmap.value_counts(data, "key", **o),
@@ -68,6 +75,7 @@ def small(monkeypatch):
     monkeypatch.setattr(prepare, "PARTITION_BYTES", 300)
     monkeypatch.setattr(index, "count_partitions", lambda nbytes, at_least=1: 5)
     monkeypatch.setattr(permute, "BLOCK_BYTES", 1 << 9)
+    monkeypatch.setattr(sides, "LOADED_SHARE", 0)
 
 
 def dataset(folder: Path) -> Path:
