@@ -64,7 +64,7 @@ def test_a_function_that_changes_its_chunk_leaves_the_dataset_alone(options, fol
     "arguments, code, why",
     [
         (["functions.py:double", "nowhere"], 2, "does not exist"),
-        (["functions.py:double", "empty"], 2, "no rows to run the function on"),
+        (["functions.py:double", "empty"], 2, "so there are no rows"),
         (["functions.py:nothing", "data"], 2, "has no 'nothing'"),
         (["functions.py:double", "data", "--start-method", "magic"], 2, "there are fork"),
         (["functions.py:fails", "data"], 1, "no luck"),
