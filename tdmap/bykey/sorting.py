@@ -14,19 +14,23 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
+from tdmap.bykey.codec import KeyCodec
 from tdmap.bykey.index import PartitionWork, sorted_rows
 from tdmap.bykey.keys import KeyLike, KeyReader, KeySpec
-from tdmap.bykey.order import is_sorted, stable_order
+from tdmap.bykey.order import Words, is_sorted, stable_order
 from tdmap.bykey.prepare import KeyedData, plan_rows, prepare, require_rows
 from tdmap.bykey.spilling import Partitions, Run, write_run
 from tdmap.bykey.splits import Splits
 from tdmap.data.columns import Shape, reordered
+from tdmap.data.entries import path_of
 from tdmap.data.kinds import Data
 from tdmap.data.schema import take_apart
 from tdmap.data.store import destination
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source
+from tdmap.memory.rowfiles import Places
 from tdmap.memory.spill import Spill
 from tdmap.operation import operation
 from tdmap.operations.arguments import policy_for
@@ -143,34 +147,79 @@ def _directions(descending: bool | Sequence[bool], spec: KeySpec) -> tuple[bool,
 
 
 class CutRows(Step):
-    """What a worker calls with each chunk: its rows, cut into ranges of keys."""
+    """What a worker calls with each chunk: its rows, cut into ranges of keys.
 
-    def __init__(self, reader: KeyReader, spill: Spill, splits: Splits) -> None:
+    Args:
+        reader: finds the keys.
+        spill: where the run goes.
+        splits: the ranges of keys.
+        keys: as `SortRows`.
+    """
+
+    def __init__(self, reader: KeyReader, spill: Spill, splits: Splits, keys: Mapping[int, int]) -> None:
         super().__init__("sort")
         self.reader = reader
         self.spill = spill
         self.splits = splits
+        self.keys = keys
 
     def __call__(self, chunk: Data, start: int = 0) -> Run | None:
         words, _ = self.reader.read(chunk, start)
-        return write_run(self.spill, self.splits, words, take_apart(chunk).tensors) if len(words[0]) else None
+        if not len(words[0]):
+            return None
+        columns = [column for number, column in enumerate(take_apart(chunk).tensors) if number not in self.keys]
+        return write_run(self.spill, self.splits, words, columns)
 
 
 class SortRows(PartitionWork):
-    """What a worker calls with the number of a partition: its rows are sorted, column by column, and written."""
+    """What a worker calls with the number of a partition: its rows are sorted, column by column, and written.
+
+    Args:
+        partitions, firsts, places, name, whole_bytes: as `PartitionWork`.
+        codec: of the keys.
+        keys: the columns that do not travel, because words tell them: their numbers, and which column of the key each
+            of them is.
+    """
+
+    def __init__(
+        self,
+        partitions: Partitions,
+        firsts: list[int],
+        places: Places,
+        name: str,
+        whole_bytes: int,
+        codec: KeyCodec,
+        keys: Mapping[int, int],
+    ) -> None:
+        super().__init__(partitions, firsts, places, name, whole_bytes)
+        self.codec = codec
+        self.keys = keys
+        travelling = (number for number in range(len(places.places)) if number not in keys)
+        self.place_of = {number: place for place, number in enumerate(travelling)}
 
     def sort(self, partition: int, first: int, count: int) -> int:
         if count * self.partitions.row_bytes > self.whole_bytes and self._copied(partition, first):
             return 0
-        words = self.partitions.read_words(partition)
-        order = None if is_sorted(words) else stable_order(words)[0]
+        words, order = self.partitions.read_words(partition), None
+        if not is_sorted(words):
+            order, words = stable_order(words)
+        keys = self._keys(words)
         del words
         with self.places.opened() as files:
             for number, file in enumerate(files):
-                if file >= 0:
-                    column = self.partitions.read_column(partition, number)
-                    self.places.write(number, file, first, column if order is None else reordered(column, order))
+                if file < 0:
+                    continue
+                if number in self.keys:
+                    column = keys[self.keys[number]]
+                else:
+                    column = self.partitions.read_column(partition, self.place_of[number])
+                    column = column if order is None else reordered(column, order)
+                self.places.write(number, file, first, column)
         return 0
+
+    def _keys(self, words: Words) -> list[Tensor]:
+        """The columns of the key, where any of them is needed."""
+        return self.codec.decode(words) if self.keys else []
 
     def _copied(self, partition: int, first: int) -> bool:
         """Whether all rows have one key; they are in their order then, and have been copied piece by piece."""
@@ -178,10 +227,12 @@ class SortRows(PartitionWork):
             return False
         with self.places.opened() as files:
             for begin, end in self.partitions.batches(partition, self.whole_bytes):
-                _, columns = self.partitions.read(partition, begin, end)
-                for number, (file, column) in enumerate(zip(files, columns)):
+                words, columns = self.partitions.read(partition, begin, end)
+                keys = self._keys(words)
+                for number, file in enumerate(files):
+                    column = keys[self.keys[number]] if number in self.keys else columns[self.place_of[number]]
                     self.places.write(number, file, first, column)
-                first += len(columns[0])
+                first += len(words[0])
         return True
 
 
@@ -192,6 +243,16 @@ def _sorts_rows(keyed: KeyedData, data: Data, rows: SourceRows) -> bool:
     if rows.tensors is None or any(field.kind == "object" for field in rows.schema.fields):
         return False
     return choose_method(rows.schema.row_bytes, rows.tensors) == "scatter"
+
+
+def _told_by_words(keyed: KeyedData, source: SourceRows) -> dict[int, int]:
+    """Columns of rows of which words have every bit: the number of each, and which column of the key it is."""
+    if keyed.reader.spec.fn is not None:
+        return {}
+    numbers = {field.path: number for number, field in enumerate(source.schema.tensors)}
+    columns = enumerate(zip(keyed.reader.spec.names, keyed.codec.columns))
+    # 0.0 and -0.0 have one word, and so have all NaN.
+    return {numbers[path_of(name)]: index for index, (name, column) in columns if not column.is_float}
 
 
 def sort_rows(
@@ -205,17 +266,18 @@ def sort_rows(
 ) -> None:
     """Write the rows of a dataset to its output in the order of their keys."""
     length, words = int(keyed.data.shape[0]), keyed.codec.num_words
-    shapes = [Shape.of(tensor) for tensor in source.tensors or ()]
-    width = max(sum(shape.nbytes for shape in shapes), 1)
-    nbytes = length * (width + 8 * words)
+    keys = _told_by_words(keyed, source)
+    shapes = [Shape.of(tensor) for number, tensor in enumerate(source.tensors or ()) if number not in keys]
+    nbytes = length * (sum(shape.nbytes for shape in shapes) + 8 * words)
     size = settled("block", lambda: block_bytes(nbytes, execution.workers))
     places = output.open(source.schema, length)
     splits = keyed.splits(-(-nbytes // size), alone=min(size / nbytes, 1.0))
-    cut = CutRows(keyed.reader, spill, splits)
-    plan = plan_rows(length, width, chunksize or max(size // width, 1))
+    cut = CutRows(keyed.reader, spill, splits, keys)
+    row_bytes = max(sum(source.schema.row_bytes), 1)
+    plan = plan_rows(length, row_bytes, chunksize or max(size // row_bytes, 1))
     runs = execution.run(Job(Source(keyed.data), plan, cut, policy), Collect())
     partitions = Partitions(spill, runs, words, shapes)
     counts = partitions.rows
     firsts = (counts.cumsum() - counts).tolist()
-    work = SortRows(partitions, firsts, places, "sort", size)
+    work = SortRows(partitions, firsts, places, "sort", size, keyed.codec, keys)
     execution.run(Job(Source(torch.arange(len(counts))), ChunkPlan(len(counts), 1), work, policy), Collect())

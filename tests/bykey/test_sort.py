@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tdmap
-from tdmap.bykey import index, prepare
+from tdmap.bykey import index, prepare, sorting
 from tdmap.operations import permute, scatter
 from tensordict_lite import TensorDict
 
@@ -148,3 +148,31 @@ def test_into_a_dataset_that_there_is_and_from_an_empty_one(tmp_path):
         tdmap.sort(data, "k", data, num_workers=2)
     assert tdmap.sort(data[:0], "k", num_workers=2).shape == (0,)
     assert tdmap.sort(data[:0], "k", tmp_path / "out", num_workers=2).shape == (0,)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize(
+    "key", ["i", "u", "b", "f", "bytes", ["b", "i"], ["f", "u"], ("n", "i"), ["b", "f", "bytes"], "one"], ids=str
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_that_travel_have_every_bit(key, descending, workers, monkeypatch):
+    """As for data larger than memory: a key that its words tell does not travel; -0.0 and the bits of NaN do."""
+    rows = torch.Generator().manual_seed(1)
+    i = torch.randint(-50, 50, (3000,), generator=rows)
+    f = torch.tensor([0.0, -0.0, 1.5, float("nan"), -2.0])[i % 5]
+    f.view(torch.int32)[f.isnan()] += i[f.isnan()].to(torch.int32).abs()
+    columns = {"i": i, "u": (i % 7).to(torch.uint8), "b": i > 3, "f": f, "one": torch.zeros(3000, dtype=torch.int16)}
+    columns |= {
+        "bytes": (i[:, None] % torch.tensor([3, 5, 9])).to(torch.uint8),
+        "n": {"i": -i},
+        "id": torch.arange(3000),
+    }
+    data = TensorDict(columns, [3000])
+    wanted = tdmap.sort(data, key, descending=descending, num_workers=0)
+    monkeypatch.setattr(sorting, "choose_method", lambda *_: "scatter")
+    monkeypatch.setattr(sorting, "block_bytes", lambda *_: 9_000)
+    found = tdmap.sort(data, key, descending=descending, num_workers=workers)
+    assert torch.equal(found["id"], wanted["id"])
+    for name, column in found.items(True, True):
+        there, expected = column.contiguous().view(torch.uint8), wanted[name].contiguous().view(torch.uint8)
+        assert torch.equal(there, expected), name
