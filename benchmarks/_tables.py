@@ -214,6 +214,21 @@ def _beside(recorded: Recorded) -> Iterator[str]:
         yield f"| {label} | {ratio} × | {per_second} |"
 
 
+def _of_tables(recorded: Recorded) -> Iterator[str]:
+    file = recorded.file("tables")
+    rows = number(file["settings"]["rows"])
+    yield _paragraph(
+        f"`benchmarks.tables`: {rows} rows of three columns, {file['settings']['workers']} workers ({_facts(file)}); how "
+        "many times as fast as"
+    )
+    yield ""
+    yield "| | Polars | DuckDB |"
+    yield "|---|---|---|"
+    for operation in dict.fromkeys(case["name"].partition(", ")[2] for case in file["cases"]):
+        values = [number(recorded.ratio("tables", f"{peer}, {operation}")) for peer in ("Polars", "DuckDB")]
+        yield f"| {operation} | {values[0]} × | {values[1]} × |"
+
+
 def _overhead(recorded: Recorded) -> Iterator[str]:
     yield "`benchmarks.overhead`, time with over time without:"
     yield ""
@@ -227,8 +242,8 @@ def _overhead(recorded: Recorded) -> Iterator[str]:
 def render(folder: Path = RESULTS) -> str:
     """All tables, from the files of a folder."""
     recorded = Recorded(folder)
-    parts = [_throughput(recorded), _core(recorded), _serialization(recorded), _beside(recorded), _overhead(recorded)]
-    return "\n\n".join("\n".join(part) for part in parts)
+    parts = (_throughput, _core, _serialization, _beside, _of_tables, _overhead)
+    return "\n\n".join("\n".join(part(recorded)) for part in parts)
 
 
 def section(text: str) -> tuple[str, str, str]:
