@@ -218,8 +218,8 @@ def _of_tables(recorded: Recorded) -> Iterator[str]:
     file = recorded.file("tables")
     rows = number(file["settings"]["rows"])
     yield _paragraph(
-        f"`benchmarks.tables`: {rows} rows of three columns, {file['settings']['workers']} workers ({_facts(file)}); how "
-        "many times as fast as"
+        f"`benchmarks.tables`: {rows} rows of three columns, {file['settings']['workers']} workers ({_facts(file)}); "
+        "how many times as fast as"
     )
     yield ""
     yield "| | Polars | DuckDB |"
