@@ -229,12 +229,13 @@ def pair_alike(td: Any, source: Any, into: list[Tensor], values: list[Tensor]) -
                 return False
         for key, value in items.items():
             current = entries.get(key)
-            if type(value) is Tensor or isinstance(value, Tensor):
+            its = type(value)
+            if its is Tensor or (its is not kind and isinstance(value, Tensor)):
                 if type(current) is not Tensor and not isinstance(current, Tensor):
                     return False
                 into.append(current)
                 values.append(value)
-            elif type(current) is type(value):
+            elif type(current) is its:
                 levels.append((current, value))
             else:
                 return False
