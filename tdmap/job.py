@@ -28,17 +28,23 @@ class Source:
     """int64 permutation of its rows along the plan's dimension, or None."""
 
     def __post_init__(self) -> None:
-        if any(leaf.layout is not strided and not leaf.is_nested for leaf in tensors_of(self.data)):
-            raise TypeError(
-                f"{_named(self.data, lambda leaf: leaf.layout is not strided)} is sparse, and torch cannot cut it into "
-                "rows. Make it dense (tensor.to_dense()), or keep indices and values as columns of their own."
-            )
-        if any(leaf.is_nested for leaf in tensors_of(self.data)):
-            raise TypeError(
-                f"{_named(self.data, lambda leaf: leaf.is_nested)} is a nested tensor, which torch cannot cut into "
-                "rows. Keep rows of different lengths in a lazy stack (tensordict_lite.lazy_stack), or as one flat "
-                "tensor and offsets."
-            )
+        require_rows_apart(self.data)
+
+
+def require_rows_apart(data: Data) -> None:
+    """Raise TypeError for tensors that torch cannot cut into rows."""
+    leaves = list(tensors_of(data))
+    if any(leaf.layout is not strided and not leaf.is_nested for leaf in leaves):
+        raise TypeError(
+            f"{_named(data, lambda leaf: leaf.layout is not strided)} is sparse, and torch cannot cut it into "
+            "rows. Make it dense (tensor.to_dense()), or keep indices and values as columns of their own."
+        )
+    if any(leaf.is_nested for leaf in leaves):
+        raise TypeError(
+            f"{_named(data, lambda leaf: leaf.is_nested)} is a nested tensor, which torch cannot cut into "
+            "rows. Keep rows of different lengths in a lazy stack (tensordict_lite.lazy_stack), or as one flat "
+            "tensor and offsets."
+        )
 
 
 def _named(data: Data, wanted: Callable[[Tensor], bool]) -> str:

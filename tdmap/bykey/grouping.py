@@ -24,6 +24,7 @@ from tdmap.bykey.forms.ordered import OrderedGroups
 from tdmap.bykey.groups.passes import Reduction, map_each_group, payload_of
 from tdmap.bykey.keys import KeyLike, KeySpec
 from tdmap.bykey.prepare import KeyedData, light, prepare
+from tdmap.data.entries import require_entry
 from tdmap.data.kinds import Data, is_data
 from tdmap.data.schema import Schema
 from tdmap.data.store import destination
@@ -287,6 +288,8 @@ class GroupBy:
         asked = parse(spec)
         how: dict[str, Any] = {"chunksize": chunksize, "retries": retries, "timeout": timeout, **options}
         self._parts({**asked.reducers, **dict.fromkeys(asked.ordered)})
+        for path, key in asked.counted.items():
+            require_entry(self._data, key, f"the entry of {path!r}")
         if not asked.ordered:
             return self.reduce(asked.reducers, out=out, overwrite=overwrite, resume=resume, **how)
         execution = Execution.of(**options)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,6 +66,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from tdmap.execution import WorkerOptions
+
+KEY = "__join_key_{}__"
+"""Entry of a chunk that is read as a key."""
 
 METHODS = ("inner", "left", "right", "outer", "semi", "anti")
 
@@ -351,8 +354,13 @@ class _Join:
         keys = []
         for number, (name, other) in enumerate(zip(self.ours.names, self.theirs.names)):
             value = second.get(other)
-            keys.append((name, value.to(casts[number]) if casts else value))
+            keys.append((name, value.to(casts[number]) if casts and isinstance(value, Tensor) else value))
         return keys
+
+    def _forms_of_keys(self) -> dict[Key, tuple[torch.dtype, tuple[int, ...]]]:
+        """The dtype that holds keys of either side, and their shape in a row, where rows of both are in the result."""
+        columns = zip(self.ours.names, self.left.codec.columns, self.left.labels)
+        return {name: (column.dtype, column.shape) for name, column, strings in columns if strings is None}
 
     def _columns(
         self, schema: Schema
@@ -425,16 +433,18 @@ class _Join:
             keyed, table = self.right, self.left
             chunk_names = {new: name for name, new in self.names.theirs.items()}
             chunk_names |= dict(zip(self.ours.names, self.theirs.names))
-        data = main
+        data, reader = main, keyed.reader
         if self.streamed:
             data = keyed.data
         else:
             chunk_names = {key: key for key in main.keys()}
-            for name in keyed.reader.spec.names:
-                if keyed.data.get(name, None) is not None and data.get(name, None) is None:
-                    data = data.copy() if data is main else data
-                    data.set(name, keyed.data.get(name))
-        fn = JoinChunk(chunk_names, keyed.reader, self._lookup(table), other, self.share, self.indicator)
+            # Under names of their own: what a key of the second dataset is called may be a key of the first one.
+            data, names = main.copy(), tuple(map(KEY.format, range(len(reader.spec.names))))
+            for new, name in zip(names, reader.spec.names):
+                data.set(new, keyed.data.get(name))
+            reader = replace(reader, spec=replace(reader.spec, names=names))
+        forms = self._forms_of_keys() if self.how in ("right", "outer") else {}
+        fn = JoinChunk(chunk_names, reader, self._lookup(table), other, self.share, self.indicator, forms)
         length = int(data.shape[0])
         plan = plan_rows(length, data_row_bytes(data, length), self.chunksize)
         crew = light(self.execution, 0) if plan.num_chunks <= 1 else self.execution
@@ -460,7 +470,7 @@ class _Join:
         assert self.names is not None
         lookup = self._lookup(self.right)
         alone = rows_without_partner(self._matches(lookup, self.left), lookup, int(self.b.shape[0]))
-        name, self.how = self.indicator, "left"
+        name = self.indicator
         pairs = self.append(Output(None, self.a), None)
         has = pairs.get(name)
         pairs = pairs.exclude(name)
@@ -469,8 +479,9 @@ class _Join:
         rest = TensorDict({}, [len(alone)])
         for key in self.names.left.keys():
             rest.set(key, chunks.rows_of_entry(chunks.object_columns(self.names.left.get(key)), zeros, missing))
+        forms = self._forms_of_keys()
         for key, value in self._keys_of_b(self.second):
-            rest.set(key, value[alone])
+            rest.set(key, value[alone].reshape(-1, *forms[key][1]) if key in forms else value[alone])
         for key in self.names.right.keys():
             rest.set(key, self.names.right.get(key)[alone])
         rest.set(name, TensorDict({"left": ~missing, "right": missing}, [len(alone)]))

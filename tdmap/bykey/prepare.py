@@ -18,7 +18,7 @@ from tdmap.data.entries import select
 from tdmap.data.kinds import Data, data_row_bytes, is_data, is_opened_by_row, tensors_of
 from tdmap.data.reader import narrow
 from tdmap.execution import Execution
-from tdmap.job import Job, Policy, Source
+from tdmap.job import Job, Policy, Source, require_rows_apart
 from tdmap.memory.mapped import MappedFiles
 from tdmap.memory.shm import anonymous_tensor
 from tdmap.plan import ChunkPlan
@@ -62,10 +62,11 @@ SAMPLE_BYTES = 32 << 20
 
 
 def require_rows(data: Data, what: str) -> None:
-    """Raise TypeError unless `data` has rows."""
+    """Raise TypeError unless `data` has rows, which can be had one by one."""
     if not is_data(data) or not len(data.shape):
         found = f"one of shape {tuple(data.shape)}" if is_data(data) else f"a {type(data).__name__}"
         raise TypeError(f"{what} needs a tensor or a collection of tensors with its rows in dimension 0: got {found}.")
+    require_rows_apart(data)
 
 
 def plan_rows(length: int, row_bytes: int, chunksize: int | None = None) -> ChunkPlan:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_dense
+from tdmap.data.kinds import Data, has_members, is_data, is_dense
 from tdmap.data.objects import KeyPath
 from tdmap.errors import OutputMismatch
 from tensordict_lite import is_non_tensor
+from tensordict_lite.objects.data import same_payload
 
 VALID = "__valid__"
 """A bool entry of `out` with this name is set: True for rows that were processed, False for rows that raised."""
@@ -34,7 +36,9 @@ Names: TypeAlias = "dict[str, Names | None]"
 
 
 def names_of(data: Data) -> Names | None:
-    """The names of the entries of a dense collection."""
+    """The names of the entries of a collection: of a lazy stack, those that any member has."""
+    if has_members(data):
+        return dict.fromkeys(key for member in data.unbind(data.stack_dim) for key in member.keys()) or None
     if not is_dense(data):
         return None
     return {key: names_of(value) for key, value in data._source.items()}
@@ -172,6 +176,23 @@ def check_fit(rows: Data, result: Data, path: KeyPath = ()) -> None:
             src = result._source.get(key) if is_dense(result) else result.get(key, None)
             if src is not None:
                 check_fit(dst, src, (*path, key))
+    elif has_members(rows):
+        for member, part in member_pairs(rows, result, path):
+            check_fit(member, part, path)
+
+
+def member_pairs(rows: Data, result: Data, path: KeyPath) -> list[tuple[Data, Data]]:
+    """The members of a lazy stack, each with what a result has for it.
+
+    Raises:
+        OutputMismatch: the result is no collection, or has another number of rows.
+    """
+    if isinstance(result, Tensor) or not is_data(result):
+        raise not_a_collection(rows, result)
+    dim = rows.stack_dim
+    if len(result.shape) <= dim or result.shape[dim] != rows.shape[dim]:
+        raise wrong_shape(_key(path), rows.shape, result.shape, "these rows and the function returned")
+    return list(zip(rows.unbind(dim), result.unbind(dim)))
 
 
 def check_leaf(dst: Tensor, src: Data, path: KeyPath) -> None:
@@ -266,6 +287,25 @@ def same_memory(a: Tensor, b: Tensor) -> bool:
     return a.data_ptr() == b.data_ptr() and a.dtype is b.dtype and a.shape == b.shape and a.stride() == b.stride()
 
 
+def _is_another(value: Any, old: Any) -> bool:
+    """Whether an entry of a chunk is not what was read: other memory, or other objects."""
+    if isinstance(old, Tensor):
+        return not (isinstance(value, Tensor) and same_memory(value, old))
+    if not is_non_tensor(old):
+        return False
+    return not is_non_tensor(value) or _differ(value.tolist(), old.tolist())
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Whether two objects, or lists of them, are known to differ: those that do not compare are not."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) != len(other) or any(map(_differ, one, other))
+    try:
+        return not (same_payload(one, other) or bool(one != one) or isinstance(one == other, (Tensor, np.ndarray)))
+    except Exception:  # an __eq__ of the user's own
+        return False
+
+
 def assigned(chunk: Data, before: Data, path: KeyPath = ()) -> OutputMismatch | None:
     """The error for a function that has given its chunk other entries and returned None: they are lost with the chunk.
 
@@ -282,9 +322,10 @@ def assigned(chunk: Data, before: Data, path: KeyPath = ()) -> OutputMismatch | 
             error = assigned(value, old, (*path, key))
             if error is not None:
                 return error
-        elif old is None or (isinstance(old, Tensor) and not (isinstance(value, Tensor) and same_memory(value, old))):
+        elif old is None or _is_another(value, old):
             name = _key((*path, key))
-            way = "" if old is None else f", or write into the rows: chunk[{name}][:] = ..., chunk[{name}].mul_(2)"
+            way = f", or write into the rows: chunk[{name}][:] = ..., chunk[{name}].mul_(2)"
+            way = way if isinstance(old, Tensor) else ""
             return OutputMismatch(
                 f"the function assigned chunk[{name}] and returned None, and what is assigned is lost with the chunk. "
                 f"Return the chunk (`return chunk`){way}."

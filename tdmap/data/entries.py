@@ -19,7 +19,9 @@ from tensordict_lite.views import is_leaf_nontensor
 
 
 def require_entry(data: Data, name: str | tuple[str, ...], what: str) -> None:
-    """Raise KeyError that names the entries there are, unless `name` is one."""
+    """Raise KeyError that names the entries there are, unless `name` is one; TypeError for a tensor, which has none."""
+    if isinstance(data, Tensor):
+        raise TypeError(f"{what} is {name!r}, and a plain tensor has no entries: use TensorDict({{{name!r}: tensor}}).")
     if is_opened_by_row(data):  # no column is read for its name
         data = narrow(data, 0, 0, 0)
     with contextlib.suppress(KeyThroughLeafError):

@@ -44,9 +44,25 @@ def is_dense(value: object) -> bool:
     return isinstance(value, DenseCollection) and type(value._source) is dict and not value._is_non_tensor
 
 
+def has_members(value: Any) -> bool:
+    """A lazy stack of collections, along its `stack_dim`."""
+    if not isinstance(value, TensorCollection) or value._is_non_tensor:
+        return False
+    return getattr(value, "stack_dim", None) is not None
+
+
 def is_opened_by_row(data: object) -> bool:
     """Whether rows of a dataset are opened when they are read: a `tdmap.stores.ShardedDataset`."""
     return hasattr(type(data), "member_files")
+
+
+def require_writable(out: object) -> None:
+    """Raise ValueError for an output that is a dataset of several folders: its rows are opened to be read."""
+    if is_opened_by_row(out):
+        raise ValueError(
+            "a dataset of several folders is read only, so it cannot be out: pass out=the path of a new folder (with "
+            "rows_per_shard= for several), out=None, or a dataset that TensorDict.load_memmap gave."
+        )
 
 
 def data_length(data: Data, dim: int) -> int:

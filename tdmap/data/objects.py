@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tdmap.data.kinds import Data, is_dense
 from tdmap.plan import ChunkPlan
-from tensordict_lite import NonTensorData, NonTensorDataBase, NonTensorStack, is_non_tensor, lazy_stack
+from tensordict_lite import NonTensorData, NonTensorDataBase, NonTensorStack, TensorDict, is_non_tensor, lazy_stack
 from tensordict_lite.memmap.plan import mapped_root
 from tensordict_lite.objects.data import same_payload
 from tensordict_lite.objects.textcolumn import TextColumn, text_of
@@ -454,7 +454,8 @@ class ObjectColumn:
 def assign_objects(data: Data, columns: dict[KeyPath, Any]) -> None:
     """Give a collection, which may be locked, other objects in these entries.
 
-    Where it is a whole memory-mapped dataset, its metadata, which holds the objects, is replaced once.
+    Where it is a memory-mapped dataset, or some entries of one, the metadata, which hold the objects, are replaced
+    once. Entries that the folder has besides stay there, and those that it has not are not written.
     """
     for path, column in columns.items():
         parent = entry_at(data, path[:-1])
@@ -467,7 +468,10 @@ def assign_objects(data: Data, columns: dict[KeyPath, Any]) -> None:
             old.update_(column)
     root = mapped_root(data) if columns else None
     if root is not None:
-        with_objects(data, {}).memmap_(root)  # another tree of the same files: the caller's keeps its lock
+        there = TensorDict.load_memmap(root)  # another tree of the same files: the caller's keeps its lock
+        known = {path: entry_at(data, path) for path in columns if is_non_tensor(entry_at(there, path))}
+        if known:
+            with_objects(there, known).memmap_(root)
 
 
 def blank_like(rows: Data) -> Data:

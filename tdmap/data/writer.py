@@ -13,13 +13,14 @@ from tdmap.data.alike import (
     check_fit,
     check_leaf,
     fits,
+    member_pairs,
     misnamed,
     names_of,
     not_a_collection,
     same_memory,
     unlike_the_others,
 )
-from tdmap.data.kinds import Data, is_data, is_dense, tensors_of
+from tdmap.data.kinds import Data, has_members, is_data, is_dense, tensors_of
 from tdmap.data.objects import KeyPath, Pieces, entry_at, object_paths, piece_of, unchanged, without_objects
 from tdmap.data.reader import BLOCK, cut, narrow, plain_tensors
 from tdmap.errors import OutputMismatch
@@ -240,7 +241,10 @@ def copy_rows(rows: Data, result: Data, path: KeyPath, checked: bool, put: Put =
         copy_leaf(rows, result, path, checked, put)
         return
     if not is_dense(rows):
-        if not checked:
+        if not checked and has_members(rows):
+            for member, part in member_pairs(rows, result, path):
+                copy_rows(member, part, path, False)
+        elif not checked:
             rows.update_(result)
         return
     dense = is_dense(result)

@@ -9,8 +9,10 @@ as another one of the same text. An operation may evaluate it on whole columns i
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable
+from numbers import Number
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -383,10 +385,28 @@ def _is_in(values: Any, wanted: list[Any]) -> Any:
     if array.dtype == object or not wanted:
         known = set(wanted)
         return np.fromiter((one in known for one in array.reshape(-1)), bool, array.size).reshape(array.shape)
-    others = np.asarray(wanted)
-    if others.dtype.kind not in "biufc":
+    kinds = set(map(type, wanted))
+    if not all(issubclass(kind, (Number, np.bool_)) for kind in kinds):
         raise TypeError(f"isin: the values of the column are numbers, and these are not: {wanted!r:.80}.")
-    return np.isin(array, others)
+    return np.isin(array, _in_dtype(wanted, kinds, array.dtype))
+
+
+def _in_dtype(wanted: list[Any], kinds: set[type], dtype: np.dtype[Any]) -> Any:
+    """Numbers in the dtype of a column, as `==` compares them; without those that no number of that dtype equals."""
+    if dtype.kind not in "fc":
+        low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+        if kinds != {int}:
+            finite = [one.real for one in wanted if not one.imag and math.isfinite(one.real)]
+            wanted = [int(one) for one in finite if one == int(one)]
+        wanted = wanted if not wanted or low <= min(wanted) <= max(wanted) <= high else _between(wanted, low, high)
+    elif dtype.kind == "f":
+        wanted = [one.real for one in wanted if not one.imag] if any(issubclass(k, complex) for k in kinds) else wanted
+    with np.errstate(over="ignore"):
+        return np.array(wanted, dtype=dtype)
+
+
+def _between(numbers: list[int], low: int, high: int) -> list[int]:
+    return [one for one in numbers if low <= one <= high]
 
 
 def _of_row(values: Any, reduce: Callable[..., Any]) -> Any:

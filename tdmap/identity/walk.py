@@ -322,11 +322,14 @@ class Walk:
 
     def add_tensor(self, tensor: Tensor) -> None:
         """Add its content."""
-        self.tag("tensor", tensor.dtype, tuple(tensor.shape), tensor.layout, tensor.requires_grad)
+        # The symbol that stands for a ragged length is another one in each process.
+        shape = tensor.dim() if tensor.is_nested else tuple(tensor.shape)
+        self.tag("tensor", tensor.dtype, shape, tensor.layout, tensor.requires_grad)
         if type(tensor) not in (Tensor, torch.nn.Parameter):
             self.add_class(type(tensor))
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-            self.add(str(tensor))
+        parts = _tensors_within(tensor)
+        if parts is not None:
+            self.add_all("parts", parts)
             return
         plain = tensor.detach().as_subclass(Tensor)
         self.tag(self.reached.content(tensor, lambda: bytes_of(plain.cpu().resolve_conj().resolve_neg().contiguous())))
@@ -381,6 +384,32 @@ class Walk:
                 self.add(inner)
                 return True
         return False
+
+
+def _tensors_within(tensor: Any) -> list[Any] | None:
+    """What a tensor that is no block of numbers consists of; None for one that is. (To print it shows a part of it.)"""
+    if tensor.is_meta:
+        return []
+    tensor = tensor.detach()
+    if tensor.layout is torch.jagged:
+        return [tensor.values(), tensor.offsets(), tensor.lengths()]
+    if tensor.is_nested:
+        return list(tensor.unbind())
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor.coalesce()
+        return [tensor.indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    if tensor.is_quantized:
+        scales = (
+            (tensor.q_scale(), tensor.q_zero_point())
+            if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric)
+            else (tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points(), tensor.q_per_channel_axis())
+        )
+        return [tensor.int_repr(), *scales]
+    return None if tensor.layout is torch.strided else [tensor.to_dense()]
 
 
 def digest_alone(value: Any) -> str:

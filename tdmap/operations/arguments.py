@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tdmap.data.kinds import Data, data_length, is_data, is_opened_by_row
+from tdmap.data.kinds import Data, data_length, is_data, is_opened_by_row, require_writable
 from tdmap.data.sizes import row_bytes_of
 from tdmap.job import Policy
 from tdmap.plan import MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
@@ -56,6 +56,7 @@ def plan_for(
         raise TypeError(
             f"out must be a tensor, a collection of tensors or the path of a folder, got a {type(out).__name__}."
         )
+    require_writable(out)
     dims = len(data.shape)
     if not isinstance(dim, int) or not -dims <= dim < dims:
         raise IndexError(
@@ -64,7 +65,7 @@ def plan_for(
         )
     dim %= dims
     if is_opened_by_row(data):
-        factor *= _check_sharded(data, dim, out)
+        factor *= _check_sharded(data, dim)
     length = data_length(data, dim)
     own = max(row_bytes_of(data, length) // factor, 1)
     result = own * OUTPUT_FACTOR if out is None or out is data else row_bytes_of(out, length) // factor
@@ -84,16 +85,14 @@ REMOTE_CHUNKS = 32
 """Default chunks of rows that are fetched from a store are so many times larger: a request for each takes its time."""
 
 
-def _check_sharded(data: Data, dim: int, out: Data | None) -> int:
+def _check_sharded(data: Data, dim: int) -> int:
     """How many times larger its default chunks are.
 
     Raises:
-        ValueError: it is cut along another dimension, or is to be written to.
+        ValueError: it is cut along another dimension.
     """
     if dim:
         raise ValueError(f"the rows of several folders lie along dimension 0: they cannot be cut along dim={dim}.")
-    if out is not None and is_opened_by_row(out):
-        raise ValueError("a dataset of several folders is read only: pass out=a folder of its own, or out=None.")
     return REMOTE_CHUNKS if data.is_remote else 1
 
 

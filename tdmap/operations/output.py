@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.alike import check_dtype, not_a_collection, wrong_shape
-from tdmap.data.kinds import Data, entries_of, is_data, is_dense, is_opened_by_row, tensors_of
+from tdmap.data.kinds import Data, entries_of, is_data, is_dense, is_opened_by_row, require_writable, tensors_of
 from tdmap.data.objectlog import check_storable
 from tdmap.data.objects import assign_objects, entry_at, piece_of
 from tdmap.data.reader import narrow
@@ -60,7 +60,7 @@ class Output:
 
     Raises:
         FileExistsError: the folder is in use.
-        ValueError: `out` is, or shares memory with, the source.
+        ValueError: `out` is, or shares memory with, the source; or it is a dataset of several folders.
         TypeError: `out` is none of these.
     """
 
@@ -79,6 +79,7 @@ class Output:
         elif out is not None:
             if not is_data(out):
                 raise TypeError(f"out must be a tensor, a collection of tensors or a path, got a {type(out).__name__}.")
+            require_writable(out)
             require_apart(source, out)
             self.given = out
 

@@ -47,7 +47,7 @@ from tdmap.pipeline.stages import (
     Unbatch,
     Zip,
 )
-from tdmap.pipeline.torchloader import for_loader, worker_place
+from tdmap.pipeline.torchloader import Sendable, for_loader, worker_place
 from tdmap.ranks.shard import ShardLike, rank_of
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.resume.inshards import or_in_shards
@@ -350,7 +350,7 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
             context = Context(None, self._used_seed, self._epochs.number)
             chain, share = self._without_share()
             share = share._replace(worker=place[0], workers=place[1])
-            elements = PipelineIterator(chain._opened(context), context, chain.describe(), share=share)
+            elements = Sendable(PipelineIterator(chain._opened(context), context, chain.describe(), share=share))
         return for_loader(elements, sys._getframe(1))  # type: ignore[no-any-return]
 
     @operation

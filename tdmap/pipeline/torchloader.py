@@ -6,9 +6,12 @@ from collections.abc import Iterator, MutableMapping
 from types import FrameType
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import collate
 
+from tdmap.data.kinds import is_data, tensors_of
 from tdmap.pipeline.planning import Both, Head, Local, Plan
 from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import Concat, Shard, Skip, Take
@@ -75,6 +78,25 @@ class Envelope(MutableMapping[str, Any]):
         raise KeyError(key)
 
 
+def sendable(value: Any) -> Any:
+    """An element whose tensors a DataLoader's worker can send: those that lie in files, or are shared, as copies.
+
+    torch sends the descriptor of shared memory, and what is mapped from a file has none.
+    """
+    if isinstance(value, (tuple, list)):
+        made = map(sendable, value)
+        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+    if is_data(value) and any(map(_is_shared, tensors_of(value))):
+        return value.clone()
+    return value
+
+
+def _is_shared(tensor: Tensor) -> bool:
+    if tensor.is_nested:
+        return any(_is_shared(part) for part in tensor.unbind())
+    return tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.is_shared()
+
+
 def for_loader(elements: Any, caller: FrameType | None) -> Any:
     """The elements as the caller of `iter(pipeline)` can handle them: a DataLoader without a `collate_fn` cannot."""
     if caller is None or caller.f_globals.get("__name__") != "torch.utils.data._utils.fetch":
@@ -82,6 +104,19 @@ def for_loader(elements: Any, caller: FrameType | None) -> Any:
     if caller.f_locals.get("collate_fn") is not collate.default_convert:
         return elements
     return _Enveloped(elements)
+
+
+class Sendable(Iterator[Any]):
+    """The elements of a DataLoader's worker, each of which goes to another process; else the iterator that it wraps."""
+
+    def __init__(self, elements: Any) -> None:
+        self._elements = elements
+
+    def __next__(self) -> Any:
+        return sendable(next(self._elements))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._elements, name)
 
 
 class _Enveloped(Iterator[Any]):

@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 
 from tdmap.data.join import check_rows
-from tdmap.data.kinds import Data, data_length, is_data
+from tdmap.data.kinds import Data, data_length, is_data, require_writable
 from tdmap.data.schema import Schema
 from tdmap.data.store import OutputFolder
 from tdmap.data.writer import RowWriter
@@ -25,6 +25,7 @@ from tdmap.sinks import Preallocated
 def write(plan: Plan, context: Context, out: Data | str | os.PathLike[str] | OutputFolder, resume: bool) -> Data:
     """All rows into a folder, or into rows that exist already."""
     check_ends(plan)
+    require_writable(out)
     if is_data(out):
         return _write_into(plan, context, out, resume)
     if not isinstance(out, (str, os.PathLike, OutputFolder)):

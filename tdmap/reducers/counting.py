@@ -78,7 +78,8 @@ class Histogram(_Keyed):
     def _slot_of(self, flat: Tensor) -> Tensor:
         low, high = self.range
         where = torch.sub(flat, low).mul_(self.bins / (high - low)).floor_().clamp_(-1, self.bins)
-        where.masked_fill_(flat == high, self.bins - 1)  # the upper edge itself belongs to the last bin
+        # Rounded, the distance of a value just below the upper edge may be that of the edge, which is in the last bin.
+        where.masked_fill_((flat <= high) & (where >= self.bins), self.bins - 1)
         return where.nan_to_num_().long().add_(1)
 
     def join(self, a: Tensor, b: Tensor) -> Tensor:
@@ -261,10 +262,10 @@ class TopK(Reducer[Any]):
     """
 
     def __init__(self, key: Key | None = None, k: int = 10, largest: bool = True) -> None:
-        if k < 1:
-            raise ValueError(f"k must be at least 1, got {k}")
+        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
+            raise ValueError(f"k must be a number of rows, at least 1: got {k!r}.")
         self.key = key
-        self.k = k
+        self.k = int(k)
         self.largest = largest
 
     def __repr__(self) -> str:
@@ -298,7 +299,14 @@ class TopK(Reducer[Any]):
         values = ranked(values, repr(self))
         if not values.dtype.is_floating_point:
             return values.to(torch.uint8) if values.dtype is torch.bool else values
-        return torch.where(values.isnan(), -math.inf if self.largest else math.inf, values)
+        nan = values.isnan()
+        if not nan.any():
+            return values
+        # As integers in the same order, where there is room below and above the infinite ones; -0.0 becomes 0.0.
+        integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[values.itemsize]
+        least, most = torch.iinfo(integers).min, torch.iinfo(integers).max
+        bits = (values + 0.0).view(integers)
+        return (bits ^ ((bits >> (8 * values.itemsize - 1)) & most)).masked_fill_(nan, least if self.largest else most)
 
     def _best(self, values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         order = torch.argsort(rows)

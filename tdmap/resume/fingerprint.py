@@ -18,6 +18,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -89,6 +90,13 @@ def _digest(value: Any) -> str:
     return Reached(bounded=False).digest(value)
 
 
+def _digest_objects(values: Any) -> str:
+    """As `_digest`, of strings in millions at a fifth of the time."""
+    if isinstance(values, list) and set(map(type, values)) == {str}:
+        values = ("strings", np.fromiter(map(len, values), np.int64, len(values)), "".join(values))
+    return _digest(values)
+
+
 def source_parts(data: Data, contents: bool = True) -> dict[str, str]:
     """What a dataset consists of: for each tensor its key, dtype, shape and file, or a digest of its content.
 
@@ -126,10 +134,15 @@ def _key_name(key: Any) -> str:
 
 def _describe_leaf(leaf: Any, contents: bool) -> str:
     if not isinstance(leaf, Tensor):
-        return f"{type(leaf).__name__} {_digest(getattr(leaf, 'data', None))}"
-    text = f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}"
+        text = f"{type(leaf).__name__} {list(leaf.shape)}"
+        return f"{text}, content {_digest_objects(leaf.tolist())}" if contents else text
+    # The symbol that stands for a ragged length is another one in each process.
+    shape = f"nested, {leaf.dim()} dimensions" if leaf.is_nested else list(leaf.shape)
+    text = f"{str(leaf.dtype).removeprefix('torch.')} {shape}"
+    if leaf.is_nested or leaf.layout is not torch.strided:
+        return f"{text}, content {_digest(leaf)}" if contents else f"{text}, in memory"
     plain = leaf.as_subclass(Tensor) if type(leaf) is not Tensor else leaf
-    region = region_of(plain) if leaf.layout is torch.strided else None
+    region = region_of(plain)
     if region is None or region.handle.anonymous:
         return f"{text}, content {_digest(plain)}" if contents else f"{text}, in memory"
     info = os.stat(region.handle.path)

@@ -8,18 +8,19 @@ from typing import Any
 
 from torch import Tensor
 
-from tdmap.data.kinds import Data
+from tdmap.data.kinds import Data, entries_of, is_dense
 from tdmap.data.schema import Schema, key_name
 from tdmap.errors import OutputMismatch
 from tdmap.stores.manifest import MANIFEST, Shard, unpack, why_no_dataset
 from tdmap.stores.members import FolderMember, Member, MemoryMember, digest_of
 from tdmap.stores.remote import members_at
 from tdmap.stores.sharded import ShardedDataset
-from tensordict_lite import TensorDict
+from tensordict_lite import TensorDict, is_non_tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.disk.format import read_small
 from tensordict_lite.memmap.plan import mapped_root
+from tensordict_lite.objects.data import same_payload
 
 AnyPath = str | os.PathLike[str]
 MAX_MANIFEST = 1 << 28
@@ -124,13 +125,30 @@ def concat(datasets: Iterable[Data]) -> ShardedDataset:
         member: Member = MemoryMember(f"dataset {place}", data)
         if root is not None:
             folder = FolderMember.at(os.path.realpath(root))
-            if folder.rows == member.rows:  # all of it, and not a part without rows
+            if _is_all_of(data, TensorDict.load_memmap(folder.name)):
                 member = folder
                 folders.append(folder.name)
         spans.append((len(members), 0, member.rows))
         members.append(member)
     _refuse_twice(folders)
     return _joined(members, spans)
+
+
+def _is_all_of(data: Any, saved: Any) -> bool:
+    """Whether a collection whose tensors are mapped from a folder is what is there: all entries, the same objects."""
+    if isinstance(data, Tensor) or isinstance(saved, Tensor):
+        return type(data) is type(saved) and (data.is_nested or (data.dtype, data.shape) == (saved.dtype, saved.shape))
+    if data.batch_size != saved.batch_size or is_non_tensor(data) is not is_non_tensor(saved):
+        return False
+    if is_non_tensor(data):
+        return same_payload(data.tolist(), saved.tolist())
+    if is_dense(data) is not is_dense(saved):
+        return False
+    if not is_dense(data):
+        pairs = list(zip(data.unbind(data.stack_dim), saved.unbind(saved.stack_dim)))
+        return data.stack_dim == saved.stack_dim and all(_is_all_of(one, other) for one, other in pairs)
+    mine, theirs = entries_of(data), entries_of(saved)
+    return mine.keys() == theirs.keys() and all(_is_all_of(value, theirs[key]) for key, value in mine.items())
 
 
 def _chosen(member: Member, data: ShardedDataset) -> Member:

@@ -311,6 +311,14 @@ class ShardedDataset(TensorCollection):
             if ahead is not None:
                 ahead(begin, end, self._keys)
 
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", str(func))
+        raise TypeError(
+            f"torch.{name} takes collections in memory, not datasets of several folders: use contiguous() to load "
+            "one, tdmap.concat to put several one after another, or tdmap.map to change the rows."
+        )
+
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, str) or (isinstance(index, tuple) and index and all(isinstance(k, str) for k in index)):
             return (self._with_column(index) if index in self else self._no_rows)[index]
@@ -320,9 +328,7 @@ class ShardedDataset(TensorCollection):
             return self._slice(index)
         if index is None or index is Ellipsis:
             return self.contiguous()[index]
-        if isinstance(index, Tensor) and not index.dim() and index.dtype is not torch.bool:
-            index = int(index)
-        if hasattr(index, "__index__") and not isinstance(index, (bool, np.ndarray, Tensor)):
+        if _is_number(index):
             row = row_number(operator.index(index), len(self))
             return self._load(row, row + 1)[0]
         return self._take(index)
@@ -336,11 +342,10 @@ class ShardedDataset(TensorCollection):
         found = self[rows]
         if not rest:
             return found
-        return (
-            found[tuple(rest)]
-            if hasattr(rows, "__index__") and not hasattr(rows, "__len__")
-            else found[(slice(None), *rest)]
-        )
+        if _is_number(rows):
+            return found[tuple(rest)]
+        paired = not isinstance(rows, slice) and any(map(_is_array, rest))
+        return found[(torch.arange(len(found)) if paired else slice(None), *rest)]
 
     def _slice(self, index: slice) -> Any:
         first, last, step = index.indices(len(self))
@@ -455,6 +460,20 @@ def _rebuild(members: Any, spans: Any, keys: Any, lazy: bool, none: Data, row_by
     data = ShardedDataset(members, spans, keys, lazy, none)
     data._row_bytes = row_bytes
     return data
+
+
+def _is_number(index: Any) -> bool:
+    """Whether an index means one row."""
+    if isinstance(index, (Tensor, np.ndarray)) and index.ndim:
+        return False
+    return hasattr(index, "__index__") and not isinstance(index, bool) and getattr(index, "dtype", None) not in _BOOLS
+
+
+def _is_array(index: Any) -> bool:
+    return isinstance(index, (Tensor, np.ndarray, list, tuple, range)) and not _is_number(index)
+
+
+_BOOLS = (torch.bool, np.dtype(bool))
 
 
 def entry_names(data: Data) -> list[Any]:

@@ -262,10 +262,22 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
         return out
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """As :meth:`TensorDict.to`; the result is a module too."""
-        moved = self._plain()
-        out = moved.to(*args, **kwargs)
-        return self if out is moved and out._batch_size == self._batch_size else self._wrap_params(out)
+        """As :meth:`TensorDict.to`; the result is a module too, of parameters and buffers where these are some."""
+        here = self._plain()
+        with torch.no_grad():
+            out = here.to(*args, **kwargs)
+        if out is here and out._batch_size == self._batch_size:
+            return self
+        olds, known = iter(here._leaves()), {}
+
+        def moved(new: Tensor) -> Tensor:
+            old = next(olds)
+            found = known.get(id(old))  # what is tied here is tied there
+            if found is None:
+                found = known[id(old)] = new if new is old else _like(old, new)
+            return found
+
+        return self._wrap_params(out._map_leaves(moved))
 
     def cpu(self, **kwargs: Any) -> Any:
         return self.to("cpu", **kwargs)
@@ -407,7 +419,11 @@ def _restore(cls: Any, inner: TensorCollection, no_convert: Any, locked: bool, t
 
 def _like(old: Tensor, new: Tensor) -> Tensor:
     """A tensor as a parameter or buffer, as another one is."""
+    if isinstance(new, UninitializedTensorMixin):
+        return new
     if isinstance(old, nn.Parameter):
+        if not (new.is_floating_point() or new.is_complex()):
+            return nn.Buffer(new)
         return nn.Parameter(new, requires_grad=old.requires_grad)
     return nn.Buffer(new) if isinstance(old, nn.Buffer) else new
 

@@ -239,3 +239,24 @@ def test_the_state_of_an_iteration_without_a_seed_holds_the_one_that_it_drew():
     first = [batch["noise"].tolist() for batch in pipeline.iter(num_workers=0)]
     torch.manual_seed(3)
     assert [batch["noise"].tolist() for batch in pipeline.iter(num_workers=0)] == first
+
+
+SOURCES = {
+    "mapped": lambda data, folder: data.memmap(folder),
+    "loaded": lambda data, folder: TensorDict.load_memmap(data.memmap(folder).saved_path),
+    "open": lambda data, folder: tdmap.open(str(data.memmap(folder).saved_path)),
+    "shared": lambda data, folder: data.share_memory_(),
+    "a result": lambda data, folder: tdmap.map(data, lambda rows: rows, num_workers=1),
+}
+
+
+@pytest.mark.parametrize("source", list(SOURCES))
+def test_dataloader_workers_send_rows_that_lie_in_files(source, tmp_path):
+    rows = TensorDict({"x": torch.arange(40), "label": [f"row {n}" for n in range(40)]}, [40])
+    pipeline = SOURCES[source](rows, str(tmp_path / "data")).pipeline()
+    for chain in (pipeline.batch(16), pipeline.map(lambda rows: rows).batch(16), pipeline.take(40).batch(16)):
+        batches = list(DataLoader(chain, batch_size=None, num_workers=2, timeout=60))
+        assert sorted(rows_of(batches)) == list(range(40))
+        assert all(label == f"row {x}" for batch in batches for x, label in zip(batch["x"].tolist(), batch["label"], strict=True))
+    single = [row["x"].item() for row in DataLoader(pipeline, batch_size=None, num_workers=2, timeout=60)]
+    assert sorted(single) == list(range(40))

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -344,3 +345,19 @@ def test_a_folder_of_shards_can_be_moved(sharded: Path, root: Path) -> None:
     sharded.rename(root / "elsewhere")
     assert same(tdmap.open(root / "elsewhere").contiguous(), numbers(0, 50))
     assert same(tdmap.open(f"file://{root}/elsewhere")[5:15], numbers(5, 10))
+
+
+@pytest.mark.parametrize(
+    "first", [2, [2, 0], torch.tensor([1, 3]), np.array(1), slice(1, 3), [True, False, True, False]]
+)
+@pytest.mark.parametrize("second", [(), (1,), ([1, 0],), (torch.tensor([1, 2]),), (slice(1, 3),), (None,)])
+def test_an_index_of_several_parts_means_what_it_means_in_memory(first, second):
+    data = TensorDict({"x": torch.arange(24).reshape(4, 3, 2)}, [4, 3])
+    shards = tdmap.concat([data[:1], data[1:]])
+    assert torch.equal(shards[(first, *second)]["x"], data[(first, *second)]["x"])
+
+
+def test_functions_of_torch_say_what_to_use():
+    shards = tdmap.concat([TensorDict({"x": torch.arange(3)}, [3])] * 1)
+    with pytest.raises(TypeError, match=r"torch.cat takes collections in memory.*tdmap.concat"):
+        torch.cat([shards, shards])

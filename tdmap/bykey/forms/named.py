@@ -43,6 +43,8 @@ class Asked(NamedTuple):
 
     reducers: dict[Path, Reducer[Any]]
     ordered: dict[Path, Ordered]
+    counted: dict[Path, Key]
+    """Entries whose rows are counted, where they are named: a count reads none of them."""
 
 
 def parse(spec: Any) -> Asked:
@@ -62,15 +64,19 @@ def parse(spec: Any) -> Asked:
             'agg takes a mapping, as in {"price": ["mean", "max"], "sold": "sum", "n": ("price", "count")}: got '
             f"{spec!r}."
         )
-    asked = Asked({}, {})
+    asked = Asked({}, {}, {})
     for name, value in spec.items():
         if isinstance(value, list):
             parts = path_of(name)
             for one in value:
                 _add(asked, (*parts, _called(one)), name, one)
+                if one == "count":
+                    asked.counted[(*parts, _called(one))] = name
         elif isinstance(value, tuple) and len(value) >= 2:
             key, *what = value
             _add(asked, name, key, what[0] if len(what) == 1 else tuple(what))
+            if what == ["count"]:
+                asked.counted[name] = key
         else:
             _add(asked, name, name, value)
     return asked

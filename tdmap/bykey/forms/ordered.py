@@ -17,7 +17,7 @@ from tdmap.bykey.codec import KeyCodec
 from tdmap.bykey.index import sorted_rows
 from tdmap.bykey.keys import KeySpec
 from tdmap.bykey.order import group_starts
-from tdmap.bykey.prepare import prepare
+from tdmap.bykey.prepare import prepare, require_rows
 from tdmap.data.entries import require_entry
 from tdmap.data.kinds import Data
 from tdmap.data.reader import narrow
@@ -56,6 +56,7 @@ class OrderedGroups:
             raise TypeError(
                 "groups by a function of a chunk have no order within: make its result an entry first, with tdmap.map."
             )
+        require_rows(data, "group_by")
         require_entry(data, value, "the entry whose order is asked for")
         found = narrow(data, 0, 0, 0).get(value)
         if not isinstance(found, Tensor) or found.dim() != 1 or found.is_complex():
@@ -64,6 +65,7 @@ class OrderedGroups:
         down = tuple(descending and name == value for name in names)
         keyed = prepare(data, KeySpec(names), "group_by", execution, dropna=False, descending=down)
         index = sorted_rows(keyed, spill, execution, policy, chunksize=None, with_words=True)
+        self.descending = descending
         self.rows: NDArray[np.int64] = index.rows.numpy()
         self.words = [word.numpy().view(np.uint64) for word in index.words]
         columns = keyed.codec.decode(self.words)
@@ -98,8 +100,12 @@ class OrderedGroups:
         first = self.starts[:, None] + low.astype(np.int64)
         second = np.minimum(first + 1, (self.starts + np.maximum(counts - 1, 0))[:, None])
         a, b = values[first], values[second]
-        with np.errstate(invalid="ignore"):  # between two infinite ones
-            found = np.where(a == b, a, a + (b - a) * (ranks - low))
+        part = ranks - low
+        with np.errstate(invalid="ignore", over="ignore"):
+            found = np.where(a == b, a, a + (b - a) * part)
+            beyond = ~np.isfinite(found)  # one is infinite, or they are further apart than a number can tell
+            if beyond.any():
+                found[beyond] = np.where(part == 0, a, a * (1 - part) + b * part)[beyond]
         found[counts == 0] = np.nan
         return torch.from_numpy(found if isinstance(q, tuple) else found[:, 0])
 
@@ -117,7 +123,7 @@ class OrderedGroups:
         gaps = self.lengths - self._present()
         group = np.repeat(np.arange(len(self.starts)), self.lengths)
         place = np.arange(len(self.rows)) - self.starts[group]
-        if len(self.missing) and bool(self.missing[self.starts].any()):  # from large to small NaN come first
+        if self.descending and bool(self.missing.any()):  # they come first
             place = (place - gaps[group]) % self.lengths[group]
         chosen = np.flatnonzero(place < k)
         order = np.lexsort((place[chosen], group[chosen]))

@@ -73,18 +73,27 @@ class JoinChunk:
         others: entries of the second dataset.
         share: workers are other processes.
         indicator: entry that tells rows that have a partner; empty to leave out those that have none.
+        forms: dtype, and shape in a row, of the keys of a result that has rows of either dataset alone.
     """
 
     takes_start = True
 
     def __init__(
-        self, names: Mapping[Key, Key], reader: KeyReader, lookup: Lookup, others: Data, share: bool, indicator: str
+        self,
+        names: Mapping[Key, Key],
+        reader: KeyReader,
+        lookup: Lookup,
+        others: Data,
+        share: bool,
+        indicator: str,
+        forms: Mapping[Key, tuple[torch.dtype, tuple[int, ...]]],
     ) -> None:
         self.__qualname__ = "join"  # of the object: a class of that name could not be found again by its own
         self.names = dict(names)
         self.reader = reader
         self.lookup = lookup
         self.indicator = indicator
+        self.forms = dict(forms)
         self.block_bytes = BLOCK_BYTES
         self.row_bytes = data_row_bytes(others, len(others))
         plain = [key for key in others.keys() if _has_columns(others.get(key), bool(indicator))]
@@ -145,6 +154,8 @@ class JoinChunk:
             value = chunk.get(name)
             simple = isinstance(value, Tensor) and is_columnar(value)
             joined.set(key, reordered(value.detach(), ours) if simple else value[numbers])
+        for key, (dtype, shape) in self.forms.items():
+            joined.set(key, joined.get(key).to(dtype).reshape(-1, *shape))
         missing = None if has is None else torch.from_numpy(~has)
         columns = [rows_of_entry(column, theirs, missing) for column in self.columns.tensors]
         placed = with_columns(self.example, columns, len(ours))

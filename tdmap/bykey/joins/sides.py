@@ -17,6 +17,7 @@ from tdmap.data import kinds
 from tdmap.data.columns import is_columnar
 from tdmap.data.kinds import Data, is_dense, is_opened_by_row, with_entries
 from tdmap.data.reader import narrow
+from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Source
 from tdmap.memory.resources import available_memory
@@ -27,7 +28,7 @@ from tdmap.operations.output import SourceRows
 from tdmap.operations.permute import PlaceRows, run_blocks
 from tdmap.reducers.base import Key
 from tdmap.runtime.commits import settled
-from tdmap.stores.widened import as_tensordict
+from tdmap.stores.widened import as_tensordict, with_room
 from tensordict_lite import TensorDict, is_non_tensor
 
 On: TypeAlias = "Key | list[Key] | Mapping[Key, Key]"
@@ -122,8 +123,12 @@ def _renumbered(keyed: KeyedData, index: int, labels: list[str], known: dict[str
     numbers = torch.tensor([known[label] for label in labels], dtype=torch.int64)[column]
     if is_opened_by_row(keyed.data):  # the column is a copy
         return replace(keyed, data=keyed.data.with_columns(TensorDict({name: numbers}, [len(numbers)])))
-    column.copy_(numbers)
-    return keyed
+    if is_dense(keyed.data):
+        column.copy_(numbers)  # what workers map already
+        return keyed
+    wider = with_room(keyed.data)  # the column was put together from the members of a lazy stack
+    wider.set(name, numbers)
+    return replace(keyed, data=wider)
 
 
 def _widened(keyed: KeyedData, dtypes: tuple[torch.dtype, ...]) -> KeyedData:
@@ -170,7 +175,7 @@ def renamed(
     Raises:
         ValueError: a name is taken even with the suffix, or nobody knows what stands in a gap.
     """
-    rest = TensorDict({key: b.get(key) for key in b.keys()}, b.shape[:1])
+    rest = TensorDict({key: _entry(b, key, "second") for key in b.keys()}, b.shape[:1])
     for name in spec.names:
         rest = rest.exclude(name)
     names: list[str] = [name for name in rest.keys() if _has_entries(rest.get(name))]
@@ -242,8 +247,21 @@ def _has_entries(value: Any) -> bool:
     return isinstance(value, Tensor) or bool(len(list(value.keys()))) or bool(getattr(value, "_is_non_tensor", False))
 
 
+def _entry(data: Data, name: str, which: str) -> Any:
+    """A column of the first or the second dataset."""
+    try:
+        return data.get(name)
+    except RuntimeError:
+        if not kinds.has_members(data):
+            raise
+        raise OutputMismatch(
+            f"join: rows of one dataset look alike, and those of the entry {name!r} of the {which} dataset differ in "
+            "shape: leave it out with exclude(), or pad it first."
+        ) from None
+
+
 def _filled(data: Data, name: str, gaps: bool, which: str) -> Any:
-    value = data.get(name)
+    value = _entry(data, name, which)
     if not gaps:
         return value
     value = _dense(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,7 +38,7 @@ def sample(
     out: Data | str | os.PathLike[str] | None = None,
     *,
     frac: float | None = None,
-    weights: str | tuple[str, ...] | Tensor | None = None,
+    weights: str | tuple[str, ...] | Tensor | NDArray[Any] | Sequence[float] | None = None,
     replace: bool = False,
     shuffle: bool = False,
     seed: int | None = None,
@@ -55,8 +55,8 @@ def sample(
         n: how many rows.
         out: None for new shared memory; a folder for a new memory-mapped dataset; or a dataset with room for the rows.
         frac: instead of `n`, their share of all rows.
-        weights: how likely each row is drawn, next: an entry, or a tensor `[rows]` of numbers that are not negative.
-            They need not add up to one. Takes 16 bytes of memory a row. Default: all rows alike.
+        weights: how likely each row is drawn, next: an entry, or a tensor, an array or a list of `[rows]` numbers that
+            are not negative. They need not add up to one. Takes 16 bytes of memory a row. Default: all rows alike.
         replace: a row may be drawn again.
         shuffle: in the order in which they are drawn; otherwise in the order of the data, which reads faster.
         seed: the same seed draws the same rows. None draws one from torch's global random stream.
@@ -80,6 +80,8 @@ def sample(
     """
     require_rows(data, "sample")
     seed = checked_seed(seed)
+    if isinstance(weights, np.ndarray) or (isinstance(weights, (list, tuple)) and not _is_key(weights)):
+        weights = torch.as_tensor(weights)
     length = int(data.shape[0])
     execution = Execution.of(**options)
     count = _count(n, frac, length)
@@ -110,6 +112,10 @@ def sample(
     return run_call("sample", data, parts, output, resume, work)
 
 
+_SMALLEST, _LARGEST = 1e-200, 1e200
+"""Weights are added as they are when the largest one lies between."""
+
+
 def _count(n: Any, frac: Any, length: int) -> int:
     if (n is None) is (frac is None):
         raise TypeError(f"sample takes a number of rows n=, or their share frac=: got n={n!r}, frac={frac!r}.")
@@ -120,6 +126,10 @@ def _count(n: Any, frac: Any, length: int) -> int:
     if not isinstance(frac, (int, float)) or not 0 <= frac < float("inf"):
         raise ValueError(f"frac must be a share of the rows, as 0.1: got {frac!r}.")
     return round(frac * length)
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, tuple) and all(isinstance(part, str) for part in value)
 
 
 def _odds(data: Data, weights: Any, length: int) -> NDArray[np.float64]:
@@ -143,12 +153,19 @@ def _drawn(
             return random.integers(0, max(length, 1), count)
         return random.choice(length, count, replace=False) if count else np.zeros(0, dtype=np.int64)
     if replace:
+        likely = np.flatnonzero(odds)
+        if not len(likely):
+            return np.zeros(0, dtype=np.int64)
+        if not _SMALLEST < odds.max() < _LARGEST:  # sums of such would be infinite, or lack most of their bits
+            odds = odds / odds.max()
         ends = np.cumsum(odds)
-        found = np.searchsorted(ends, random.random(count) * (ends[-1] if length else 0.0), side="right")
-        return found.astype(np.int64)
+        found = np.searchsorted(ends, random.random(count) * ends[-1], side="right")
+        drawn: NDArray[np.int64] = np.minimum(found, likely[-1])  # a product may be rounded up to the sum
+        return drawn
     # The smallest of exponential times with these rates (Efraimidis and Spirakis, "Weighted random sampling with a
     # reservoir", 2006).
     with np.errstate(divide="ignore"):
-        times = random.standard_exponential(length) / odds
+        # By their logarithms: the time of a weight near the least number would be infinite, as that of no weight.
+        times = np.log(random.standard_exponential(length)) - np.log(odds)
     order = np.argpartition(times, count - 1)[:count] if 0 < count < length else np.arange(length)[:count]
     return order[np.argsort(times[order], kind="stable")]

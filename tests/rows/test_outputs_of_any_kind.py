@@ -1,0 +1,98 @@
+"""What an output may be: lazy stacks as dense ones, some entries of a folder, and no dataset of several folders."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tdmap
+from tensordict_lite import TensorDict, lazy_stack
+
+OPERATIONS = {
+    "map": lambda data, out: tdmap.map(data, lambda rows: rows, out=out, num_workers=0),
+    "map, a row each": lambda data, out: tdmap.map(data, lambda row: row, out=out, num_workers=0, chunksize=0),
+    "sort": lambda data, out: tdmap.sort(data, "k", out=out, num_workers=0),
+    "filter": lambda data, out: tdmap.filter(data, tdmap.col("k") > 0, out=out, num_workers=0),
+    "shuffle": lambda data, out: tdmap.shuffle(data, out=out, seed=1, num_workers=0),
+    "flat_map": lambda data, out: tdmap.flat_map(data, lambda rows: rows, out=out, num_workers=0),
+    "join": lambda data, out: tdmap.join(data, data.select("k"), "k", out=out, num_workers=0),
+    "sample": lambda data, out: tdmap.sample(data, 3, out=out, seed=1, num_workers=0),
+}
+
+
+def members(dtype=torch.int64, shape=(), key="k"):
+    return lazy_stack([TensorDict({key: torch.full(shape, -1, dtype=dtype)}, []) for _ in range(3)])
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_lazy_stack_takes_rows_as_a_dense_collection_does(name):
+    data = TensorDict({"k": torch.tensor([3, 1, 2]), "more": torch.zeros(3)}, [3])
+    found, wanted = members(), TensorDict({"k": torch.full((3,), -1)}, [3])
+    OPERATIONS[name](data, found)  # what it lacks is left out
+    OPERATIONS[name](data, wanted)
+    assert found["k"].tolist() == wanted["k"].tolist()
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_lazy_stack_refuses_what_does_not_fit(name):
+    data = TensorDict({"k": torch.tensor([300, 1, 2])}, [3])
+    for out in (members(torch.int8), members(shape=(2,)), members(key="other")):
+        with pytest.raises(tdmap.OutputMismatch):
+            OPERATIONS[name](data, out)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_dataset_of_several_folders_is_refused_before_anything_runs(name, tmp_path):
+    for part in range(2):
+        TensorDict({"k": torch.full((2,), -1)}, [2]).memmap(str(tmp_path / str(part)))
+    out = tdmap.open([str(tmp_path / "0"), str(tmp_path / "1")])
+    with pytest.raises(ValueError, match="read only, so it cannot be out"):
+        OPERATIONS[name](TensorDict({"k": torch.tensor([3, 1, 2])}, [3]), out)
+
+
+def saved(folder):
+    data = {"k": torch.tensor([1, 2]), "y": torch.tensor([5, 6]), "s": ["a", "b"], "t": ["m", "n"]}
+    TensorDict(data, [2]).memmap(folder)
+    return TensorDict.load_memmap(folder)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_strings_written_into_some_entries_of_a_dataset_leave_the_others_there(tmp_path, workers):
+    folder = str(tmp_path / "data")
+    out = saved(folder).select("k", "s")
+    source = TensorDict({"k": torch.tensor([7, 8]), "s": ["A", "B"]}, [2])
+    tdmap.map(source, lambda rows: rows, out=out, num_workers=workers)
+    found = TensorDict.load_memmap(folder)
+    assert sorted(found.keys()) == ["k", "s", "t", "y"]
+    assert (found["k"].tolist(), list(found["s"])) == ([7, 8], ["A", "B"])
+    assert (found["y"].tolist(), list(found["t"])) == ([5, 6], ["m", "n"])
+
+
+def test_concat_takes_what_it_is_given_and_not_what_the_folder_has(tmp_path):
+    data = saved(str(tmp_path / "data"))
+    assert tdmap.concat([data]).folders  # the whole of it: by its folder, without a copy
+    changed = data.copy()
+    changed["s"] = ["X", "Y"]
+    assert list(tdmap.concat([changed])["s"]) == ["X", "Y"]
+    assert sorted(tdmap.concat([data.select("k")]).keys()) == ["k"]
+    more = data.select("k").copy()
+    more["new"] = ["P", "Q"]
+    assert sorted(tdmap.concat([more]).keys()) == ["k", "new"]
+    assert tdmap.concat([data.select("k"), TensorDict({"k": torch.tensor([3])}, [1])])["k"].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_strings_that_a_function_assigns_are_not_lost_in_silence(workers):
+    data = TensorDict({"k": torch.tensor([1, 2]), "s": ["a", "b"]}, [2])
+
+    def upper(rows):
+        rows["s"] = [text.upper() for text in rows["s"]]
+
+    with pytest.raises(tdmap.OutputMismatch, match="assigned chunk\\['s'\\] and returned None"):
+        tdmap.map(data, upper, num_workers=workers)
+
+    def add(rows):
+        rows["k"].add_(1)
+
+    tdmap.map(data, add, num_workers=workers)
+    assert data["k"].tolist() == [2, 3]
