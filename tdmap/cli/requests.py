@@ -48,9 +48,21 @@ def guard(run: Callable[[], Any], state: str, refusals: tuple[type[Exception], .
         raise typer.Exit(FAILED) from error
 
 
+_OPTIONS = {
+    "overwrite=True": "--overwrite",
+    "resume=True": "--resume",
+    "nulls='mask'": "--nulls mask",
+    "nulls='raise'": "--nulls raise",
+}
+"""What arguments of functions are called in a command."""
+
+
 def _said(error: Exception) -> str:
-    """What an exception says; that of a KeyError would be in quotes otherwise."""
-    return str(error.args[0]) if isinstance(error, KeyError) and len(error.args) == 1 else str(error)
+    """What an exception says, in the words of commands; that of a KeyError would be in quotes otherwise."""
+    said = str(error.args[0]) if isinstance(error, KeyError) and len(error.args) == 1 else str(error)
+    for argument, option in _OPTIONS.items():
+        said = said.replace(argument, option)
+    return said
 
 
 def _is_of_function(error: Exception) -> bool:
@@ -103,7 +115,14 @@ def open_dataset(path: Path) -> Any:
 
 def open_rows(path: Path, least: int = 0) -> Any:
     """Open a dataset that has rows, at least so many, or leave with why it has none."""
+    from tdmap.stores.opening import refuse_jagged
+    from tensordict_lite.errors import DatasetError
+
     data = open_dataset(path)
+    try:
+        refuse_jagged(str(path), data)
+    except DatasetError as error:
+        refuse(f"{error}. Commands that work on rows take datasets of tensors and strings")
     if not len(data.batch_size) or data.batch_size[0] < least:
         refuse(f"{path} has batch size {list(data.batch_size)}, so there are no rows")
     return data

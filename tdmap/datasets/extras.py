@@ -43,6 +43,9 @@ def opened(path: str, mode: str = "rb") -> Iterator[Any]:
         with open(path, mode) as file:
             yield file
         return
+    parent = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(parent):
+        raise FileNotFoundError(f"{path} cannot be written: the folder {parent} does not exist. Make it first.")
     partial = f"{path}.tdmap-{os.getpid()}"
     try:
         with open(partial, mode) as file:

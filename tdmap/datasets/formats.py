@@ -8,6 +8,7 @@ thousand rows, or a row group a worker. A path may be any URL that fsspec knows,
 from __future__ import annotations
 
 import contextlib
+import difflib
 import glob
 import itertools
 import json
@@ -45,6 +46,9 @@ PART_BYTES = 64 << 20
 CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 """Of CSV and JSON Lines, by the last ending of a name. Binary formats compress by themselves."""
 
+
+CLOSE = 0.75
+"""How much of an ending is that of a format, at least, to be taken for a misspelling of it."""
 
 NAN_OF_CSV = ("nan", "-nan")
 """What Arrow, NumPy and C write for NaN, which is a number. Other spellings, such as "NA", are nulls."""
@@ -207,7 +211,7 @@ def convert(
     nulls: str = "raise",
     overwrite: bool = False,
     **options: Unpack[WorkerOptions],
-) -> None:
+) -> int:
     """Turn a dataset or a file of any format into one of another, each by the ending of its name.
 
     Args:
@@ -218,26 +222,49 @@ def convert(
         overwrite: a folder `target` may hold a dataset, which the new one replaces when it is whole. Files are replaced
             in any case.
         **options: about workers, as `tdmap.map`.
+
+    Returns:
+        How many rows were written.
+
+    Raises:
+        ValueError: the ending of `target` is nearly that of a format.
     """
     place = os.fspath(target)
-    to_folder = not any(place.lower().endswith(suffix) for form in FORMATS.values() for suffix in form.suffixes)
+    known = [suffix for form in FORMATS.values() for suffix in form.suffixes]
+    to_folder = not place.lower().endswith(tuple(known))
+    ending = os.path.splitext(place)[1].lower()
+    close = difflib.get_close_matches(ending, known, 1, CLOSE) if to_folder and ending else []
+    if close and not os.path.isdir(place):
+        raise ValueError(
+            f"{place}: files have no ending {ending!r}; did you mean {close[0]!r}? (To write a folder of that name, "
+            "make it first.)"
+        )
     has_nulls = not to_folder and FORMATS[format_of(place, None)].is_arrow
     kept = "mask" if nulls == "mask" and has_nulls else None
     if os.path.exists(os.path.join(os.fspath(source), "meta.json")):
         table = Table.open(source)
         if not to_folder:
             write(table, place, columns=columns, nulls=kept)
-            return
+            return len(table)
         if columns is not None:
             table = _chosen(table, columns, nulls if nulls == "mask" else None)
         table.save(place, overwrite=overwrite)
-        return
+        return len(table)
     if to_folder:
-        read(source, place, columns=columns, nulls=nulls, overwrite=overwrite, **options)
-        return
+        return len(read(source, place, columns=columns, nulls=nulls, overwrite=overwrite, **options))
+    rows = 0
+
+    def counted(stream: Iterator[Columns]) -> Iterator[Table]:
+        nonlocal rows
+        for batch in stream:
+            table = Table(*batch)
+            rows += len(table)
+            yield table
+
     files = find_files(source)
     with contextlib.closing(batches_of(files, format_of(files[0], None), columns, nulls)) as stream:
-        FORMATS[format_of(place, None)].write(place, _parts((Table(*batch) for batch in stream), kept))
+        FORMATS[format_of(place, None)].write(place, _parts(counted(stream), kept))
+    return rows
 
 
 # -- names of files ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,7 +97,13 @@ class Tokenizer:
             encode = getattr(self.fast, "encode_batch_fast", self.fast.encode_batch)  # which leaves offsets out
             return [encoding.ids for encoding in encode(texts)]
         found = self.tokenizer(texts)
-        found = list(found["input_ids"] if hasattr(found, "keys") else found)
+        found = found["input_ids"] if hasattr(found, "keys") else found
+        if not isinstance(found, Iterable):
+            raise _no_ids(type(found).__name__)
+        found = list(found)
+        odd = next((row for row in found if isinstance(row, str) or not isinstance(row, (Sized, Iterable))), None)
+        if odd is not None:
+            raise _no_ids(f"{type(odd).__name__} for one of them")
         if len(found) != len(texts):
             raise ValueError(f"the tokenizer was called with {len(texts)} texts, and returned {len(found)} rows.")
         return found if max_length is None else [row[:max_length] for row in found]
@@ -107,8 +113,17 @@ class Tokenizer:
         rows = self(texts, max_length)
         lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
         total = int(lengths.sum())
-        flat = np.fromiter(itertools.chain.from_iterable(rows), np.int64, total)
+        try:
+            flat = np.fromiter(itertools.chain.from_iterable(rows), np.int64, total)
+        except (TypeError, ValueError) as error:
+            raise _no_ids(f"something else ({error})") from error
         return Jagged(torch.from_numpy(flat).to(dtype), offsets_of(lengths), check=False)
+
+
+def _no_ids(found: str) -> TypeError:
+    return TypeError(
+        f"a tokenizer returns a sequence of whole numbers for each of the texts that it gets: got {found}."
+    )
 
 
 @contextlib.contextmanager
@@ -203,6 +218,9 @@ def tokenise(
         tensor([[97, 98,  0],
                 [99,  0,  0]])
     """
+    for name, size in (("max_length", max_length), ("pack", pack)):
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise ValueError(f"{name} must be a number of tokens, at least 1: got {size!r}.")
     if pad and (max_length is None or pack is not None):
         raise ValueError("pad=True fills rows up to max_length, which is needed, and pack=None.")
     if resume and (out is None or pack is not None):

@@ -261,6 +261,10 @@ class Applied(Expression):
                 f"{self!r}: the rows of {self.left!r} have shape {list(shapes[0][1:])}, and those of {self.right!r} "
                 f"{list(shapes[1][1:])}. Reduce one of them first: .any(), .all(), .sum(), .mean(), .min(), .max()."
             )
+        for column, one, text in ((self.left, left, right), (self.right, right, left)):
+            if isinstance(text, (str, bytes)) and isinstance(one, np.ndarray) and one.dtype.kind in "biufc":
+                kind = "a text" if isinstance(text, str) else "bytes"
+                raise TypeError(f"{self!r}: {column!r} holds numbers ({one.dtype}), and {text!r} is {kind}.")
         try:
             return _BINARY[self.sign][0](left, right)
         except TypeError as error:

@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import dill
 import torch
+from torch import Tensor
 
+from tdmap.data.alike import describe_difference, fits
 from tdmap.data.entries import require_entry
-from tdmap.data.kinds import Data, data_length, is_data
+from tdmap.data.kinds import Data, data_length, is_data, is_dense
+from tdmap.data.objects import without_objects
+from tdmap.data.reader import narrow
 from tdmap.data.store import OutputFolder, destination
 from tdmap.devices import check_start_method
+from tdmap.errors import OutputMismatch
 from tdmap.frames import warn_user
 from tdmap.functions import Keys, as_function
 from tdmap.memory.links import Device, resolve_device
@@ -28,6 +33,7 @@ from tdmap.pipeline.rows import Pending, View
 from tdmap.pipeline.shares import Epochs, Share
 from tdmap.pipeline.stages import (
     CALLING,
+    KEEPING_ROWS,
     SAME_ENTRIES,
     Batch,
     Cache,
@@ -91,12 +97,14 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         self._data = data
         self._seed = checked_seed(seed)
         self._epochs = Epochs()
+        self._begun: tuple[int, int] | None = None
         self._stages: tuple[Stage, ...] = ()
 
     def _then(self, stage: Stage) -> Pipeline:
         new = object.__new__(type(self))
         new.__dict__.update(self.__dict__)
         new._stages = (*self._stages, stage)
+        new._begun = None
         new._plan(Pipeline._pending)  # a stage that makes no sense here is an error here
         return new
 
@@ -235,8 +243,24 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         """The rows of `other` after these. Both must have the same entries, dtypes and row shapes.
 
         All parts draw from one seed: this pipeline's `seed=`, or if it has none, that of the first part which has one.
+
+        Raises:
+            OutputMismatch: rows of the two do not look alike; where functions make them, that is found out when rows
+                of both are in one batch.
         """
-        return self._then(Concat(_pipeline(other, "concat")))
+        other = _pipeline(other, "concat")
+        mine, theirs = self._example(), other._example()
+        if mine is not None and theirs is not None and not fits(mine, theirs):
+            difference = describe_difference(mine, theirs)
+            raise OutputMismatch(f"concat: the rows of both must look alike, and of the second one {difference}.")
+        return self._then(Concat(other))
+
+    def _example(self) -> Data | None:
+        """No rows, which look like those of the pipeline, without objects; None where functions make the rows."""
+        if not all(isinstance(stage, KEEPING_ROWS) for stage in self._stages):
+            return None
+        rows = narrow(self._data, 0, 0, 0)
+        return without_objects(rows) if is_dense(rows) or isinstance(rows, Tensor) else None
 
     def cache(self, path: str | os.PathLike[str]) -> Pipeline:
         """Write the rows to a folder the first time that they are needed, and read them there from then on.
@@ -293,7 +317,9 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
                 timeout=timeout,
                 **options,
             )
-        epoch = self._epochs.number if epoch is None else epoch
+        if epoch is None:
+            epoch = self._epochs.number
+            self._warn_of_repeated(epoch)
         if prefetch is not None and (isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 1):
             raise ValueError(f"prefetch must be an integer of at least 1: got {prefetch!r}.")
         target = None if device is None else resolve_device(device)
@@ -308,6 +334,17 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         plan = chain._opened(context)
         ahead = min(prefetch or 2, 2)
         return PipelineIterator(plan, context, chain.describe(), target, ahead, share, plan.elements)
+
+    def _warn_of_repeated(self, epoch: int) -> None:
+        """Warn where the epoch that begins now is the one that began last, and it makes a difference."""
+        again = self._begun == (epoch, self._epochs.times_set)
+        self._begun = (epoch, self._epochs.times_set)
+        if again and (self._shuffles or self._used_seed is not None):
+            warn_user(
+                "this pipeline is iterated once more with the order and the random streams of the same epoch. Call "
+                "pipeline.set_epoch(n) before each, use .iter(epoch=n), or .repeat(n) for all of them in one go.",
+                UserWarning,
+            )
 
     def set_epoch(self, epoch: int) -> None:
         """Number the epoch that the next iteration has: another one shuffles and augments differently.
@@ -339,13 +376,7 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         """As `.iter()`; in a worker of torch's DataLoader, its share of the elements."""
         place = worker_place()
         if place is None:
-            if self._epochs.is_repeated() and (self._shuffles or self._used_seed is not None):
-                warn_user(
-                    "this pipeline is iterated once more with the order and the random streams of the same epoch. Call "
-                    "pipeline.set_epoch(n) before each, use .iter(epoch=n), or .repeat(n) for all of them in one go.",
-                    UserWarning,
-                )
-            elements = self.iter()
+            elements: Any = self.iter()
         else:
             context = Context(None, self._used_seed, self._epochs.number)
             chain, share = self._without_share()

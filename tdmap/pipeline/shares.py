@@ -11,7 +11,7 @@ ranks can go on.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -74,7 +74,7 @@ class Epochs:
 
     def __init__(self) -> None:
         self._shared: torch.Tensor | None = None
-        self._iterated: int | None = None
+        self.times_set = 0
 
     @property
     def number(self) -> int:
@@ -86,12 +86,4 @@ class Epochs:
         if self._shared is None:
             self._shared = torch.zeros((), dtype=torch.int64).share_memory_()
         self._shared.fill_(number)
-        self._iterated = None
-
-    def is_repeated(self) -> bool:
-        """Whether the epoch that begins now is the one that began last."""
-        again, self._iterated = self._iterated == self.number, self.number
-        return again
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_shared": self._shared, "_iterated": None}
+        self.times_set += 1

@@ -248,6 +248,9 @@ class Cache(Stage):
         return Cache(os.path.abspath(os.fspath(path)))
 
 
+KEEPING_ROWS = (Filter, Take, Skip, Shard, Shuffle, Repeat, Concat)
+"""What leaves rows as they are."""
+
 ROW_WISE = (Map, MapRows, Select)
 """Stages that make one row out of each, whatever the order of the rows."""
 

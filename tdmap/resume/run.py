@@ -366,8 +366,8 @@ def _check(run: Run, contents: journals.Contents) -> None:
             run,
             changes,
             "holds the result of another run" if over else "holds an unfinished run that is not this one",
-            "Choose another folder, or remove that one"
-            + (" to run anew." if over else " to begin anew; or call it as it was called, to go on with it."),
+            "Choose another folder, or pass overwrite=True instead of resume=True to "
+            + ("run anew." if over else "begin anew; or call it as it was called, to go on with it."),
         )
 
 
@@ -438,7 +438,7 @@ def _recover(run: Run, durable: list[tuple[int, int]] | None) -> None:
 
 def _say_complete(run: Run, job: Job) -> None:
     where = run.folder.parent
-    hint = "remove that folder to run it again"
+    hint = "pass overwrite=True instead of resume=True to run it again"
     if run.identity["kind"] == IN_PLACE:
         hint = "call it without resume=True to change the rows once more"
     warn_user(

@@ -280,11 +280,11 @@ def _load_folder(path: str) -> Data:
     except DatasetNotFoundError:
         raise _no_dataset(path) from None
     if not data.batch_size:
-        _refuse_jagged(path, data)
+        refuse_jagged(path, data)
     return data
 
 
-def _refuse_jagged(path: str, data: Any) -> None:
+def refuse_jagged(path: str, data: Any) -> None:
     """Raise DatasetError where a folder holds rows of different lengths, which are no TensorDict with rows."""
     if JAGGED_PARTS <= set(data.keys()):
         raise DatasetError(path, "holds jagged rows: tdmap.datasets.Jagged.open(folder) opens it")

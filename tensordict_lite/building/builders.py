@@ -37,6 +37,8 @@ def from_mapping(
 ) -> Any:
     if batch_size is not None and batch_dims is not None:
         raise ValueError(f"give either batch_size or batch_dims, not both: got {batch_size} and {batch_dims}")
+    if isinstance(data, (list, tuple)) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in data):
+        data = dict(data)
     if not isinstance(data, Mapping):
         raise TypeError(f"expected a mapping from keys to values, got a {type(data).__name__}")
     size = torch.Size(batch_size if batch_size is not None else ())
@@ -44,7 +46,9 @@ def from_mapping(
     entries = new._source
     direct = new._device is None
     dims = len(size)
-    for key, value in data.items():
+    # Nested keys after all others, as in the constructor.
+    items = data.items() if all(type(key) is str for key in data) else sorted(data.items(), key=_is_nested)
+    for key, value in items:
         if (
             type(value) is Tensor
             and direct
@@ -68,6 +72,10 @@ def from_mapping(
     if batch_size is None and (auto_batch_size or (auto_batch_size is None and batch_dims is not None)):
         new.auto_batch_size_(batch_dims)
     return new
+
+
+def _is_nested(item: tuple[Any, Any]) -> bool:
+    return type(item[0]) is not str
 
 
 def _from_template(template: Any, value: Mapping[Any, Any], size: torch.Size, device: Any) -> Any:

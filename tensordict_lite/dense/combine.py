@@ -137,8 +137,8 @@ def pad_sequence(
     masks: dict[Any, Tensor] = {}
     for key in first.keys(True, True):
         column = [td.get(key) for td in list_of_tds]
-        if any(value is None for value in column):
-            raise KeyError(f"the key {key} is missing from one of the collections to pad")
+        if any(value is None for value in column):  # what one of them lacks is left out
+            continue
         axis = pad_dim if pad_dim >= 0 else pad_dim + column[0].ndim
         lengths = torch.tensor([value.shape[axis] for value in column])
         longest = int(lengths.max())
@@ -146,11 +146,13 @@ def pad_sequence(
         result.set(key, torch.stack([_grow(value, axis, longest, padding_value, left) for value in column]))
         steps = torch.arange(longest)
         real = steps >= (longest - lengths[:, None]) if left else steps < lengths[:, None]
-        shape = [len(column)] + [1] * axis + [longest]
-        masks[key] = real.reshape(shape).expand(len(column), *column[0].shape[:axis], longest)
+        masks[key] = real
     left = padding_side == "left"
     for key in first._key_list():
-        if key not in result.keys():  # non-tensor values: the rows that are added hold None
+        if key not in result.keys() and not isinstance(first._get_str(key), Tensor):
+            # Non-tensor values: the rows that are added hold None.
+            if any(key not in td.keys() for td in list_of_tds):
+                continue
             column = [td._get_str(key) for td in list_of_tds]
             result._set_str(key, _stack_non_tensors(column, result._batch_size, left))
     if mask_key is not None:

@@ -99,10 +99,13 @@ class Fitting:
         if isinstance(item, (numbers.Real, bool, np.generic)) and not isinstance(item, (np.str_, np.bytes_)):
             if isinstance(item, np.generic) and item.dtype.kind not in "biufc":
                 return self._wrap(item)
-            return torch.as_tensor(item, device=self._device)
+            try:
+                return torch.as_tensor(item, device=self._device)
+            except RuntimeError:  # of another kind, as fractions are
+                return self._wrap(item)
         if isinstance(item, np.ndarray) and item.dtype.kind in "biufc":
             return torch.as_tensor(item, device=self._device)
-        if isinstance(item, list) or type(item) is tuple:
+        if isinstance(item, (list, tuple)):
             return self._convert_sequence(item)
         column = column_of(item, self._batch_size, self._device)
         return self._wrap(item) if column is None else column
@@ -122,9 +125,10 @@ def build_source(new: TensorCollection, source: Mapping[Any, Any], non_blocking:
     entries = new._source
     rows = size[0] if dims == 1 else None  # one batch dimension, the usual case, compares two ints
     fitting: Any = None  # the last shape that fitted: with several dimensions it is dearer to cut one than to compare
+    nested = []
     for key, item in source.items():
         if type(key) is not str:
-            new.set(key, item, non_blocking=non_blocking)
+            nested.append((key, item))
             continue
         try:
             if type(item) is Tensor:  # needs no more than its shape checked; other values take the long way
@@ -142,6 +146,8 @@ def build_source(new: TensorCollection, source: Mapping[Any, Any], non_blocking:
         except RuntimeError:  # a strided nested tensor has no shape
             pass
         entries[key] = new._fit(item, key, non_blocking)
+    for key, item in nested:  # after all others, which may be the levels that they lead through
+        new.set(key, item, non_blocking=non_blocking)
     device = new._device
     if device is not None:
         for key, item in entries.items():

@@ -89,7 +89,10 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
     def _change_batch_size(self, new: torch.Size) -> None:
         dims = len(new)
         for key, value in self._source.items():
-            if value.shape[:dims] != new:
+            if isinstance(value, Tensor) and value.is_nested and value.layout is torch.strided:  # which has no shape
+                if dims and (dims > 1 or value.size(0) != new[0]):
+                    raise RuntimeError(f"the nested tensor {key} is incompatible with the batch-size {new}.")
+            elif value.shape[:dims] != new:
                 if isinstance(value, Tensor) or (value.batch_dims >= dims and not value._follows_batch):
                     raise RuntimeError(
                         f"the {type(value).__name__} {key} has shape {value.shape} which is incompatible with the "
@@ -308,6 +311,8 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
     def get_at(self, key: Any, index: Any, default: Any = MISSING) -> Any:
         """``td.get(key)[index]``, the default when :meth:`get` would give it: nothing of that is indexed."""
         value = self.get(key) if default is MISSING else self.get(key, default)
+        if type(index) is list and isinstance(value, Tensor):  # torch takes some for tuples
+            index = normalise_index(index, value.ndim)
         return value if value is default or value is None else value[index]
 
     # -- writing -------------------------------------------------------------------------------------------
@@ -477,6 +482,8 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
         path = require_path(key)
         entry = self._get_path(path)
         if isinstance(entry, Tensor):
+            if type(index) is list:  # torch takes some for tuples
+                index = normalise_index(index, entry.ndim)
             put_rows(entry, index, value, ".".join(path))
         elif entry._is_unbatched:  # an index of the tensor itself, as `get(key)[index]` is
             put_rows(entry._plain(), index, value, ".".join(path))

@@ -100,7 +100,9 @@ class ConvertOps(StateOps):
         if not self._batch_size:
             if not convert_nodes:
                 return self
-            return self.to_dict(retain_none=False, convert_tensors=convert_tensors, tolist_first=tolist_first)
+            found = self.to_dict(retain_none=True, convert_tensors=convert_tensors, tolist_first=tolist_first)
+            unset = self._none_fields() if hasattr(self, "_none_fields") else ()  # of a tensorclass; entries stay
+            return {key: value for key, value in found.items() if key not in unset} if unset else found
         rows = [
             row.tolist(convert_nodes=convert_nodes, convert_tensors=convert_tensors, tolist_first=tolist_first)
             for row in self.unbind(0)
@@ -121,7 +123,9 @@ class ConvertOps(StateOps):
             elif value._is_unbatched:
                 out[key] = value._plain().numpy()
             elif value._is_non_tensor:
-                out[key] = value._as_value()
+                held = value._as_value()
+                if held is not None:
+                    out[key] = held
             else:
                 out[key] = value.numpy()
         return out
@@ -259,12 +263,19 @@ class ConvertOps(StateOps):
         if self._is_non_tensor:
             new = self.clone()
         elif type(self._source) is dict:
-            entries = {key: copy.deepcopy(value, memo) for key, value in self._source.items()}
+            entries = {key: _copied(value, memo) for key, value in self._source.items()}
             new = self._rebuild(entries, self._batch_size, None if self._names is None else list(self._names))
         else:
             new = self._with_members([copy.deepcopy(member, memo) for member in self._source])
         memo[id(self)] = new
         return new
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy; of a nested tensor, whose own `__deepcopy__` knows no strided ones, by `clone`."""
+    if isinstance(value, Tensor) and value.is_nested and value.layout is torch.strided:
+        return memo.setdefault(id(value), value.clone())
+    return copy.deepcopy(value, memo)
 
 
 def _plain_tensor(value: Tensor, convert: bool | str) -> Any:

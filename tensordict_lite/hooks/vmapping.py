@@ -113,8 +113,15 @@ class _Arguments:
         """
         dims = []
         count = None
-        for arg, dim in zip(self._args, self.dims):
-            if _is_collection(arg) and isinstance(dim, int):
+        args = list(zip(self._args, self.dims))
+        within = [_is_collection(arg) and isinstance(dim, int) and _in_leaves(arg, dim) for arg, dim in args]
+        for (arg, dim), deep in zip(args, within):
+            if deep:  # a dimension that the tensors have behind the batch dimensions
+                tensors = self._tensors(arg, dim)
+                count = tensors[0][0].shape[dim]
+                self.plain.append([tensor for tensor, _ in tensors])
+                dims.append([at for _, at in tensors])
+            elif _is_collection(arg) and isinstance(dim, int):
                 if not -arg.batch_dims <= dim < arg.batch_dims:
                     raise ValueError(
                         f"vmap({_name(func)}, in_dims={self._in_dims}, ...)(<inputs>): Got in_dim={dim} for a "
@@ -129,8 +136,10 @@ class _Arguments:
             else:
                 self.plain.append(() if _is_collection(arg) else arg)
                 dims.append(dim)
-        self._batch_dims = tuple(dim % arg.batch_dims if _is_collection(arg) and isinstance(dim, int) else dim
-                                 for arg, dim in zip(self._args, self.dims))  # fmt: skip
+        self._batch_dims = tuple(
+            dim % arg.batch_dims if _is_collection(arg) and isinstance(dim, int) and not deep else dim
+            for (arg, dim), deep in zip(args, within)
+        )
         self.dims = tuple(dims)
         return count
 
@@ -210,6 +219,12 @@ class _Arguments:
         if isinstance(value, UninitializedTensorMixin):
             return registry.row_of_uninitialized(value, dim)
         return next(tensors)
+
+
+def _in_leaves(td: Any, dim: int) -> bool:
+    """Whether a dimension is none of the batch dimensions, and every tensor has it."""
+    leaves = [] if dim < td.batch_dims or hasattr(td, "_stack_dim") else td._leaves()
+    return bool(leaves) and all(not isinstance(leaf, UninitializedTensorMixin) and leaf.ndim > dim for leaf in leaves)
 
 
 def _parts(td: Any) -> list[Any]:

@@ -215,6 +215,8 @@ class NonTensorDataBase(DenseCollection):
 
     def where(self, condition: Tensor, other: Any, **kwargs: Any) -> Any:
         """The object where ``condition`` holds and that of ``other`` elsewhere: a stack when they differ."""
+        if other is None or isinstance(other, (Tensor, bool, int, float, complex)):
+            return self  # a number fits no object: what is filled are tensors
         other = other if is_non_tensor(other) else NonTensorData(other, batch_size=self._batch_size)
         if isinstance(other, NonTensorDataBase) and same_payload(other._payload, self._payload):
             return self

@@ -277,8 +277,12 @@ class RowOps(Kernel):
         mine = self._source
         if isinstance(other, Kernel):
             theirs = {key: other._get_str(key) for key in other._key_list()}
-            if pad is None and mine.keys() != theirs.keys():
-                odd = sorted(mine.keys() ^ theirs.keys())
+            odd = sorted(
+                key
+                for key in mine.keys() ^ theirs.keys()
+                if not getattr(mine.get(key, theirs.get(key)), "_is_non_tensor", False)
+            )
+            if pad is None and odd:
                 raise KeyError(
                     f"where: Key {odd[0]} not found and no pad value provided. {odd} are in one collection only: pass "
                     "pad= to fill them."
@@ -289,6 +293,8 @@ class RowOps(Kernel):
         def choose(key: str) -> Any:
             a = mine.get(key)
             b = theirs.get(key) if theirs is not None else other
+            if theirs is not None and (a is None or b is None) and getattr(b if a is None else a, "_is_non_tensor", 0):
+                return b if a is None else a  # objects of one side stay: nothing stands for them on the other
             if a is None:
                 return _where(condition, torch.full_like(b, pad) if isinstance(b, Tensor) else b * 0 + pad, b)
             if b is None:

@@ -150,10 +150,10 @@ def _shared_entries(td: Any) -> list[tuple[str, Any]]:
     for key in td._key_list():
         try:
             out.append((key, td._get_str(key)))
-        except RuntimeError:  # members that do not stack
+        except (RuntimeError, TypeError):  # members that do not stack
             try:
                 shape = td.get_item_shape(key)
-            except RuntimeError:  # of different numbers of dimensions, even
+            except (RuntimeError, TypeError):  # of different numbers of dimensions, or kinds, even
                 shape = torch.Size((*td._batch_size, -1))
             out.append((key, Ragged(td._source[0]._get_str(key), shape)))
     return out

@@ -257,6 +257,10 @@ def test_dataloader_workers_send_rows_that_lie_in_files(source, tmp_path):
     for chain in (pipeline.batch(16), pipeline.map(lambda rows: rows).batch(16), pipeline.take(40).batch(16)):
         batches = list(DataLoader(chain, batch_size=None, num_workers=2, timeout=60))
         assert sorted(rows_of(batches)) == list(range(40))
-        assert all(label == f"row {x}" for batch in batches for x, label in zip(batch["x"].tolist(), batch["label"], strict=True))
+        assert all(
+            label == f"row {x}"
+            for batch in batches
+            for x, label in zip(batch["x"].tolist(), batch["label"], strict=True)
+        )
     single = [row["x"].item() for row in DataLoader(pipeline, batch_size=None, num_workers=2, timeout=60)]
     assert sorted(single) == list(range(40))

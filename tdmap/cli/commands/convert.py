@@ -49,21 +49,22 @@ def convert_command(
         place_in = _from_pipe(Path(scratch, f"in{ending_in}")) if source == PIPE else source
         place_out = str(Path(scratch, f"out{ending_out}")) if target == PIPE else target
         options: Any = {"columns": wanted, "nulls": nulls, "overwrite": overwrite, "num_workers": workers}
-        _guarded(lambda: convert(place_in, place_out, **options), target)
+        rows = _guarded(lambda: convert(place_in, place_out, **options), target)
         if target == PIPE:
             end_with_reader()
             with open(place_out, "rb") as file:
                 shutil.copyfileobj(file, sys.stdout.buffer)
             sys.stdout.flush()
             return
-    answer({"source": source, "out": target}, *([] if quiet else [f"{source} written to {target}"]))
+    written = f"{rows:,} row{'s' * (rows != 1)} of {source} written to {target}"
+    answer({"source": source, "out": target, "rows": rows}, *([] if quiet else [written]))
 
 
-def _guarded(run: Callable[[], Any], target: str) -> None:
+def _guarded(run: Callable[[], Any], target: str) -> Any:
     from tdmap.errors import FolderInUse
 
     refusals = (ImportError, KeyError, ValueError, TypeError, FileNotFoundError, FileExistsError, FolderInUse)
-    guard(run, f"nothing was written to {target}", refusals)
+    return guard(run, f"nothing was written to {target}", refusals)
 
 
 def _ending(option: str, name: str | None, place: str) -> str:

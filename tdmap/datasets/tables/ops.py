@@ -224,6 +224,11 @@ def source_of(table: Table) -> TensorDict:
 def rows_of_chunk(table: Table, chunksize: int | None) -> int:
     """Rows of a chunk: by default, as many as have about a million elements."""
     if chunksize is not None:
+        if isinstance(chunksize, bool) or not isinstance(chunksize, int) or chunksize < 1:
+            raise ValueError(
+                f"the function gets a table of several rows, so chunksize is a number of rows, at least 1: got "
+                f"{chunksize!r}. (With chunksize=1, a table of one row.)"
+            )
         return chunksize
     count = max(len(table), 1)
     each = sum(leaf.numel() for leaf in table.rows.values(True, True)) + sum(c.total for c in table.jagged.values())

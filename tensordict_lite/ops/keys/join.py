@@ -119,7 +119,7 @@ class JoinOps(Kernel):
         followers = []
         for _, value in self._entries():
             if isinstance(value, Tensor):
-                shape = value.shape
+                shape = torch.Size((value.size(0),)) if value.is_nested else value.shape
             elif type(value._source) is not dict:
                 shape = value.batch_size
             elif value._follows_batch:

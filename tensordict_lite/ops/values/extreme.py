@@ -110,10 +110,10 @@ def _flat(size: torch.Size, names: Any, root: Any, nested_names: Any = None) -> 
 
 
 def _extreme(node: Any, fn: Callable[..., Tensor], dim: Any, keepdim: bool, reduce: bool | None) -> Any:
-    if dim == "feature":
-        raise RuntimeError(f'{fn.__name__}() has no dim="feature": reduce batch dimensions, or use min() and max()')
     if reduce:
         return together(node, fn.__name__, fn, dim, keepdim)
+    if dim == "feature":
+        raise RuntimeError(f'{fn.__name__}() has no dim="feature" without reduce=True: reduce batch dimensions')
     root = node = dense(node)
     if dim is None or dim == ():
         size, names = ones(node) if keepdim else scalar(node)
@@ -132,10 +132,10 @@ def _located(
         dim = dim[0]
     if isinstance(dim, (tuple, list)):
         raise TypeError(f"{name}() locates along one dimension, got {dim!r}: a{name}() reduces several")
-    if dim == "feature":
-        raise RuntimeError(f'{name}() has no dim="feature": reduce a batch dimension')
     if reduce:
         return together(node, name, fn, dim, keepdim)
+    if dim == "feature":
+        raise RuntimeError(f'{name}() has no dim="feature" without reduce=True: reduce a batch dimension')
     if dim is None:
         if keepdim:
             raise TypeError(f"{name}() keeps dimensions along a batch dimension only: got keepdim=True without dim")

@@ -185,7 +185,10 @@ def inplace(foreach: Callable[..., Any] | None, each: Callable[..., Any], leaves
     if not leaves:
         return
     if foreach is not None and not _tracked(leaves, *args) and _interpreter() is None:
-        foreach(leaves, *args)
+        try:
+            foreach(leaves, *args)
+        except NotImplementedError:  # there are nested tensors among them: refused before anything is changed
+            fused(None, each, leaves, *args)
     else:
         fused(None, each, leaves, *args)
 

@@ -25,13 +25,14 @@ from tests.differential.cases import (
     shape,
     tensorclass,
     torch_functions,
+    unusual,
 )
 from tests.differential.harness import Case
 
 TABLES = (
     construct, mapping, selection, shape, joining, names, indexing, apply, pointwise, reductions, casting,
     conversion, locking, torch_functions, printing, nontensor, lazystack, tensorclass, consolidated,
-    modules, probabilistic, parameters,
+    modules, probabilistic, parameters, unusual,
 )  # fmt: skip
 
 # A row that two tables share runs once.
