@@ -53,6 +53,8 @@ class PipelineIterator(Iterator[Any]):
         share: Share = NO_SHARE,
         elements: int | None = None,
     ) -> None:
+        self.at_first: Callable[[], None] | None = None
+        """Called before the first element, unless a position is loaded before."""
         self._used = 0
         self._all = elements
         self._share = share
@@ -92,6 +94,9 @@ class PipelineIterator(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
+        if self.at_first is not None:
+            first, self.at_first = self.at_first, None
+            first()
         execution = self._context.execution
         alone = execution is None or execution.executor == "serial"
         try:
@@ -153,6 +158,7 @@ class PipelineIterator(Iterator[Any]):
         Raises:
             ValueError: it is of another pipeline, or no state at all; the iterator stays as it was.
         """
+        self.at_first = None
         own = self.state_dict()
         if state.get("version", VERSION) != VERSION:
             raise ValueError(f"the state has version {state['version']}, and this library reads {VERSION}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -251,8 +252,8 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         other = _pipeline(other, "concat")
         mine, theirs = self._example(), other._example()
         if mine is not None and theirs is not None and not fits(mine, theirs):
-            difference = describe_difference(mine, theirs)
-            raise OutputMismatch(f"concat: the rows of both must look alike, and of the second one {difference}.")
+            difference = describe_difference(mine, theirs).replace("this one", "the second one", 1)
+            raise OutputMismatch(f"concat: the rows of both must look alike: {difference}.")
         return self._then(Concat(other))
 
     def _example(self) -> Data | None:
@@ -317,9 +318,8 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
                 timeout=timeout,
                 **options,
             )
-        if epoch is None:
-            epoch = self._epochs.number
-            self._warn_of_repeated(epoch)
+        numbered = epoch is not None
+        epoch = self._epochs.number if epoch is None else epoch
         if prefetch is not None and (isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 1):
             raise ValueError(f"prefetch must be an integer of at least 1: got {prefetch!r}.")
         target = None if device is None else resolve_device(device)
@@ -333,7 +333,10 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         chain, share = self._without_share()
         plan = chain._opened(context)
         ahead = min(prefetch or 2, 2)
-        return PipelineIterator(plan, context, chain.describe(), target, ahead, share, plan.elements)
+        elements = PipelineIterator(plan, context, chain.describe(), target, ahead, share, plan.elements)
+        if not numbered:
+            elements.at_first = functools.partial(self._warn_of_repeated, epoch)
+        return elements
 
     def _warn_of_repeated(self, epoch: int) -> None:
         """Warn where the epoch that begins now is the one that began last, and it makes a difference."""

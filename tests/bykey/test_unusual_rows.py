@@ -164,3 +164,10 @@ def test_rows_that_cannot_be_cut_or_joined_are_named():
     for pair, which in (((unlike, other), "first"), ((other, unlike), "second")):
         with pytest.raises(tdmap.OutputMismatch, match=f"'x' of the {which} dataset differ"):
             tdmap.join(*pair, "k", num_workers=0)
+
+
+@pytest.mark.parametrize("make", [lambda c: c == "1", lambda c: c != "1", lambda c: c < "1"])
+def test_numbers_are_not_compared_with_text(make):
+    data = TensorDict({"n": torch.arange(3)}, [3])
+    with pytest.raises(TypeError, match=r"col\('n'\) holds numbers \(int64\), and '1' is a text"):
+        tdmap.filter(data, make(tdmap.col("n")), num_workers=0)

@@ -374,3 +374,10 @@ def test_open_says_what_opens_jagged_rows_and_tables(tmp_path: Path) -> None:
         tdmap.open(tmp_path / "jagged")
     TensorDict({"jagged": torch.zeros(3)}, []).memmap(tmp_path / "other")
     assert tdmap.open(tmp_path / "other")["jagged"].shape == (3,)
+
+
+def test_chunks_of_no_size_are_refused_at_once():
+    table = Table.of({"text": ["a", "b"], "n": torch.arange(2)})
+    for call in (table.map, table.filter):
+        with pytest.raises(ValueError, match="at least 1: got 0"):
+            call(lambda rows: rows, chunksize=0)

@@ -220,3 +220,17 @@ def test_prompts_know_where_they_end(tmp_path: Path, hugging: Any) -> None:
         assert row.input_ids[: len(tokens)].tolist() == tokens
         assert int(row.prompt_rindex) == len(hugging(prompt)["input_ids"]) - 1
         assert torch.equal(row.labels, row.input_ids)
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"), [(None, "NoneType"), (["h"], "str for one"), ([1], "int for one"), ([["h"]], "something else")]
+)
+def test_a_tokenizer_that_returns_no_numbers_is_told(rows: Any, found: str) -> None:
+    with pytest.raises(TypeError, match=f"sequence of whole numbers for each .*: got {found}"):
+        tokenise(["text"], lambda texts: rows, num_workers=0)
+
+
+@pytest.mark.parametrize("options", [{"pack": 0}, {"max_length": -1}, {"max_length": 1.5}, {"pack": True}])
+def test_numbers_of_tokens_are_checked_at_once(options: Any) -> None:
+    with pytest.raises(ValueError, match="must be a number of tokens, at least 1"):
+        tokenise(["text"], lambda texts: [[1]] * len(texts), num_workers=0, **options)

@@ -7,6 +7,7 @@ import itertools
 import os
 import pickle
 import signal
+import warnings
 
 import numpy as np
 import pytest
@@ -264,3 +265,35 @@ def test_dataloader_workers_send_rows_that_lie_in_files(source, tmp_path):
         )
     single = [row["x"].item() for row in DataLoader(pipeline, batch_size=None, num_workers=2, timeout=60)]
     assert sorted(single) == list(range(40))
+
+
+def test_the_same_epoch_once_more_is_warned_of(data):
+    shuffled = data.pipeline().shuffle(seed=0).batch(8)
+    list(shuffled.iter(num_workers=0))
+    with pytest.warns(UserWarning, match="iterated once more with the order"):
+        list(shuffled.iter(num_workers=0))
+    shuffled.set_epoch(0)
+    plain = data.pipeline().batch(8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(shuffled.iter(num_workers=0))  # said to be so
+        list(shuffled.iter(num_workers=0, epoch=0))
+        saved = shuffled.iter(num_workers=0, epoch=1).state_dict()
+        later = shuffled.iter(num_workers=0)
+        later.load_state_dict(saved)  # goes on where another one was
+        list(later)
+        list(shuffled.take(2).iter(num_workers=0))  # another pipeline
+        for _ in range(2):
+            list(plain.iter(num_workers=0))  # no order to repeat
+
+
+def test_rows_of_another_kind_are_refused_when_pipelines_are_joined(data):
+    data = data.select("x")
+    rows = data.pipeline()
+    other = TensorDict({"w": torch.arange(3)}, [3]).pipeline()
+    with pytest.raises(tdmap.OutputMismatch, match="the second one has also \\['w'\\] and lacks \\['x'\\]"):
+        rows.concat(other.take(2))
+    with pytest.raises(tdmap.OutputMismatch, match="float64"):
+        rows.concat(TensorDict({"x": torch.zeros(3, dtype=torch.float64)}, [3]).pipeline().shuffle(1))
+    assert rows.concat(data[:3].pipeline()).count() == 43
+    assert rows.concat(other.map(lambda chunk: TensorDict({"x": chunk["w"]}, chunk.batch_size))).count() == 43
