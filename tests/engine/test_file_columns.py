@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 
-import psutil
 import pytest
 import torch
 
@@ -17,6 +16,7 @@ from tdmap.memory import filecolumn
 from tdmap.memory.filecolumn import PERIOD, PROBES, FileColumn, columns_behind
 from tdmap.plan import ChunkPlan
 from tensordict_lite import MemoryMappedTensor, TensorDict
+from tests.descriptors import descriptors
 
 DTYPES = [
     torch.uint8, torch.bool, torch.int16, torch.uint16, torch.float16, torch.bfloat16, torch.float32, torch.float64,
@@ -135,14 +135,13 @@ def test_a_disk_error_names_the_file(tmp_path):
 
 def test_descriptors_are_closed_with_the_writer(tmp_path):
     out = TensorDict({"x": torch.zeros(64, 5000), "y": torch.zeros(64, 5000)}, [64]).memmap_(tmp_path)
-    gc.collect()
-    count = psutil.Process().num_fds()
+    held = descriptors(tmp_path)
     writer = RowWriter(out, ChunkPlan(64, 8), exact=False)
     writer.prepare()
-    assert psutil.Process().num_fds() == count + 2
+    assert len(descriptors(tmp_path) - held) == 2
     del writer
     gc.collect()
-    assert psutil.Process().num_fds() == count
+    assert descriptors(tmp_path) == held
 
 
 def test_an_output_that_may_not_be_opened_is_written_through_its_mapping(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from tdmap.errors import UntrustedFile
 from tdmap.memory import hidden
 from tdmap.memory.hidden import FileLock
+from tests.descriptors import descriptors
 
 
 def test_the_second_one_is_told(tmp_path: Path) -> None:
@@ -56,8 +57,6 @@ def test_without_locks_of_files_it_says_so(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_another_error_of_the_system_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-
     def fail(fd: int, how: int) -> None:
         raise OSError(errno.EIO, "input or output")
 
@@ -65,7 +64,7 @@ def test_another_error_of_the_system_is_said(tmp_path: Path, monkeypatch: pytest
         patch.setattr(fcntl, "flock", fail)
         with pytest.raises(OSError, match="input or output"):
             FileLock(tmp_path / "lock")
-    assert not before or len(os.listdir("/proc/self/fd")) == before
+    assert not descriptors(tmp_path)
 
 
 def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:

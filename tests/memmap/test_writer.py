@@ -21,6 +21,7 @@ import torch
 from tensordict_lite import NonTensorData, NonTensorStack, TensorClass, TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.writer import DatasetWriter
+from tests.descriptors import descriptors
 
 SCHEMA = {"x": ((3,), torch.float32), "n": {"id": ((), torch.int64), "flag": ((2,), torch.bool)}}
 
@@ -260,13 +261,13 @@ def test_threads_share_a_writer(tmp_path: Path) -> None:
 
 def test_dropped_writer_gives_its_files_back(tmp_path: Path) -> None:
     gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
     writer = DatasetWriter(tmp_path / "d", SCHEMA)
     writer.append(rows(0, 5))
     writer.flush()
+    assert descriptors(tmp_path)
     del writer
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not descriptors(tmp_path)
 
 
 def test_a_writer_travels_as_its_path_and_forks_without_its_rows(tmp_path: Path) -> None:
