@@ -35,7 +35,6 @@ def main() -> None:
     """Entry point of the ``tdmap`` command."""
     global _is_program
     _is_program = True
-    _entry.ready()
     app()
 
 
@@ -69,4 +68,4 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    pass
+    _entry.ready()  # a command begins, which has its own way to end

@@ -362,6 +362,8 @@ def _check(run: Run, contents: journals.Contents) -> None:
     changes = _changes(run, contents)
     if changes:
         over = contents.is_complete()
+        if not over and any(change.startswith("the source's") and "written at" in change for change in changes):
+            changes = [*changes, WRITTEN_SINCE]
         _refuse(
             run,
             changes,
@@ -407,6 +409,11 @@ def _refuse_unsettled(run: Run) -> None:
         ("the machine went down in the middle of an in-place run",),
     )
 
+
+WRITTEN_SINCE = (
+    "files of the source were written since: by the function itself, if it changes its chunks in place and returns "
+    "them too. Such a function begins with chunk = chunk.clone()"
+)
 
 AFTER_CRASH = (
     f"  - Was it shut down in order, its file systems unmounted? Then everything did: resume={TRUST!r} goes on.\n"
