@@ -17,9 +17,9 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from tdmap.memory.mapped import inodes_of_mappings
 from tdmap.memory.regions import bytes_of, region_of
 from tdmap.process.owner import Owner
+from tensordict_lite.memmap.disk.placed import inodes_of_mappings
 
 SMALLEST = 16 << 10
 """Bytes of a block from which `pwrite` pays for its call; measured on ext4 and on shared memory."""

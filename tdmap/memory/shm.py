@@ -23,11 +23,12 @@ import weakref
 import torch
 
 from tdmap.frames import warn_user
-from tdmap.memory.mapped import MappedFiles, is_replaced
+from tdmap.memory.mapped import MappedFiles
 from tdmap.memory.regions import Region, SharedHandle, region_of
 from tdmap.memory.resources import system_memory
 from tensordict_lite.memmap.disk import mapping
 from tensordict_lite.memmap.disk.mapping import map_anonymous, release, reserve
+from tensordict_lite.memmap.disk.placed import is_replaced
 
 ALIGNMENT = 64
 """Tensors in a block start at multiples of this, the length of a cache line."""

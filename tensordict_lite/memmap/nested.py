@@ -16,7 +16,7 @@ from torch import Tensor, UntypedStorage
 from tensordict_lite import registry
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.files import write_tensor
-from tensordict_lite.memmap.disk.mapping import SharedHandle, anonymous_storage, region_of
+from tensordict_lite.memmap.disk.mapping import SharedHandle, anonymous_storage, is_reachable, region_of
 from tensordict_lite.memmap.disk.mapping import map_file as _map_storage
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def reduce(tensor: MemoryMappedTensor) -> tuple[Any, ...]:
     buffer = getattr(tensor, "_buffer", None)
     region = None if buffer is None else region_of(buffer)
     shapes = sizes(tensor).tolist()
-    if region is None:
+    if buffer is None or region is None or not is_reachable(region.handle, buffer.untyped_storage()):
         return _rebuild_values, (buffer_of(tensor), shapes)
     return _rebuild_mapped, (tuple(region.handle), tensor.dtype, shapes)
 

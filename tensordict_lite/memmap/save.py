@@ -17,7 +17,8 @@ from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.disk.files import refuse_link, write_all, write_tensor_to
 from tensordict_lite.memmap.disk.format import META, read_small
 from tensordict_lite.memmap.disk.mapping import anonymous_storage, check_room, holds_many, reserve
-from tensordict_lite.memmap.disk.staging import Staging
+from tensordict_lite.memmap.disk.placed import is_placed
+from tensordict_lite.memmap.disk.staging import Staging, Superseded, swapped_file
 from tensordict_lite.memmap.objects import share_objects
 from tensordict_lite.memmap.plan import Leaf, Plan, file_of, is_whole, mapped_root, plan_for
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
@@ -151,8 +152,11 @@ class _Save:
     # -- running ---------------------------------------------------------------------------------------
 
     def run(self) -> TensorCollection:
-        mapped = self._anonymous() if self.root is None else self._in_folder(self.root)
-        return self._finish(mapped)
+        if self.root is None:
+            return self._finish(self._anonymous())
+        while True:
+            with contextlib.suppress(Superseded):  # by another save, which came to its end
+                return self._finish(self._in_folder(self.root))
 
     def _anonymous(self) -> list[Tensor]:
         tensors = [t.detach() if t.requires_grad else t for t in (leaf.tensor for leaf in self.plan.leaves)]
@@ -182,6 +186,7 @@ class _Save:
         return file_of(tensor) is not None or holds_many(tensor.untyped_storage())
 
     def _in_folder(self, root: str) -> list[Tensor]:
+        self.grown.clear()
         fresh = not os.path.exists(root)
         for folder in () if fresh else self.plan.folders:
             if folder.path:
@@ -198,9 +203,17 @@ class _Save:
                 for leaf, keep in zip(self.plan.leaves, kept)
             ]
 
-        if todo or not self._metadata_is_current(root):
-            return self._write(root, todo, mapped)
-        return mapped()
+        stay = [leaf for leaf, keep in zip(self.plan.leaves, kept) if keep == "tensor"]
+
+        def is_current() -> bool:
+            return all(_is_in_place(leaf, f"{root}/{leaf.file}") for leaf in stay)
+
+        if len(todo) <= 1 and not (fresh or self.like or self.atomic) and self._metadata_is_current(root):
+            if not todo:
+                return mapped()
+            if _files_of(todo[0]) == [todo[0].file]:
+                return self._swap(root, todo[0], mapped, is_current)
+        return self._write(root, todo, mapped, is_current)
 
     def _keeps(self, leaf: Leaf, path: str) -> str:
         """``"tensor"``: it is in its file already; ``"file"``: the file there is used; ``""``: to be written."""
@@ -208,6 +221,8 @@ class _Save:
         file = file_of(tensor)
         if file is not None and not self.like:
             if file == path or _same(file, path):
+                if not _is_in_place(leaf, path):  # a later save has put another file there
+                    return ""
                 if is_whole(tensor) and not self.atomic:
                     return "tensor"
                 if self.atomic and not self.copy_existing:
@@ -260,7 +275,25 @@ class _Save:
                 return False
         return True
 
-    def _write(self, root: str, todo: list[Leaf], mapped: Callable[[], list[Tensor]]) -> list[Tensor]:
+    def _swap(
+        self, root: str, leaf: Leaf, mapped: Callable[[], list[Tensor]], is_current: Callable[[], bool]
+    ) -> list[Tensor]:
+        """Replaces the one file that changes, under the metadata that is there."""
+        check_room(root, leaf.nbytes)
+
+        def write(fd: int, path: str) -> None:
+            write_tensor_to(fd, leaf.tensor, path)
+
+        with swapped_file(
+            root, leaf.file, write, lambda: self._metadata_is_current(root) and is_current()
+        ) as is_swapped:
+            if not is_swapped:
+                raise Superseded(root)
+            return mapped()
+
+    def _write(
+        self, root: str, todo: list[Leaf], mapped: Callable[[], list[Tensor]], is_current: Callable[[], bool]
+    ) -> list[Tensor]:
         """Writes files and puts them in place; what ``mapped`` gives while they are certainly there."""
         check_room(root, sum(leaf.nbytes for leaf in todo) + sum(wanted - size for _, size, wanted in self.grown))
         staging = Staging(root, atomic=self.atomic)
@@ -275,10 +308,13 @@ class _Save:
                     _write_bytes(f"{staging.root}/{folder.join(name)}", content)
                 files += [folder.join(name) for name in folder.blobs]
             folders = [folder.path for folder in self.plan.folders]
-            staging.commit(files, folders, meanwhile=self._grow_files)
+            staging.commit(files, folders, meanwhile=self._grow_files, is_current=is_current)
             tensors = mapped()
-        except BaseException:
+        except BaseException as problem:
+            is_gone = isinstance(problem, FileNotFoundError) and staging.inside and staging.is_gone()
             staging.abort()
+            if is_gone:
+                raise Superseded(root) from problem
             raise
         staging.release()
         return tensors
@@ -374,6 +410,11 @@ def _mark(node: Any, original: Any, paths: dict[int, list[str]], root: str | Non
 
 def _is_same(leaves: list[Tensor], mapped: list[Tensor]) -> bool:
     return len(leaves) == len(mapped) and all(a is b for a, b in zip(leaves, mapped))
+
+
+def _is_in_place(leaf: Leaf, path: str) -> bool:
+    """Whether the file that a leaf is mapped from is the one at its path, where no save has put another one."""
+    return not leaf.nbytes or is_placed(leaf.tensor.untyped_storage(), path)
 
 
 def _same(a: str, b: str) -> bool:

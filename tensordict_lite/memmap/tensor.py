@@ -23,11 +23,13 @@ from tensordict_lite.memmap.disk.mapping import (
     file_of,
     holds_many,
     is_anonymous,
+    is_reachable,
     map_file,
     region_of,
     remember,
     reserve,
 )
+from tensordict_lite.memmap.disk.placed import is_placed
 from tensordict_lite.registry import register
 from tensordict_lite.strided import shape_of
 
@@ -163,6 +165,8 @@ class MemoryMappedTensor(Tensor):
         if path is None:
             return anonymous
         if own == path or (not anonymous and _same_inode(own, path)):
+            if storage.nbytes() and not is_placed(storage, path):  # a later save has put another file there
+                return False
             return self.storage_offset() == 0 and self._covers_storage()
         if not anonymous and not copy_existing:
             raise RuntimeError(
@@ -410,7 +414,7 @@ class MemoryMappedTensor(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         region = region_of(self)
-        if region is not None:
+        if region is not None and is_reachable(region.handle, self.untyped_storage()):
             remember(region.handle, self.untyped_storage(), region.writable)
             return _open_region, tuple(region)
         if nested.is_nested(self):

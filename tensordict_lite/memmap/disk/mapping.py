@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap.disk.placed import is_placed
 
 __all__ = [
     "Region",
@@ -42,6 +43,7 @@ __all__ = [
     "hold_many",
     "holds_many",
     "is_anonymous",
+    "is_reachable",
     "no_room",
     "preallocate",
     "region_of",
@@ -370,6 +372,11 @@ def hold_many(storage: UntypedStorage) -> UntypedStorage:
 def holds_many(storage: UntypedStorage) -> bool:
     """Whether :func:`hold_many` was told of a storage."""
     return getattr(storage, "_many_tensors", False)
+
+
+def is_reachable(handle: SharedHandle, storage: UntypedStorage) -> bool:
+    """Whether others who open a handle get the bytes of the storage that it was made of."""
+    return handle.anonymous or not handle.nbytes or is_placed(storage, handle.path)
 
 
 class Region(NamedTuple):

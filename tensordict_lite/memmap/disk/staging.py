@@ -7,7 +7,9 @@ root's last. Whoever is killed in between leaves a folder without ``meta.json``,
 
 Saves to one folder take turns: a lock on it is held from the first file that moves until the caller has mapped its
 files. So each of them is there whole, one after the other, and the last one stays.
-A dataset that is one file is written to a temporary file beside it, and renamed over it (:func:`staged_file`).
+Where one file changes and the metadata stays, that file is swapped, and the dataset is whole at any time
+(:func:`swapped_file`). A dataset that is one file is written to a temporary file beside it, and renamed over it
+(:func:`staged_file`).
 What a killed save leaves is removed by the next one in that folder.
 """
 
@@ -36,10 +38,12 @@ from tensordict_lite.memmap.disk.format import META
 
 __all__ = [
     "Staging",
+    "Superseded",
     "exchange",
     "is_temporary",
     "staged_file",
     "staged_path",
+    "swapped_file",
     "sync_file",
     "sync_files",
     "sync_folder",
@@ -59,6 +63,13 @@ def _tag() -> str:
     return f".tdlite-{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
+class Superseded(DatasetError):
+    """Another save has changed the folder while this one was written: to be done anew."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "another save has replaced this dataset meanwhile, and nothing of this one: try again")
+
+
 class Staging:
     """A folder to write a dataset into, and its way to ``prefix``.
 
@@ -71,11 +82,7 @@ class Staging:
     """
 
     def __init__(self, prefix: str, *, atomic: bool = False) -> None:
-        self.prefix = os.path.abspath(prefix)
-        mode = _mode_of(self.prefix)
-        if stat.S_ISLNK(mode):  # the folder that it leads to is replaced; links further up are followed anyway
-            self.prefix = os.path.realpath(self.prefix)
-            mode = _mode_of(self.prefix)
+        self.prefix, mode = _resolved(prefix)
         self._moved, self._atomic = False, atomic
         parent, name = os.path.split(self.prefix)
         self.exists = mode != 0
@@ -100,7 +107,10 @@ class Staging:
             _remove_stale(where)
         self.root = f"{where}/{tag}" if self.inside else f"{where}/.{name[:100]}{tag}"
         os.mkdir(self.root)
-        self._lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError as err:
+            raise Superseded(self.prefix) from err
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(self._lock, fcntl.LOCK_SH)  # says that this save runs, also to who cannot see the process
         self._turn = -1
@@ -114,28 +124,40 @@ class Staging:
     def release(self) -> None:
         """Lets others put something into ``prefix``; after :meth:`commit`, when its files have been mapped."""
         for name in ("_lock", "_turn"):
-            fd = getattr(self, name)
-            if fd >= 0:
-                with contextlib.suppress(OSError):
-                    fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough where a child was forked meanwhile
-                os.close(fd)
-                setattr(self, name, -1)
+            _unlock(getattr(self, name))
+            setattr(self, name, -1)
 
-    def commit(self, files: list[str], folders: list[str], *, meanwhile: Callable[[], None] | None = None) -> None:
+    def commit(
+        self,
+        files: list[str],
+        folders: list[str],
+        *,
+        meanwhile: Callable[[], None] | None = None,
+        is_current: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Puts the dataset in its place, where nobody else puts one before :meth:`release`.
 
         Args:
             files: paths of the data files, relative.
             folders: relative paths of the folders, each with its ``meta.json``; the root is ``""``.
             meanwhile: changes files of the old dataset in place; called while there is no metadata.
+            is_current: whether the other files of the folder are what they were; asked while nobody changes them.
 
         Raises:
             DatasetError: one of them is a symbolic link in the dataset that is there; nothing has changed.
+            Superseded: they are not, or what was written here is gone; nothing has changed.
         """
         if self.inside:
+            self._take_turn()
+            if self.is_gone() or not is_current():
+                raise Superseded(self.prefix)
             self._move_in(files, folders, meanwhile)
         else:
             self._rename(files, folders)
+
+    def is_gone(self) -> bool:
+        """Whether a save that replaces whole folders has taken what is written here, with the rest of the old one."""
+        return not _is_at(self._lock, self.root)
 
     def _rename(self, files: list[str], folders: list[str]) -> None:
         with contextlib.suppress(OSError):
@@ -164,15 +186,8 @@ class Staging:
 
     def _take_turn(self) -> None:
         """Waits until nobody else changes the folder that ``prefix`` is."""
-        while self._turn < 0:
-            fd = open_folder(self.prefix)
-            with contextlib.suppress(OSError):  # a file system without locks, or without locks on folders
-                fcntl.flock(fd, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(fd), os.stat(self.prefix)):
-                    self._turn = fd
-                    return
-            os.close(fd)  # somebody has exchanged it meanwhile
+        if self._turn < 0:
+            self._turn = _turn_in(self.prefix)
 
     def _move_in(self, files: list[str], folders: list[str], meanwhile: Callable[[], None] | None = None) -> None:
         self._take_turn()
@@ -195,6 +210,90 @@ class Staging:
         for folder in reversed(order):
             os.replace(_below(self.root, folder, META), _below(self.prefix, folder, META))
         _remove(self.root, files, folders)
+
+
+@contextlib.contextmanager
+def swapped_file(
+    prefix: str, file: str, write: Callable[[int, str], None], is_current: Callable[[], bool]
+) -> Iterator[bool]:
+    """Puts a new file into the place of one of a dataset, whose others and whose metadata stay.
+
+    By one swap: readers, and those who come after a kill, find a whole dataset, with the old file or with the new one.
+    Nobody replaces it before the block ends.
+
+    Args:
+        prefix: folder of the dataset.
+        file: path of the file, relative.
+        write: fills the new one, given its descriptor and the path that it will have.
+        is_current: whether the rest of the dataset is that of the new file; asked while nobody changes it.
+
+    Yields:
+        False where it is not, and nothing has changed.
+
+    Raises:
+        DatasetError: a symbolic link is in the place; nothing has changed.
+    """
+    prefix = _resolved(prefix)[0]
+    _remove_stale(prefix)
+    new, place, turn = f"{prefix}/{_tag()}", f"{prefix}/{file}", -1
+    fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(fd, fcntl.LOCK_SH)  # see Staging
+            write(fd, place)
+            turn = _turn_in(prefix)
+            refuse_link(place)
+            is_swapped = _is_at(fd, new) and is_current()
+            if is_swapped:
+                _replace_file(new, place)
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(new)  # or what was there before
+        yield is_swapped
+    finally:
+        _unlock(fd)
+        _unlock(turn)
+
+
+def _turn_in(folder: str) -> int:
+    """Waits until nobody else changes what is in a folder; a descriptor that keeps others from it."""
+    while True:
+        fd = open_folder(folder)
+        with contextlib.suppress(OSError):  # a file system without locks, or without locks on folders
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        if _is_at(fd, folder):
+            return fd
+        os.close(fd)  # somebody has exchanged it meanwhile
+
+
+def _is_at(fd: int, path: str) -> bool:
+    """Whether an open file or folder is the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _unlock(fd: int) -> None:
+    """Lets go of what was locked by a descriptor, if it is one."""
+    if fd >= 0:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough where a child was forked meanwhile
+        os.close(fd)
+
+
+def _resolved(prefix: str) -> tuple[str, int]:
+    """Absolute path of a folder that may be, and its :func:`_mode_of`.
+
+    Of a link, it is the folder that it leads to that is changed; links further up are followed anyway.
+    """
+    prefix = os.path.abspath(prefix)
+    mode = _mode_of(prefix)
+    if stat.S_ISLNK(mode):
+        prefix = os.path.realpath(prefix)
+        mode = _mode_of(prefix)
+    return prefix, mode
 
 
 def _mode_of(path: str) -> int:
@@ -233,15 +332,21 @@ def _remove(root: str, files: list[str], folders: list[str]) -> None:
 
 
 def _holds_dataset(folder: str) -> bool:
-    """Whether a folder holds a dataset, when nobody moves one into it any more."""
-    if not os.path.exists(os.path.join(folder, META)):
-        with contextlib.suppress(OSError):  # no such folder any more, or a file system without locks
+    """Whether a folder holds a dataset, also one that is being moved into it."""
+    meta = os.path.join(folder, META)
+    while not os.path.exists(meta):
+        try:
             fd = open_folder(folder)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_SH)  # who moves files in has it, see `_take_turn`
-            finally:
-                os.close(fd)
-    return os.path.exists(os.path.join(folder, META))
+        except OSError:  # no such folder any more
+            return False
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(fd, fcntl.LOCK_SH)  # who moves files in has it, see `_turn_in`
+            if _is_at(fd, folder):  # and nobody has put another in its place meanwhile
+                return os.path.exists(meta)
+        finally:
+            os.close(fd)
+    return True
 
 
 def _require_folder(root: str, folder: str) -> None:

@@ -1,0 +1,65 @@
+"""Whether a mapped file is still the one that its name leads to: a save puts new files into the places of old ones.
+
+Whoever has an old one mapped keeps it, and its storage knows no more than the name. The kernel knows the file.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+
+import numpy as np
+from torch import UntypedStorage
+
+__all__ = ["inodes_of_mappings", "is_placed", "is_replaced"]
+
+_OF_A_FILE = re.compile(rb"^([0-9a-f]+)-[0-9a-f]+ \S+ 0+ \S+ ([1-9][0-9]*)", re.MULTILINE)
+_seen: dict[int, int] = {}
+"""Mappings of this process as they were when one was last looked for that was not among them."""
+
+
+def is_placed(storage: UntypedStorage, path: str) -> bool:
+    """Whether the file that a storage is mapped from, all of it, is the one at ``path`` now."""
+    address = storage.data_ptr()
+    end = address + -(-storage.nbytes() // mmap.PAGESIZE) * mmap.PAGESIZE
+    try:  # one call of the system; what has been removed is said to be, behind its name
+        if os.readlink(f"/proc/self/map_files/{address:x}-{end:x}") == path and not path.endswith(" (deleted)"):
+            return True
+    except OSError:  # not Linux, or part of a larger mapping
+        pass
+    try:
+        inode = os.stat(path).st_ino
+    except OSError:
+        return False
+    return not is_replaced(address, path, inode)
+
+
+def is_replaced(address: int, path: str, inode: int) -> bool:
+    """Whether the file of inode number `inode` that lies at `path` now is another than the one mapped at `address`."""
+    global _seen
+    if _seen.get(address) == inode:
+        return False
+    _seen = inodes_of_mappings()
+    mapped = _seen.get(address)
+    # Where `stat` and the kernel's list number files differently, as some overlays do, only another mapping can tell.
+    return mapped is not None and mapped != inode and mapped != _inode_when_mapped(path)
+
+
+def inodes_of_mappings() -> dict[int, int]:
+    """The inode of the file at the start of each mapping of this process, by address."""
+    try:
+        with open("/proc/self/maps", "rb") as lines:
+            return {int(address, 16): int(inode) for address, inode in _OF_A_FILE.findall(lines.read())}
+    except OSError:  # no such file: not Linux
+        return {}
+
+
+def _inode_when_mapped(path: str) -> int | None:
+    """The number that the list of mappings has for the file at `path`."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with mmap.mmap(fd, 1, access=mmap.ACCESS_READ) as page:
+            return inodes_of_mappings().get(np.frombuffer(page, np.uint8).ctypes.data)
+    finally:
+        os.close(fd)
