@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,11 @@ LOOKED_AT = 100
 
 
 def leaves_of(data: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, int]]:
-    """The entries of a dataset that have none themselves: key, value and bytes."""
+    """The entries of a dataset that have none themselves: key, value and bytes; of a table its columns."""
+    if is_table(data):
+        yield from leaves_of(data.rows)
+        yield from (((name,), data.jagged[name], size_of(data.jagged[name])) for name in sorted(data.jagged))
+        return
     data = outline(data)
     for name in sorted(data.keys()):
         value = data.get(name)
@@ -25,6 +30,12 @@ def outline(data: Any) -> Any:
     return data.outline() if hasattr(type(data), "outline") else data
 
 
+def is_table(data: Any) -> bool:
+    """Whether it is a `tdmap.datasets.Table`; nothing is one before somebody has imported that."""
+    module = sys.modules.get("tdmap.datasets.table")
+    return module is not None and isinstance(data, module.Table)
+
+
 def is_branch(value: Any) -> bool:
     """Whether an entry has entries."""
     from tensordict_lite import is_non_tensor, is_tensor_collection
@@ -33,14 +44,17 @@ def is_branch(value: Any) -> bool:
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
-    """The shape of an entry; none for what has none."""
-    return tuple(getattr(value, "shape", ()))
+    """The shape of an entry; none for what has none. Of rows of different lengths, their number."""
+    return (len(value),) if _is_jagged(value) else tuple(getattr(value, "shape", ()))
 
 
 def size_of(value: Any) -> int:
-    """Bytes of a tensor."""
+    """Bytes of a tensor, or of all rows of different lengths."""
     import torch
 
+    if _is_jagged(value):
+        row_bytes: int = value.values.shape[1:].numel() * value.values.element_size()
+        return int(value.lengths.sum()) * row_bytes
     return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
 
 
@@ -54,9 +68,11 @@ def type_name(value: Any) -> str:
     """
     from tensordict_lite import is_non_tensor
 
+    if _is_jagged(value):
+        return f"jagged {_name(value.dtype)}" if value.kind == "tensor" else str(value.kind)
     dtype = getattr(value, "dtype", None)
     if dtype is not None:
-        return str(dtype).removeprefix("torch.")
+        return _name(dtype)
     if not is_non_tensor(value):
         return type(value).__name__
     first = value[:LOOKED_AT].tolist() if value.batch_dims else [value.data]
@@ -64,6 +80,15 @@ def type_name(value: Any) -> str:
         first = [item for row in first for item in row]
     kinds = {type(item).__name__ for item in first}
     return kinds.pop() if len(kinds) == 1 else "object"
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _is_jagged(value: Any) -> bool:
+    module = sys.modules.get("tdmap.datasets.jagged")
+    return module is not None and isinstance(value, module.Jagged)
 
 
 def human_bytes(size: int) -> str:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import typer
 
 from tdmap.cli.answers import BAD_REQUEST, FAILED, INTERRUPTED, one_line, say, show_traceback
-from tdmap.cli.describe import leaves_of
+from tdmap.cli.describe import is_table, leaves_of
 
 
 def refuse(message: str) -> NoReturn:
@@ -113,18 +113,41 @@ def open_dataset(path: Path) -> Any:
         refuse(f"{path} cannot be opened: {error}")
 
 
-def open_rows(path: Path, least: int = 0) -> Any:
-    """Open a dataset that has rows, at least so many, or leave with why it has none."""
+def open_rows(path: Path, least: int = 0, *, instead: str | None = None) -> Any:
+    """Open a dataset that has rows, at least so many, or leave with why it has none.
+
+    Args:
+        path: a folder, or several, or a URL.
+        least: rows that it must have.
+        instead: what to do with a table or jagged rows, where a command takes none. None: they are opened as a table.
+    """
+    data = open_any(path)
+    if is_table(data):
+        if instead is not None:
+            refuse(f"{path} is a table, with rows of different lengths, which this command does not take: {instead}")
+        if len(data) < least:
+            refuse(f"{path} has no rows")
+        return data
+    if not len(data.batch_size) or data.batch_size[0] < least:
+        refuse(f"{path} has batch size {list(data.batch_size)}, so there are no rows")
+    return data
+
+
+def open_any(path: Path) -> Any:
+    """Open a dataset, or leave with a message; what holds rows of different lengths as a `tdmap.datasets.Table`."""
     from tdmap.stores.opening import refuse_jagged
     from tensordict_lite.errors import DatasetError
 
     data = open_dataset(path)
     try:
         refuse_jagged(str(path), data)
-    except DatasetError as error:
-        refuse(f"{error}. Commands that work on rows take datasets of tensors and strings")
-    if not len(data.batch_size) or data.batch_size[0] < least:
-        refuse(f"{path} has batch size {list(data.batch_size)}, so there are no rows")
+    except DatasetError:
+        from tdmap.datasets import Table
+
+        try:
+            return Table.open(path)
+        except (DatasetError, ValueError, TypeError) as error:
+            refuse(f"{path} cannot be opened: {error}")
     return data
 
 

@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from tdmap.data.entries import require_entry
 from tdmap.data.kinds import Data, data_row_bytes
 from tdmap.events import Callback
 from tdmap.execution import Execution
@@ -19,7 +21,7 @@ from tdmap.operation import operation
 from tdmap.operations.arguments import handler_of, plan_for, policy_for
 from tdmap.plan import default_chunk_size
 from tdmap.reducers import Reducer, as_reducer
-from tdmap.reducers.base import merged
+from tdmap.reducers.base import Several, merged
 from tdmap.resume.resumable import fold_resumable
 from tdmap.rowerrors import OnError
 from tdmap.runtime.crews.cluster import RayCluster
@@ -122,6 +124,7 @@ def map_reduce(
     Raises:
         ValueError: the reduction of zero rows is not defined, merging changes the states that it is given, or an option
             is out of range.
+        KeyError: a reducer reads an entry that the dataset lacks; at once where there is no mapper.
         ResumeMismatch: the folder holds another run; names what differs.
         FolderInUse: another call works in the folder.
         SerializationError: `resume`, and a state holds something that is no data.
@@ -142,6 +145,8 @@ def map_reduce(
         )
     if mapper is not None and not callable(mapper):
         raise TypeError(f"mapper must be a function or None, got {mapper!r}.")
+    if mapper is None:
+        _require_entries(reducer, data)
     mapper = None if mapper is None else as_function(mapper)
     processes = executor in ("process", "ray") or isinstance(executor, RayCluster)
     check_placement(mapper, processes and num_workers != 0, None)
@@ -167,6 +172,19 @@ def map_reduce(
     if resume is not None:
         return reducer.finish(fold_resumable(job, resume, reducer, execution))
     return reducer.finish(execution.run(job, Fold(reducer)))
+
+
+def _require_entries(reducer: Reducer[Any], data: Data) -> None:
+    """Raise KeyError where a reducer of the library reads an entry that is not there."""
+    if isinstance(data, Tensor):
+        return
+    for name, part in reducer.parts.items() if isinstance(reducer, Several) else [("", reducer)]:
+        key = getattr(part, "key", None) if type(part).__module__.startswith(_REDUCERS) else None
+        if key is not None:
+            require_entry(data, key, f"the entry of the reducer {name!r}" if name else f"the entry of {part!r}")
+
+
+_REDUCERS = "tdmap.reducers."
 
 
 @functools.partial(operation, forwards_to=map_reduce)

@@ -20,6 +20,7 @@ from tdmap.data.reader import narrow
 from tdmap.data.store import OutputFolder, destination
 from tdmap.devices import check_start_method
 from tdmap.errors import OutputMismatch
+from tdmap.expressions.column import Expression
 from tdmap.frames import warn_user
 from tdmap.functions import Keys, as_function
 from tdmap.memory.links import Device, resolve_device
@@ -139,7 +140,13 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         return self._then(MapRows(as_function(fn, in_keys, out_keys)))
 
     def filter(self, predicate: Callable[[Any], Any]) -> Pipeline:
-        """Keep rows. `predicate` gets a chunk and returns one bool a row; after `.batch`, one bool for the batch."""
+        """Keep rows. `predicate` gets a chunk and returns one bool a row; after `.batch`, one bool for the batch.
+
+        Raises:
+            KeyError: a formula (`tdmap.col`) names no entry; at once where no function comes before.
+        """
+        for key in sorted(predicate.keys, key=str) if isinstance(predicate, Expression) else ():
+            self._require_entry(key, f"a column of the predicate {predicate!r}")
         return self._then(Filter(as_function(predicate)))
 
     def flat_map(self, fn: Callable[[Any], Any]) -> Pipeline:
@@ -156,10 +163,14 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         for key in keys:
             flat.extend(key) if isinstance(key, (list, set)) else flat.append(key)
         selected = self._then(Select(tuple(flat)))
-        if all(isinstance(stage, SAME_ENTRIES) for stage in self._stages) and is_tensor_collection(self._data):
-            for key in flat:
-                require_entry(self._data, key, "the key of .select()")
+        for key in flat:
+            self._require_entry(key, "the key of .select()")
         return selected
+
+    def _require_entry(self, key: Key, what: str) -> None:
+        """Raise KeyError if there is no such entry, where it is known which there are."""
+        if all(isinstance(stage, SAME_ENTRIES) for stage in self._stages) and is_tensor_collection(self._data):
+            require_entry(self._data, key, what)
 
     # -- rows ------------------------------------------------------------------------------------------
 

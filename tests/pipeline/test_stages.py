@@ -286,3 +286,10 @@ def test_tensors_of_inference_mode_are_rows(workers):
     twice = data.pipeline().map(lambda td: td.apply(lambda x: x * 2)).collect(**workers)
     assert twice["x"].tolist() == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
     assert tdmap.map(data, lambda td: td.apply(lambda x: x + 1), **workers)["x"].sum() == 21
+
+
+def test_a_formula_over_an_entry_that_is_not_there_is_said_at_once(data):
+    with pytest.raises(KeyError, match=r"a column of the predicate col\('X'\) > 0 is 'X', and there is no such entry"):
+        data.pipeline().take(5).filter(tdmap.col("X") > 0)
+    made = data.pipeline().map(lambda td: TensorDict({"X": td["x"]}, td.batch_size)).filter(tdmap.col("X") > 37)
+    assert made.collect(num_workers=0)["X"].tolist() == [38, 39]  # a function comes before, so nobody knows

@@ -12,7 +12,7 @@ import torch
 
 import tdmap
 from tdmap import reducers as r
-from tensordict_lite import TensorDict
+from tensordict_lite import TensorDict, lazy_stack
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +84,48 @@ def test_zero_rows_give_what_init_says_or_a_clear_error() -> None:
 
 def test_an_error_names_the_rows(data: TensorDict) -> None:
     with pytest.raises(KeyError, match="nope") as caught:
-        tdmap.reduce(data, r.Mean("nope"), num_workers=2, chunksize=100)
-    assert any("Mean" in note and "rows" in note for note in caught.value.__notes__)
+        tdmap.map_reduce(data, same, r.Mean("nope"), num_workers=2, chunksize=100)
+    assert any("same" in note and "rows" in note for note in caught.value.__notes__)
+
+
+def same(chunk: TensorDict) -> TensorDict:
+    return chunk
+
+
+@pytest.mark.parametrize("kind", ["plain", "lazy", "folders"])
+def test_an_entry_that_is_not_there_is_said_before_anything_runs(data: TensorDict, kind: str, tmp_path: Path) -> None:
+    rows: Any = data
+    if kind == "lazy":
+        rows = lazy_stack(list(data[:20].unbind(0)))
+    elif kind == "folders":
+        rows = tdmap.open(
+            [data[part].memmap(tmp_path / str(part.start)).saved_path for part in (slice(5), slice(5, 9))]
+        )
+    with pytest.raises(KeyError, match=r"the entry of Mean\('X', dim=0\) is 'X'.* there are 'k', 'x'"):
+        tdmap.reduce(rows, r.Mean("X"), num_workers=0, callbacks=[Refuses()])
+    with pytest.raises(KeyError, match=r"the entry of the reducer 'low' is \('k', 'x'\)"):
+        tdmap.reduce(rows, {"n": r.Count(), "low": r.Min(("k", "x"))}, num_workers=0, callbacks=[Refuses()])
+    found = tdmap.reduce(rows, {"own": Own("nope"), "mean": r.Mean("k")}, num_workers=0)
+    assert int(found["own"]) == len(rows)  # the key of one's own reducer may be anything
+
+
+class Refuses(tdmap.Callback):
+    def on_job_started(self, event: Any) -> None:
+        raise AssertionError("it began")
+
+
+class Own(r.Reducer[int]):
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def init(self) -> int:
+        return 0
+
+    def update(self, state: int, chunk: Any, start: int = 0) -> int:
+        return state + len(chunk)
+
+    def merge(self, a: int, b: int) -> int:
+        return a + b
 
 
 @pytest.mark.parametrize("dim", [1, -1])

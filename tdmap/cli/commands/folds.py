@@ -21,10 +21,14 @@ from tdmap.cli.commands.orders import (
     SourceArgument,
     WorkersOption,
     check_place,
+    entry_of,
     key_of,
+    operation,
+    require_one_folder,
     run_into,
     worker_options,
 )
+from tdmap.cli.describe import is_table
 from tdmap.cli.places import AddressOption, ExecutorOption, ShardOption, run_in_shards
 from tdmap.cli.requests import find_function, guard, open_rows, refuse
 
@@ -80,6 +84,8 @@ def reduce_command(
     import tdmap
 
     data = open_rows(source)
+    if is_table(data):
+        data = _tensors_of(data, source, reducers, function)
     wanted = {text: parse_reducer(text, None if function else data, source) for text in reducers}
     fn = None if function is None else find_function(function)
     options = {"chunksize": chunksize, **worker_options(workers, quiet, executor, address)}
@@ -91,7 +97,7 @@ def reduce_command(
     width = max(len(text) for text in wanted)
     results = {text: found[text] for text in wanted}
     answer(
-        {"rows": int(data.batch_size[0]), "results": results},
+        {"rows": len(data), "results": results},
         *(f"{text:<{width}}  {short(results[text])}" for text in wanted),
     )
 
@@ -113,8 +119,6 @@ def group_command(
     quiet: QuietOption = False,
 ) -> None:
     """Fold the rows of each group into statistics: one row for each key, sorted by key."""
-    import tdmap
-
     data = open_rows(source)
     keys = [key_of(name, data, source) for name in by]
     wanted = {text: parse_reducer(text, data, source) for text in reducers}
@@ -124,7 +128,9 @@ def group_command(
         refuse("--resume keeps its journal in the result: give --out")
     elif rows_per_shard is not None:
         refuse("--rows-per-shard writes --out as several folders: give --out")
-    groups = tdmap.group_by(data, keys if len(keys) > 1 else keys[0], dropna=drop_nan or None)
+    if out is not None:
+        require_one_folder(data, source, out, rows_per_shard)
+    groups = operation(data, "group_by")(keys if len(keys) > 1 else keys[0], dropna=drop_nan or None)
     who = worker_options(workers, quiet, executor, address)
 
     def run(out: Any, overwrite: bool) -> Any:
@@ -135,7 +141,7 @@ def group_command(
         out or source,
         GOES_ON if resume else None if out else f"{source} was only read",
     )
-    count = int(found.batch_size[0])
+    count = len(found)
     if out is not None:
         answer({"groups": count, "out": out}, *([] if quiet else [f"{count:,} groups written to {out}"]))
         return
@@ -146,9 +152,22 @@ def group_command(
     answer({"groups": count, "rows": table}, _table(columns, table), *more)
 
 
+def _tensors_of(table: Any, source: Path, reducers: list[str], function: str | None) -> Any:
+    """The columns of tensors of a table, or leave where others are asked for."""
+    if function is not None:
+        refuse(f"{source} is a table: --map works on datasets of tensors and strings")
+    for text in reducers:
+        for part in text.split(":")[1:]:
+            if part in table.jagged:
+                refuse(f"{text!r}: the rows of {part} have different lengths; tdmap group --by {part} counts them")
+    return table.rows
+
+
 def _cell(found: Any, name: str, row: int) -> Any:
     from tensordict_lite import is_non_tensor
 
+    if is_table(found):
+        return found[name.replace("/", ".")][row] if name not in found.keys() else found[name][row]
     value = found.get(tuple(name.split("/")) if name not in found.keys() and "/" in name else name)[row]
     return value.data if is_non_tensor(value) else value
 
@@ -227,7 +246,7 @@ def parse_reducer(text: str, data: Any, path: Path) -> Any:
         refuse(f"{text!r}: say which entry, as {name}:KEY")
     if keys:
         parts = tuple(keys[0].split("/"))
-        given["key"] = (parts if len(parts) > 1 else parts[0]) if data is None else key_of(keys[0], data, path)
+        given["key"] = (parts if len(parts) > 1 else parts[0]) if data is None else entry_of(keys[0], data, path)
     try:
         return kind(**given)
     except (TypeError, ValueError) as error:

@@ -31,7 +31,7 @@ def head(
 
     end_with_reader()
     data = open_rows(path)
-    length = int(data.batch_size[0])
+    length = len(data)
     first = max(start + length, 0) if start < 0 else start
     if first >= length > 0:
         refuse(f"{path} has {length:,} rows, so there is no row {start:,}")

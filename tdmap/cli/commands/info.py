@@ -12,8 +12,8 @@ import typer
 
 from tdmap.cli.answers import DONE, FAILED, answer, asked, say
 from tdmap.cli.app import app, end_with_reader
-from tdmap.cli.describe import human_bytes, is_branch, leaves_of, outline, shape_of, size_of, type_name
-from tdmap.cli.requests import open_dataset, refuse
+from tdmap.cli.describe import human_bytes, is_branch, is_table, leaves_of, outline, shape_of, size_of, type_name
+from tdmap.cli.requests import open_any, open_dataset, refuse
 
 # -------- tdmap info
 
@@ -28,7 +28,7 @@ def info(
 ) -> None:
     """Show the keys of a dataset with their shapes, types and sizes."""
     end_with_reader()
-    data = open_dataset(path)
+    data = open_any(path)
     total = sum(size for _, _, size in leaves_of(data))
     if asked().json:
         keys = [
@@ -36,15 +36,18 @@ def info(
             for key, leaf, size in leaves_of(data)
         ]
         kind = type(data).__name__
-        answer({"type": kind, "batch_size": list(data.batch_size), "keys": keys, "bytes": total})
+        answer({"type": kind, "batch_size": _batch_size(data), "keys": keys, "bytes": total})
         return
     from rich.console import Console
     from rich.markup import escape
     from rich.tree import Tree
 
-    rows = f"{data.batch_size[0]:,} rows" if len(data.batch_size) else "no rows"
-    tree = Tree(f"[bold]{escape(str(path))}[/bold]  {type(data).__name__} {list(data.batch_size)}, {rows}")
-    _grow(tree, outline(data))
+    shape = _batch_size(data)
+    rows = f"{shape[0]:,} rows" if shape else "no rows"
+    tree = Tree(f"[bold]{escape(str(path))}[/bold]  {type(data).__name__} {shape}, {rows}")
+    _grow(tree, data.rows if is_table(data) else outline(data))
+    for name in sorted(data.jagged) if is_table(data) else ():
+        _add(tree, name, data.jagged[name])
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, WIDEST)  # a narrow terminal wraps lines, which a tree would cut
     console.print(tree)
@@ -60,8 +63,18 @@ def _grow(tree: Any, data: Any) -> None:
             branch = tree.add(f"[bold]{escape(name)}[/bold]  {type(value).__name__} {list(value.batch_size)}")
             _grow(branch, value)
         else:
-            size = human_bytes(size_of(value)) if size_of(value) else "-"
-            tree.add(f"{escape(name)}  [cyan]{type_name(value)}[/cyan] {escape(str(list(shape_of(value))))}  {size}")
+            _add(tree, name, value)
+
+
+def _add(tree: Any, name: str, value: Any) -> None:
+    from rich.markup import escape
+
+    size = human_bytes(size_of(value)) if size_of(value) else "-"
+    tree.add(f"{escape(name)}  [cyan]{type_name(value)}[/cyan] {escape(str(list(shape_of(value))))}  {size}")
+
+
+def _batch_size(data: Any) -> list[int]:
+    return [len(data)] if is_table(data) else list(data.batch_size)
 
 
 # -------- tdmap verify

@@ -13,6 +13,7 @@ import typer
 
 from tdmap.cli.answers import answer, asked, say
 from tdmap.cli.app import app
+from tdmap.cli.describe import is_table
 from tdmap.cli.places import (
     EXECUTORS,
     AddressOption,
@@ -78,6 +79,10 @@ def map_command(
         refuse("--shard fills OUT with the other ranks, and goes on by itself: no --in-place, --overwrite or --resume")
     fn = find_function(function)
     data = open_rows(source)
+    if is_table(data):
+        whole = out is not None and rank is None and rows_per_shard is None and url_of(out) is None and not resume
+        if not whole:
+            refuse(f"{source} is a table, which is mapped into one folder: OUT, and no --resume, --shard or shards")
     options: dict[str, Any] = {
         "num_workers": workers,
         "chunksize": chunksize,
@@ -109,8 +114,11 @@ def map_command(
         require_free(out, source, overwrite)
         skipped = _map_into(data, fn, out, overwrite, options)
         place = list_beside(out)
-    report_skipped(skipped, data.batch_size[0], out is None, place, written=resume and place.parent.name == HIDDEN)
-    done, count = data.batch_size[0] - len(skipped or ()), len(skipped or ())
+    fate = "are left out" if is_table(data) else None
+    report_skipped(skipped, len(data), out is None, place, written=resume and place.parent.name == HIDDEN, fate=fate)
+    done, count = len(data) - len(skipped or ()), len(skipped or ())
+    if is_table(data) and out is not None:
+        done = len(open_rows(out))  # a function of tables returns any number of rows
     facts = {"rows": done, "skipped": count, "list": place if count else None, "out": out or source}
     how = "done in" if resume else "changed in" if out is None else "written to"
     line = f"{done:,} rows {how} {out or source}{_of_checksums(source) if out is None else ''}"

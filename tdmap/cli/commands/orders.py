@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 import re
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ import typer
 from tdmap.cli.answers import answer, asked
 from tdmap.cli.app import app
 from tdmap.cli.commands.map import CANNOT_WRITE, report_skipped, require_free
+from tdmap.cli.describe import is_table
 from tdmap.cli.places import (
     AddressOption,
     ExecutorOption,
@@ -34,10 +36,16 @@ QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress bar, no 
 ByOption = Annotated[list[str], typer.Option("--by", metavar="KEY", help="An entry, as a/b; the first counts most.")]
 
 
-def key_of(name: str, data: Any, path: Path) -> str | tuple[str, ...]:
-    """The entry that `a/b` names, as operations take it, or leave with those that there are."""
+def entry_of(name: str, data: Any, path: Path) -> str | tuple[str, ...]:
+    """The entry that `a/b` names, as reducers take it, or leave with those that there are."""
     (key,) = entries_named([name], data, path)
     return key if len(key) > 1 else key[0]
+
+
+def key_of(name: str, data: Any, path: Path) -> str | tuple[str, ...]:
+    """:func:`entry_of`, as operations take it: tables have dots in the names of their columns."""
+    key = entry_of(name, data, path)
+    return ".".join(key) if is_table(data) and isinstance(key, tuple) else key
 
 
 def run_into(run: Callable[[], Any], out: Path, state: str | None = None) -> Any:
@@ -46,6 +54,13 @@ def run_into(run: Callable[[], Any], out: Path, state: str | None = None) -> Any
 
     refusals = (FileExistsError, FolderInUse, UntrustedFile, OutputMismatch, ResumeMismatch, KeyError, TypeError)
     return guard(run, state or f"nothing was written to {out}", (*refusals, ValueError, *CANNOT_WRITE))
+
+
+def operation(data: Any, name: str) -> Callable[..., Any]:
+    """`tdmap.sort` and its kin, of these rows; those of a table are its methods."""
+    import tdmap
+
+    return getattr(data, name) if is_table(data) else functools.partial(getattr(tdmap, name), data)
 
 
 def worker_options(
@@ -69,6 +84,12 @@ def check_place(out: Path, sources: Sequence[Path], overwrite: bool, resume: boo
         refuse("--resume goes on with one folder: no --rows-per-shard, and no URL as OUT")
     for source in () if resume else sources:
         require_free(out, source, overwrite)
+
+
+def require_one_folder(data: Any, source: Path, out: Path, rows_per_shard: int | None) -> None:
+    """Refuse to write a table as several folders, or into a store."""
+    if is_table(data) and (rows_per_shard is not None or url_of(out) is not None):
+        refuse(f"{source} is a table, which is written as one folder: no --rows-per-shard, and no URL as OUT")
 
 
 # -------- tdmap filter
@@ -96,7 +117,6 @@ def filter_command(
     A function gets a chunk of rows and returns a bool for each. Operators are ==, !=, <, <=, >, >= and in; they compare
     an entry that has one value a row with a number, a text in quotes, or (in) a list of them.
     """
-    import tdmap
     from tdmap.rowerrors import RowErrors
 
     data = open_rows(source)
@@ -106,19 +126,22 @@ def filter_command(
             refuse(f"{predicate!r} is not of the form module:function, and no comparison such as 'label == 3' either")
         test = find_function(predicate)
     check_place(out, [source], overwrite, resume, rows_per_shard)
+    require_one_folder(data, source, out, rows_per_shard)
     skipped = RowErrors() if skip_errors else None
     who = worker_options(workers, quiet, executor, address)
     options = {"chunksize": chunksize, "resume": resume, **who}
     if skipped is not None:
         options["on_error"] = skipped
-    elif isinstance(test, Where) and not resume:  # an interrupted run knows its predicate by what it was
+    elif (
+        isinstance(test, Where) and not resume and not is_table(data)
+    ):  # an interrupted run knows its predicate by what it was
         test = test.formula()
 
     def run(out: Any, overwrite: bool) -> Any:
-        return tdmap.filter(data, test, out, overwrite=overwrite, **options)
+        return operation(data, "filter")(test, out, overwrite=overwrite, **options)
 
     result = run_into(lambda: run_in_shards(run, out, overwrite, rows_per_shard, who), out, GOES_ON if resume else None)
-    rows, kept = int(data.batch_size[0]), int(result.batch_size[0])
+    rows, kept = len(data), len(result)
     place = list_beside(out)
     report_skipped(skipped, rows, False, place, written=False, fate="are left out")
     facts = {"rows": kept, "of": rows, "skipped": len(skipped or ()), "out": out}
@@ -167,12 +190,17 @@ class Where:
             refuse(f"{said!r} in {text!r} is no number, no text in quotes and no list of them")
         if sign == "in" and not isinstance(value, (list, tuple, set)):
             refuse(f"{text!r}: `in` wants a list, such as [1, 2]")
-        leaf = data.get(key)
+        leaf = data[key] if is_table(data) else data.get(key)
+        if getattr(leaf, "kind", None) == "tensor":
+            refuse(f"{name} has rows of different lengths: a comparison needs one value a row")
         if isinstance(leaf, torch.Tensor):
             if leaf.dim() != 1:
                 refuse(f"{name} has rows of shape {list(leaf.shape[1:])}: a comparison needs one value a row")
             if any(isinstance(one, str) for one in (value if sign == "in" else [value])):
                 refuse(f"{name} is {str(leaf.dtype).removeprefix('torch.')}, and {said} is a text")
+        kind = {"str": str, "bytes": bytes}.get(getattr(leaf, "kind", ""))
+        if kind is not None and not all(isinstance(one, kind) for one in (value if sign == "in" else [value])):
+            refuse(f"{name} is {leaf.kind}, and {said} is no {'text' if kind is str else 'bytes'}")
         return Where(key, sign, value)
 
     def formula(self) -> Any:
@@ -185,7 +213,7 @@ class Where:
     def __call__(self, chunk: Any) -> Any:
         import torch
 
-        column = chunk.get(self.key)
+        column = chunk[self.key] if is_table(chunk) else chunk.get(self.key)
         if isinstance(column, torch.Tensor):
             if self.operator == "in":
                 return torch.isin(column, torch.tensor(list(self.value)))
@@ -212,15 +240,19 @@ def join_command(
     quiet: QuietOption = False,
 ) -> None:
     """Write the rows of two datasets with equal keys side by side."""
-    import tdmap
-
     one, other = open_rows(left), open_rows(right)
     names = [(name.partition("=")[0], name.rpartition("=")[2]) for name in on]
     keys = {"left_on": [key_of(name, one, left) for name, _ in names]}
     keys["right_on"] = [key_of(name, other, right) for _, name in names]
     check_place(out, [left, right], overwrite, resume, None)
     options: dict[str, Any] = {**keys, "overwrite": overwrite, "resume": resume, **worker_options(workers, quiet)}
-    result = run_into(lambda: tdmap.join(one, other, None, how, out, **options), out, GOES_ON if resume else None)
+    if is_table(other) and not is_table(one):
+        from tdmap.datasets import Table
+
+        one = Table.of(one)
+    result = run_into(
+        lambda: operation(one, "join")(other, None, how, out, **options), out, GOES_ON if resume else None
+    )
     _written(result, out, quiet, {"on": on, "how": how})
 
 
@@ -239,15 +271,14 @@ def sort_command(
     quiet: QuietOption = False,
 ) -> None:
     """Write the rows in the order of one or more entries; rows with equal keys keep their order."""
-    import tdmap
-
     data = open_rows(source)
     keys = [key_of(name, data, source) for name in by]
     check_place(out, [source], overwrite, resume, rows_per_shard)
+    require_one_folder(data, source, out, rows_per_shard)
     who = worker_options(workers, quiet, executor, address)
 
     def run(out: Any, overwrite: bool) -> Any:
-        return tdmap.sort(data, keys, out, descending=descending, overwrite=overwrite, resume=resume, **who)
+        return operation(data, "sort")(keys, out, descending=descending, overwrite=overwrite, resume=resume, **who)
 
     run_into(lambda: run_in_shards(run, out, overwrite, rows_per_shard, who), out, GOES_ON if resume else None)
     _written(data, out, quiet, {"by": by, "descending": descending})
@@ -269,10 +300,9 @@ def shuffle_command(
     """Write the rows in a random order, in which every order is equally likely."""
     import torch
 
-    import tdmap
-
     data = open_rows(source)
     check_place(out, [source], overwrite, resume, rows_per_shard)
+    require_one_folder(data, source, out, rows_per_shard)
     if seed is None and resume:
         refuse("--resume goes on with the order that was begun: give its --seed")
     if seed is None:
@@ -281,13 +311,13 @@ def shuffle_command(
     who = worker_options(workers, quiet, executor, address)
 
     def run(out: Any, overwrite: bool) -> Any:
-        return tdmap.shuffle(data, seed, out, overwrite=overwrite, resume=resume, **who)
+        return operation(data, "shuffle")(out=out, seed=seed, overwrite=overwrite, resume=resume, **who)
 
     run_into(lambda: run_in_shards(run, out, overwrite, rows_per_shard, who), out, GOES_ON if resume else None)
     _written(data, out, quiet, {"seed": seed})
 
 
 def _written(data: Any, out: Path, quiet: bool, facts: dict[str, Any]) -> None:
-    rows = int(data.batch_size[0])
+    rows = len(data)
     said = "".join(f", seed {value}" for name, value in facts.items() if name == "seed")
     answer({"rows": rows, "out": out, **facts}, *([] if quiet else [f"{rows:,} rows written to {out}{said}"]))

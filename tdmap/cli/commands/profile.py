@@ -18,6 +18,9 @@ ROWS = 100_000
 
 BYTES = 1 << 30
 
+TABLES = "in Python, tdmap.datasets.Table.open(folder).map(fn, profile=True) measures it"
+"""What to do with a table instead."""
+
 
 @app.command("profile")
 def profile_command(
@@ -39,7 +42,7 @@ def profile_command(
     if start_method not in (None, "fork", "forkserver", "spawn"):
         refuse(f"--start-method {start_method!r}: there are fork, forkserver and spawn")
     fn = find_function(function)
-    data = open_rows(source, least=1)
+    data = open_rows(source, least=1, instead=TABLES)
     sample = sample_of(data, rows)
     options: dict[str, Any] = {"num_workers": workers, "chunksize": chunksize, "mp_start_method": start_method}
     prof = guard(lambda: _run(fn, sample, options, flame), "DATA is as it was")

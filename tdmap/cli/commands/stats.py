@@ -10,7 +10,7 @@ import typer
 
 from tdmap.cli.answers import answer, asked, say
 from tdmap.cli.app import app, end_with_reader
-from tdmap.cli.describe import leaves_of, type_name
+from tdmap.cli.describe import is_table, leaves_of, type_name
 from tdmap.cli.requests import entries_named, guard, open_rows, refuse
 
 
@@ -32,6 +32,7 @@ def stats(
     end_with_reader()
     data = open_rows(path)
     wanted, others = _numbers_of(data, path, keys)
+    data = data.rows if is_table(data) else data
     found: dict[tuple[str, ...], Any] = {}
     if wanted:
         reducers = {"/".join(key): Column(key) for key in wanted}
@@ -49,7 +50,7 @@ def stats(
     if asked().json:
         entries = [{"key": list(key), "dtype": wanted[key], **asdict(one)} for key, one in found.items()]
         rest = [{"key": list(key), "dtype": kind} for key, kind in others.items()]
-        answer({"rows": int(data.batch_size[0]), "keys": [*entries, *rest]})
+        answer({"rows": len(data), "keys": [*entries, *rest]})
         return
     _print(found, wanted, others)
 

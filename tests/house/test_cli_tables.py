@@ -1,0 +1,204 @@
+"""Commands on tables, whose rows have strings or lists of different lengths: what `tdmap convert` makes of files."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import tdmap
+from tdmap.cli import app
+from tdmap.datasets import Jagged, Table
+from tensordict_lite import TensorDict
+
+ROWS = 40
+CITIES = ["Zürich", "Bern", "Aarau", "Genf"]
+MODULE = """
+import torch
+
+def longer(rows):
+    return {"city": rows["city"].tolist(), "twice": rows["n"] * 2}
+
+def some(rows):
+    return rows["n"] % 2 == 0
+
+def both(rows):
+    return {"n": torch.cat([rows["n"], rows["n"]])}
+
+def fails_on_three(rows):
+    if (rows["n"] == 3).any():
+        raise ArithmeticError("three")
+    return {"n": rows["n"]}
+"""
+
+
+def table() -> Table:
+    rows = TensorDict({"n": torch.arange(ROWS), "meta": {"x": torch.arange(ROWS) / 4}}, [ROWS])
+    texts = Jagged.from_list([CITIES[row % 4] for row in range(ROWS)])
+    tokens = Jagged.from_list([list(range(row % 5)) for row in range(ROWS)])
+    return Table(rows, {"city": texts, "tokens": tokens})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tables")
+    table().save(path / "cities")
+    table()["city"].save(path / "words")
+    (path / "on_rows.py").write_text(MODULE)
+    TensorDict({"n": torch.arange(0, ROWS, 2), "weight": torch.arange(0, ROWS, 2) / 2}, [ROWS // 2]).memmap(
+        path / "half"
+    )
+    return path
+
+
+@pytest.fixture
+def run(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def command(line: str, code: int = 0):
+        done = CliRunner().invoke(app, shlex.split(line))
+        assert done.exit_code == code, (line, done.stdout, done.stderr)
+        return done
+
+    yield command
+    sys.modules.pop("on_rows", None)
+
+
+def test_info_shows_every_column(run):
+    said = run("info cities").stdout
+    assert "Table [40], 40 rows" in said
+    assert "city  str [40]  200 B" in said  # of UTF-8
+    assert "tokens  jagged int64 [40]" in said and "x  float32 [40]" in said
+    facts = json.loads(run("info cities --json").stdout)
+    assert facts["type"] == "Table" and facts["batch_size"] == [ROWS]
+    assert {tuple(key["key"]): key["dtype"] for key in facts["keys"]} == {
+        ("n",): "int64", ("meta", "x"): "float32", ("city",): "str", ("tokens",): "jagged int64",
+    }  # fmt: skip
+    assert "rows  str [40]" in run("info words").stdout
+
+
+def test_head_shows_rows(run):
+    said = run("head cities -n 2 --start 3").stdout
+    assert (
+        said.splitlines()[0] == "row 3" and "city  'Genf'" in said and "tokens  [0, 1, 2]  (jagged int64 [3])" in said
+    )
+    rows = json.loads(run("head cities -n 2 --start=-1 --json").stdout)["rows"]
+    assert rows == [{"row": 39, "n": 39, "meta/x": 9.75, "city": "Genf", "tokens": [0, 1, 2, 3]}]
+    assert "rows  'Bern'" in run("head words --start 1").stdout
+    assert "no row 40" in run("head cities --start 40", 2).stderr
+
+
+def test_stats_are_of_the_columns_of_numbers(run):
+    facts = json.loads(run("stats cities --json --workers 0").stdout)
+    assert facts["rows"] == ROWS
+    figures = {"/".join(one["key"]): one for one in facts["keys"]}
+    assert figures["n"]["mean"] == 19.5 and figures["meta/x"]["max"] == 9.75
+    assert figures["city"] == {"key": ["city"], "dtype": "str"}
+    assert "no entry 'nowhere'" in run("stats cities nowhere", 2).stderr
+    run("stats words")
+
+
+@pytest.mark.parametrize(
+    ("predicate", "wanted"),
+    [
+        ("city == 'Bern'", [row for row in range(ROWS) if row % 4 == 1]),
+        ("city in ['Bern', 'Genf']", [row for row in range(ROWS) if row % 2]),
+        ("n > 35", [36, 37, 38, 39]),
+        ("meta/x <= 0.5", [0, 1, 2]),
+        ("on_rows:some", list(range(0, ROWS, 2))),
+    ],
+)
+def test_filter(predicate, wanted, run, tmp_path):
+    done = run(f"filter {shlex.quote(predicate)} cities {tmp_path / 'kept'} --workers 0 --json")
+    assert json.loads(done.stdout)["rows"] == len(wanted)
+    kept = Table.open(tmp_path / "kept")
+    assert kept["n"].tolist() == wanted and kept["city"].tolist() == [CITIES[row % 4] for row in wanted]
+
+
+def test_sort_and_shuffle(run, tmp_path):
+    run(f"sort cities {tmp_path / 'sorted'} --by city --by n --workers 0")
+    order = sorted(range(ROWS), key=lambda row: (CITIES[row % 4].encode(), row))
+    assert Table.open(tmp_path / "sorted")["n"].tolist() == order
+    run(f"sort cities {tmp_path / 'down'} --by meta/x --descending --workers 0")
+    assert Table.open(tmp_path / "down")["n"].tolist() == list(range(ROWS))[::-1]
+    run(f"shuffle cities {tmp_path / 'mixed'} --seed 4 --workers 0")
+    mixed = Table.open(tmp_path / "mixed")
+    assert mixed["n"].tolist() != list(range(ROWS)) and sorted(mixed["n"].tolist()) == list(range(ROWS))
+    assert mixed["city"].tolist() == [CITIES[row % 4] for row in mixed["n"].tolist()]
+    assert mixed["n"].tolist() == tdmap.shuffle(TensorDict({"n": torch.arange(ROWS)}, [ROWS]), 4)["n"].tolist()
+
+
+def test_join_with_a_table_on_either_side(run, tmp_path):
+    for number, (left, right) in enumerate((("cities", "half"), ("half", "cities"))):
+        run(f"join {left} {right} {tmp_path / str(number)} --on n --workers 0")
+        joined = Table.open(tmp_path / str(number))
+        assert joined["n"].tolist() == list(range(0, ROWS, 2))
+        assert joined["weight"].tolist() == [row / 2 for row in range(0, ROWS, 2)]
+        assert joined["city"].tolist() == [CITIES[row % 4] for row in range(0, ROWS, 2)]
+        assert [len(one) for one in joined["tokens"]] == [row % 5 for row in range(0, ROWS, 2)]
+
+
+def test_group_and_reduce(run, tmp_path):
+    facts = json.loads(run("group cities --by city count mean:n --workers 0 --json").stdout)
+    names = sorted(CITIES, key=str.encode)
+    assert [(row["city"], row["count"], row["mean:n"]) for row in facts["rows"]] == [
+        (name, 10, 18.0 + CITIES.index(name)) for name in names
+    ]
+    said = run("group cities --by city count --workers 0").stdout
+    assert said.splitlines()[1].split() == ["Aarau", "10"]
+    run(f"group cities --by city mean:meta/x --out {tmp_path / 'groups'} --workers 0")
+    assert Table.open(tmp_path / "groups")["city"].tolist() == names
+    assert json.loads(run("reduce cities mean:n max:meta/x count --workers 0 --json").stdout)["results"] == {
+        "mean:n": 19.5, "max:meta/x": 9.75, "count": ROWS,
+    }  # fmt: skip
+    assert "the rows of city have different lengths" in run("reduce cities unique:city", 2).stderr
+
+
+def test_map(run, tmp_path):
+    done = run(f"map on_rows:longer cities {tmp_path / 'new'} --workers 0 --json")
+    assert json.loads(done.stdout)["rows"] == ROWS
+    new = Table.open(tmp_path / "new")
+    assert new["twice"].tolist() == list(range(0, 2 * ROWS, 2)) and new["city"][1] == "Bern"
+    done = run(f"map on_rows:both cities {tmp_path / 'more'} --workers 0")
+    assert f"{2 * ROWS} rows written to" in done.stdout
+    done = run(f"map on_rows:fails_on_three cities {tmp_path / 'rest'} --workers 0 --skip-errors --chunksize 4")
+    assert "raised on 1 of 40 rows, which are left out" in done.stderr
+    assert Table.open(tmp_path / "rest")["n"].tolist() == [row for row in range(ROWS) if row != 3]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("map on_rows:some cities --in-place", "is mapped into one folder"),
+        ("map on_rows:some cities out --shard 0/2", "is mapped into one folder"),
+        ("map on_rows:some cities out --resume", "is mapped into one folder"),
+        ("sort cities out --by n --rows-per-shard 3", "is written as one folder"),
+        ("shuffle cities s3://bucket/out", "is written as one folder"),
+        ("group cities --by city count --out out --rows-per-shard 3", "is written as one folder"),
+        ("sort cities out --by nothing", "no entry 'nothing'; there is "),
+        ("filter 'tokens == 3' cities out", "tokens has rows of different lengths"),
+        ("filter 'n == \"a\"' cities out", 'n is int64, and "a" is a text'),
+        ("filter 'city > 3' cities out", "city is str, and 3 is no text"),
+        ("profile on_rows:some cities", "is a table.*in Python"),
+        ("bench on_rows:some cities", "is a table.*in Python"),
+        ("reduce cities mean:n --map on_rows:some", "--map works on datasets of tensors"),
+    ],
+)
+def test_what_a_table_cannot_have_is_refused_in_one_line(line, said, run, folder):
+    done = run(line, 2)
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    import re
+
+    assert re.search(said, done.stderr), done.stderr
+    assert not (folder / "out").exists()
+
+
+def test_verify_and_an_interrupted_write(run, folder):
+    assert "stored the checksums of" in run("verify --store cities").stdout
+    assert "is as it was saved" in run("verify cities").stdout
