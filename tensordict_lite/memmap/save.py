@@ -208,12 +208,19 @@ class _Save:
         def is_current() -> bool:
             return all(_is_in_place(leaf, f"{root}/{leaf.file}") for leaf in stay)
 
-        if len(todo) <= 1 and not (fresh or self.like or self.atomic) and self._metadata_is_current(root):
-            if not todo:
-                return mapped()
-            if _files_of(todo[0]) == [todo[0].file]:
-                return self._swap(root, todo[0], mapped, is_current)
+        if not todo and self._metadata_is_current(root):
+            return mapped()
+        if len(todo) == 1 and not fresh and self._may_swap(root, todo[0]):
+            tensors = self._swap(root, todo[0], mapped, is_current)
+            if tensors is not None:
+                return tensors
         return self._write(root, todo, mapped, is_current)
+
+    def _may_swap(self, root: str, leaf: Leaf) -> bool:
+        """Whether to try :meth:`_swap`; a small file costs less than a look at the metadata, which it takes anyway."""
+        if self.like or self.atomic or _files_of(leaf) != [leaf.file]:
+            return False
+        return os.path.exists(f"{root}/{META}") and (leaf.nbytes < _LARGE or self._metadata_is_current(root))
 
     def _keeps(self, leaf: Leaf, path: str) -> str:
         """``"tensor"``: it is in its file already; ``"file"``: the file there is used; ``""``: to be written."""
@@ -277,8 +284,8 @@ class _Save:
 
     def _swap(
         self, root: str, leaf: Leaf, mapped: Callable[[], list[Tensor]], is_current: Callable[[], bool]
-    ) -> list[Tensor]:
-        """Replaces the one file that changes, under the metadata that is there."""
+    ) -> list[Tensor] | None:
+        """Replaces the one file that changes, under the metadata that is there; None where that is another."""
         check_room(root, leaf.nbytes)
 
         def write(fd: int, path: str) -> None:
@@ -287,9 +294,7 @@ class _Save:
         with swapped_file(
             root, leaf.file, write, lambda: self._metadata_is_current(root) and is_current()
         ) as is_swapped:
-            if not is_swapped:
-                raise Superseded(root)
-            return mapped()
+            return mapped() if is_swapped else None
 
     def _write(
         self, root: str, todo: list[Leaf], mapped: Callable[[], list[Tensor]], is_current: Callable[[], bool]
