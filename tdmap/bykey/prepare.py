@@ -15,7 +15,7 @@ from tdmap.bykey.keys import KeyReader, KeySpec, sample_rows
 from tdmap.bykey.order import Words, group_starts, stable_order
 from tdmap.bykey.splits import Splits
 from tdmap.data.entries import select
-from tdmap.data.kinds import Data, data_row_bytes, is_data, is_opened_by_row, tensors_of
+from tdmap.data.kinds import Data, data_row_bytes, instead_of_data, is_data, is_opened_by_row, tensors_of
 from tdmap.data.reader import narrow
 from tdmap.execution import Execution
 from tdmap.job import Job, Policy, Source, require_rows_apart
@@ -64,8 +64,8 @@ SAMPLE_BYTES = 32 << 20
 def require_rows(data: Data, what: str) -> None:
     """Raise TypeError unless `data` has rows, which can be had one by one."""
     if not is_data(data) or not len(data.shape):
-        found = f"one of shape {tuple(data.shape)}" if is_data(data) else f"a {type(data).__name__}"
-        raise TypeError(f"{what} needs a tensor or a collection of tensors with its rows in dimension 0: got {found}.")
+        found = f"one of shape {tuple(data.shape)}." if is_data(data) else instead_of_data(data)
+        raise TypeError(f"{what} needs a tensor or a collection of tensors with its rows in dimension 0: got {found}")
     require_rows_apart(data)
 
 

@@ -7,9 +7,11 @@ of a valid collection is valid; other kinds (lazy stacks, non-tensor data) go th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,6 +65,25 @@ def require_writable(out: object) -> None:
             "a dataset of several folders is read only, so it cannot be out: pass out=the path of a new folder (with "
             "rows_per_shard= for several), out=None, or a dataset that TensorDict.load_memmap gave."
         )
+
+
+def instead_of_data(value: Any) -> str:
+    """What was passed where a dataset is needed, and how to make one of it."""
+    if isinstance(value, np.ndarray):
+        return "a numpy array: use torch.from_numpy(array)."
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__}: use TensorDict(mapping, batch_size=[rows])."
+    if isinstance(value, (str, os.PathLike)):
+        return f"the path {os.fspath(value)!r}: use TensorDict.load_memmap(path)."
+    if isinstance(value, (list, tuple)):
+        return f"a {type(value).__name__}: use torch.tensor(values), or TensorDict({{'value': values}}, [len(values)])."
+    if hasattr(value, "columns") and hasattr(value, "to_numpy"):
+        return f"a {type(value).__name__}: use TensorDict({{name: table[name] for name in table}}, [len(table)])."
+    own = getattr(type(value), "__tdmap_operations__", None)
+    if own:
+        tensors = " Its columns of tensors are table.rows." if hasattr(value, "rows") else ""
+        return f"a {type(value).__name__}, which has {', '.join(sorted(own))} and .pipeline().{tensors}"
+    return f"a {type(value).__name__}: use a torch.Tensor, a TensorDict or a tensorclass."
 
 
 def data_length(data: Data, dim: int) -> int:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
-from tdmap.data.kinds import Data, data_length, is_data, is_opened_by_row, require_writable
+from tdmap.data.kinds import Data, data_length, instead_of_data, is_data, is_opened_by_row, require_writable
 from tdmap.data.sizes import row_bytes_of
 from tdmap.job import Policy
 from tdmap.plan import MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
+from tdmap.process.calls import running_operation
 from tdmap.rowerrors import MODES, OnError, mode_of
 from tdmap.runtime.skipping import DROP, PAD
 from tdmap.seeding import base_seed
@@ -49,7 +48,9 @@ def plan_for(
         ValueError: both sizes are given, or one is out of range.
     """
     if not is_data(data):
-        raise TypeError(f"map needs a tensor or a collection of tensors, got {instead_of_data(data)}")
+        running = running_operation()
+        name = "map" if running is None else running.name
+        raise TypeError(f"{name} needs a tensor or a collection of tensors, got {instead_of_data(data)}")
     if not callable(fn):
         raise TypeError(f"map needs a function, got {fn!r}.")
     if out is not None and not is_data(out):
@@ -94,25 +95,6 @@ def _check_sharded(data: Data, dim: int) -> int:
     if dim:
         raise ValueError(f"the rows of several folders lie along dimension 0: they cannot be cut along dim={dim}.")
     return REMOTE_CHUNKS if data.is_remote else 1
-
-
-def instead_of_data(value: Any) -> str:
-    """What was passed where a dataset is needed, and how to make one of it."""
-    if isinstance(value, np.ndarray):
-        return "a numpy array: use torch.from_numpy(array)."
-    if isinstance(value, Mapping):
-        return "a mapping: use TensorDict(mapping, batch_size=[rows])."
-    if isinstance(value, (str, os.PathLike)):
-        return f"the path {os.fspath(value)!r}: use TensorDict.load_memmap(path)."
-    if isinstance(value, (list, tuple)):
-        return f"a {type(value).__name__}: use torch.tensor(values), or TensorDict({{'value': values}}, [len(values)])."
-    if hasattr(value, "columns") and hasattr(value, "to_numpy"):
-        return f"a {type(value).__name__}: use TensorDict({{name: table[name] for name in table}}, [len(table)])."
-    own = getattr(type(value), "__tdmap_operations__", None)
-    if own:
-        tensors = " Its columns of tensors are data.rows." if hasattr(value, "rows") else ""
-        return f"a {type(value).__name__}, which has these operations: {', '.join(sorted(own))}.{tensors}"
-    return f"a {type(value).__name__}: use a torch.Tensor, a TensorDict or a tensorclass."
 
 
 def policy_for(

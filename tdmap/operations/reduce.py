@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.entries import require_entry
-from tdmap.data.kinds import Data, data_row_bytes
+from tdmap.data.kinds import Data, data_row_bytes, is_data
 from tdmap.events import Callback
 from tdmap.execution import Execution
 from tdmap.functions import as_function, check_placement
@@ -176,7 +176,7 @@ def map_reduce(
 
 def _require_entries(reducer: Reducer[Any], data: Data) -> None:
     """Raise KeyError where a reducer of the library reads an entry that is not there."""
-    if isinstance(data, Tensor):
+    if isinstance(data, Tensor) or not is_data(data):  # which is said later
         return
     for name, part in reducer.parts.items() if isinstance(reducer, Several) else [("", reducer)]:
         key = getattr(part, "key", None) if type(part).__module__.startswith(_REDUCERS) else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tdmap.data.kinds import Data, is_data
+from tdmap.data.kinds import Data, instead_of_data, is_data
 from tdmap.data.store import destination
 from tdmap.execution import Execution, WorkerOptions
 from tdmap.memory.shm import Arena
@@ -79,9 +79,8 @@ def shuffle(
         True
     """
     if not is_data(data) or not len(data.shape):
-        raise TypeError(
-            f"shuffle needs a tensor or a collection with rows in dimension 0: got a {type(data).__name__}."
-        )
+        found = f"one of shape {tuple(data.shape)}." if is_data(data) else instead_of_data(data)
+        raise TypeError(f"shuffle needs a tensor or a collection of tensors with its rows in dimension 0: got {found}")
     seed = checked_seed(seed)
     execution, rows = Execution.of(**options), int(data.shape[0])
     # Drawn where workers can read it: a second copy of 8 bytes a row would be a lot.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tdmap.data.alike import describe_difference, fits
 from tdmap.data.entries import require_entry
-from tdmap.data.kinds import Data, data_length, is_data, is_dense
+from tdmap.data.kinds import Data, data_length, instead_of_data, is_data, is_dense
 from tdmap.data.objects import without_objects
 from tdmap.data.reader import narrow
 from tdmap.data.store import OutputFolder, destination
@@ -93,7 +93,7 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
 
     def __init__(self, data: Data, *, seed: int | None = None) -> None:
         if not is_data(data):
-            raise TypeError(f"a pipeline needs a tensor or a collection of tensors, got a {type(data).__name__}.")
+            raise TypeError(f"a pipeline needs a tensor or a collection of tensors, got {instead_of_data(data)}")
         if not data.shape:
             raise TypeError(f"a pipeline needs rows in dimension 0, and the {type(data).__name__} has no dimension.")
         self._data = data

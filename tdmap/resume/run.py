@@ -19,9 +19,11 @@ run is refused, with a list of what differs.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import hashlib
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -130,7 +132,15 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         found.append(f"the plan's {key} was {old['plan'].get(key)}, and is {new['plan'].get(key)}")
     if old["seed"] != new["seed"]:
         found.append(f"the seed was {old['seed']}, and is {new['seed']}")
-    return [printable(line, 4000) for line in found]
+    return [printable(_STAMP.sub(_time_of, line), 4000) for line in found]
+
+
+_STAMP = re.compile(r"(?<=written at )\d{12,20}")
+
+
+def _time_of(nanoseconds: re.Match[str]) -> str:
+    """The time of a file, for people, in the zone of this machine."""
+    return f"{datetime.datetime.fromtimestamp(int(nanoseconds[0]) / 1e9):%Y-%m-%d %H:%M:%S.%f}"
 
 
 def _other_call(old: dict[str, Any], new: dict[str, Any], parts: list[str]) -> list[str]:

@@ -78,8 +78,9 @@ def reduce_command(
 ) -> None:
     """Fold all rows into statistics, in one pass.
 
-    Reducers are count, sum, mean, var, std, min, max, quantile, histogram, unique, value-counts, top, checksum and
-    covariance; their options those of tdmap.reducers, such as dim=0,2,3, dim=all (every element), q=0.1,0.9 or k=3.
+    Reducers are count, sum, mean, var, std, min, max, first, last, quantile, histogram, unique, value-counts, top,
+    checksum and covariance; their options those of tdmap.reducers, such as dim=0,2,3, dim=all (every element),
+    q=0.1,0.9 or k=3.
     """
     import tdmap
 

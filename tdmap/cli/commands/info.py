@@ -5,6 +5,7 @@ Commands that only read end by SIGPIPE when nobody reads on.
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,7 +100,9 @@ def verify(
         answer({"stored": len(recorded), "checksums": place}, said)
         return
     if not path.is_file() and not (path / checksum.CHECKSUMS).exists():
-        refuse(f"{path} has no checksums to check against: store them with `tdmap verify --store {path}`")
+        refuse(
+            f"{path} has no checksums to check against: store them with `tdmap verify --store {shlex.quote(str(path))}`"
+        )
     try:
         report = checksum.verify(path, threads)
     except DatasetError as error:
@@ -117,5 +120,5 @@ def verify(
     if not report.ok:
         count = len(report.problems)
         say(f"{path} is not as it was saved: {count} problem{'s'[: count > 1]} in {checked}")
-        typer.echo(f"If it was changed on purpose since then: tdmap verify --store {path}", err=True)
+        typer.echo(f"If it was changed on purpose since then: tdmap verify --store {shlex.quote(str(path))}", err=True)
         raise typer.Exit(FAILED)

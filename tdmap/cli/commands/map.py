@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -131,7 +132,7 @@ def _of_checksums(source: Path) -> str:
 
     if not (source / CHECKSUMS).exists():
         return ""
-    return f"; its checksums are those of before (renew them: tdmap verify --store {source})"
+    return f"; its checksums are those of before (renew them: tdmap verify --store {shlex.quote(str(source))})"
 
 
 # -------- the ways to run
