@@ -89,7 +89,7 @@ def test_an_operation_that_begins_anew_says_so(table):
         (lambda d: tdmap.reduce(d, lambda c: c), "does not take two arguments.*map_reduce"),
         (lambda d: tdmap.group_by(d, "lable"), "there are 'label', 'path', 'x'. Did you mean 'label'"),
         (lambda d: tdmap.map(np.zeros(3), len), "a numpy array: use torch.from_numpy"),
-        (lambda d: tdmap.map({"x": 1}, len), r"a mapping: use TensorDict\(mapping"),
+        (lambda d: tdmap.map({"x": 1}, len), r"a dict: use TensorDict\(mapping"),
         (lambda d: tdmap.map("folder", len), r"the path 'folder': use TensorDict.load_memmap"),
         (lambda d: tdmap.map([1, 2], len), r"a list: use torch.tensor\(values\)"),
         (lambda d: tdmap.map(torch.eye(3).to_sparse(), len), "the data is sparse.*to_dense"),
