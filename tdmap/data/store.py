@@ -266,7 +266,7 @@ class OutputFolder:
             return TensorDict.load_memmap(self.path)
         assert self._lock is not None
         if self._lock.is_mine:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # what is kept there is the dataset's own
                 os.rmdir(self.hidden)
             exchange(str(self.path), os.path.realpath(self._replaced))
         return TensorDict.load_memmap(self._replaced)

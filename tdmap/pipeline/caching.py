@@ -62,18 +62,35 @@ def dataset_of(before: Pipeline, cache: Cache, plan: Plan, context: Context) -> 
     text = json.dumps(now, indent=1).encode()
     if not store.is_whole or (store.has_journal and not exists(note)):  # the second: killed before it was noted
         try:
-            with store.claimed("Pipeline.cache", resume=resume), warnings.catch_warnings():
+            with store.claimed("Pipeline.cache", resume=resume or cache.overwrite), warnings.catch_warnings():
                 warnings.simplefilter("ignore", AlreadyComplete)
+                if exists(note) and (changes := _changes(note, now, cache)):
+                    if not cache.overwrite:
+                        raise _mismatch(cache, changes)
+                    store.begin_anew()
                 replace_file(note, text)  # first: what is whole is known from its first moment on
-                data = writing.write(plan, context, store, resume)
+                try:
+                    data = writing.write(plan, context, store, resume)
+                except ResumeMismatch:
+                    if not cache.overwrite:
+                        raise
+                    store.begin_anew()  # it was cut into other chunks
+                    data = writing.write(plan, context, store, resume)
                 if not exists(note):  # it has gone with the remains of another run
                     replace_file(note, text)
                 return data
         except FileExistsError:
             if not store.is_whole:
                 raise  # else somebody has written it at this moment
-    _compare(note, now, cache)
-    known = store.load()
+    changes = _changes(note, now, cache)
+    if changes and cache.overwrite:
+        with (store := OutputFolder(cache.path, overwrite=True)).claimed("Pipeline.cache"):
+            if _changes(note, now, cache):  # else another process has written it before us
+                replace_file(store.hidden / NAME, text)
+                return writing.write(plan, context, store, False)
+    elif changes:
+        raise _mismatch(cache, changes)
+    known = OutputFolder(cache.path).load()
     assert known is not None
     return known
 
@@ -83,7 +100,17 @@ def is_written(cache: Cache) -> bool:
     return os.path.exists(os.path.join(cache.path, "meta.json"))
 
 
-def _compare(note: Path, now: dict[str, str], cache: Cache) -> None:
+def _mismatch(cache: Cache, changes: tuple[str, ...]) -> ResumeMismatch:
+    lines = "\n".join(f"  - {line}" for line in changes)
+    return ResumeMismatch(
+        f"{cache.path} is the cache of another pipeline:\n{lines}\nPass overwrite=True to .cache() to write it anew, "
+        "or choose another folder.",
+        changes,
+    )
+
+
+def _changes(note: Path, now: dict[str, str], cache: Cache) -> tuple[str, ...]:
+    """How the pipeline that has written a folder differs, a sentence each."""
     written = read(note)
     if written is None:
         raise FileExistsError(
@@ -96,14 +123,5 @@ def _compare(note: Path, now: dict[str, str], cache: Cache) -> None:
             raise ValueError("it is no object")
     except ValueError as error:
         raise UntrustedFile(note, f"does not say of which pipeline it is ({error})") from None
-    changes = [key for key in {**then, **now} if then.get(key) != now.get(key)]
-    if changes:
-        said = tuple(
-            f"{key} was {printable(then.get(key, 'absent'))}, and is {now.get(key, 'absent')}" for key in changes
-        )
-        text = "\n".join(f"  - {line}" for line in said)
-        raise ResumeMismatch(
-            f"{cache.path} is the cache of another pipeline:\n{text}\nRemove the folder to write it anew, or choose "
-            "another one.",
-            said,
-        )
+    changed = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+    return tuple(f"{key} was {printable(then.get(key, 'absent'))}, and is {now.get(key, 'absent')}" for key in changed)

@@ -274,12 +274,18 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         rows = narrow(self._data, 0, 0, 0)
         return without_objects(rows) if is_dense(rows) or isinstance(rows, Tensor) else None
 
-    def cache(self, path: str | os.PathLike[str]) -> Pipeline:
+    def cache(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Pipeline:
         """Write the rows to a folder the first time that they are needed, and read them there from then on.
 
-        The writing can be interrupted and is gone on with. A folder of another pipeline is refused.
+        The writing can be interrupted and is gone on with. Another source, function or stage before it makes another
+        pipeline (see `tdmap.map`, `resume`), whose folder is refused.
+
+        Args:
+            path: the folder.
+            overwrite: a cache of another pipeline is replaced instead, when the new one is whole; any other dataset
+                is refused all the same.
         """
-        return self._then(Cache.at(path))
+        return self._then(Cache.at(path, overwrite))
 
     # -- the end ---------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from tdmap.data.store import require_no_tilde
@@ -27,7 +27,7 @@ class Stage:
     name: ClassVar[str] = "stage"
 
     def __str__(self) -> str:
-        shown = (_shown(getattr(self, field.name)) for field in fields(self))
+        shown = (_shown(getattr(self, one.name)) for one in fields(self) if one.repr)
         return f"{self.name}({', '.join(shown)})"
 
 
@@ -238,14 +238,16 @@ class Cache(Stage):
 
     name = "cache"
     path: str
+    overwrite: bool = field(default=False, repr=False)
+    """The rows of another pipeline are replaced. It is not what the pipeline is."""
 
     @staticmethod
-    def at(path: str | os.PathLike[str]) -> Cache:
+    def at(path: str | os.PathLike[str], overwrite: bool = False) -> Cache:
         """At a path, which later changes of the working directory do not move."""
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f".cache(path) takes the path of a folder: got {path!r}.")
         require_no_tilde(path)
-        return Cache(os.path.abspath(os.fspath(path)))
+        return Cache(os.path.abspath(os.fspath(path)), overwrite)
 
 
 KEEPING_ROWS = (Filter, Take, Skip, Shard, Shuffle, Repeat, Concat)

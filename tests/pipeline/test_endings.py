@@ -204,6 +204,83 @@ def test_a_cache_of_another_pipeline_is_refused(data, tmp_path):
         data.pipeline().cache(tmp_path / "mine").collect(num_workers=0)
 
 
+def test_a_cache_of_another_pipeline_is_replaced_when_that_is_asked_for(data, workers, tmp_path):
+    path = tmp_path / "cache"
+    data.pipeline().map(tenfold).cache(path).collect(num_workers=0)
+    old = TensorDict.load_memmap(path)
+    for other in (
+        data.pipeline().map(tenfold).filter(not_third),
+        data.pipeline().filter(not_third).take(7).map(tenfold),
+        TensorDict({"x": torch.arange(41)}, [41]).pipeline().map(tenfold),
+    ):
+        wanted = other.collect(num_workers=0)["y"]
+        with pytest.raises(ResumeMismatch, match=r"Pass overwrite=True to \.cache\(\)"):
+            other.cache(path).collect(num_workers=0)
+        assert torch.equal(other.cache(path, overwrite=True).collect(**workers)["y"], wanted)
+        written = os.stat(path / "meta.json").st_ino
+        assert torch.equal(other.cache(path, overwrite=True).collect(**workers)["y"], wanted)
+        assert torch.equal(other.cache(path).collect(**workers)["y"], wanted)  # it is the same pipeline
+        assert os.stat(path / "meta.json").st_ino == written
+    assert old["y"].tolist() == [10 * x for x in range(40)]  # who had it open keeps it
+    assert sorted(os.listdir(tmp_path)) == ["cache"]
+
+
+def test_an_unfinished_cache_of_another_pipeline_is_replaced(data, tmp_path):
+    def stops(td):
+        if int(td["x"][-1]) > 30:
+            raise KeyboardInterrupt
+        return tenfold(td)
+
+    path = tmp_path / "cache"
+    with pytest.raises(KeyboardInterrupt):
+        data.pipeline().map(stops).cache(path).collect(num_workers=0, chunksize=4)
+    assert not (path / "meta.json").exists() and (path / ".tdmap" / "journal").exists()
+    for other in (data.pipeline().map(tenfold), data.pipeline().map(tenfold).take(3)):
+        if not (path / "meta.json").exists():
+            with pytest.raises(ResumeMismatch, match=r"is the cache of another pipeline:\n(?s:.*)overwrite=True"):
+                other.cache(path).collect(num_workers=0)
+        assert other.cache(path, overwrite=True).collect(num_workers=0)["y"].tolist()[:3] == [0, 10, 20]
+
+
+def test_an_unfinished_cache_in_other_chunks_is_begun_anew(data, tmp_path):
+    def stops(td):
+        if int(td["x"][-1]) > 30 and not (tmp_path / "go").exists():
+            raise KeyboardInterrupt
+        return tenfold(td)
+
+    pipeline, path = data.pipeline().map(stops), tmp_path / "cache"
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.cache(path).collect(num_workers=0, chunksize=4)
+    (tmp_path / "go").touch()
+    with pytest.raises(ResumeMismatch, match="chunk size"):
+        pipeline.cache(path).collect(num_workers=0, chunksize=5)
+    again = pipeline.cache(path, overwrite=True).collect(num_workers=0, chunksize=5)
+    assert again["y"].tolist() == [10 * x for x in range(40)]
+
+
+def test_what_is_no_cache_is_never_replaced(data, tmp_path):
+    data.memmap(tmp_path / "mine")
+    with pytest.raises(FileExistsError, match="no cache of a pipeline"):
+        data.pipeline().take(3).cache(tmp_path / "mine", overwrite=True).collect(num_workers=0)
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError):
+        data.pipeline().cache(tmp_path / "files", overwrite=True).collect(num_workers=0)
+    assert len(TensorDict.load_memmap(tmp_path / "mine")) == 40 and (tmp_path / "files" / "notes.txt").exists()
+
+
+def test_a_failure_leaves_the_cache_that_was_to_be_replaced(data, tmp_path):
+    def fails(td):
+        raise ArithmeticError("no")
+
+    path = tmp_path / "cache"
+    data.pipeline().map(tenfold).cache(path).collect(num_workers=0)
+    with pytest.raises(ArithmeticError):
+        data.pipeline().map(fails).cache(path, overwrite=True).collect(num_workers=0)
+    assert len(data.pipeline().map(tenfold).cache(path).collect(num_workers=0)) == 40
+    assert sorted(os.listdir(tmp_path)) == ["cache"]
+
+
 def test_reduce_has_the_bits_of_map_reduce(data, workers):
     values = TensorDict({"v": torch.rand(1000, 5)}, [1000])
     reducers = {"mean": Mean("v"), "n": Count(), "sum": Sum("v")}
