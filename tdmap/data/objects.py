@@ -23,7 +23,7 @@ from torch import Tensor
 from tdmap.data.kinds import Data, is_dense
 from tdmap.plan import ChunkPlan
 from tensordict_lite import NonTensorData, NonTensorDataBase, NonTensorStack, TensorDict, is_non_tensor, lazy_stack
-from tensordict_lite.memmap.plan import mapped_root
+from tensordict_lite.memmap.plan import mapped_root, replaced_file
 from tensordict_lite.objects.data import same_payload
 from tensordict_lite.objects.textcolumn import TextColumn, text_of
 
@@ -467,7 +467,7 @@ def assign_objects(data: Data, columns: dict[KeyPath, Any]) -> None:
         else:
             old.update_(column)
     root = mapped_root(data) if columns else None
-    if root is not None:
+    if root is not None and replaced_file(data) is None:  # else the folder is that of another dataset by now
         there = TensorDict.load_memmap(root)  # another tree of the same files: the caller's keeps its lock
         known = {path: entry_at(data, path) for path in columns if is_non_tensor(entry_at(there, path))}
         if known:

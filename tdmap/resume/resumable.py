@@ -22,6 +22,7 @@ from tdmap.resume import checkpoint
 from tdmap.resume.run import IN_PLACE, MAP, REDUCE, Resume, Run, can_begin_anew, files_of, folder_of, open_run
 from tdmap.sinks import Fold, Folder, InPlace, Preallocated
 from tdmap.sinks.folder import check_for_folder, returned_none
+from tensordict_lite.memmap.plan import replaced_file
 
 
 def map_to_folder(job: Job, out: str | os.PathLike[str] | OutputFolder, resume: Resume, execution: Execution) -> Data:
@@ -155,6 +156,12 @@ def own_folder(data: Data, name: str) -> Path:
             f"resume=True needs {name} to be a whole memory-mapped dataset, which has a folder to keep the journal "
             f"in: got a {type(data).__name__} in memory, or a part of a dataset. Save it with memmap(folder), or pass "
             "out='folder'."
+        )
+    replaced = replaced_file(data)
+    if replaced is not None:
+        raise ValueError(
+            f"{name} was mapped before a later save put another file in the place of {replaced}, so that what is "
+            f"written into it is not in {folder}: load the dataset again."
         )
     require_room_for_hidden(data)
     return folder

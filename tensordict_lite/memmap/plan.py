@@ -20,11 +20,12 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.disk.format import META, SUFFIX, encode_key, is_encodable, leaf_meta, node_meta, raw_key
 from tensordict_lite.memmap.disk.mapping import holds_many
+from tensordict_lite.memmap.disk.placed import is_placed
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
 _STRIDED = torch.strided
 
-__all__ = ["Folder", "Leaf", "Plan", "file_of", "holds_json", "is_whole", "mapped_root", "plan_for"]
+__all__ = ["Folder", "Leaf", "Plan", "file_of", "holds_json", "is_whole", "mapped_root", "plan_for", "replaced_file"]
 
 
 @dataclass(slots=True)
@@ -278,6 +279,15 @@ def is_whole(tensor: Tensor) -> bool:
         and tensor.is_contiguous()
         and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
     )
+
+
+def replaced_file(node: TensorCollection) -> str | None:
+    """A file that a tensor is mapped from and in whose place a later save has put another; None if there is none."""
+    for leaf in node._leaves():
+        file = file_of(leaf)
+        if file is not None and leaf.numel() and not is_placed(leaf.untyped_storage(), file):
+            return file
+    return None
 
 
 def relative_root(path: str, file: str) -> str | None:

@@ -92,3 +92,28 @@ def test_ragged_rows_are_the_same_in_another_process():
         for n in (0, 4)
     ]
     assert runs[0].stdout == runs[1].stdout
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("words", [False, True])
+def test_a_dataset_whose_files_were_replaced_since_is_not_written_into(tmp_path, resume, words):
+    def rows(value):
+        found = TensorDict({"x": torch.full((20,), value)}, [20])
+        return found.set("word", [f"{value}"] * 20) if words else found
+
+    def change(chunk):
+        found = TensorDict({"x": chunk["x"] + 10}, chunk.batch_size)
+        return found.set("word", ["new"] * len(chunk)) if words else found
+
+    said = r"a later save put another file in the place of .*x\.memmap.*load the dataset again"
+    old = rows(1).memmap(tmp_path / "d")
+    rows(2).memmap(tmp_path / "d")
+    if resume:
+        with pytest.raises(ValueError, match=said):
+            tdmap.map(old, change, out=old, num_workers=0, resume=True)
+    else:
+        tdmap.map(old, change, out=old, num_workers=0)
+        assert old["x"].unique().tolist() == [11]
+    there = TensorDict.load_memmap(tmp_path / "d")
+    assert there["x"].unique().tolist() == [2]
+    assert not (words and resume) or list(there["word"]) == ["2"] * 20
