@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from tdmap.data.alike import (
@@ -20,12 +21,13 @@ from tdmap.data.alike import (
     same_memory,
     unlike_the_others,
 )
-from tdmap.data.kinds import Data, has_members, is_data, is_dense, tensors_of
+from tdmap.data.kinds import Data, has_members, is_data, is_dense, tensors_of, with_entries
 from tdmap.data.objects import KeyPath, Pieces, entry_at, object_paths, piece_of, unchanged, without_objects
 from tdmap.data.reader import BLOCK, cut, narrow, plain_tensors
 from tdmap.errors import OutputMismatch
 from tdmap.memory.filecolumn import columns_behind
 from tdmap.plan import ChunkPlan
+from tensordict_lite import is_non_tensor
 
 Put: TypeAlias = Callable[[Tensor, Tensor], Any]
 """Copies the second tensor into the first."""
@@ -69,6 +71,7 @@ class RowWriter:
         self.aliased = aliased
         self._flat: tuple[str, ...] = ()
         self._files: dict[int, Any] = {}
+        self._homes: frozenset[str | int] | None = None
         self._names = names_of(out)
         self._one_level = self._names is not None and not any(self._names.values())
 
@@ -83,6 +86,7 @@ class RowWriter:
         new = copy.copy(self)
         new.out, new.base, new._flat, new._files = without_objects(out), base, (), {}
         new._before = out if self.aliased and self.objects else None
+        new._homes = None
         return new
 
     def rows(self, start: int, stop: int) -> Iterator[Data]:
@@ -161,6 +165,8 @@ class RowWriter:
             return False
         if self.objects:
             result = without_objects(result)
+        if not self.exact:  # else the output is new, and no result can lie in it
+            result = self._untangled(rows, result)
         if type(rows) is tuple:
             return self._write_flat(rows, result)
         if self.exact and not fits(rows, result):
@@ -170,6 +176,18 @@ class RowWriter:
         else:
             copy_rows(rows, result, (), self.exact, self._put if self._files else Tensor.copy_)
         return True
+
+    def _untangled(self, rows: Data, result: Data) -> Data:
+        """The result, with copies of tensors that lie in the output elsewhere than where they go.
+
+        Such are those of `{"now": chunk["now"] + 1, "before": chunk["now"]}` for `out=data`, and of a swap of two
+        entries: to write one would change the other before it is read.
+        """
+        if self._homes is None:
+            self._homes = frozenset(_home(leaf) for leaf in tensors_of(self.out) if leaf.layout is torch.strided)
+        if type(rows) is tuple:
+            return untangled(dict(zip(self._flat, rows)), result, self._homes)
+        return untangled(rows if isinstance(rows, Tensor) else getattr(rows, "_source", None), result, self._homes)
 
     def _same_objects(self, result: Data) -> bool:
         """Whether a result has the same entries that are no tensors as those before."""
@@ -233,6 +251,40 @@ class RowWriter:
             elif not (aliased and same_memory(dst, src)):
                 put(dst, src.detach() if src.requires_grad else src)
         return True
+
+
+def _home(tensor: Tensor) -> str | int:
+    """What a tensor lies in: a file, which may be mapped several times, or memory."""
+    storage = tensor.untyped_storage()
+    return storage.filename or storage.data_ptr()
+
+
+def untangled(places: Any, result: Data, homes: frozenset[str | int]) -> Data:
+    """A result with copies of the tensors that lie in an output, but not in their own places.
+
+    Args:
+        places: the rows that the result goes into: a tensor, entries by their names, or None where it is not known
+            which is which.
+        result: of the function.
+        homes: what the tensors of the output lie in.
+    """
+    if isinstance(result, Tensor):
+        own = isinstance(places, Tensor) and same_memory(places, result)
+        return result if own or result.layout is not torch.strided or _home(result) not in homes else result.clone()
+    if not is_dense(result) or not isinstance(places, dict):
+        lies_in = any(leaf.layout is torch.strided and _home(leaf) in homes for leaf in tensors_of(result))
+        return result.clone() if lies_in else result
+    copies = {}
+    for key, value in result._source.items():
+        if isinstance(value, Tensor):
+            free = untangled(places.get(key), value, homes)
+        elif is_data(value) and not is_non_tensor(value):
+            free = untangled(getattr(places.get(key), "_source", None), value, homes)
+        else:
+            continue
+        if free is not value:
+            copies[key] = free
+    return with_entries(result, {**result._source, **copies}) if copies else result
 
 
 def copy_rows(rows: Data, result: Data, path: KeyPath, checked: bool, put: Put = Tensor.copy_) -> None:

@@ -28,7 +28,7 @@ from tdmap.memory.regions import Region, SharedHandle, region_of
 from tdmap.memory.resources import system_memory
 from tensordict_lite.memmap.disk import mapping
 from tensordict_lite.memmap.disk.mapping import map_anonymous, release, reserve
-from tensordict_lite.memmap.disk.placed import is_replaced
+from tensordict_lite.memmap.disk.placed import is_placed
 
 ALIGNMENT = 64
 """Tensors in a block start at multiples of this, the length of a cache line."""
@@ -175,7 +175,7 @@ def shared_region(tensor: torch.Tensor) -> Region | None:
         info = _reachable(region.handle)
         if info is not None and region.handle.anonymous:
             return region
-        if info is not None and not is_replaced(tensor.untyped_storage().data_ptr(), region.handle.path, info.st_ino):
+        if info is not None and is_placed(tensor.untyped_storage(), region.handle.path):
             return region._replace(handle=region.handle._replace(device=info.st_dev, inode=info.st_ino))
         MappedFiles([tensor]).check()  # a copy of what is left of the file would end this process
         return None

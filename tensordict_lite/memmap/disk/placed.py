@@ -15,19 +15,20 @@ from torch import UntypedStorage
 __all__ = ["inodes_of_mappings", "is_placed", "is_replaced"]
 
 _OF_A_FILE = re.compile(rb"^([0-9a-f]+)-[0-9a-f]+ \S+ 0+ \S+ ([1-9][0-9]*)", re.MULTILINE)
-_seen: dict[int, int] = {}
-"""Mappings of this process as they were when one was last looked for that was not among them."""
+_REMOVED = " (deleted)"
+"""What the kernel puts behind the name of a file that has none any more."""
 
 
 def is_placed(storage: UntypedStorage, path: str) -> bool:
     """Whether the file that a storage is mapped from, all of it, is the one at ``path`` now."""
     address = storage.data_ptr()
     end = address + -(-storage.nbytes() // mmap.PAGESIZE) * mmap.PAGESIZE
-    try:  # one call of the system; what has been removed is said to be, behind its name
-        if os.readlink(f"/proc/self/map_files/{address:x}-{end:x}") == path and not path.endswith(" (deleted)"):
-            return True
+    try:  # one call of the system
+        mapped = os.readlink(f"/proc/self/map_files/{address:x}-{end:x}")
     except OSError:  # not Linux, or part of a larger mapping
-        pass
+        mapped = ""
+    if mapped and not mapped.endswith(_REMOVED) and mapped in (path, os.path.realpath(path)):
+        return True
     try:
         inode = os.stat(path).st_ino
     except OSError:
@@ -36,12 +37,11 @@ def is_placed(storage: UntypedStorage, path: str) -> bool:
 
 
 def is_replaced(address: int, path: str, inode: int) -> bool:
-    """Whether the file of inode number `inode` that lies at `path` now is another than the one mapped at `address`."""
-    global _seen
-    if _seen.get(address) == inode:
-        return False
-    _seen = inodes_of_mappings()
-    mapped = _seen.get(address)
+    """Whether the file of inode number `inode` that lies at `path` now is another than the one mapped at `address`.
+
+    The kernel is asked each time: addresses and numbers of inodes are used again.
+    """
+    mapped = inodes_of_mappings().get(address)
     # Where `stat` and the kernel's list number files differently, as some overlays do, only another mapping can tell.
     return mapped is not None and mapped != inode and mapped != _inode_when_mapped(path)
 
