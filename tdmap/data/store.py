@@ -26,7 +26,7 @@ from tdmap.memory import hidden
 from tdmap.memory.folderlock import HELD, LOCK, FolderLock, locked, refuse_writers
 from tdmap.memory.hidden import HIDDEN
 from tensordict_lite import TensorDict, is_tensorclass
-from tensordict_lite.memmap.disk.staging import exchange
+from tensordict_lite.memmap.disk.staging import exchange_in_turn
 
 META = "meta.json"
 
@@ -69,6 +69,15 @@ class OutputFolder:
         """Whether this is the same folder, perhaps under another path."""
         return folder is not None and os.path.realpath(folder) == os.path.realpath(self.path)
 
+    def refuse_to_remove(self, source: str | os.PathLike[str] | None) -> None:
+        """Raise FileExistsError where the data lie in a folder below this one, which would be replaced with them."""
+        if self._overwrite and source is not None and self._url is None:
+            if Path(os.path.realpath(self.path)) in Path(os.path.realpath(source)).parents:
+                raise FileExistsError(
+                    f"{self.path} has the data below it, in {source}: to replace it would remove them. Choose another "
+                    "folder for the result."
+                )
+
     @contextlib.contextmanager
     def claimed(self, call: str, source: Path | None = None, resume: bool = False) -> Iterator[None]:
         """Be the only one who writes here. Within another claim of this object it does nothing.
@@ -97,6 +106,7 @@ class OutputFolder:
             raise ValueError(
                 "resume=True goes on with what is in the folder, and overwrite=True replaces it: pass one."
             )
+        self.refuse_to_remove(source)
         if self._overwrite and self.is_whole and not self.is_at(source):
             with self._replacing(call):
                 yield
@@ -268,7 +278,7 @@ class OutputFolder:
         if self._lock.is_mine:
             with contextlib.suppress(OSError):  # what is kept there is the dataset's own
                 os.rmdir(self.hidden)
-            exchange(str(self.path), os.path.realpath(self._replaced))
+            exchange_in_turn(str(self.path), os.path.realpath(self._replaced))
         return TensorDict.load_memmap(self._replaced)
 
     def _move(self) -> None:

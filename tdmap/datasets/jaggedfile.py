@@ -245,7 +245,9 @@ def append_jagged(jagged: Jagged, rows: Jagged | Iterable[Any]) -> Jagged:
     if (rows.kind, rows.dtype, rows.row_shape) != (jagged.kind, jagged.dtype, jagged.row_shape):
         raise TypeError(f"{folder} holds {jagged!r}, and the new rows are {rows!r}.")
     with locked(folder, "append(Jagged)"):
-        now = open_jagged(folder)  # somebody may have appended before
+        now = open_jagged(folder)  # somebody may have appended before, or saved others there
+        if (rows.kind, rows.dtype, rows.row_shape) != (now.kind, now.dtype, now.row_shape):
+            raise TypeError(f"{folder} holds {now!r} by now, and the new rows are {rows!r}.")
         if TensorDict.load_memmap(folder).get("rows", None) is not None:
             raise ValueError(f"{folder} has other columns beside these rows: append to all of them by map.")
         total, count, item = len(now.values), len(now), rows.values.element_size() * rows.row_shape.numel()

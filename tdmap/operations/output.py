@@ -76,6 +76,7 @@ class Output:
             folder = folder_of(source)
             if self.store.is_at(folder):
                 raise FileExistsError(f"{folder} is the folder of the data: choose another one for the result.")
+            self.store.refuse_to_remove(folder)
         elif out is not None:
             if not is_data(out):
                 raise TypeError(f"out must be a tensor, a collection of tensors or a path, got a {type(out).__name__}.")

@@ -443,8 +443,10 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
             return writing.write(self._opened(context), context, out, resume)
         store = OutputFolder.of(out)
         heads = heads_of(self._plan(Pipeline._pending))
-        if any(store.is_at(folder) for head in heads for folder in head.view.folders):
-            raise FileExistsError(f"{store.path} is the folder of the data: choose another one for the result.")
+        for folder in (folder for head in heads for folder in head.view.folders):
+            if store.is_at(folder):
+                raise FileExistsError(f"{store.path} is the folder of the data: choose another one for the result.")
+            store.refuse_to_remove(folder)
         with store.claimed("Pipeline.write", resume=resume):  # before the caches are written
             return writing.write(self._opened(context), context, store, resume)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import weakref
@@ -17,7 +18,7 @@ from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.disk.files import locked_folder, new_file, refuse_link, write_all
 from tensordict_lite.memmap.disk.format import META, RESERVED, SUFFIX, encode_key, leaf_meta, node_meta, read_json
 from tensordict_lite.memmap.disk.mapping import file_of
-from tensordict_lite.memmap.plan import mapped_root
+from tensordict_lite.memmap.plan import mapped_root, replaced_file
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
 __all__ = ["make", "make_from_storage", "make_from_tensor"]
@@ -29,7 +30,9 @@ def make(node: Any, key: Any, shape: Any, dtype: torch.dtype | None, robust_key:
     def build(path: str | None) -> MemoryMappedTensor:
         return MemoryMappedTensor.empty(shape, dtype=dtype, filename=path, existsok=True)
 
-    return _add(node, key, build, robust_key)
+    is_plain = not isinstance(shape, Tensor) or shape.ndim != 2  # else a table of the shapes of ragged rows
+    like = torch.empty(tuple(torch.Size(shape)), dtype=dtype, device="meta") if is_plain else None
+    return _add(node, key, build, robust_key, like)
 
 
 def make_from_tensor(
@@ -42,7 +45,7 @@ def make_from_tensor(
             tensor.detach(), filename=path, existsok=existsok, copy_existing=True, copy_data=copy_data
         )
 
-    return _add(node, key, build, robust_key)
+    return _add(node, key, build, robust_key, tensor)
 
 
 def make_from_storage(
@@ -75,8 +78,13 @@ def _is_file(own: str, path: str) -> bool:
 
 
 def _add(
-    node: Any, key: Any, build: Callable[[str | None], MemoryMappedTensor], robust_key: bool | None
+    node: Any,
+    key: Any,
+    build: Callable[[str | None], MemoryMappedTensor],
+    robust_key: bool | None,
+    like: Tensor | None = None,
 ) -> MemoryMappedTensor:
+    """Makes an entry. ``like``: what it will look like, where that is known before anything is written."""
     path = require_path(key)
     for part in path[:-1]:
         node = _child(node, part, robust_key)
@@ -85,6 +93,10 @@ def _add(
     if name in node._key_list():
         raise RuntimeError(f"the key {name!r} exists already in this collection: delete it, or write into it in place")
     file = os.path.join(folder, _name(name, robust_key) + SUFFIX) if folder else None
+    if like is not None:
+        _check_batch(node, name, like)
+    if folder:
+        _require_free(node, folder, name)
     tensor = build(file)
     _check_batch(node, name, tensor)
     if folder:
@@ -92,6 +104,22 @@ def _add(
     node._changed_under_lock()
     node._set_str(name, tensor)
     return tensor
+
+
+def _require_free(node: Any, folder: str, key: str) -> None:
+    """Raises RuntimeError where the dataset in the folder is another by now, or has got the entry meanwhile."""
+    replaced = replaced_file(node)
+    if replaced is not None:
+        raise RuntimeError(
+            f"the new entry {key!r} would be one of another dataset: a later save has put another file in the place of "
+            f"{replaced}. Load the dataset again"
+        )
+    with locked_folder(folder), contextlib.suppress(DatasetNotFoundError):
+        if key in read_json(os.path.join(folder, META), folder) and key not in RESERVED:
+            raise RuntimeError(
+                f"the dataset in {folder} has got an entry {key!r} since it was loaded: load it again, and write into "
+                "that one in place"
+            )
 
 
 def _child(node: Any, key: str, robust_key: bool | None) -> Any:

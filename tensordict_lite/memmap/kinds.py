@@ -257,10 +257,10 @@ def _read_members(loader: Loader, meta: NodeMeta, wrap: Callable[[Any], Any]) ->
 
 
 def _count_members(loader: Loader, meta: NodeMeta, path: str) -> int:
-    """Members are the sub-folders 0, 1, 2...: all of them, without a gap."""
+    """Members are the sub-folders 0, 1, 2... without a gap; later ones are those of an earlier save."""
     numbers = {int(name) for name in loader.names(meta.path) if _is_number(name)}
     count = meta.raw.get("_length", len(numbers))
-    if not is_count(count, 1 << 31) or numbers != set(range(count)):
+    if not is_count(count, 1 << 31) or not set(range(count)) <= numbers:
         missing = sorted(set(range(count)) - numbers)[:3] if is_count(count, 1 << 31) else []
         raise DatasetError(
             path,

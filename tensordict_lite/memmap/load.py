@@ -36,6 +36,7 @@ from tensordict_lite.memmap.disk.format import (
     read_small,
 )
 from tensordict_lite.memmap.disk.mapping import available_memory
+from tensordict_lite.memmap.disk.staging import Watch, reading
 from tensordict_lite.memmap.plan import pickle_allowed
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 
@@ -60,6 +61,8 @@ class Loader:
     """Whether tensors are made without their data (meta device, fake mode)."""
     missing: set[str] = field(default_factory=set)
     """Classes that were saved and that the program lacks: each is warned of once."""
+    is_growing: bool = False
+    """Whether a writer appends rows to what is read, or has done so."""
     known: dict[bytes, NodeMeta] = field(default_factory=dict)
     """Metadata by its bytes, see :func:`parse_content`."""
 
@@ -119,6 +122,7 @@ class Loader:
         ``rows``: the parent is a dataset that grows, with this many rows committed; this folder may know of more.
         """
         if "_growing" in meta.raw:
+            self.is_growing = True
             rows = meta.shape[0] if rows is None else rows
             meta.keep_rows(rows)  # and nothing about the size of the files: they may be growing at this moment
         source: dict[str, Any] = {}
@@ -305,16 +309,39 @@ def load_collection(
         "allow_pickle": pickle_allowed(allow_pickle),
         "empty": fake or (device is not None and device.type == "meta"),
     }
-    loader = _archives[0](folder, num_threads, options) if os.path.isfile(folder) else Loader(**options)
+    if os.path.isfile(folder):
+        loaded = _read(_archives[0](folder, num_threads, options), folder, subpath)
+    else:
+        loaded = _read_settled(folder, subpath, options)
+    if device is not None and not non_blocking:
+        _synchronize(device)
+    return loaded if out is None else _fill(out, loaded)
+
+
+def _read(loader: Loader, folder: str, subpath: Any) -> TensorCollection:
     try:
         inner = folder if subpath is None else find_subpath(loader, folder, subpath)
         loaded = loader.load(inner, top=inner == folder)
         loader.finish()
     except RecursionError:
         raise DatasetError(folder, "is nested too deeply to be a dataset") from None
-    if device is not None and not non_blocking:
-        _synchronize(device)
-    return loaded if out is None else _fill(out, loaded)
+    return loaded
+
+
+def _read_settled(folder: str, subpath: Any, options: dict[str, Any]) -> TensorCollection:
+    """What one save has written: while another one moves its files in, it is waited for and read again."""
+    while True:
+        with Watch(folder) as watch:
+            loader = Loader(**options)
+            try:
+                with reading(folder):
+                    loaded = _read(loader, folder, subpath)
+            except DatasetError:
+                if watch.is_settled():
+                    raise
+                continue
+            if loader.is_growing or watch.is_same():  # rows that were committed stay as they are
+                return loaded
 
 
 def find_subpath(loader: Loader, folder: str, subpath: Any) -> str:

@@ -16,7 +16,7 @@ from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.disk.files import refuse_link, write_all, write_tensor_to
 from tensordict_lite.memmap.disk.format import META, read_small
-from tensordict_lite.memmap.disk.mapping import anonymous_storage, check_room, holds_many, reserve
+from tensordict_lite.memmap.disk.mapping import anonymous_storage, check_room, holds_many, is_changed_copy, reserve
 from tensordict_lite.memmap.disk.placed import is_placed
 from tensordict_lite.memmap.disk.staging import Staging, Superseded, swapped_file
 from tensordict_lite.memmap.objects import share_objects
@@ -230,8 +230,11 @@ class _Save:
             if file == path or _same(file, path):
                 if not _is_in_place(leaf, path):  # a later save has put another file there
                     return ""
+                if is_changed_copy(tensor):  # copy-on-write: the file has the old values
+                    return ""
                 if is_whole(tensor) and not self.atomic:
-                    return "tensor"
+                    self._keep_room(leaf, path)
+                    return "tensor" if tensor.untyped_storage().filename or not os.access(path, os.W_OK) else "file"
                 if self.atomic and not self.copy_existing:
                     raise self._elsewhere(leaf, file)
             elif not self.copy_existing:
@@ -258,12 +261,24 @@ class _Save:
         size = os.path.getsize(path)
         if size < leaf.nbytes:
             self.grown.append((path, size, leaf.nbytes))
-        elif size > leaf.nbytes:
-            rows = leaf.tensor.shape[0] if leaf.tensor.ndim else 1
-            leaf.entry["capacity"] = -(-size * rows // leaf.nbytes)
+        self._keep_room(leaf, path)
         return "file"
 
+    def _keep_room(self, leaf: Leaf, path: str) -> None:
+        """Has the metadata say that a file that stays has room for more rows."""
+        if leaf.tensor.is_nested or not leaf.nbytes:
+            return
+        size = os.path.getsize(path)
+        if size > leaf.nbytes:
+            rows = leaf.tensor.shape[0] if leaf.tensor.ndim else 1
+            leaf.entry["capacity"] = -(-size * rows // leaf.nbytes)
+
     def _grow_files(self) -> None:
+        """Room in files that stay; and what is left of entries that hold nothing any more goes."""
+        for leaf in self.plan.leaves:
+            if not leaf.nbytes and not leaf.tensor.is_nested:
+                with contextlib.suppress(OSError):
+                    os.unlink(f"{self.root}/{leaf.file}")
         for path, size, wanted in self.grown:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:

@@ -23,6 +23,7 @@ from tensordict_lite.memmap.disk.mapping import (
     file_of,
     holds_many,
     is_anonymous,
+    is_changed_copy,
     is_reachable,
     map_file,
     region_of,
@@ -165,8 +166,8 @@ class MemoryMappedTensor(Tensor):
         if path is None:
             return anonymous
         if own == path or (not anonymous and _same_inode(own, path)):
-            if storage.nbytes() and not is_placed(storage, path):  # a later save has put another file there
-                return False
+            if is_changed_copy(self) or (storage.nbytes() and not is_placed(storage, path)):
+                return False  # the file has other values: it was mapped copy-on-write, or is one that took the place
             return self.storage_offset() == 0 and self._covers_storage()
         if not anonymous and not copy_existing:
             raise RuntimeError(

@@ -28,7 +28,7 @@ from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.files import locked, locked_folder, new_file, open_folder, write_all, write_tensor_to
 from tensordict_lite.memmap.disk.format import META, SUFFIX, encode_key, is_count, read_json, read_meta
 from tensordict_lite.memmap.disk.mapping import reserve
-from tensordict_lite.memmap.disk.staging import Staging, sync_folder
+from tensordict_lite.memmap.disk.staging import Staging, is_at, sync_folder
 from tensordict_lite.memmap.load import DTYPES, load_collection
 from tensordict_lite.memmap.plan import Plan, holds_json, plan_for
 from tensordict_lite.objects.data import NonTensorDataBase, same_payload
@@ -108,6 +108,7 @@ class DatasetWriter:
         if row is not None:
             self._schema.check_example(row)
         self._folder = open_folder(self.path)
+        self._entries = _entries(os.path.join(self.path, self._schema.head))
         self._pid = os.getpid()
         if capacity:
             with self._locked():
@@ -196,7 +197,19 @@ class DatasetWriter:
         """One writer at a time; the kernel lets go of the lock of a writer that dies."""
         assert self._folder is not None
         with locked(self._folder):
+            self._require_same_dataset()
             yield
+
+    def _require_same_dataset(self) -> None:
+        """Raises where the files that are open here are no more those of the dataset, or the dataset has others."""
+        files = {self._folder: self.path, **{fd: os.path.join(self.path, name) for name, fd in self._files.items()}}
+        is_same = all(fd is not None and is_at(fd, path) for fd, path in files.items())
+        if not is_same or _entries(os.path.join(self.path, self._schema.head)) != self._entries:
+            raise DatasetError(
+                self.path,
+                f"was replaced, or got other entries, since this writer was opened; the {self._pending:,} rows that "
+                "wait here are not in it: open another DatasetWriter and append them there",
+            )
 
     def _state(self) -> tuple[int, int]:
         """Committed rows, and rows that there is room for."""
@@ -307,6 +320,11 @@ class DatasetWriter:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["path"])  # type: ignore[misc]
+
+
+def _entries(path: str) -> frozenset[str]:
+    """Names of the entries that metadata describe."""
+    return frozenset(key for key, entry in _load_json(path).items() if isinstance(entry, dict))
 
 
 # -- schema --------------------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def test_tables_with_other_columns_do_not_follow_one_another() -> None:
 
 def test_operations_without_tables_say_what_tables_have() -> None:
     table = Table.of({"x": torch.arange(2), "word": ["a", "b"]})
-    with pytest.raises(TypeError, match=r"got a Table, which has these operations: filter, .*data\.rows"):
+    with pytest.raises(TypeError, match=r"reduce needs .* got a Table, which has filter, .*table\.rows"):
         tdmap.reduce(table, Sum("x"))
     with pytest.raises(TypeError, match=r"In memory: Table\.cat"):
         tdmap.concat([table, table])

@@ -40,7 +40,7 @@ from tdmap.operations.permute import permute
 from tdmap.rowerrors import RowErrors, SkippedRows
 from tensordict_lite import TensorDict
 from tensordict_lite.memmap.disk.files import new_file, write_all
-from tensordict_lite.memmap.disk.staging import exchange
+from tensordict_lite.memmap.disk.staging import exchange_in_turn
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -166,7 +166,7 @@ def _beside(path: Path) -> Iterator[Path]:
             remove_tree(left)
         try:
             yield new
-            exchange(str(new), str(old))
+            exchange_in_turn(str(new), str(old))
         finally:
             if lock.is_mine:  # and not in a fork of the program
                 remove_tree(new)
@@ -226,7 +226,7 @@ def _decode(
             remove_tree(new)  # of a call that was killed
             permute(data, torch.from_numpy(np.flatnonzero(numbers.numpy() >= 0)), new, Execution.of(**workers))
             _write_beside(new, files, look, keep, on_error, skipped)
-            exchange(str(new), str(real))
+            exchange_in_turn(str(new), str(real))
             remove_tree(new)
     return skipped
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +21,10 @@ from tensordict_lite.memmap.archive.write import FileData, Member, Zeros, write_
 from tensordict_lite.memmap.archive.zipformat import CENTRAL_CRC, LOCAL_CRC, STORED, Entry
 from tensordict_lite.memmap.disk import crc
 from tensordict_lite.memmap.disk.files import write_all
-from tensordict_lite.memmap.disk.format import META, SUFFIX
+from tensordict_lite.memmap.disk.format import META, SUFFIX, encode_key, parse_content
 from tensordict_lite.memmap.disk.mapping import check_room, hold_many, map_file
 from tensordict_lite.memmap.disk.pieces import Pieces, Place
-from tensordict_lite.memmap.disk.staging import Staging, is_temporary, staged_file
+from tensordict_lite.memmap.disk.staging import Staging, Watch, is_temporary, staged_file
 from tensordict_lite.memmap.load import load_collection
 from tensordict_lite.memmap.plan import Plan, plan_for
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
@@ -192,17 +193,47 @@ def pack_memmap(
     root, path = os.path.abspath(os.fspath(prefix)), os.path.abspath(os.fspath(archive_path))
     method = method_of(compression)
     check_level(method, compresslevel)
-    if not os.path.isfile(os.path.join(root, META)):
-        raise ArchiveError(root, f"is not the folder of a saved dataset: it has no {META}")
-    names = sorted(_files_below(root), key=lambda name: (not name.endswith(META), name.count("/"), name))
+    _require_dataset(root)
     real = os.path.realpath(path)
     if real.startswith(os.path.realpath(root) + os.sep):
         raise ValueError(f"the archive {path} must be outside the folder {root} that goes into it")
+    for _ in range(_ATTEMPTS):
+        try:
+            with Watch(root) as watch, staged_file(path) as fd:
+                try:
+                    write_archive(fd, path, _members_below(root), method, compresslevel, num_threads)
+                except OSError:
+                    if watch.is_settled():
+                        raise
+                if not watch.finds_dataset or not watch.is_same():
+                    raise _Changed
+            return Path(archive_path)
+        except _Changed:
+            _require_dataset(root)
+    raise DatasetError(root, f"was changed {_ATTEMPTS} times while it was packed: pack it when nobody writes to it")
+
+
+def _members_below(root: str) -> list[Member]:
+    names = sorted(_files_below(root), key=lambda name: (not name.endswith(META), name.count("/"), name))
     data = [FileData(os.path.join(root, name)) for name in names]
-    members = [Member(name, file, file.nbytes, name.endswith(SUFFIX)) for name, file in zip(names, data)]
-    with staged_file(path) as fd:
-        write_archive(fd, path, members, method, compresslevel, num_threads)
-    return Path(archive_path)
+    return [Member(name, file, file.nbytes, name.endswith(SUFFIX)) for name, file in zip(names, data)]
+
+
+def _require_dataset(root: str) -> None:
+    """ArchiveError where a folder has no dataset, once nobody moves one into it."""
+    while True:
+        with Watch(root) as watch:
+            if watch.finds_dataset:
+                return
+            if watch.is_settled():
+                raise ArchiveError(root, f"is not the folder of a saved dataset: it has no {META}")
+
+
+_ATTEMPTS = 20
+
+
+class _Changed(Exception):
+    """The folder has become that of another dataset, or has more rows, while it was read."""
 
 
 def _files_below(root: str) -> Iterator[str]:
@@ -267,12 +298,24 @@ def unpack_memmap(
             _extract(archive, entry, os.path.join(staging.root, entry.name))
         metas = [folder for folder in folders if _join(folder, META) in archive.entries]
         files = [name for name in archive.entries if name.rpartition("/")[2] != META]
-        staging.commit(files, metas)
+        staging.commit(files, metas, meanwhile=lambda: _remove_emptied(archive, metas, root))
     except BaseException:
         staging.abort()
         raise
     staging.release()
     return Path(prefix)
+
+
+def _remove_emptied(archive: Archive, metas: list[str], root: str) -> None:
+    """Removes files that an earlier dataset has left of entries that hold nothing now."""
+    for folder in metas:
+        name = _join(folder, META)
+        with contextlib.suppress(DatasetError):  # found when it is loaded
+            for key, leaf in parse_content(name, folder, archive.content(name), {}).leaves.items():
+                file = _join(folder, f"{encode_key(key)}{SUFFIX}")
+                if not leaf.nbytes and file not in archive.entries:
+                    with contextlib.suppress(OSError):
+                        os.unlink(os.path.join(root, file))
 
 
 def _join(folder: str, name: str) -> str:

@@ -43,6 +43,7 @@ __all__ = [
     "hold_many",
     "holds_many",
     "is_anonymous",
+    "is_changed_copy",
     "is_reachable",
     "no_room",
     "preallocate",
@@ -436,6 +437,12 @@ _HERE, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61
 _SCAN, _IS_FILE, _IS_PRESENT, _IS_SWAPPED = 0xC0606610, 1 << 2, 1 << 3, 1 << 4
 _FEW = 4  # pages whose entries are looked at one by one
 _PAGES = 1 << 20  # whose entries are read at a time
+
+
+def is_changed_copy(tensor: Tensor) -> bool:
+    """Whether a tensor is mapped copy-on-write and was written to, so that its file has other values."""
+    storage = tensor.untyped_storage()
+    return storage.filename is None and hasattr(storage, "_private_file") and _is_written(tensor)
 
 
 def _is_written(tensor: Tensor) -> bool:

@@ -39,8 +39,12 @@ from tensordict_lite.memmap.disk.format import META
 __all__ = [
     "Staging",
     "Superseded",
+    "Watch",
     "exchange",
+    "exchange_in_turn",
+    "is_at",
     "is_temporary",
+    "reading",
     "staged_file",
     "staged_path",
     "swapped_file",
@@ -157,7 +161,7 @@ class Staging:
 
     def is_gone(self) -> bool:
         """Whether a save that replaces whole folders has taken what is written here, with the rest of the old one."""
-        return not _is_at(self._lock, self.root)
+        return not is_at(self._lock, self.root)
 
     def _rename(self, files: list[str], folders: list[str]) -> None:
         with contextlib.suppress(OSError):
@@ -244,7 +248,7 @@ def swapped_file(
             write(fd, place)
             turn = _turn_in(prefix)
             refuse_link(place)
-            is_swapped = _is_at(fd, new) and is_current()
+            is_swapped = is_at(fd, new) and is_current()
             if is_swapped:
                 _replace_file(new, place)
         finally:
@@ -262,12 +266,12 @@ def _turn_in(folder: str) -> int:
         fd = open_folder(folder)
         with contextlib.suppress(OSError):  # a file system without locks, or without locks on folders
             fcntl.flock(fd, fcntl.LOCK_EX)
-        if _is_at(fd, folder):
+        if is_at(fd, folder):
             return fd
         os.close(fd)  # somebody has exchanged it meanwhile
 
 
-def _is_at(fd: int, path: str) -> bool:
+def is_at(fd: int, path: str) -> bool:
     """Whether an open file or folder is the one at a path."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
@@ -342,11 +346,97 @@ def _holds_dataset(folder: str) -> bool:
         try:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(fd, fcntl.LOCK_SH)  # who moves files in has it, see `_turn_in`
-            if _is_at(fd, folder):  # and nobody has put another in its place meanwhile
+            if is_at(fd, folder):  # and nobody has put another in its place meanwhile
                 return os.path.exists(meta)
         finally:
             os.close(fd)
     return True
+
+
+class Watch:
+    """Tells whether a dataset is the one that it was: each save, and each commit of rows, brings new metadata.
+
+    The old ones are held open, so that their inode is not used again, which ext4 does within the same tick.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self.meta = folder, f"{folder}/{META}"
+        try:
+            self._fd = os.open(self.meta, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except (OSError, ValueError):
+            self._fd = -1
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    @property
+    def finds_dataset(self) -> bool:
+        """Whether there was one."""
+        return self._fd >= 0
+
+    def is_same(self) -> bool:
+        """Whether it is the one that it was, or there is none yet."""
+        return is_at(self._fd, self.meta) if self._fd >= 0 else not os.path.exists(self.meta)
+
+    def is_settled(self) -> bool:
+        """:meth:`is_same`, once whoever is changing the folder has come to an end."""
+        if not self.is_same():
+            return False
+        with reading(self.folder):
+            return self.is_same()
+
+
+_PATIENCE = 5.0
+"""Seconds that a reader waits for a save to move its files in; a process may read what it has locked itself."""
+
+
+@contextlib.contextmanager
+def reading(folder: str) -> Iterator[None]:
+    """Keeps saves from putting other files into a folder while its own are looked at and mapped.
+
+    Not for the values alone: torch makes a file longer that is shorter than what it is to map.
+    """
+    fd = _shared_lock(folder)
+    try:
+        yield
+    finally:
+        _unlock(fd)
+
+
+def _shared_lock(folder: str) -> int:
+    deadline = 0.0
+    while True:
+        try:
+            fd = open_folder(folder)
+        except (OSError, ValueError):
+            return -1
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if is_at(fd, folder):
+                return fd
+        except BlockingIOError:
+            deadline = deadline or time.monotonic() + _PATIENCE
+            if time.monotonic() > deadline:
+                os.close(fd)
+                return -1
+            time.sleep(0.001)
+        except OSError:  # a file system without locks, or without locks on folders
+            os.close(fd)
+            return -1
+        os.close(fd)
+
+
+def exchange_in_turn(a: str, b: str) -> None:
+    """:func:`exchange`, when nobody else reads or changes the folder at ``b``."""
+    fd = _turn_in(b)
+    try:
+        exchange(a, b)
+    finally:
+        _unlock(fd)
 
 
 def _require_folder(root: str, folder: str) -> None:
