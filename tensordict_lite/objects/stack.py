@@ -245,9 +245,18 @@ class NonTensorStack(ObjectRows):
         if isinstance(value, TensorCollection) and not is_non_tensor(value):
             raise EntryKindError("", self, value)
         if not is_non_tensor(value):
-            value = self._like_rows(value, index_batch_size(self._batch_size, index))
+            value = self._like_rows(value, self._rows_size(index))
         super()._set_index(index, value)
         self._save()
+
+    def _rows_size(self, index: Any) -> torch.Size:
+        size = index_batch_size(self._batch_size, index)
+        if -1 in size:  # the stack may be made for a reader, and what its members turn into would be lost
+            raise InplaceWriteError(
+                f"rows of different lengths (batch size {list(self._batch_size)}) take no plain object in place: set "
+                "the entry of the member, stack[0].set(key, value), or give one index a dimension"
+            )
+        return size
 
     def _save(self) -> None:
         """Rewrites the file of a memory-mapped stack."""
@@ -377,13 +386,21 @@ def rows_of(value: Any, size: torch.Size, device: Any) -> Any:
 
 def _nested_payloads(data: Any, linked: bool) -> Any:
     if isinstance(data, NonTensorDataBase):
-        return filled(data._payload, tuple(data._batch_size))
-    values = data._payloads() if not data._stack_dim else None
-    if values is None:
+        return _repeated(data, linked)
+    alike = not data._stack_dim and (data.batch_dims == 1 or not (linked or -1 in data._batch_size))
+    values = data._payloads() if alike else None
+    if values is None:  # each row has its own length, and its own link
         values = [_nested_payloads(row, linked) for row in data.unbind(0)]
     elif data.batch_dims > 1:
         values = [filled(value, tuple(data._batch_size[1:])) for value in values]
     return LinkedList(values, td=data) if linked else values
+
+
+def _repeated(data: NonTensorDataBase, linked: bool) -> Any:
+    """The object once an element; a linked list of it refuses another object for one of them."""
+    if not linked or not data._batch_size:
+        return filled(data._payload, tuple(data._batch_size))
+    return LinkedList([_repeated(row, True) for row in data.unbind(0)], td=data)
 
 
 def _flat(values: list[Any]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -283,3 +284,68 @@ def test_the_list_of_a_key_can_be_assigned_to_another() -> None:
     assert type(td.get("y")) is NonTensorStack
     td["y"][0] = "c"
     assert (td["x"], td["y"]) == (["a", "b"], ["c", "b"])
+
+
+def ragged_stack() -> LazyStackedTensorDict:
+    episodes = [
+        TensorDict({"tok": torch.arange(n), "prompt": text, "deep": TensorDict({"p": text}, [n])}, [n])
+        for n, text in ((2, "first"), (3, "second"))
+    ]
+    return LazyStackedTensorDict(*episodes)
+
+
+BOTH_TEXTS = [["first"] * 2, ["second"] * 3]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda stack: stack,
+        lambda stack: stack.clone(),
+        lambda stack: pickle.loads(pickle.dumps(stack)),
+        lambda stack: torch.cat([stack[:1], stack[1:]]),
+        lambda stack: stack[[0, 1]],
+        lambda stack: stack[torch.tensor([True, True])],
+        lambda stack: stack.densify(layout=torch.jagged),
+        lambda stack: TensorDict({"l": stack}, [2])["l"],
+        lambda stack: stack.apply(lambda tensor: tensor + 1),
+    ],
+)
+def test_rows_of_different_lengths_keep_the_text_they_share(change: Any) -> None:
+    stack = change(ragged_stack())
+    assert stack["prompt"] == BOTH_TEXTS
+    assert stack.get("prompt").tolist() == BOTH_TEXTS
+    assert stack["deep", "p"] == BOTH_TEXTS
+    assert stack.pop("prompt").tolist() == BOTH_TEXTS
+
+
+def test_text_of_ragged_rows_is_saved_and_grows(tmp_path: Path) -> None:
+    stack = ragged_stack()
+    stack.memmap(tmp_path)
+    stack = TensorDict.load_memmap(tmp_path)
+    assert stack["prompt"] == BOTH_TEXTS
+    stack = ragged_stack()
+    stack.append(stack[0].clone())
+    assert stack["prompt"] == [*BOTH_TEXTS, BOTH_TEXTS[0]]
+
+
+def test_text_of_ragged_rows_of_two_dimensions() -> None:
+    members = [TensorDict({"s": text}, [2, n]) for n, text in ((1, "a"), (2, "b"))]
+    assert LazyStackedTensorDict(*members)["s"] == [[["a"], ["a"]], [["b", "b"], ["b", "b"]]]
+    assert LazyStackedTensorDict(*members, stack_dim=1)["s"] == [[["a"], ["b", "b"]], [["a"], ["b", "b"]]]
+
+
+def test_a_row_of_ragged_text_is_written_in_its_member() -> None:
+    stack = ragged_stack()
+    with pytest.raises(ValueError, match="different lengths.*of the member"):
+        stack["prompt"][0] = "new"
+    stack[0].set("prompt", "new")
+    assert stack["prompt"] == [["new", "new"], BOTH_TEXTS[1]]
+
+
+def test_an_element_of_what_a_row_shares_is_not_written_alone() -> None:
+    rows = torch.stack([TensorDict({"s": "x"}, [3]), TensorDict({"s": ["b", "c", "d"]}, [3])])
+    with pytest.raises(ValueError, match=r"maybe_to_stack\(\)"):
+        rows["s"][0][1] = "Q"
+    rows["s"][1][1] = "Q"
+    assert rows["s"] == [["x", "x", "x"], ["b", "Q", "d"]]

@@ -58,5 +58,14 @@ x = TD.from_modules(nn.Linear(1, 1), nn.Linear(1, 1), as_module=True).to("meta")
     [(n, p.is_leaf, p.device) for n, p in x.named_parameters()]
 x = TD.from_module(nn.BatchNorm1d(2), as_module=True).double();
     sorted(n for n, _ in x.named_parameters()), sorted(n for n, _ in x.named_buffers())
+lazy_stack([TD(t=torch.ones(n), s=f"t{n}", batch_size=[n]) for n in (2, 3)])["s"]
+lazy_stack([TD(t=torch.ones(n), s=f"t{n}", batch_size=[n]) for n in (2, 3)]).get("s").tolist()
+lazy_stack([TD(n=TD(s=f"t{n}", batch_size=[n]), batch_size=[n]) for n in (2, 3)])["n", "s"]
+lazy_stack([TD(s="a", batch_size=[2, n]) for n in (2, 3)])["s"]
+lazy_stack([TD(s="a", batch_size=[2, n]) for n in (2, 3)], 1)["s"]
+lazy_stack([TD(t=torch.ones(n), s="a", batch_size=[n]) for n in (2, 3)]).densify(layout=torch.jagged)["s"]
+NonTensorStack(NonTensorData("a", batch_size=[2]), NonTensorData("b", batch_size=[3])).tolist()
+x = torch.stack([TD(s="x", batch_size=[3]), TD(s=["b", "c", "d"], batch_size=[3])]); x["s"][0][1] = "Q"; x["s"]
+x = torch.stack([TD(s="x", batch_size=[3]), TD(s=["b", "c", "d"], batch_size=[3])]); x["s"][1][1] = "Q"; x["s"]
 """,
 )
