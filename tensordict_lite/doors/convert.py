@@ -63,7 +63,7 @@ class ConvertOps(StateOps):
             elif tolist_first:
                 out[key] = value.tolist(convert_tensors=convert_tensors, tolist_first=True)
             elif value._is_non_tensor:
-                out[key] = value._as_value()
+                out[key] = _unlinked(value._as_value())
                 if not retain_none and out[key] is None:
                     del out[key]
             else:
@@ -123,7 +123,7 @@ class ConvertOps(StateOps):
             elif value._is_unbatched:
                 out[key] = value._plain().numpy()
             elif value._is_non_tensor:
-                held = value._as_value()
+                held = _unlinked(value._as_value())
                 if held is not None:
                     out[key] = held
             else:
@@ -146,7 +146,7 @@ class ConvertOps(StateOps):
             if isinstance(value, Tensor):
                 data[key] = value
             elif value._is_non_tensor:
-                data[key] = value._as_value()
+                data[key] = _unlinked(value._as_value())
             else:
                 data[key] = value._named(dest_cls)
         if dest_cls is not None:
@@ -276,6 +276,11 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     if isinstance(value, Tensor) and value.is_nested and value.layout is torch.strided:
         return memo.setdefault(id(value), value.clone())
     return copy.deepcopy(value, memo)
+
+
+def _unlinked(held: Any) -> Any:
+    """The objects of an entry apart from it: a change of the list is none of the collection."""
+    return held.tolist() if isinstance(held, LinkedList) else held
 
 
 def _plain_tensor(value: Tensor, convert: bool | str) -> Any:

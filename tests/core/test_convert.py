@@ -326,3 +326,12 @@ def test_collate_pads_masks_and_nests():
     for options in ({"mask_key": "m"}, {"pad_keys": {"ids": 0}, "nested_keys": ["ids"]}, {"nested_keys": ["ids"]}):
         with pytest.raises(ValueError):
             tdl.collate(samples, **options)
+
+
+def test_what_is_converted_is_not_linked_to_the_collection() -> None:
+    td = TensorDict({"s": ["a", "b"], "n": TensorDict({"deep": [["a", "b"], ["c", "d"]]}, [2])}, [2])
+    for found in (td.to_dict(), td.numpy(), td.to_namedtuple()._asdict()):
+        nested = found["n"] if isinstance(found["n"], dict) else found["n"]._asdict()
+        assert type(found["s"]) is list and type(nested["deep"][0]) is list
+        found["s"][0] = nested["deep"][0][0] = "changed"
+    assert td["s"] == ["a", "b"] and td["n", "deep"] == [["a", "b"], ["c", "d"]]
