@@ -127,6 +127,8 @@ class LazyWriteOps:
             return item
         if isinstance(item, Tensor) and item.is_nested and item.size(0) == count:
             return item.unbind(0)
+        if isinstance(item, list) and len(item) == count and not self._stack_dim and self._takes_one_each(item):
+            return item
         if -1 in self._batch_size:
             dim = self._stack_dim
             if isinstance(item, LazyWriteOps) and item._stack_dim == dim and len(item._source) == count:
@@ -138,6 +140,10 @@ class LazyWriteOps:
                 )
             return [item] * count
         return self._pieces(self._fit(item, ".".join(path), non_blocking))
+
+    def _takes_one_each(self, values: list[Any]) -> bool:
+        """Whether a list with a value a member means just that: rows have no length in common, or values are words."""
+        return -1 in self._batch_size or (len(self._batch_size) > 1 and all(isinstance(value, str) for value in values))
 
     def set_(self, key: Any, item: Any, *, non_blocking: bool = False) -> Self:
         """Copies a value into an entry that every member has, locked or not.

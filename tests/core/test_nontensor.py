@@ -349,3 +349,15 @@ def test_an_element_of_what_a_row_shares_is_not_written_alone() -> None:
         rows["s"][0][1] = "Q"
     rows["s"][1][1] = "Q"
     assert rows["s"] == [["x", "x", "x"], ["b", "Q", "d"]]
+
+
+def test_a_list_of_words_gives_one_to_each_member_of_a_ragged_stack() -> None:
+    stack = ragged_stack()
+    stack.set("q", ["x", "y"])
+    assert (stack[0]["q"], stack[1]["q"]) == ("x", "y")
+    stack["prompt"] = stack["prompt"]
+    assert stack["prompt"] == BOTH_TEXTS
+    stack["rows"] = [["a", "b"], ["c", "d", "e"]]
+    assert stack[1]["rows"] == ["c", "d", "e"]
+    with pytest.raises(RuntimeError, match="a list with a value a member"):
+        stack["q"] = ["x", "y", "z"]

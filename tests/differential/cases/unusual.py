@@ -70,5 +70,9 @@ x = torch.stack([TD(s="x", batch_size=[3]), TD(s=["b", "c", "d"], batch_size=[3]
 x = TD(s=["a", "b"], batch_size=[2]); y = x.to_dict(); y["s"][0] = "Z"; type(y["s"]) is list, x
 x = TD(s=["a", "b"], batch_size=[2]); y = x.numpy(); y["s"][0] = "Z"; type(y["s"]) is list, x
 x = TD(s=["a", "b"], batch_size=[2]); y = x.to_namedtuple(); y.s[0] = "Z"; type(y.s) is list, x
+x = lazy_stack([TD(t=torch.ones(n), batch_size=[n]) for n in (2, 3)]); x.set("q", ["x", "y"]); x[0]["q"], x[1]["q"]
+x = lazy_stack([TD(t=torch.ones(n), batch_size=[n]) for n in (2, 3)]); x["q"] = [["a", "b"], ["c", "d", "e"]]; x["q"]
+x = lazy_stack([TD(s=f"t{n}", batch_size=[n]) for n in (2, 3)]); x["s"] = x["s"]; x["s"]
+x = lazy_stack([TD(t=torch.ones(3), batch_size=[3]) for n in (2, 3)]); x["q"] = ["x", "y"]; x[0]["q"], x[1]["q"]
 """,
 )
