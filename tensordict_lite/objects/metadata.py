@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, same_payload, spread
+from tensordict_lite.settings import settings
 
 __all__ = ["MetaData", "joined"]
 
@@ -109,10 +110,14 @@ class MetaData(NonTensorDataBase):
         return super()._stack_entries(items, dim) if one is None else one
 
 
-def joined(items: Sequence[Any], dim: int) -> MetaData | None:
-    """The stack of equal metadata along a new dimension, which is metadata again; ``None`` for anything else."""
+def joined(items: Sequence[Any], dim: int) -> NonTensorDataBase | None:
+    """The stack of equal metadata along a new dimension, which is metadata again; ``None`` for anything else.
+
+    Under ``set_capture_non_tensor_stack(True)`` that goes for every object; not where lengths differ, which one object
+    for all rows could not tell.
+    """
     first = items[0]
-    if not isinstance(first, MetaData):
+    if not (isinstance(first, MetaData) or (settings.capture_non_tensor_stack and isinstance(first, NonTensorData))):
         return None
     for item in items[1:]:
         if type(item) is not type(first) or item._batch_size != first._batch_size:

@@ -30,7 +30,6 @@ from tensordict_lite.objects.linkedlist import LinkedList
 from tensordict_lite.objects.metadata import joined
 from tensordict_lite.ops.rows import check_gather_out, check_pad
 from tensordict_lite.registry import register
-from tensordict_lite.settings import settings
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -51,9 +50,6 @@ def stack_non_tensors(items: Sequence[Any], dim: int) -> Any:
     one = joined(items, dim)
     if one is not None:
         return one
-    if settings.capture_non_tensor_stack and _one_value(items):
-        size = first._batch_size
-        return first._rebuild({}, torch.Size((*size[:dim], len(items), *size[dim:])))
     return NonTensorStack._of(list(items), dim, first._batch_size, first._device)
 
 

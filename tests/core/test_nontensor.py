@@ -361,3 +361,13 @@ def test_a_list_of_words_gives_one_to_each_member_of_a_ragged_stack() -> None:
     assert stack[1]["rows"] == ["c", "d", "e"]
     with pytest.raises(RuntimeError, match="a list with a value a member"):
         stack["q"] = ["x", "y", "z"]
+
+
+def test_equal_objects_of_a_lazy_stack_are_one_where_that_is_set() -> None:
+    stack = LazyStackedTensorDict(*[TensorDict({"s": "a", "t": text}) for text in "xy"])
+    with set_capture_non_tensor_stack(True):
+        assert (stack["s"], stack["t"]) == ("a", ["x", "y"])
+        assert stack.get("s").batch_size == (2,)
+        assert stack.contiguous()["s"] == "a"
+        assert ragged_stack()["prompt"] == BOTH_TEXTS
+    assert stack["s"] == ["a", "a"]
