@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from tensordict_lite.base import TensorCollection, TensorDictBase
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.keys import require_path
+from tensordict_lite.nn.slots import Level, ModuleState, Slots
 from tensordict_lite.ops.module_swap import register_params
 from tensordict_lite.registry import register
 from tensordict_lite.settings import MISSING
@@ -24,7 +26,7 @@ _TRAINED = (torch.float16, torch.float32, torch.float64)
 Hook = Callable[[Any, Tensor], Any]
 
 
-class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
+class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
     """The tensors of a collection as parameters (float16, float32 and float64) and buffers (the rest) of a module.
 
     It is both: entries are read and written as in a :class:`TensorDict`, and a module that holds it finds
@@ -52,10 +54,7 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
         ('Parameter', 'Tensor')
     """
 
-    __slots__ = ("_hooks", "_no_convert")
-    # nn.Module intercepts attributes to find parameters; here the entries are the parameters.
-    __setattr__ = object.__setattr__
-    __delattr__ = object.__delattr__
+    __slots__ = ("_hooks", "_no_convert", "_places")
 
     def __init__(
         self,
@@ -86,6 +85,7 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
         nn.Module.__init__(self)
         _set(self, "_no_convert", no_convert)
         _set(self, "_hooks", ())
+        _set(self, "_places", set())
         self._device = source._device
         self._batch_size = source._batch_size
         self._names = source._names
@@ -119,10 +119,13 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
         """A TensorDict of the same entries."""
         return TensorDict._trusted(self._source, self._batch_size, self._device, self._names)
 
-    def _wrap_params(self, td: TensorCollection) -> TensorDictParams:
+    def _wrap_params(self, td: TensorCollection, change: Any = None) -> TensorDictParams:
+        """Other tensors as these are, and the sub-modules, each as ``change`` makes it."""
         new = object.__new__(TensorDictParams)
         new._adopt(td, self._no_convert)
         _set(new, "training", self.training)
+        for name, module in self.__dict__["_modules"].items():
+            new.__dict__["_modules"][name] = module if change is None else change(module)
         return new
 
     def _fit(self, item: Any, key: str, non_blocking: bool = False) -> Any:
@@ -180,11 +183,26 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_"):
-            try:
-                return self._source[name]
-            except KeyError:
-                pass
+            value = self._source.get(name)
+            if value is not None:
+                return self._nested_module(name, value) if type(value) is TensorDict else value
+            modules = self.__dict__["_modules"]
+            if name in modules:
+                return modules[name]
         raise AttributeError(f"{type(self).__name__} has no attribute and no entry {name!r}")
+
+    def _nested_module(self, name: str, td: Any) -> Any:
+        """A nested collection as a module around the same entries: ``p.n.b`` is the parameter ``"p.n.b"``."""
+        if torch.compiler.is_dynamo_compiling():  # a graph makes no modules, and only reads
+            return Level(td)
+        new = object.__new__(TensorDictParams)
+        new._adopt(td, "skip")
+        _set(new, "_no_convert", self._no_convert)
+        _set(new, "_hooks", self._hooks)
+        _set(new, "_places", {place[len(name) + 1 :] for place in self._places if place.startswith(f"{name}.")})
+        _set(new, "training", self.training)
+        new._lock = None if self._lock is None else td._lock
+        return new
 
     # -- reading through hooks -----------------------------------------------------------------------------------
 
@@ -249,7 +267,7 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
                 new = copies[id(leaf)] = _like(leaf, leaf.detach().clone())
             return new
 
-        return self._wrap_params(self._map_leaves(copied))
+        return self._wrap_params(self._map_leaves(copied), copy.deepcopy)
 
     def copy(self) -> Any:
         return self.clone(False)
@@ -277,7 +295,7 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
                 found = known[id(old)] = new if new is old else _like(old, new)
             return found
 
-        return self._wrap_params(out._map_leaves(moved))
+        return self._wrap_params(out._map_leaves(moved), lambda module: copy.deepcopy(module).to(*args, **kwargs))
 
     def cpu(self, **kwargs: Any) -> Any:
         return self.to("cpu", **kwargs)
@@ -314,7 +332,7 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
 
     @property
     def _parameters(self) -> dict[str, Any]:
-        return {name: value for name, value in self._flat() if isinstance(value, nn.Parameter)}
+        return Slots({name: value for name, value in self._flat() if self._is_parameter(name, value)}, self)
 
     @_parameters.setter
     def _parameters(self, value: Any) -> None:
@@ -322,7 +340,7 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
 
     @property
     def _buffers(self) -> dict[str, Any]:
-        return {name: value for name, value in self._flat() if not isinstance(value, nn.Parameter)}
+        return Slots({name: value for name, value in self._flat() if not self._is_parameter(name, value)}, self)
 
     @_buffers.setter
     def _buffers(self, value: Any) -> None:
@@ -331,6 +349,8 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """What ``module.to()`` and its relatives call on every sub-module: tensors change in place."""
         _apply_to(self, fn)
+        for module in self.__dict__["_modules"].values():
+            module._apply(fn)
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -372,7 +392,8 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
                 with torch.no_grad():
                     value.copy_(new)
         if strict:
-            names = (key for key in state_dict if key.startswith(prefix))
+            below = tuple(f"{prefix}{name}." for name in self.__dict__["_modules"])
+            names = (key for key in state_dict if key.startswith(prefix) and not key.startswith(below))
             unexpected_keys.extend(key for key in names if key[len(prefix) :] not in mine)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -387,7 +408,8 @@ class TensorDictParams(DenseCollection, TensorDictBase, nn.Module):
         return f"{type(self).__name__}(params={self._plain()!r})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _restore, (type(self), self._plain(), self._no_convert, self._lock is not None, self.training)
+        modules = dict(self.__dict__["_modules"])
+        return _restore, (type(self), self._plain(), self._no_convert, self._lock is not None, self.training, modules)
 
 
 def _without_grad(name: str) -> Any:
@@ -406,12 +428,15 @@ for _name in ("set_", "set_at_", "update_", "update_at_", "apply_", "copy_", "fi
     setattr(TensorDictParams, _name, _without_grad(_name))
 
 
-def _restore(cls: Any, inner: TensorCollection, no_convert: Any, locked: bool, training: bool) -> Any:
+def _restore(
+    cls: Any, inner: TensorCollection, no_convert: Any, locked: bool, training: bool, modules: Any = None
+) -> Any:
     new = object.__new__(cls)
     new._adopt(inner, "skip")
     _set(new, "_no_convert", no_convert)
     new._convert_tree(new)  # buffers are plain tensors in a pickle
     new.training = training
+    new.__dict__["_modules"].update(modules or {})
     if locked:
         new._propagate_lock(None)
     return new

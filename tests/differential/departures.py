@@ -253,6 +253,22 @@ MODULES = [
         "a tree of its own: locking the parameters of a model locks no part of the model",
     ),
     (
+        "p = Params(TD(w=torch.ones(2))); p.v = nn.Parameter(torch.ones(1)); list(p.keys())",
+        '["w", "v"]',
+        "the entries are the parameters: one that is assigned is read by key, too",
+    ),
+    (
+        "p = Params(TD(w=torch.ones(2))); p.w = nn.Parameter(torch.zeros(2)); p['w'].tolist()",
+        "[0.0, 0.0]",
+        "an attribute and a key of one name are one parameter",
+    ),
+    (
+        'm = nn.ModuleDict({"p": Params(TD(n=TD(b=torch.ones(2))))}); '
+        'm.forward = lambda: m["p"]["n", "b"] * 1; torch.func.functional_call(m, {"p.n.b": torch.zeros(2)}, ())',
+        "torch.zeros(2)",
+        "what is given to a functional call is used, read by key or by attribute",
+    ),
+    (
         "torch.vmap(lambda q: q)(lib.lazy_stack([TD(a=torch.ones(2)), TD(a=torch.ones(3))]))",
         'raise RuntimeError("one shape")',
         "rows of one map have one shape; the error says which entry to leave out",

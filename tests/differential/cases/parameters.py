@@ -126,5 +126,15 @@ torch.func.jacrev(lambda s, q: TD({"x": s["b"] * q["b"]}, s.batch_size), argnums
     fl.select("b").clone())["x"]  #! may work
 torch.func.vjp(lambda q: (q["a"] ** 2).sum(), fl)[1](torch.tensor(1.0))[0]
 torch.func.jvp(lambda q: (q["a"] ** 2).sum(), (fl,), (fl,))
+m = nn.ModuleDict({"p": Params(TD(n=TD(b=torch.ones(2)), w=torch.zeros(1)))});
+    [m.get_parameter(k) is v for k, v in m.named_parameters()], type(m.get_submodule("p.n")).__name__, m["p"].n.b
+p = Params(TD(w=torch.ones(2))); p.v = nn.Parameter(torch.ones(1)); [k for k, _ in p.named_parameters()]
+p = Params(TD(w=torch.ones(2))); p.head = nn.Linear(1, 1);
+    [k for k, _ in p.named_parameters()], [k for k, _ in p.named_modules()], list(p.keys())
+p = Params(TD(w=torch.ones(2))); p.register_parameter("v", nn.Parameter(torch.ones(1)));
+    [k for k, _ in p.named_parameters()]
+p = Params(TD(w=torch.ones(2))); p.register_buffer("v", torch.ones(1)); [k for k, _ in p.named_buffers()]
+Params(TD(w=torch.ones(2))).register_parameter("w", torch.ones(2))
+p = Params(TD(w=torch.ones(2))); p.w = nn.Parameter(torch.zeros(2)); dict(p.named_parameters())["w"]
 """,
 )

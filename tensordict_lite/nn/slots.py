@@ -1,0 +1,180 @@
+"""Attributes of a :class:`TensorDictParams`: what torch reads, swaps and registers in its ``_parameters``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
+
+from tensordict_lite.base import TensorCollection
+
+__all__ = ["Level", "ModuleState", "Slots"]
+
+_set = object.__setattr__
+
+
+class Level:
+    """The entries of a nested collection as attributes, inside a graph."""
+
+    def __init__(self, td: Any) -> None:
+        self._td = td
+
+    def __getattr__(self, name: str) -> Any:
+        value = self._td._source.get(name)
+        if value is None:
+            raise AttributeError(f"these parameters have no entry {name!r}")
+        return value if isinstance(value, Tensor) else Level(value)
+
+
+class Slots(dict[str, Any]):
+    """Tensors of a collection by dotted name, as torch finds them; what is put in or taken out here is so there, too.
+
+    :func:`torch.func.functional_call` puts tensors in and takes them out again.
+    """
+
+    def __init__(self, found: dict[str, Any], root: Any) -> None:
+        super().__init__(found)
+        self._root = root
+
+    def _level(self, name: str) -> tuple[dict[str, Any], str]:
+        *path, key = name.split(".")
+        node = self._root
+        if name not in node._source:
+            for part in path:
+                node = node._source[part]
+            return node._source, key
+        return node._source, name
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        source, key = self._level(name)
+        if value is None:
+            source.pop(key, None)
+        else:
+            source[key] = value
+        super().__setitem__(name, value)
+
+    def __delitem__(self, name: str) -> None:
+        source, key = self._level(name)
+        del source[key]
+        super().__delitem__(name)
+
+
+class ModuleState:
+    """Mixin of the attributes that are entries, and of sub-modules beside the entries."""
+
+    __slots__ = ()
+
+    _source: dict[str, Any]
+
+    # Dotted names in whose place ``to_module`` has put tensors that gradients go through, and that are no Parameters.
+    _places: set[str]
+
+    def _is_parameter(self, name: str, value: Tensor) -> bool:
+        if isinstance(value, nn.Parameter):
+            return True
+        return name in self._places and value.requires_grad and not isinstance(value, nn.Buffer)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or hasattr(type(self), name):
+            _set(self, name, value)
+        elif isinstance(value, (nn.Parameter, nn.Buffer, UninitializedTensorMixin)):
+            self._forget(name)
+            self.set(name, value)  # type: ignore[attr-defined]
+        elif isinstance(value, nn.Module) and not isinstance(value, TensorCollection):
+            if name in self._source:
+                self.del_(name)  # type: ignore[attr-defined]
+            self._forget(name)
+            self.__dict__["_modules"][name] = value
+        elif isinstance(self._source.get(name), Tensor):
+            self._assign(name, value)
+        else:
+            _set(self, name, value)
+
+    def _assign(self, name: str, value: Any) -> None:
+        """In the place of a tensor: None takes it out, a plain tensor may replace a buffer."""
+        if value is None:
+            self.del_(name)  # type: ignore[attr-defined]
+        elif self._is_parameter(name, self._source[name]):
+            raise TypeError(
+                f"cannot assign {_kind(value)!r} as parameter {name!r} (torch.nn.Parameter or None expected): "
+                f"wrap it in a torch.nn.Parameter, or copy into the one that is there, params.set_({name!r}, ...)"
+            )
+        elif isinstance(value, Tensor):
+            self.set(name, nn.Buffer(value))  # type: ignore[attr-defined]
+        else:
+            raise TypeError(
+                f"cannot assign {type(value).__name__!r} as buffer {name!r} (torch.nn.Buffer, torch.Tensor or None "
+                "expected): delete the entry first"
+            )
+
+    def _forget(self, name: str) -> None:
+        """Takes out what was no entry under this name."""
+        self.__dict__.pop(name, None)
+        self.__dict__["_modules"].pop(name, None)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self.__dict__:
+            object.__delattr__(self, name)
+        elif name in self.__dict__["_modules"]:
+            del self.__dict__["_modules"][name]
+        elif name in self._source:
+            self.del_(name)  # type: ignore[attr-defined]
+        else:
+            object.__delattr__(self, name)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Adds a parameter, which is an entry then, or replaces one; None adds nothing.
+
+        Raises:
+            KeyError: there is such an attribute, or an entry that is no parameter; or the name has a dot.
+            TypeError: it is no parameter.
+        """
+        self._check_name(name, self._parameters)  # type: ignore[attr-defined]
+        if param is None:
+            self._drop(name)
+            return
+        if not isinstance(param, nn.Parameter):
+            raise TypeError(
+                f"cannot assign {_kind(param)!r} object to parameter {name!r} (torch.nn.Parameter or None "
+                "required): wrap a tensor in a torch.nn.Parameter"
+            )
+        self.set(name, param)  # type: ignore[attr-defined]
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """Adds a buffer, which is an entry then, or replaces one; None adds nothing.
+
+        Args:
+            name: of the buffer.
+            tensor: the buffer.
+            persistent: whether it is in the state dict.
+
+        Raises:
+            KeyError: there is such an attribute, or an entry that is no buffer; or the name has a dot.
+            TypeError: it is no tensor.
+        """
+        self._check_name(name, self._buffers)  # type: ignore[attr-defined]
+        if tensor is None:
+            self._drop(name)
+            return
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"cannot assign {type(tensor).__name__!r} object to buffer {name!r} (torch.Tensor or None required)"
+            )
+        self.set(name, nn.Buffer(tensor, persistent=persistent))  # type: ignore[attr-defined]
+        if not persistent:
+            self.__dict__["_non_persistent_buffers_set"].add(name)
+
+    def _check_name(self, name: str, replaceable: Any) -> None:
+        if "." in name or not name:
+            raise KeyError(f"the name of a parameter or buffer has no dot and is not empty, got {name!r}")
+        if name not in replaceable and (name in self._source or hasattr(self, name)):
+            raise KeyError(f"attribute {name!r} already exists: choose another name, or delete it first")
+
+    def _drop(self, name: str) -> None:
+        if name in self._source:
+            self.del_(name)  # type: ignore[attr-defined]
+
+
+def _kind(value: Any) -> str:
+    return value.type() if isinstance(value, Tensor) else type(value).__name__
