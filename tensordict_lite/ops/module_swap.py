@@ -113,7 +113,7 @@ class Swap:
     def _level(self, params: Any, module: nn.Module, swapped: Any, path: tuple[str, ...]) -> None:
         self._memo[id(module)] = swapped
         if _is_params(module):
-            self._into_params(params, module, swapped, path)
+            self._into_params(params, module, swapped, path, module, ())
             return
         slots, buffers, children = module._parameters, module._buffers, module._modules
         old = swapped._source
@@ -245,8 +245,10 @@ class Swap:
             buffers[key] = None
             slots[key] = value
 
-    def _into_params(self, params: Any, target: Any, swapped: Any, path: tuple[str, ...]) -> None:
-        """The entries of a :class:`TensorDictParams`."""
+    def _into_params(
+        self, params: Any, target: Any, swapped: Any, path: tuple[str, ...], root: Any, inner: tuple[str, ...]
+    ) -> None:
+        """The entries of a :class:`TensorDictParams`, ``root``, of which ``target`` is the level ``inner``."""
         old = swapped._source
         for key, value in params._entries():
             current = target._source.get(key)
@@ -254,15 +256,14 @@ class Swap:
                 raise self._surplus(key, path, target, "entry", target._key_list())
             if not isinstance(value, Tensor):
                 below = old[key] = self._cls._trusted({}, _SCALAR)
-                self._into_params(value, current, below, (*path, key))
+                self._into_params(value, current, below, (*path, key), root, (*inner, key))
             elif not _fits(current, value, target._source, key):
                 raise _misfit(path, key, current, value)
             elif self._inplace:
                 old[key] = self._copy(current, value)
             else:
                 old[key] = current
-                is_parameter = isinstance(current, nn.Parameter)
-                target._source[key] = _as_parameter(value, current) if is_parameter else value
+                target._source[key] = _in_place_of(current, value, root, ".".join((*inner, key)))
 
     @staticmethod
     def _surplus(key: str, path: tuple[str, ...], module: Any, what: str, there: Any) -> KeyError:
@@ -283,6 +284,16 @@ def _as_parameter(value: Tensor, old: Tensor) -> Any:
     if isinstance(value, registry.MemoryMappedTensor):
         value = value.as_subclass(Tensor)  # the same memory: training writes through to the file
     return nn.Parameter(value, requires_grad=old.requires_grad and _takes_grad(value))
+
+
+def _in_place_of(current: Tensor, value: Tensor, root: Any, name: str) -> Any:
+    """A tensor for the place of another in parameters that are a collection; the place stays that of a parameter."""
+    if not root._is_parameter(name, current):
+        return value
+    new = _as_parameter(value, current)
+    if not isinstance(new, nn.Parameter) and not torch.compiler.is_compiling():
+        root._places.add(name)
+    return new
 
 
 def _takes_grad(value: Tensor) -> bool:

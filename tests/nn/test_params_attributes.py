@@ -144,3 +144,13 @@ def test_parameters_and_buffers_are_registered() -> None:
         model.p.register_buffer("a.b", torch.ones(1))
     with pytest.raises(TypeError, match=r"wrap a tensor in a torch\.nn\.Parameter"):
         model.p.register_parameter("t", torch.ones(1))  # type: ignore[arg-type]
+
+
+def test_tensors_with_gradients_in_the_place_of_parameters_are_listed() -> None:
+    model = ByKey()
+    TensorDict.from_module(model).clone().to_module(model)
+    assert names(model) == ["p.w", "p.n.b"]
+    with TensorDict.from_module(model).data.clone().to_module(model):
+        assert names(model) == ["p.w", "p.n.b"]
+    skipped = TensorDictParams(TensorDict(a=torch.ones(2, requires_grad=True) * 2), no_convert="skip")
+    assert names(skipped) == []

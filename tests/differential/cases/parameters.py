@@ -136,5 +136,7 @@ p = Params(TD(w=torch.ones(2))); p.register_parameter("v", nn.Parameter(torch.on
 p = Params(TD(w=torch.ones(2))); p.register_buffer("v", torch.ones(1)); [k for k, _ in p.named_buffers()]
 Params(TD(w=torch.ones(2))).register_parameter("w", torch.ones(2))
 p = Params(TD(w=torch.ones(2))); p.w = nn.Parameter(torch.zeros(2)); dict(p.named_parameters())["w"]
+m = nn.ModuleDict({"p": Params(TD(w=torch.ones(2)))}); TD.from_module(m).clone().to_module(m);
+    [k for k, _ in m.named_parameters()]
 """,
 )
