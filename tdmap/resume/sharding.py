@@ -412,9 +412,10 @@ class _Sharding:
     def _tell(self, found: list[Done]) -> None:
         """Tell of the rows that were skipped."""
         errors, handler = RowErrors(), self.job.on_row_error
+        tell = errors if handler is None else handler  # a RowErrors is false as long as it is empty
         for done in found:
             for row, packed in done.skipped:
-                (handler or errors)(unpack_error(packed), (row, row + 1))
+                tell(unpack_error(packed), (row, row + 1))
         if errors:
             text = f"{self.job.name}: {errors.summary()}, the others were processed."
             warn_user(SkippedRows(text, errors))

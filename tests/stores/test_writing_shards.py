@@ -91,6 +91,14 @@ def test_rows_that_raise_are_skipped_and_told(mode: Any, tmp_path: Path) -> None
         assert (~result["__valid__"]).nonzero()[:, 0].tolist() == [3, 11]
 
 
+@pytest.mark.parametrize("mode", ["skip", "mark", "drop"])
+def test_rows_that_raise_are_collected_by_an_empty_list_of_errors(mode: Any, tmp_path: Path) -> None:
+    errors = tdmap.RowErrors(mode=mode)
+    tdmap.map(numbers(0, 20), fail_on({3, 11}), num_workers=2, on_error=errors, out=tmp_path / "set", rows_per_shard=8)
+    assert errors.rows == [3, 11]
+    assert "bad row" in str(errors[0].error)
+
+
 def test_a_run_that_fails_leaves_nothing(tmp_path: Path) -> None:
     out = tmp_path / "set"
     with pytest.raises(ValueError, match="bad row"):
