@@ -127,7 +127,7 @@ class RowWriter:
 
     def column(self, key: str, chunk: int) -> Tensor | None:
         """The rows of a chunk in one entry of the output; None where it has no such tensor."""
-        entry = None if isinstance(self.out, Tensor) else getattr(self.out, "_source", {}).get(key)
+        entry = self.out._source.get(key) if is_dense(self.out) else None
         if not isinstance(entry, Tensor):
             return None
         start, stop = self.plan.rows(chunk)

@@ -10,7 +10,7 @@ import torch
 
 import tdmap
 from tdmap.errors import OutputMismatch
-from tensordict_lite import TensorDict
+from tensordict_lite import TensorDict, lazy_stack
 
 ROWS = 60
 BAD = [0, 1, 7, 23, 40, 41, 42, 59]
@@ -55,6 +55,21 @@ def test_skipped_rows_are_zeros_and_none(rows, options, target):
     assert result["row"].tolist() == [row if row in GOOD else 0 for row in range(ROWS)]
     assert result["double"].tolist() == [2.0 * row if row in GOOD else 0 for row in range(ROWS)]
     assert names(result) == [f"n{row}" if row in GOOD else None for row in range(ROWS)]
+
+
+def test_rows_of_a_lazy_stack_are_skipped(options):
+    data = lazy_stack([TensorDict({"x": torch.arange(3) + 10 * row}, [3]) for row in range(6)])
+    out, errors = data.clone(), tdmap.RowErrors()
+
+    def negate(chunk):
+        if (chunk["x"] == 21).any():
+            raise ValueError("bad 21")
+        return chunk.apply(torch.neg)
+
+    tdmap.map(data, negate, out=out, on_error=errors, **options)
+    assert errors.rows == [2]
+    good = [0, 1, 3, 4, 5]
+    assert torch.equal(out["x"][good], -data["x"][good]) and torch.equal(out["x"][2], data["x"][2])
 
 
 def test_dropped_rows_are_not_there(rows, options, target):
