@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -118,8 +119,11 @@ class Execution:
             _positive("max_memory", self.max_memory)
         require_start_method(self.mp_start_method)
         if self.pool is not None and not isinstance(self.pool, WorkerPool) and not _is_foreign_pool(self.pool):
+            hint = ""
+            if _has_threads(self.pool):
+                hint = ' Its workers are threads, and executor="thread" runs in threads: leave pool= out.'
             raise TypeError(
-                f"pool must be a tdmap.WorkerPool or a multiprocessing pool, got a {type(self.pool).__name__}."
+                f"pool must be a tdmap.WorkerPool or a multiprocessing pool, got a {type(self.pool).__name__}.{hint}"
             )
 
     def _check_cluster(self, cluster: RayCluster) -> None:
@@ -258,7 +262,14 @@ def _positive(name: str, value: object) -> None:
 
 
 def _is_foreign_pool(pool: object) -> bool:
-    return all(hasattr(pool, name) for name in ("apply_async", "_pool", "_processes"))
+    parts = ("apply_async", "_pool", "_processes")
+    return all(hasattr(pool, name) for name in parts) and not _has_threads(pool)
+
+
+def _has_threads(pool: object) -> bool:
+    """Whether it is a `multiprocessing.pool.ThreadPool`, or the like of another library."""
+    workers = getattr(pool, "_pool", None)
+    return isinstance(workers, list) and any(isinstance(worker, threading.Thread) for worker in workers)
 
 
 def _nested() -> bool:

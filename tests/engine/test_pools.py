@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -194,6 +195,13 @@ def test_foreign_pools(library, data):
             tdmap.map(data, lambda td: td["nothing"], pool=pool, chunksize=7)
         assert "rows" in caught.value.__notes__[0]
         assert torch.equal(tdmap.map(data, lambda td: td["x"], pool=pool), data["x"])
+
+
+@pytest.mark.parametrize("library", [multiprocessing, multiprocess], ids=["multiprocessing", "multiprocess"])
+def test_pools_of_threads_are_refused(library, data):
+    with importlib.import_module(f"{library.__name__}.pool").ThreadPool(2) as pool:
+        with pytest.raises(TypeError, match=r'got a ThreadPool\..* executor="thread" runs in threads'):
+            tdmap.map(data, lambda td: td["x"], pool=pool)
 
 
 def test_a_death_in_a_foreign_pool_is_an_error_and_not_a_hang():
