@@ -14,7 +14,6 @@ import hashlib
 import importlib
 import io
 import pickle
-import sys
 import types
 from typing import Any
 
@@ -27,6 +26,7 @@ from tdmap.memory.shm import Arena, shared_region, unexpanded
 from tdmap.process.interrupts import let_through
 from tdmap.runtime.wire.byvalue import Namespaces
 from tdmap.runtime.wire.lending import Loan, is_lendable, lend
+from tdmap.runtime.wire.mainclasses import dump_class, name_bases, publish
 
 INLINE_BYTES = 4096
 """Tensors of at most so many bytes that are not shared already travel as bytes."""
@@ -94,8 +94,7 @@ def rebuild_main_class(name: str, digest: str, data: bytes) -> type:
     known = _main_classes.get((name, digest))
     if known is None:
         known = _main_classes[name, digest] = dill.loads(data)
-        if "." not in name:
-            setattr(sys.modules["__main__"], name, known)
+        publish(name, known)
     return known
 
 
@@ -169,9 +168,9 @@ class Packer:
             # By name always: dill would send the whole content of modules outside site-packages.
             return importlib.import_module, (value.__name__,)
         if isinstance(value, type):
-            _name_bases(value)
+            name_bases(value)
         if isinstance(value, type) and value.__module__ == "__main__":
-            data = dill.dumps(value, byref=False, recurse=True)
+            data = dump_class(value)
             return rebuild_main_class, (value.__qualname__, hashlib.sha1(data).hexdigest(), data)
         if self.private and hasattr(type(value), "shared_tensors"):
             self._shared.update(id(tensor) for tensor in value.shared_tensors())
@@ -240,17 +239,6 @@ class Packer:
         """Copy the staged memory, from the pair `start` on, back to the tensors that it stands for."""
         for tensor, copy in self.staged[start:]:
             unexpanded(tensor).copy_(unexpanded(copy))
-
-
-def _name_bases(cls: type) -> None:
-    """Have a class that goes by value say what it derives from, as far as it inherits the answer of a generic base.
-
-    dill would rebuild a subclass of `class Sum(Reducer[Any])` as one of `Reducer[Any]`.
-    """
-    for one in cls.__mro__:
-        by_value = one.__module__ == "__main__" or "<locals>" in one.__qualname__
-        if by_value and "__orig_bases__" not in vars(one) and hasattr(one, "__orig_bases__"):
-            one.__orig_bases__ = one.__bases__
 
 
 def _is_file(region: Region) -> bool:
