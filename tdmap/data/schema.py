@@ -18,6 +18,7 @@ from torch import Tensor
 from tdmap.data.alike import not_alike
 from tdmap.data.join import allocate_like
 from tdmap.data.kinds import Data, is_data, is_dense, with_entries
+from tdmap.data.objects import entry_at, object_paths, stack_of
 from tdmap.errors import OutputMismatch
 from tdmap.plan import ChunkPlan
 from tdmap.process.interrupts import let_through
@@ -81,15 +82,24 @@ class Schema:
         Args:
             rows: how many.
             allocate: makes the memory of one tensor.
-            objects: the non-tensor entries, with as many rows.
+            objects: the non-tensor entries, with as many rows. Of zero rows, those that are left out are empty columns.
         """
         data = allocate_like(self.skeleton, ChunkPlan(rows, max(rows, 1)), allocate)
-        for path, value in (objects or {}).items():
+        columns = dict(objects or {}) if rows else {**self._empty_columns(), **(objects or {})}
+        for path, value in columns.items():
             node = data
             for key in path[:-1]:
                 node = node._source[key]
             node._source[path[-1]] = value
         return data
+
+    def _empty_columns(self) -> dict[KeyPath, Any]:
+        found = {}
+        for path in object_paths(self.skeleton):
+            entry = entry_at(self.skeleton, path)
+            one_for_all = isinstance(entry, NonTensorData) and entry._payload is not None
+            found[path] = entry if one_for_all else stack_of([], entry.shape[1:])
+        return found
 
     def tensors_of(self, data: Data) -> list[Tensor]:
         """The tensors of a dataset of this schema, in the order of `tensors`."""

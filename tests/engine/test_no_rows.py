@@ -78,3 +78,34 @@ def test_without_rows_and_without_results_a_folder_that_drops_rows_says_so(nothi
     with pytest.raises(tdmap.OutputMismatch, match="returned None"):
         tdmap.map(nothing, lambda td: None, num_workers=1, out=tmp_path / "none", on_error="drop")
     assert not (tmp_path / "none").exists()
+
+
+def none_left(rows):
+    return rows[rows["id"] > 100]
+
+
+WITHOUT_ROWS = {
+    "filter": lambda data, **how: tdmap.filter(data, lambda rows: rows["id"] > 100, **how),
+    "flat_map": lambda data, **how: tdmap.flat_map(data, none_left, **how),
+    "map_groups": lambda data, **how: tdmap.group_by(data, "id").map_groups(none_left, **how),
+    "map_groups of words": lambda data, **how: tdmap.group_by(data, "word").map_groups(none_left, **how),
+    "join": lambda data, **how: tdmap.join(data, data.clone().set("id", data["id"] + 50), "id", **how),
+    "write": lambda data, out, **how: data.pipeline().filter(lambda rows: rows["id"] > 100).write(out, **how),
+    "write in order": lambda data, out, **how: (
+        data.pipeline().shuffle(buffer=2, seed=1).filter(lambda rows: rows["id"] > 100).write(out, **how)
+    ),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("operation", WITHOUT_ROWS)
+def test_columns_of_strings_are_empty_and_not_lost(operation, workers, tmp_path):
+    inner = TensorDict({"letter": list("abcde")}, [5])
+    data = TensorDict({"id": torch.arange(5), "word": list("vwxyz"), "inner": inner}, [5])
+    results = [WITHOUT_ROWS[operation](data, out=tmp_path / "out", num_workers=workers)]
+    results.append(TensorDict.load_memmap(tmp_path / "out"))
+    if "write" not in operation:
+        results.append(WITHOUT_ROWS[operation](data, out=None, num_workers=workers))
+    for result in results:
+        assert len(result) == 0
+        assert len(result["word"]) == len(result["inner", "letter"]) == 0
