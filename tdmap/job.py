@@ -91,6 +91,8 @@ class Policy:
     """Keep the rows that an in-place function changes, to put them back when it does not come to its end."""
     skip: str = ""
     """Go on after rows on which the function raises: `"pad"` or `"drop"` says what results have for them."""
+    part_of_call: bool = False
+    """With `skip`: these are some of the rows of a call, which judges by all of them whether to go on."""
     in_place: bool = False
     """A result of None means that the function has changed its chunk in place."""
     needs_results: bool = False

@@ -66,8 +66,12 @@ class SkipFile:
 
 def append(path: str | os.PathLike[str], chunk: int, failures: Sequence[Failure]) -> None:
     """Append the line of a chunk, in one write."""
-    errors = [[row, *_describe(error), traceback] for row, error, traceback in failures]
-    append_line(path, {"chunk": chunk, "errors": errors})
+    append_line(path, {"chunk": chunk, "errors": [failure(*one) for one in failures]})
+
+
+def failure(row: int, error: BaseException, traceback: str) -> list[Any]:
+    """A row that raised, as plain values."""
+    return [row, *_describe(error), traceback]
 
 
 def append_line(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
@@ -113,7 +117,11 @@ def last_lines(path: Path, key: str, limit: int = hidden.LARGE, own: bool = True
 
 
 def _has_failures(line: dict[str, Any]) -> bool:
-    errors = line.get("errors")
+    return are_failures(line.get("errors"))
+
+
+def are_failures(errors: Any) -> bool:
+    """Whether it is a list of what `failure` gives."""
     return type(errors) is list and all(map(_is_failure, errors))
 
 

@@ -37,11 +37,12 @@ from tdmap.job import Job, Source, function_name
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN
 from tdmap.plan import ChunkPlan, merge_ranges
+from tdmap.resume import shardfailures as failures
 from tdmap.resume.resumable import map_to_folder
 from tdmap.resume.run import COMMAND, MAP, differences, identify
-from tdmap.rowerrors import RowErrors, SkippedRows
 from tdmap.runtime.commits import KnownChunks
-from tdmap.runtime.wire.remote import PackedError, pack_error, unpack_error
+from tdmap.runtime.skipping import DROP
+from tdmap.runtime.wire.remote import pack_error
 from tdmap.sinks import Folder
 from tdmap.sinks.collect import Collect
 from tdmap.stores.manifest import MANIFEST, Shard, pack
@@ -67,9 +68,9 @@ class Done(NamedTuple):
     rows: int
     meta: str
     nbytes: int
-    schema: list[Any]
-    """Its fields, as plain values."""
-    skipped: list[tuple[int, PackedError]]
+    schema: list[Any] | None
+    """Its fields, as plain values; None where every row raised, and the shard is not written yet."""
+    skipped: failures.Skipped
 
 
 class ShardWriter:
@@ -97,16 +98,29 @@ class ShardWriter:
 
     def __call__(self, rows: Data, start: int = 0) -> Any:
         number = start // self.rows_per_shard
-        skipped: list[tuple[int, PackedError]] = []
+        skipped: failures.Skipped = []
         count = data_length(rows, 0)
         job = Job(
             Source(rows.window(0, count, lazy=False) if hasattr(rows, "window") else rows),
             replace(self.plan, length=count, origin=start),
             self.fn,
-            replace(self.policy, timeout=None),
+            replace(self.policy, timeout=None, part_of_call=True),
             on_row_error=(lambda error, at: skipped.append((at[0], pack_error(error)))) if self.collects else None,
             chunk_bytes=self.chunk_bytes,
         )
+        try:
+            done = Done(*self._written(job, rows, count, number), skipped)
+        except Exception:
+            if not count or len(skipped) < count:
+                raise
+            done = Done(count, "", 0, None, skipped)
+        if self.noted:
+            note = {**done._asdict(), "skipped": failures.as_plain(skipped)}
+            self.target.write(f".tdmap/{self.run}/{number:05d}", json.dumps(note).encode())
+        return tuple(done)
+
+    def _written(self, job: Job, rows: Data, count: int, number: int) -> tuple[int, str, int, list[Any]]:
+        """Write the shard of these rows; the first fields of `Done`."""
         written: list[Any] = []
 
         def make(folder: str) -> Data:
@@ -127,11 +141,7 @@ class ShardWriter:
         else:
             meta = self.target.write_shard(shard_name(self.run, number), make)
         length, nbytes, schema = written
-        done = Done(length, digest_of_bytes(meta), nbytes, schema, skipped)
-        if self.noted:
-            note = {**done._asdict(), "skipped": [row for row, _ in skipped]}
-            self.target.write(f".tdmap/{self.run}/{number:05d}", json.dumps(note).encode())
-        return tuple(done)
+        return length, digest_of_bytes(meta), nbytes, schema
 
 
 def _facts(result: Data) -> list[Any]:
@@ -295,13 +305,14 @@ class _Sharding:
             return open(self.target.name, storage_options=self.target.options)
         try:
             found = self._execute(name, done, noted=resume)
+            found = self._with_blanks(found, name)
             self._check(found, name)
             self._publish(name, found, overwrite, resume)
         except BaseException:
             if not resume:
                 self._discard(name)
             raise
-        self._tell(found)
+        failures.tell(self.job, failures.joined(found))
         return open(self.target.name, storage_options=self.target.options)
 
     def _identity(self) -> dict[str, Any]:
@@ -368,10 +379,36 @@ class _Sharding:
         values = self.execution.run(outer, Collect(), log)
         return [done[number] if value is None else Done(*value) for number, value in enumerate(values)]
 
+    def _with_blanks(self, found: list[Done], name: str) -> list[Done]:
+        """Write the shards of which every row raised like one of the others.
+
+        Raises:
+            Exception: every row of the call raised, or most do not fit.
+        """
+        skipped = failures.joined(found)
+        try:
+            failures.judge(self.job, skipped)
+        except Exception:
+            if self.job.on_row_error is not None:
+                failures.tell(self.job, skipped)
+            raise
+        blank = [number for number, done in enumerate(found) if done.schema is None]
+        if not blank:
+            return found
+        known = next(number for number, done in enumerate(found) if done.schema is not None)
+        example = open(f"{self.target.name}/{shard_name(name, known)}", storage_options=self.target.options)
+        for number in blank:
+            rows = 0 if self.job.policy.skip == DROP else found[number].rows
+            shard = failures.blank_like(example, rows)
+            meta = self.target.write_shard(shard_name(name, number), shard.memmap)
+            length, nbytes, schema = _facts(shard)
+            found[number] = Done(length, digest_of_bytes(meta), nbytes, schema, found[number].skipped)
+        return found
+
     def _check(self, found: list[Done], name: str) -> None:
         for number, done in enumerate(found):
             if done.schema != found[0].schema:
-                mine, theirs = ({tuple(field[0]): field[1:] for field in one.schema} for one in (found[0], done))
+                mine, theirs = ({tuple(field[0]): field[1:] for field in one.schema or ()} for one in (found[0], done))
                 keys = [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)] or [()]
                 what = f"the entry {keys[0][0] if len(keys[0]) == 1 else keys[0]!r}" if keys[0] else "the whole"
                 raise OutputMismatch(
@@ -409,22 +446,10 @@ class _Sharding:
                 if found.startswith(f"shard-{name}-"):
                     self.target.remove(found)
 
-    def _tell(self, found: list[Done]) -> None:
-        """Tell of the rows that were skipped."""
-        errors, handler = RowErrors(), self.job.on_row_error
-        tell = errors if handler is None else handler  # a RowErrors is false as long as it is empty
-        for done in found:
-            for row, packed in done.skipped:
-                tell(unpack_error(packed), (row, row + 1))
-        if errors:
-            text = f"{self.job.name}: {errors.summary()}, the others were processed."
-            warn_user(SkippedRows(text, errors))
-
 
 def _noted(note: bytes) -> Done:
     value = json.loads(note)
-    text = "skipped by an earlier call, which told why"
-    skipped = [(int(row), PackedError(b"", "RuntimeError", text)) for row in value["skipped"]]
+    skipped = failures.from_plain(value["skipped"])
     return Done(int(value["rows"]), str(value["meta"]), int(value["nbytes"]), value["schema"], skipped)
 
 

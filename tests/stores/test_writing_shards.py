@@ -99,6 +99,76 @@ def test_rows_that_raise_are_collected_by_an_empty_list_of_errors(mode: Any, tmp
     assert "bad row" in str(errors[0].error)
 
 
+def words_without(rows: set[int]) -> Any:
+    def fn(chunk: Any) -> TensorDict:
+        if rows & set(chunk["x"].tolist()):
+            raise ValueError("bad day")
+        return TensorDict({"x": chunk["x"] + 1, "word": [f"w{x}" for x in chunk["x"].tolist()]}, [len(chunk)])
+
+    return fn
+
+
+@pytest.mark.parametrize("bad", [range(5), range(10, 15), range(5, 20)], ids=str)
+@pytest.mark.parametrize("mode", ["skip", "mark", "drop"])
+def test_all_rows_of_a_shard_may_raise(mode: Any, bad: range, tmp_path: Path) -> None:
+    errors, fn = tdmap.RowErrors(mode=mode), words_without(set(bad))
+    how: Any = {"num_workers": 2, "chunksize": 2, "out": tmp_path / "set", "rows_per_shard": 5}
+    tdmap.map(numbers(0, 20), fn, on_error=errors, **how)
+    result = tdmap.open(tmp_path / "set")[:]
+    assert errors.rows == list(bad)
+    rows = [row for row in range(20) if mode != "drop" or row not in bad]
+    assert result["x"].tolist() == [0 if row in bad else row + 1 for row in rows]
+    assert list(result["word"]) == [None if row in bad else f"w{row}" for row in rows]
+    if mode == "mark":
+        assert result["__valid__"].tolist() == [row not in bad for row in range(20)]
+
+
+def test_when_all_rows_of_all_shards_raise_the_first_exception_is_raised(tmp_path: Path) -> None:
+    errors = tdmap.RowErrors()
+    for resume in (False, True, True):
+        with pytest.raises(ValueError, match="bad day") as caught:
+            tdmap.map(
+                numbers(0, 20), words_without(set(range(20))), num_workers=2, on_error=errors, out=tmp_path / "set",
+                rows_per_shard=5, resume=resume,
+            )  # fmt: skip
+        assert any("every one of 20 rows" in note for note in caught.value.__notes__)
+        assert errors.rows == list(range(20))
+
+
+def test_results_of_a_shard_that_do_not_fit_are_judged_with_those_of_the_others(tmp_path: Path) -> None:
+    odd: set[int] = set()
+
+    def fn(chunk: Any) -> TensorDict:
+        wide = bool(odd & set(chunk["x"].tolist()))
+        return TensorDict({"y": torch.ones(len(chunk), 2 if wide else 1)}, [len(chunk)])
+
+    errors, odd = tdmap.RowErrors(), set(range(11, 20))
+    how: Any = {"num_workers": 2, "chunksize": 1, "rows_per_shard": 10}
+    tdmap.map(numbers(0, 40), fn, on_error=errors, out=tmp_path / "few", **how)
+    assert errors.rows == list(range(11, 20))
+    odd = {row for row in range(40) if row % 10}
+    with pytest.raises(tdmap.OutputMismatch) as caught:
+        tdmap.map(numbers(0, 40), fn, on_error="skip", out=tmp_path / "most", **how)
+    assert any("36 of 40 results" in note for note in caught.value.__notes__)
+
+
+class _Stop(tdmap.Callback):
+    def on_lease_done(self, event: Any) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_resumed_call_knows_the_rows_that_raised_before(tmp_path: Path) -> None:
+    fn = words_without({1, *range(5, 10)})
+    how: Any = {"num_workers": 1, "out": tmp_path / "set", "rows_per_shard": 5, "resume": True}
+    with pytest.raises(KeyboardInterrupt):
+        tdmap.map(numbers(0, 20), fn, on_error="skip", callbacks=[_Stop()], **how)
+    errors = tdmap.RowErrors()
+    result = tdmap.map(numbers(0, 20), fn, on_error=errors, **how)
+    assert errors.rows == [1, *range(5, 10)]
+    assert {str(bad.error) for bad in errors} == {"bad day"}
+    assert result["x"].tolist() == [0 if row in errors.rows else row + 1 for row in range(20)]
+
+
 def test_a_run_that_fails_leaves_nothing(tmp_path: Path) -> None:
     out = tmp_path / "set"
     with pytest.raises(ValueError, match="bad row"):
