@@ -24,7 +24,7 @@ from tdmap.data.objects import KeyPath, with_objects
 from tdmap.errors import OutputMismatch
 from tdmap.memory import hidden
 from tdmap.memory.folderlock import HELD, LOCK, FolderLock, locked, refuse_writers
-from tdmap.memory.hidden import HIDDEN
+from tdmap.memory.hidden import HIDDEN, SHARDS, SHARDS_RUN
 from tensordict_lite import TensorDict, is_tensorclass
 from tensordict_lite.memmap.disk.staging import exchange_in_turn
 
@@ -205,6 +205,8 @@ class OutputFolder:
             raise FileExistsError(f"{self.path} is the folder of the data: to change it in place, pass out=data.")
         names = self._names()
         begun = self.has_journal  # asked once, after the names: another rank may begin it at any moment
+        if META not in names:
+            self._require_no_shards(names)
         if not names or (resume and begun):
             return
         if META in names:
@@ -219,6 +221,15 @@ class OutputFolder:
         others = sorted(names - {HIDDEN})
         if others and not self._can_be_finished:
             raise FileExistsError(f"{self.path} is not empty ({', '.join(others[:3])}...): choose a folder of its own.")
+
+    def _require_no_shards(self, names: set[str]) -> None:
+        if SHARDS not in names and not os.path.lexists(f"{self.path}/{SHARDS_RUN}"):
+            return
+        found = "a dataset of shards" if SHARDS in names else "an unfinished run of a call with rows_per_shard="
+        raise FileExistsError(
+            f"{self.path} holds {found}: choose another folder, go on with that run by calling it as it was called, or "
+            "remove the folder."
+        )
 
     def _names(self) -> set[str]:
         """What is in the folder; nothing when there is none."""

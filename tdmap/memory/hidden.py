@@ -31,6 +31,12 @@ from tdmap.errors import UntrustedFile
 HIDDEN = ".tdmap"
 """Name of the folder, within that of a dataset."""
 
+SHARDS = "shards.json"
+"""Beside it: the manifest of a dataset of shards (see `tdmap.stores.manifest`)."""
+
+SHARDS_RUN = f"{HIDDEN}/run.json"
+"""What a run that writes shards is (see `tdmap.stores.targets`); other runs keep that in their journal."""
+
 AnyPath: TypeAlias = "str | os.PathLike[str]"
 
 SMALL, LARGE = 16 << 20, 1 << 30

@@ -232,8 +232,19 @@ def require_free(out: str | os.PathLike[str], overwrite: bool, options: dict[str
     """Raise FileExistsError when shards cannot be written there, as a run that is not resumed would."""
     target = target_of(out, options)
     names = target.names()
-    if names - {HIDDEN} and not overwrite:
-        raise FileExistsError(_in_the_way(target, names, target.read(RUN) if HIDDEN in names else None))
+    if not overwrite:
+        _refuse_others(target, names, target.read(RUN) if HIDDEN in names else None)
+
+
+def _refuse_others(target: Target, names: set[str], known: bytes | None) -> None:
+    """Raise FileExistsError when something is there that is not to be replaced."""
+    if names - {HIDDEN} or known is not None:
+        raise FileExistsError(_in_the_way(target, names, known))
+    if isinstance(target, LocalTarget) and os.path.lexists(f"{target.name}/{HIDDEN}/journal"):
+        raise FileExistsError(
+            f"{target.name} holds an unfinished run of a call without rows_per_shard=: go on with it by calling it as "
+            "it was called, with resume=True, or choose another place, or pass overwrite=True."
+        )
 
 
 def _in_the_way(target: Target, names: set[str], known: bytes | None) -> str:
@@ -326,8 +337,8 @@ class _Sharding:
         known = self.target.read(RUN) if HIDDEN in names else None
         if identity is not None and known is not None:
             return self._go_on(identity, known, MANIFEST in names)
-        if names - {HIDDEN} and not overwrite:
-            raise FileExistsError(_in_the_way(self.target, names, known))
+        if not overwrite:
+            _refuse_others(self.target, names, known)
         name = secrets.token_hex(4)
         if identity is not None:
             header = {"run": name, "identity": identity, "began": time.time(), "sessions": 1, "argv": sys.argv}
@@ -438,6 +449,8 @@ class _Sharding:
                 self.target.remove(old)
         if resume:
             self.target.remove(f".tdmap/{name}")
+        elif overwrite:
+            self.target.remove(RUN)  # of a run whose shards were replaced, which would go on or be complete
 
     def _discard(self, name: str) -> None:
         """Remove the shards of a run that was not finished and cannot be resumed."""

@@ -13,10 +13,11 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from tdmap.memory.hidden import SHARDS
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.format import META, decode_json
 
-MANIFEST = "shards.json"
+MANIFEST = SHARDS
 FORMAT = "tdmap.shards"
 VERSION = 1
 

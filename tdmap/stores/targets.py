@@ -20,13 +20,13 @@ from typing import Any, Protocol
 
 from tdmap.data.kinds import Data
 from tdmap.memory import hidden
-from tdmap.memory.hidden import HIDDEN
+from tdmap.memory.hidden import HIDDEN, SHARDS_RUN
 from tdmap.stores.manifest import MANIFEST
 from tdmap.stores.store import Store, require_reachable, store_of
 from tensordict_lite.memmap.disk.format import META
 from tensordict_lite.memmap.plan import plan_for
 
-RUN = f"{HIDDEN}/run.json"
+RUN = SHARDS_RUN
 
 PER_SHARD = "rows per shard"
 """What the plan of a run says besides."""

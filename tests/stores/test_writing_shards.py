@@ -264,6 +264,46 @@ def test_a_shard_of_the_source_with_other_values_is_another_source(tmp_path: Pat
         run()
 
 
+def interrupted(data: Any, fn: Any, **how: Any) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        tdmap.map(data, fn, num_workers=1, resume=True, callbacks=[_Stop()], **how)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_an_unfinished_run_into_one_folder_gets_no_shards_beside_it(resume: bool, tmp_path: Path) -> None:
+    out, data = tmp_path / "set", numbers(0, 20)
+    interrupted(data, keep, out=out, chunksize=2)
+    with pytest.raises(FileExistsError, match="unfinished run of a call without rows_per_shard="):
+        tdmap.map(data, fail_on(set()), num_workers=0, out=out, rows_per_shard=4, resume=resume)
+    assert same(tdmap.map(data, keep, num_workers=1, out=out, resume=True, chunksize=2), data)
+    assert same(tdmap.open(out)[:], data)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_an_unfinished_run_of_shards_gets_no_dataset_beside_it(resume: bool, tmp_path: Path) -> None:
+    out, data = tmp_path / "set", numbers(0, 20)
+    interrupted(data, keep, out=out, rows_per_shard=4)
+    for how in ({}, {"rows_per_shard": 4}) if not resume else ({},):
+        with pytest.raises(FileExistsError, match="unfinished run"):
+            tdmap.map(data, fail_on(set()), num_workers=0, out=out, resume=resume, **how)  # type: ignore[call-overload]
+    assert same(tdmap.map(data, keep, num_workers=1, out=out, resume=True, rows_per_shard=4)[:], data)
+    with pytest.raises(FileExistsError, match="holds a dataset of shards"):
+        tdmap.map(data, keep, num_workers=0, out=out, resume=resume)
+
+
+def test_a_run_whose_folder_got_other_shards_does_not_go_on(tmp_path: Path) -> None:
+    out, data = tmp_path / "set", numbers(0, 20)
+    interrupted(data, keep, out=out, chunksize=2)
+    other = tdmap.map(data, fail_on(set()), num_workers=0, out=out, rows_per_shard=4, overwrite=True)
+    with pytest.raises(FileExistsError, match="holds a dataset of shards"):
+        tdmap.map(data, keep, num_workers=1, out=out, resume=True, chunksize=2)
+    assert same(tdmap.open(out)[:], other[:])
+    tdmap.map(data, keep, num_workers=0, out=tmp_path / "more", rows_per_shard=4, resume=True)
+    tdmap.map(data, fail_on(set()), num_workers=0, out=tmp_path / "more", rows_per_shard=4, overwrite=True)
+    with pytest.raises(FileExistsError, match="holds a dataset already"):
+        tdmap.map(data, keep, num_workers=0, out=tmp_path / "more", rows_per_shard=4, resume=True)
+
+
 def test_a_run_that_was_complete_does_nothing(tmp_path: Path) -> None:
     out, data = tmp_path / "set", numbers(0, 20)
     first = tdmap.map(data, keep, num_workers=2, out=out, rows_per_shard=4, resume=True)
