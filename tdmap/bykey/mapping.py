@@ -37,7 +37,8 @@ class MapPartition:
     """What a worker calls with the number of a partition.
 
     Args:
-        fn: the user's function.
+        fn: the user's function; it may have a method `shown_keys`, of a group's rows and its keys as text, that gives
+            the keys for messages.
         codec: of the keys, for messages.
         labels: strings that numbers of key columns stand for.
         partitions: the runs.
@@ -97,7 +98,7 @@ class MapPartition:
                     row_bytes = sum(schema.row_bytes)
             except Exception as error:
                 count = stops[group] - starts[group]
-                add_note(error, f"in the group of the key {self._key(keys, group)} ({count} rows)")
+                add_note(error, f"in the group of the key {self._key(keys, group, rows)} ({count} rows)")
                 raise
             waiting.append(result)
             nbytes += row_bytes * int(result.shape[0])
@@ -115,13 +116,14 @@ class MapPartition:
             return
         yield from split_rows(self.rows, columns, [stop - start for start, stop in zip(starts, stops)])
 
-    def _key(self, keys: Words, group: int) -> str:
+    def _key(self, keys: Words, group: int, rows: Data) -> str:
         values = []
         for column, labels in zip(self.codec.decode([word[group : group + 1] for word in keys]), self.labels):
             value: Any = column.reshape(-1).tolist()
             value = value[0] if len(value) == 1 else bytes(value)
             values.append(repr(value if labels is None else labels[value]))
-        return ", ".join(values)
+        shown = getattr(self.fn, "shown_keys", None)  # of a table, whose words are numbers here
+        return ", ".join(values if shown is None else shown(rows, values))
 
     def _mapped(self, partition: int) -> tuple[Words, NDArray[np.int64], list[Tensor]]:
         """Keys, first rows of groups, and columns of a partition in order, in files that nobody else can see.

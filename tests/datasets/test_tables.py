@@ -381,3 +381,22 @@ def test_chunks_of_no_size_are_refused_at_once():
     for call in (table.map, table.filter):
         with pytest.raises(ValueError, match="at least 1: got 0"):
             call(lambda rows: rows, chunksize=0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_exception_in_a_group_names_its_key_as_the_table_has_it(workers: int) -> None:
+    table = Table.of({"user": ["ada", "emmy", "ada"], "n": torch.tensor([4, 5, 4])})
+
+    def fail(rows: Table) -> Table:
+        if len(rows) == 1:
+            raise ZeroDivisionError("no")
+        return rows
+
+    def backwards(rows: Table) -> list[str]:
+        return [word[::-1] for word in rows["user"].tolist()]
+
+    cases: list[tuple[Any, str]] = [("user", "'emmy'"), (["n", "user"], "5, 'emmy'"), ("n", "5")]
+    for key, shown in [*cases, (backwards, "number 1, in the order of the keys,")]:
+        with pytest.raises(ZeroDivisionError) as caught:
+            table.group_by(key).map_groups(fail, num_workers=workers)
+        assert f"in the group of the key {shown} (1 rows)" in caught.value.__notes__

@@ -200,6 +200,7 @@ class TableGroups:
                 f"out must be a folder, or None, as a table has columns of text: got a {type(out).__name__}."
             )
         wrapped = GroupFunction(OnTable(fn, self._table, travels(Execution.of(**_workers(options)))), self._keys)
+        wrapped.words = [name if isinstance(column, Jagged) else None for name, column in self._columns.items()]
         groups = group_by(self._source, self._keys, dropna=self._dropna, spill_dir=self._spill_dir)
         found: Any = groups.map_groups(wrapped, out=out, overwrite=overwrite, resume=resume, **options)
         return found if is_opened_by_row(found) else Table.of(found)
@@ -211,7 +212,22 @@ class GroupFunction:
     def __init__(self, fn: OnTable, keys: list[str]) -> None:
         self.fn = fn
         self.keys = keys
+        self.words: list[str | None] = []
+        """For each key that is a column of words, its name."""
         self.__qualname__ = function_name(fn)
+
+    def shown_keys(self, rows: Any, values: list[str]) -> list[str]:
+        """The keys of a group for messages, where the engine has numbers for words."""
+        table = self.fn.table(rows.exclude(*self.keys))
+        shown = []
+        for name, value in zip(self.words, values):
+            if name is None:
+                shown.append(value)
+            elif name in table.keys():
+                shown.append(repr(table[name].tolist()[0]))
+            else:  # the function that made the keys is not here
+                shown.append(f"number {value}, in the order of the keys,")
+        return shown
 
     def __call__(self, rows: Any) -> Any:
         found = self.fn(rows.exclude(*self.keys))
