@@ -138,7 +138,29 @@ WATCHING = """
 """
 
 
+BASES = """
+    import sys, torch, tdmap
+
+    class Base:
+        pass
+
+    class Child(Base):
+        pass
+
+    held = Child()
+
+    def check(x):
+        assert issubclass(Child, Base) and isinstance(held, Base) and isinstance(Child(), Base)
+        return x
+
+    x = torch.arange(12)
+    assert torch.equal(tdmap.map(x, check, num_workers=2, mp_start_method=sys.argv[1]), x)
+"""
+
+CODES = {"enumerations": ENUMERATIONS, "generic": GENERIC, "watching": WATCHING, "bases": BASES}
+
+
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-@pytest.mark.parametrize("code", [ENUMERATIONS, GENERIC, WATCHING], ids=["enumerations", "generic", "watching"])
+@pytest.mark.parametrize("code", CODES.values(), ids=CODES)
 def test_classes_of_a_script_are_the_same_in_workers(tmp_path, code, method):
     assert run(tmp_path, code, method) == (0, "", "")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import enum
+import hashlib
 import io
 import pickle
 import secrets
@@ -37,11 +38,20 @@ _made: dict[str, Any] = {}
 _variables: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
-def dump_class(cls: type) -> bytes:
-    """The bytes of a class of `__main__`, with those classes of `__main__` that it refers to."""
+_begun: list[type] = []
+"""In the driver: classes that are being packed, one within another."""
+
+
+def reduce_main_class(cls: type) -> Any:
+    """How to pack a class of `__main__`, with those classes of `__main__` that it refers to."""
     buffer = io.BytesIO()
-    _ClassPickler(buffer).dump(cls)
-    return buffer.getvalue()
+    _begun.append(cls)
+    try:
+        _ClassPickler(buffer).dump(cls)
+    finally:
+        _begun.pop()
+    data = buffer.getvalue()
+    return rebuild_main_class, (cls.__qualname__, hashlib.sha1(data).hexdigest(), data)
 
 
 def publish(name: str, value: Any) -> None:
@@ -57,7 +67,11 @@ class _ClassPickler(dill.Pickler):  # type: ignore[misc]
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, type):
             name_bases(value)
-            return _reduce_class(value) if _goes_empty(value) else NotImplemented
+            if _goes_empty(value):
+                return _reduce_class(value)
+            # A base is the same class within a subclass as by itself; in a circle, dill has to see to it.
+            is_base = _is_mains(value) and value not in _begun and value in _begun[-1].__mro__
+            return reduce_main_class(value) if is_base else NotImplemented
         if isinstance(value, enum.Enum):
             return _reduce_member(value) if type(value).__module__ == "__main__" else NotImplemented
         if isinstance(value, typing.TypeVar) and value.__module__ == "__main__":
@@ -109,6 +123,17 @@ def _reduce_member(member: enum.Enum) -> Any:
 
 
 # -- in the receiver ----------------------------------------------------------------------------------
+
+_main_classes: dict[tuple[str, str], type] = {}
+
+
+def rebuild_main_class(name: str, digest: str, data: bytes) -> type:
+    """A class of the driver's `__main__`, made once and put into ours, so that its instances pickle back by name."""
+    known = _main_classes.get((name, digest))
+    if known is None:
+        known = _main_classes[name, digest] = dill.loads(data)
+        publish(name, known)
+    return known
 
 
 def make_class(token: str, metaclass: type[type], name: str, bases: tuple[type, ...], fixed: dict[str, Any]) -> type:

@@ -10,7 +10,6 @@ script: no `if __name__ == "__main__"` guard is needed.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import io
 import pickle
@@ -26,7 +25,7 @@ from tdmap.memory.shm import Arena, shared_region, unexpanded
 from tdmap.process.interrupts import let_through
 from tdmap.runtime.wire.byvalue import Namespaces
 from tdmap.runtime.wire.lending import Loan, is_lendable, lend
-from tdmap.runtime.wire.mainclasses import dump_class, name_bases, publish
+from tdmap.runtime.wire.mainclasses import name_bases, reduce_main_class
 
 INLINE_BYTES = 4096
 """Tensors of at most so many bytes that are not shared already travel as bytes."""
@@ -84,18 +83,6 @@ def open_there(device: str, build: Any, fields: tuple[Any, ...]) -> Tensor:
 def as_parameter(tensor: Tensor, requires_grad: bool) -> Tensor:
     """An `nn.Parameter` around `tensor`."""
     return torch.nn.Parameter(tensor, requires_grad=requires_grad)
-
-
-_main_classes: dict[tuple[str, str], type] = {}
-
-
-def rebuild_main_class(name: str, digest: str, data: bytes) -> type:
-    """A class of the driver's `__main__`, made once and put into ours, so that its instances pickle back by name."""
-    known = _main_classes.get((name, digest))
-    if known is None:
-        known = _main_classes[name, digest] = dill.loads(data)
-        publish(name, known)
-    return known
 
 
 # -- packing, in the driver ---------------------------------------------------------------------------
@@ -170,8 +157,7 @@ class Packer:
         if isinstance(value, type):
             name_bases(value)
         if isinstance(value, type) and value.__module__ == "__main__":
-            data = dump_class(value)
-            return rebuild_main_class, (value.__qualname__, hashlib.sha1(data).hexdigest(), data)
+            return reduce_main_class(value)
         if self.private and hasattr(type(value), "shared_tensors"):
             self._shared.update(id(tensor) for tensor in value.shared_tensors())
         return NotImplemented
