@@ -37,9 +37,9 @@ from tdmap.job import Job, Source, function_name
 from tdmap.memory.folderlock import locked
 from tdmap.memory.hidden import HIDDEN
 from tdmap.plan import ChunkPlan, merge_ranges
-from tdmap.resume import shardfailures as failures
 from tdmap.resume.resumable import map_to_folder
 from tdmap.resume.run import COMMAND, MAP, differences, identify
+from tdmap.runtime import shardfailures as failures
 from tdmap.runtime.commits import KnownChunks
 from tdmap.runtime.skipping import DROP
 from tdmap.runtime.wire.remote import pack_error
