@@ -330,7 +330,7 @@ def _read(loader: Loader, folder: str, subpath: Any) -> TensorCollection:
 
 def _read_settled(folder: str, subpath: Any, options: dict[str, Any]) -> TensorCollection:
     """What one save has written: while another one moves its files in, it is waited for and read again."""
-    while True:
+    for _ in range(_ATTEMPTS):
         with Watch(folder) as watch:
             loader = Loader(**options)
             try:
@@ -342,6 +342,10 @@ def _read_settled(folder: str, subpath: Any, options: dict[str, Any]) -> TensorC
                 continue
             if loader.is_growing or watch.is_same():  # rows that were committed stay as they are
                 return loaded
+    raise DatasetError(folder, f"was replaced {_ATTEMPTS:,} times while it was read")
+
+
+_ATTEMPTS = 10_000
 
 
 def find_subpath(loader: Loader, folder: str, subpath: Any) -> str:

@@ -269,7 +269,7 @@ def test_a_call_that_dies_before_rows_are_left_out_is_made_again(
     def dies(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    for step in ("permute", "_write_beside", "exchange"):
+    for step in ("permute", "_write_beside", "exchange_in_turn"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(ingesting, step, dies)
             images.ingest(tmp_path / "in", tmp_path / "out", size=16, num_workers=0, on_error="skip")

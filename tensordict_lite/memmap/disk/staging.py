@@ -363,8 +363,9 @@ class Watch:
         self.folder, self.meta = folder, f"{folder}/{META}"
         try:
             self._fd = os.open(self.meta, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except (OSError, ValueError):
+        except (OSError, ValueError):  # there is none, or something else is in its place
             self._fd = -1
+        self._is_there = self._fd >= 0 or os.path.lexists(self.meta)
 
     def __enter__(self) -> Watch:
         return self
@@ -380,7 +381,7 @@ class Watch:
 
     def is_same(self) -> bool:
         """Whether it is the one that it was, or there is none yet."""
-        return is_at(self._fd, self.meta) if self._fd >= 0 else not os.path.exists(self.meta)
+        return is_at(self._fd, self.meta) if self._fd >= 0 else os.path.lexists(self.meta) is self._is_there
 
     def is_settled(self) -> bool:
         """:meth:`is_same`, once whoever is changing the folder has come to an end."""
