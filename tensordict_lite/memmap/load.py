@@ -36,7 +36,7 @@ from tensordict_lite.memmap.disk.format import (
     read_small,
 )
 from tensordict_lite.memmap.disk.mapping import available_memory
-from tensordict_lite.memmap.disk.staging import Watch, reading
+from tensordict_lite.memmap.disk.turns import Watch, reading
 from tensordict_lite.memmap.plan import pickle_allowed
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 

@@ -285,7 +285,7 @@ def replaced_file(node: TensorCollection) -> str | None:
     """A file that a tensor is mapped from and in whose place a later save has put another; None if there is none."""
     for leaf in node._leaves():
         file = file_of(leaf)
-        if file is not None and leaf.numel() and not is_placed(leaf.untyped_storage(), file):
+        if file is not None and not is_placed(leaf.untyped_storage(), file):
             return file
     return None
 

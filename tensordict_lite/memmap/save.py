@@ -206,7 +206,7 @@ class _Save:
         stay = [leaf for leaf, keep in zip(self.plan.leaves, kept) if keep == "tensor"]
 
         def is_current() -> bool:
-            return all(_is_in_place(leaf, f"{root}/{leaf.file}") for leaf in stay)
+            return all(is_placed(leaf.tensor.untyped_storage(), f"{root}/{leaf.file}") for leaf in stay)
 
         if not todo and self._metadata_is_current(root):
             return mapped()
@@ -228,12 +228,13 @@ class _Save:
         file = file_of(tensor)
         if file is not None and not self.like:
             if file == path or _same(file, path):
-                if not _is_in_place(leaf, path):  # a later save has put another file there
+                if not is_placed(tensor.untyped_storage(), path):  # a later save has put another file there
                     return ""
                 if is_changed_copy(tensor):  # copy-on-write: the file has the old values
                     return ""
                 if is_whole(tensor) and not self.atomic:
-                    self._keep_room(leaf, path)
+                    if leaf.nbytes and not tensor.is_nested:
+                        self._keep_room(leaf, os.path.getsize(path))
                     return "tensor" if tensor.untyped_storage().filename or not os.access(path, os.W_OK) else "file"
                 if self.atomic and not self.copy_existing:
                     raise self._elsewhere(leaf, file)
@@ -261,14 +262,12 @@ class _Save:
         size = os.path.getsize(path)
         if size < leaf.nbytes:
             self.grown.append((path, size, leaf.nbytes))
-        self._keep_room(leaf, path)
+        self._keep_room(leaf, size)
         return "file"
 
-    def _keep_room(self, leaf: Leaf, path: str) -> None:
-        """Has the metadata say that a file that stays has room for more rows."""
-        if leaf.tensor.is_nested or not leaf.nbytes:
-            return
-        size = os.path.getsize(path)
+    @staticmethod
+    def _keep_room(leaf: Leaf, size: int) -> None:
+        """Has the metadata say that a file that stays, of ``size`` bytes, has room for more rows."""
         if size > leaf.nbytes:
             rows = leaf.tensor.shape[0] if leaf.tensor.ndim else 1
             leaf.entry["capacity"] = -(-size * rows // leaf.nbytes)
@@ -430,11 +429,6 @@ def _mark(node: Any, original: Any, paths: dict[int, list[str]], root: str | Non
 
 def _is_same(leaves: list[Tensor], mapped: list[Tensor]) -> bool:
     return len(leaves) == len(mapped) and all(a is b for a, b in zip(leaves, mapped))
-
-
-def _is_in_place(leaf: Leaf, path: str) -> bool:
-    """Whether the file that a leaf is mapped from is the one at its path, where no save has put another one."""
-    return not leaf.nbytes or is_placed(leaf.tensor.untyped_storage(), path)
 
 
 def _same(a: str, b: str) -> bool:

@@ -166,7 +166,7 @@ class MemoryMappedTensor(Tensor):
         if path is None:
             return anonymous
         if own == path or (not anonymous and _same_inode(own, path)):
-            if is_changed_copy(self) or (storage.nbytes() and not is_placed(storage, path)):
+            if is_changed_copy(self) or not is_placed(storage, path):
                 return False  # the file has other values: it was mapped copy-on-write, or is one that took the place
             return self.storage_offset() == 0 and self._covers_storage()
         if not anonymous and not copy_existing:

@@ -28,7 +28,8 @@ from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.files import locked, locked_folder, new_file, open_folder, write_all, write_tensor_to
 from tensordict_lite.memmap.disk.format import META, SUFFIX, encode_key, is_count, read_json, read_meta
 from tensordict_lite.memmap.disk.mapping import reserve
-from tensordict_lite.memmap.disk.staging import Staging, is_at, sync_folder
+from tensordict_lite.memmap.disk.staging import Staging, sync_folder
+from tensordict_lite.memmap.disk.turns import is_at
 from tensordict_lite.memmap.load import DTYPES, load_collection
 from tensordict_lite.memmap.plan import Plan, holds_json, plan_for
 from tensordict_lite.objects.data import NonTensorDataBase, same_payload
@@ -108,11 +109,10 @@ class DatasetWriter:
         if row is not None:
             self._schema.check_example(row)
         self._folder = open_folder(self.path)
-        self._entries = _entries(os.path.join(self.path, self._schema.head))
+        self._entries = _entries(_load_json(self._head))
         self._pid = os.getpid()
         if capacity:
-            with self._locked():
-                rows, room = self._state()
+            with self._locked() as (rows, room):
                 if capacity > room:
                     self._grow(rows, capacity)
 
@@ -164,8 +164,7 @@ class DatasetWriter:
         return self._state()[0]
 
     def _write(self, blocks: list[list[Tensor]], count: int, durable: bool = False) -> int:
-        with self._locked():
-            rows, room = self._state()
+        with self._locked() as (rows, room):
             if rows + count > room:
                 self._grow(rows, rows + count)
             for number, leaf in enumerate(self._schema.leaves):
@@ -193,31 +192,38 @@ class DatasetWriter:
         return fd
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """One writer at a time; the kernel lets go of the lock of a writer that dies."""
+    def _locked(self) -> Iterator[tuple[int, int]]:
+        """One writer at a time, and :meth:`_state`; the kernel lets go of the lock of a writer that dies."""
         assert self._folder is not None
         with locked(self._folder):
-            self._require_same_dataset()
-            yield
+            head = _load_json(self._head)
+            self._require_same_dataset(head)
+            yield self._sizes(head)
 
-    def _require_same_dataset(self) -> None:
+    def _require_same_dataset(self, head: Any) -> None:
         """Raises where the files that are open here are no more those of the dataset, or the dataset has others."""
         files = {self._folder: self.path, **{fd: os.path.join(self.path, name) for name, fd in self._files.items()}}
         is_same = all(fd is not None and is_at(fd, path) for fd, path in files.items())
-        if not is_same or _entries(os.path.join(self.path, self._schema.head)) != self._entries:
+        if not is_same or _entries(head) != self._entries:
             raise DatasetError(
                 self.path,
                 f"was replaced, or got other entries, since this writer was opened; the {self._pending:,} rows that "
                 "wait here are not in it: open another DatasetWriter and append them there",
             )
 
+    @property
+    def _head(self) -> str:
+        """The metadata that say how many rows there are."""
+        return os.path.join(self.path, self._schema.head)
+
     def _state(self) -> tuple[int, int]:
         """Committed rows, and rows that there is room for."""
-        path = os.path.join(self.path, self._schema.head)
-        meta = _load_json(path)
-        rows, room = meta["shape"][0], meta.get("_growing", 0)
+        return self._sizes(_load_json(self._head))
+
+    def _sizes(self, head: Any) -> tuple[int, int]:
+        rows, room = head["shape"][0], head.get("_growing", 0)
         if not is_count(rows, _MOST) or not is_count(room, _MOST):
-            raise DatasetError(path, f"has impossible numbers of rows and of rows with room: {rows!r}, {room!r}")
+            raise DatasetError(self._head, f"has impossible numbers of rows and of rows with room: {rows!r}, {room!r}")
         return rows, room
 
     def _grow(self, rows: int, wanted: int) -> None:
@@ -260,8 +266,7 @@ class DatasetWriter:
             The dataset, loaded.
         """
         self.flush()
-        with self._locked():
-            rows, _ = self._state()
+        with self._locked() as (rows, _):
             for leaf in self._schema.leaves:
                 if leaf.row_bytes:
                     os.ftruncate(self._file(leaf.file), rows * leaf.row_bytes)
@@ -322,9 +327,9 @@ class DatasetWriter:
         self.__init__(state["path"])  # type: ignore[misc]
 
 
-def _entries(path: str) -> frozenset[str]:
+def _entries(meta: Any) -> frozenset[str]:
     """Names of the entries that metadata describe."""
-    return frozenset(key for key, entry in _load_json(path).items() if isinstance(entry, dict))
+    return frozenset(key for key, entry in meta.items() if isinstance(entry, dict))
 
 
 # -- schema --------------------------------------------------------------------------------------------------

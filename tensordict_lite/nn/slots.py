@@ -82,8 +82,7 @@ class ModuleState:
             self._forget(name)
             self.set(name, value)  # type: ignore[attr-defined]
         elif isinstance(value, nn.Module) and not isinstance(value, TensorCollection):
-            if name in self._source:
-                self.del_(name)  # type: ignore[attr-defined]
+            self._drop(name)
             self._forget(name)
             self.__dict__["_modules"][name] = value
         elif isinstance(self._source.get(name), Tensor):

@@ -139,14 +139,14 @@ def test_readers_beside_writers_find_it_whole(tmp_path: Path) -> None:
 def test_metadata_that_change_meanwhile_are_replaced_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look at the metadata and the turn, somebody saves a dataset of another shape."""
     save_one(tmp_path / "d", 1)
-    real, others = staging._turn_in, [TensorDict({"x": torch.zeros(7, 2, dtype=torch.int16)}, [7])]
+    real, others = staging.turn_in, [TensorDict({"x": torch.zeros(7, 2, dtype=torch.int16)}, [7])]
 
     def turn_in(folder: str) -> int:
         if others:
             others.pop().memmap(folder)
         return real(folder)
 
-    monkeypatch.setattr(staging, "_turn_in", turn_in)
+    monkeypatch.setattr(staging, "turn_in", turn_in)
     save_one(tmp_path / "d", 2)
     assert not others and version_at(tmp_path / "d") == 2
     assert TensorDict.load_memmap(tmp_path / "d")["x"].shape == (ROWS, 3)

@@ -125,12 +125,11 @@ def group_command(
     wanted = {text: parse_reducer(text, data, source) for text in reducers}
     if out is not None:
         check_place(out, [source], overwrite, resume, rows_per_shard)
+        require_one_folder(data, source, out, rows_per_shard)
     elif resume:
         refuse("--resume keeps its journal in the result: give --out")
     elif rows_per_shard is not None:
         refuse("--rows-per-shard writes --out as several folders: give --out")
-    if out is not None:
-        require_one_folder(data, source, out, rows_per_shard)
     groups = operation(data, "group_by")(keys if len(keys) > 1 else keys[0], dropna=drop_nan or None)
     who = worker_options(workers, quiet, executor, address)
 

@@ -24,7 +24,8 @@ from tensordict_lite.memmap.disk.files import write_all
 from tensordict_lite.memmap.disk.format import META, SUFFIX, encode_key, parse_content
 from tensordict_lite.memmap.disk.mapping import check_room, hold_many, map_file
 from tensordict_lite.memmap.disk.pieces import Pieces, Place
-from tensordict_lite.memmap.disk.staging import Staging, Watch, is_temporary, staged_file
+from tensordict_lite.memmap.disk.staging import Staging, is_temporary, staged_file
+from tensordict_lite.memmap.disk.turns import Watch, holds_dataset, reading
 from tensordict_lite.memmap.load import load_collection
 from tensordict_lite.memmap.plan import Plan, plan_for
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
@@ -197,9 +198,10 @@ def pack_memmap(
     real = os.path.realpath(path)
     if real.startswith(os.path.realpath(root) + os.sep):
         raise ValueError(f"the archive {path} must be outside the folder {root} that goes into it")
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
+        keeping_out = reading(root) if attempt >= _WITHOUT_LOCK else contextlib.nullcontext()
         try:
-            with Watch(root) as watch, staged_file(path) as fd:
+            with keeping_out, Watch(root) as watch, staged_file(path) as fd:
                 try:
                     write_archive(fd, path, _members_below(root), method, compresslevel, num_threads)
                 except OSError:
@@ -221,15 +223,13 @@ def _members_below(root: str) -> list[Member]:
 
 def _require_dataset(root: str) -> None:
     """ArchiveError where a folder has no dataset, once nobody moves one into it."""
-    while True:
-        with Watch(root) as watch:
-            if watch.finds_dataset:
-                return
-            if watch.is_settled():
-                raise ArchiveError(root, f"is not the folder of a saved dataset: it has no {META}")
+    if not holds_dataset(root):
+        raise ArchiveError(root, f"is not the folder of a saved dataset: it has no {META}")
 
 
 _ATTEMPTS = 20
+_WITHOUT_LOCK = 3
+"""Attempts that do not keep saves waiting while the files are read."""
 
 
 class _Changed(Exception):

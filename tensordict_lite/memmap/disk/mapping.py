@@ -377,7 +377,7 @@ def holds_many(storage: UntypedStorage) -> bool:
 
 def is_reachable(handle: SharedHandle, storage: UntypedStorage) -> bool:
     """Whether others who open a handle get the bytes of the storage that it was made of."""
-    return handle.anonymous or not handle.nbytes or is_placed(storage, handle.path)
+    return handle.anonymous or is_placed(storage, handle.path)
 
 
 class Region(NamedTuple):

@@ -12,7 +12,7 @@ import re
 import numpy as np
 from torch import UntypedStorage
 
-__all__ = ["inodes_of_mappings", "is_placed", "is_replaced"]
+__all__ = ["inodes_of_mappings", "is_placed"]
 
 _OF_A_FILE = re.compile(rb"^([0-9a-f]+)-[0-9a-f]+ \S+ 0+ \S+ ([1-9][0-9]*)", re.MULTILINE)
 _REMOVED = " (deleted)"
@@ -20,30 +20,27 @@ _REMOVED = " (deleted)"
 
 
 def is_placed(storage: UntypedStorage, path: str) -> bool:
-    """Whether the file that a storage is mapped from, all of it, is the one at ``path`` now."""
-    address = storage.data_ptr()
-    end = address + -(-storage.nbytes() // mmap.PAGESIZE) * mmap.PAGESIZE
+    """Whether the file that a storage is mapped from, all of it, is the one at ``path`` now; True without any bytes.
+
+    The kernel is asked each time: addresses and numbers of inodes are used again.
+    """
+    address, nbytes = storage.data_ptr(), storage.nbytes()
+    if not nbytes:
+        return True
+    end = address + -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     try:  # one call of the system
         mapped = os.readlink(f"/proc/self/map_files/{address:x}-{end:x}")
     except OSError:  # not Linux, or part of a larger mapping
         mapped = ""
-    if mapped and not mapped.endswith(_REMOVED) and mapped in (path, os.path.realpath(path)):
+    if mapped and not mapped.endswith(_REMOVED) and (mapped == path or mapped == os.path.realpath(path)):
         return True
     try:
         inode = os.stat(path).st_ino
     except OSError:
         return False
-    return not is_replaced(address, path, inode)
-
-
-def is_replaced(address: int, path: str, inode: int) -> bool:
-    """Whether the file of inode number `inode` that lies at `path` now is another than the one mapped at `address`.
-
-    The kernel is asked each time: addresses and numbers of inodes are used again.
-    """
-    mapped = inodes_of_mappings().get(address)
+    known = inodes_of_mappings().get(address)
     # Where `stat` and the kernel's list number files differently, as some overlays do, only another mapping can tell.
-    return mapped is not None and mapped != inode and mapped != _inode_when_mapped(path)
+    return known is None or known == inode or known == _inode_when_mapped(path)
 
 
 def inodes_of_mappings() -> dict[int, int]:

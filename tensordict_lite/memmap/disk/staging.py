@@ -33,18 +33,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.disk.files import open_folder, refuse_link
+from tensordict_lite.memmap.disk.files import refuse_link
 from tensordict_lite.memmap.disk.format import META
+from tensordict_lite.memmap.disk.turns import holds_dataset, is_at, turn_in, unlock
 
 __all__ = [
     "Staging",
     "Superseded",
-    "Watch",
-    "exchange",
     "exchange_in_turn",
-    "is_at",
     "is_temporary",
-    "reading",
     "staged_file",
     "staged_path",
     "swapped_file",
@@ -96,7 +93,7 @@ class Staging:
             raise NotADirectoryError(errno.ENOTDIR, "a dataset is a folder, and this is a file", self.prefix)
         there = os.listdir(self.prefix) if self.exists else []
         occupied = any(not is_temporary(name) for name in there)
-        if atomic and occupied and not _holds_dataset(self.prefix):
+        if atomic and occupied and not holds_dataset(self.prefix):
             raise RuntimeError(
                 f"{self.prefix} holds files but no dataset; atomic=True would remove them. Give an empty folder."
             )
@@ -128,7 +125,7 @@ class Staging:
     def release(self) -> None:
         """Lets others put something into ``prefix``; after :meth:`commit`, when its files have been mapped."""
         for name in ("_lock", "_turn"):
-            _unlock(getattr(self, name))
+            unlock(getattr(self, name))
             setattr(self, name, -1)
 
     def commit(
@@ -177,7 +174,7 @@ class Staging:
         except OSError as err:
             if err.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
                 raise
-            if self._atomic and err.errno != errno.EBUSY and _holds_dataset(self.prefix):
+            if self._atomic and err.errno != errno.EBUSY and holds_dataset(self.prefix):
                 self._exchange()
                 return
             self._move_in(files, folders)  # somebody wrote there meanwhile, or it cannot be replaced
@@ -191,7 +188,7 @@ class Staging:
     def _take_turn(self) -> None:
         """Waits until nobody else changes the folder that ``prefix`` is."""
         if self._turn < 0:
-            self._turn = _turn_in(self.prefix)
+            self._turn = turn_in(self.prefix)
 
     def _move_in(self, files: list[str], folders: list[str], meanwhile: Callable[[], None] | None = None) -> None:
         self._take_turn()
@@ -246,7 +243,7 @@ def swapped_file(
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(fd, fcntl.LOCK_SH)  # see Staging
             write(fd, place)
-            turn = _turn_in(prefix)
+            turn = turn_in(prefix)
             refuse_link(place)
             is_swapped = is_at(fd, new) and is_current()
             if is_swapped:
@@ -256,35 +253,8 @@ def swapped_file(
                 os.unlink(new)  # or what was there before
         yield is_swapped
     finally:
-        _unlock(fd)
-        _unlock(turn)
-
-
-def _turn_in(folder: str) -> int:
-    """Waits until nobody else changes what is in a folder; a descriptor that keeps others from it."""
-    while True:
-        fd = open_folder(folder)
-        with contextlib.suppress(OSError):  # a file system without locks, or without locks on folders
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        if is_at(fd, folder):
-            return fd
-        os.close(fd)  # somebody has exchanged it meanwhile
-
-
-def is_at(fd: int, path: str) -> bool:
-    """Whether an open file or folder is the one at a path."""
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
-def _unlock(fd: int) -> None:
-    """Lets go of what was locked by a descriptor, if it is one."""
-    if fd >= 0:
-        with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough where a child was forked meanwhile
-        os.close(fd)
+        unlock(fd)
+        unlock(turn)
 
 
 def _resolved(prefix: str) -> tuple[str, int]:
@@ -335,109 +305,13 @@ def _remove(root: str, files: list[str], folders: list[str]) -> None:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _holds_dataset(folder: str) -> bool:
-    """Whether a folder holds a dataset, also one that is being moved into it."""
-    meta = os.path.join(folder, META)
-    while not os.path.exists(meta):
-        try:
-            fd = open_folder(folder)
-        except OSError:  # no such folder any more
-            return False
-        try:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(fd, fcntl.LOCK_SH)  # who moves files in has it, see `_turn_in`
-            if is_at(fd, folder):  # and nobody has put another in its place meanwhile
-                return os.path.exists(meta)
-        finally:
-            os.close(fd)
-    return True
-
-
-class Watch:
-    """Tells whether a dataset is the one that it was: each save, and each commit of rows, brings new metadata.
-
-    The old ones are held open, so that their inode is not used again, which ext4 does within the same tick.
-    """
-
-    def __init__(self, folder: str) -> None:
-        self.folder, self.meta = folder, f"{folder}/{META}"
-        try:
-            self._fd = os.open(self.meta, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except (OSError, ValueError):  # there is none, or something else is in its place
-            self._fd = -1
-        self._is_there = self._fd >= 0 or os.path.lexists(self.meta)
-
-    def __enter__(self) -> Watch:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-
-    @property
-    def finds_dataset(self) -> bool:
-        """Whether there was one."""
-        return self._fd >= 0
-
-    def is_same(self) -> bool:
-        """Whether it is the one that it was, or there is none yet."""
-        return is_at(self._fd, self.meta) if self._fd >= 0 else os.path.lexists(self.meta) is self._is_there
-
-    def is_settled(self) -> bool:
-        """:meth:`is_same`, once whoever is changing the folder has come to an end."""
-        if not self.is_same():
-            return False
-        with reading(self.folder):
-            return self.is_same()
-
-
-_PATIENCE = 5.0
-"""Seconds that a reader waits for a save to move its files in; a process may read what it has locked itself."""
-
-
-@contextlib.contextmanager
-def reading(folder: str) -> Iterator[None]:
-    """Keeps saves from putting other files into a folder while its own are looked at and mapped.
-
-    Not for the values alone: torch makes a file longer that is shorter than what it is to map.
-    """
-    fd = _shared_lock(folder)
-    try:
-        yield
-    finally:
-        _unlock(fd)
-
-
-def _shared_lock(folder: str) -> int:
-    deadline = 0.0
-    while True:
-        try:
-            fd = open_folder(folder)
-        except (OSError, ValueError):
-            return -1
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if is_at(fd, folder):
-                return fd
-        except BlockingIOError:
-            deadline = deadline or time.monotonic() + _PATIENCE
-            if time.monotonic() > deadline:
-                os.close(fd)
-                return -1
-            time.sleep(0.001)
-        except OSError:  # a file system without locks, or without locks on folders
-            os.close(fd)
-            return -1
-        os.close(fd)
-
-
 def exchange_in_turn(a: str, b: str) -> None:
     """:func:`exchange`, when nobody else reads or changes the folder at ``b``."""
-    fd = _turn_in(b)
+    fd = turn_in(b)
     try:
         exchange(a, b)
     finally:
-        _unlock(fd)
+        unlock(fd)
 
 
 def _require_folder(root: str, folder: str) -> None:
