@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict_lite.memmap.disk.mapping import Region, SharedHandle, region_of
+from tensordict_lite.memmap.disk.mapping import Region, SharedHandle, is_reachable, region_of
 
-__all__ = ["Region", "SharedHandle", "bytes_of", "flat_bytes", "region_of"]
+__all__ = ["Region", "SharedHandle", "bytes_of", "flat_bytes", "is_reachable", "region_of"]
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:

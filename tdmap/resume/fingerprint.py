@@ -25,7 +25,7 @@ from torch import Tensor
 from tdmap.data.kinds import Data, is_opened_by_row
 from tdmap.identity.owners import is_users_own
 from tdmap.identity.walk import Reached, function_pieces
-from tdmap.memory.regions import region_of
+from tdmap.memory.regions import is_reachable, region_of
 from tensordict_lite.views import is_leaf_nontensor
 
 PACKAGE = "package "
@@ -143,7 +143,8 @@ def _describe_leaf(leaf: Any, contents: bool) -> str:
         return f"{text}, content {_digest(leaf)}" if contents else f"{text}, in memory"
     plain = leaf.as_subclass(Tensor) if type(leaf) is not Tensor else leaf
     region = region_of(plain)
-    if region is None or region.handle.anonymous:
+    # Of a file in whose place a save has put another one since it was mapped, the rows are in memory only.
+    if region is None or region.handle.anonymous or not is_reachable(region.handle, plain.untyped_storage()):
         return f"{text}, content {_digest(plain)}" if contents else f"{text}, in memory"
     info = os.stat(region.handle.path)
     text += f", {os.path.basename(region.handle.path)} from element {region.offset}, strides {list(region.stride)}"

@@ -164,3 +164,14 @@ def test_sources_are_known_by_their_files(tmp_path):
     assert source_parts(mapped[1:], contents=False) != source_parts(mapped, contents=False)
     assert memory["('n', 's')"] == first["('n', 's')"]
     assert memory["('n', 's')"] != source_parts(TensorDict({"n": {"s": "other"}}, [4]))["('n', 's')"]
+
+
+def test_rows_whose_file_a_later_save_has_replaced_are_known_by_their_values(tmp_path):
+    """Path, size and time are those of the other dataset by now, which a cache took for this one."""
+    old = TensorDict({"x": torch.zeros(4), "gone": torch.zeros(4)}, [4]).memmap(tmp_path / "a")
+    new = TensorDict({"x": torch.ones(4)}, [4]).memmap(tmp_path / "a")
+    (tmp_path / "a" / "gone.memmap").unlink()
+    assert source_parts(old)["'x'"] == source_parts(TensorDict({"x": torch.zeros(4)}))["'x'"]
+    assert "content" in source_parts(old)["'gone'"] and "written at" in source_parts(new)["'x'"]
+    double = {"fn": lambda chunk: {"y": chunk["x"] * 2}, "num_workers": 0, "cache": tmp_path / "c"}
+    assert [data.map(**double)["y"].sum() for data in (new, old, new, old)] == [8, 0, 8, 0]
