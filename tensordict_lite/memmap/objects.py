@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from tensordict_lite.base import TensorCollection
+from tensordict_lite.errors import DatasetNotFoundError
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.memmap import text
 from tensordict_lite.memmap.disk.cells import Arena, Cell
 from tensordict_lite.memmap.disk.files import new_file, write_all
-from tensordict_lite.memmap.disk.format import META, PICKLES
+from tensordict_lite.memmap.disk.format import META, PICKLES, read_json
 from tensordict_lite.memmap.plan import plan_for
 from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, same_payload
 from tensordict_lite.registry import register
@@ -33,10 +34,12 @@ def rewrite(node: Any, folder: str) -> None:
     Readers find the old or the new object. A folder that has been removed is not made again.
 
     Raises:
-        RuntimeError: JSON cannot hold the object, and the one that is saved is not a pickle either.
+        RuntimeError: JSON cannot hold the object, and the one that is saved is not a pickle either; or the dataset
+            around it has another batch size, because a later save has put it there.
     """
     if not os.path.isdir(folder):
         return
+    _require_batch(node, folder)
     pickled = [name for name in PICKLES if os.path.exists(os.path.join(folder, name))]
     old_text = text.files_in(folder)
     plan = plan_for(node, allow_pickle=True, reference_format=not old_text).folders[0]
@@ -54,6 +57,19 @@ def rewrite(node: Any, folder: str) -> None:
         if name not in plan.blobs:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(folder, name))
+
+
+def _require_batch(node: Any, folder: str) -> None:
+    """Raises where an entry has other rows than the dataset that its folder is in, which would not open any more."""
+    parent = os.path.dirname(folder)
+    with contextlib.suppress(DatasetNotFoundError):
+        meta = read_json(os.path.join(parent, META), parent)
+        size = meta.get("shape") if isinstance(meta, dict) else None
+        if isinstance(size, list) and list(node._batch_size[: len(size)]) != size:
+            raise RuntimeError(
+                f"the new object of batch size {list(node._batch_size)} is not for the dataset in {parent}, which a "
+                f"later save has put there with the batch size {size}. Load the dataset again"
+            )
 
 
 class SharedNonTensorData(NonTensorData):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tensordict_lite import MemoryMappedTensor, TensorDict
+from tensordict_lite import MemoryMappedTensor, NonTensorData, NonTensorStack, TensorDict
 from tensordict_lite.memmap import save as saving
 from tensordict_lite.memmap.disk import placed
 
@@ -186,3 +186,33 @@ def test_what_stays_in_its_file_is_still_there_when_the_rest_moves_in(
         assert values_of(TensorDict.load_memmap(tmp_path / "d")) == [1]
         assert all(placed.is_placed(leaf.untyped_storage(), leaf.filename) for leaf in data._leaves())
         data.unlock_()
+
+
+OBJECTS: dict[str, Callable[[int], Any]] = {
+    "a string a row": lambda count: NonTensorStack(*"abcdefgh"[:count]),
+    "an object a row": lambda count: NonTensorStack(*[{"row": row} for row in range(count)]),
+    "a pickle a row": lambda count: NonTensorStack(*[{row} for row in range(count)]),
+    "one object": lambda count: NonTensorData("text", batch_size=[count]),
+}
+
+
+@pytest.mark.parametrize("replace", REPLACE)
+@pytest.mark.parametrize("kind", OBJECTS)
+@pytest.mark.parametrize("nested", [False, True])
+def test_objects_set_in_an_older_collection_do_not_spoil_the_one_there(
+    tmp_path: Path, replace: str, kind: str, nested: bool
+) -> None:
+    """They would be another number of rows than all other entries have."""
+
+    def save(path: Path, value: int, count: int) -> Any:
+        tree = dataset(value, count).set(("below", "o") if nested else "o", OBJECTS[kind](count))
+        return tree.memmap(path, allow_pickle=True, atomic=replace == "the folder" and value > 1)
+
+    old = save(tmp_path / "d", 1, COUNT)
+    save(tmp_path / "d", 2, COUNT - 3)
+    there = TensorDict.load_memmap(tmp_path / "d", allow_pickle=True).to_dict()
+    parent = old["below"] if nested else old
+    with pytest.raises(RuntimeError, match="a later save has put there"):
+        parent.set_("o", NonTensorStack(*"12345678"[:COUNT]))
+    now = TensorDict.load_memmap(tmp_path / "d", allow_pickle=True).to_dict()
+    assert str(now) == str(there)
