@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from tensordict_lite.consolidated.layout import Spot, leaves_of
-from tensordict_lite.memmap.disk.mapping import Region, SharedHandle, file_of, hold_many, region_of
+from tensordict_lite.memmap.disk.mapping import Region, file_of, hold_many, region_of
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 from tensordict_lite.registry import register
 
@@ -157,7 +157,7 @@ def _same(flat: Tensor) -> Tensor:
 
 
 def _open(region: tuple[Any, ...]) -> Tensor:
-    return Region(SharedHandle(*region[0]), *region[1:]).open()
+    return Region(*region).open()
 
 
 _NOTHING = torch.empty(0)

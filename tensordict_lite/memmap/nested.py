@@ -183,11 +183,11 @@ def reduce(tensor: MemoryMappedTensor) -> tuple[Any, ...]:
     shapes = sizes(tensor).tolist()
     if buffer is None or region is None or not is_reachable(region.handle, buffer.untyped_storage()):
         return _rebuild_values, (buffer_of(tensor), shapes)
-    return _rebuild_mapped, (tuple(region.handle), tensor.dtype, shapes)
+    return _rebuild_mapped, (region.handle, tensor.dtype, shapes)
 
 
-def _rebuild_mapped(handle: tuple[Any, ...], dtype: torch.dtype, shapes: list[list[int]]) -> Tensor:
-    return over_storage(registry.MemoryMappedTensor, SharedHandle(*handle).open(), dtype, torch.tensor(shapes))
+def _rebuild_mapped(handle: SharedHandle, dtype: torch.dtype, shapes: list[list[int]]) -> Tensor:
+    return over_storage(registry.MemoryMappedTensor, handle.open(), dtype, torch.tensor(shapes))
 
 
 def _rebuild_values(buffer: Tensor, shapes: list[list[int]]) -> Tensor:

@@ -537,8 +537,7 @@ for _make, _names in _METHODS.items():
 
 
 def _open_region(*fields: Any) -> MemoryMappedTensor:
-    region = Region(SharedHandle(*fields[0]), *fields[1:])
-    return _as_subclass(region.open(), MemoryMappedTensor)
+    return _as_subclass(Region(*fields).open(), MemoryMappedTensor)
 
 
 def _open_empty(path: str, dtype: torch.dtype, shape: tuple[int, ...]) -> MemoryMappedTensor:

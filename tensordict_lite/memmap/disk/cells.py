@@ -22,10 +22,12 @@ import pickle
 import threading
 import weakref
 from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.mapping import anonymous_file
+from tensordict_lite.memmap.disk.passing import fetch, offer
 
 __all__ = ["Arena", "Cell"]
 
@@ -125,6 +127,10 @@ class Arena:
     def __reduce__(self) -> Any:
         return _arena, self.address
 
+    def _send(self) -> Any:
+        """As `__reduce__`, for `multiprocessing`: it may be released here before it arrives."""
+        return _received, (self.address, offer(*self.address[:3]))
+
 
 def _close(owner: int, fd: int, unlink: str | None) -> None:
     os.close(fd)
@@ -140,6 +146,19 @@ def _arena(path: str, device: int, inode: int, count: int) -> Arena:
     """The arena at an address; one object of it a process (closing a second would drop the lock of the first)."""
     known = _arenas.get((device, inode))
     return Arena(count, (path, device, inode, count)) if known is None else known
+
+
+def _received(address: Address, offered: Any) -> Arena:
+    """:func:`_arena`, by the descriptor that came with it."""
+    fd = fetch(offered)
+    try:
+        return _arena(f"/proc/{os.getpid()}/fd/{fd}" if fd >= 0 else address[0], *address[1:])
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+ForkingPickler.register(Arena, Arena._send)
 
 
 def _opened(address: Address) -> int:

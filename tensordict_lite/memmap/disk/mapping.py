@@ -38,6 +38,7 @@ __all__ = [
     "anonymous_storage",
     "check_room",
     "file_of",
+    "handle_of",
     "high_fd",
     "map_file",
     "hold_many",
@@ -45,7 +46,9 @@ __all__ = [
     "is_anonymous",
     "is_changed_copy",
     "is_reachable",
+    "known_mapping",
     "no_room",
+    "own_storage",
     "preallocate",
     "region_of",
     "release",
@@ -227,12 +230,10 @@ class SharedHandle(NamedTuple):
             raise DatasetError(self.path, self._gone(None))
         if info.st_size < self.nbytes:
             raise DatasetError(self.path, f"{self.nbytes:,} bytes are expected and the file has {info.st_size:,}")
-        key = (info.st_dev, info.st_ino, self.nbytes, writable)
-        known = _mappings.get(key)
-        storage = None if known is None else known()
+        storage = _known(info.st_dev, info.st_ino, self.nbytes, writable)
         if storage is None:
             storage = map_file(self.path, self.nbytes, writable=writable)
-            _remember(key, storage)
+            _remember((info.st_dev, info.st_ino, self.nbytes, writable), storage)
         return storage
 
     def _is_other(self, info: os.stat_result) -> bool:
@@ -253,6 +254,16 @@ class SharedHandle(NamedTuple):
 
 # Mappings of this process that are still in use, so that a tensor received twice is mapped once.
 _mappings: dict[tuple[int, int, int, bool], weakref.ref[UntypedStorage]] = {}
+
+
+def _known(device: int, inode: int, nbytes: int, writable: bool) -> UntypedStorage | None:
+    known = _mappings.get((device, inode, nbytes, writable))
+    return None if known is None else known()
+
+
+def known_mapping(handle: SharedHandle) -> UntypedStorage | None:
+    """The memory that a handle with an identity names, if it is mapped in this process."""
+    return _known(handle.device, handle.inode, handle.nbytes, True)
 
 
 def remember(handle: SharedHandle, storage: UntypedStorage, writable: bool) -> None:
@@ -286,6 +297,22 @@ def anonymous_storage(nbytes: int) -> UntypedStorage:
         raise
     try:
         reserve(fd, nbytes, path)
+    except BaseException:
+        release(os.getpid(), fd, unlink)
+        raise
+    return own_storage(fd, path, nbytes, unlink)
+
+
+def own_storage(fd: int, path: str, nbytes: int, unlink: str | None = None) -> UntypedStorage:
+    """The bytes of an anonymous file, mapped; its descriptor is closed with them, or now, if that cannot be done.
+
+    Args:
+        fd: of the file.
+        path: by which other processes open it.
+        nbytes: at least one.
+        unlink: see :func:`anonymous_file`.
+    """
+    try:
         storage = map_anonymous(fd, path, nbytes)
     except BaseException:
         release(os.getpid(), fd, unlink)
@@ -405,6 +432,19 @@ class Region(NamedTuple):
         return torch.empty(0, dtype=self.dtype).set_(storage, self.offset, self.shape, self.stride)
 
 
+def handle_of(storage: UntypedStorage) -> SharedHandle:
+    """The name of the bytes of a storage that is mapped."""
+    handle: SharedHandle | None = getattr(storage, "_handle", None)
+    if handle is None:
+        path = file_of(storage)
+        assert path is not None
+        device, inode = getattr(storage, "_memfd", (0, 0))
+        handle = SharedHandle(path, storage.nbytes(), device, inode)
+        if inode:  # one object for all tensors of an anonymous storage: a pickle holds it once
+            storage._handle = handle
+    return handle
+
+
 def region_of(tensor: Tensor) -> Region | None:
     """Where a strided CPU tensor lives, when it lives in a file or in :func:`anonymous_storage`; else ``None``.
 
@@ -421,15 +461,12 @@ def region_of(tensor: Tensor) -> Region | None:
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_nested:
         return None
     storage = tensor.untyped_storage()
-    path = storage.filename
-    writable = path is not None
-    if path is None:
-        path = getattr(storage, "_private_file", None)
-        if path is None or _is_written(tensor):
-            return None
-    device, inode = getattr(storage, "_memfd", (0, 0))
-    handle = SharedHandle(path, storage.nbytes(), device, inode)
-    return Region(handle, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), writable)
+    writable = storage.filename is not None
+    if not writable and (file_of(storage) is None or _is_written(tensor)):
+        return None
+    return Region(
+        handle_of(storage), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), writable
+    )
 
 
 # Bits of an entry of /proc/self/pagemap, and the names that the kernel has for the same in a scan of it (Linux 6.7).

@@ -1,0 +1,106 @@
+"""Memory without a file on its way through the queues and pipes of ``multiprocessing``: a descriptor travels with it.
+
+A pickle names such memory by a descriptor of its owner, who closes it when the last tensor goes: too early where a
+producer puts a batch into a queue and forgets it. What ``multiprocessing`` itself pickles is met with a duplicate
+that waits in the sender until it is fetched, as torch does for shared tensors, and the receiver is an owner too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from multiprocessing import AuthenticationError
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd, ForkingPickler
+from typing import Any
+
+from torch import UntypedStorage
+from torch.multiprocessing.reductions import reduce_storage
+
+from tensordict_lite.memmap.disk.mapping import SharedHandle, handle_of, is_reachable, known_mapping, own_storage
+
+__all__ = ["HeldHandle", "fetch", "offer", "register"]
+
+
+def offer(path: str, device: int, inode: int) -> Any:
+    """A duplicate of the descriptor of an anonymous file, to be fetched once; ``None`` if it is gone already.
+
+    Args:
+        path: by which other processes open it.
+        device: of the file.
+        inode: of the file.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    child = get_spawning_popen()
+    try:
+        info = os.fstat(fd)
+        return DupFd(fd) if (info.st_dev, info.st_ino) == (device, inode) else None
+    finally:
+        if child is None:
+            os.close(fd)
+        else:  # a process that is being started inherits this very descriptor
+            weakref.finalize(child, os.close, fd)
+
+
+def fetch(offered: Any) -> int:
+    """The descriptor that was offered, -1 where it cannot be had: its process has ended, or it was fetched before."""
+    if offered is not None:
+        with contextlib.suppress(OSError, EOFError, AuthenticationError):
+            return int(offered.detach())
+    return -1
+
+
+class HeldHandle(SharedHandle):
+    """A handle of memory that this process has received, and that it keeps mapped.
+
+    Attributes:
+        storage: the memory.
+    """
+
+    storage: UntypedStorage
+
+    def open(self, writable: bool = True) -> UntypedStorage:
+        """The memory."""
+        return self.storage
+
+
+def _receive(handle: tuple[Any, ...], offered: Any) -> SharedHandle:
+    named, fd = SharedHandle(*handle), fetch(offered)
+    if fd < 0:
+        return named
+    storage = known_mapping(named)
+    if storage is None:
+        storage = own_storage(fd, f"/proc/{os.getpid()}/fd/{fd}", named.nbytes)
+    else:
+        os.close(fd)
+    held = HeldHandle(*named)
+    held.storage = storage
+    return held
+
+
+def _send(handle: SharedHandle) -> Any:
+    if not handle.anonymous:
+        return SharedHandle, tuple(handle)
+    return _receive, (tuple(handle), offer(handle.path, handle.device, handle.inode))
+
+
+def _send_storage(storage: UntypedStorage) -> Any:
+    """As torch does it, which fails for what is mapped from a file: there is no descriptor of it."""
+    if storage.device.type != "cpu" or storage.filename is None:
+        return reduce_storage(storage)
+    handle = handle_of(storage)
+    return (_open, (handle,)) if is_reachable(handle, storage) else reduce_storage(storage.clone())
+
+
+def _open(handle: SharedHandle) -> UntypedStorage:
+    return handle.open()
+
+
+def register() -> None:
+    """Has ``multiprocessing`` send handles, and plain tensors over what is mapped, in this way."""
+    ForkingPickler.register(SharedHandle, _send)
+    ForkingPickler.register(UntypedStorage, _send_storage)
