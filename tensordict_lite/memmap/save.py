@@ -14,8 +14,9 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import nested
-from tensordict_lite.memmap.disk.files import refuse_link, write_all, write_tensor_to
+from tensordict_lite.memmap.disk.files import all_bytes, refuse_link, write_all, write_tensor_to
 from tensordict_lite.memmap.disk.format import META, read_small
+from tensordict_lite.memmap.disk.inplace import may_overwrite, overwritten
 from tensordict_lite.memmap.disk.mapping import anonymous_storage, check_room, holds_many, is_changed_copy, reserve
 from tensordict_lite.memmap.disk.placed import is_placed
 from tensordict_lite.memmap.disk.staging import Staging, Superseded, swapped_file
@@ -214,6 +215,10 @@ class _Save:
             tensors = self._swap(root, todo[0], mapped, is_current)
             if tensors is not None:
                 return tensors
+        if not fresh and self._may_overwrite(root, todo):
+            tensors = self._overwrite(root, todo, mapped, is_current)
+            if tensors is not None:
+                return tensors
         return self._write(root, todo, mapped, is_current)
 
     def _may_swap(self, root: str, leaf: Leaf) -> bool:
@@ -309,6 +314,23 @@ class _Save:
             root, leaf.file, write, lambda: self._metadata_is_current(root) and is_current()
         ) as is_swapped:
             return mapped() if is_swapped else None
+
+    def _may_overwrite(self, root: str, todo: list[Leaf]) -> bool:
+        """Whether to try :meth:`_overwrite`."""
+        if self.like or self.atomic or any(folder.blobs for folder in self.plan.folders):
+            return False
+        if not os.path.isfile(f"{root}/{META}"):
+            return False
+        return all(_files_of(leaf) == [leaf.file] for leaf in todo) and may_overwrite([leaf.nbytes for leaf in todo])
+
+    def _overwrite(
+        self, root: str, todo: list[Leaf], mapped: Callable[[], list[Tensor]], is_current: Callable[[], bool]
+    ) -> list[Tensor] | None:
+        """Writes small files in place; None where they may not be, see :mod:`~tensordict_lite.memmap.disk.inplace`."""
+        contents = {leaf.file: all_bytes(leaf.tensor) for leaf in todo}
+        metadata = {folder.path: folder.json() for folder in self.plan.folders}
+        with overwritten(root, contents, metadata, is_current) as is_done:
+            return mapped() if is_done else None
 
     def _write(
         self, root: str, todo: list[Leaf], mapped: Callable[[], list[Tensor]], is_current: Callable[[], bool]

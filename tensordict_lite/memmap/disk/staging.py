@@ -40,11 +40,15 @@ from tensordict_lite.memmap.disk.turns import holds_dataset, is_at, turn_in, unl
 __all__ = [
     "Staging",
     "Superseded",
+    "below",
     "exchange_in_turn",
     "is_temporary",
+    "remove_stale",
+    "resolved",
     "staged_file",
     "staged_path",
     "swapped_file",
+    "temporary_name",
     "sync_file",
     "sync_files",
     "sync_folder",
@@ -59,8 +63,8 @@ def _host() -> str:
     return f"{zlib.crc32(socket.gethostname().encode()):08x}"
 
 
-def _tag() -> str:
-    """How the names of what is being written end: which process of which machine does it."""
+def temporary_name() -> str:
+    """A name of what is being written, or the end of one: it says which process of which machine does it."""
     return f".tdlite-{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
@@ -83,7 +87,7 @@ class Staging:
     """
 
     def __init__(self, prefix: str, *, atomic: bool = False) -> None:
-        self.prefix, mode = _resolved(prefix)
+        self.prefix, mode = resolved(prefix)
         self._moved, self._atomic = False, atomic
         parent, name = os.path.split(self.prefix)
         self.exists = mode != 0
@@ -102,10 +106,10 @@ class Staging:
         if beside and ((self.exists and os.path.ismount(self.prefix)) or not os.access(parent, os.W_OK)):
             beside = self.exchange = False
         self.inside = not beside
-        tag = _tag()
+        tag = temporary_name()
         where = self.prefix if self.inside else parent
         if not self.inside or any(_STALE.search(name) for name in there):
-            _remove_stale(where)
+            remove_stale(where)
         self.root = f"{where}/{tag}" if self.inside else f"{where}/.{name[:100]}{tag}"
         os.mkdir(self.root)
         try:
@@ -200,7 +204,7 @@ class Staging:
             _require_folder(self.prefix, folder)
         for folder in order:  # from the root down: whatever is half replaced has no metadata above it
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                os.unlink(_below(self.prefix, folder, META))
+                os.unlink(below(self.prefix, folder, META))
         for folder in dict.fromkeys((*order, *(file.rpartition("/")[0] for file in files))):
             if folder:
                 os.makedirs(f"{self.prefix}/{folder}", exist_ok=True)
@@ -209,7 +213,7 @@ class Staging:
         if meanwhile is not None:
             meanwhile()
         for folder in reversed(order):
-            os.replace(_below(self.root, folder, META), _below(self.prefix, folder, META))
+            os.replace(below(self.root, folder, META), below(self.prefix, folder, META))
         _remove(self.root, files, folders)
 
 
@@ -234,9 +238,9 @@ def swapped_file(
     Raises:
         DatasetError: a symbolic link is in the place; nothing has changed.
     """
-    prefix = _resolved(prefix)[0]
-    _remove_stale(prefix)
-    new, place, turn = f"{prefix}/{_tag()}", f"{prefix}/{file}", -1
+    prefix = resolved(prefix)[0]
+    remove_stale(prefix)
+    new, place, turn = f"{prefix}/{temporary_name()}", f"{prefix}/{file}", -1
     fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         try:
@@ -257,7 +261,7 @@ def swapped_file(
         unlock(turn)
 
 
-def _resolved(prefix: str) -> tuple[str, int]:
+def resolved(prefix: str) -> tuple[str, int]:
     """Absolute path of a folder that may be, and its :func:`_mode_of`.
 
     Of a link, it is the folder that it leads to that is changed; links further up are followed anyway.
@@ -278,7 +282,7 @@ def _mode_of(path: str) -> int:
         return 0
 
 
-def _below(root: str, *parts: str) -> str:
+def below(root: str, *parts: str) -> str:
     """``os.path.join``, of relative parts that may be empty."""
     return "/".join((root, *filter(None, parts)))
 
@@ -300,7 +304,7 @@ def _remove(root: str, files: list[str], folders: list[str]) -> None:
             os.unlink(f"{root}/{file}")
     try:
         for folder in sorted(folders, key=len, reverse=True):
-            os.rmdir(_below(root, folder))
+            os.rmdir(below(root, folder))
     except OSError:
         shutil.rmtree(root, ignore_errors=True)
 
@@ -349,8 +353,8 @@ def staged_path(path: str) -> Iterator[str]:
     if os.path.isdir(path):
         raise ValueError(f"{path} is a folder, and cannot become a file: give another name, or remove it")
     os.makedirs(parent, exist_ok=True)
-    _remove_stale(parent)
-    temporary = os.path.join(parent, f".{name[:100]}{_tag()}")
+    remove_stale(parent)
+    temporary = os.path.join(parent, f".{name[:100]}{temporary_name()}")
     fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         try:
@@ -386,7 +390,7 @@ _rests: dict[str, float] = {}
 """Until when a folder of many entries is not looked through again (``time.monotonic``)."""
 
 
-def _remove_stale(folder: str) -> None:
+def remove_stale(folder: str) -> None:
     """Removes what processes of this machine that no longer run have left unfinished.
 
     Beside thousands of datasets looking takes longer than saving one: it is done in a twentieth of the time there.

@@ -1,0 +1,156 @@
+"""Small files of a dataset written in place, where no process has them open.
+
+To make a file for each leaf, and to remove the one that was there, takes many times longer than to write a few
+kilobytes, and longer still where a file system lets the numbers of removed files rest. But whoever has mapped a file
+keeps what it mapped, so files may only be written that nobody has open, here or elsewhere. The kernel says so: it
+grants a lease of a file to its only user, and has others wait who open it meanwhile.
+
+As where files are exchanged, there is no metadata while they are written, and nobody else changes the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import stat
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tensordict_lite.memmap.disk.files import write_all
+from tensordict_lite.memmap.disk.format import META
+from tensordict_lite.memmap.disk.staging import below, remove_stale, resolved, temporary_name
+from tensordict_lite.memmap.disk.turns import turn_in, unlock
+
+__all__ = ["may_overwrite", "overwritten"]
+
+_MOST_BYTES = 1 << 20
+"""Of all files together: who is killed while they are written leaves no dataset, as while files are exchanged."""
+_MOST_FILES = 256
+"""Each takes a descriptor."""
+
+
+_File = tuple[str, int, Any]  # path, descriptor, new content
+_CAN_LEASE = hasattr(fcntl, "F_SETLEASE") and hasattr(fcntl, "F_SETSIG")
+
+
+def may_overwrite(sizes: list[int]) -> bool:
+    """Whether files of so many bytes are small enough to try :func:`overwritten`."""
+    return _CAN_LEASE and len(sizes) <= _MOST_FILES and sum(sizes) <= _MOST_BYTES
+
+
+@contextlib.contextmanager
+def overwritten(
+    prefix: str, contents: dict[str, Any], metadata: dict[str, bytes], is_current: Callable[[], bool]
+) -> Iterator[bool]:
+    """Writes files of a dataset in place, and new metadata; nobody changes it before the block ends.
+
+    Args:
+        prefix: folder of the dataset.
+        contents: of the files, as numpy arrays, by their relative paths.
+        metadata: of the folders, by their relative paths; the root is ``""``.
+        is_current: whether the other files of the folder are what they were; asked while nobody changes them.
+
+    Yields:
+        Whether it was done. Not where a file is open somewhere, of another size, or none that may be written in
+        place; nothing has changed then.
+
+    Raises:
+        OSError: something could not be written; what was there is there again.
+    """
+    prefix, turn, is_done = resolved(prefix)[0], -1, False
+    try:
+        with contextlib.ExitStack() as stack, contextlib.suppress(_NotAlone):
+            remove_stale(prefix)
+            try:
+                turn = turn_in(prefix)
+            except OSError:  # no such folder any more
+                raise _NotAlone from None
+            if any(os.path.islink(f"{prefix}/{folder}") for folder in metadata if folder):
+                raise _NotAlone
+            files = [
+                (*_leased(stack, f"{prefix}/{file}", content.nbytes), content) for file, content in contents.items()
+            ]
+            order = sorted(metadata, key=lambda folder: folder.count("/") + bool(folder))
+            places = [below(prefix, folder, META) for folder in order]
+            if not all(map(os.path.isfile, places)) or not is_current():
+                raise _NotAlone
+            new = [_temporary_file(stack, prefix, metadata[folder]) for folder in order]
+            _write(stack, prefix, files, places, new)
+            is_done = True
+        yield is_done
+    finally:
+        unlock(turn)
+
+
+def _write(stack: contextlib.ExitStack, prefix: str, files: list[_File], places: list[str], new: list[str]) -> None:
+    """Writes files, and puts new metadata in place; on an error, the old ones."""
+    before = [os.pread(fd, content.nbytes, 0) for _, fd, content in files]
+    moved: list[tuple[str, str]] = []
+    try:
+        for place in places:  # from the root down: whatever is half written has no metadata above it
+            aside = f"{prefix}/{temporary_name()}"
+            stack.callback(_remove, aside)
+            moved.append((aside, place))
+            os.rename(place, aside)
+        for path, fd, content in files:
+            write_all(fd, content, 0, path)
+        for temporary, place in zip(reversed(new), reversed(places)):
+            os.rename(temporary, place)
+    except BaseException:
+        for (path, fd, _), content in zip(files, before):
+            write_all(fd, content, 0, path)
+        for aside, place in reversed(moved):
+            with contextlib.suppress(FileNotFoundError):  # it has not come to that
+                os.replace(aside, place)
+        raise
+
+
+class _NotAlone(Exception):
+    """A file may not be written in place."""
+
+
+def _leased(stack: contextlib.ExitStack, path: str, nbytes: int) -> tuple[str, int]:
+    """Path and descriptor of a file that nobody else has open, or gets open before the stack unwinds."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        raise _NotAlone from None
+    stack.callback(_close, fd)
+    info = os.fstat(fd)
+    if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1 or not info.st_mode & stat.S_IWUSR:
+        raise _NotAlone  # of several names, the others may be a copy of the dataset
+    if not os.major(info.st_dev):
+        raise _NotAlone  # not on a disk of this machine: others, or an overlay's mappings, are not known to the kernel
+    if info.st_size != nbytes or info.st_blocks * 512 < nbytes:  # with holes, the disk may be too full
+        raise _NotAlone
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)  # sent to who holds a lease that others wait for: ignored
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except OSError:  # somebody has it open, or there are no leases here
+        raise _NotAlone from None
+    return path, fd
+
+
+def _close(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)  # closing is not enough where a child was forked meanwhile
+    os.close(fd)
+
+
+def _temporary_file(stack: contextlib.ExitStack, prefix: str, content: bytes) -> str:
+    """A new file, which goes with the stack unless it has been renamed."""
+    path = f"{prefix}/{temporary_name()}"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    stack.callback(os.close, fd)
+    stack.callback(_remove, path)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(fd, fcntl.LOCK_SH)  # see Staging
+    write_all(fd, content, 0, path)
+    return path
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
