@@ -161,13 +161,13 @@ class _Save:
 
     def _anonymous(self) -> list[Tensor]:
         tensors = [t.detach() if t.requires_grad else t for t in (leaf.tensor for leaf in self.plan.leaves)]
-        packed = [t for t in tensors if self._is_packed(t)]
-        if len(packed) < _ARENA_LEAVES:
-            packed = []
-        places = iter(_arena(packed))
+        is_packed = [self._is_packed(tensor) for tensor in tensors]
+        if sum(is_packed) < _ARENA_LEAVES:  # large ones by themselves: their memory goes when they go
+            is_packed = [packed and _nbytes(tensor) < _LARGE for tensor, packed in zip(tensors, is_packed)]
+        places = iter(_arena([tensor for tensor, packed in zip(tensors, is_packed) if packed]))
         out: list[Tensor] = []
-        for tensor in tensors:
-            if packed and self._is_packed(tensor):
+        for tensor, packed in zip(tensors, is_packed):
+            if packed:
                 place = next(places)
                 if not self.like:
                     place.copy_(tensor)
@@ -416,11 +416,15 @@ def _arena(tensors: list[Tensor]) -> Iterator[Tensor]:
     starts, total = [], 0
     for tensor in tensors:
         starts.append(total)
-        total += -(-tensor.numel() * tensor.element_size() // _ALIGN) * _ALIGN
+        total += -(-_nbytes(tensor) // _ALIGN) * _ALIGN
     storage = anonymous_storage(total)
     for tensor, start in zip(tensors, starts):
         place = torch.empty(0, dtype=tensor.dtype)
         yield place.set_(storage, start // tensor.element_size(), tuple(tensor.shape)).as_subclass(MemoryMappedTensor)
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def mark_mapped(out: TensorCollection, plan: Plan, root: str | None, original: TensorCollection) -> None:

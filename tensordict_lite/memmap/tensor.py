@@ -231,8 +231,10 @@ class MemoryMappedTensor(Tensor):
         return _typed(flat if len(shape) == 1 else flat.view(shape), cls)
 
     @classmethod
-    def _over(cls, storage: UntypedStorage, dtype: torch.dtype, shape: Sequence[int]) -> MemoryMappedTensor:
-        return _as_subclass(torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape)), cls)
+    def _over(
+        cls, storage: UntypedStorage, dtype: torch.dtype, shape: Sequence[int], start: int = 0
+    ) -> MemoryMappedTensor:
+        return _as_subclass(torch.empty(0, dtype=dtype).set_(storage, start // dtype.itemsize, tuple(shape)), cls)
 
     @classmethod
     def from_handler(
@@ -247,7 +249,7 @@ class MemoryMappedTensor(Tensor):
         out = (
             nested.over_storage(cls, storage, dtype, shape)
             if isinstance(shape, Tensor) and shape.ndim == 2
-            else cls._over(storage, dtype, _size(shape))
+            else cls._over(storage, dtype, _size(shape), handler.offset)
         )
         return out if index is None else out[index]
 
@@ -392,9 +394,9 @@ class MemoryMappedTensor(Tensor):
 
     @property
     def handler(self) -> SharedHandle | None:
-        """Name of the whole mapped memory, for :meth:`from_handler`; ``None`` when it is not mapped."""
+        """Name of the memory of a contiguous tensor, for :meth:`from_handler`; ``None`` when it is not mapped."""
         region = region_of(self)
-        return None if region is None else region.handle
+        return None if region is None else region.named
 
     @property
     def region(self) -> Region | None:

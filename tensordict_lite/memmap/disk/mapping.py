@@ -203,13 +203,15 @@ class SharedHandle(NamedTuple):
     """Where shared bytes can be found: a path, the file's identity, and its size.
 
     The identity (device and inode) tells a file that was replaced, or an owner process that has gone and whose
-    number was given to another, from the real thing. ``inode == 0``: any file of that name will do.
+    number was given to another, from the real thing. ``inode == 0``: any file of that name will do. A tensor that
+    shares its memory with others begins at an offset, in bytes.
     """
 
     path: str
     nbytes: int
     device: int = 0
     inode: int = 0
+    offset: int = 0
 
     @property
     def anonymous(self) -> bool:
@@ -425,6 +427,11 @@ class Region(NamedTuple):
     stride: tuple[int, ...]
     offset: int
     writable: bool = True
+
+    @property
+    def named(self) -> SharedHandle:
+        """The handle, of where this tensor begins."""
+        return self.handle._replace(offset=self.offset * self.dtype.itemsize)
 
     def open(self) -> Tensor:
         """The same memory as a plain tensor of this process."""
