@@ -8,8 +8,8 @@ root's last. Whoever is killed in between leaves a folder without ``meta.json``,
 Saves to one folder take turns: a lock on it is held from the first file that moves until the caller has mapped its
 files. So each of them is there whole, one after the other, and the last one stays.
 Where one file changes and the metadata stays, that file is swapped, and the dataset is whole at any time
-(:func:`swapped_file`). A dataset that is one file is written to a temporary file beside it, and renamed over it
-(:func:`staged_file`).
+(:func:`swapped_file`). Small files that nobody has open are written in place (:mod:`.inplace`). A dataset that is one
+file is written to a temporary file beside it, and renamed over it (:func:`staged_file`).
 What a killed save leaves is removed by the next one in that folder.
 """
 
