@@ -213,8 +213,7 @@ class PointwiseOps(GeneratedOps):
         Returns:
             self
         """
-        entry = self._get_path((key,) if isinstance(key, str) else unravel(key))
-        for leaf in [entry] if isinstance(entry, Tensor) else entry._leaves():
+        for leaf in self.select(require_path(key))._leaves():  # what a lazy stack gives of its tensors is a copy
             leaf.fill_(value)
         return self
 
@@ -332,9 +331,3 @@ def _with_value(fn: Callable[..., Any], value: Any) -> Callable[..., Any]:
         return fn(*operands, value=value)
 
     return call
-
-
-def unravel(key: Any) -> tuple[str, ...]:
-    """Path of a nested key."""
-
-    return require_path(key)

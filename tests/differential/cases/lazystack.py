@@ -135,6 +135,17 @@ ds.to(torch.float64)["a"].dtype
 ds.float()
 ds.zero_()["a"].sum()
 ds.fill_("a", 3)["a"].sum()
+TD(l=ds, batch_size=[3]).fill_(("l", "a"), 3)["l", "a"]
+TD(l=ds, batch_size=[3]).fill_(("l", "n"), 3)["l", "n", "c"]
+TD(l=lz, batch_size=[3]).fill_(("l", "a"), 3)["l"][1]["a"]  #! may work
+TD(l=lz, batch_size=[3]).fill_(("l", "zz"), 3)
+lazy_stack([TD(l=ds, batch_size=[3])]).fill_(("l", "a"), 3)["l", "a"]
+TD(l=ds, batch_size=[3]).set_at_(("l", "a"), 7, 0)["l", "a"]
+TD(l=ds, batch_size=[3]).set_at_(("l", "n", "c"), 7, slice(1, None))["l", "n", "c"]
+TD(l=ds, batch_size=[3]).set_at_(("l", "n", "c"), 7, (0, 1, 2))["l", "n", "c"]
+TD(l=lz, batch_size=[3]).set_at_(("l", "a"), 7, 1)["l"][1]["a"]
+TD(l=lz, batch_size=[3]).set_at_(("l", "zz"), 7, 1)
+TD(m=TD(l=ds, batch_size=[3]), batch_size=[3]).set_at_(("m", "l", "a"), 7, [0, 2])["m", "l", "a"]
 ds == ds
 lz == lz
 (ds == ds).all()
