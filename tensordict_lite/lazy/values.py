@@ -179,7 +179,7 @@ class LazyValueOps(LazyUpdateOps):
     def _each_in_place(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if self._lock is not None:
             raise self._locked_error()
-        for member in self._source:
+        for member in {id(member): member for member in self._source}.values():  # one that is twice in it, once
             getattr(member, name)(*args, **kwargs)
         return self
 
@@ -273,8 +273,7 @@ class LazyValueOps(LazyUpdateOps):
         if self._lock is not None:
             raise self._locked_error()
         for key in self._key_list():
-            for member in self._source:
-                member._del_str(key)
+            self._del_str(key)
         return self  # type: ignore[return-value]
 
     def setdefault(self, key: Any, default: Any, inplace: bool = False) -> Any:

@@ -221,11 +221,11 @@ class LazyWriteOps:
         if self._lock is not None:
             raise self._locked_error()
         path = (key,) if type(key) is str else require_path(key)
-        owners = [member for member in self._source if path in member]
-        if not owners:
+        if not any(path in member for member in self._source):
             self._raise_missing(path)
-        for member in owners:
-            member.del_(path)
+        for member in self._source:
+            if path in member:  # still: members may be one, or share what is nested in them
+                member.del_(path)
         return self
 
     def __delitem__(self, key: Any) -> None:

@@ -135,6 +135,13 @@ ds.to(torch.float64)["a"].dtype
 ds.float()
 ds.zero_()["a"].sum()
 ds.fill_("a", 3)["a"].sum()
+x = lazy_stack([td, td]); x.pop("a"), x
+x = lazy_stack([td, td]); x.pop(("n", "c")), x
+x = lazy_stack([td, td]); del x["a"]; x
+x = lazy_stack([td, td]); x.clear()
+x = lazy_stack([td, td]); x.rename_key_("a", "z")
+x = lazy_stack([td, td]); x.split_keys(["a"], inplace=True)
+x = lazy_stack([td, td.select("n")]); x.del_(("n", "c"))
 TD(l=ds, batch_size=[3]).fill_(("l", "a"), 3)["l", "a"]
 TD(l=ds, batch_size=[3]).fill_(("l", "n"), 3)["l", "n", "c"]
 TD(l=lz, batch_size=[3]).fill_(("l", "a"), 3)["l"][1]["a"]  #! may work
