@@ -149,8 +149,17 @@ class KeyedOps(Kernel):
                 value = self._fit(value, new[0])
             self._set_str(new[0], value)
         else:
+            if entry_of(self, new[:1]) is None:  # of a tensorclass, too
+                self.create_nested(new[0])
             self.set(new, value)
         return self
+
+    def _put(self, key: Any, value: Any) -> None:
+        """``set``, for which a field of a tensorclass that is not set is a level to make, as in any other tree."""
+        path = require_path(key)
+        if len(path) > 1 and entry_of(self, path[:1]) is None:
+            self.set(path[0], self._new_child())
+        self.set(path, value)
 
     def rename_keys(self, mapping: Mapping[Any, Any], *, strict: bool = True) -> Self:
         """A collection with several keys renamed at once; values are shared, ``self`` stays as it is.
@@ -187,7 +196,7 @@ class KeyedOps(Kernel):
         values = [result.pop(old) for old, _ in moves]
         for (_, new), value in zip(moves, values):
             _check_free(result, new)
-            result.set(new, value)
+            result._put(new, value)
         for old, _ in moves:
             for depth in range(len(old) - 1, 0, -1):
                 parent = entry_of(result, old[:depth])
@@ -237,11 +246,11 @@ class KeyedOps(Kernel):
             for old, new in _as_moves(key_set, rest):
                 value = entry_of(rest, require_path(old))
                 if value is not None:
-                    part.set(new, rest.pop(old))
+                    part._put(new, rest.pop(old))
                 elif strict:
                     raise missing_key_error(old, list(rest.keys(True)), type(self).__name__)
                 elif default is not MISSING and default is not None:
-                    part.set(new, default)
+                    part._put(new, default)
             parts.append(part)
         if not reproduce_struct:
             rest.filter_empty_()
@@ -278,9 +287,9 @@ class KeyedOps(Kernel):
         part = self.empty()
         for path in paths:
             if entry_of(self, path) is not None:
-                part.set(path, self.pop(path))
+                part._put(path, self.pop(path))
             else:
-                part.set(path, None if default is MISSING else default)
+                part._put(path, None if default is MISSING else default)
         if filter_empty:
             self.filter_empty_()
         return part

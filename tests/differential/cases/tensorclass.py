@@ -263,5 +263,15 @@ within(set_list_to_stack(False), lambda: D(x=torch.ones(3), n=[1, 2, 3], batch_s
 within(set_list_to_stack(False), lambda: setattr(c, "s", ["a", "b", "c"])); c.s
 within(set_list_to_stack(False), lambda: c.set("s", [1, 2, 3])).s
 within(set_list_to_stack(False), lambda: Auto(x=torch.ones(3), n=[1, 2, 3], s=["a"], batch_size=[3])).s
+o.split_keys([("inner", "x")])
+o.split_keys([("inner", "x"), ("inner", "n")], inplace=True)
+o.split_keys({("inner", "x"): ("z", "q")})
+o.split_keys([("inner", "x")], reproduce_struct=True)
+o.separates(("inner", "x"))["inner", "x"]
+o.rename_keys({("inner", "x"): ("z", "q")})
+o.rename_key_("z", ("z", "q"))  #! any error
+o.rename_key_("inner", ("inner", "q")); o.inner["q"]
+o.rename_key_("inner", ("z", "q")); o.z["q"]
+lazy_stack([o, o]).split_keys([("inner", "x")])
 """,
 )
