@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -150,10 +151,17 @@ def from_any(
 
 
 def _from_list_value(obj: list[Any], device: Any) -> Any:
-    try:
-        return torch.as_tensor(obj, device=device)
-    except (TypeError, ValueError, RuntimeError):
-        return registry.NonTensorStack(*obj, device=device)
+    first: Any = obj
+    while isinstance(first, list) and first:
+        first = first[0]
+    if isinstance(first, Kernel) and not first._is_non_tensor:
+        return registry.from_sequence(obj, torch.Size(()), device)
+    if not isinstance(first, Kernel):  # of which torch would make rows without elements
+        with suppress(TypeError, ValueError, RuntimeError):
+            return torch.as_tensor(obj, device=device)
+    if all(isinstance(part, list) for part in obj):  # one dimension a level, as in the constructor
+        return registry.NonTensorStack.from_list(obj, device=device)
+    return registry.NonTensorStack(*obj, device=device)
 
 
 def from_dict(input_dict: Any, **kwargs: Any) -> Any:

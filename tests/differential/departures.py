@@ -28,6 +28,11 @@ TREES = [
     ("nm.prod((0, 1))", "nm.prod(0).prod(0)", "every dim of a tuple counts"),
     ("nm.amax((0, 1))", "nm.amax(0).amax(0)", "every dim of a tuple counts"),
     (
+        "TD.from_dict({'s': [TD(a=1), TD(a=2)]})['s']",
+        "TD({'s': [TD(a=1), TD(a=2)]}, [2])['s']",
+        "a list of trees is a stack of them, as in the constructor",
+    ),
+    (
         "td.memmap()[:2].is_memmap()",
         "False",
         "rows are not what the folder holds: saved_path and memmap_refresh_() would stand for all rows",

@@ -203,6 +203,16 @@ make_tensordict({"a": torch.ones(3), "b": {"c": torch.ones(3)}}, auto_batch_size
 make_tensordict(a=torch.ones(3), b=torch.ones(3))
 make_tensordict(a=torch.ones(3), b=torch.ones(3), auto_batch_size=True)
 make_tensordict({"a": torch.ones(3)}, device="cpu")
+TD.from_dict({"s": [["a"], ["b", "c"]]})["s"]
+TD.from_dict({"s": [["a", "q"], ["b", "c"]]}, batch_size=[2, 2])
+TD.from_dict({"s": [["a", "q"], ["b", "c"]], "x": torch.ones(2, 2)}, auto_batch_size=True)
+TD.from_dict({"n": {"s": [[{1}, {2}], [{3}, None]]}}, batch_size=[2, 2])["n", "s"]
+TD.from_any({"s": [[["a", "q"]], [["b", "c"]]]}, batch_size=[2])
+TD.from_dict({"s": [("a", "b"), ("c", "d")]})["s"]
+TD.from_dict({"s": [[NonTensorData("a")], [NonTensorData("b")]]})["s"]
+TD.from_dict({"s": [NonTensorData("a"), NonTensorData("b")]})["s"]
+x = torch.stack([nt, nt]).update({"t": [["a", "b", "c"], ["d", "e", "f"]]}); TD.from_dict(x.to_dict(), batch_size=[2, 3])
+x = lazy_stack([nt, nt.clone().set("s", "other")]); x.from_dict_instance(x.to_dict())
 """,
 )
 
