@@ -363,7 +363,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
                 return self
             key = path[0]
         if inplace and key in self._source:
-            return self.set_(key, item, non_blocking=non_blocking)
+            return self._set_inplace(key, item, non_blocking)
         if self._lock is not None:
             raise self._locked_error()
         size = self._batch_size
@@ -375,6 +375,15 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
             item = self._fit(item, key, non_blocking)
         self._source[key] = item
         return self
+
+    def _set_inplace(self, key: str, item: Any, non_blocking: bool) -> Self:
+        """``set(inplace=True)`` of an entry that is there; a nested collection takes keys that it does not have."""
+        entry = self._source[key]
+        if isinstance(item, (TensorCollection, Mapping)) and not getattr(item, "_is_non_tensor", False):
+            if isinstance(entry, TensorCollection) and not entry._is_non_tensor:
+                entry.update(item, inplace=True, non_blocking=non_blocking)
+                return self
+        return self.set_(key, item, non_blocking=non_blocking)
 
     def _parent_for(self, path: tuple[str, ...]) -> TensorCollection:
         """The collection that holds the last step of ``path``; missing levels are created on the way."""

@@ -240,7 +240,7 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
                 raise AttributeError(f"cannot set {path}: the field {name!r} of {type(self).__name__} is {kind}")
             child.set(path[1:] if len(path) > 2 else path[1], value, inplace, non_blocking=non_blocking, **kwargs)
         elif inplace and name in self._source:
-            self.set_(name, value, non_blocking=non_blocking)
+            self._set_inplace(name, value, non_blocking)
         elif value is None:
             self._set_field(name, None)
         else:

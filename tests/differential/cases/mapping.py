@@ -306,6 +306,13 @@ dict(td.items())["a"] is td["a"]
 {k: v.shape for k, v in td.items(True, True)}
 [k for k in td]
 {**td.to_dict()}
+td.set("n", TD({"k": torch.ones(3)}, [3]), inplace=True)
+td.set("n", {"k": torch.ones(3)}, inplace=True)
+x = td["n", "c"]; td.set("n", {"c": torch.zeros(3, 2), "k": torch.ones(3)}, inplace=True); x
+td.set("n", TD({"k": torch.ones(4)}, [4]), inplace=True)
+td.lock_().set("n", {"k": torch.ones(3)}, inplace=True)  #! any error
+td.lock_().set("n", {"c": torch.zeros(3, 2)}, inplace=True)
+TD(l=ds, batch_size=[3]).set("l", {"k": torch.ones(3, 2)}, inplace=True)
 """,
 )
 
