@@ -272,8 +272,8 @@ class ConvertOps(StateOps):
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """A deep copy; of a nested tensor, whose own `__deepcopy__` knows no strided ones, by `clone`."""
-    if isinstance(value, Tensor) and value.is_nested and value.layout is torch.strided:
+    """A deep copy; by `clone` of a strided nested tensor and of a result of a graph, which torch does not copy so."""
+    if isinstance(value, Tensor) and (not value.is_leaf or (value.is_nested and value.layout is torch.strided)):
         return memo.setdefault(id(value), value.clone())
     return copy.deepcopy(value, memo)
 

@@ -111,5 +111,9 @@ x = fl.clone().requires_grad_(); x[0].sum(reduce=True).backward(); x.grad["b"]
 x = fl.clone().requires_grad_(); torch.stack([x, x]).sum(reduce=True).backward(); x.grad["b"]
 x = fl.clone().requires_grad_(); x.reshape(-1).select("b").sum(reduce=True).backward(); x["b"].grad
 x = fl.clone().requires_grad_(); torch.autograd.grad(x * 2, x, x.data)
+x = torch.ones(2, requires_grad=True) * 2; copy.deepcopy(TD(a=x))["a"]
+x = torch.ones(2, requires_grad=True) * 2; copy.deepcopy(lazy_stack([TD(a=x), TD(n=TD(a=x))]))[1]["n", "a"]
+copy.deepcopy(C(torch.ones(3, requires_grad=True) * 2, batch_size=[3])).x
+x = torch.ones(2, requires_grad=True); copy.deepcopy(TD(a=x * 2))["a"].sum().backward(); x.grad
 """,
 )
