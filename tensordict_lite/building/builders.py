@@ -61,6 +61,8 @@ def from_mapping(
         if like is None and type(value) is dict and type(key) is str and key not in entries:
             entries[key] = from_mapping(cls, value, None, None, size, device, None, new._names)
             continue
+        if like is not None and like._leaves_unset(key, value):
+            continue
         template = like.get(key, None) if like is not None else None
         held = getattr(template, "_payload", template)  # of an object, the object
         if (size or type(held) is type(value)) and type(value) in (int, float, bool):

@@ -123,6 +123,8 @@ class LazyWriteOps:
 
     def _fitting_pieces(self, item: Any, path: tuple[str, ...], non_blocking: bool = False) -> Sequence[Any]:
         count = len(self._source)
+        if item is None:  # no entry in members that are of a class, an object in others
+            return [None] * count
         if isinstance(item, (list, tuple)) and len(item) == count and is_ragged(item):
             return item
         if isinstance(item, Tensor) and item.is_nested and item.size(0) == count:

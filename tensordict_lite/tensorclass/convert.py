@@ -120,9 +120,13 @@ class TensorClassConversions(DenseCollection):
     def from_dict(cls, input_dict: Any, *others: Any, **kwargs: Any) -> Any:
         """An instance from a nested dict; the arguments are those of :meth:`TensorDict.from_dict`.
 
+        A field that is None in the dict has no entry.
+
         Raises:
             ValueError: a key that is not a field.
         """
+        if isinstance(input_dict, Mapping) and not isinstance(input_dict, TensorCollection):
+            input_dict = {key: value for key, value in input_dict.items() if value is not None}
         return cls._checked(TensorDict.from_dict(input_dict, *others, **kwargs))
 
     def from_dict_instance(self, input_dict: Any, *others: Any, **kwargs: Any) -> Any:

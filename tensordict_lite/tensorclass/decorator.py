@@ -319,7 +319,14 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
                 self._check_keys(value._key_list())
             except ValueError as err:
                 raise ValueError(f"__setitem__ is only allowed for same-class or compatible class: {err}") from None
-        super()._set_index(index, value)
+        super()._set_index(index, self._without_none(value))
+
+    def _without_none(self, value: Any) -> Any:
+        """A mapping without the fields that are None in it, and not set here: they are no entries."""
+        if isinstance(value, TensorCollection) or not isinstance(value, Mapping):
+            return value
+        unset = self._field_specs.keys() - self._source.keys()
+        return {key: item for key, item in value.items() if item is not None or key not in unset}
 
     # -- stacking ----------------------------------------------------------------------------------------
 

@@ -340,6 +340,8 @@ class UpdateOps(Kernel):
                 key = key[0]
             current = source.get(key)
             if current is None:
+                if self._leaves_unset(key, value):
+                    continue
                 raise _not_in_destination(self, _spelled(above), key)
             if type(current) is Tensor or isinstance(current, Tensor):
                 if type(value) is Tensor or isinstance(value, Tensor):
@@ -397,6 +399,8 @@ class UpdateOps(Kernel):
             path = require_path(key)
             entry = entry_of(self, path)
             if entry is None:
+                if self._leaves_unset(key, value):
+                    continue
                 raise missing_key_error(path, list(self.keys(True)), type(self).__name__)
             if isinstance(entry, Tensor):
                 put_rows(entry, index, value, ".".join(path))
@@ -412,6 +416,10 @@ class UpdateOps(Kernel):
             else:
                 raise EntryKindError(".".join(path), entry, value)
         return self
+
+    def _leaves_unset(self, key: Any, value: Any) -> bool:
+        """Whether a value that has no entry here is that of a field of a class without one: None, as `to_dict` says."""
+        return value is None and key in getattr(self, "_field_specs", ())
 
     def _with(self, key: str, value: Any) -> Self:
         self._set_str(key, value)

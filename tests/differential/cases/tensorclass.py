@@ -273,5 +273,18 @@ o.rename_key_("z", ("z", "q"))  #! any error
 o.rename_key_("inner", ("inner", "q")); o.inner["q"]
 o.rename_key_("inner", ("z", "q")); o.z["q"]
 lazy_stack([o, o]).split_keys([("inner", "x")])
+list(C.from_dict(c.to_dict()).keys())
+list(c.from_dict_instance(c.to_dict()).keys())
+x = TD(c=c, batch_size=[3]); list(x.from_dict_instance(x.to_dict())["c"].keys())
+x = TD(c=c, batch_size=[3]); x[0] = x[0].to_dict(); list(x["c"].keys()), x["c"].y
+x = TD(c=c, batch_size=[3]); list(x.update_(x.to_dict())["c"].keys())
+x = TD(c=c, batch_size=[3]); list(x.copy_(x.to_dict())["c"].keys())
+list(c.update_(c.to_dict()).keys())
+c.update_({"zz": None})  #! any error
+x = lazy_stack([c, c.clone()]); list(x.update(x.to_dict()).keys())
+x = lazy_stack([c, c.clone()]); list(x.update_(x.to_dict()).keys())
+x = lazy_stack([c, c.clone()]); list(x.from_dict_instance(x.to_dict()).keys())
+x = lazy_stack([c, c.clone()]); x.set("y", None); list(x.keys())
+x = lazy_stack([td, td.clone()]); x.set("o", None); x["o"]
 """,
 )
