@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["assigned_rows", "index_batch_size", "index_names", "normalise_index", "rows_mismatch"]
+__all__ = ["assigned_rows", "index_batch_size", "index_names", "is_whole", "normalise_index", "rows_mismatch"]
 
 _FULL = slice(None)
 _PLAIN = frozenset((int, slice))
@@ -103,6 +103,21 @@ def normalise_index(index: Any, batch_dims: int) -> Any:
     if where:
         parts[where[0] : where[0] + 1] = [_FULL] * (batch_dims - used)
     return parts[0] if len(parts) == 1 and type(parts[0]) is int else tuple(parts)
+
+
+def is_whole(index: Any, batch_dims: int) -> bool:
+    """Whether an index takes all rows as they are: full slices and an ellipsis, or nothing.
+
+    Example:
+        >>> is_whole((slice(None), ...), 2), is_whole(slice(0, 2), 2)
+        (True, False)
+    """
+    parts = index if isinstance(index, tuple) else (index,)
+    for part in parts:
+        if part is not Ellipsis and not (type(part) is slice and part == _FULL):
+            return False
+    ellipses = parts.count(Ellipsis)
+    return ellipses < 2 and len(parts) - ellipses <= batch_dims
 
 
 def _too_many(used: int, batch_dims: int) -> Exception:

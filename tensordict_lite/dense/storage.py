@@ -18,7 +18,7 @@ from tensordict_lite.dense.fitting import Fitting
 from tensordict_lite.dense.joining import Joining
 from tensordict_lite.dense.rowwrites import RowWrites
 from tensordict_lite.errors import EntryKindError, InplaceWriteError, KeyThroughLeafError
-from tensordict_lite.indexing import index_batch_size, index_names, normalise_index
+from tensordict_lite.indexing import index_batch_size, index_names, is_whole, normalise_index
 from tensordict_lite.keys import missing_key_error, path_of, require_path
 from tensordict_lite.ops.memory import SharedLock, mark_shared
 from tensordict_lite.ops.put import put_rows
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DenseCollection"]
 
-_FULL = slice(None)
 _new_object = object.__new__
 
 
@@ -138,9 +137,8 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
                 raise TypeError(f"{index!r} mixes keys and indices: index the entry, td[{index[0]!r}][...]")
         elif isinstance(index, str):
             return self[str(index)]
-        if index is Ellipsis or (cls is slice and index == _FULL) or (cls is tuple and not index):
-            if cls is not slice or self._batch_size:
-                return self
+        if is_whole(index, len(self._batch_size)):
+            return self
         return self._index(normalise_index(index, len(self._batch_size)))
 
     def _get_path(self, path: tuple[str, ...]) -> Any:

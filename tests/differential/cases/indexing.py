@@ -202,6 +202,15 @@ x = TD({"a": torch.zeros(4)}, [4]); x[1] = TD({"a": torch.ones(2)}, [])
 x = TD({"a": torch.zeros(4)}, [4]); x[1] = {"a": 7}; x["a"]
 x = TD({"a": torch.zeros(4)}, [4]); x[1:3] = {"a": torch.ones(2)}; x["a"]
 x = TD({"a": torch.zeros(4)}, [4]); x[1] = TD({"a": torch.tensor(2)}, []); x["a"]
+td[:,] is td, td[...,] is td, td[..., :] is td, td[:, ...] is td, td[()] is td, td[:3] is td
+nm[:, :] is nm, nm[..., :] is nm, nm[:, :, ...] is nm, nm[:, :].names
+nm.lock_(); nm[:, :].is_locked, nm[...,].is_locked
+td[0][...,] is td[0]
+td[:, :, ...]  #! any error
+td[..., ...]  #! any error
+x = td[0]; x[...,] is x, x[...] is x
+lz[...,] is lz, lz[:, :] is lz
+td.memmap()[:,].is_memmap()
 """,
 )
 
