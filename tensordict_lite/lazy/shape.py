@@ -213,7 +213,9 @@ class LazyShapeOps:
         return [column[row] for row in range(before) for column in columns]
 
     def _nest_rows(self, rows: list[Any], shape: Sequence[int], at: int = 0) -> Any:
-        """Stacks of stacks of the rows, their dimensions at ``at``."""
+        """Stacks of stacks of the rows, their dimensions at ``at``; of no dimension, the one row."""
+        if not shape:
+            return rows[0]
         if len(shape) == 1:
             return self._restacked(rows, at)
         step = len(rows) // shape[0] if shape[0] else 0

@@ -101,9 +101,11 @@ def _with_objects(value: Any, match: Any, op: Callable[[Any, Any], Any]) -> Tens
     left, right = _elements(value, size), _elements(match, size)
     if left is None and right is None:
         return torch.full(size, _answer(value._payload, match._payload, op), dtype=torch.bool, device=value._device)
-    count = len(left if left is not None else right or ())
-    pairs = zip(left or [value._payload] * count, right or [match._payload] * count)
-    answers = [_answer(a, b, op) for a, b in pairs]
+    if left is None:
+        left = [value._payload] * len(right or ())
+    if right is None:
+        right = [match._payload] * len(left)
+    answers = [_answer(a, b, op) for a, b in zip(left, right)]
     return torch.tensor(answers, dtype=torch.bool, device=value._device).reshape(size)
 
 

@@ -106,5 +106,12 @@ td["s"] = "q"; td.lock_(); td.set_non_tensor("s", "w"); td["s"]
 td["s"] = "q"; td.update_at_({"s": "w"}, 0); td["s"]  #! may work
 td["s"] = "q"; td.zero_()["s"]
 td["s"] = "q"; td.pop("s")
+x = TD(s=[["a", "b"], ["c", "d"]], batch_size=[2, 2])[:, :1]; x.view(2), x.reshape(2)
+x = TD(s=[["a", "b"], ["c", "d"]], batch_size=[2, 2])[:1, :1]; x.reshape(()), x.reshape(1, 1, 1)
+lazy_stack([TD(a=1)]).reshape(())
+x = TD(s=["a", "b"], batch_size=[2])[:0]; x == x.clone()  #! may work
+x = TD(s=["a", "b"], batch_size=[2])[:0]; x | x, x ^ x, x != 1  #! may work
+x = TD(s=["a", "b"], batch_size=[2])[False]; x != x.clone()
+x = TD(s="a", batch_size=[2])[:0]; x == x.clone()
 """,
 )
