@@ -162,10 +162,15 @@ def _densest(items: list[Any], dim: int, kwargs: dict[str, Any]) -> Any:
         else:
             out[key] = _densest(column, dim, {})
     size = first._batch_size
-    names = first._names
-    if names is not None:
-        names = [*names[:dim], None, *names[dim:]] if all(item._names == names for item in items) else None
-    return first._rebuild(out, torch.Size((*size[:dim], len(items), *size[dim:])), names)
+    return first._rebuild(out, torch.Size((*size[:dim], len(items), *size[dim:])), _names_of_stack(items, dim))
+
+
+def _names_of_stack(items: list[Any], dim: int) -> list[str | None] | None:
+    """The names that all items have, and none for the new dimension."""
+    names = items[0]._names
+    if names is None or any(item._names != names for item in items):
+        return None
+    return [*names[:dim], None, *names[dim:]]
 
 
 def _densest_stacks(items: list[Any], dim: int, kwargs: dict[str, Any]) -> Any:
@@ -180,7 +185,8 @@ def _densest_stacks(items: list[Any], dim: int, kwargs: dict[str, Any]) -> Any:
         return lazy_stack(items, dim, **kwargs)
     at = model._stack_dim
     inner = dim - (dim > at)
-    return model._restacked([_densest(column, inner, kwargs) for column in columns], at + (dim <= at), locked=False)
+    members = [_densest(column, inner, kwargs) for column in columns]
+    return model._restacked(members, at + (dim <= at), _names_of_stack(items, dim), locked=False)
 
 
 register(

@@ -196,12 +196,13 @@ class LazyIndexOps:
             if _is_trivial(plan.rest):
                 return member
             return member._index(_simple(plan.rest))
+        if not (len(plan.members) if plan.kind == "many" else plan.members.numel()):
+            out = self._empty_like(index)
+            if self._names is not None and out is not self:
+                out.names = self._index_names(index, out.batch_dims)
+            return out
         if plan.kind == "many":
-            if not len(plan.members):
-                return self._empty_like(index)
             return self._index_many(plan, index)
-        if not plan.members.numel():
-            return self._empty_like(index)
         out = self._index_each(plan)
         if self._names is not None and isinstance(out, LazyIndexOps):
             out._names = self._index_names(index, out.batch_dims)  # type: ignore[attr-defined]
@@ -260,7 +261,9 @@ class LazyIndexOps:
         """Nested stacks with the structure of nested lists of picks."""
         if not isinstance(picks, list):
             return pick(picks)
-        return self._restacked([self._nest(inner, at, pick) for inner in picks], at)
+        rows = [self._nest(inner, at, pick) for inner in picks]
+        names = rows[0]._names if rows else None
+        return self._restacked(rows, at, None if names is None else [*names[:at], None, *names[at:]])
 
     def _empty_like(self, index: Any) -> Any:
         """No rows at all: dense, with the keys that the members share."""

@@ -248,6 +248,8 @@ class LazyShapeOps:
         size = self._batch_size
         middle = size[start : end + 1]
         out = self._viewed((*size[:start], math.prod(middle), *size[end + 1 :]), "reshape")
+        if out is not self and self._names is not None:
+            out.names = [*self._names[:start], None, *self._names[end + 1 :]]
         return self._undoable(out, lambda result: result.unflatten(start, middle))
 
     def unflatten(self, dim: int, unflattened_size: Sequence[int], *, inplace: bool = False) -> Self:
@@ -257,6 +259,8 @@ class LazyShapeOps:
         dim = self._positive(dim)
         middle = infer_size(tuple(unflattened_size), size[dim])
         out = self._viewed((*size[:dim], *middle, *size[dim + 1 :]), "reshape")
+        if out is not self and self._names is not None:
+            out.names = [*self._names[:dim], *([None] * (len(middle) - 1)), *self._names[dim:]]
         return self._undoable(out, lambda result: result.flatten(dim, dim + len(middle) - 1))
 
     def expand(self, *args: Any, **kwargs: Any) -> Self:

@@ -443,7 +443,12 @@ class LazyValueOps(LazyUpdateOps):
             empty = kinds[0]._rebuild({}, kinds[0]._batch_size)
             values = [empty if value is None else value for value in values]
         stack = registry.stack_lazily(values, self._stack_dim)
-        return stack if stack._is_non_tensor else stack.densify(layout)
+        if stack._is_non_tensor:
+            return stack
+        dense = stack.densify(layout)
+        if self._names is not None:
+            dense.names = [*self._names, *dense.names[len(self._names) :]]
+        return dense
 
     def softmax(self, dim: int, dtype: torch.dtype | None = None) -> Any:
         """Softmax of every tensor along a batch dimension."""
