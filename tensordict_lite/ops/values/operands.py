@@ -329,9 +329,10 @@ def _put(target: Any, origin: Any, path: tuple[str, ...], value: Tensor) -> None
 
 
 def _intersection(node: Any, other: Any) -> tuple[Any, Any]:
+    """Both trees with the tensors that both have; the objects of the first are kept, as without a default."""
     common = set(leaf_paths(other))
     keys = [path for path in leaf_paths(node) if path in common]
-    return node.select(*keys), other.select(*keys)
+    return node.select(*keys, *(key for key, _ in node.non_tensor_items(True))), other.select(*keys)
 
 
 def widened(left: Tensor, right: Tensor, dims: int) -> tuple[Tensor, Tensor]:

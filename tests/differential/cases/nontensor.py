@@ -113,5 +113,11 @@ x = TD(s=["a", "b"], batch_size=[2])[:0]; x == x.clone()  #! may work
 x = TD(s=["a", "b"], batch_size=[2])[:0]; x | x, x ^ x, x != 1  #! may work
 x = TD(s=["a", "b"], batch_size=[2])[False]; x != x.clone()
 x = TD(s="a", batch_size=[2])[:0]; x == x.clone()
+nt.select("a", "s").add(nt.select("a", "s"), default="intersection")
+nt.add(nt.select("a"), default="intersection")
+nt.select("a").mul(nt, default="intersection")
+x = TD(n=nt, b=torch.ones(3), batch_size=[3]); x.sub(x.select(("n", "a")), default="intersection")
+lazy_stack([nt, nt.clone()]).add(lazy_stack([nt, nt]).select("a"), default="intersection")
+TD(a=torch.ones(3), m=MetaData("w"), batch_size=[3]).add(TD(a=torch.ones(3), batch_size=[3]), default="intersection")
 """,
 )
