@@ -7,7 +7,7 @@ import pytest
 from tests.engine.test_scripts import run
 
 ENUMERATIONS = """
-    import enum, sys, torch, tdmap
+    import dataclasses, enum, sys, torch, tdmap
 
     class Mode(enum.Enum):
         DOUBLE = 2
@@ -34,6 +34,15 @@ ENUMERATIONS = """
         def __init__(self, mass, radius):
             self.mass, self.radius = mass, radius
 
+    @dataclasses.dataclass
+    class Size:
+        rows: int
+        columns: int = 2
+
+    class Sized(Size, enum.Enum):
+        SMALL = 1
+        LARGE = 3, 4
+
     class Numbered(enum.Enum):
         def __new__(cls):
             member = object.__new__(cls)
@@ -43,9 +52,10 @@ ENUMERATIONS = """
         A = ()
         B = ()
 
-    held = Mode.HALF
+    held, large, size = Mode.HALF, Sized.LARGE, Size(3, 4)
 
-    def check(x):
+    def check(x, largest=Sized.LARGE):
+        assert isinstance(largest, Size) and largest is large is Sized.LARGE is Sized(size) and large.columns == 4
         assert list(Mode) == [Mode.DOUBLE, Mode.HALF] and Mode.TWICE is Mode.DOUBLE
         assert Mode(0.5) is Mode["HALF"] is Mode.HALF is held and isinstance(held, Mode)
         assert repr(held) == "<Mode.HALF: 0.5>" and held.of(8) == 4
@@ -57,9 +67,9 @@ ENUMERATIONS = """
         return x * Mode.DOUBLE.value
 
     def give(x):
-        return Mode.HALF, Level.HIGH, Bits(3), Name.X, Planet.EARTH, Numbered.B
+        return Mode.HALF, Level.HIGH, Bits(3), Name.X, Planet.EARTH, Numbered.B, Sized.SMALL
 
-    members = (Mode.HALF, Level.HIGH, Bits.A | Bits.B, Name.X, Planet.EARTH, Numbered.B)
+    members = (Mode.HALF, Level.HIGH, Bits.A | Bits.B, Name.X, Planet.EARTH, Numbered.B, Sized.SMALL)
     x, options = torch.arange(12), {"num_workers": 2, "chunksize": 3, "mp_start_method": sys.argv[1]}
     for _ in range(2):
         assert torch.equal(tdmap.map(x, check, **options), x * 2)
@@ -79,11 +89,22 @@ GENERIC = """
     class Small(Box[int]):
         pass
 
+    P = typing.ParamSpec("P")
+
+    class Call(typing.Generic[P, T]):
+        def __init__(self, fn: typing.Callable[P, T]) -> None:
+            self.fn = fn
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+            return self.fn(*args, **kwargs)
+
+    double = Call(lambda chunk: chunk * 2)
     box = Small(3)
     options = {"num_workers": 2, "mp_start_method": sys.argv[1]}
     x = torch.arange(12)
     assert torch.equal(tdmap.map(x, lambda chunk: chunk * box.value * Box[int](2).value, **options), x * 6)
     assert type(next(iter(tdmap.map_iter(x, lambda chunk: Small(1), **options)))) is Small
+    assert torch.equal(tdmap.map(x, lambda chunk: double(chunk) + Call(len)(chunk) * 0, **options), x * 2)
 """
 
 WATCHING = """

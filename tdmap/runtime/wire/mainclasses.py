@@ -9,6 +9,7 @@ afterwards, when the pickle knows it already. Variables of types are made by the
 from __future__ import annotations
 
 import abc
+import copyreg
 import enum
 import hashlib
 import io
@@ -29,6 +30,8 @@ HOOK = "__init_subclass__"
 _MADE_BY_TYPE = (types.GetSetDescriptorType, types.MemberDescriptorType)
 """Entries of a class that are there because of its slots, or of `__dict__` and `__weakref__`."""
 
+_VARIABLES = (typing.TypeVar, typing.ParamSpec, getattr(typing, "TypeVarTuple", typing.TypeVar))
+
 _tokens: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 """In the driver: names of classes, the same for each pickle."""
 
@@ -44,6 +47,8 @@ _begun: list[type] = []
 
 def reduce_main_class(cls: type) -> Any:
     """How to pack a class of `__main__`, with those classes of `__main__` that it refers to."""
+    # Noted in the class when its first instance is pickled: it would be another class from then on.
+    copyreg._slotnames(cls)  # type: ignore[attr-defined]
     buffer = io.BytesIO()
     _begun.append(cls)
     try:
@@ -52,6 +57,18 @@ def reduce_main_class(cls: type) -> Any:
         _begun.pop()
     data = buffer.getvalue()
     return rebuild_main_class, (cls.__qualname__, hashlib.sha1(data).hexdigest(), data)
+
+
+def reduce_main_member(member: enum.Enum) -> Any:
+    """How to pack a member of an enumeration of `__main__`: by its name.
+
+    By its value, as members say themselves, it would be looked for among values that may be equal to none in another
+    process. A combination of flags has no name, and its value is a number.
+    """
+    cls = type(member)
+    if cls.__module__ != "__main__" or member._name_ not in cls.__members__:
+        return NotImplemented
+    return getattr, (cls, member._name_)
 
 
 def publish(name: str, value: Any) -> None:
@@ -74,10 +91,11 @@ class _ClassPickler(dill.Pickler):  # type: ignore[misc]
             return reduce_main_class(value) if is_base else NotImplemented
         if isinstance(value, enum.Enum):
             return _reduce_member(value) if type(value).__module__ == "__main__" else NotImplemented
-        if isinstance(value, typing.TypeVar) and value.__module__ == "__main__":
-            how = {"covariant": value.__covariant__, "contravariant": value.__contravariant__}
+        if isinstance(value, _VARIABLES) and value.__module__ == "__main__":
+            names = ("bound", "covariant", "contravariant")
+            how = {name: getattr(value, f"__{name}__") for name in names if hasattr(value, f"__{name}__")}
             token = _variables.setdefault(value, secrets.token_hex(8))
-            return make_variable, (token, value.__name__, value.__constraints__, value.__bound__, how)
+            return make_variable, (token, type(value), value.__name__, getattr(value, "__constraints__", ()), how)
         return NotImplemented
 
 
@@ -193,11 +211,11 @@ def fill_member(member: Any, state: tuple[Any, dict[str, Any]]) -> None:
 
 
 def make_variable(
-    token: str, name: str, constraints: tuple[Any, ...], bound: Any, how: dict[str, bool]
-) -> typing.TypeVar:
-    """A variable of types, once."""
-    known: typing.TypeVar | None = _made.get(token)
+    token: str, kind: Callable[..., Any], name: str, constraints: tuple[Any, ...], how: dict[str, Any]
+) -> Any:
+    """A variable of types, of their parameters or of several of them, once."""
+    known = _made.get(token)
     if known is None:
-        known = _made[token] = typing.TypeVar(name, *constraints, bound=bound, **how)
+        known = _made[token] = kind(name, *constraints, **how)
         known.__module__ = "__main__"
     return known

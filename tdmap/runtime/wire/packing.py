@@ -10,6 +10,7 @@ script: no `if __name__ == "__main__"` guard is needed.
 
 from __future__ import annotations
 
+import enum
 import importlib
 import io
 import pickle
@@ -25,7 +26,7 @@ from tdmap.memory.shm import Arena, shared_region, unexpanded
 from tdmap.process.interrupts import let_through
 from tdmap.runtime.wire.byvalue import Namespaces
 from tdmap.runtime.wire.lending import Loan, is_lendable, lend
-from tdmap.runtime.wire.mainclasses import name_bases, reduce_main_class
+from tdmap.runtime.wire.mainclasses import name_bases, reduce_main_class, reduce_main_member
 
 INLINE_BYTES = 4096
 """Tensors of at most so many bytes that are not shared already travel as bytes."""
@@ -158,6 +159,8 @@ class Packer:
             name_bases(value)
         if isinstance(value, type) and value.__module__ == "__main__":
             return reduce_main_class(value)
+        if isinstance(value, enum.Enum):
+            return reduce_main_member(value)
         if self.private and hasattr(type(value), "shared_tensors"):
             self._shared.update(id(tensor) for tensor in value.shared_tensors())
         return NotImplemented
