@@ -20,6 +20,7 @@ from tensordict_lite.memmap.disk.mapping import (
     Region,
     SharedHandle,
     anonymous_storage,
+    check_dtype,
     file_of,
     holds_many,
     is_anonymous,
@@ -130,11 +131,12 @@ class MemoryMappedTensor(Tensor):
 
         Raises:
             RuntimeError: ``input`` requires grad, is mapped elsewhere, or the file exists.
-            TypeError: ``input`` is not a tensor.
+            TypeError: ``input`` is not a tensor, or quantized.
             OSError: there is no room; nothing half-written stays.
         """
         if not isinstance(input, Tensor):
             raise TypeError(f"convert the input to a torch.Tensor first: got a {type(input).__name__}")
+        check_dtype(input.dtype)
         if input.requires_grad:
             raise RuntimeError(
                 "MemoryMappedTensor.from_tensor is incompatible with tensor.requires_grad: call detach() first"
@@ -316,13 +318,14 @@ class MemoryMappedTensor(Tensor):
             existsok: replace an existing file; a RuntimeError otherwise.
 
         Raises:
-            TypeError: no size; ``()`` makes a scalar.
+            TypeError: no size (``()`` makes a scalar), or a quantized dtype.
             OSError: there is no room, with the bytes needed and available.
         """
         _check_device(device)
         if not size and shape is None:
             raise TypeError("the size is missing: give ints, one sequence (`()` for a scalar), or shape=")
         dtype = dtype or torch.get_default_dtype()
+        check_dtype(dtype)
         wanted = shape if shape is not None else size[0] if len(size) == 1 else size
         path = None if filename is None else os.path.abspath(os.fspath(filename))
         if isinstance(wanted, Tensor) and wanted.ndim == 2:

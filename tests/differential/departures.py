@@ -197,6 +197,11 @@ TREES = [
         "a nested tensor is no MemoryMappedTensor in torch's eyes: it has no one shape",
     ),
     (
+        "MemoryMappedTensor.empty(3, dtype=torch.qint8)",
+        "raise TypeError('int_repr')",
+        "the scale of a quantized tensor would be lost; the reference leaves a file behind, or crashes",
+    ),
+    (
         "MemoryMappedTensor([3, 4])",
         "raise TypeError('from_tensor')",
         "the reference makes a tensor that is not mapped; the error says how to map values",
@@ -288,6 +293,16 @@ MODULES = [
         'Prob(["loc"], ["o"], distribution_class=dist.Normal)(TD())',
         'raise KeyError("loc")',
         "the error names the key that is absent",
+    ),
+    (
+        'torch.func.jacrev(lambda q: q["a"] * 2)(TD(a=torch.ones(3), b=torch.ones(3))).batch_size',
+        "torch.Size([3])",
+        "the dimensions of the output stand in front of every entry, as those of a map do",
+    ),
+    (
+        "type(pickle.loads(pickle.dumps(Params(TD(w=torch.ones(3))).consolidate()))).__name__",
+        "type(Params(TD(w=torch.ones(3))).consolidate()).__name__",
+        "what comes out of a pickle is what went in: consolidated, the tensors are no parameters",
     ),
     (
         'torch.func.hessian(lambda q: (q["b"] ** 2).sum())(fl.select("b"))["b", "b"]',

@@ -157,6 +157,13 @@ def test_tensors_that_have_no_place_in_a_file_are_refused(tmp_path: Path) -> Non
         MemoryMappedTensor.from_tensor(np.ones(2), filename=tmp_path / "x")
     with pytest.raises(RuntimeError, match="CPU"):
         MemoryMappedTensor.zeros(2, device="meta")
+    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    for path in (None, tmp_path / "x"):
+        with pytest.raises(TypeError, match="int_repr"):
+            MemoryMappedTensor.from_tensor(quantized, filename=path)
+        with pytest.raises(TypeError, match="int_repr"):
+            MemoryMappedTensor.empty(3, dtype=torch.quint8, filename=path)
+    assert not os.listdir(tmp_path)
 
 
 def test_mapping_checks_the_file(mapped: MemoryMappedTensor, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ __all__ = [
     "SharedHandle",
     "anonymous_file",
     "anonymous_storage",
+    "check_dtype",
     "check_room",
     "file_of",
     "handle_of",
@@ -61,6 +62,15 @@ NAMED = "tdmap-anonymous-"
 """How the names of files begin that take the place of memory without one, where the system has no such memory."""
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 _NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which the mmap module does not name
+
+
+_QUANTIZED = frozenset((torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4))
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """TypeError for numbers that are nothing without the scale beside them."""
+    if dtype in _QUANTIZED:
+        raise TypeError(f"a {dtype} has a scale, which no file would hold: map tensor.int_repr(), and keep the scale")
 
 
 def no_room(path: str, needed: int) -> OSError:
