@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -63,8 +64,11 @@ def cat_non_tensors(items: Sequence[Any], dim: int) -> Any:
     if len(columns) == len(items) and all(column is not None for column in columns):
         values = list(chain.from_iterable(columns))
         return NonTensorStack._of_objects(values, dim, first._member_batch_size(), first._device)
-    rows = [row for item in items for row in item.unbind(dim)]
     size = first._batch_size
+    full = torch.Size((*size[:dim], sum(item._batch_size[dim] for item in items), *size[dim + 1 :]))
+    if 0 in full:
+        return spread(NonTensorData(None, batch_size=full, device=first._device))
+    rows = [row for item in items for row in item.unbind(dim)]
     return NonTensorStack._of(rows, dim, torch.Size((*size[:dim], *size[dim + 1 :])), first._device)
 
 
@@ -410,6 +414,25 @@ def _flat_payloads(data: Any) -> list[Any]:
     values = data._payloads()
     return values if values is not None else [value for member in data._source for value in _flat_payloads(member)]
 
+
+def _of_no_rows(name: str) -> Callable[..., Any]:
+    """A method of lazy stacks, which have members to ask; without an element, a tensor says what the shape is."""
+    method = getattr(NonTensorStack, name)
+
+    @functools.wraps(method)
+    def shaped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if 0 not in self._batch_size:
+            return method(self, *args, **kwargs)
+        tensor = torch.empty(self._batch_size)
+        shape = tensor[args[0]].shape if name == "_index" else getattr(tensor, name)(*args, **kwargs).shape
+        return self._blank(shape, False)
+
+    return shaped
+
+
+_SHAPING = ("view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "expand", "permute", "repeat", "flip")
+for _name in (*_SHAPING, "roll", "_index"):
+    setattr(NonTensorStack, _name, _of_no_rows(_name))
 
 register(
     NonTensorStack=NonTensorStack, rows_of=rows_of, stack_non_tensors=stack_non_tensors, cat_non_tensors=cat_non_tensors

@@ -371,3 +371,36 @@ def test_equal_objects_of_a_lazy_stack_are_one_where_that_is_set() -> None:
         assert stack.contiguous()["s"] == "a"
         assert ragged_stack()["prompt"] == BOTH_TEXTS
     assert stack["s"] == ["a", "a"]
+
+
+@pytest.mark.parametrize("size", [(0,), (2, 0), (0, 2), (1, 0, 2)], ids=str)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x.unsqueeze(0),
+        lambda x: x.unsqueeze(-1),
+        lambda x: x.squeeze(),
+        lambda x: x.reshape(0, 3),
+        lambda x: x.reshape(3, 0),
+        lambda x: x.view(0, 2, 1),
+        lambda x: x.flatten(0, -1),
+        lambda x: x.unflatten(-1, (x.shape[-1], 1)),
+        lambda x: x.permute(*reversed(range(x.ndim))),
+        lambda x: x.expand(2, *x.shape),
+        lambda x: x.repeat(*[2] * x.ndim),
+        lambda x: x.flip(0),
+        lambda x: x.roll(1, 0),
+        lambda x: x[None],
+        lambda x: x[torch.zeros(x.shape[0], dtype=torch.bool)],
+        lambda x: torch.cat([x, x], -1),
+        lambda x: torch.stack([x, x], -1),
+    ],
+)
+def test_a_column_without_an_element_has_the_shape_of_its_tree(size: tuple[int, ...], call) -> None:
+    rows = TensorDict({"s": NonTensorData("x", batch_size=[3, *size[1:]]).maybe_to_stack()}, [3, *size[1:]])
+    empty = (
+        rows[:0] if size[0] == 0 else TensorDict({"s": NonTensorData("x", batch_size=[*size]).maybe_to_stack()}, size)
+    )
+    result = call(empty)
+    assert result.get("s").batch_size == result.batch_size == call(torch.empty(size)).shape
+    assert np.array(result["s"], dtype=object).size == 0
