@@ -211,7 +211,8 @@ TD.from_any({"s": [[["a", "q"]], [["b", "c"]]]}, batch_size=[2])
 TD.from_dict({"s": [("a", "b"), ("c", "d")]})["s"]
 TD.from_dict({"s": [[NonTensorData("a")], [NonTensorData("b")]]})["s"]
 TD.from_dict({"s": [NonTensorData("a"), NonTensorData("b")]})["s"]
-x = torch.stack([nt, nt]).update({"t": [["a", "b", "c"], ["d", "e", "f"]]}); TD.from_dict(x.to_dict(), batch_size=[2, 3])
+x = torch.stack([nt, nt]).update({"t": [["a", "b", "c"], ["d", "e", "f"]]});
+    TD.from_dict(x.to_dict(), batch_size=[2, 3])
 x = lazy_stack([nt, nt.clone().set("s", "other")]); x.from_dict_instance(x.to_dict())
 """,
 )

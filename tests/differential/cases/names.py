@@ -91,10 +91,12 @@ lazy_stack([nm, nm], 1).names
 nm.to_tensordict().names
 x = lazy_stack([nm, nm.clone()], 0); x.unflatten(0, (1, -1)).names, x.unflatten(1, (1, -1)).names
 x = lazy_stack([nm, nm.clone()], 1); x.flatten(0, 1).names, x.unsqueeze(0).flatten(0, 1).names, x.flatten(0, 0).names
-x = lazy_stack([nm.clone(), nm.clone()], 2); write_through(x.unflatten(0, (1, -1)), {"w": torch.ones(1, 2, 3, 2)}); x.names
+x = lazy_stack([nm.clone(), nm.clone()], 2); write_through(x.unflatten(0, (1, -1)), {"w": torch.ones(1, 2, 3, 2)});
+    x.names
 x = lazy_stack([nm, nm.clone()], 0); [maybe_dense_stack([x, x.clone()], dim).names for dim in range(3)]
 x = lazy_stack([nm, nm.clone()], 0); x.names = ["p", "q", "r"]; x.densify()["n"].names
-x = lazy_stack([nm, nm.clone()], 0); x.names = ["p", "q", "r"]; x[:0].names, x[[]].names, x[[], 0].names, x[:0, 1:].names
+x = lazy_stack([nm, nm.clone()], 0); x.names = ["p", "q", "r"];
+    x[:0].names, x[[]].names, x[[], 0].names, x[:0, 1:].names
 x = lazy_stack([nm, nm.clone()], 1); x[:, :0].names, x[:, :0]["n"].names, x[:, []].names
 x = lazy_stack([nm, nm.clone()], 0); y = x[torch.tensor([[0, 1], [1, 0]])]; y.names, y[0].names, y[0][0].names
 x = lazy_stack([nm, nm.clone()], 0); y = x[torch.tensor([[0, 1], [1, 0]]), None]; y.names, y[0].names, y[0][0].names
