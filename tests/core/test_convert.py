@@ -335,3 +335,11 @@ def test_what_is_converted_is_not_linked_to_the_collection() -> None:
         assert type(found["s"]) is list and type(nested["deep"][0]) is list
         found["s"][0] = nested["deep"][0][0] = "changed"
     assert td["s"] == ["a", "b"] and td["n", "deep"] == [["a", "b"], ["c", "d"]]
+
+
+def test_a_deep_copy_of_a_tensor_that_is_there_twice_is_there_twice() -> None:
+    x = torch.ones(3)
+    copied = copy.deepcopy(TensorDict(a=x, n=TensorDict(b=x)))
+    assert copied["a"] is copied["n", "b"] and copied["a"] is not x
+    alone, pair = copy.deepcopy([x, TensorDict(a=x)])
+    assert pair["a"] is alone

@@ -115,5 +115,8 @@ x = torch.ones(2, requires_grad=True) * 2; copy.deepcopy(TD(a=x))["a"]
 x = torch.ones(2, requires_grad=True) * 2; copy.deepcopy(lazy_stack([TD(a=x), TD(n=TD(a=x))]))[1]["n", "a"]
 copy.deepcopy(C(torch.ones(3, requires_grad=True) * 2, batch_size=[3])).x
 x = torch.ones(2, requires_grad=True); copy.deepcopy(TD(a=x * 2))["a"].sum().backward(); x.grad
+x = torch.arange(4.0); y = copy.deepcopy(TD(a=x, b=x[:2])); y["a"][0] = 9; y["b"]
+x = torch.ones(1).expand(3); copy.deepcopy(TD(a=x))["a"].stride()
+x = torch.ones(100, 3); copy.deepcopy(TD(a=x[:2]))["a"].untyped_storage().nbytes()
 """,
 )
