@@ -152,6 +152,10 @@ class Kernel:
     def _del_str(self, key: str) -> None:
         raise NotImplementedError
 
+    def _leaves_unset(self, key: Any, value: Any) -> bool:
+        """Whether a value that has no entry here is that of a field of a class without one: None, as `to_dict` says."""
+        return value is None and key in getattr(self, "_field_specs", ())
+
     def _key_list(self) -> list[str]:
         """Names of the direct entries, in order."""
         raise NotImplementedError

@@ -417,10 +417,6 @@ class UpdateOps(Kernel):
                 raise EntryKindError(".".join(path), entry, value)
         return self
 
-    def _leaves_unset(self, key: Any, value: Any) -> bool:
-        """Whether a value that has no entry here is that of a field of a class without one: None, as `to_dict` says."""
-        return value is None and key in getattr(self, "_field_specs", ())
-
     def _with(self, key: str, value: Any) -> Self:
         self._set_str(key, value)
         return self
