@@ -1,14 +1,16 @@
 """Lazy chains of stages over a dataset.
 
 pipeline.py   the class that users see
+chain.py      what it is before it runs: a dataset, stages, and their plan
 stages.py     what they wrote, one frozen object a stage
 planning.py   which stages are arithmetic, which run in workers, which in the calling process
 rows.py       rows at random access, several datasets included
 work.py       what a worker does with a chunk
 rounds.py     chunks of all epochs, and the jobs that compute them
-streams.py    a plan as it runs, with a position that can be saved
+pieces.py     streams of rows and batches, with a position that can be saved
+streams.py    a plan as it runs
 loader.py     iteration
-running.py    writing, folding, collecting, counting
+endings/      writing, caching, folding, collecting, counting
 explain.py    the plan for people
 """
 

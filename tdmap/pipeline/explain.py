@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tdmap.data.kinds import data_length, data_row_bytes, is_data
 from tdmap.memory.resources import usable_cores
-from tdmap.pipeline import running
-from tdmap.pipeline.caching import is_written
+from tdmap.pipeline.endings import running
+from tdmap.pipeline.endings.caching import is_written
 from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan, leaf_row_bytes
 from tdmap.pipeline.rounds import chunk_rows, default_ahead
 from tdmap.pipeline.rows import Joined, Pending, View, Zipped
@@ -19,6 +19,7 @@ from tdmap.pipeline.stages import Batch, Cache, Call, Shuffle, Stage
 from tdmap.seeding import preserved_generators
 
 if TYPE_CHECKING:
+    from tdmap.pipeline.chain import Chain
     from tdmap.pipeline.pipeline import Pipeline
 
 COLORS = {"rows": "#e8f0fe", "workers": "#e6f4ea", "here": "#fef7e0", "result": "#f1f3f4", "cache": "#fce8e6"}
@@ -48,7 +49,7 @@ def explain(pipeline: Pipeline, num_workers: int, prefetch: int | None, probe: b
     """
     caches: list[Box] = []
 
-    def leaf_of(before: Pipeline, cache: Cache, plan: Plan) -> Any:
+    def leaf_of(before: Chain, cache: Cache, plan: Plan) -> Any:
         facts = (
             ["written already, and read from there"] if is_written(cache) else ["not written yet: a pass of its own"]
         )

@@ -12,11 +12,12 @@ from tdmap.memory.links import open_link
 from tdmap.memory.resources import one_thread
 from tdmap.operation import hide_engine
 from tdmap.operations.iteration.prefetch import prefetch_over
+from tdmap.pipeline.pieces import State, Stream
 from tdmap.pipeline.planning import ENDLESS, Plan, with_chunks
 from tdmap.pipeline.rounds import Context, chunk_sizes
 from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import STAGES
-from tdmap.pipeline.streams import State, Stream, open_stream
+from tdmap.pipeline.streams import open_stream
 from tdmap.pipeline.torchloader import divided
 
 VERSION = 3

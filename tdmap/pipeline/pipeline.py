@@ -8,15 +8,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import dill
 import torch
-from torch import Tensor
 
 from tdmap.data.alike import describe_difference, fits
-from tdmap.data.entries import require_entry
-from tdmap.data.kinds import Data, data_length, instead_of_data, is_data, is_dense
-from tdmap.data.objects import without_objects
-from tdmap.data.reader import narrow
+from tdmap.data.kinds import Data, is_data
 from tdmap.data.store import OutputFolder, destination
 from tdmap.devices import check_start_method
 from tdmap.errors import OutputMismatch
@@ -25,18 +20,13 @@ from tdmap.frames import warn_user
 from tdmap.functions import Keys, as_function
 from tdmap.memory.links import Device, resolve_device
 from tdmap.operation import operation
-from tdmap.pipeline import running, writing
-from tdmap.pipeline.caching import dataset_of
+from tdmap.pipeline.chain import Chain
+from tdmap.pipeline.endings import running, writing
 from tdmap.pipeline.explain import Explanation
 from tdmap.pipeline.loader import PipelineIterator
-from tdmap.pipeline.planning import Head, Plan, extend, heads_of, leaf_row_bytes, start
+from tdmap.pipeline.planning import heads_of
 from tdmap.pipeline.rounds import Context
-from tdmap.pipeline.rows import Pending, View
-from tdmap.pipeline.shares import Epochs, Share
 from tdmap.pipeline.stages import (
-    CALLING,
-    KEEPING_ROWS,
-    SAME_ENTRIES,
     Batch,
     Cache,
     Concat,
@@ -50,7 +40,6 @@ from tdmap.pipeline.stages import (
     Shard,
     Shuffle,
     Skip,
-    Stage,
     Take,
     Unbatch,
     Zip,
@@ -59,8 +48,6 @@ from tdmap.pipeline.torchloader import Sendable, for_loader, worker_place
 from tdmap.ranks.shard import ShardLike, rank_of
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.resume.inshards import or_in_shards
-from tdmap.seeding import checked_seed
-from tensordict_lite import is_tensor_collection
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -68,7 +55,7 @@ if TYPE_CHECKING:
     from tdmap.execution import WorkerOptions
 
 
-class Pipeline(torch.utils.data.IterableDataset[Any]):
+class Pipeline(Chain):
     """A lazy chain of stages over the rows of a dataset. Each call returns a new pipeline; nothing runs before the end.
 
     Args:
@@ -90,33 +77,6 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         >>> even.collect(num_workers=0)["x"]
         tensor([0, 2, 4, 6, 8])
     """
-
-    def __init__(self, data: Data, *, seed: int | None = None) -> None:
-        if not is_data(data):
-            raise TypeError(f"a pipeline needs a tensor or a collection of tensors, got {instead_of_data(data)}")
-        if not data.shape:
-            raise TypeError(f"a pipeline needs rows in dimension 0, and the {type(data).__name__} has no dimension.")
-        self._data = data
-        self._seed = checked_seed(seed)
-        self._epochs = Epochs()
-        self._begun: tuple[int, int] | None = None
-        self._stages: tuple[Stage, ...] = ()
-
-    def _then(self, stage: Stage) -> Pipeline:
-        new = object.__new__(type(self))
-        new.__dict__.update(self.__dict__)
-        new._stages = (*self._stages, stage)
-        new._begun = None
-        new._plan(Pipeline._pending)  # a stage that makes no sense here is an error here
-        return new
-
-    def __getstate__(self) -> dict[str, Any]:
-        # With dill: lambdas and closures are what people write in a chain.
-        return {**self.__dict__, "_stages": dill.dumps(self._stages, byref=False, recurse=True)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._stages = dill.loads(state["_stages"])
 
     # -- functions -------------------------------------------------------------------------------------
 
@@ -167,11 +127,6 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
             self._require_entry(key, "the key of .select()")
         return selected
 
-    def _require_entry(self, key: Key, what: str) -> None:
-        """Raise KeyError if there is no such entry, where it is known which there are."""
-        if all(isinstance(stage, SAME_ENTRIES) for stage in self._stages) and is_tensor_collection(self._data):
-            require_entry(self._data, key, what)
-
     # -- rows ------------------------------------------------------------------------------------------
 
     def take(self, n: int) -> Pipeline:
@@ -207,14 +162,6 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
             index, count = rank_of(index) or (0, 1)
             self._require_common_order(count)
         return self._then(Shard(index, count, even))  # type: ignore[arg-type]
-
-    def _require_common_order(self, count: int) -> None:
-        """Raise ValueError where each of several ranks would put the rows into an order of its own."""
-        if count > 1 and any(isinstance(stage, Shuffle) and stage.drawn for stage in self._stages):
-            raise ValueError(
-                "each rank would draw another seed for .shuffle(), so that rows would be in several shares or in none: "
-                "write .shuffle(seed=...), the same on all ranks."
-            )
 
     def shuffle(self, seed: int | None = None, buffer: int | None = None) -> Pipeline:
         """Another order, and another one in each epoch.
@@ -266,13 +213,6 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
             difference = describe_difference(mine, theirs).replace("this one", "the second one", 1)
             raise OutputMismatch(f"concat: the rows of both must look alike: {difference}.")
         return self._then(Concat(other))
-
-    def _example(self) -> Data | None:
-        """No rows, which look like those of the pipeline, without objects; None where functions make the rows."""
-        if not all(isinstance(stage, KEEPING_ROWS) for stage in self._stages):
-            return None
-        rows = narrow(self._data, 0, 0, 0)
-        return without_objects(rows) if is_dense(rows) or isinstance(rows, Tensor) else None
 
     def cache(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Pipeline:
         """Write the rows to a folder the first time that they are needed, and read them there from then on.
@@ -442,7 +382,7 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         if not isinstance(out, (str, os.PathLike, OutputFolder)):
             return writing.write(self._opened(context), context, out, resume)
         store = OutputFolder.of(out)
-        heads = heads_of(self._plan(Pipeline._pending))
+        heads = heads_of(self._plan(Chain._pending))
         for folder in (folder for head in heads for folder in head.view.folders):
             if store.is_at(folder):
                 raise FileExistsError(f"{store.path} is the folder of the data: choose another one for the result.")
@@ -484,31 +424,19 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
     @operation
     def count(self, **options: Unpack[WorkerOptions]) -> int:
         """Number of rows, or of batches after `.batch`. Runs the stages only where the number cannot be known."""
-        known = self._plan(Pipeline._pending).elements
+        known = self._plan(Chain._pending).elements
         if known is not None:
             return running.finite(known)
         context = self._context(dict(options), 0, None, None, 2, None)
         return running.count(self._opened(context), context)
 
     def __len__(self) -> int:
-        known = self._plan(Pipeline._pending).elements
+        known = self._plan(Chain._pending).elements
         if known is None:
             raise TypeError(f"{self!r} has a length that only count() can tell, by running it.")
         return running.finite(known)
 
-    def __bool__(self) -> bool:
-        return True
-
     # -- showing ---------------------------------------------------------------------------------------
-
-    def describe(self) -> str:
-        """The chain as it was written."""
-        rows = data_length(self._data, 0)
-        seed = "" if self._seed is None else f", seed={self._seed}"
-        return ".".join([f"Pipeline({type(self._data).__name__} [{rows}]{seed})", *map(str, self._stages)])
-
-    def __repr__(self) -> str:
-        return self.describe()
 
     def explain(
         self, *, num_workers: int | None = None, prefetch: int | None = None, probe: bool = True
@@ -551,42 +479,6 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
     def _repr_html_(self) -> str:
         return self.svg
 
-    # -- planning --------------------------------------------------------------------------------------
-
-    def _without_share(self) -> tuple[Pipeline, Share]:
-        """The chain without the share of batches that it ends with, if it does, and that share."""
-        last = self._stages[-1] if self._stages else None
-        if isinstance(last, Shard):
-            chain = object.__new__(type(self))
-            chain.__dict__.update(self.__dict__)
-            chain._stages = self._stages[:-1]
-            if chain._plan(Pipeline._pending).batched:
-                return chain, Share(last.index, last.count, last.even)
-        return self, Share()
-
-    @property
-    def _others(self) -> list[Pipeline]:
-        return [stage.other for stage in self._stages if isinstance(stage, (Zip, Concat))]
-
-    @property
-    def _calls(self) -> bool:
-        """Whether a function of the user's is called, which may draw random numbers, in any part."""
-        own = any(isinstance(stage, CALLING) for stage in self._stages)
-        return own or any(other._calls for other in self._others)
-
-    @property
-    def _shuffles(self) -> bool:
-        """Whether rows come in an order that depends on the epoch."""
-        own = any(isinstance(stage, Shuffle) for stage in self._stages)
-        return own or any(other._shuffles for other in self._others)
-
-    @property
-    def _used_seed(self) -> int | None:
-        """The seed of all random streams: the pipeline's own, or that of the first part which has one."""
-        if self._seed is not None:
-            return self._seed
-        return next((seed for other in self._others if (seed := other._used_seed) is not None), None)
-
     def _context(
         self,
         options: dict[str, Any],
@@ -597,29 +489,6 @@ class Pipeline(torch.utils.data.IterableDataset[Any]):
         timeout: float | None,
     ) -> Context:
         return running.make_context(options, self._used_seed, epoch, prefetch, chunksize, retries, timeout)
-
-    def _plan(self, leaf_of: Callable[[Pipeline, Cache, Plan], Any]) -> Plan:
-        """The plan; `leaf_of` gives what stands for a cache and the pipeline before it."""
-        plan = start(self._data)
-        for number, stage in enumerate(self._stages):
-            if isinstance(stage, Cache):
-                before = object.__new__(type(self))
-                before.__dict__.update(self.__dict__)
-                before._stages = self._stages[:number]
-                plan = Head(View(leaf_of(before, stage, plan)))
-            else:
-                plan = extend(plan, stage, lambda other: other._plan(leaf_of))
-        return plan
-
-    def _pending(self, cache: Cache, plan: Plan) -> Pending:
-        if plan.batched:
-            raise ValueError(".cache() keeps rows, and there are batches: put it before .batch(), or after .unbatch().")
-        row_bytes = leaf_row_bytes(heads_of(plan)[0].view)
-        return Pending(cache.path, plan.elements, row_bytes)
-
-    def _opened(self, context: Context) -> Plan:
-        """The plan with every cache written."""
-        return self._plan(lambda before, cache, plan: dataset_of(before, cache, plan, context))
 
 
 def _pipeline(other: Any, name: str) -> Pipeline:

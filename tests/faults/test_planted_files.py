@@ -17,7 +17,7 @@ import torch
 
 import tdmap
 from tdmap.errors import ResumeMismatch, UntrustedFile
-from tdmap.pipeline.caching import NAME as NOTE
+from tdmap.pipeline.endings.caching import NAME as NOTE
 from tdmap.plaindata import dump
 from tdmap.resume import checkpoint, journal, rowlog
 from tdmap.resume.status import describe, read_status

@@ -14,9 +14,9 @@ from tdmap.errors import OutputMismatch
 from tdmap.memory.spill import Spill
 from tdmap.operations.append import Pieces, SpillRows, append_rows, place_pieces
 from tdmap.operations.output import Output, spill_folder
+from tdmap.pipeline.endings.running import as_rows, check_ends, keeps_rows, no_rows, one_job, pieces_of
 from tdmap.pipeline.planning import Head, Plan, is_one_pass
 from tdmap.pipeline.rounds import Context
-from tdmap.pipeline.running import as_rows, check_ends, keeps_rows, no_rows, one_job, pieces_of
 from tdmap.plan import ChunkPlan
 from tdmap.resume.resumable import map_to_files, map_to_folder
 from tdmap.sinks import Preallocated

@@ -16,7 +16,7 @@ from tdmap.data.kinds import Data
 from tdmap.data.store import OutputFolder
 from tdmap.errors import AlreadyComplete, ResumeMismatch, UntrustedFile
 from tdmap.memory.hidden import exists, parse_json, printable, read, replace_file
-from tdmap.pipeline import writing
+from tdmap.pipeline.endings import writing
 from tdmap.pipeline.planning import Plan, is_one_pass
 from tdmap.pipeline.rounds import Context
 from tdmap.pipeline.stages import Cache, Concat, Stage, Zip
@@ -24,12 +24,12 @@ from tdmap.pipeline.work import stage_parts
 from tdmap.resume.fingerprint import source_parts
 
 if TYPE_CHECKING:
-    from tdmap.pipeline.pipeline import Pipeline
+    from tdmap.pipeline.chain import Chain
 
 NAME = "pipeline.json"
 
 
-def identity(pipeline: Pipeline, prefix: str = "") -> dict[str, str]:
+def identity(pipeline: Chain, prefix: str = "") -> dict[str, str]:
     """What a pipeline is, part by part: the same in every process."""
     parts = {f"{prefix}source {key}": value for key, value in source_parts(pipeline._data).items()}
     parts[f"{prefix}seed"] = str(pipeline._seed)
@@ -43,7 +43,7 @@ def identity(pipeline: Pipeline, prefix: str = "") -> dict[str, str]:
     return parts
 
 
-def dataset_of(before: Pipeline, cache: Cache, plan: Plan, context: Context) -> Data:
+def dataset_of(before: Chain, cache: Cache, plan: Plan, context: Context) -> Data:
     """The dataset of a cache, written if it is not there.
 
     Args:

@@ -1,0 +1,169 @@
+"""What a pipeline is before it runs: a dataset, stages, a seed, and the plan that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import dill
+import torch
+from torch import Tensor
+
+from tdmap.data.entries import require_entry
+from tdmap.data.kinds import Data, data_length, instead_of_data, is_data, is_dense
+from tdmap.data.objects import without_objects
+from tdmap.data.reader import narrow
+from tdmap.pipeline.endings.caching import dataset_of
+from tdmap.pipeline.planning import Head, Plan, extend, heads_of, leaf_row_bytes, start
+from tdmap.pipeline.rounds import Context
+from tdmap.pipeline.rows import Pending, View
+from tdmap.pipeline.shares import Epochs, Share
+from tdmap.pipeline.stages import (
+    CALLING,
+    KEEPING_ROWS,
+    SAME_ENTRIES,
+    Cache,
+    Concat,
+    Key,
+    Shard,
+    Shuffle,
+    Stage,
+    Zip,
+)
+from tdmap.seeding import checked_seed
+from tensordict_lite import is_tensor_collection
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Chain(torch.utils.data.IterableDataset[Any]):
+    """A dataset and stages. Chains are never changed: each further stage makes a new one.
+
+    Args:
+        data: a tensor or a collection of tensors, with rows in dimension 0.
+        seed: of the random streams of functions.
+
+    Raises:
+        TypeError: `data` has no rows.
+    """
+
+    def __init__(self, data: Data, *, seed: int | None = None) -> None:
+        if not is_data(data):
+            raise TypeError(f"a pipeline needs a tensor or a collection of tensors, got {instead_of_data(data)}")
+        if not data.shape:
+            raise TypeError(f"a pipeline needs rows in dimension 0, and the {type(data).__name__} has no dimension.")
+        self._data = data
+        self._seed = checked_seed(seed)
+        self._epochs = Epochs()
+        self._begun: tuple[int, int] | None = None
+        self._stages: tuple[Stage, ...] = ()
+
+    def _then(self, stage: Stage) -> Self:
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        new._stages = (*self._stages, stage)
+        new._begun = None
+        new._plan(Chain._pending)  # a stage that makes no sense here is an error here
+        return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        # With dill: lambdas and closures are what people write in a chain.
+        return {**self.__dict__, "_stages": dill.dumps(self._stages, byref=False, recurse=True)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._stages = dill.loads(state["_stages"])
+
+    def describe(self) -> str:
+        """The chain as it was written."""
+        rows = data_length(self._data, 0)
+        seed = "" if self._seed is None else f", seed={self._seed}"
+        return ".".join([f"Pipeline({type(self._data).__name__} [{rows}]{seed})", *map(str, self._stages)])
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+    def __bool__(self) -> bool:
+        return True
+
+    # -- questions ---------------------------------------------------------------------------------------
+
+    @property
+    def _others(self) -> list[Chain]:
+        return [stage.other for stage in self._stages if isinstance(stage, (Zip, Concat))]
+
+    @property
+    def _calls(self) -> bool:
+        """Whether a function of the user's is called, which may draw random numbers, in any part."""
+        own = any(isinstance(stage, CALLING) for stage in self._stages)
+        return own or any(other._calls for other in self._others)
+
+    @property
+    def _shuffles(self) -> bool:
+        """Whether rows come in an order that depends on the epoch."""
+        own = any(isinstance(stage, Shuffle) for stage in self._stages)
+        return own or any(other._shuffles for other in self._others)
+
+    @property
+    def _used_seed(self) -> int | None:
+        """The seed of all random streams: the pipeline's own, or that of the first part which has one."""
+        if self._seed is not None:
+            return self._seed
+        return next((seed for other in self._others if (seed := other._used_seed) is not None), None)
+
+    def _require_entry(self, key: Key, what: str) -> None:
+        """Raise KeyError if there is no such entry, where it is known which there are."""
+        if all(isinstance(stage, SAME_ENTRIES) for stage in self._stages) and is_tensor_collection(self._data):
+            require_entry(self._data, key, what)
+
+    def _require_common_order(self, count: int) -> None:
+        """Raise ValueError where each of several ranks would put the rows into an order of its own."""
+        if count > 1 and any(isinstance(stage, Shuffle) and stage.drawn for stage in self._stages):
+            raise ValueError(
+                "each rank would draw another seed for .shuffle(), so that rows would be in several shares or in none: "
+                "write .shuffle(seed=...), the same on all ranks."
+            )
+
+    def _example(self) -> Data | None:
+        """No rows, which look like those of the pipeline, without objects; None where functions make the rows."""
+        if not all(isinstance(stage, KEEPING_ROWS) for stage in self._stages):
+            return None
+        rows = narrow(self._data, 0, 0, 0)
+        return without_objects(rows) if is_dense(rows) or isinstance(rows, Tensor) else None
+
+    # -- the plan ----------------------------------------------------------------------------------------
+
+    def _without_share(self) -> tuple[Self, Share]:
+        """The chain without the share of batches that it ends with, if it does, and that share."""
+        last = self._stages[-1] if self._stages else None
+        if isinstance(last, Shard):
+            chain = object.__new__(type(self))
+            chain.__dict__.update(self.__dict__)
+            chain._stages = self._stages[:-1]
+            if chain._plan(Chain._pending).batched:
+                return chain, Share(last.index, last.count, last.even)
+        return self, Share()
+
+    def _plan(self, leaf_of: Callable[[Chain, Cache, Plan], Any]) -> Plan:
+        """The plan; `leaf_of` gives what stands for a cache and the pipeline before it."""
+        plan = start(self._data)
+        for number, stage in enumerate(self._stages):
+            if isinstance(stage, Cache):
+                before = object.__new__(type(self))
+                before.__dict__.update(self.__dict__)
+                before._stages = self._stages[:number]
+                plan = Head(View(leaf_of(before, stage, plan)))
+            else:
+                plan = extend(plan, stage, lambda other: other._plan(leaf_of))
+        return plan
+
+    def _pending(self, cache: Cache, plan: Plan) -> Pending:
+        if plan.batched:
+            raise ValueError(".cache() keeps rows, and there are batches: put it before .batch(), or after .unbatch().")
+        row_bytes = leaf_row_bytes(heads_of(plan)[0].view)
+        return Pending(cache.path, plan.elements, row_bytes)
+
+    def _opened(self, context: Context) -> Plan:
+        """The plan with every cache written."""
+        return self._plan(lambda before, cache, plan: dataset_of(before, cache, plan, context))
