@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tdmap.data.alike import not_alike
 from tdmap.data.join import allocate_like
-from tdmap.data.kinds import Data, is_data, is_dense, with_entries
+from tdmap.data.kinds import Data, is_data, is_dense, leaves_hold_rows, with_entries
 from tdmap.data.objects import entry_at, object_paths, stack_of
 from tdmap.errors import OutputMismatch
 from tdmap.plan import ChunkPlan
@@ -223,16 +223,16 @@ def join_objects(pieces: Sequence[Any]) -> Any:
 
 
 def join_pieces(pieces: list[Data]) -> Data:
-    """Rows after one another.
+    """Rows after one another. Those of lazy stacks may differ, and stay one.
 
     Raises:
         OutputMismatch: they do not look alike; names the entry that differs.
     """
     if len(pieces) == 1:
         return pieces[0]
-    first = pieces[0]
-    for piece in pieces[1:]:
-        check_alike(first, piece)
+    if all(map(leaves_hold_rows, pieces)):
+        for piece in pieces[1:]:
+            check_alike(pieces[0], piece)
     return torch.cat(pieces)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tdmap.data.kinds import Data
+from tdmap.data.kinds import Data, leaves_hold_rows
 from tdmap.data.schema import join_pieces
 from tdmap.pipeline.rows import merge
 from tdmap.pipeline.stages import Batch, Shard, Shuffle
@@ -317,10 +317,14 @@ class BufferStream(Over):
 
     def _exchange(self) -> Data:
         rows = self._cutter.take(min(self._cutter.rows, self._size))
-        slots = self._draw()[: rows.shape[0]]
+        order = self._draw()
+        slots, others = order[: rows.shape[0]], order[rows.shape[0] :]
         assert self._buffer is not None
         out = self._buffer[slots]
-        self._buffer[slots] = rows
+        if leaves_hold_rows(self._buffer):
+            self._buffer[slots] = rows
+        else:  # the members of a lazy stack are now those of `out`, too, and may differ in shape
+            self._buffer = join_pieces([self._buffer[others], rows.clone()]) if len(others) else rows.clone()
         return out
 
     def _drain(self) -> Data:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tdmap.data.kinds import Data, is_data, tensors_of
+from tdmap.data.kinds import Data, is_data, leaves_hold_rows, tensors_of
 from tdmap.data.schema import check_alike, join_pieces
 from tdmap.errors import add_note
 from tdmap.job import function_name
@@ -17,7 +17,7 @@ from tdmap.operations.filter import as_mask
 from tdmap.operations.habits import plain_rows
 from tdmap.pipeline.stages import Batch, Call, Filter, FlatMap, Map, MapRows, Select, Stage, Unbatch
 from tdmap.resume.fingerprint import function_parts
-from tensordict_lite import is_tensor_collection
+from tensordict_lite import is_tensor_collection, lazy_stack
 
 
 class Nothing:
@@ -183,6 +183,8 @@ def _map_rows(stage: MapRows, value: Any) -> Data:
     try:
         return torch.stack(results)
     except Exception:
+        if not leaves_hold_rows(value):  # but lazy stacks do, whose rows may differ in shape
+            return lazy_stack(results)
         for result in results[1:]:  # a better message, where a difference explains it
             check_alike(results[0].unsqueeze(0), result.unsqueeze(0))
         raise
