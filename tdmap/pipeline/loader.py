@@ -12,7 +12,7 @@ from tdmap.memory.links import open_link
 from tdmap.memory.resources import one_thread
 from tdmap.operation import hide_engine
 from tdmap.operations.iteration.prefetch import prefetch_over
-from tdmap.pipeline.pieces import State, Stream
+from tdmap.pipeline.pieces import State, Stream, next_of_round
 from tdmap.pipeline.planning import ENDLESS, Plan, with_chunks
 from tdmap.pipeline.rounds import Context, chunk_sizes
 from tdmap.pipeline.shares import Share
@@ -221,23 +221,11 @@ class _Batches(Iterator[Any]):
 
     def __next__(self) -> Any:
         while True:
-            piece = self._stream.next() if self._share.world_size == 1 else self._round()
+            alone = self._share.world_size == 1
+            piece = self._stream.next() if alone else next_of_round(self._stream, self._share)
             self._number += 1
             if (self._number - 1) % self._count == self._index:
                 return piece
-
-    def _round(self) -> Any:
-        """The batch of this rank in the next round."""
-        there: list[Any] = []
-        while len(there) < self._share.world_size:
-            try:
-                there.append(self._stream.next())
-            except StopIteration:
-                break
-        own = self._share.of_round(len(there))
-        if own is None:
-            raise StopIteration
-        return there[own]
 
     def state(self) -> State:
         return {"number": self._number, "stream": self._stream.state()}

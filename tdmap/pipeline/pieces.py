@@ -17,6 +17,7 @@ import torch
 from tdmap.data.kinds import Data, leaves_hold_rows
 from tdmap.data.schema import join_pieces
 from tdmap.pipeline.rows import merge
+from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import Batch, Shard, Shuffle
 from tdmap.seeding import derive, permutation
 
@@ -136,39 +137,45 @@ class EvenStream(Over):
 
     def __init__(self, below: Stream, stage: Shard, batched: bool) -> None:
         super().__init__(below, batched)
-        self._stage = stage
-        self._round: list[Any] = []
-        self._over = False
+        self._share = Share(stage.index, stage.count, stage.even)
+        self._cutter = Cutter(below)
 
     def next(self) -> Any:
-        while not self._over:
-            try:
-                piece = self.below.next()
-            except StopIteration:
-                self._over = True
-                break
-            elements = [piece] if self.batched else list(piece.split(1))
-            self._round += elements
-            rounds = len(self._round) // self._stage.count
-            if rounds:
-                done, self._round = self._round[: rounds * self._stage.count], self._round[rounds * self._stage.count :]
-                return self._of(done[self._stage.index :: self._stage.count])
-        if self._round and self._stage.even == "pad":
-            own = self._round[self._stage.index % len(self._round)]
-            self._round = []
-            return self._of([own])
-        raise StopIteration
-
-    def _of(self, elements: list[Any]) -> Any:
-        return elements[0] if self.batched else torch.cat(elements)
+        if self.batched:
+            return next_of_round(self.below, self._share)
+        count = self._share.world_size
+        while self._cutter.rows < count and self._cutter.pull():
+            pass
+        rounds = self._cutter.rows // count
+        if rounds:
+            return self._cutter.take(rounds * count)[self._share.rank :: count]
+        own = self._share.of_round(self._cutter.rows)
+        if own is None:
+            raise StopIteration
+        return self._cutter.take(self._cutter.rows)[own : own + 1]
 
     def state(self) -> State:
-        kept = [element.clone() for element in self._round]
-        return {"round": kept, "over": self._over, "below": self.below.state()}
+        return {"below": self.below.state() if self.batched else self._cutter.state()}
 
     def load(self, state: State) -> None:
-        self._round, self._over = list(state["round"]), state["over"]
-        self.below.load(state["below"])
+        if self.batched:
+            self.below.load(state["below"])
+        else:
+            self._cutter.load(state["below"])
+
+
+def next_of_round(below: Stream, share: Share) -> Any:
+    """The element that a rank has in the next round; StopIteration where it has none."""
+    there: list[Any] = []
+    while len(there) < share.world_size:
+        try:
+            there.append(below.next())
+        except StopIteration:
+            break
+    own = share.of_round(len(there))
+    if own is None:
+        raise StopIteration
+    return there[own]
 
 
 class JoinedStream(Stream):

@@ -1,0 +1,61 @@
+"""An exception costs no row: who goes on, with the iterator or from its position, gets what could not be had."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tensordict_lite import TensorDict
+
+
+class Once:
+    """Raises at a row, the first time that it comes."""
+
+    def __init__(self, row: int, mended: Path, error: type[BaseException] = ValueError) -> None:
+        self.row, self.mended, self.error = row, mended, error
+
+    def __call__(self, td):
+        if bool((td["x"] == self.row).any()) and not self.mended.exists():
+            self.mended.touch()
+            raise self.error("a file that is not there yet")
+        return td
+
+
+def not_third(td):
+    return td["x"] % 3 != 0
+
+
+def tenfold(td):
+    return TensorDict({"z": td["x"] * 10}, td.batch_size)
+
+
+CHAINS = {
+    "rows": lambda p, fn: p.map(fn),
+    "rows of a filter": lambda p, fn: p.filter(not_third).map(fn),
+    "batches in workers": lambda p, fn: p.batch(4).map(fn),
+    "batches here": lambda p, fn: p.filter(not_third).batch(4).map(fn),
+    "two batches zipped": lambda p, fn: p.batch(4).zip(p.map(fn).map(tenfold).batch(4)),
+    "batches here zipped": lambda p, fn: (
+        p.filter(not_third).batch(4).zip(p.filter(not_third).batch(4).map(fn).map(tenfold))
+    ),
+    "rows after batches": lambda p, fn: p.filter(not_third).batch(4).map(fn).unbatch(),
+    "epochs": lambda p, fn: p.shuffle(seed=1).filter(not_third).take(9).map(fn).repeat(3),
+    "a share": lambda p, fn: p.filter(not_third).shard(1, 2, even="pad").map(fn),
+    "ranks": lambda p, fn: p.filter(not_third).batch(3).map(fn).shard(1, 2, even="drop"),
+}
+
+
+def plain(elements):
+    return [{key: value.tolist() for key, value in element.items()} for element in elements]
+
+
+def test_a_position_between_two_shares_is_numbers(data):
+    for even in ("drop", "pad"):
+        pipeline = data.pipeline().filter(not_third).shard(0, 4, even=even)
+        wanted = [int(row["x"]) for row in pipeline.iter(num_workers=0, chunksize=5)]
+        for used in range(len(wanted)):
+            elements = pipeline.iter(num_workers=0, chunksize=5)
+            got = [int(next(elements)["x"]) for _ in range(used)]
+            later = pipeline.iter(num_workers=0)
+            later.load_state_dict(json.loads(json.dumps(elements.state_dict())))
+            assert got + [int(row["x"]) for row in later] == wanted
