@@ -29,7 +29,8 @@ class PipelineIterator(Iterator[Any]):
     """Yields rows, or batches after `.batch`, in order.
 
     `state_dict()` says where it is, at any element; `load_state_dict()` of an iterator of an equal pipeline, in a
-    later program too, goes on there with the same bits.
+    later program too, goes on there with the same bits. After an exception, Ctrl-C too, it is where it was before: who
+    asks again gets the element that could not be had. With `.shuffle(buffer=n)` it cannot go back, and says so.
 
     Example:
         >>> from tensordict_lite import TensorDict
@@ -100,11 +101,16 @@ class PipelineIterator(Iterator[Any]):
             first()
         execution = self._context.execution
         alone = execution is None or execution.executor == "serial"
+        before = self._state() if self._stream.positional else None
         try:
             with contextlib.nullcontext() if alone else one_thread():
                 element = next(self._elements)
-        except Exception as error:
-            hide_engine(error)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self._go_back(before)
+            if isinstance(error, Exception):
+                hide_engine(error)
             raise
         self._used += self._share.step
         if self._device is None:
@@ -113,6 +119,14 @@ class PipelineIterator(Iterator[Any]):
         if place.state is not None:
             self._state = lambda: place.state
         return value
+
+    def _go_back(self, state: State | None) -> None:
+        """Be where the iterator was: what was on its way from stage to stage when an exception came is lost."""
+        self.close()
+        if state is not None:
+            self._begin(state)
+        else:
+            self._elements, self._state = iter(_cannot_go_back, None), _cannot_go_back
 
     def __len__(self) -> int:
         """Elements that are left, where that is known."""
@@ -192,6 +206,13 @@ class PipelineIterator(Iterator[Any]):
                 f"{self._share.world_size} ranks: no worker knows how far the others are. Save the state of "
                 "pipeline.iter(num_workers=...), which any number of ranks goes on with."
             )
+
+
+def _cannot_go_back() -> Any:
+    raise RuntimeError(
+        "an exception has ended this iteration, and the rows in a shuffle buffer are not those of the last element any "
+        "more: go on from a state_dict() that was saved before, or begin again."
+    )
 
 
 class _Carried:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
+
+import pytest
 
 from tensordict_lite import TensorDict
 
@@ -47,6 +50,41 @@ CHAINS = {
 
 def plain(elements):
     return [{key: value.tolist() for key, value in element.items()} for element in elements]
+
+
+@pytest.mark.parametrize("chain", list(CHAINS))
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_who_goes_on_after_an_exception_misses_nothing(data, chain, error, tmp_path):
+    rows, draw = data.select("x"), random.Random(chain)
+    wanted = plain(CHAINS[chain](rows.pipeline(), lambda td: td).iter(num_workers=0, chunksize=5))
+    for number in range(6):
+        fn = Once(draw.choice([1, 4, 13, 22, 38]), tmp_path / f"mended{number}", error)
+        pipeline = CHAINS[chain](rows.pipeline(), fn)
+        options = {"num_workers": 0 if error is KeyboardInterrupt else draw.choice([0, 1, 2]), "chunksize": 5}
+        elements, got, raised = pipeline.iter(**options), [], False
+        while len(got) < len(wanted):
+            try:
+                got.append(next(elements))
+            except (ValueError, KeyboardInterrupt, RuntimeError):
+                assert not raised, "once is enough"
+                raised = True
+                if draw.random() < 0.5:
+                    state = json.loads(json.dumps(elements.state_dict()))
+                    elements = pipeline.iter(**options)
+                    elements.load_state_dict(state)
+        assert plain(got) == wanted
+        assert raised or chain == "epochs", "rows beyond the last one that is taken may raise unheard"
+        assert next(elements, None) is None
+
+
+def test_a_shuffle_buffer_cannot_go_back_and_says_so(data, tmp_path):
+    pipeline = data.pipeline().shuffle(seed=1, buffer=8).batch(4).map(Once(20, tmp_path / "mended"))
+    elements = pipeline.iter(num_workers=0)
+    with pytest.raises(ValueError, match="not there yet"):
+        list(elements)
+    for ask in (elements.__next__, elements.state_dict):
+        with pytest.raises(RuntimeError, match="go on from a state_dict"):
+            ask()
 
 
 def test_a_position_between_two_shares_is_numbers(data):
