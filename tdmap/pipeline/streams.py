@@ -173,13 +173,18 @@ class CallStream(Over):
         while True:
             piece = self.below.next()
             with seeded(self._seed, self._number):
-                if isinstance(self._stage, Unbatch):
-                    piece = run_stages([self._stage], piece)
-                else:
-                    piece = apply_stage(self._stage, piece, self.batched)
+                piece = self._apply(piece)
             self._number += 1
             if piece is not NOTHING:
                 return piece
+
+    def _apply(self, piece: Any) -> Any:
+        try:
+            if isinstance(self._stage, Unbatch):
+                return run_stages([self._stage], piece)
+            return apply_stage(self._stage, piece, self.batched)
+        except StopIteration as error:  # which would end the iteration, and its rows would be missed by nobody
+            raise RuntimeError(f"the function of .{self._stage} raised StopIteration") from error
 
     def state(self) -> State:
         return {"number": self._number, "below": self.below.state()}

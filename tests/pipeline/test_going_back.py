@@ -87,6 +87,17 @@ def test_a_shuffle_buffer_cannot_go_back_and_says_so(data, tmp_path):
             ask()
 
 
+def test_a_function_that_raises_stop_iteration_does_not_end_the_rows(data, workers):
+    def stop(batch):
+        if batch["x"][0] > 20:
+            raise StopIteration
+        return batch
+
+    for chain in (data.pipeline().filter(not_third).batch(4), data.pipeline().batch(4)):
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            list(chain.map(stop).iter(**workers))
+
+
 def test_a_position_between_two_shares_is_numbers(data):
     for even in ("drop", "pad"):
         pipeline = data.pipeline().filter(not_third).shard(0, 4, even=even)
