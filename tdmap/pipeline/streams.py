@@ -19,12 +19,20 @@ from tdmap.pipeline.pieces import (
     TakeStream,
     ZippedStream,
 )
-from tdmap.pipeline.planning import Again, Both, Head, Local, Plan
+from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan, heads_of
 from tdmap.pipeline.rounds import Context, Rounds, chunk_rows, default_ahead, head_job, run_here, seeded
 from tdmap.pipeline.rows import epoch_seed
 from tdmap.pipeline.stages import Batch, Concat, Shard, Shuffle, Skip, Take, Unbatch
 from tdmap.pipeline.work import NOTHING, apply_stage, run_stages
 from tdmap.seeding import derive
+
+VAIN_ROWS = 1000
+"""Of so many rows, and of a whole epoch, nothing is left by chance only: `.repeat()` without a number ends there."""
+
+
+def patience(rows: int) -> int:
+    """How many epochs of so many rows may be empty, one after the other, before those to come are taken to be, too."""
+    return min(max(VAIN_ROWS // max(rows, 1), 1), 100)
 
 
 def open_stream(plan: Plan, context: Context, batch: int | None = None) -> Stream:
@@ -67,6 +75,8 @@ class HeadStream(Stream):
         self._share = context.share
         self._at = self._rounds.start
         self._values: Iterator[Any] | None = None
+        self._patience = 0 if head.epochs < ENDLESS else self._rounds.first(patience(self._rounds.rows))
+        self._in_vain = 0
 
     def next(self) -> Any:
         while (chunk := self._share.element(self._at, self._rounds.stop)) is not None:
@@ -78,7 +88,11 @@ class HeadStream(Stream):
                 continue
             self._at += self._share.step
             if value is not NOTHING:
+                self._in_vain = 0
                 return value
+            self._in_vain += self._share.step
+            if 0 < self._patience <= self._in_vain:
+                break
         raise StopIteration
 
     def _run(self, chunk: int) -> Iterator[Any]:
@@ -132,26 +146,30 @@ class AgainStream(Stream):
         self._epoch = 0
         self._below = self._open(0)
         self.positional = self._below.positional
-        self._any = False
+        rows = sum(head.view.rows or 0 for head in heads_of(plan.source))
+        self._patience = plan.epochs if plan.epochs < ENDLESS else patience(rows) if rows else 1
+        self._in_vain = 0
 
     def next(self) -> Any:
         while True:
             try:
                 piece = self._below.next()
-                self._any = True
-                return piece
             except StopIteration:
-                if self._epoch + 1 >= self._epochs or not self._any:
+                self._in_vain += 1
+                if self._epoch + 1 >= self._epochs or self._in_vain > self._patience:
                     raise
                 self._epoch += 1
                 self._below = self._open(self._epoch)
+            else:
+                self._in_vain = 0
+                return piece
 
     def state(self) -> State:
-        return {"epoch": self._epoch, "any": self._any, "below": self._below.state()}
+        return {"epoch": self._epoch, "below": self._below.state()}
 
     def load(self, state: State) -> None:
         self.close()
-        self._epoch, self._any = state["epoch"], state["any"]
+        self._epoch = state["epoch"]
         self._below = self._open(self._epoch)
         self._below.load(state["below"])
 

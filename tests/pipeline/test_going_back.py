@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 
 from tensordict_lite import TensorDict
 
@@ -108,3 +109,28 @@ def test_a_position_between_two_shares_is_numbers(data):
             later = pipeline.iter(num_workers=0)
             later.load_state_dict(json.loads(json.dumps(elements.state_dict())))
             assert got + [int(row["x"]) for row in later] == wanted
+
+
+def test_an_epoch_of_which_nothing_is_left_does_not_end_the_others(workers):
+    rows = TensorDict({"x": torch.arange(23)}, [23])
+    for seed in range(4):
+        epoch = rows.pipeline().shuffle(seed).take(1).filter(not_third)
+        wanted = [int(row["x"]) for turn in range(6) for row in epoch.iter(num_workers=0, epoch=turn)]
+        for pipeline in (epoch.repeat(6), epoch.take(5).repeat(6)):
+            assert [int(row["x"]) for row in pipeline.iter(**workers)] == wanted
+            assert pipeline.count(**workers) == len(wanted)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 23, 3000])
+def test_epochs_without_end_of_which_nothing_is_left_do_end(rows):
+    pipeline = TensorDict({"x": torch.arange(rows)}, [rows]).pipeline()
+    nothing = pipeline.filter(lambda td: td["x"] < 0)
+    for chain in (
+        nothing.repeat(),
+        nothing.take(3).repeat(),
+        nothing.repeat().batch(4),
+        pipeline.batch(4).repeat().filter(lambda batch: False),
+        pipeline.repeat().batch(4).filter(lambda batch: False),
+    ):
+        assert list(chain.iter(num_workers=0)) == []
+    assert len(nothing.repeat().take(3).collect(num_workers=0)) == 0
