@@ -106,6 +106,12 @@ class Chain(torch.utils.data.IterableDataset[Any]):
         return own or any(other._shuffles for other in self._others)
 
     @property
+    def _draws_orders(self) -> bool:
+        """Whether nobody has said the seed of a shuffle, in any part."""
+        own = any(isinstance(stage, Shuffle) and stage.drawn for stage in self._stages)
+        return own or any(other._draws_orders for other in self._others)
+
+    @property
     def _used_seed(self) -> int | None:
         """The seed of all random streams: the pipeline's own, or that of the first part which has one."""
         if self._seed is not None:
@@ -119,7 +125,7 @@ class Chain(torch.utils.data.IterableDataset[Any]):
 
     def _require_common_order(self, count: int) -> None:
         """Raise ValueError where each of several ranks would put the rows into an order of its own."""
-        if count > 1 and any(isinstance(stage, Shuffle) and stage.drawn for stage in self._stages):
+        if count > 1 and self._draws_orders:
             raise ValueError(
                 "each rank would draw another seed for .shuffle(), so that rows would be in several shares or in none: "
                 "write .shuffle(seed=...), the same on all ranks."

@@ -156,3 +156,14 @@ def test_a_padded_share_goes_on_in_the_middle(rows):
 def test_what_is_no_way_to_be_even(rows):
     with pytest.raises(ValueError, match="even=.*'drop' or 'pad'"):
         rows.pipeline().shard(0, 2, even="yes")
+
+
+def test_an_order_that_a_part_has_drawn_is_refused_for_ranks(rows, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    drawn = rows.pipeline().shuffle()
+    for chain in (rows.pipeline().concat(drawn), rows.pipeline().zip(drawn.map(lambda td: td.select()))):
+        with pytest.raises(ValueError, match="each rank would draw another seed"):
+            chain.shard("auto")
+        with pytest.raises(ValueError, match="each rank would draw another seed"):
+            chain.iter(shard="auto", num_workers=0)
