@@ -351,6 +351,16 @@ def heads_of(plan: Plan) -> list[Head]:
     return heads_of(plan.source)
 
 
+def shares_of(plan: Plan) -> tuple[int, ...]:
+    """The index of each share that was taken on the way of a plan's rows."""
+    if isinstance(plan, Head):
+        return plan.view.shares
+    if isinstance(plan, Both):
+        return tuple(itertools.chain.from_iterable(map(shares_of, plan.sources)))
+    own = (plan.stage.index,) if isinstance(plan, Local) and isinstance(plan.stage, Shard) else ()
+    return (*own, *shares_of(plan.source))
+
+
 def with_chunks(plan: Plan, sizes: Iterator[int]) -> Plan:
     """The plan with settled chunks; `sizes` are in the order of `heads_of`."""
     if isinstance(plan, Head):

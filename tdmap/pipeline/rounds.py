@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from tdmap.memory.shm import Arena, shared_region
 from tdmap.pipeline.planning import ENDLESS, Both, Head, Local, Plan, leaf_row_bytes
 from tdmap.pipeline.rows import Joined, Picks, Table, View, Zipped, epoch_seed
 from tdmap.pipeline.shares import Share
-from tdmap.pipeline.stages import Batch, Shard
+from tdmap.pipeline.stages import Batch
 from tdmap.pipeline.work import Work
 from tdmap.plan import LEAD_ROWS, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
 from tdmap.seeding import derive, preserved_generators, seed_everything
@@ -231,7 +231,7 @@ class Rounds:
         table = view.table(number, context.keep)
         seed = context.seed_of(number)
         if isinstance(table, Table) and seed is not None:
-            table.seed = derive(seed, 1 << 42)
+            table.seed = derive(apart(seed, view.shares), 1 << 42)
         return _source(table, index), ChunkPlan(len(index), self.size)
 
 
@@ -291,9 +291,8 @@ def head_job(
     views = source.order is None and not isinstance(source.data, Table)
     order = ", ".join(map(str, head.view.picks)) + (f", epoch {number}" if number else "")
     policy = context.policy(number)
-    for pick in head.view.picks:  # ranks that have rows of their own number them alike, and must not draw alike
-        if isinstance(pick, Shard) and pick.index and policy.seed is not None:
-            policy = replace(policy, seed=derive(policy.seed, (1 << 43) + pick.index) >> 1)
+    if policy.seed is not None:
+        policy = replace(policy, seed=apart(policy.seed, head.view.shares))
     return Job(source, plan, Work(head.stages, views, order, then, empty), policy)
 
 
@@ -320,6 +319,13 @@ def run_here(job: Job, chunks: Iterator[int]) -> Iterator[Any]:
             yield value
     finally:
         cuts.close()
+
+
+def apart(seed: int, shares: Sequence[int]) -> int:
+    """The seed of a rank that has a share: ranks number rows of their own alike, and must not draw alike."""
+    for index in shares:
+        seed = derive(seed, (1 << 43) + index) >> 1 if index else seed
+    return seed
 
 
 @contextlib.contextmanager

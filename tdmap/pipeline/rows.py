@@ -95,6 +95,13 @@ class View:
             rows = None if rows is None else len(_picked(range(rows), pick))
         return rows
 
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """The index of each share that was taken, of parts of the leaf too."""
+        parts = self.leaf.parts if isinstance(self.leaf, (Joined, Zipped)) else ()
+        own = (pick.index for pick in self.picks if isinstance(pick, Shard))
+        return (*own, *(index for part in parts for index in part.shares))
+
     def picking(self, pick: Stage) -> View:
         """The view with one more pick."""
         return replace(self, picks=(*self.picks, pick))

@@ -19,8 +19,8 @@ from tdmap.pipeline.pieces import (
     TakeStream,
     ZippedStream,
 )
-from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan, heads_of
-from tdmap.pipeline.rounds import Context, Rounds, chunk_rows, default_ahead, head_job, run_here, seeded
+from tdmap.pipeline.planning import ENDLESS, Again, Both, Head, Local, Plan, heads_of, shares_of
+from tdmap.pipeline.rounds import Context, Rounds, apart, chunk_rows, default_ahead, head_job, run_here, seeded
 from tdmap.pipeline.rows import epoch_seed
 from tdmap.pipeline.stages import Batch, Concat, Shard, Shuffle, Skip, Take, Unbatch
 from tdmap.pipeline.work import NOTHING, apply_stage, run_stages
@@ -184,7 +184,7 @@ class CallStream(Over):
         super().__init__(below, plan.source.batched)
         self._stage = plan.stage
         seed = context.seed_of(context.epoch)
-        self._seed = None if seed is None else derive(seed, 1 << 41)
+        self._seed = None if seed is None else derive(apart(seed, shares_of(plan.source)), 1 << 41)
         self._number = 0
 
     def next(self) -> Any:

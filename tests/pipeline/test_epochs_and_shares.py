@@ -167,3 +167,36 @@ def test_an_order_that_a_part_has_drawn_is_refused_for_ranks(rows, monkeypatch):
             chain.shard("auto")
         with pytest.raises(ValueError, match="each rank would draw another seed"):
             chain.iter(shard="auto", num_workers=0)
+
+
+def with_noise(td):
+    return td.clone(False).set("noise", torch.rand(td.shape[0]))
+
+
+def third(td):
+    return td["x"] % 3 != 0
+
+
+SHARES = {
+    "rows": lambda p, share: share(p).map(with_noise),
+    "batches in workers": lambda p, share: share(p).batch(4).map(with_noise),
+    "batches here": lambda p, share: share(p.filter(third)).batch(4).map(with_noise),
+    "counted": lambda p, share: share(p.filter(third).take(16)).batch(4).map(with_noise),
+    "even batches": lambda p, share: share(p.filter(third).batch(4).map(with_noise)).take(9),
+    "parts": lambda p, share: share(p).map(with_noise).concat(share(p).map(with_noise)),
+    "side by side": lambda p, share: share(p).map(with_noise).zip(share(p).select("x").map(lambda td: td.select())),
+    "of parts": lambda p, share: share(p.map(with_noise).concat(p.map(with_noise))),
+}
+
+
+@pytest.mark.parametrize("chain", list(SHARES))
+def test_ranks_with_rows_of_their_own_do_not_draw_alike(chain):
+    rows = TensorDict({"x": torch.arange(40)}, [40]).pipeline(seed=3)
+    drawn = []
+    for rank in range(3):
+        elements = SHARES[chain](rows, lambda p, rank=rank: p.shard(rank, 3)).iter(num_workers=0, chunksize=4)
+        drawn.append([value for element in elements for value in element["noise"].reshape(-1).tolist()])
+    alike = [value for value in drawn[0] if value in drawn[1] or value in drawn[2]]
+    assert drawn[0]
+    assert not alike
+    assert not set(drawn[1]) & set(drawn[2])
