@@ -54,6 +54,11 @@ class Context:
     shared: dict[int, Data] | None = None
     """Datasets that have been moved to shared memory for all epochs, by the number of the original."""
 
+    @property
+    def is_here(self) -> bool:
+        """Whether functions run in this process."""
+        return self.execution is None or not self.execution.in_processes
+
     def keep(self, data: Data) -> Data:
         """A dataset, moved to shared memory the first time, where workers are processes and jobs are many."""
         if self.shared is None or self.execution is None or not self.execution.in_processes:
@@ -272,6 +277,7 @@ def head_job(
     then: Callable[[Any, int], Any] | None = None,
     empty: Any = None,
     only: range | None = None,
+    given: bool = False,
 ) -> Job:
     """The job of one round.
 
@@ -282,6 +288,7 @@ def head_job(
         only: of its chunks, numbered in the round.
         then: see `Work`.
         empty: see `Work`.
+        given: the results go to the user.
     """
     head = rounds.head
     source, plan = rounds.source(epoch, context)
@@ -293,7 +300,7 @@ def head_job(
     policy = context.policy(number)
     if policy.seed is not None:
         policy = replace(policy, seed=apart(policy.seed, head.view.shares))
-    return Job(source, plan, Work(head.stages, views, order, then, empty), policy)
+    return Job(source, plan, Work(head.stages, views, order, then, empty, given and context.is_here), policy)
 
 
 def _every(source: Source, plan: ChunkPlan, only: range) -> tuple[Source, ChunkPlan]:

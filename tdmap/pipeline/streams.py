@@ -103,9 +103,9 @@ class HeadStream(Stream):
         if self._share.step > 1:
             only = self._own(chunk, epoch)
         if context.execution is None:
-            job = head_job(rounds, epoch, context)
+            job = head_job(rounds, epoch, context, given=True)
             return run_here(job, iter(range(start, job.plan.num_chunks) if only is None else only))
-        job = head_job(rounds, epoch, context, only=only)
+        job = head_job(rounds, epoch, context, only=only, given=True)
         ahead = context.prefetch or default_ahead(rounds.head, rounds.size, context.execution.workers)
         return stream_values(job, context.execution, start if only is None else 0, ahead, context.link)
 

@@ -10,6 +10,7 @@ import torch
 
 from tdmap.data.kinds import Data, is_data, leaves_hold_rows, tensors_of
 from tdmap.data.schema import check_alike, join_pieces
+from tdmap.data.trees import rebuild, tensors_in
 from tdmap.errors import add_note
 from tdmap.job import function_name
 from tdmap.operations.append import each_result
@@ -46,6 +47,8 @@ class Work:
         order: how the rows were picked, for the identity of a run.
         then: called with (rows, number of the first source row) at the end, if there are any rows.
         empty: makes the result of a chunk of which nothing is left. Default: None.
+        given: the results are given to the user in this process, who may write into them: they do not lie in the
+            memory of the dataset.
     """
 
     takes_start = True
@@ -57,8 +60,10 @@ class Work:
         order: str = "",
         then: Callable[[Any, int], Any] | None = None,
         empty: Callable[[], Any] | None = None,
+        given: bool = False,
     ) -> None:
         self.stages = tuple(stages)
+        self.given = given
         self.views = views
         self.order = order
         self.then = then
@@ -88,7 +93,24 @@ class Work:
             )
         if value is NOTHING:
             return value if self.empty is None else self.empty()
+        if self.views and self.given:
+            value = _apart_from(chunk, value)
         return value if self.then is None else self.then(value, start)
+
+
+def _apart_from(chunk: Data, value: Any) -> Any:
+    """A value, with copies of those of its tensors that lie in the memory of a chunk."""
+    memory = set(map(_memory_of, tensors_of(chunk)))
+    tensors = tensors_in(value)
+    copied = [_memory_of(tensor) in memory for tensor in tensors]
+    if not any(copied):
+        return value
+    return rebuild(value, (tensor.clone() if copy else tensor for tensor, copy in zip(tensors, copied)))
+
+
+def _memory_of(tensor: torch.Tensor) -> int | None:
+    is_plain = tensor.layout is torch.strided and not tensor.is_nested
+    return tensor.untyped_storage().data_ptr() if is_plain else None
 
 
 def stage_parts(stages: Sequence[Stage], prefix: str = "") -> dict[str, str]:

@@ -17,6 +17,7 @@ from torch.utils.data._utils.collate import default_convert
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
 import tdmap
+from tdmap.data.trees import tensors_in
 from tensordict_lite import TensorDict
 
 
@@ -297,3 +298,33 @@ def test_rows_of_another_kind_are_refused_when_pipelines_are_joined(data):
         rows.concat(TensorDict({"x": torch.zeros(3, dtype=torch.float64)}, [3]).pipeline().shuffle(1))
     assert rows.concat(data[:3].pipeline()).count() == 43
     assert rows.concat(other.map(lambda chunk: TensorDict({"x": chunk["w"]}, chunk.batch_size))).count() == 43
+
+
+CONSUMED = {
+    "batches": lambda p: p.batch(8),
+    "rows": lambda p: p,
+    "a function that gives its rows back": lambda p: p.map(lambda td: td).batch(8),
+    "a filter that keeps all": lambda p: p.filter(lambda td: td["x"] >= 0).batch(8),
+    "parts of rows": lambda p: p.batch(8).map(lambda td: (td["x"][1:], {"image": td["image"]})),
+}
+
+
+@pytest.mark.parametrize("chain", list(CONSUMED))
+@pytest.mark.parametrize("source", ["in memory", "in files"])
+def test_who_writes_into_a_batch_changes_no_row_of_the_dataset(data, workers, chain, source, tmp_path):
+    data = data.memmap(tmp_path / "data") if source == "in files" else data
+    before = data.clone()
+    for element in CONSUMED[chain](data.pipeline()).iter(**workers):
+        for tensor in tensors_in(element):
+            tensor.fill_(1)
+    assert (data == before).all()
+
+
+def test_who_writes_into_a_batch_of_a_loader_finds_the_rows_again(data):
+    loader = DataLoader(data.pipeline().batch(8), batch_size=None, num_workers=1, persistent_workers=True)
+    for _ in range(2):
+        got = []
+        for batch in loader:
+            got += batch["x"].tolist()
+            batch["x"].fill_(-1)
+        assert got == list(range(40))
