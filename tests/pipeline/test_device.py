@@ -77,3 +77,18 @@ def test_positions_are_those_of_the_batches_that_were_yielded(data, fake):
             later = pipeline.iter(num_workers=0)
             later.load_state_dict(first.state_dict())
             assert [batch["x"].tolist() for batch in later] == whole[position:]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_who_goes_on_after_an_exception_misses_no_batch(data, fake, num_workers, tmp_path):
+    def once(td):
+        if td["x"][0] == 20 and not (tmp_path / "mended").exists():
+            (tmp_path / "mended").touch()
+            raise ValueError("not there yet")
+        return td
+
+    elements, got = data.pipeline().batch(5).map(once).iter(device=fake, num_workers=num_workers, prefetch=3), []
+    with pytest.raises(ValueError, match="not there yet"):
+        got.extend(batch["x"].tolist() for batch in elements)
+    got.extend(batch["x"].tolist() for batch in elements)
+    assert [value for batch in got for value in batch] == list(range(40))
