@@ -261,6 +261,10 @@ class OutputFolder:
         self._make_room(example)
         return example.memmap_like(self._data)
 
+    def attach(self, name: str, content: bytes) -> None:
+        """Put a file beside a dataset that `create` has made; it goes with it to its place."""
+        Path(self._data, name).write_bytes(content)
+
     def put(self, data: Data) -> Data:
         """Write a dataset that is in memory. Errors as `create`."""
         self._make_room(data)

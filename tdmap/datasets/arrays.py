@@ -1,4 +1,4 @@
-"""HDF5 files and Zarr stores as tables, and back: an array for each column, groups for nested ones.
+"""NumPy's files, HDF5 files and Zarr stores as tables, and back: an array for each column, groups for nested ones.
 
 Nothing outside of the file is read: links to other files, and arrays whose bytes lie in other files, are refused.
 """
@@ -13,13 +13,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from tdmap.datasets.arrow import require_one_each, to_arrow
-from tdmap.datasets.extras import need, require_columns
+from tdmap.datasets.about import joined
+from tdmap.datasets.arrow import pyarrow, require_one_each, to_arrow
+from tdmap.datasets.extras import need, opened, require_columns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import BATCH_ROWS, Table
 
+ORDER = "tdmap_columns"
+"""Attribute of a Zarr store: paths of its arrays, in the order of the columns."""
+
 PART_BYTES = 32 << 20
 """Bytes of a row group that is read at a time."""
+
+
+def read_numpy(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
+    """Tables of Arrow's of the arrays in an `.npz` file, or of the one in an `.npy` file, which is called "values"."""
+    one = path.endswith(".npy")
+    with opened(path) as source:
+        found: Any = np.load(path if "://" not in path else source, mmap_mode="r" if one else None)
+        there = ["values"] if one else found.files
+        if columns is not None:
+            require_columns(path, columns, there)
+        arrays = [(name, found if one else found[name]) for name in (there if columns is None else columns)]
+    yield from _tables(path, arrays, columns)
 
 
 def read_hdf5(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
@@ -49,7 +65,9 @@ def read_zarr(path: str, columns: Sequence[str] | None) -> Generator[Any, None, 
     if not hasattr(group, "members"):
         yield from _tables(path, [("values", group)], columns)
         return
-    members = sorted(group.members(max_depth=None), key=lambda member: member[0])  # not as the folder lists them
+    order = {name: number for number, name in enumerate(group.attrs.get(ORDER, ()))}
+    # Not as the folder lists them.
+    members = sorted(group.members(max_depth=None), key=lambda member: (order.get(member[0], len(order)), member[0]))
     yield from _tables(path, [(name.replace("/", "."), one) for name, one in members if hasattr(one, "dtype")], columns)
 
 
@@ -67,7 +85,17 @@ def _tables(path: str, found: list[tuple[str, Any]], columns: Sequence[str] | No
     step = max(min(PART_BYTES // max(each, 1), BATCH_ROWS), 1)
     for start in range(0, max(count, 1), step):  # an empty one tells the columns
         part = {name: _column(path, name, array[start : start + step]) for name, array in arrays.items()}
-        yield to_arrow(Table.of(part))
+        yield _as_arrow(part)
+
+
+def _as_arrow(part: dict[str, Any]) -> Any:
+    """Columns and times, which are arrays of Arrow's, as one table in their order."""
+    others = {name: column for name, column in part.items() if isinstance(column, (torch.Tensor, Jagged))}
+    table = to_arrow(Table.of(others)) if others else pyarrow().table({})
+    for number, (name, column) in enumerate(part.items()):
+        if name not in others:
+            table = table.add_column(number, name, column)
+    return table
 
 
 def _rows(array: Any) -> int:
@@ -89,10 +117,45 @@ def _column(path: str, name: str, values: Any) -> Any:
         if not isinstance(rows[0], (str, bytes)):
             rows = [torch.from_numpy(np.array(row)) for row in values]
         return Jagged.from_list(rows)
+    if array.dtype.kind in "mM":
+        return pyarrow().array(array)
     try:
         return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))
     except TypeError as error:
         raise TypeError(f"{path}: the array {name!r} is {array.dtype}, which is no tensor ({error}).") from None
+
+
+def write_numpy(path: str, parts: Iterator[Table]) -> None:
+    """Write parts of a table as an `.npz` file; one column alone as an `.npy` file, if that is its name.
+
+    Raises:
+        TypeError: a column has lists of different lengths.
+        ValueError: there are several columns for one array.
+    """
+    found = list(parts)
+    table = Table.cat(found) if len(found) > 1 else found[0]
+    ragged = next((name for name, column in table.jagged.items() if column.kind == "tensor"), None)
+    if ragged is not None:
+        raise TypeError(f"the rows of {ragged!r} have different lengths, which no array has: pad them before.")
+    arrays = {name: _array_of(table, name) for name in table.keys()}
+    with opened(path, "wb") as file:
+        if path.endswith(".npy"):
+            if len(arrays) != 1:
+                raise ValueError(f"{path} holds one array, and there are {len(arrays)} columns: use .npz.")
+            np.save(file, next(iter(arrays.values())))
+            return
+        np.savez(file, **arrays)
+
+
+def _array_of(table: Table, name: str) -> Any:
+    column = table[name]
+    if isinstance(column, Jagged):
+        return np.array(column.tolist())
+    if table.types[name]:
+        times = to_arrow(table.select(name)).column(0).to_numpy()
+        if times.dtype.kind in "mM":  # NumPy has no time of the day
+            return times
+    return column.numpy()
 
 
 def write_hdf5(path: str, parts: Iterator[Table]) -> None:
@@ -100,7 +163,7 @@ def write_hdf5(path: str, parts: Iterator[Table]) -> None:
     h5py = need("h5py", "hdf5", "writing HDF5")
     partial = f"{_local(path)}.partial"
     try:
-        with h5py.File(partial, "w") as file:
+        with h5py.File(partial, "w", track_order=True) as file:
             for part in parts:
                 for name, values, kind in _arrays(part):
                     dtype = values.dtype
@@ -144,6 +207,7 @@ def write_zarr(path: str, parts: Iterator[Table]) -> None:
                 first = made[name].shape[0]
                 made[name].resize((first + len(values), *values.shape[1:]))
                 made[name][first:] = values
+        group.attrs[ORDER] = list(made)
         if os.path.isdir(path):
             shutil.rmtree(path)
         os.replace(partial, path)
@@ -152,19 +216,33 @@ def write_zarr(path: str, parts: Iterator[Table]) -> None:
 
 
 def _arrays(part: Table) -> Iterator[tuple[str, Any, str]]:
-    """Name, values and kind of each column; the kind of tensors is empty."""
-    for key in part.rows.keys(True, True):
-        leaf = part.rows.get(key)
-        name = key if isinstance(key, str) else "/".join(key)
-        try:
-            yield name, leaf.contiguous().numpy(), ""
-        except TypeError:
-            raise TypeError(f"the column {name!r} is {leaf.dtype}, which NumPy has not: convert it before.") from None
-    for name, column in part.jagged.items():
+    """Path, values and kind of each column, in their order; the kind of tensors is empty.
+
+    Raises:
+        TypeError: NumPy has no such numbers.
+        ValueError: the name of a column would be the path of another one.
+    """
+    keys = {joined(key): key for key in part.rows.keys(True, True)}
+    for name in part.keys():
+        if name not in part.jagged:
+            key, leaf = keys[name], part.rows.get(keys[name])
+            path = _path(name, [key] if isinstance(key, str) else [*key])
+            try:
+                yield path, leaf.contiguous().numpy(), ""
+            except TypeError:
+                raise TypeError(
+                    f"the column {name!r} is {leaf.dtype}, which NumPy has not: convert it before."
+                ) from None
+            continue
+        column = part.jagged[name]
         values = np.empty(len(column), dtype=object)
         for number, row in enumerate(column):
             values[number] = row.numpy() if column.kind == "tensor" else row
-        yield name.replace(".", "/"), values, column.kind
+        yield _path(name, name.split(".")), values, column.kind
+
+
+def _path(name: str, parts: list[str]) -> str:
+    return "/".join(parts)
 
 
 def _local(path: str) -> str:

@@ -7,7 +7,8 @@ list<...>, large_list<...>                         jagged [n, *]
 string, large_string, string_view                  jagged str
 binary, large_binary                               jagged bytes
 dictionary<...>                                    as its values
-timestamp, date, time, duration                    tensor [n], int64 (int32 for 32-bit ones) in its own unit
+timestamp, date, time, duration                    tensor [n], int64 (int32 for 32-bit ones) in its own unit, which
+                                                   `Table.types` keeps
 struct<a, b>                                       columns "x.a" and "x.b"
 """
 
@@ -22,6 +23,7 @@ import torch
 import torch.utils.dlpack
 from torch import Tensor
 
+from tdmap.datasets.about import joined
 from tdmap.datasets.columns import Columns
 from tdmap.datasets.extras import need
 from tdmap.datasets.jagged import Jagged
@@ -46,7 +48,7 @@ def jagged_names(schema: Any, masked: bool = False) -> list[str]:
     """Names of the columns of a schema that become jagged ones, sorted."""
     pa = pyarrow()
     empty = pa.Table.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
-    return sorted(columns_of(empty, "mask" if masked else "raise")[1])
+    return sorted(columns_of(empty, "mask" if masked else "raise").jagged)
 
 
 def columns_of(batch: Any, nulls: str = "raise", start: int = 0) -> Columns:
@@ -73,6 +75,7 @@ def columns_of(batch: Any, nulls: str = "raise", start: int = 0) -> Columns:
     require_one_each(table.schema.names)
     tensors: dict[Any, Tensor] = {}
     jagged: dict[str, Jagged] = {}
+    types: dict[str, str] = {}
     for field, chunks in zip(table.schema, table.columns):
         array = _one(pa, chunks)
         if array.null_count and nulls == "raise":
@@ -83,6 +86,7 @@ def columns_of(batch: Any, nulls: str = "raise", start: int = 0) -> Columns:
             )
         if nulls == "mask":
             if _is_mask(field.name, table.schema.names):
+                types[field.name] = ""
                 continue
             tensors[f"{field.name}{VALID}"] = _valid(pa, table, field.name, array)
         try:
@@ -93,7 +97,26 @@ def columns_of(batch: Any, nulls: str = "raise", start: int = 0) -> Columns:
             jagged[field.name] = value
         else:
             tensors[field.name] = value
-    return TensorDict(tensors, [table.num_rows]), dict(sorted(jagged.items()))
+        types[field.name] = str(field.type) if _is_time(pa, field.type) else ""
+        if nulls == "mask":
+            types.setdefault(f"{field.name}{VALID}", "")
+    return Columns(TensorDict(tensors, [table.num_rows]), dict(sorted(jagged.items())), types)
+
+
+def _is_time(pa: Any, kind: Any) -> bool:
+    return bool(pa.types.is_temporal(kind) and not pa.types.is_interval(kind))
+
+
+def _time_named(pa: Any, name: str) -> Any:
+    """The type of Arrow's times that has a name, such as `"timestamp[us, tz=UTC]"`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    unit, _, zone = name.removesuffix("]").partition(", tz=")
+    if zone:
+        return pa.timestamp(unit.removeprefix("timestamp["), zone)
+    return pa.type_for_alias(name)
 
 
 def require_one_each(names: Sequence[str]) -> None:
@@ -148,7 +171,7 @@ def value_of(pa: Any, array: Any) -> Tensor | Jagged:
         return torch.from_numpy(np.array(filled.to_numpy(zero_copy_only=False), dtype=np.bool_))
     if types.is_integer(kind) or types.is_floating(kind):
         return _numbers(array.fill_null(0) if array.null_count else array)
-    if types.is_temporal(kind) and not types.is_interval(kind):
+    if _is_time(pa, kind):
         width = pa.int32() if kind.bit_width == 32 else pa.int64()
         whole = array.view(width)
         return _numbers(whole.fill_null(0) if whole.null_count else whole)
@@ -255,18 +278,27 @@ def to_arrow(data: Any, *, nulls: str | None = None) -> Any:
         return data
     table = Table.of(data)
     arrays = {}
-    named = {key: key if isinstance(key, str) else ".".join(key) for key in table.rows.keys(True, True)}
+    named = {key: joined(key) for key in table.rows.keys(True, True)}
     require_one_each([*named.values(), *table.jagged])
     for key, name in named.items():
         try:
-            arrays[name] = array_of(pa, table.rows[key])
+            arrays[name] = _timed(pa, array_of(pa, table.rows[key]), table.types[name])
         except TypeError as error:
             raise TypeError(f"the column {name!r} {error}") from None
     for name, column in table.jagged.items():
         arrays[name] = jagged_array(pa, column)
+    arrays = {name: arrays[name] for name in table.keys()}
     for mask in [name for name in arrays if nulls and name.endswith(VALID) and name.removesuffix(VALID) in arrays]:
         _put_nulls(pa, arrays, mask.removesuffix(VALID), arrays.pop(mask))
     return pa.Table.from_arrays(list(arrays.values()), names=list(arrays))
+
+
+def _timed(pa: Any, array: Any, name: str) -> Any:
+    """Whole numbers as the times that they are; others, and where no type is known, stay."""
+    if not name or not pa.types.is_integer(array.type):
+        return array
+    kind = _time_named(pa, name)
+    return array.view(kind) if array.type.bit_width == kind.bit_width else array
 
 
 def _put_nulls(pa: Any, arrays: dict[str, Any], name: str, valid: Any) -> None:

@@ -44,7 +44,7 @@ def from_arrow(
     place, columns = destination(out, overwrite), columns_of(table, nulls)
     if out is None:
         return Table(*columns)
-    write_columns([columns], sorted(columns[1]), place)
+    write_columns([columns], sorted(columns.jagged), place)
     return Table.open(out)
 
 
@@ -235,7 +235,7 @@ class ReadRows:
                 jagged[name] = Jagged.from_list(values)
             else:
                 tensors[name] = self._stacked(name, values, numbers)
-        return TensorDict(tensors, [len(numbers)]), jagged
+        return Columns(TensorDict(tensors, [len(numbers)]), jagged, dict.fromkeys(found[0], ""))
 
     @staticmethod
     def _values(name: str, found: list[dict[str, Any]], numbers: list[int]) -> list[Any]:

@@ -10,14 +10,16 @@ run that is killed goes on where it was.
 
     out/rows/          the columns of tensors, batch size [n]
     out/jagged/text/   values, offsets and kind of each jagged column
+    out/columns.json   their order and types (see `about`)
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +27,7 @@ from torch import Tensor
 from tdmap.data.kinds import Data
 from tdmap.data.schema import KeyPath, Schema
 from tdmap.data.store import OutputFolder
+from tdmap.datasets.about import Types, require_same, write_types
 from tdmap.datasets.flat.copying import CopyTable, Target
 from tdmap.datasets.flat.placing import ColumnFiles, SpillColumns
 from tdmap.datasets.jagged import Jagged
@@ -50,10 +53,15 @@ if TYPE_CHECKING:
     from tdmap.execution import WorkerOptions
 
 ROWS, JAGGED = "rows", "jagged"
-_LENGTH, _KIND = "__length__", "__kind__"
+_LENGTH, _KIND, _TYPE = "__length__", "__kind__", "__type__:"
 
-Columns = tuple[TensorDict, Mapping[str, Jagged]]
-"""Some rows: columns of tensors, and jagged ones by their names."""
+
+class Columns(NamedTuple):
+    """Some rows: columns of tensors, jagged ones by their names, and what is known of both."""
+
+    rows: TensorDict
+    jagged: Mapping[str, Jagged]
+    types: Types = {}
 
 
 class Apart:
@@ -87,7 +95,7 @@ def take_apart(columns: Columns, names: Sequence[str] | None, placed: bool = Fal
     Raises:
         OutputMismatch: the columns do not have the same rows, or are others than the jagged ones named.
     """
-    rows, jagged = columns
+    rows, jagged, types = Columns(*columns)
     if names is None:
         names = sorted(jagged)
         if not len(rows) and not any(len(column) for column in jagged.values()):
@@ -105,6 +113,8 @@ def take_apart(columns: Columns, names: Sequence[str] | None, placed: bool = Fal
             raise OutputMismatch(f"{name or 'the jagged column'} has {len(column)} rows, and others have {count}.")
         entries[f"{_LENGTH}{number}"] = column.lengths
         entries[f"{_KIND}:{number}:{column.kind}:{name}"] = torch.zeros(count, 0)
+    if jagged or any(types.values()):  # tensors alone have an order of their own
+        entries |= {_TYPE + json.dumps([name, types[name]]): torch.zeros(count, 0) for name in types}
     values = [TensorDict({"values": jagged[name].flat()}, [jagged[name].total]) for name in names]
     return [TensorDict(entries, [count]), *values, *([rows] if placed else [])]
 
@@ -157,6 +167,10 @@ class Pieces(AppendPieces):
                 f"jagged rows of one column are of one kind, and some chunks gave {one_kind} where others gave "
                 f"{other_kind}."
             )
+        try:
+            require_same(_types(one), _types(other), "chunks")
+        except ValueError as error:
+            raise OutputMismatch(str(error)) from None
 
     def of_group(self, group: int) -> list[Piece]:
         """The pieces with rows of one of the datasets, in their order."""
@@ -277,6 +291,7 @@ def _place(pieces: Pieces, spill: Spill, output: Output, execution: Execution) -
     count = sum(piece.rows for piece in pieces.of_group(0))
     made = ready.create(output.store, _example(pieces, count, count), _example(pieces, count, 0))
     made_rows = made if not names else made.get(ROWS, None)
+    write_types(output.store, _types(schema), made_rows, names)
     parts = [made] if names == [""] else [made[JAGGED, name] for name in names]
     table = CopyTable()
     firsts = table.target([part["offsets"] for part in parts])
@@ -333,6 +348,12 @@ def _add_rows(table: CopyTable, pieces: Pieces, schema: Schema, firsts: list[Tar
                 offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
             row += piece.rows
             totals = [total + piece.rows for total, piece in zip(totals, values)]
+
+
+def _types(schema: Schema) -> Types:
+    """What is known of columns, in their order."""
+    told = (key.removeprefix(_TYPE) for key in schema.skeleton.keys() if key.startswith(_TYPE))
+    return dict(json.loads(text) for text in told)
 
 
 def _kinds_and_names(schema: Schema) -> list[tuple[str, str]]:

@@ -19,16 +19,14 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 
 from tdmap.data.store import OutputFolder, destination
-from tdmap.datasets.arrays import read_hdf5, read_zarr, write_hdf5, write_zarr
+from tdmap.datasets.arrays import read_hdf5, read_numpy, read_zarr, write_hdf5, write_numpy, write_zarr
 from tdmap.datasets.arrow import VALID, columns_of, pyarrow, to_arrow
 from tdmap.datasets.columns import Columns, write_columns
 from tdmap.datasets.extras import need, opened, require_columns, require_list
-from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.parquet import parquet_batches, read_parquet
-from tdmap.datasets.table import BATCH_ROWS, Table
+from tdmap.datasets.table import Table
 from tdmap.datasets.tar import read_tar, write_tar
 from tdmap.errors import add_note
 from tdmap.operation import operation
@@ -119,7 +117,7 @@ def read(
             first = next(stream, None)
             if first is None:
                 raise ValueError(f"{files[0]} has no rows, so nothing tells what the dataset looks like.")
-            write_columns(_chain(first, stream), sorted(first[1]), store)
+            write_columns(_chain(first, stream), sorted(first.jagged), store)
     return Table.open(out)
 
 
@@ -519,56 +517,20 @@ def _json_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, No
 def _write_json(path: str, parts: Iterator[Table]) -> None:
     with _text_file(path) as file:
         for part in parts:
-            for row in to_arrow(part).to_pylist():
+            for row in _with_times_as_text(to_arrow(part)).to_pylist():
                 try:
                     file.write(json.dumps(row).encode() + b"\n")
                 except TypeError as error:
                     raise TypeError(f"a row cannot be JSON ({error}): use Parquet.") from None
 
 
-# -- NumPy -------------------------------------------------------------------------------------------------------------
-
-
-def _numpy_batches(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
-    with opened(path) as source:
-        found: Any = np.load(path if "://" not in path else source, mmap_mode="r" if path.endswith(".npy") else None)
-        arrays = {"values": found} if path.endswith(".npy") else {name: found[name] for name in found.files}
-    if columns is not None:
-        require_columns(path, columns, list(arrays))
-        arrays = {name: arrays[name] for name in columns}
-    lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
-    if len(set(lengths.values())) != 1:
-        raise ValueError(f"{path}: arrays have different numbers of rows, {lengths}: pass columns=.")
-    count = next(iter(lengths.values()))
-    for start in range(0, max(count, 1), BATCH_ROWS):  # an empty one tells the columns
-        part = {name: _column_of(path, name, array[start : start + BATCH_ROWS]) for name, array in arrays.items()}
-        yield to_arrow(Table.of(part))
-
-
-def _column_of(path: str, name: str, array: Any) -> Any:
-    if array.dtype.kind in "US":
-        return Jagged.from_list(array.tolist())
-    try:
-        return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))
-    except TypeError as error:
-        raise TypeError(f"{path}: the array {name!r} is {array.dtype}, which is no tensor ({error}).") from None
-
-
-def _write_numpy(path: str, parts: Iterator[Table]) -> None:
-    found = list(parts)
-    table = Table.cat((part.rows, part.jagged) for part in found) if len(found) > 1 else found[0]
-    ragged = next((name for name, column in table.jagged.items() if column.kind == "tensor"), None)
-    if ragged is not None:
-        raise TypeError(f"the rows of {ragged!r} have different lengths, which no array has: pad them before.")
-    arrays = {name: table[name].numpy() for name in table.keys() if name not in table.jagged}
-    arrays |= {name: np.array(column.tolist()) for name, column in table.jagged.items()}
-    with opened(path, "wb") as file:
-        if path.endswith(".npy"):
-            if len(arrays) != 1:
-                raise ValueError(f"{path} holds one array, and there are {len(arrays)} columns: use .npz.")
-            np.save(file, next(iter(arrays.values())))
-        else:
-            np.savez(file, **arrays)
+def _with_times_as_text(table: Any) -> Any:
+    """A table whose times are as CSV has them: JSON has none."""
+    pa = pyarrow()
+    for number, field in enumerate(table.schema):
+        if pa.types.is_temporal(field.type):
+            table = table.set_column(number, field.name, table.column(number).cast(pa.string()))
+    return table
 
 
 FORMATS: dict[str, Format] = {
@@ -577,7 +539,7 @@ FORMATS: dict[str, Format] = {
     "csv": Format(_text_suffixes(".csv"), _csv_batches(","), _write_csv(","), is_arrow=True),
     "tsv": Format(_text_suffixes(".tsv"), _csv_batches("\t"), _write_csv("\t"), is_arrow=True),
     "jsonl": Format(_text_suffixes(".jsonl", ".ndjson"), _json_batches, _write_json, is_arrow=True),
-    "numpy": Format((".npz", ".npy"), _numpy_batches, _write_numpy),
+    "numpy": Format((".npz", ".npy"), read_numpy, write_numpy),
     "hdf5": Format((".h5", ".hdf5"), read_hdf5, write_hdf5),
     "zarr": Format((".zarr",), read_zarr, write_zarr),
     "tar": Format(

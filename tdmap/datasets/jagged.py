@@ -121,6 +121,11 @@ class Jagged(JaggedDoors):
         return cls(bytes_tensor(b"".join(parts)), offsets_of(torch.tensor([len(part) for part in parts])), kind)
 
     @classmethod
+    def of_no_text(cls, kind: str) -> Jagged:
+        """No rows of strings, `"str"`, or of `"bytes"`."""
+        return cls(bytes_tensor(b""), torch.zeros(1, dtype=torch.int64), kind)
+
+    @classmethod
     def from_nested(cls, tensor: Tensor) -> Jagged:
         """Of a nested tensor whose elements differ in their first dimension; a jagged one shares its values."""
         if tensor.layout is torch.jagged and tensor._lengths is None:  # type: ignore[attr-defined]

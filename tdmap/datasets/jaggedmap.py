@@ -81,7 +81,7 @@ class AsColumns:
         result = self.fn(spans)
         columns, jagged = result if isinstance(result, tuple) and len(result) == 2 else (None, result)
         rows = as_jagged(jagged)
-        return TensorDict(columns if columns is not None else {}, [len(rows)]), {"": rows}
+        return Columns(TensorDict(columns if columns is not None else {}, [len(rows)]), {"": rows})
 
 
 def as_jagged(result: Any) -> Jagged:

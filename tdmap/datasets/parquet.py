@@ -43,7 +43,7 @@ def read_parquet(
     if not numbers:
         empty = columns_of(schema.empty_table(), nulls)
         with store.claimed(f"read({files[0]})"):
-            write_columns([empty], sorted(empty[1]), store)
+            write_columns([empty], sorted(empty.jagged), store)
         return Table.open(store.path)
     table = torch.tensor(numbers)
     index = TensorDict({"file": table[:, 0].contiguous(), "group": table[:, 1].contiguous()}, [len(table)])

@@ -14,6 +14,7 @@ from torch import Tensor
 from tdmap.data.entries import row_number, row_numbers
 from tdmap.data.objects import Text, piece_of
 from tdmap.data.store import destination
+from tdmap.datasets.about import Types, in_order, joined, names_of, read_types, require_same
 from tdmap.datasets.columns import JAGGED, ROWS, Columns, write_columns
 from tdmap.datasets.extras import no_column
 from tdmap.datasets.jagged import Jagged, bytes_tensor
@@ -38,6 +39,8 @@ class Table(TableDoors):
     Args:
         rows: the columns of tensors, batch size `[n]`; may be without entries.
         jagged: the other columns, of `n` rows each.
+        types: names of columns in their order, each with the name of Arrow's type where it is more than the dtype, such
+            as `"timestamp[us]"` or `"date32[day]"`, else `""`. Columns that it leaves out come last.
 
     Raises:
         ValueError: columns have different numbers of rows, or one name.
@@ -49,11 +52,13 @@ class Table(TableDoors):
         {'x': tensor(1), 'word': 'bee'}
     """
 
-    def __init__(self, rows: TensorDict, jagged: Mapping[str, Jagged] | None = None) -> None:
+    def __init__(
+        self, rows: TensorDict, jagged: Mapping[str, Jagged] | None = None, types: Types | None = None
+    ) -> None:
         other = next((key for key in rows.keys(True, True, is_leaf_nontensor) if not _is_tensor(rows, key)), None)
         if other is not None:
             raise TypeError(
-                f"the column {_joined(other)!r} is no tensor: Table.of(rows) makes columns of strings and bytes."
+                f"the column {joined(other)!r} is no tensor: Table.of(rows) makes columns of strings and bytes."
             )
         self.rows = rows
         self.jagged = dict(jagged or {})
@@ -66,6 +71,18 @@ class Table(TableDoors):
         if both:
             raise ValueError(f"two columns have the name {both[0]!r}.")
         self._length = next(iter(counts.values()))
+        self._types = in_order([*names_of(rows), *self.jagged], types or {})
+
+    @property
+    def types(self) -> dict[str, str]:
+        """The columns in their order, each with the name of Arrow's type that its numbers stand for, or `""`.
+
+        Example:
+            >>> rows = TensorDict({"x": torch.arange(2), "seen": torch.arange(2)}, [2])
+            >>> Table(rows, types={"seen": "timestamp[s]"}).types
+            {'seen': 'timestamp[s]', 'x': ''}
+        """
+        return in_order([*names_of(self.rows), *self.jagged], self._types)
 
     @classmethod
     def of(cls, data: Any) -> Table:
@@ -88,16 +105,16 @@ class Table(TableDoors):
                 raise ValueError("a table needs a column: the dict is empty.")
             count = len(next(iter(data.values())))
             found = cls.of(TensorDict(others, [count]))
-            return cls(found.rows, {**found.jagged, **jagged})
+            return cls(found.rows, {**found.jagged, **jagged}, dict.fromkeys(data, ""))
         if not hasattr(data, "batch_size") or len(data.batch_size) < 1:
             raise TypeError(f"a TensorDict with rows, a Table or a Jagged is needed, got a {type(data).__name__}.")
-        tensors, jagged = {}, {}
+        tensors, jagged, order = {}, {}, []
         for key in data.keys(True, True, is_leaf_nontensor):
-            value = data.get(key)
+            value, name = data.get(key), joined(key)
+            order.append(name)
             if isinstance(value, Tensor):
                 tensors[key] = value
                 continue
-            name = _joined(key)
             try:
                 jagged[name] = _text_of(value, len(data))
             except (TypeError, ValueError) as error:
@@ -105,7 +122,7 @@ class Table(TableDoors):
                     f"the column {name!r} cannot be one of a table, which has tensors, strings, bytes and lists of "
                     f"numbers ({error}): fill or convert it, or leave it out with data.exclude({name!r})."
                 ) from None
-        return cls(TensorDict(tensors, data.batch_size[:1]), jagged)
+        return cls(TensorDict(tensors, data.batch_size[:1]), jagged, dict.fromkeys(order, ""))
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Table:
@@ -113,7 +130,8 @@ class Table(TableDoors):
         path = Path(os.path.abspath(os.fspath(folder)))
         data = TensorDict.load_memmap(path)
         if len(data.batch_size):
-            return cls.of(data)
+            found = cls.of(data)
+            return cls(found.rows, found.jagged, read_types(path) or found.types)
         if "offsets" in data.keys():
             return cls.of(jagged_of(data, path))
         if JAGGED not in data.keys():
@@ -122,7 +140,7 @@ class Table(TableDoors):
         for column in jagged.values():
             column.folder = None  # rows are not appended to one column alone
         count = len(next(iter(jagged.values())))
-        return cls(data[ROWS] if ROWS in data.keys() else TensorDict({}, [count]), jagged)
+        return cls(data[ROWS] if ROWS in data.keys() else TensorDict({}, [count]), jagged, read_types(path))
 
     def save(self, folder: str | os.PathLike[str], batch_rows: int = BATCH_ROWS, *, overwrite: bool = False) -> Table:
         """Write it to a new folder, and open it there.
@@ -135,7 +153,7 @@ class Table(TableDoors):
         Raises:
             FileExistsError: the folder holds something.
         """
-        parts = ((part.rows, part.jagged) for part in self.batches(batch_rows))
+        parts = (Columns(part.rows, part.jagged, part.types) for part in self.batches(batch_rows))
         write_columns(parts, sorted(self.jagged), destination(folder, overwrite))
         return Table.open(folder)
 
@@ -169,7 +187,8 @@ class Table(TableDoors):
             self._column(name)  # raises where it is none
         jagged = {name: column for name, column in self.jagged.items() if name not in without}
         rows = TensorDict({key: self.rows.get(key) for key in self.rows.keys()}, [len(self)])
-        return Table(rows.exclude(*(self._key(name) for name in without if name not in self.jagged)), jagged)
+        kept = rows.exclude(*(self._key(name) for name in without if name not in self.jagged))
+        return Table(kept, jagged, self._types)
 
     def rename(self, names: Mapping[str, str]) -> Table:
         """The same columns under other names, sharing memory.
@@ -190,7 +209,9 @@ class Table(TableDoors):
         for name in names:
             self._column(name)  # raises where it is none
         keys = {key: _renamed(key, names) for key in self.rows.keys(True, True)}
-        found = [*map(_joined, keys.values()), *(names.get(name, name) for name in self.jagged)]
+        new_names = {joined(old): joined(new) for old, new in keys.items()}
+        new_names |= {name: names.get(name, name) for name in self.jagged}
+        found = list(new_names.values())
         above = {
             ".".join(key[:depth]) for key in keys.values() if isinstance(key, tuple) for depth in range(1, len(key))
         }
@@ -201,8 +222,9 @@ class Table(TableDoors):
                 "leave it out before, by exclude."
             )
         rows: dict[Any, Any] = {new: self.rows.get(old) for old, new in keys.items()}
-        jagged = {names.get(name, name): column for name, column in self.jagged.items()}
-        return Table(TensorDict(rows, [len(self)]), jagged)
+        jagged = {new_names[name]: column for name, column in self.jagged.items()}
+        types = {new_names[name]: kind for name, kind in self.types.items()}
+        return Table(TensorDict(rows, [len(self)]), jagged, types)
 
     # -- operations ------------------------------------------------------------------------------------------------
 
@@ -250,33 +272,35 @@ class Table(TableDoors):
             parts: tables, or pairs of the columns of tensors and the others, with the same columns in each.
 
         Raises:
-            ValueError: there are none, or they have different columns.
+            ValueError: there are none, or they have different columns, or a column of different types.
             TypeError: a column is of another kind in another part.
 
         Example:
             >>> Table.cat([Table.of({"x": torch.arange(2)}), Table.of({"x": torch.arange(3)})])["x"].tolist()
             [0, 1, 0, 1, 2]
         """
-        found = [(part.rows, part.jagged) if isinstance(part, Table) else part for part in parts]
+        found = list(parts)
         if not found:
             raise ValueError("cat takes at least one table.")
-        for columns in (0, 1):
-            names = [set(part[columns].keys()) for part in found]
+        for parts_of_kind in ([part.rows for part in found], [part.jagged for part in found]):
+            names = [set(part.keys()) for part in parts_of_kind]
             if any(others != names[0] for others in names):
                 odd = set.union(*names) - set.intersection(*names)
                 raise ValueError(f"the column {min(odd, key=str)!r} is not in every table, or of another kind in one.")
-        parts_of_rows: Any = [rows for rows, _ in found]
-        rows: Any = torch.cat(parts_of_rows) if len(list(found[0][0].keys())) else None
-        jagged = {name: Jagged.cat([columns[name] for _, columns in found]) for name in found[0][1]}
+        for part in found:
+            require_same(found[0].types, part.types, "tables")
+        parts_of_rows: Any = [part.rows for part in found]
+        rows: Any = torch.cat(parts_of_rows) if len(list(found[0].rows.keys())) else None
+        jagged = {name: Jagged.cat([part.jagged[name] for part in found]) for name in found[0].jagged}
         count = sum(map(len, parts_of_rows)) if rows is None else len(rows)
-        return Table(TensorDict({}, [count]) if rows is None else rows, jagged)
+        return Table(TensorDict({}, [count]) if rows is None else rows, jagged, found[0].types)
 
     def __len__(self) -> int:
         return self._length
 
     def keys(self) -> list[str]:
         """Names of the columns; those of nested ones joined by dots."""
-        return [*map(_joined, self.rows.keys(True, True)), *self.jagged]
+        return list(self.types)
 
     def __getitem__(self, index: Any) -> Any:
         """A column for its name, a dict for the number of a row, and a table for anything else.
@@ -295,16 +319,17 @@ class Table(TableDoors):
             return self._columns(index)
         if hasattr(index, "__index__") and not isinstance(index, bool) and not getattr(index, "ndim", 0):
             row = row_number(operator.index(index), len(self))
-            return {**self.rows[row].to_dict(), **{name: column[row] for name, column in self.jagged.items()}}
+            found = {**self.rows[row].to_dict(), **{name: column[row] for name, column in self.jagged.items()}}
+            return {name: found[name] for name in self._entries(found)}
         if not isinstance(index, slice):
             index = row_numbers(index, len(self))
         elif (index.step or 1) < 0:
             index = torch.tensor(range(len(self))[index], dtype=torch.int64)
         jagged = {name: column[index] for name, column in self.jagged.items()}
         if len(list(self.rows.keys())):
-            return Table(self.rows[index], jagged)
+            return Table(self.rows[index], jagged, self._types)
         count = len(range(len(self))[index]) if isinstance(index, slice) else len(index)
-        return Table(TensorDict({}, [count]), jagged)
+        return Table(TensorDict({}, [count]), jagged, self._types)
 
     def _column(self, name: str) -> Any:
         if name in self.jagged:
@@ -316,13 +341,24 @@ class Table(TableDoors):
 
     def _key(self, name: str) -> str | tuple[str, ...]:
         """Where a column of tensors is: dots lead to nested ones."""
-        return name if name in self.rows.keys() else tuple(name.split("."))
+        if name in self.rows.keys():
+            return name
+        return next((key for key in self.rows.keys(True, True) if joined(key) == name), tuple(name.split(".")))
+
+    def _entries(self, there: Iterable[str]) -> list[str]:
+        """The names that columns have in a TensorDict, or what they are nested in, in their order."""
+        first: dict[str, int] = {}
+        for number, name in enumerate(self.keys()):
+            key = name if name in self.jagged else self._key(name)
+            first.setdefault(key if isinstance(key, str) else key[0], number)
+        return sorted(there, key=lambda name: first.get(name, len(first)))
 
     def _columns(self, names: list[str]) -> Table:
         found = {name: self._column(name) for name in names}
         jagged = {name: column for name, column in found.items() if isinstance(column, Jagged)}
         tensors = {self._key(name): column for name, column in found.items() if name not in jagged}
-        return Table(TensorDict(tensors, [len(self)]), jagged)
+        types = self.types
+        return Table(TensorDict(tensors, [len(self)]), jagged, {name: types.get(name, "") for name in found})
 
     def to_tensordict(self) -> TensorDict:
         """One TensorDict: strings and bytes as one Python object a row.
@@ -335,23 +371,18 @@ class Table(TableDoors):
             if column.kind == "tensor":
                 raise TypeError(f"the rows of {name!r} have different lengths: table[{name!r}].pad(), or leave it out.")
             data[name] = column.tolist()
-        return data
+        return data.select(*self._entries(data.keys()))
 
     def __repr__(self) -> str:
         columns = []
         for name in self.keys():
             column = self[name]
-            kind = str(column.dtype).removeprefix("torch.")
+            kind = self.types[name] or str(column.dtype).removeprefix("torch.")
             if isinstance(column, Jagged):
                 columns.append(f"{name}: {f'{kind} [*]' if column.kind == 'tensor' else column.kind}")
             else:
                 columns.append(f"{name}: {kind} {list(column.shape[1:])}")
         return f"Table({', '.join([f'{len(self):,} rows', *columns])})"
-
-
-def _joined(key: Any) -> str:
-    """The name of a column by its key."""
-    return key if isinstance(key, str) else ".".join(key)
 
 
 def _is_tensor(rows: TensorDict, key: Any) -> bool:
@@ -368,7 +399,7 @@ def _names_of(call: str, names: Iterable[Any]) -> list[str]:
     for name in names:
         if not isinstance(name, (str, tuple)):
             raise TypeError(f"{call} takes names one by one, as in {call}('a', 'b'): got {name!r}.")
-        found.append(_joined(name))
+        found.append(joined(name))
     return found
 
 
@@ -398,5 +429,5 @@ def _text_of(entry: Any, count: int) -> Jagged:
             return Jagged(bytes_tensor(content), piece.offsets, piece.kind)
     values = entry.tolist()
     if not count:  # of what may be a column, text is by far the most frequent
-        return Jagged(bytes_tensor(b""), torch.zeros(1, dtype=torch.int64), "str")
+        return Jagged.of_no_text("str")
     return Jagged.from_list(list(values) if isinstance(values, list) else [values] * count)

@@ -42,14 +42,13 @@ def read_tar(path: str, columns: Sequence[str] | None, opened: Open) -> Generato
     size = 0
     with opened(path, "rb") as source:
         for key, files in _samples(path, source):
-            names = sorted(files)
-            if batch and names != sorted(batch):
+            if batch and files.keys() != batch.keys():
                 raise ValueError(
-                    f"{path}: the sample {key!r} has the files {names}, where others have {sorted(batch)}."
+                    f"{path}: the sample {key!r} has the files {sorted(files)}, where others have {sorted(batch)}."
                 )
             keys.append(key)
-            for name in names:
-                batch.setdefault(name, []).append(files[name])
+            for name, content in files.items():
+                batch.setdefault(name, []).append(content)
             size += sum(map(len, files.values()))
             if size >= BATCH_BYTES:
                 yield _as_arrow(path, keys, batch, columns)
@@ -87,15 +86,13 @@ def _samples(path: str, source: Any) -> Iterator[tuple[str, dict[str, bytes]]]:
 
 
 def _as_arrow(path: str, keys: list[str], batch: dict[str, list[bytes]], columns: Sequence[str] | None) -> Any:
-    found: dict[str, Any] = {KEY: Jagged.from_list(keys)}
-    for name, contents in batch.items():
-        if columns is None or name in columns:
-            found[name] = _column(path, keys, name, contents)
-    if columns is not None and KEY not in columns:
-        del found[KEY]
-    missing = [name for name in columns or () if name not in found]
+    wanted = [*batch, KEY] if columns is None else columns
+    missing = [name for name in wanted if name not in batch and name != KEY]
     if missing:
         raise ValueError(f"{path} has no files that end in {missing[0]!r}: there are {', '.join(sorted(batch))}.")
+    found: dict[str, Any] = {
+        name: Jagged.from_list(keys) if name == KEY else _column(path, keys, name, batch[name]) for name in wanted
+    }
     return to_arrow(Table.of(found))
 
 
@@ -138,7 +135,7 @@ def write_tar(path: str, parts: Iterator[Table], opened: Open) -> None:
     with opened(path, "wb") as target, tarfile.open(fileobj=target, mode="w|") as archive:
         for part in parts:
             names = [name for name in part.keys() if name != KEY]
-            keys = part[KEY].tolist() if KEY in part.jagged else [f"{row + n:09d}" for n in range(len(part))]
+            keys = part[KEY].tolist() if KEY in part.keys() else [f"{row + n:09d}" for n in range(len(part))]
             for number, key in enumerate(keys):
                 for name in names:
                     ending, content = _file(name, part[name][number])

@@ -202,3 +202,24 @@ def test_what_a_table_cannot_have_is_refused_in_one_line(line, said, run, folder
 def test_verify_and_an_interrupted_write(run, folder):
     assert "stored the checksums of" in run("verify --store cities").stdout
     assert "is as it was saved" in run("verify cities").stdout
+
+
+def test_dates_stay_dates_from_file_to_file(run, folder):
+    """Through every command that writes rows as they are, with text beside them and without."""
+    days = ["2024-01-02", "2024-03-01", "2023-12-31", "2024-01-02"]
+    texts = {"plain": "n,day\n", "words": "word,n,day\n"}
+    for name, text in texts.items():
+        lines = [f"{'a,' * (name == 'words')}{number},{day}\n" for number, day in enumerate(days)]
+        (folder / f"{name}.csv").write_text(text + "".join(lines))
+        run(f"convert {name}.csv {name}-days")
+        run(f"sort {name}-days {name}-sorted --by day")
+        run(f"filter 'n < 3' {name}-sorted {name}-some")
+        run(f"shuffle {name}-some {name}-mixed --seed 0")
+        run(f"sort {name}-mixed {name}-again --by n")
+        run(f"join {name}-again {name}-days {name}-joined --on day --how inner")
+        run(f"convert {name}-joined {name}-out.csv --columns n,day")
+        found = (folder / f"{name}-out.csv").read_text().splitlines()
+        assert found[0] == '"n","day"' and found[1:] == [f"{n},{days[n]}" for n in (0, 0, 1, 2)], name
+        run(f"group {name}-days count --by day --out {name}-groups")
+        run(f"convert {name}-groups {name}-groups.csv")
+        assert (folder / f"{name}-groups.csv").read_text().splitlines()[1] == "2023-12-31,1"

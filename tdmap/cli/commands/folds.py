@@ -22,6 +22,7 @@ from tdmap.cli.commands.orders import (
     WorkersOption,
     check_place,
     entry_of,
+    keep_types,
     key_of,
     operation,
     require_one_folder,
@@ -143,6 +144,7 @@ def group_command(
     )
     count = len(found)
     if out is not None:
+        keep_types(data, source, out, [key for key in keys if isinstance(key, str)])
         answer({"groups": count, "out": out}, *([] if quiet else [f"{count:,} groups written to {out}"]))
         return
     columns = [*dict.fromkeys("/".join(key) if isinstance(key, tuple) else key for key in keys), *wanted]

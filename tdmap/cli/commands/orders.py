@@ -86,6 +86,30 @@ def check_place(out: Path, sources: Sequence[Path], overwrite: bool, resume: boo
         require_free(out, source, overwrite)
 
 
+def keep_types(data: Any, source: Path, out: Path, names: Sequence[str] | None = None) -> None:
+    """Let columns of times be those of times in OUT, too; tables see to it themselves."""
+    if not is_table(data) and url_of(out) is None:
+        from tdmap.datasets.about import carry_types
+
+        carry_types(source, out, names)
+
+
+def has_types(folder: Path) -> bool:
+    """Whether columns in a folder have types, which a table keeps."""
+    from tdmap.datasets.about import read_types
+
+    return any(read_types(folder).values())
+
+
+def as_table(data: Any, folder: Path) -> Any:
+    """A dataset as a table, with what its folder tells of its columns."""
+    from tdmap.datasets import Table
+
+    if is_table(data):
+        return data
+    return Table.open(folder) if has_types(folder) else Table.of(data)
+
+
 def require_one_folder(data: Any, source: Path, out: Path, rows_per_shard: int | None) -> None:
     """Refuse to write a table as several folders, or into a store."""
     if is_table(data) and (rows_per_shard is not None or url_of(out) is not None):
@@ -141,6 +165,7 @@ def filter_command(
         return operation(data, "filter")(test, out, overwrite=overwrite, **options)
 
     result = run_into(lambda: run_in_shards(run, out, overwrite, rows_per_shard, who), out, GOES_ON if resume else None)
+    keep_types(data, source, out)
     rows, kept = len(data), len(result)
     place = list_beside(out)
     report_skipped(skipped, rows, False, place, written=False, fate="are left out")
@@ -241,15 +266,13 @@ def join_command(
 ) -> None:
     """Write the rows of two datasets with equal keys side by side."""
     one, other = open_rows(left), open_rows(right)
+    if is_table(one) or is_table(other) or has_types(left) or has_types(right):
+        one, other = as_table(one, left), as_table(other, right)
     names = [(name.partition("=")[0], name.rpartition("=")[2]) for name in on]
     keys = {"left_on": [key_of(name, one, left) for name, _ in names]}
     keys["right_on"] = [key_of(name, other, right) for _, name in names]
     check_place(out, [left, right], overwrite, resume, None)
     options: dict[str, Any] = {**keys, "overwrite": overwrite, "resume": resume, **worker_options(workers, quiet)}
-    if is_table(other) and not is_table(one):
-        from tdmap.datasets import Table
-
-        one = Table.of(one)
     result = run_into(
         lambda: operation(one, "join")(other, None, how, out, **options), out, GOES_ON if resume else None
     )
@@ -281,6 +304,7 @@ def sort_command(
         return operation(data, "sort")(keys, out, descending=descending, overwrite=overwrite, resume=resume, **who)
 
     run_into(lambda: run_in_shards(run, out, overwrite, rows_per_shard, who), out, GOES_ON if resume else None)
+    keep_types(data, source, out)
     _written(data, out, quiet, {"by": by, "descending": descending})
 
 
@@ -314,6 +338,7 @@ def shuffle_command(
         return operation(data, "shuffle")(out=out, seed=seed, overwrite=overwrite, resume=resume, **who)
 
     run_into(lambda: run_in_shards(run, out, overwrite, rows_per_shard, who), out, GOES_ON if resume else None)
+    keep_types(data, source, out)
     _written(data, out, quiet, {"seed": seed})
 
 

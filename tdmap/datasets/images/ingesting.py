@@ -343,7 +343,7 @@ class DecodeRagged(_OnFiles):
         flat = [picture.reshape(-1) for picture in pixels]
         values = torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8)
         offsets = offsets_of(torch.tensor([len(part) for part in flat], dtype=torch.int64))
-        return rows, {"": Jagged(values, offsets)}
+        return Columns(rows, {"": Jagged(values, offsets)})
 
     def one(self, path: str) -> torch.Tensor:
         return _tensor(decode(path, self.look))
@@ -355,7 +355,7 @@ class ReadFiles(_OnFiles):
     def __call__(self, chunk: TensorDict) -> Columns:
         contents = self.each(chunk["file"].tolist())
         lengths = torch.tensor([len(content) for content in contents], dtype=torch.int64)
-        return chunk, {"": Jagged(bytes_tensor(b"".join(contents)), offsets_of(lengths), "bytes")}
+        return Columns(chunk, {"": Jagged(bytes_tensor(b"".join(contents)), offsets_of(lengths), "bytes")})
 
     def one(self, path: str) -> bytes:
         with open(path, "rb") as file:

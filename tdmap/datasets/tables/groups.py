@@ -54,6 +54,7 @@ class TableGroups:
         keyed = Table.of({name: key_column(table, key, "group_by", num_workers=0)}) if callable(key) else table
         self._own_keys = keyed if callable(key) else None
         self._columns = columns_named(keyed, name if callable(key) else key, "group_by")
+        self._types = {name: keyed.types[name] for name in self._columns}
         ranks = keys_of(keyed, list(self._columns), "group_by")
         self._keys: Any = [f"__key{number}__" for number in range(len(ranks))]
         self._source = source_of(table)
@@ -78,7 +79,7 @@ class TableGroups:
             name: column[first] for name, column in self._columns.items() if not isinstance(column, Jagged)
         }
         rows.update(found.exclude(ROW, *self._keys).items())
-        return written(Table(TensorDict(rows, [len(first)]), jagged), out, execution, call)
+        return written(Table(TensorDict(rows, [len(first)]), jagged, self._types), out, execution, call)
 
     def _parts(self, **options: Any) -> dict[str, str]:
         """What the result of a method depends on besides the table."""

@@ -94,6 +94,9 @@ def _keys(table: Table, other: Table, mine: list[str], yours: list[str]) -> tupl
     right: dict[str, Tensor] = {}
     for number, (a, b) in enumerate(zip(mine, yours)):
         one, two = ours[a], theirs[b]
+        kinds = [kind for kind in (table.types[a], other.types[b]) if kind]
+        if len(set(kinds)) > 1:
+            raise TypeError(f"join: {a!r} and {b!r} are {kinds[0]} and {kinds[1]}: cast one of them before.")
         if isinstance(one, Jagged) is not isinstance(two, Jagged):
             raise TypeError(f"join: {a!r} and {b!r} are a column of text and one of numbers, which are never equal.")
         if isinstance(one, Jagged):
@@ -126,7 +129,7 @@ def _key_columns(table: Table, other: Table, mine: list[str], yours: list[str], 
         else:  # rows without one of the first table come last
             count = int(both[_MATCHED, "left"].sum())
             jagged[a] = Jagged.cat([column.take(left[:count]), other[b].take(right[count:])])
-    return Table(TensorDict(rows, [len(left)]), jagged)
+    return Table(TensorDict(rows, [len(left)]), jagged, {name: table.types[name] for name in mine})
 
 
 def _path(table: Table, name: str) -> Any:
@@ -138,15 +141,17 @@ def _renamed(table: Table, keys: list[str], taken: set[str], suffix: str, keep: 
     """A table without its keys, unless they are to be kept; its other names get a suffix where they are taken."""
     rows: dict[Any, Tensor] = {}
     jagged: dict[str, Jagged] = {}
-    for name in table.keys():
+    types = {}
+    for name, kind in table.types.items():
         if name in keys and not keep:
             continue
         new = f"{name}{suffix}" if suffix and name in taken and name not in keys else name
+        types[new] = kind
         if name in table.jagged:
             jagged[new] = table.jagged[name]
         else:
             rows[_path(table, name) if new == name else new] = table[name]
-    return Table(TensorDict(rows, [len(table)]), jagged)
+    return Table(TensorDict(rows, [len(table)]), jagged, types)
 
 
 def _not_empty(table: Table) -> Table:
@@ -156,7 +161,7 @@ def _not_empty(table: Table) -> Table:
     rows = {key: value.new_zeros((1, *value.shape[1:])) for key, value in table.rows.items(True, True)}
     none = torch.zeros(1, dtype=torch.int64)
     jagged = {name: Jagged.of_spans(one.values, none, none, one.kind) for name, one in table.jagged.items()}
-    return Table(TensorDict(rows, [1]), jagged)
+    return Table(TensorDict(rows, [1]), jagged, table.types)
 
 
 def _check_names(parts: list[Table]) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from tdmap.bykey import sort
 from tdmap.data.entries import row_numbers
 from tdmap.data.store import OutputFolder
+from tdmap.datasets.about import write_types
 from tdmap.datasets.columns import JAGGED, ROWS, Columns, map_columns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import Choice, fill_jagged
@@ -66,6 +67,7 @@ def placed(parts: Sequence[tuple[Table, Tensor, Tensor | None]], out: Any, execu
         out: None, or a folder.
     """
     count = len(parts[0][1])
+    types = {name: kind for table, _, _ in parts for name, kind in table.types.items()}
     if out is None:
         rows: dict[Any, Any] = {}
         for table, order, kept in parts:
@@ -76,7 +78,7 @@ def placed(parts: Sequence[tuple[Table, Tensor, Tensor | None]], out: Any, execu
             for table, order, kept in parts
             for name, column in table.jagged.items()
         }
-        return Table(TensorDict(rows, [count]), jagged)
+        return Table(TensorDict(rows, [count]), jagged, types)
     store = OutputFolder.of(out)
     with store.claimed(call):
         example = {
@@ -96,6 +98,7 @@ def placed(parts: Sequence[tuple[Table, Tensor, Tensor | None]], out: Any, execu
         looks = [f"{key} {value.dtype} {list(value.shape)}" for key, value in like.items(True, True)]
         made: Any = create_in(store, like, looks)
         target = made if not chosen else made.get(ROWS, None)
+        write_types(store, types, target, sorted(chosen))
         for table, order, kept in parts:
             keys = list(table.rows.keys(True, True))
             if keys and count:
@@ -137,6 +140,7 @@ class OnTable:
         self.fn = fn
         self.kinds = {name: column.kind for name, column in table.jagged.items()}
         self.shared = SharedTensors([column.values for column in table.jagged.values()], share)
+        self.types = table.types
         self._sources = [column.values for column in table.jagged.values()]
         self.__qualname__ = function_name(fn)
 
@@ -158,7 +162,7 @@ class OnTable:
             values = self.shared.tensors[number].as_subclass(Tensor)
             jagged[name] = Jagged.of_spans(values, spans[:, 0], spans[:, 1], kind)
         rows = chunk.exclude(SPANS)
-        return Table(TensorDict({key: rows.get(key) for key in rows.keys()}, chunk.batch_size[:1]), jagged)
+        return Table(TensorDict({key: rows.get(key) for key in rows.keys()}, chunk.batch_size[:1]), jagged, self.types)
 
     def __call__(self, chunk: Any) -> Any:
         result = self.fn(self.table(chunk))
@@ -198,7 +202,7 @@ def columns_of_result(result: Any) -> Columns:
         table = Table.of(result)
     except (TypeError, ValueError) as error:
         raise OutputMismatch(f"what the function returned are no columns: {error}") from error
-    return table.rows, table.jagged
+    return Columns(table.rows, table.jagged, table.types)
 
 
 def _column_of(values: Any) -> Any:
@@ -281,10 +285,10 @@ class InMemory:
         self.__qualname__ = function_name(fn)
 
     def __call__(self, chunk: Any) -> tuple[Columns, ...]:
-        rows, jagged = self.fn(chunk)
+        rows, jagged, types = self.fn(chunk)
         if not len(rows) and not any(map(len, jagged.values())):
             return ()  # whose columns may be of any kind
-        return ((rows.clone(), {name: column.compact() for name, column in jagged.items()}),)
+        return (Columns(rows.clone(), {name: column.compact() for name, column in jagged.items()}, types),)
 
     def join_states(self, states: list[tuple[Columns, ...]]) -> tuple[Columns, ...]:
         """The results of a chunk whose parts were processed one by one."""

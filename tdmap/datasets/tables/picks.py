@@ -48,7 +48,7 @@ def unique_of(
 
     def work(out: Any) -> Table:
         found = table.group_by(key, dropna=dropna).reduce({_COUNT: Count()}, **options)
-        return written(Table(found.rows.exclude(_COUNT), found.jagged), out, Execution.of(**options), "unique")
+        return written(found.exclude(_COUNT), out, Execution.of(**options), "unique")
 
     return run_table("unique", table, lambda: key_parts(key) | options_of(dropna=dropna), place, resume, work)
 

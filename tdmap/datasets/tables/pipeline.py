@@ -259,7 +259,7 @@ class OnTables:
         jagged = {name: column.rows(chunk) for name, column in self.columns.items() if name in present}
         rows = chunk.exclude(SPANS)
         table = Table(TensorDict({key: rows.get(key) for key in rows.keys()}, [len(chunk)]), jagged)
-        found, ragged = columns_of_result(self.fn(table))
+        found, ragged, _ = columns_of_result(self.fn(table))
         if ragged:
             name = sorted(ragged)[0]
             raise OutputMismatch(
