@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import zipfile
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
@@ -112,6 +113,8 @@ def _column(path: str, name: str, values: Any) -> Any:
     array = np.asarray(values)
     if array.dtype.kind in "OTUS":
         rows = array.tolist()
+        if not rows and array.dtype.kind in "US":
+            return Jagged.of_no_text("str" if array.dtype.kind == "U" else "bytes")
         if not rows:
             raise ValueError(f"{path} has no rows, so nothing tells what {name!r} holds: leave it out with columns=.")
         if not isinstance(rows[0], (str, bytes)):
@@ -130,7 +133,7 @@ def write_numpy(path: str, parts: Iterator[Table]) -> None:
 
     Raises:
         TypeError: a column has lists of different lengths.
-        ValueError: there are several columns for one array.
+        ValueError: its text ends in zeros, or there are several columns for one array.
     """
     found = list(parts)
     table = Table.cat(found) if len(found) > 1 else found[0]
@@ -144,13 +147,19 @@ def write_numpy(path: str, parts: Iterator[Table]) -> None:
                 raise ValueError(f"{path} holds one array, and there are {len(arrays)} columns: use .npz.")
             np.save(file, next(iter(arrays.values())))
             return
-        np.savez(file, **arrays)
+        with zipfile.ZipFile(file, "w") as archive:  # as np.savez does, which has arguments of its own
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 def _array_of(table: Table, name: str) -> Any:
     column = table[name]
     if isinstance(column, Jagged):
-        return np.array(column.tolist())
+        rows, zero = column.tolist(), "\0" if column.kind == "str" else b"\0"
+        if any(row.endswith(zero) for row in rows):
+            raise ValueError(f"rows of {name!r} end in zeros, which NumPy cuts off: use Parquet.")
+        return np.array(rows, np.str_ if column.kind == "str" else np.bytes_)
     if table.types[name]:
         times = to_arrow(table.select(name)).column(0).to_numpy()
         if times.dtype.kind in "mM":  # NumPy has no time of the day
@@ -173,6 +182,8 @@ def write_hdf5(path: str, parts: Iterator[Table]) -> None:
                         dtype = h5py.vlen_dtype(values[0].dtype if len(values) else np.int64)
                     elif kind == "bytes":
                         raise TypeError(f"the rows of {name!r} are bytes, which HDF5 would cut at zeros: use Parquet.")
+                    if kind == "str" and any("\0" in row for row in values):
+                        raise ValueError(f"text of {name!r} has zero characters, which HDF5 has not: use Parquet.")
                     if name not in file:
                         shape = (0, *values.shape[1:])
                         file.create_dataset(name, shape, dtype, maxshape=(None, *shape[1:]), chunks=True)
@@ -242,6 +253,11 @@ def _arrays(part: Table) -> Iterator[tuple[str, Any, str]]:
 
 
 def _path(name: str, parts: list[str]) -> str:
+    for part in parts:
+        if part in ("", ".", "..") or "/" in part:
+            raise ValueError(
+                f"the column {name!r} cannot have this name here, where a slash leads into a group: rename it before."
+            )
     return "/".join(parts)
 
 

@@ -130,13 +130,23 @@ def write_tar(path: str, parts: Iterator[Table], opened: Open) -> None:
 
     Strings and bytes become files that end in the name of their column; so do whole numbers, if that is `cls` or `id`.
     Other tensors become `.npy` files. Samples are called as the column `__key__` says, or by their number.
+
+    Raises:
+        ValueError: the name of a sample has a dot, or that of a column a slash: they would be others when read.
     """
     row = 0
     with opened(path, "wb") as target, tarfile.open(fileobj=target, mode="w|") as archive:
         for part in parts:
             names = [name for name in part.keys() if name != KEY]
+            slashed = next((name for name in names if "/" in name), None)
+            if slashed is not None:
+                raise ValueError(f"the column {slashed!r} has a slash, which would be a folder: rename it before.")
             keys = part[KEY].tolist() if KEY in part.keys() else [f"{row + n:09d}" for n in range(len(part))]
             for number, key in enumerate(keys):
+                if "." in str(key).rpartition("/")[2]:
+                    raise ValueError(
+                        f"{KEY} {key!r} of row {row + number} has a dot, where the name of a column begins."
+                    )
                 for name in names:
                     ending, content = _file(name, part[name][number])
                     member = tarfile.TarInfo(f"{key}.{ending}")

@@ -56,6 +56,36 @@ def test_hdf5_has_text_and_rows_of_different_lengths(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("e.h5*"))
 
 
+@pytest.mark.parametrize("ending", ["h5", "zarr", "tar"])
+@pytest.mark.parametrize("name", ["a/b", "../x", "/"])
+def test_names_that_would_lead_elsewhere_are_refused(tmp_path: Path, ending: str, name: str) -> None:
+    pytest.importorskip({"h5": "h5py", "zarr": "zarr"}.get(ending, "pyarrow"))
+    with pytest.raises(ValueError, match=f"{name!r} .*slash"):
+        write({name: torch.arange(2)}, tmp_path / f"d.{ending}")
+    if ending == "h5":
+        with pytest.raises(ValueError, match="slash"):
+            write({name: ["a", "b"]}, tmp_path / "d.h5")
+        with pytest.raises(ValueError, match="slash"):
+            write({"": torch.arange(2)}, tmp_path / "d.h5")
+
+
+def test_numpy_takes_every_name_and_says_what_it_would_cut(tmp_path: Path) -> None:
+    names = ["file", "allow_pickle", "a/b", "arr_0", "größe"]
+    write({name: torch.arange(2) for name in names}, tmp_path / "d.npz")
+    assert list(np.load(tmp_path / "d.npz")) == read(tmp_path / "d.npz").keys() == names
+    for row in ("a\0", b"\0"):
+        with pytest.raises(ValueError, match="'word' end in zeros"):
+            write({"word": [row]}, tmp_path / "e.npz")
+    write({"word": ["a\0b"]}, tmp_path / "e.npz")
+    assert read(tmp_path / "e.npz")["word"].tolist() == ["a\0b"]
+    for rows, kind in ((["a"], "str"), ([b"a"], "bytes")):
+        write(Table.of({"word": rows})[:0], tmp_path / "f.npz")
+        assert read(tmp_path / "f.npz")["word"].kind == kind
+    pytest.importorskip("h5py")
+    with pytest.raises(ValueError, match="'word' has zero characters"):
+        write({"word": ["a\0b"]}, tmp_path / "e.h5")
+
+
 def test_hdf5_of_other_programs(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "d.h5", "w") as file:

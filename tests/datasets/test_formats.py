@@ -529,6 +529,13 @@ def test_samples_that_do_not_fit_are_named(tmp_path: Path, files: dict[str, byte
     assert not (tmp_path / "out" / "meta.json").exists()
 
 
+def test_names_of_samples_in_a_tar_file(tmp_path: Path) -> None:
+    write({"__key__": torch.tensor([7, 3]), "txt": ["a", "b"]}, tmp_path / "x.tar")
+    assert read(tmp_path / "x.tar")["__key__"].tolist() == ["7", "3"]
+    with pytest.raises(ValueError, match="'b.v2' of row 1 has a dot"):
+        write({"__key__": ["dir.1/a", "b.v2"], "txt": ["a", "b"]}, tmp_path / "y.tar")
+
+
 def test_a_tar_file_that_is_cut_short_is_told(tmp_path: Path) -> None:
     make_tar(tmp_path / "x.tar", {f"{n}.bin": bytes(2000) for n in range(20)})
     (tmp_path / "x.tar").write_bytes((tmp_path / "x.tar").read_bytes()[:9000])
