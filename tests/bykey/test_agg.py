@@ -147,6 +147,8 @@ def test_the_largest_rows_of_each_group(largest: bool) -> None:
     found = tdmap.group_by(data, "k").top_k("x", 3, largest=largest, num_workers=2)
     frame = frame_of(data).sort_values(["k", "x"], ascending=[True, not largest], kind="stable", na_position="last")
     assert found["id"].tolist() == frame.groupby("k").head(3)["id"].tolist()
+    found = tdmap.group_by(data, "k").top_k("k", 3, largest=largest, num_workers=2)  # the key itself
+    assert found["id"].tolist() == frame_of(data).sort_values("k", kind="stable").groupby("k").head(3)["id"].tolist()
     with pytest.raises(ValueError, match="at least 1"):
         tdmap.group_by(data, "k").top_k("x", 0)
 

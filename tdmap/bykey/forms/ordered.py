@@ -62,6 +62,7 @@ class OrderedGroups:
         if not isinstance(found, Tensor) or found.dim() != 1 or found.is_complex():
             raise TypeError(f"an order within groups needs one number a row, and {value!r} is something else.")
         names = spec.names if value in spec.names else (*spec.names, value)
+        descending = descending and value not in spec.names  # groups are in the order of their keys
         down = tuple(descending and name == value for name in names)
         keyed = prepare(data, KeySpec(names), "group_by", execution, dropna=False, descending=down)
         index = sorted_rows(keyed, spill, execution, policy, chunksize=None, with_words=True)
