@@ -142,6 +142,15 @@ def test_join_with_a_table_without_rows(tmp_path: Path, how: str) -> None:
             assert listed(left.join(right, "word", how, out, num_workers=0)) == joined_rows(one, two, ["word"], how)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e5m2, torch.bool])
+def test_rows_without_a_partner_have_zeros_of_every_kind(tmp_path: Path, dtype: torch.dtype) -> None:
+    one = Table.of({"x": torch.arange(3), "word": ["a", "b", "c"]})
+    two = Table.of({"x": torch.tensor([2, 9]), "value": torch.tensor([1, 1]).to(dtype)})
+    for out in (None, tmp_path / "out"):
+        found = one.join(two, "x", "left", out, num_workers=0)
+        assert found["value"].dtype is dtype and found["value"].to(torch.int64).tolist() == [0, 0, 1]
+
+
 def test_join_by_a_nested_column() -> None:
     one = Table(TensorDict({("meta", "id"): torch.tensor([1, 2]), ("meta", "a"): torch.tensor([5, 6])}, [2]))
     two = Table(TensorDict({("meta", "id"): torch.tensor([2, 3]), ("meta", "b"): torch.tensor([7, 8])}, [2]))

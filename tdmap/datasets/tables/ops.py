@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tdmap.bykey import sort
 from tdmap.data.entries import row_numbers
+from tdmap.data.kinds import signed_view
 from tdmap.data.store import OutputFolder
 from tdmap.datasets.about import write_types
 from tdmap.datasets.columns import JAGGED, ROWS, Columns, map_columns
@@ -126,7 +127,7 @@ def _zeroed(values: Any, kept: Tensor | None) -> Any:
     if kept is None or bool(kept.all()):
         return values
     for leaf in [values] if isinstance(values, Tensor) else values.values(True, True):
-        leaf[~kept] = 0
+        signed_view(leaf)[~kept] = 0
     return values
 
 
