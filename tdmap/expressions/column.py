@@ -266,7 +266,7 @@ class Applied(Expression):
                 kind = "a text" if isinstance(text, str) else "bytes"
                 raise TypeError(f"{self!r}: {column!r} holds numbers ({one.dtype}), and {text!r} is {kind}.")
         try:
-            return _BINARY[self.sign][0](left, right)
+            return _BINARY[self.sign][0](_whole(left), _whole(right))
         except TypeError as error:
             raise TypeError(f"{self!r} cannot be computed: {error}") from error
 
@@ -310,7 +310,7 @@ class Method(Expression):
         return self.operand.keys
 
     def values(self, chunk: Any) -> Any:
-        return _METHODS[self.name](self.operand.values(chunk), *self.arguments)
+        return _METHODS[self.name](self.operand.values(chunk), *map(_whole, self.arguments))
 
 
 def col(key: Key, *more: str) -> Expression:
@@ -369,6 +369,11 @@ def _array(value: Any, column: Expression) -> Any:
     )
     array = value.resolve_conj().resolve_neg().numpy()
     return array.reshape(-1) if array.ndim == 2 and array.shape[1] == 1 else array
+
+
+def _whole(value: Any) -> Any:
+    """A text or bytes as an object: numpy would make an array of it, and cut zeros off its end."""
+    return np.array(value, dtype=object) if isinstance(value, (str, bytes)) else value
 
 
 def _objects(values: list[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import pickle
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,17 @@ def test_is_no_condition_of_python() -> None:
         (col("v") > 0) and (col("id") > 0)
     with pytest.raises(TypeError, match="between"):
         0 < col("v") < 1  # noqa: B015
+
+
+@pytest.mark.parametrize("words", [["", "a", "a\0", "\0", "b", "a\0b"], [b"", b"a", b"a\0", b"\0", b"b", b"\xff\0"]])
+def test_text_and_bytes_that_end_in_zeros_are_compared_whole(words: list[Any]) -> None:
+    data = TensorDict({"w": words}, [len(words)])
+    w = col("w")
+    for one in words:
+        for compare in (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge):
+            assert compare(w, one)(data).tolist() == [compare(word, one) for word in words], (compare, one)
+        assert w.between(one, words[-1])(data).tolist() == [one <= word <= words[-1] for word in words], one
+        assert w.isin([one])(data).tolist() == [word == one for word in words], one
 
 
 def test_bad_formulas_say_what_is_wrong() -> None:
