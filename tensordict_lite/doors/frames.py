@@ -51,6 +51,10 @@ class FrameOps(Kernel):
             separator: names of columns are split there, for nested entries.
             dtype: numbers and bools are cast to it.
 
+        Raises:
+            ValueError: two columns would be one entry, or a point in time is beyond int64 nanoseconds.
+            TypeError: torch has no such numbers; names the column.
+
         Example:
             >>> import pandas
             >>> from tensordict_lite import TensorDict
@@ -65,7 +69,9 @@ class FrameOps(Kernel):
                 inner = inner.setdefault(part, {})
                 if not isinstance(inner, dict):
                     raise ValueError(f"the column {name!r} would lie within another column: {part!r} is one.")
-            inner[path[-1]] = _entry_of(column, dtype)
+            if path[-1] in inner:
+                raise ValueError(f"two columns would be the entry {'.'.join(path)!r}: rename one of them before.")
+            inner[path[-1]] = _entry_of(name, column, dtype)
         if batch_size is None and not auto_batch_size:
             batch_size = [len(dataframe)]
         made: Any = cls
@@ -80,7 +86,9 @@ class FrameOps(Kernel):
             separator: joins the keys of nested entries.
 
         Raises:
-            ValueError: a tensor has more than one dimension, or there are nested entries and no separator.
+            ValueError: a tensor has more than one dimension, there are nested entries and no separator, or two entries
+                would have one name.
+            TypeError: NumPy has no such numbers; names the entry.
 
         Example:
             >>> import torch
@@ -92,7 +100,14 @@ class FrameOps(Kernel):
         data: Any = self
         if len(data.batch_size) != 1:
             raise ValueError(f"a data frame has rows: batch size [n] is needed, got {list(data.batch_size)}.")
-        columns = dict(_columns_of(data, separator, ()))
+        found = _columns_of(data, separator, ())
+        columns = dict(found)
+        if len(columns) < len(found):
+            names = [name for name, _ in found]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(
+                f"two entries would be the column {twice!r}: pass another separator, or rename one before."
+            )
         return pandas.DataFrame(columns, index=range(int(data.batch_size[0])))
 
     @classmethod
@@ -153,20 +168,28 @@ def _pandas() -> Any:
     return pandas
 
 
-def _entry_of(column: Any, dtype: torch.dtype | None) -> Any:
+def _entry_of(name: Any, column: Any, dtype: torch.dtype | None) -> Any:
     kind = column.dtype.kind if isinstance(column.dtype, np.dtype) else ""
     if hasattr(column, "cat"):
-        return _cast(column.cat.codes, dtype)
+        return _cast(name, column.cat.codes, dtype)
     if kind == "M" or hasattr(column.dtype, "tz"):
         moments = column.dt.tz_convert("UTC").dt.tz_localize(None) if hasattr(column.dtype, "tz") else column
-        return torch.from_numpy(moments.to_numpy().astype("datetime64[ns]").view(np.int64).copy())
+        try:
+            nanoseconds = moments.astype("datetime64[ns]")
+        except ValueError as error:
+            raise ValueError(f"the column {name!r} has a time that int64 nanoseconds do not reach: {error}.") from None
+        return torch.from_numpy(nanoseconds.to_numpy().view(np.int64).copy())
     if kind in "biufc" and kind:
-        return _cast(column, dtype)
+        return _cast(name, column, dtype)
     return column.tolist()
 
 
-def _cast(column: Any, dtype: torch.dtype | None) -> Tensor:
-    tensor = torch.from_numpy(np.array(column.to_numpy(), copy=True))
+def _cast(name: Any, column: Any, dtype: torch.dtype | None) -> Tensor:
+    values = column.to_numpy()
+    try:
+        tensor = torch.from_numpy(np.array(values, dtype=values.dtype.newbyteorder("="), copy=True))
+    except TypeError:
+        raise TypeError(f"the column {name!r} is {values.dtype}, which torch has not: convert it before.") from None
     return tensor if dtype is None else tensor.to(dtype)
 
 
@@ -178,10 +201,16 @@ def _columns_of(data: Any, separator: str | None, path: tuple[str, ...]) -> list
         if isinstance(value, Tensor):
             if value.dim() != 1:
                 raise ValueError(f"the entry {name!r} has the shape {list(value.shape)}, and a column one value a row.")
-            found.append((name, value.detach().cpu().numpy()))
+            try:
+                found.append((name, value.detach().cpu().resolve_conj().resolve_neg().numpy()))
+            except TypeError:
+                raise TypeError(
+                    f"the entry {name!r} is {value.dtype}, which NumPy has not: convert it before."
+                ) from None
         elif getattr(value, "_is_non_tensor", False):
             values = value.tolist()
-            found.append((name, values if isinstance(values, list) else [values] * len(data)))
+            values = values if isinstance(values, list) else [values] * len(data)
+            found.append((name, values or np.empty(0, dtype=object)))
         elif separator is None:
             raise ValueError(f"the entry {name!r} is nested: pass separator='.' to join its keys.")
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -70,3 +71,35 @@ def test_what_has_no_place_in_a_frame_is_told() -> None:
         TensorDict({"a": torch.zeros(2)}, []).to_pandas()
     with pytest.raises(ValueError, match="within another column"):
         TensorDict.from_pandas(pandas.DataFrame({"a": [1], "a.b": [2]}), separator=".")
+
+
+def test_columns_that_would_be_one_entry_are_told() -> None:
+    for names, separator in ((["a", "a"], None), ([1, "1"], None), (["a.b", "a"], "."), (["a.b", "a.b"], ".")):
+        with pytest.raises(ValueError, match="two columns would be the entry"):
+            TensorDict.from_pandas(pandas.DataFrame([[1, 2]], columns=names), separator=separator)
+    with pytest.raises(ValueError, match=r"two entries would be the column 'a\.b'"):
+        TensorDict({"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}}, [1]).to_pandas(separator=".")
+
+
+def test_times_beyond_nanoseconds_are_told() -> None:
+    times = pandas.DataFrame({"t": pandas.to_datetime(["2020-01-01", "3000-01-01"])})
+    with pytest.raises(ValueError, match="'t' has a time that int64 nanoseconds do not reach"):
+        TensorDict.from_pandas(times)
+    zone = TensorDict.from_pandas(pandas.DataFrame({"t": pandas.date_range("2020-01-01", periods=1, tz="Asia/Tokyo")}))
+    assert zone["t"].tolist() == [1577804400000000000]
+
+
+def test_numbers_of_every_layout_go_in_and_out() -> None:
+    swapped = pandas.DataFrame({"a": np.array([1, 2], ">i4")})
+    assert TensorDict.from_pandas(swapped)["a"].tolist() == [1, 2]
+    with pytest.raises(TypeError, match="the column 'a' is (longdouble|float128|float96), which torch has not"):
+        TensorDict.from_pandas(pandas.DataFrame({"a": np.array([1], np.longdouble)}))
+    turned = torch.tensor([1 + 2j]).conj()
+    assert TensorDict({"a": turned, "b": turned.imag}, [1]).to_pandas().to_dict("list") == {"a": [1 - 2j], "b": [-2.0]}
+    with pytest.raises(TypeError, match="the entry 'a' is torch.bfloat16, which NumPy has not"):
+        TensorDict({"a": torch.zeros(1, dtype=torch.bfloat16)}, [1]).to_pandas()
+
+
+def test_text_without_rows_is_text() -> None:
+    frame = TensorDict({"s": ["a"], "x": torch.arange(1)}, [1])[:0].to_pandas()
+    assert frame["s"].dtype.kind == "O" and frame["x"].dtype == "int64"
