@@ -453,10 +453,12 @@ def _with_large_numbers(tables: Callable[[dict[str, Any]], Generator[Any, None, 
     stream = tables({})
     first = next(stream, None)
     large = [] if first is None else _large_numbers(first)
-    if large:
+    if first is not None and large:
+        names = first.schema.names
         stream.close()
         try:
-            stream = tables(dict.fromkeys(large, pyarrow().uint64()))
+            # The reader of JSON begins with the columns whose types it is told.
+            stream = (table.select(names) for table in tables(dict.fromkeys(large, pyarrow().uint64())))
             first = next(stream, None)
         except ValueError:  # they are written as floats are
             stream = tables({})

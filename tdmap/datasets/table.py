@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.entries import row_number, row_numbers
-from tdmap.data.objects import Text, piece_of
+from tdmap.data.objects import Text, piece_of, stack_of
 from tdmap.data.store import destination
 from tdmap.datasets.about import Types, in_order, joined, names_of, read_types, require_same
 from tdmap.datasets.columns import JAGGED, ROWS, Columns, write_columns
@@ -370,7 +370,7 @@ class Table(TableDoors):
         for name, column in self.jagged.items():
             if column.kind == "tensor":
                 raise TypeError(f"the rows of {name!r} have different lengths: table[{name!r}].pad(), or leave it out.")
-            data[name] = column.tolist()
+            data[name] = column.tolist() or stack_of([])  # an empty list would be a tensor
         return data.select(*self._entries(data.keys()))
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ import tdmap
 from tdmap.datasets import Jagged, Table, convert, from_arrow, from_pandas, read, to_arrow, to_pandas, write
 from tdmap.errors import OutputMismatch
 from tdmap.reducers import Count
-from tensordict_lite import TensorDict
+from tensordict_lite import TensorDict, is_non_tensor
 
 pa = pytest.importorskip("pyarrow")
 pandas = pytest.importorskip("pandas")
@@ -93,6 +93,16 @@ def test_dates_are_dates_in_files(tmp_path: Path, ending: str) -> None:
     if ending != "jsonl":  # where a day is text, and Arrow takes it for a time
         assert to_arrow(back)["day"].to_pylist() == [day]
     assert to_arrow(back)["at"].to_pylist() == [datetime.datetime(2024, 2, 29, 12)]
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_large_numbers_stay_where_they_are(tmp_path: Path, ending: str) -> None:
+    write(
+        {"word": ["a"], "n": torch.tensor([2**64 - 1], dtype=torch.uint64), "x": torch.ones(1)},
+        tmp_path / f"x.{ending}",
+    )
+    table = read(tmp_path / f"x.{ending}")
+    assert table.keys() == ["word", "n", "x"] and table["n"].tolist() == [2**64 - 1]
 
 
 @pytest.mark.parametrize("ending", ["npz", "h5", "zarr", "tar"])
@@ -182,6 +192,13 @@ def test_rows_and_dicts_have_the_order_of_the_columns() -> None:
     assert list(table[0])[:2] == ["word", "x"] and list(table.to_tensordict().keys())[:2] == ["word", "x"]
     rows = TensorDict({"b": ["x"], "a": torch.zeros(1)}, [1])
     assert Table.of(rows).keys() == ["b", "a"]
+
+
+def test_text_without_rows_is_text_in_a_tensordict() -> None:
+    rows = Table.of({"word": ["ant", "bee"], "x": torch.arange(2)})
+    assert is_non_tensor(rows[:0].to_tensordict().get("word"))
+    none = rows.group_by("word").map_groups(lambda part: part[part["x"] > 0], num_workers=0)
+    assert none["word"].tolist() == ["bee"] and none.types == rows.types
 
 
 def test_a_folder_of_other_columns_is_opened_as_it_is(tmp_path: Path) -> None:
