@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from tdmap.datasets.about import joined
 from tdmap.datasets.arrow import pyarrow, require_one_each, to_arrow
 from tdmap.datasets.extras import need, opened, require_columns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import BATCH_ROWS, Table
+from tdmap.datasets.tables.about import joined
 
 ORDER = "tdmap_columns"
 """Attribute of a Zarr store: paths of its arrays, in the order of the columns."""

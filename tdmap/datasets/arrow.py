@@ -23,11 +23,11 @@ import torch
 import torch.utils.dlpack
 from torch import Tensor
 
-from tdmap.datasets.about import joined
 from tdmap.datasets.columns import Columns
 from tdmap.datasets.extras import need
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import Table
+from tdmap.datasets.tables.about import joined
 from tensordict_lite import TensorDict
 
 NULLS = ("raise", "mask")

@@ -10,7 +10,7 @@ run that is killed goes on where it was.
 
     out/rows/          the columns of tensors, batch size [n]
     out/jagged/text/   values, offsets and kind of each jagged column
-    out/columns.json   their order and types (see `about`)
+    out/columns.json   their order and types (see `tables.about`)
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from torch import Tensor
 from tdmap.data.kinds import Data
 from tdmap.data.schema import KeyPath, Schema
 from tdmap.data.store import OutputFolder
-from tdmap.datasets.about import Types, require_same, write_types
 from tdmap.datasets.flat.copying import CopyTable, Target
 from tdmap.datasets.flat.placing import ColumnFiles, SpillColumns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import example_of
+from tdmap.datasets.tables.about import Types, require_same, write_types
 from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job, Source, function_name

@@ -14,11 +14,11 @@ from torch import Tensor
 from tdmap.data.entries import row_number, row_numbers
 from tdmap.data.objects import Text, piece_of, stack_of
 from tdmap.data.store import destination
-from tdmap.datasets.about import Types, in_order, joined, names_of, read_types, require_same
 from tdmap.datasets.columns import JAGGED, ROWS, Columns, write_columns
 from tdmap.datasets.extras import no_column
 from tdmap.datasets.jagged import Jagged, bytes_tensor
 from tdmap.datasets.jaggedfile import jagged_of
+from tdmap.datasets.tables.about import Types, in_order, joined, names_of, read_types, require_same
 from tdmap.datasets.tables.doors import TableDoors
 from tdmap.operations.summary import describe, train_test_split
 from tdmap.plan import ChunkPlan

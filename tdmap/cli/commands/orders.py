@@ -89,14 +89,14 @@ def check_place(out: Path, sources: Sequence[Path], overwrite: bool, resume: boo
 def keep_types(data: Any, source: Path, out: Path, names: Sequence[str] | None = None) -> None:
     """Let columns of times be those of times in OUT, too; tables see to it themselves."""
     if not is_table(data) and url_of(out) is None:
-        from tdmap.datasets.about import carry_types
+        from tdmap.datasets.tables.about import carry_types
 
         carry_types(source, out, names)
 
 
 def has_types(folder: Path) -> bool:
     """Whether columns in a folder have types, which a table keeps."""
-    from tdmap.datasets.about import read_types
+    from tdmap.datasets.tables.about import read_types
 
     return any(read_types(folder).values())
 

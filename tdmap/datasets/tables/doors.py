@@ -359,7 +359,7 @@ class TableDoors:
         Example:
             >>> from tdmap.datasets import Table
             >>> Table.of({"word": ["bee", "ant", "bee"]}).value_counts("word", num_workers=0)[0]
-            {'count': tensor(2), 'word': 'bee'}
+            {'word': 'bee', 'count': tensor(2)}
         """
         from tdmap.datasets.tables.picks import value_counts_of
 

@@ -20,12 +20,12 @@ from tdmap.bykey import sort
 from tdmap.data.entries import row_numbers
 from tdmap.data.kinds import signed_view
 from tdmap.data.store import OutputFolder
-from tdmap.datasets.about import write_types
 from tdmap.datasets.columns import JAGGED, ROWS, Columns, map_columns
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.jaggedfile import Choice, fill_jagged
 from tdmap.datasets.jaggedmap import CHUNK_VALUES, Answers, Chosen
 from tdmap.datasets.table import Table
+from tdmap.datasets.tables.about import write_types
 from tdmap.datasets.tables.ranks import ranks_of
 from tdmap.datasets.tables.running import run_table
 from tdmap.errors import OutputMismatch
