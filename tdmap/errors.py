@@ -132,6 +132,10 @@ class FolderInUse(TdmapError, BlockingIOError):
         return type(self), (self.strerror, self.folder, self.pid, self.host, self.since, self.call)
 
 
+class UnreadableFile(TdmapError, OSError, ValueError):
+    """A file of another tool is damaged, or of another format than its name says; the message names it."""
+
+
 class UntrustedFile(TdmapError, PermissionError):
     """What lies in the hidden folder of a dataset is not what this library puts there: a link, a device, a file of
     another user, or one that is too large. It was not opened, or not read.

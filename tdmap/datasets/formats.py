@@ -15,6 +15,8 @@ import json
 import os
 import shutil
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,7 +30,7 @@ from tdmap.datasets.extras import need, opened, require_columns, require_list
 from tdmap.datasets.parquet import parquet_batches, read_parquet
 from tdmap.datasets.table import Table
 from tdmap.datasets.tar import read_tar, write_tar
-from tdmap.errors import add_note
+from tdmap.errors import UnreadableFile, add_note
 from tdmap.operation import operation
 
 if TYPE_CHECKING:
@@ -47,6 +49,9 @@ CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 CLOSE = 0.75
 """How much of an ending is that of a format, at least, to be taken for a misspelling of it."""
+
+DAMAGE = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
+"""What readers raise on files that are cut short or of another format; an OSError of the system's has a number."""
 
 NAN_OF_CSV = ("nan", "-nan")
 """What Arrow, NumPy and C write for NaN, which is a number. Other spellings, such as "NA", are nulls."""
@@ -97,6 +102,7 @@ def read(
     Raises:
         ImportError: a package is missing; says what to install.
         FileNotFoundError: there is no such file.
+        UnreadableFile: one is damaged, or of another format.
         TypeError: a column is no tensor and no list of numbers; names it.
         ValueError: the format is unknown, a column has nulls, one of `columns` is not there, or there are no rows.
     """
@@ -165,6 +171,7 @@ def write(
         ValueError: the format is unknown, or has no nulls; or there are no columns.
 
     Example:
+        >>> import torch
         >>> table = Table.of({"x": torch.arange(2), "word": ["ant", "bee"]})
         >>> write(table, "words.csv", columns=["word"])
         >>> read("words.csv").keys()
@@ -360,12 +367,18 @@ def batches_of(
 
 
 def _tables_of(path: str, format: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
-    """The tables of a file; errors of its reader, which may come from any package, say which file it is."""
+    """The tables of a file; errors of its reader, which may come from any package, say which file it is.
+
+    Raises:
+        UnreadableFile: the file is damaged, or of another format.
+    """
     try:
         with contextlib.closing(FORMATS[format].read(path, columns)) as tables:
             yield from tables
     except Exception as error:
         if path not in str(error):
+            if isinstance(error, DAMAGE) and getattr(error, "errno", None) is None:
+                raise UnreadableFile(f"{path} cannot be read as {format}: {error}") from error
             add_note(error, f"while {path} was read as {format}")
         raise
 

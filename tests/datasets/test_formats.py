@@ -439,7 +439,7 @@ def test_errors_of_damaged_files_name_them(tmp_path: Path, name: str, content: b
     for out in (None, tmp_path / "out"):
         with pytest.raises((ValueError, EOFError, OSError)) as caught:
             read(tmp_path / name, out, num_workers=0)
-        assert str(tmp_path / name) in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+        assert str(tmp_path / name) in str(caught.value) and isinstance(caught.value, ValueError)
     assert not (tmp_path / "out").exists()
 
 
@@ -559,7 +559,7 @@ def test_text_is_read_and_written_compressed(tmp_path: Path, ending: str) -> Non
     (tmp_path / f"cut.{ending}").write_bytes(content[:-9])
     with pytest.raises(OSError, match="Truncated") as caught:
         read(tmp_path / f"cut.{ending}", tmp_path / "cut")
-    assert f"cut.{ending}" in "".join(caught.value.__notes__)
+    assert f"cut.{ending}" in str(caught.value)
     assert not (tmp_path / "cut").exists()
 
 

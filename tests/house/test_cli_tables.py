@@ -204,6 +204,14 @@ def test_verify_and_an_interrupted_write(run, folder):
     assert "is as it was saved" in run("verify cities").stdout
 
 
+@pytest.mark.parametrize("name", ["x.arrow", "x.npz", "x.h5", "x.csv.gz", "x.jsonl.gz", "x.tar", "x.parquet"])
+def test_a_file_of_another_format_is_refused(run, folder, name):
+    pytest.importorskip({"x.h5": "h5py"}.get(name, "pyarrow"))
+    (folder / name).write_bytes(b"no such file, I am afraid")
+    said = run(f"convert {name} {name}-out", 2).stderr
+    assert name in said and len(said.splitlines()) == 1 and ".pyx" not in said and ".pxi" not in said
+
+
 def test_dates_stay_dates_from_file_to_file(run, folder):
     """Through every command that writes rows as they are, with text beside them and without."""
     days = ["2024-01-02", "2024-03-01", "2023-12-31", "2024-01-02"]
