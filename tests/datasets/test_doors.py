@@ -22,7 +22,7 @@ from tdmap.datasets import (
     write,
 )
 from tdmap.errors import OutputMismatch
-from tdmap.reducers import Count, Sum
+from tdmap.reducers import Count, Mean, Sum
 
 pandas = pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
@@ -129,6 +129,20 @@ def test_groups_of_a_table_by_a_function_or_a_formula() -> None:
     assert best["word"].tolist() == ["", "bee", "horse"]
     whole = WORDS.group_by(lambda rows: rows["word"].lengths).map_groups(lambda rows: rows[:1], num_workers=0)
     assert whole["n"].tolist() == [3, 5, 2]
+
+
+def test_statistics_of_text() -> None:
+    rows = Table.of({"shop": ["b", "a", "b", "b"], "who": ["x", "y", "x", "z"], "n": torch.arange(4)})
+    found = rows.group_by("shop").agg({"who": ["count", "nunique"], "n": "sum"}, num_workers=0)
+    assert found["shop"].tolist() == ["a", "b"] and found["n"].tolist() == [1, 5]
+    assert found["who.count"].tolist() == [1, 3] and found["who.nunique"].tolist() == [1, 2]
+    groups = rows.group_by("shop")
+    for ask in (lambda: groups.agg({"who": "max"}), lambda: groups.agg({"m": ("who", "median")}),
+                lambda: groups.reduce({"m": Mean("who")})):  # fmt: skip
+        with pytest.raises(TypeError, match="statistics are of numbers, and the rows of 'who' are not"):
+            ask()
+    with pytest.raises(KeyError, match="no column 'm': there are 'shop', 'who', 'n'"):
+        groups.reduce({"m": Mean("m")})
 
 
 def test_text_that_a_function_of_groups_returns_is_a_column() -> None:

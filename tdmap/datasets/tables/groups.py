@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,8 +13,10 @@ from tdmap.bykey import group_by
 from tdmap.bykey.forms.named import parse
 from tdmap.data.kinds import is_opened_by_row
 from tdmap.data.store import destination
+from tdmap.datasets.extras import no_column
 from tdmap.datasets.jagged import Jagged
 from tdmap.datasets.table import Table
+from tdmap.datasets.tables.about import joined
 from tdmap.datasets.tables.ops import (
     ROW,
     SPANS,
@@ -71,6 +73,18 @@ class TableGroups:
             keyed[name] = column
         return group_by(keyed, self._keys, dropna=self._dropna, spill_dir=self._spill_dir)
 
+    def _require_numbers(self, call: str, keys: Iterable[Any]) -> None:
+        """Raise where a statistic is of text, or of a column that is not there."""
+        for key in keys:
+            name = joined(key) if isinstance(key, (str, tuple)) else None
+            if name in self._table.jagged:
+                raise TypeError(
+                    f"{call}: statistics are of numbers, and the rows of {name!r} are not; agg has their 'count', and "
+                    "'nunique' of text."
+                )
+            if name is not None and name not in self._table.keys() and key not in self._table.rows.keys(True):
+                raise KeyError(f"{call}: there is {no_column(name, self._table.keys())}")
+
     def _with_keys(self, found: Any, out: Any, execution: Execution, call: str) -> Table:
         """Figures of groups behind the key columns, which are those of the first row of each group."""
         first = found[ROW].clone()
@@ -98,6 +112,7 @@ class TableGroups:
         place = destination(out, overwrite)
         if not isinstance(reducers, Mapping):
             reducers = {"result": reducers}
+        self._require_numbers("reduce", (getattr(reducer, "key", None) for reducer in reducers.values()))
 
         def work(out: Any) -> Table:
             found = self._groups().reduce({**reducers, ROW: Min(ROW)}, **options)
@@ -123,21 +138,32 @@ class TableGroups:
         """One row for each key, of statistics that are called by their names.
 
         Args:
-            spec, out, overwrite, resume, **options: as `tdmap.bykey.GroupBy.agg`. Statistics are of columns of tensors.
+            spec, out, overwrite, resume, **options: as `tdmap.bykey.GroupBy.agg`. Statistics are of columns of tensors;
+                `"count"` and `"nunique"` of text, too.
 
         Example:
             >>> table = Table.of({"shop": ["east", "west", "east"], "sold": torch.tensor([1.0, 2.0, 5.0])})
             >>> table.group_by("shop").agg({"sold": ["max", "median"]}, num_workers=0)[0]
-            {'sold': {'max': tensor(5.), 'median': tensor(3., dtype=torch.float64)}, 'shop': 'east'}
+            {'shop': 'east', 'sold': {'max': tensor(5.), 'median': tensor(3., dtype=torch.float64)}}
         """
-        place = destination(out, overwrite)
+        place, asked = destination(out, overwrite), parse(spec)
+        different = {one.key for one in asked.ordered.values() if one.q is None}
+        self._require_numbers(
+            "agg",
+            [*(getattr(reducer, "key", None) for path, reducer in asked.reducers.items() if path not in asked.counted),
+             *(one.key for one in asked.ordered.values() if one.q is not None)],
+        )  # fmt: skip
 
         def work(out: Any) -> Table:
-            found = self._groups().agg({**spec, ROW: (ROW, "min")}, **options)
+            words: dict[str, Tensor] = {}
+            for key in self._table.jagged.keys() & {*asked.counted.values(), *different}:
+                ranks = keys_of(self._table, key, "agg")[key] if key in different else torch.arange(len(self._table))
+                words[key] = ranks
+            found = self._groups(**words).agg({**spec, ROW: (ROW, "min")}, **options)
             return self._with_keys(found, out, Execution.of(**_workers(options)), "group_by.agg")
 
         def parts() -> dict[str, str]:
-            return self._parts(chunksize=options.get("chunksize")) | parts_of("statistics", parse(spec))
+            return self._parts(chunksize=options.get("chunksize")) | parts_of("statistics", asked)
 
         return run_table("group_by.agg", self._table, parts, place, resume, work)
 
