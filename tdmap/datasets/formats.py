@@ -283,6 +283,8 @@ def find_files(source: Any) -> list[str]:
     """
     if not isinstance(source, (str, os.PathLike)):
         files = [os.fspath(path) for path in source]
+        if not files:
+            raise FileNotFoundError("there is no file in an empty list")
     else:
         text = os.fspath(source)
         if "://" in text:

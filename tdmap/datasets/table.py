@@ -289,6 +289,7 @@ class Table(TableDoors):
                 raise ValueError(f"the column {min(odd, key=str)!r} is not in every table, or of another kind in one.")
         for part in found:
             require_same(found[0].types, part.types, "tables")
+            _require_alike(found[0].rows, part.rows)
         parts_of_rows: Any = [part.rows for part in found]
         rows: Any = torch.cat(parts_of_rows) if len(list(found[0].rows.keys())) else None
         jagged = {name: Jagged.cat([part.jagged[name] for part in found]) for name in found[0].jagged}
@@ -383,6 +384,15 @@ class Table(TableDoors):
             else:
                 columns.append(f"{name}: {kind} {list(column.shape[1:])}")
         return f"Table({', '.join([f'{len(self):,} rows', *columns])})"
+
+
+def _require_alike(rows: TensorDict, others: TensorDict) -> None:
+    """Raise TypeError for a column of another dtype or shape: torch would round whole numbers to floats, for one."""
+    for key in rows.keys(True, True):
+        one, other = rows.get(key), others.get(key, None)
+        if other is not None and (one.dtype, one.shape[1:]) != (other.dtype, other.shape[1:]):
+            kinds = (f"{str(column.dtype).removeprefix('torch.')} {list(column.shape[1:])}" for column in (one, other))
+            raise TypeError(f"the column {joined(key)!r} is {' and '.join(kinds)} in different tables: cast it before.")
 
 
 def _is_tensor(rows: TensorDict, key: Any) -> bool:

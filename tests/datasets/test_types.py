@@ -186,6 +186,19 @@ def test_equal_numbers_that_are_different_times_are_told(tmp_path: Path) -> None
         two.map(lambda rows: seconds if rows["t"][0] else millis, tmp_path / "map", chunksize=1, num_workers=0)
 
 
+def test_numbers_of_different_kinds_are_not_made_one(tmp_path: Path) -> None:
+    large = Table.of({"deep": {"n": torch.tensor([2**53 + 1])}})
+    for other in (torch.tensor([0.5]), torch.tensor([1], dtype=torch.int32), torch.zeros(1, 2, dtype=torch.int64)):
+        with pytest.raises(TypeError, match=r"'deep\.n' is int64 \[\] and .* in different tables"):
+            Table.cat([large, Table.of({"deep": {"n": other}})])
+    (tmp_path / "0.csv").write_text(f"n\n{2**53 + 1}\n")
+    (tmp_path / "1.csv").write_text("n\n0.5\n")
+    with pytest.raises(TypeError, match=r"'n' is int64 \[\] and float64 \[\]"):
+        read(tmp_path / "*.csv")
+    with pytest.raises(FileNotFoundError, match="an empty list"):
+        read([])
+
+
 def test_rows_and_dicts_have_the_order_of_the_columns() -> None:
     table = Table.of({"word": ["ant"], "x": torch.tensor([1]), "deep": {"y": torch.tensor([2])}, "a": ["b"]})
     assert table.keys() == ["word", "x", "a", "deep.y"]
