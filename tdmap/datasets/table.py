@@ -71,7 +71,7 @@ class Table(TableDoors):
         if both:
             raise ValueError(f"two columns have the name {both[0]!r}.")
         self._length = next(iter(counts.values()))
-        self._types = in_order([*names_of(rows), *self.jagged], types or {})
+        self._types = dict(types or {})
 
     @property
     def types(self) -> dict[str, str]:
@@ -188,7 +188,7 @@ class Table(TableDoors):
         jagged = {name: column for name, column in self.jagged.items() if name not in without}
         rows = TensorDict({key: self.rows.get(key) for key in self.rows.keys()}, [len(self)])
         kept = rows.exclude(*(self._key(name) for name in without if name not in self.jagged))
-        return Table(kept, jagged, self._types)
+        return Table(kept, jagged, {name: kind for name, kind in self.types.items() if name not in without})
 
     def rename(self, names: Mapping[str, str]) -> Table:
         """The same columns under other names, sharing memory.
@@ -348,11 +348,9 @@ class Table(TableDoors):
 
     def _entries(self, there: Iterable[str]) -> list[str]:
         """The names that columns have in a TensorDict, or what they are nested in, in their order."""
-        first: dict[str, int] = {}
-        for number, name in enumerate(self.keys()):
-            key = name if name in self.jagged else self._key(name)
-            first.setdefault(key if isinstance(key, str) else key[0], number)
-        return sorted(there, key=lambda name: first.get(name, len(first)))
+        known = dict.fromkeys(there)
+        order = (name if name in known else name.partition(".")[0] for name in self._types)
+        return [name for name in dict.fromkeys([*order, *known]) if name in known]
 
     def _columns(self, names: list[str]) -> Table:
         found = {name: self._column(name) for name in names}
