@@ -80,9 +80,18 @@ def to_pandas(data: Any, *, nulls: str | None = None) -> Any:
     """A data frame of pandas' of what `Table.of` takes; dimensions behind the first become lists.
 
     `nulls` as `to_arrow`.
+
+    Raises:
+        ValueError: a time of the day has nanoseconds, which pandas cuts off.
     """
     need("pandas", "arrow", "making data frames")
-    return to_arrow(data, nulls=nulls).to_pandas()
+    try:
+        return to_arrow(data, nulls=nulls).to_pandas()
+    except pyarrow().ArrowInvalid as error:
+        raise ValueError(
+            f"pandas cannot have a column as it is ({error}): Table(table.rows, table.jagged) has its numbers without "
+            "their type."
+        ) from error
 
 
 def to_polars(data: Any, *, nulls: str | None = None) -> Any:

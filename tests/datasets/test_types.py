@@ -78,6 +78,13 @@ def test_data_frames_of_pandas_come_back(tmp_path: Path) -> None:
         assert after["t"].tolist() == before["t"].tolist() and after["d"].tolist() == before["d"].tolist()
 
 
+def test_nanoseconds_of_a_day_are_not_cut_off() -> None:
+    table = from_arrow(pa.table({"clock": pa.array([1001], pa.time64("ns"))}))
+    with pytest.raises(ValueError, match="has its numbers without their type"):
+        to_pandas(table)
+    assert to_pandas(Table(table.rows, table.jagged))["clock"].tolist() == [1001]
+
+
 @pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "arrow", "parquet"])
 def test_dates_are_dates_in_files(tmp_path: Path, ending: str) -> None:
     day = datetime.date(2024, 2, 29)
