@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from tdmap.datasets import Jagged, Table, convert, from_arrow, from_pandas, read
 from tdmap.errors import OutputMismatch
 from tdmap.reducers import Count
 from tensordict_lite import TensorDict, is_non_tensor
+from tensordict_lite.errors import DatasetError
+from tests.memmap.test_planted import PLANTED
 
 pa = pytest.importorskip("pyarrow")
 pandas = pytest.importorskip("pandas")
@@ -224,11 +227,29 @@ def test_text_without_rows_is_text_in_a_tensordict() -> None:
 def test_a_folder_of_other_columns_is_opened_as_it_is(tmp_path: Path) -> None:
     table = from_arrow(pa.table({"word": ["a"], "t": pa.array([5], "timestamp[s]")}), tmp_path / "out")
     assert table.types == {"word": "", "t": "timestamp[s]"}
-    for content in (b"", b"[1]", b'{"gone": "", "t": 3}', b'{"gone": "timestamp[s]"}'):
-        (tmp_path / "out" / "columns.json").write_bytes(content)
-        assert Table.open(tmp_path / "out").types == {"t": "", "word": ""}
+    (tmp_path / "out" / "columns.json").write_bytes(b'{"gone": "timestamp[s]"}')
+    assert Table.open(tmp_path / "out").types == {"t": "", "word": ""}
     (tmp_path / "out" / "columns.json").unlink()
     assert Table.open(tmp_path / "out")["t"].tolist() == [5]
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+def test_what_is_planted_in_its_place_is_neither_waited_for_nor_believed(
+    tmp_path: Path, plant: Callable[[Path], None]
+) -> None:
+    from_arrow(pa.table({"word": ["a"], "t": pa.array([5], "timestamp[s]")}), tmp_path / "out")
+    (tmp_path / "out" / "columns.json").unlink()
+    plant(tmp_path / "out" / "columns.json")
+    with pytest.raises(DatasetError, match=r"columns\.json"):
+        Table.open(tmp_path / "out")
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b'{"gone": "", "t": 3}'])
+def test_other_content_is_said_to_be_none(tmp_path: Path, content: bytes) -> None:
+    from_arrow(pa.table({"word": ["a"], "t": pa.array([5], "timestamp[s]")}), tmp_path / "out")
+    (tmp_path / "out" / "columns.json").write_bytes(content)
+    with pytest.raises(DatasetError, match=r"columns\.json"):
+        Table.open(tmp_path / "out")
 
 
 def test_numbers_that_are_times_no_more_are_numbers() -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from tdmap.data.store import META, OutputFolder
 from tensordict_lite import TensorDict
+from tensordict_lite.errors import DatasetError, DatasetNotFoundError
+from tensordict_lite.memmap.disk.format import read_json
 
 FILE = "columns.json"
 
@@ -83,10 +85,16 @@ def joined(key: str | tuple[str, ...]) -> str:
 
 
 def read_types(folder: str | os.PathLike[str]) -> Types:
-    """Those that lie in the folder of a dataset; none where there is no such file."""
-    path = Path(folder, FILE)
+    """Those that lie in the folder of a dataset; none where there is no such file.
+
+    Raises:
+        DatasetError: something else is in its place.
+    """
+    path = os.path.join(os.fspath(folder), FILE)
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        found = read_json(path, os.fspath(folder))
+    except DatasetNotFoundError:
         return {}
-    return found if isinstance(found, dict) and all(isinstance(kind, str) for kind in found.values()) else {}
+    if not isinstance(found, dict) or not all(isinstance(kind, str) for kind in found.values()):
+        raise DatasetError(path, "does not say of columns which types they have")
+    return found
