@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tdmap.data.store import OutputFolder, destination
+from tdmap.data.store import META, OutputFolder, destination
 from tdmap.datasets.arrays import read_hdf5, read_numpy, read_zarr, write_hdf5, write_numpy, write_zarr
 from tdmap.datasets.arrow import VALID, columns_of, pyarrow, to_arrow
 from tdmap.datasets.columns import Columns, write_columns
@@ -31,6 +31,7 @@ from tdmap.datasets.parquet import parquet_batches, read_parquet
 from tdmap.datasets.table import Table
 from tdmap.datasets.tar import read_tar, write_tar
 from tdmap.errors import UnreadableFile, add_note
+from tdmap.memory.hidden import SHARDS
 from tdmap.operation import operation
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def _rows_at_a_time(table: Table) -> int:
 
 @operation
 def convert(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Sequence[str],
     target: str | os.PathLike[str],
     *,
     columns: Sequence[str] | None = None,
@@ -246,7 +247,7 @@ def convert(
         )
     has_nulls = not to_folder and FORMATS[format_of(place, None)].is_arrow
     kept = "mask" if nulls == "mask" and has_nulls else None
-    if os.path.exists(os.path.join(os.fspath(source), "meta.json")):
+    if isinstance(source, (str, os.PathLike)) and os.path.exists(os.path.join(os.fspath(source), META)):
         table = Table.open(source)
         if not to_folder:
             write(table, place, columns=columns, nulls=kept)
@@ -293,6 +294,11 @@ def find_files(source: Any) -> list[str]:
             suffixes = tuple(suffix for form in FORMATS.values() for suffix in form.suffixes)
             names = sorted(os.listdir(text))
             files = [os.path.join(text, name) for name in names if name.lower().endswith(suffixes)]
+            if not files and SHARDS in names:
+                raise FileNotFoundError(
+                    f"{text} is a dataset of several folders: write(tdmap.open({text!r}), file) makes one file of it, "
+                    f"and convert() one of each of its shards"
+                )
             if not files:
                 raise FileNotFoundError(f"there is no file in the folder {text} whose ending tells a format")
         else:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import tdmap
 from tdmap.datasets import (
     Jagged,
     Table,
@@ -227,6 +228,22 @@ def test_convert_guesses_both_formats(tmp_path: Path, source: str, target: str) 
     convert(tmp_path / source, tmp_path / target, num_workers=0)
     found = Table.open(tmp_path / target) if target == "other" else read(tmp_path / target)
     assert to_arrow(found).select(["a", "b", "t"]).equals(to_arrow(small()))
+
+
+def test_convert_takes_several_files_as_read_does(tmp_path: Path) -> None:
+    for name in ("1.csv", "2.csv"):
+        write(small(), tmp_path / name)
+    assert convert([tmp_path / "1.csv", tmp_path / "2.csv"], tmp_path / "y.parquet") == 2 * len(small())
+    assert to_arrow(read(tmp_path / "y.parquet")).slice(len(small())).equals(to_arrow(read(tmp_path / "2.csv")))
+
+
+def test_convert_says_what_writes_a_dataset_of_several_folders(tmp_path: Path) -> None:
+    data = TensorDict({"a": torch.arange(5)}, [5])
+    tdmap.map(data, lambda chunk: chunk, out=tmp_path / "shards", rows_per_shard=2, num_workers=0)
+    with pytest.raises(FileNotFoundError, match=r"several folders: write\(tdmap\.open\("):
+        convert(tmp_path / "shards", tmp_path / "y.csv")
+    write(tdmap.open(tmp_path / "shards"), tmp_path / "y.csv")
+    assert read(tmp_path / "y.csv")["a"].tolist() == list(range(5))
 
 
 def test_the_command_converts(tmp_path: Path) -> None:
