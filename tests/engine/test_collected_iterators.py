@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tdmap
+from tdmap import seeding
 from tdmap.runtime.crews import threads
 from tensordict_lite import TensorDict
 from tests.engine._steps import Steps, spread
@@ -206,16 +207,24 @@ def test_at_any_step_of_another_job(method, most):
         gc.collect()
 
 
-def test_random_streams_are_put_back_after_the_last_seeded_job(monkeypatch):
+def test_random_streams_are_put_back_after_the_last_seeded_job():
     def draw(part):
         gc.collect()
         return torch.rand(len(part))
 
+    class Cycle:
+        pass
+
     wanted = tdmap.map(X, draw, seed=3, num_workers=0, chunksize=50)
     torch.manual_seed(5)
-    before = torch.get_rng_state()
-    leave("seeded thread")
+    before, held = torch.get_rng_state(), len(seeding._preserved)
+    cycle = Cycle()
+    cycle.itself = cycle
+    cycle.rows = tdmap.map_iter(X, double, seed=1, num_workers=2, executor="thread", chunksize=400)
+    next(cycle.rows)  # its thread, which shares the streams with this one, begins no chunk any more
+    assert len(seeding._preserved) == held + 1
+    del cycle
     # Were its streams put back within a chunk of the other job, that one would draw other numbers.
     assert torch.equal(tdmap.map(X, draw, seed=3, num_workers=0, chunksize=50), wanted)
     gc.collect()
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), before) and len(seeding._preserved) == held
