@@ -162,8 +162,8 @@ class _Save:
     def _anonymous(self) -> list[Tensor]:
         tensors = [t.detach() if t.requires_grad else t for t in (leaf.tensor for leaf in self.plan.leaves)]
         is_packed = [self._is_packed(tensor) for tensor in tensors]
-        if sum(is_packed) < _ARENA_LEAVES:  # large ones by themselves: their memory goes when they go
-            is_packed = [packed and _nbytes(tensor) < _LARGE for tensor, packed in zip(tensors, is_packed)]
+        if sum(is_packed) < _ARENA_LEAVES:
+            is_packed = [False] * len(tensors)
         places = iter(_arena([tensor for tensor, packed in zip(tensors, is_packed) if packed]))
         out: list[Tensor] = []
         for tensor, packed in zip(tensors, is_packed):
