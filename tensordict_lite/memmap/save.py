@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -305,14 +306,20 @@ class _Save:
         self, root: str, leaf: Leaf, mapped: Callable[[], list[Tensor]], is_current: Callable[[], bool]
     ) -> list[Tensor] | None:
         """Replaces the one file that changes, under the metadata that is there; None where that is another."""
+
+        def may_change() -> bool:
+            return self._metadata_is_current(root) and is_current()
+
+        if leaf.nbytes <= mmap.PAGESIZE and may_overwrite([leaf.nbytes]):
+            with overwritten(root, {leaf.file: all_bytes(leaf.tensor)}, {}, may_change) as is_done:
+                if is_done:
+                    return mapped()
         check_room(root, leaf.nbytes)
 
         def write(fd: int, path: str) -> None:
             write_tensor_to(fd, leaf.tensor, path)
 
-        with swapped_file(
-            root, leaf.file, write, lambda: self._metadata_is_current(root) and is_current()
-        ) as is_swapped:
+        with swapped_file(root, leaf.file, write, may_change) as is_swapped:
             return mapped() if is_swapped else None
 
     def _may_overwrite(self, root: str, todo: list[Leaf]) -> bool:

@@ -14,6 +14,7 @@ import torch
 
 from tensordict_lite import TensorDict, tensorclass
 from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap import save as saving
 from tensordict_lite.memmap.disk import staging
 from tests.memmap.test_crash import STEPS
 from tests.processes import in_child, kill_at
@@ -146,6 +147,7 @@ def test_metadata_that_change_meanwhile_are_replaced_too(tmp_path: Path, monkeyp
             others.pop().memmap(folder)
         return real(folder)
 
+    monkeypatch.setattr(saving, "may_overwrite", lambda sizes: False)
     monkeypatch.setattr(staging, "turn_in", turn_in)
     save_one(tmp_path / "d", 2)
     assert not others and version_at(tmp_path / "d") == 2
@@ -188,6 +190,7 @@ def test_a_failing_call_leaves_the_old_file_and_no_litter(
             raise OSError(errno.EIO, "broken disk")
         return real(path, *args, **kwargs)
 
+    monkeypatch.setattr(saving, "may_overwrite", lambda sizes: False)
     monkeypatch.setattr(os, name, failing)
     with pytest.raises(OSError, match="broken disk"):
         save_one(tmp_path / "d", 2)

@@ -23,6 +23,7 @@ from tensordict_lite import TensorDict, lazy_stack
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap import save as saving
 from tensordict_lite.memmap.disk import inplace
+from tensordict_lite.memmap.disk.turns import Watch
 from tests.memmap.test_crash import STEPS
 from tests.processes import in_child, kill_at
 
@@ -69,16 +70,62 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "d"
 
 
-def test_files_that_nobody_has_open_stay_and_metadata_are_new(path: Path) -> None:
-    """Metadata of another number tell readers that the dataset is another."""
+def test_files_that_nobody_has_open_stay(path: Path) -> None:
     before, meta, names = numbers(path), (path / "meta.json").stat().st_ino, names_below(path)
-    held = open(path / "meta.json")  # so that its number is not used again
-    with held:
-        for value in (2, 3, 4):
-            assert dataset(value).memmap(path)["a"].eq(value).all()
-            assert value_at(path) == value and numbers(path) == before
-            assert (path / "meta.json").stat().st_ino != meta
+    for value in (2, 345, 6):  # the metadata, which hold a text, grow and shrink
+        assert dataset(value).memmap(path)["a"].eq(value).all()
+        assert value_at(path) == value and numbers(path) == before
+        assert (path / "meta.json").stat().st_ino == meta
     assert names_below(path) == names
+
+
+def page(value: int) -> TensorDict:
+    return TensorDict({"x": torch.full((ROWS,), value)}, [ROWS])
+
+
+def test_a_file_of_one_page_is_written_under_the_metadata_that_are_there(tmp_path: Path, monkeypatch: Any) -> None:
+    if not os.major(tmp_path.stat().st_dev):
+        pytest.skip("the temporary folder is not on a disk of this machine")
+    page(1).memmap(tmp_path / "d")
+    before = {file.name: file.stat().st_ino for file in (tmp_path / "d").iterdir()}
+    page(2).memmap(tmp_path / "d")
+    assert TensorDict.load_memmap(tmp_path / "d")["x"].eq(2).all()
+    assert {file.name: file.stat().st_ino for file in (tmp_path / "d").iterdir()} == before
+
+    real, others = inplace.turn_in, [TensorDict({"x": torch.zeros(7, 2, dtype=torch.int16)}, [7])]
+
+    def turn_in(folder: str) -> int:
+        if others:
+            others.pop().memmap(folder)  # between the look at the metadata and the turn
+        return real(folder)
+
+    monkeypatch.setattr(inplace, "turn_in", turn_in)
+    page(3).memmap(tmp_path / "d")
+    assert not others and TensorDict.load_memmap(tmp_path / "d")["x"].tolist() == [3] * ROWS
+
+
+@pytest.mark.parametrize("name", ["pwrite", "pread", "open"])
+def test_a_page_that_cannot_be_written_stays(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    page(1).memmap(tmp_path / "d")
+    real = getattr(os, name)
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(os, name, real)
+        raise OSError(errno.EIO, "broken disk")
+
+    monkeypatch.setattr(os, name, failing)
+    with contextlib.suppress(OSError):
+        page(2).memmap(tmp_path / "d")
+    assert TensorDict.load_memmap(tmp_path / "d")["x"].tolist() in ([1] * ROWS, [2] * ROWS)
+    assert sorted(os.listdir(tmp_path / "d")) == ["meta.json", "x.memmap"]
+
+
+def test_who_watches_the_metadata_finds_others(path: Path) -> None:
+    """Metadata of another number tell readers that the dataset is another."""
+    with Watch(str(path)) as watch:
+        assert watch.is_same()
+        dataset(2).memmap(path)
+        assert value_at(path) == 2 and not watch.is_same()
 
 
 def test_a_link_to_the_folder_and_every_layout_of_the_values(path: Path) -> None:

@@ -5,7 +5,8 @@ kilobytes, and longer still where a file system lets the numbers of removed file
 keeps what it mapped, so files may only be written that nobody has open, here or elsewhere. The kernel says so: it
 grants a lease of a file to its only user, and has others wait who open it meanwhile.
 
-As where files are exchanged, there is no metadata while they are written, and nobody else changes the folder.
+As where files are exchanged, there is no metadata while they are written, and nobody else changes the folder. Those who
+watch the metadata have it open (:class:`~tensordict_lite.memmap.disk.turns.Watch`), so it is not written in place then.
 """
 
 from __future__ import annotations
@@ -44,12 +45,13 @@ def may_overwrite(sizes: list[int]) -> bool:
 def overwritten(
     prefix: str, contents: dict[str, Any], metadata: dict[str, bytes], is_current: Callable[[], bool]
 ) -> Iterator[bool]:
-    """Writes files of a dataset in place, and new metadata; nobody changes it before the block ends.
+    """Writes files of a dataset in place, and its metadata; nobody changes it before the block ends.
 
     Args:
         prefix: folder of the dataset.
         contents: of the files, as numpy arrays, by their relative paths.
-        metadata: of the folders, by their relative paths; the root is ``""``.
+        metadata: of the folders, by their relative paths; the root is ``""``. Without any, they stay as they are, which
+            is for a file of one page: the kernel writes a page in one step.
         is_current: whether the other files of the folder are what they were; asked while nobody changes them.
 
     Yields:
@@ -73,46 +75,61 @@ def overwritten(
                 (*_leased(stack, f"{prefix}/{file}", content.nbytes), content) for file, content in contents.items()
             ]
             order = sorted(metadata, key=lambda folder: folder.count("/") + bool(folder))
-            places = [below(prefix, folder, META) for folder in order]
-            if not all(map(os.path.isfile, places)) or not is_current():
+            heads = [(*_leased(stack, below(prefix, folder, META)), metadata[folder]) for folder in order]
+            if not is_current():
                 raise _NotAlone
-            new = [_temporary_file(stack, prefix, metadata[folder]) for folder in order]
-            _write(stack, prefix, files, places, new)
+            _write(stack, prefix, files, heads)
             is_done = True
         yield is_done
     finally:
         unlock(turn)
 
 
-def _write(stack: contextlib.ExitStack, prefix: str, files: list[_File], places: list[str], new: list[str]) -> None:
-    """Writes files, and puts new metadata in place; on an error, the old ones."""
-    before = [os.pread(fd, content.nbytes, 0) for _, fd, content in files]
+def _write(stack: contextlib.ExitStack, prefix: str, files: list[_File], heads: list[_File]) -> None:
+    """Writes files and metadata, which are aside meanwhile; on an error, what they held before."""
+    before = [os.pread(fd, os.fstat(fd).st_size, 0) for _, fd, _ in files + heads]
     moved: list[tuple[str, str]] = []
     try:
-        for place in places:  # from the root down: whatever is half written has no metadata above it
+        for place, _, _ in heads:  # from the root down: whatever is half written has no metadata above it
             aside = f"{prefix}/{temporary_name()}"
             stack.callback(_remove, aside)
             moved.append((aside, place))
             os.rename(place, aside)
         for path, fd, content in files:
             write_all(fd, content, 0, path)
-        for temporary, place in zip(reversed(new), reversed(places)):
-            os.rename(temporary, place)
-    except BaseException:
-        for (path, fd, _), content in zip(files, before):
-            write_all(fd, content, 0, path)
+        for path, fd, content in heads:
+            _replace_content(fd, content, path)
         for aside, place in reversed(moved):
-            with contextlib.suppress(FileNotFoundError):  # it has not come to that
-                os.replace(aside, place)
+            os.rename(aside, place)
+    except BaseException:
+        restored = [_is_restored(path, fd, content) for (path, fd, _), content in zip(files + heads, before)]
+        if all(restored):
+            for aside, place in reversed(moved):
+                with contextlib.suppress(FileNotFoundError):  # it has not come to that, or it is there again
+                    os.rename(aside, place)
         raise
+
+
+def _is_restored(path: str, fd: int, content: bytes) -> bool:
+    with contextlib.suppress(OSError):
+        _replace_content(fd, content, path)
+    return os.pread(fd, len(content) + 1, 0) == content
+
+
+def _replace_content(fd: int, content: bytes, path: str) -> None:
+    write_all(fd, content, 0, path)
+    os.ftruncate(fd, len(content))
 
 
 class _NotAlone(Exception):
     """A file may not be written in place."""
 
 
-def _leased(stack: contextlib.ExitStack, path: str, nbytes: int) -> tuple[str, int]:
-    """Path and descriptor of a file that nobody else has open, or gets open before the stack unwinds."""
+def _leased(stack: contextlib.ExitStack, path: str, nbytes: int | None = None) -> tuple[str, int]:
+    """Path and descriptor of a file that nobody else has open, or gets open before the stack unwinds.
+
+    With ``nbytes``, it is of that size.
+    """
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -123,8 +140,8 @@ def _leased(stack: contextlib.ExitStack, path: str, nbytes: int) -> tuple[str, i
         raise _NotAlone  # of several names, the others may be a copy of the dataset
     if not os.major(info.st_dev):
         raise _NotAlone  # not on a disk of this machine: others, or an overlay's mappings, are not known to the kernel
-    if info.st_size != nbytes or info.st_blocks * 512 < nbytes:  # with holes, the disk may be too full
-        raise _NotAlone
+    if info.st_size > _MOST_BYTES or (nbytes is not None and (info.st_size != nbytes or info.st_blocks * 512 < nbytes)):
+        raise _NotAlone  # with holes, the disk may be too full
     try:
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)  # sent to who holds a lease that others wait for: ignored
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
@@ -137,18 +154,6 @@ def _close(fd: int) -> None:
     with contextlib.suppress(OSError):
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)  # closing is not enough where a child was forked meanwhile
     os.close(fd)
-
-
-def _temporary_file(stack: contextlib.ExitStack, prefix: str, content: bytes) -> str:
-    """A new file, which goes with the stack unless it has been renamed."""
-    path = f"{prefix}/{temporary_name()}"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    stack.callback(os.close, fd)
-    stack.callback(_remove, path)
-    with contextlib.suppress(OSError):  # a file system without locks
-        fcntl.flock(fd, fcntl.LOCK_SH)  # see Staging
-    write_all(fd, content, 0, path)
-    return path
 
 
 def _remove(path: str) -> None:
