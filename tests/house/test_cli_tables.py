@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import tdmap
 from tdmap.cli import app
 from tdmap.datasets import Jagged, Table
-from tensordict_lite import TensorDict
+from tensordict_lite import TensorDict, pack_memmap
 
 ROWS = 40
 CITIES = ["Zürich", "Bern", "Aarau", "Genf"]
@@ -142,6 +142,22 @@ def test_join_with_a_table_on_either_side(run, tmp_path):
         assert joined["weight"].tolist() == [row / 2 for row in range(0, ROWS, 2)]
         assert joined["city"].tolist() == [CITIES[row % 4] for row in range(0, ROWS, 2)]
         assert [len(one) for one in joined["tokens"]] == [row % 5 for row in range(0, ROWS, 2)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "filter 'n > 3' half.tdz {out}", "sort half.tdz {out} --by n", "shuffle half.tdz {out} --seed 1",
+        "join half.tdz half {out} --on n", "join half half.tdz {out} --on n", "join cities half.tdz {out} --on n",
+        "group half.tdz --by n count --out {out}",
+    ],
+)  # fmt: skip
+def test_an_archive_is_a_file_without_types_of_columns(run, folder, tmp_path, line):
+    pack_memmap(folder / "half", folder / "half.tdz")
+    run(line.format(out=tmp_path / "out") + " --workers 0")
+    found = Table.open(tmp_path / "out")
+    rows = ROWS // 2 - 2 if line.startswith("filter") else ROWS // 2
+    assert len(found) == rows and Table.open(folder / "half.tdz")["n"].tolist() == list(range(0, ROWS, 2))
 
 
 def test_group_and_reduce(run, tmp_path):

@@ -85,11 +85,13 @@ def joined(key: str | tuple[str, ...]) -> str:
 
 
 def read_types(folder: str | os.PathLike[str]) -> Types:
-    """Those that lie in the folder of a dataset; none where there is no such file.
+    """Those that lie in the folder of a dataset; none where there is no such file, as in an archive.
 
     Raises:
         DatasetError: something else is in its place.
     """
+    if not os.path.isdir(folder):
+        return {}
     path = os.path.join(os.fspath(folder), FILE)
     try:
         found = read_json(path, os.fspath(folder))
