@@ -420,9 +420,17 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
             self._write_in_place(key, item, non_blocking)
             return self
         path = require_path(key)
-        parent = self if len(path) == 1 else self._get_path(path[:-1])
-        parent._write_in_place(path[-1], item, non_blocking)
+        self._parent_of(path)._write_in_place(path[-1], item, non_blocking)
         return self
+
+    def _parent_of(self, path: tuple[str, ...]) -> Any:
+        """The level that has, or would have, the entry at a path; KeyThroughLeafError where that is no collection."""
+        if len(path) == 1:
+            return self
+        parent = self._get_path(path[:-1])
+        if isinstance(parent, Tensor) or parent._is_unbatched:
+            self._raise_missing(path)
+        return parent
 
     def _write_in_place(self, key: str, item: Any, non_blocking: bool = False) -> None:
         try:
@@ -487,8 +495,11 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
             EntryKindError: the entry is a tensor and the value no number, or the other way round.
         """
         path = require_path(key)
+        node: Any = self
         for depth in range(1, len(path)):
-            node = self._get_path(path[:depth])
+            node = node._get_path(path[depth - 1 : depth])
+            if not isinstance(node, TensorCollection):
+                break  # which is told below
             if not isinstance(node, DenseCollection):  # a lazy stack: what it gives of its tensors is a copy
                 node.set_at_(path[depth:], value, index, non_blocking=non_blocking)
                 return self
@@ -500,8 +511,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
         elif entry._is_unbatched:  # an index of the tensor itself, as `get(key)[index]` is
             put_rows(entry._plain(), index, value, ".".join(path))
         else:
-            parent = self if len(path) == 1 else self._get_path(path[:-1])
-            parent._assign_entry(normalise_index(index, entry.batch_dims), path[-1], entry, value)
+            self._parent_of(path)._assign_entry(normalise_index(index, entry.batch_dims), path[-1], entry, value)
         return self
 
     def __delitem__(self, key: Any) -> None:
@@ -518,9 +528,7 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
         path = (key,) if type(key) is str else require_path(key)
         if len(path) > 1 and self._lock is None and not has_entry(self, path):
             self._raise_missing(path)
-        parent = self if len(path) == 1 else self._get_path(path[:-1])
-        if isinstance(parent, Tensor) or parent._is_unbatched:
-            self._raise_missing(path)
+        parent = self._parent_of(path)
         if parent._lock is not None:
             raise parent._locked_error()
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -158,6 +159,8 @@ class LazyWriteOps:
         if type(item) is Tensor and self._copy_directly(path, item, non_blocking):
             return self
         if path not in self:
+            with suppress(KeyError):  # it says less than the one below
+                self._raise_missing(path)
             raise KeyError(
                 "setting a value in-place on a stack of TensorDict needs the key in every member: "
                 f"{'.'.join(path)!r} is not in all of them, the common ones are {self._key_list()}"

@@ -11,7 +11,7 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.indexing import index_batch_size, normalise_index
-from tensordict_lite.keys import missing_key_error, path_of, require_path
+from tensordict_lite.keys import path_of, require_path
 from tensordict_lite.persistent import entries
 
 if TYPE_CHECKING:
@@ -98,9 +98,9 @@ class FileWrites:
     def set_(self, key: Any, item: Any, *, non_blocking: bool = False) -> Self:
         """Overwrites an entry that exists, in a locked collection too."""
         path = require_path(key)
+        if not self._has(path):
+            self._raise_missing(path)
         parent, name = (self if len(path) == 1 else self._get_path(path[:-1])), path[-1]
-        if name not in parent._key_list():
-            raise missing_key_error(name, parent._key_list(), type(self).__name__)
         old, new = parent._group[name], parent._fit(item, name)
         if isinstance(new, TensorCollection) and entries.is_group(old):
             parent._child(old).update_(new)
@@ -116,7 +116,7 @@ class FileWrites:
         """Overwrites rows of an entry that exists."""
         path = require_path(key)
         if not self._has(path):
-            raise missing_key_error(key, self._key_list(), type(self).__name__)
+            self._raise_missing(path)
         entry = self._group["/".join(path)]
         if entries.is_group(entry) or entries.is_text(entry):
             memory = self._loaded()
@@ -161,7 +161,7 @@ class FileWrites:
             raise self._locked_error()
         old, new = require_path(old_key), require_path(new_key)
         if not self._has(old):
-            raise missing_key_error(old_key, self._key_list(), type(self).__name__)
+            self._raise_missing(old)
         if self._has(new):
             if safe:
                 raise KeyError(f"key {new_key!r} already present in {type(self).__name__}.")

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tensordict_lite import NonTensorData, NonTensorStack, TensorDict, lazy_stack, tensorclass
+from tensordict_lite import NonTensorData, NonTensorStack, PersistentTensorDict, TensorDict, lazy_stack, tensorclass
+from tensordict_lite.errors import KeyThroughLeafError
 
 
 @tensorclass
@@ -204,3 +205,28 @@ def test_an_object_a_row_is_written_over_one_for_all_rows(locked: bool, tmp_path
     assert TensorDict.load_memmap(tmp_path)["s"] == ["p", "q"]
     with pytest.raises(RuntimeError):
         td.set_("s", NonTensorStack("p", "q", "r"))
+
+
+# -- keys below tensors -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("write", ["set_", "set_at_", "fill_", "pop", "del_", "rename_key_"])
+@pytest.mark.parametrize("key", [("t", "b"), ("t", "b", "c"), ("n", "y", "d")])
+@pytest.mark.parametrize("kind", ["dense", "class", "lazy", "mapped", "file"])
+def test_a_key_below_a_tensor_is_told_from_one_that_is_missing(
+    kind: str, key: tuple[str, ...], write: str, tmp_path: Path
+) -> None:
+    if kind == "file":
+        pytest.importorskip("h5py")
+        data: Any = PersistentTensorDict.from_dict(_dense().select("t", "n"), tmp_path / "d.h5")
+    else:
+        data = KINDS[kind]()
+    if data.is_locked and write in ("pop", "del_", "rename_key_"):
+        pytest.skip("nothing is taken out of a locked collection")
+    arguments = {"set_": [torch.ones(2)], "set_at_": [1.0, 0], "fill_": [1.0], "rename_key_": ["u"]}.get(write, [])
+    before = data.to_tensordict()
+    with pytest.raises(KeyThroughLeafError, match=f"{key[-2 if key[0] == 'n' else 0]!r} is a"):
+        getattr(data, write)(key, *arguments)
+    with pytest.raises(KeyError, match="missing.* not (found|in all)"):
+        getattr(data, write)(("n", "missing"), *arguments)
+    assert (data == before).all() and set(data.keys(True)) == set(before.keys(True))

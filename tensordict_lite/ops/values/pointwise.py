@@ -213,7 +213,13 @@ class PointwiseOps(GeneratedOps):
         Returns:
             self
         """
-        for leaf in self.select(require_path(key))._leaves():  # what a lazy stack gives of its tensors is a copy
+        path = require_path(key)
+        try:
+            part = self.select(path)  # what a lazy stack gives of its tensors is a copy
+        except KeyError:
+            self._get_path(path)  # tells a key below a tensor from one that is missing
+            raise
+        for leaf in part._leaves():
             leaf.fill_(value)
         return self
 
