@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 
@@ -83,3 +86,36 @@ def forked(work: Callable[[int], int], count: int) -> list[int]:
     os.close(ready_read)
     os.close(ready_write)
     return codes
+
+
+@contextlib.contextmanager
+def beside(ended: Path, steps: Iterable[Callable[[], Any]]) -> Iterator[None]:
+    """Forks that take one step after another, each its own, while the block runs; none of them may fail or be killed.
+
+    Args:
+        ended: where to put the file that ends them.
+        steps: of each fork.
+    """
+
+    def work(step: Callable[[], Any]) -> None:
+        while not ended.exists():
+            step()
+
+    workers = [multiprocessing.get_context("fork").Process(target=work, args=(step,)) for step in steps]
+    for worker in workers:
+        worker.start()
+    try:
+        yield
+    finally:
+        ended.touch()
+        for worker in workers:
+            worker.join()
+    assert [worker.exitcode for worker in workers] == [0] * len(workers)
+
+
+def seen_by(look: Callable[[], Any], times: int, kinds: int) -> set[Any]:
+    """What a look finds: so many times, and until it has found so many things, however busy the machine is."""
+    seen = {look() for _ in range(times)}
+    while len(seen) < kinds:  # pytest's limit of time ends this
+        seen.add(look())
+    return seen

@@ -53,16 +53,23 @@ def dataset(version: int) -> TensorDict:
     )
 
 
+def one_value(data: TensorDict) -> int:
+    """That of every element and of the text of a dataset, which is no mixture of two."""
+    values = {int(value) for leaf in data._leaves() for value in leaf.unique()}
+    assert len(values) == 1, f"a mixture of {values}"
+    value = values.pop()
+    assert data["note"] == str(value)
+    return value
+
+
 def version_at(path: Path) -> int | None:
     """The one version that a folder holds, ``None`` when there is no dataset."""
     try:
         data = TensorDict.load_memmap(path)
     except DatasetNotFoundError:
         return None
-    versions = {int(v) for leaf in data._leaves() for v in leaf.unique()}
-    assert len(versions) == 1, f"a mixture of {versions}"
-    version = versions.pop()
-    assert data["note"] == str(version) and f"only{version % 2}" in data["b"].keys()
+    version = one_value(data)
+    assert f"only{version % 2}" in data["b"].keys()
     return version
 
 

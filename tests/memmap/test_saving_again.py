@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import shutil
@@ -15,6 +16,7 @@ import tdmap
 from tensordict_lite import MemoryMappedTensor, TensorDict, lazy_stack, pack_memmap, unpack_memmap
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.writer import DatasetWriter
+from tests.processes import beside, seen_by
 
 COUNT = 6
 
@@ -117,29 +119,21 @@ READ = {
 @pytest.mark.parametrize("atomic", [False, True])
 def test_a_reader_beside_a_writer_finds_one_dataset(read: str, atomic: bool, tmp_path: Path) -> None:
     """Of another number of rows each time, so that a mixture of two would not even open."""
-    folder = tmp_path / "d"
+    folder, values = tmp_path / "d", itertools.count(1)
     many(0).memmap(folder)
-    ended = tmp_path / "ended"
 
-    def write() -> None:
-        value = 0
-        while not ended.exists():
-            value += 1
-            many(value)[: 1 + value % 20].memmap(folder, atomic=atomic)
+    def save() -> None:
+        value = next(values)
+        many(value)[: 1 + value % 20].memmap(folder, atomic=atomic)
 
-    writer = multiprocessing.get_context("fork").Process(target=write)
-    writer.start()
-    try:
-        seen = set()
-        for _ in range(150):
-            data = READ[read](folder)
-            (value,) = {int(column[0]) for column in data.values()}
-            assert len(data) == (1 + value % 20 if value else 20)
-            seen.add(value)
-        assert len(seen) > 5
-    finally:
-        ended.touch()
-        writer.join()
+    def look() -> int:
+        data = READ[read](folder)
+        (value,) = {int(column[0]) for column in data.values()}
+        assert len(data) == (1 + value % 20 if value else 20)
+        return value
+
+    with beside(tmp_path / "ended", [save]):
+        assert len(seen_by(look, 150, 6)) > 5
 
 
 def test_a_reader_of_rows_that_are_appended_finds_them_or_those_before(tmp_path: Path) -> None:

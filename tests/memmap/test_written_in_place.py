@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import mmap
-import multiprocessing
 import os
 import resource
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap import save as saving
 from tensordict_lite.memmap.disk import inplace
 from tensordict_lite.memmap.disk.turns import Watch
-from tests.memmap.test_crash import STEPS
-from tests.processes import in_child, kill_at
+from tests.memmap.test_crash import STEPS, one_value
+from tests.processes import beside, in_child, kill_at, seen_by
 
 ROWS = 5
 LEAVES = ("a.memmap", "below/b.memmap", "lazy/0/r.memmap", "lazy/1/r.memmap")
@@ -47,11 +47,8 @@ def value_at(path: Path) -> int | None:
         data = TensorDict.load_memmap(path)
     except DatasetNotFoundError:
         return None
-    values = {int(value) for leaf in data._leaves() for value in leaf.unique()}
-    assert len(values) == 1, f"a mixture of {values}"
-    value = values.pop()
-    assert data["note"] == str(value) and data.batch_size == (ROWS,)
-    return value
+    assert data.batch_size == (ROWS,)
+    return one_value(data)
 
 
 def numbers(path: Path) -> list[int]:
@@ -339,58 +336,32 @@ def test_a_limit_on_the_size_of_files_leaves_the_old_dataset(path: Path) -> None
     assert value_at(path) == 1 and names_below(path) == names
 
 
+def saves(path: Path, values: Iterator[int]) -> Callable[[], Any]:
+    """A step that saves the dataset of the next value."""
+    return lambda: dataset(next(values)).memmap(path)
+
+
 def test_a_reader_who_knows_of_no_locks_finds_whole_files(path: Path) -> None:
     """Who opens a file while it is written waits until that is done."""
-    ended = path.parent / "ended"
 
-    def write() -> None:
-        value = 1
-        while not ended.exists():
-            value += 1
-            dataset(value).memmap(path)
+    def look() -> int:
+        with open(path / "a.memmap", "rb") as file:
+            (value,) = set(np.frombuffer(file.read(), dtype=np.int64).tolist())
+        return value
 
-    writer = multiprocessing.get_context("fork").Process(target=write)
-    writer.start()
-    try:
-        seen = set()
-        for _ in range(3000):
-            with open(path / "a.memmap", "rb") as file:
-                values = set(np.frombuffer(file.read(), dtype=np.int64).tolist())
-            assert len(values) == 1
-            seen |= values
-        assert len(seen) > 5
-    finally:
-        ended.touch()
-        writer.join()
-    assert writer.exitcode == 0  # no signal of the kernel's has ended it
+    with beside(path.parent / "ended", [saves(path, itertools.count(2))]):
+        assert len(seen_by(look, 3000, 6)) > 5
 
 
 def test_readers_and_writers_beside_each_other(path: Path) -> None:
     """Some saves find the files mapped, some do not."""
-    ended = path.parent / "ended"
-
-    def write(first: int) -> None:
-        value = first
-        while not ended.exists():
-            value += 2
-            assert dataset(value).memmap(path).batch_size == (ROWS,)
-
-    writers = [multiprocessing.get_context("fork").Process(target=write, args=(first,)) for first in (1, 2)]
-    for writer in writers:
-        writer.start()
-    try:
-        seen = {value_at(path) for _ in range(300)}
-        assert None not in seen and len(seen) > 5
+    with beside(path.parent / "ended", [saves(path, itertools.count(first, 2)) for first in (3, 4)]):
+        assert None not in seen_by(lambda: value_at(path), 300, 6)
         kept = TensorDict.load_memmap(path)
-        value = int(kept["a"][0, 0])
+        value = one_value(kept)
         for _ in range(50):
             value_at(path)
-        assert all(leaf.eq(value).all() for leaf in kept._leaves())
-    finally:
-        ended.touch()
-        for writer in writers:
-            writer.join()
-    assert [writer.exitcode for writer in writers] == [0, 0]
+        assert one_value(kept) == value
 
 
 def test_a_child_that_was_forked_meanwhile_does_not_keep_others_waiting(path: Path, monkeypatch: Any) -> None:
