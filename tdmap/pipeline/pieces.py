@@ -287,8 +287,6 @@ class BatchStream(Over):
 class BufferStream(Over):
     """A shuffle of a part at a time: each row is replaced in the buffer by one that comes later."""
 
-    positional = False
-
     def __init__(self, below: Stream, stage: Shuffle, seed: int) -> None:
         super().__init__(below)
         self.positional = False

@@ -423,15 +423,11 @@ def _arena(tensors: list[Tensor]) -> Iterator[Tensor]:
     starts, total = [], 0
     for tensor in tensors:
         starts.append(total)
-        total += -(-_nbytes(tensor) // _ALIGN) * _ALIGN
+        total += -(-tensor.nbytes // _ALIGN) * _ALIGN
     storage = anonymous_storage(total)
     for tensor, start in zip(tensors, starts):
         place = torch.empty(0, dtype=tensor.dtype)
         yield place.set_(storage, start // tensor.element_size(), tuple(tensor.shape)).as_subclass(MemoryMappedTensor)
-
-
-def _nbytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def mark_mapped(out: TensorCollection, plan: Plan, root: str | None, original: TensorCollection) -> None:

@@ -26,7 +26,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.disk.mapping import anonymous_file
+from tensordict_lite.memmap.disk.mapping import anonymous_file, path_of
 from tensordict_lite.memmap.disk.passing import fetch, offer
 
 __all__ = ["Arena", "Cell"]
@@ -77,7 +77,7 @@ class Arena:
     def address(self) -> Address:
         """Where another process finds it, while this process runs."""
         of_process = self._path.startswith("/proc/")
-        return (f"/proc/{os.getpid()}/fd/{self._fd}" if of_process else self._path, *self.identity, self.count)
+        return (path_of(self._fd) if of_process else self._path, *self.identity, self.count)
 
     def cells(self) -> list[Cell]:
         """All of them."""
@@ -152,7 +152,7 @@ def _received(address: Address, offered: Any) -> Arena:
     """:func:`_arena`, by the descriptor that came with it."""
     fd = fetch(offered)
     try:
-        return _arena(f"/proc/{os.getpid()}/fd/{fd}" if fd >= 0 else address[0], *address[1:])
+        return _arena(path_of(fd) if fd >= 0 else address[0], *address[1:])
     finally:
         if fd >= 0:
             os.close(fd)

@@ -64,7 +64,6 @@ def overwritten(
     prefix, turn, is_done = resolved(prefix)[0], -1, False
     try:
         with contextlib.ExitStack() as stack, contextlib.suppress(_NotAlone):
-            remove_stale(prefix)
             try:
                 turn = turn_in(prefix)
             except OSError:  # no such folder any more
@@ -78,6 +77,8 @@ def overwritten(
             heads = [(*_leased(stack, below(prefix, folder, META)), metadata[folder]) for folder in order]
             if not is_current():
                 raise _NotAlone
+            if heads:  # what is set aside may be left behind
+                remove_stale(prefix)
             _write(stack, prefix, files, heads)
             is_done = True
         yield is_done

@@ -50,6 +50,7 @@ __all__ = [
     "known_mapping",
     "no_room",
     "own_storage",
+    "path_of",
     "preallocate",
     "region_of",
     "release",
@@ -357,7 +358,7 @@ def anonymous_file(name: str, folder: Callable[[], str | None] = lambda: None) -
     if hasattr(os, "memfd_create"):
         try:
             fd = high_fd(os.memfd_create(name, os.MFD_CLOEXEC))
-            path = f"{_PROC}{os.getpid()}/fd/{fd}"
+            path = path_of(fd)
             if os.access(path, os.R_OK | os.W_OK):
                 return fd, path, None
             os.close(fd)
@@ -366,6 +367,11 @@ def anonymous_file(name: str, folder: Callable[[], str | None] = lambda: None) -
                 raise
     fd, path = tempfile.mkstemp(prefix=NAMED, dir=folder())
     return high_fd(fd), path, path
+
+
+def path_of(fd: int) -> str:
+    """By which other processes open a descriptor of this one."""
+    return f"{_PROC}{os.getpid()}/fd/{fd}"
 
 
 def is_anonymous(path: str) -> bool:

@@ -18,7 +18,14 @@ from typing import Any
 from torch import UntypedStorage
 from torch.multiprocessing.reductions import reduce_storage
 
-from tensordict_lite.memmap.disk.mapping import SharedHandle, handle_of, is_reachable, known_mapping, own_storage
+from tensordict_lite.memmap.disk.mapping import (
+    SharedHandle,
+    handle_of,
+    is_reachable,
+    known_mapping,
+    own_storage,
+    path_of,
+)
 
 __all__ = ["HeldHandle", "fetch", "offer", "register"]
 
@@ -74,7 +81,7 @@ def _receive(handle: tuple[Any, ...], offered: Any) -> SharedHandle:
         return named
     storage = known_mapping(named)
     if storage is None:
-        storage = own_storage(fd, f"/proc/{os.getpid()}/fd/{fd}", named.nbytes)
+        storage = own_storage(fd, path_of(fd), named.nbytes)
     else:
         os.close(fd)
     held = HeldHandle(*named)

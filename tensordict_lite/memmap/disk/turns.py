@@ -94,7 +94,8 @@ def holds_dataset(folder: str) -> bool:
 class Watch:
     """Tells whether a dataset is the one that it was: each save, and each commit of rows, brings new metadata.
 
-    The old ones are held open, so that their inode is not used again, which ext4 does within the same tick.
+    The old ones are held open, so that they are not written in place (see :mod:`.inplace`), and that their inode is not
+    used again, which ext4 does within the same tick.
     """
 
     def __init__(self, folder: str) -> None:

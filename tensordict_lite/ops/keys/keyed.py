@@ -149,9 +149,7 @@ class KeyedOps(Kernel):
                 value = self._fit(value, new[0])
             self._set_str(new[0], value)
         else:
-            if entry_of(self, new[:1]) is None:  # of a tensorclass, too
-                self.create_nested(new[0])
-            self.set(new, value)
+            self._put(new, value)
         return self
 
     def _put(self, key: Any, value: Any) -> None:
