@@ -92,10 +92,10 @@ def test_replaced_workers_leave_no_descriptors_and_no_processes():
             tdmap.map(torch.zeros(40), lambda x: x, pool=pool, chunksize=1)
 
     use()
-    before = psutil.Process().num_fds(), len(psutil.Process().children())
-    use()
-    after = psutil.Process().num_fds(), len(psutil.Process().children())
-    assert after <= (before[0] + 2, before[1])
+    descriptors, children = psutil.Process().num_fds(), len(psutil.Process().children())
+    use()  # replaces some twenty workers
+    assert psutil.Process().num_fds() < descriptors + 10
+    assert len(psutil.Process().children()) <= children
 
 
 def test_stats_count_rows_chunks_and_memory():

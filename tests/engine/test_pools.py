@@ -242,7 +242,8 @@ def test_descriptors_do_not_pile_up():
         list(tdmap.map_iter(torch.zeros(20, 20_000), lambda x: x, num_workers=2, chunksize=1))
 
     use()
-    before = psutil.Process().num_fds()
-    for _ in range(10):
+    before, times = psutil.Process().num_fds(), 20
+    for _ in range(times):
         use()
-    assert psutil.Process().num_fds() <= before + 2
+    # How many results are under way, each in memory of its own that is kept for the next, depends on who is faster.
+    assert psutil.Process().num_fds() < before + times / 2
