@@ -93,6 +93,9 @@ def _inferred(sizes: tuple[int, ...], numel: int) -> torch.Size:
 _known_sizes = functools.lru_cache(maxsize=4096)(_inferred)
 
 
+_MANY = 5  # entries, from which it pays to remember their shapes
+
+
 class ShapeOps(Kernel):
     """Mixin of the shape family; see the module docstring."""
 
@@ -121,6 +124,16 @@ class ShapeOps(Kernel):
         if inverse is not None:
             out._last_op = (weakref.ref(self), inverse)
         return out
+
+    def _shapes(self, new: torch.Size) -> Callable[[torch.Size], tuple[int, ...]]:
+        """What gives the shape of an entry when ``new`` is the batch size."""
+        dims = len(self._batch_size)
+        find = lambda shape: (*new, *shape[dims:])  # noqa: E731
+        if len(self._source) < _MANY or torch.compiler.is_compiling():  # in a graph, they may be symbols
+            return find
+        known = _Shapes()
+        known.find = find
+        return known.__getitem__
 
     # -- same elements, other shape -----------------------------------------------------------------------
 
@@ -171,12 +184,12 @@ class ShapeOps(Kernel):
         new = infer_size(sizes, old.numel())
         if new == old:
             return self._unchanged()
-        dims = len(old)
+        shape_of = self._shapes(new)
         if method == "view":
             # Sizes one by one take torch a fifth less than a tuple of them. Of no dimensions there is none.
-            fn = lambda value: value.view(*new, *value.shape[dims:]) if new else value.view(value.shape[dims:])  # noqa: E731
+            fn = lambda value: value.view(*shape_of(value.shape)) if new else value.view(shape_of(value.shape))  # noqa: E731
             return self._reshaped(fn, new, None, lambda out: out.view(*old))
-        return self._reshaped(lambda value: _reshaped_entry(value, (*new, *value.shape[dims:])), new)
+        return self._reshaped(lambda value: _reshaped_entry(value, shape_of(value.shape)), new)
 
     def flatten(self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False) -> Self:
         """One dimension instead of the batch dimensions ``start_dim`` to ``end_dim`` (inclusive)."""
@@ -254,12 +267,12 @@ class ShapeOps(Kernel):
             if 1 not in size:
                 return self._unchanged()
             new = torch.Size([n for n in size if n != 1])
-            dims = len(size)
+            shape_of = self._shapes(new)
             names = None
             if self._names is not None:
                 names = _names_or_none([name for name, n in zip(self._names, size) if n != 1])
             return self._reshaped(
-                lambda value: _reshaped_entry(value, (*new, *value.shape[dims:])),
+                lambda value: _reshaped_entry(value, shape_of(value.shape)),
                 new,
                 names,
                 _implicit_squeeze,
@@ -339,9 +352,9 @@ class ShapeOps(Kernel):
                     "Incompatible expanded shape: The expanded shape length at non-singleton dimension should be same "
                     f"as the original length. target_shape = {tuple(sizes)}, existing_shape = {old}"
                 )
-        dims = len(old)
         names = None if self._names is None else [*([None] * ahead), *self._names]
-        return self._reshaped(lambda value: _expanded_entry(value, (*new, *value.shape[dims:])), new, names)
+        shape_of = self._shapes(new)
+        return self._reshaped(lambda value: _expanded_entry(value, shape_of(value.shape)), new, names)
 
     def expand_as(self, other: Any) -> Self:
         """:meth:`expand` to the (batch) shape of a tensor or collection.
@@ -554,6 +567,16 @@ class ShapeOps(Kernel):
             order[a], order[b] = b, a
         names = None if self._names is None else [self._names[d] for d in order]
         return self._reshaped(lambda value: value.rot90(k, (a, b)), torch.Size([size[d] for d in order]), names)
+
+
+class _Shapes(dict[torch.Size, "tuple[int, ...]"]):
+    """The shapes of entries with another batch size, by those they have: many have the same."""
+
+    __slots__ = ("find",)
+
+    def __missing__(self, shape: torch.Size) -> tuple[int, ...]:
+        self[shape] = found = self.find(shape)
+        return found
 
 
 def _reshaped_entry(value: Any, shape: tuple[int, ...]) -> Any:
