@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.ops.values.objects import combine_objects, is_none, kept
 from tensordict_lite.ops.values.operands import (
+    FEW,
     NUMBERS,
     align,
     broadcast,
@@ -112,7 +114,8 @@ def _compare(node: Any, other: Any, op: Callable[[Any, Any], Any]) -> Any:
     return NotImplemented
 
 
-def _with_number(node: Any, other: Any, op: Callable[[Any, Any], Any]) -> Any:
+def _with_number(node: Any, other: Any, op: Callable[[Any, Any], Any], made: dict[Any, Tensor] | None = None) -> Any:
+    """``made``: the tensors of the number that the levels above have used, where it is compared."""
     source = node._source
     if node._is_unbatched:
         return combine_objects(node, other, op)
@@ -120,14 +123,17 @@ def _with_number(node: Any, other: Any, op: Callable[[Any, Any], Any]) -> Any:
         # An object is not compared with the numbers that tensors are: kept, or left without an answer.
         return kept(node) if op in _ORDERINGS else node._plain_class()._trusted({}, node._batch_size, node._device)
     if type(source) is not dict:
-        return _members(node, [_with_number(member, other, op) for member in node._nested()])
-    if op in _COMPARISONS and type(spelled := spelled_out(other, source.values())) is list:
-        out = {key: op(value, one) for (key, value), one in zip(source.items(), spelled)}
-    else:
-        out = {
-            key: op(value, other) if isinstance(value, Tensor) else _with_number(value, other, op)
-            for key, value in source.items()
-        }
+        return _members(node, [_with_number(member, other, op, made) for member in node._nested()])
+    if made is None and op in _COMPARISONS:
+        made = {}
+    spelled = other
+    if made or (made is not None and len(source) >= FEW):
+        spelled = spelled_out(other, [value for value in source.values() if isinstance(value, Tensor)], made)
+    numbers = iter(spelled) if type(spelled) is list else repeat(other)
+    out = {
+        key: op(value, next(numbers)) if isinstance(value, Tensor) else _with_number(value, other, op, made)
+        for key, value in source.items()
+    }
     return node._rebuild(out, node._batch_size)
 
 

@@ -24,6 +24,7 @@ __all__ = ["align", "broadcast", "fused", "is_collection", "is_object", "keys_mi
 __all__ += ["pair_leaves", "resolve", "spelled_out", "spread", "tracked_rows", "widened"]
 
 _interpreter = torch._C._functorch.peek_interpreter_stack
+_is_compiling = torch.compiler.is_compiling
 NUMBERS = frozenset((int, float, bool, complex))
 
 
@@ -56,7 +57,7 @@ def fused(
     return [each(*row) for row in zip(leaves, *columns)]
 
 
-_FEW = 3  # tensors from which the tensors of a number are worth making
+FEW = 3  # tensors from which the tensors of a number are worth making
 _HOLDS = {
     float: frozenset((torch.float32, torch.float64)),
     int: frozenset((torch.float32, torch.float64, torch.int64)),
@@ -65,17 +66,22 @@ _HOLDS = {
 in the narrow ones: there, torch keeps all digits of a number."""
 
 
-def spelled_out(number: Any, tensors: Collection[Any]) -> Any:
+def spelled_out(number: Any, tensors: Collection[Any], made: dict[torch.dtype, Tensor] | None = None) -> Any:
     """A number as tensors without dimensions, one for each of several tensors; or as it is, where that is no better.
 
     Of a number, torch makes such a tensor itself in every call, of another dtype, and then converts it: half of the
     time of an operation on a small tensor of the CPU.
+
+    Args:
+        number: what every tensor meets.
+        tensors: they.
+        made: those of other tensors for the same number, to which more may be added.
     """
     holds = _HOLDS.get(type(number))
-    if holds is None or len(tensors) < _FEW or _interpreter() is not None or torch.compiler.is_compiling():
+    if holds is None or not (made or len(tensors) >= FEW) or _interpreter() is not None or _is_compiling():
         return number
     kinds = (Tensor, torch.nn.Parameter, registry.MemoryMappedTensor)
-    made: dict[torch.dtype, Tensor] = {}
+    made = {} if made is None else made
     out = []
     for tensor in tensors:
         if (
