@@ -55,13 +55,27 @@ class KeyedOps(Kernel):
         except (KeyError, TypeError):
             kept = {}
         if len(kept) != len(keys):  # nested keys, missing ones or duplicates
-            kept = self._select_tree(_group(keys, False), inplace, strict)
+            one = path_of(keys[0]) if len(keys) == 1 and type(keys[0]) is tuple and not inplace else ()
+            kept = (one and self._select_path(one)) or self._select_tree(_group(keys, False), inplace, strict)
         if inplace:
             self._keep(kept)
             return self
         if as_tensordict:
             return self._plain_class()._trusted(kept, self._batch_size, self._device, self._names)  # type: ignore[return-value]
         return self._rebuild(kept, self._batch_size, self._names)
+
+    def _select_path(self, path: tuple[str, ...]) -> dict[str, Any] | None:
+        """The entry at a path below levels of tensors, with these levels; ``None`` where there is anything else."""
+        nodes: list[Any] = []
+        node: Any = self
+        for key in path:
+            if isinstance(node, Tensor) or type(node._source) is not dict or key not in node._source:
+                return None
+            nodes.append(node)
+            node = node._source[key]
+        for at in range(len(path) - 1, 0, -1):
+            node = nodes[at]._rebuild({path[at]: node}, nodes[at]._batch_size, nodes[at]._names)
+        return {path[0]: node}
 
     def _select_tree(self, groups: dict[str, list[Any] | None], inplace: bool, strict: bool) -> dict[str, Any]:
         kept = {}
@@ -97,15 +111,15 @@ class KeyedOps(Kernel):
         """
         if inplace and self._lock is not None:
             raise self._locked_error()
-        groups = _group(keys, True)
-        kept = {}
-        for key, value in self._entries():
-            below = groups.get(key, MISSING)
-            if below is MISSING:
-                kept[key] = value
-            elif below is not None:
-                level = not isinstance(value, Tensor) and not value._is_non_tensor
-                kept[key] = value.exclude(*below, inplace=inplace) if level else value
+        source = self._source
+        kept = source.copy() if type(source) is dict else dict(self._entries())
+        for key, below in _group(keys, True).items():
+            if below is None:
+                kept.pop(key, None)
+                continue
+            value = kept.get(key)
+            if value is not None and not isinstance(value, Tensor) and not value._is_non_tensor:
+                kept[key] = value.exclude(*below, inplace=inplace)
         if inplace:
             self._keep(kept)
             return self
