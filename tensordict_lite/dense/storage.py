@@ -129,6 +129,8 @@ class DenseCollection(Fitting, RowWrites, Joining, TensorCollection):
             whole = index.start is None and index.stop is None and index.step is None
             return self if whole else self._slice_rows(index)
         if cls is tuple:
+            if index and type(index[0]) is int:
+                return self._index(normalise_index(index, len(self._batch_size)))
             path = path_of(index)
             if path:
                 value = self._get_path(path)
