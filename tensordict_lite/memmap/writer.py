@@ -25,19 +25,26 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.disk.files import locked, locked_folder, new_file, open_folder, write_all, write_tensor_to
-from tensordict_lite.memmap.disk.format import META, SUFFIX, encode_key, is_count, read_json, read_meta
+from tensordict_lite.memmap.disk.files import (
+    locked,
+    locked_folder,
+    new_file,
+    open_at_once,
+    open_folder,
+    write_all,
+    write_tensor_to,
+)
+from tensordict_lite.memmap.disk.format import META, is_count
 from tensordict_lite.memmap.disk.mapping import reserve
 from tensordict_lite.memmap.disk.staging import Staging, sync_folder
 from tensordict_lite.memmap.disk.turns import is_at
-from tensordict_lite.memmap.load import DTYPES, load_collection
-from tensordict_lite.memmap.plan import Plan, holds_json, plan_for
-from tensordict_lite.objects.data import NonTensorDataBase, same_payload
+from tensordict_lite.memmap.load import load_collection
+from tensordict_lite.memmap.plan import Plan, plan_for
+from tensordict_lite.memmap.schema import Schema, load_head
 
 __all__ = ["DatasetWriter"]
 
 _BUFFER = 8 << 20  # appended rows are kept until they are this many bytes
-_PICKLED = object()  # an object that is not compared: its pickle is not opened
 _MOST = 1 << 62  # rows
 _STEP = 1 << 30  # room is doubled, but never by more than this many bytes a file
 
@@ -105,11 +112,10 @@ class DatasetWriter:
             if row is None:
                 raise DatasetError(self.path, "there is no dataset to continue: give an example row to start one")
             _create_once(self.path, row, 0 if capacity is None else capacity)
-        self._schema = _Schema.read(self.path)
+        self._schema = Schema.read(self.path)
         if row is not None:
             self._schema.check_example(row)
         self._folder = open_folder(self.path)
-        self._entries = _entries(_load_json(self._head))
         self._pid = os.getpid()
         if capacity:
             with self._locked() as (rows, room):
@@ -184,7 +190,7 @@ class DatasetWriter:
         fd = self._files.get(file)
         if fd is None:
             path = os.path.join(self.path, file)
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            fd = open_at_once(path, os.O_RDWR)
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 os.close(fd)
                 raise DatasetError(path, "is no regular file")
@@ -196,7 +202,7 @@ class DatasetWriter:
         """One writer at a time, and :meth:`_state`; the kernel lets go of the lock of a writer that dies."""
         assert self._folder is not None
         with locked(self._folder):
-            head = _load_json(self._head)
+            head = load_head(self._head)
             self._require_same_dataset(head)
             yield self._sizes(head)
 
@@ -204,7 +210,7 @@ class DatasetWriter:
         """Raises where the files that are open here are no more those of the dataset, or the dataset has others."""
         files = {self._folder: self.path, **{fd: os.path.join(self.path, name) for name, fd in self._files.items()}}
         is_same = all(fd is not None and is_at(fd, path) for fd, path in files.items())
-        if not is_same or _entries(head) != self._entries:
+        if not is_same or not self._schema.is_that_of(self.path, head):
             raise DatasetError(
                 self.path,
                 f"was replaced, or got other entries, since this writer was opened; the {self._pending:,} rows that "
@@ -218,7 +224,7 @@ class DatasetWriter:
 
     def _state(self) -> tuple[int, int]:
         """Committed rows, and rows that there is room for."""
-        return self._sizes(_load_json(self._head))
+        return self._sizes(load_head(self._head))
 
     def _sizes(self, head: Any) -> tuple[int, int]:
         rows, room = head["shape"][0], head.get("_growing", 0)
@@ -250,7 +256,7 @@ class DatasetWriter:
         """Writes the row count everywhere, the head last."""
         for file in reversed(self._schema.metas):  # innermost first, the head of all last
             path = os.path.join(self.path, file)
-            meta = _load_json(path)
+            meta = load_head(path)
             _set_rows(meta, rows, room if room is not None else meta.get("_growing"))
             _replace_json(path, meta, durable)
 
@@ -272,7 +278,7 @@ class DatasetWriter:
                     os.ftruncate(self._file(leaf.file), rows * leaf.row_bytes)
             for file in reversed(self._schema.metas):
                 path = os.path.join(self.path, file)
-                meta = _load_json(path)
+                meta = load_head(path)
                 _set_rows(meta, rows, None)
                 _replace_json(path, meta, False)
         self._release()
@@ -325,161 +331,6 @@ class DatasetWriter:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["path"])  # type: ignore[misc]
-
-
-def _entries(meta: Any) -> frozenset[str]:
-    """Names of the entries that metadata describe."""
-    return frozenset(key for key, entry in meta.items() if isinstance(entry, dict))
-
-
-# -- schema --------------------------------------------------------------------------------------------------
-
-
-class _Leaf:
-    """One tensor of a row: where it is in the collection, on disk, and what it looks like."""
-
-    __slots__ = ("dtype", "file", "path", "row_bytes", "shape")
-
-    def __init__(self, path: tuple[str, ...], file: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-        self.path = path
-        self.file = file
-        self.dtype = dtype
-        self.shape = shape
-        self.row_bytes = dtype.itemsize
-        for n in shape:
-            self.row_bytes *= n
-
-
-class _Schema:
-    """Leaves and metadata files of a dataset; ``head`` is the metadata whose row count rules."""
-
-    def __init__(self) -> None:
-        self.leaves: list[_Leaf] = []
-        self.metas: list[str] = []
-        self.objects: dict[tuple[str, ...], Any] = {}  # one for all rows: there is nothing to append
-        self.batch: tuple[int, ...] = ()
-
-    @property
-    def head(self) -> str:
-        return self.metas[0]
-
-    @classmethod
-    def read(cls, root: str) -> _Schema:
-        schema = cls()
-        schema._walk(root, "", ())
-        return schema
-
-    def _walk(self, root: str, folder: str, path: tuple[str, ...]) -> None:
-        meta = read_meta(os.path.join(root, folder) if folder else root, nested=bool(folder))
-        if meta.kind == "tensorclass":
-            self._walk(root, _join(folder, "_tensordict"), path)
-            return
-        if meta.kind == "nontensor" and path:
-            self.objects[path] = meta.raw.get("data", _PICKLED)
-            return
-        if meta.kind != "tensordict" or not meta.shape:
-            raise DatasetError(meta.path, "a dataset that grows is made of dense collections with a batch dimension")
-        if not self.metas:
-            self.batch = meta.shape[1:]
-        self.metas.append(_join(folder, META))
-        for key, leaf in meta.leaves.items():
-            if leaf.is_nested:
-                raise DatasetError(meta.path, f"the nested tensor {key!r} cannot grow")
-            file = _join(folder, encode_key(key) + SUFFIX)
-            self.leaves.append(_Leaf((*path, key), file, DTYPES[leaf.dtype], leaf.shape[1:]))
-        for key in meta.children:
-            self._walk(root, _join(folder, encode_key(key)), (*path, key))
-
-    def leaves_of(self, rows: Any) -> tuple[list[Tensor], int]:
-        """The tensors of a row or a batch, each ``[count, ...]``, in the order of the schema."""
-        if not isinstance(rows, TensorCollection):
-            raise ValueError(f"rows are a TensorDict or a tensorclass, got a {type(rows).__name__}")
-        size = tuple(rows._batch_size)
-        if size == self.batch:
-            count, lead = 1, ()
-        elif size[1:] == self.batch and len(size) == len(self.batch) + 1:
-            count, lead = size[0], size[:1]
-        else:
-            raise ValueError(
-                f"a row has the batch size {list(self.batch)} and a batch of rows one more dimension in front: got "
-                f"{list(size)}"
-            )
-        out = []
-        for leaf in self.leaves:
-            tensor = _entry(rows, leaf.path)
-            if tensor.dtype != leaf.dtype or tuple(tensor.shape) != (*lead, *leaf.shape):
-                raise ValueError(
-                    f"{leaf.path} should be {leaf.dtype} of shape {[*lead, *leaf.shape]}, got {tensor.dtype} of shape "
-                    f"{list(tensor.shape)}"
-                )
-            out.append(tensor if lead else tensor.unsqueeze(0))
-        self._check_no_more(rows)
-        return out, count
-
-    def _check_no_more(self, rows: Any) -> None:
-        if len(rows._leaves()) != len(self.leaves):
-            known = {leaf.path for leaf in self.leaves}
-            extra = [path for path in _tensor_paths(rows, ()) if path not in known]
-            raise ValueError(f"the rows have entries that the dataset lacks: {extra}")
-        for path, values in _objects(rows, ()):
-            if path not in self.objects:
-                raise ValueError(f"the rows have the non-tensor entry {path}, which the dataset lacks")
-            one = self.objects[path]
-            for value in values if one is not _PICKLED else ():
-                if not same_payload(json.loads(json.dumps(value)) if holds_json(value) else value, one):
-                    raise ValueError(
-                        f"the dataset has one object for all rows at {path}, {one!r}, and a row has {value!r}. What "
-                        "differs from row to row has to be a tensor, such as an index into a list."
-                    )
-
-    def check_example(self, row: TensorCollection) -> None:
-        try:
-            self.leaves_of(row)
-        except ValueError as err:
-            raise ValueError(f"the dataset that is there does not fit the example: {err}") from None
-
-
-def _join(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder else name
-
-
-def _entry(rows: Any, path: tuple[str, ...]) -> Tensor:
-    node = rows
-    for part in path:
-        try:
-            node = node._get_str(part)
-        except (KeyError, AttributeError):
-            raise ValueError(f"the rows have no entry {path}") from None
-    if not isinstance(node, Tensor):
-        raise ValueError(f"{path} should be a tensor, got a {type(node).__name__}")
-    return node
-
-
-def _tensor_paths(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    for key in node._key_list():
-        value = node._get_str(key)
-        if isinstance(value, Tensor):
-            yield (*path, key)
-        else:
-            yield from _tensor_paths(value, (*path, key))
-
-
-def _objects(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
-    """Non-tensor entries of rows, each with its objects."""
-    if not node._nested():
-        return
-    for key in node._key_list():
-        value = node._get_str(key)
-        if isinstance(value, Tensor):
-            continue
-        if value._is_unbatched:
-            raise NotImplementedError(f"UnbatchedTensor entries cannot be appended, but {(*path, key)} is one")
-        if not value._is_non_tensor:
-            yield from _objects(value, (*path, key))
-        elif isinstance(value, NonTensorDataBase):
-            yield (*path, key), [value._payload]
-        else:
-            yield (*path, key), [row.data for row in value.reshape(-1).unbind(0)]
 
 
 def _as_row(example: Any) -> TensorCollection:
@@ -570,13 +421,6 @@ def _set_rows(meta: dict[str, Any], rows: int, room: int | None) -> None:
     meta.pop("_growing", None)
     if room is not None:
         meta["_growing"] = room
-
-
-def _load_json(path: str) -> dict[str, Any]:
-    meta = read_json(path, os.path.dirname(path))
-    if type(meta) is not dict or type(meta.get("shape")) is not list or not meta["shape"]:
-        raise DatasetError(path, "is not the metadata of a dataset that grows")
-    return meta
 
 
 def _replace_json(path: str, meta: dict[str, Any], durable: bool) -> None:

@@ -13,6 +13,7 @@ import fcntl
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,7 @@ __all__ = [
     "locked",
     "locked_folder",
     "new_file",
+    "open_at_once",
     "open_folder",
     "plain_values",
     "raw_bytes",
@@ -104,6 +106,26 @@ def locked(folder: int) -> Iterator[None]:
         yield
     finally:
         fcntl.flock(folder, fcntl.LOCK_UN)
+
+
+_PATIENCE = 60.0
+"""Seconds to wait for who writes a file in place; the kernel makes an end of it earlier."""
+
+
+def open_at_once(path: str, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a file in whose place something else may be: no link is followed, no FIFO waited for.
+
+    But who writes the file in place is (:mod:`.inplace`), of which the kernel says that the call would block.
+    """
+    deadline = 0.0
+    while True:
+        try:
+            return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except BlockingIOError:
+            deadline = deadline or time.monotonic() + _PATIENCE
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.0005)
 
 
 def open_folder(path: str) -> int:

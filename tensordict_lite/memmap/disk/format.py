@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
+from tensordict_lite.memmap.disk.files import open_at_once
 
 __all__ = [
     "ITEMSIZE",
@@ -305,8 +306,7 @@ def read_json(path: str, folder: str) -> Any:
 def read_small(path: str, folder: str, limit: int = MAX_META_BYTES) -> bytes:
     """The bytes of a regular file of a credible size that is no link. Errors as :func:`read_json`."""
     try:
-        # Not blocking: a FIFO in place of the file must not hang the reader. No link in place of it either.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = open_at_once(path)
     except FileNotFoundError:
         raise DatasetNotFoundError(folder, _absent(path, folder)) from None
     except NotADirectoryError:
