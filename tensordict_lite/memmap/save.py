@@ -21,6 +21,7 @@ from tensordict_lite.memmap.disk.inplace import may_overwrite, overwritten
 from tensordict_lite.memmap.disk.mapping import anonymous_storage, check_room, holds_many, is_changed_copy, reserve
 from tensordict_lite.memmap.disk.placed import is_placed
 from tensordict_lite.memmap.disk.staging import Staging, Superseded, swapped_file
+from tensordict_lite.memmap.disk.turns import reading
 from tensordict_lite.memmap.objects import share_objects
 from tensordict_lite.memmap.plan import Leaf, Plan, file_of, is_whole, mapped_root, plan_for
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
@@ -205,13 +206,19 @@ class _Save:
                 for leaf, keep in zip(self.plan.leaves, kept)
             ]
 
-        stay = [leaf for leaf, keep in zip(self.plan.leaves, kept) if keep == "tensor"]
+        # With `like`, whatever is in a file that is used.
+        stay = [leaf for leaf, keep in zip(self.plan.leaves, kept) if keep == "tensor" or (keep and not self.like)]
 
         def is_current() -> bool:
             return all(is_placed(leaf.tensor.untyped_storage(), f"{root}/{leaf.file}") for leaf in stay)
 
-        if not todo and self._metadata_is_current(root):
-            return mapped()
+        if not todo and not self.grown and self._metadata_is_current(root):
+            if "file" not in kept:
+                return mapped()
+            with reading(root):
+                if is_current():
+                    return mapped()
+            raise Superseded(root)
         if len(todo) == 1 and not fresh and self._may_swap(root, todo[0]):
             tensors = self._swap(root, todo[0], mapped, is_current)
             if tensors is not None:
