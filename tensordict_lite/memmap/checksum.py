@@ -22,7 +22,7 @@ from tensordict_lite.errors import ArchiveError, DatasetError, DatasetNotFoundEr
 from tensordict_lite.memmap.archive import api
 from tensordict_lite.memmap.archive.read import opened
 from tensordict_lite.memmap.disk import crc
-from tensordict_lite.memmap.disk.files import new_file, write_all
+from tensordict_lite.memmap.disk.files import new_file, open_at_once, write_all
 from tensordict_lite.memmap.disk.format import (
     META,
     SUFFIX,
@@ -203,9 +203,7 @@ def _crcs(path: str, block: int, limit: int | None = None) -> tuple[int, list[in
     out: list[int] = []
     at, total, filled = 0, 0, 0
     crc32 = crc.fastest()
-    # Not blocking, and no link: a FIFO in place of the file must not hang the reader.
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    with open(os.open(path, flags), "rb", buffering=0) as file:
+    with open(open_at_once(path), "rb", buffering=0) as file:
         info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)

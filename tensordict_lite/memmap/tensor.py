@@ -26,6 +26,7 @@ from tensordict_lite.memmap.disk.mapping import (
     is_anonymous,
     is_changed_copy,
     is_reachable,
+    kept_open,
     map_file,
     region_of,
     remember,
@@ -214,7 +215,8 @@ class MemoryMappedTensor(Tensor):
             found = os.stat(path).st_size if needed else 0
             if found < needed:
                 raise ValueError(f"{path} holds {found:,} bytes; shape {tuple(size)} of {dtype} needs {needed:,}")
-            out = cls._map(path, dtype, size, writable)
+            with kept_open(path):
+                out = cls._map(path, dtype, size, writable)
         return out if index is None else out[index]
 
     @classmethod

@@ -33,7 +33,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.disk.files import refuse_link
+from tensordict_lite.memmap.disk.files import open_at_once, refuse_link
 from tensordict_lite.memmap.disk.format import META
 from tensordict_lite.memmap.disk.turns import holds_dataset, is_at, turn_in, unlock
 
@@ -467,7 +467,7 @@ def sync_folder(path: str) -> None:
 
 def sync_file(path: str) -> None:
     """Waits until the content of a file is on the disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    fd = open_at_once(os.path.realpath(path))
     try:
         os.fsync(fd)
     finally:

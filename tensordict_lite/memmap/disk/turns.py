@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 
-from tensordict_lite.memmap.disk.files import open_folder
+from tensordict_lite.memmap.disk.files import open_at_once, open_folder
 from tensordict_lite.memmap.disk.format import META
 
 __all__ = ["Watch", "holds_dataset", "is_at", "reading", "turn_in", "unlock"]
@@ -101,7 +101,7 @@ class Watch:
     def __init__(self, folder: str) -> None:
         self.folder, self.meta = folder, f"{folder}/{META}"
         try:
-            self._fd = os.open(self.meta, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            self._fd = open_at_once(self.meta)
         except (OSError, ValueError):  # there is none, or something else is in its place
             self._fd = -1
         self._is_there = self._fd >= 0 or os.path.lexists(self.meta)
