@@ -26,7 +26,6 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.files import (
-    locked,
     locked_folder,
     new_file,
     open_at_once,
@@ -201,7 +200,9 @@ class DatasetWriter:
     def _locked(self) -> Iterator[tuple[int, int]]:
         """One writer at a time, and :meth:`_state`; the kernel lets go of the lock of a writer that dies."""
         assert self._folder is not None
-        with locked(self._folder):
+        if not os.path.isdir(self.path):
+            load_head(self._head)  # says so
+        with locked_folder(self.path):  # or that of another one, which is found out below
             head = load_head(self._head)
             self._require_same_dataset(head)
             yield self._sizes(head)

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap.disk import forks
 from tensordict_lite.memmap.disk.mapping import check_room, no_room, reserve
 
 __all__ = [
     "BLOCK",
     "all_bytes",
     "byte_blocks",
-    "locked",
     "locked_folder",
     "new_file",
     "open_at_once",
@@ -98,16 +98,6 @@ def refuse_link(path: str) -> None:
         )
 
 
-@contextlib.contextmanager
-def locked(folder: int) -> Iterator[None]:
-    """Excludes other processes that take the lock of an open folder; the kernel ends it with the process."""
-    fcntl.flock(folder, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        fcntl.flock(folder, fcntl.LOCK_UN)
-
-
 _PATIENCE = 60.0
 """Seconds to wait for who writes a file in place; the kernel makes an end of it earlier."""
 
@@ -129,19 +119,21 @@ def open_at_once(path: str, flags: int = os.O_RDONLY) -> int:
 
 
 def open_folder(path: str) -> int:
-    """A descriptor of a folder, for :func:`locked`."""
+    """A descriptor of a folder."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 @contextlib.contextmanager
 def locked_folder(path: str) -> Iterator[None]:
-    """:func:`locked`, for a moment."""
-    fd = open_folder(path)
+    """Excludes others who take the lock of a folder; the kernel ends it with the process."""
+    fd = forks.kept(open_folder(path))
     try:
-        with locked(fd):
-            yield
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
     finally:
-        os.close(fd)
+        if forks.is_kept(fd):
+            fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough where a child is forked just now
+            forks.close(fd)
 
 
 def raw_bytes(tensor: Tensor) -> Any:

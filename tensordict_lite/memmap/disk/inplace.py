@@ -19,6 +19,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tensordict_lite.memmap.disk import forks
 from tensordict_lite.memmap.disk.files import write_all
 from tensordict_lite.memmap.disk.format import META
 from tensordict_lite.memmap.disk.staging import below, remove_stale, resolved, temporary_name
@@ -132,7 +133,7 @@ def _leased(stack: contextlib.ExitStack, path: str, nbytes: int | None = None) -
     With ``nbytes``, it is of that size.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = forks.kept(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError:
         raise _NotAlone from None
     stack.callback(_close, fd)
@@ -152,9 +153,10 @@ def _leased(stack: contextlib.ExitStack, path: str, nbytes: int | None = None) -
 
 
 def _close(fd: int) -> None:
-    with contextlib.suppress(OSError):
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)  # closing is not enough where a child was forked meanwhile
-    os.close(fd)
+    if forks.is_kept(fd):
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)  # closing is not enough where a child is forked just now
+        forks.close(fd)
 
 
 def _remove(path: str) -> None:

@@ -33,7 +33,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.disk.files import open_at_once, refuse_link
+from tensordict_lite.memmap.disk import forks
+from tensordict_lite.memmap.disk.files import open_at_once, open_folder, refuse_link
 from tensordict_lite.memmap.disk.format import META
 from tensordict_lite.memmap.disk.turns import holds_dataset, is_at, turn_in, unlock
 
@@ -113,7 +114,7 @@ class Staging:
         self.root = f"{where}/{tag}" if self.inside else f"{where}/.{name[:100]}{tag}"
         os.mkdir(self.root)
         try:
-            self._lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._lock = forks.kept(open_folder(self.root))
         except FileNotFoundError as err:
             raise Superseded(self.prefix) from err
         with contextlib.suppress(OSError):  # a file system without locks
@@ -241,7 +242,7 @@ def swapped_file(
     prefix = resolved(prefix)[0]
     remove_stale(prefix)
     new, place, turn = f"{prefix}/{temporary_name()}", f"{prefix}/{file}", -1
-    fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    fd = forks.kept(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
     try:
         try:
             with contextlib.suppress(OSError):  # a file system without locks
@@ -355,7 +356,7 @@ def staged_path(path: str) -> Iterator[str]:
     os.makedirs(parent, exist_ok=True)
     remove_stale(parent)
     temporary = os.path.join(parent, f".{name[:100]}{temporary_name()}")
-    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    fd = forks.kept(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
     try:
         try:
             with contextlib.suppress(OSError):  # a file system without locks
@@ -366,7 +367,7 @@ def staged_path(path: str) -> Iterator[str]:
                 mode = os.stat(path).st_mode
             os.chmod(temporary, mode & 0o7777)
         finally:
-            os.close(fd)
+            forks.close(fd)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 
+from tensordict_lite.memmap.disk import forks
 from tensordict_lite.memmap.disk.files import open_at_once, open_folder
 from tensordict_lite.memmap.disk.format import META
 
@@ -17,12 +18,16 @@ __all__ = ["Watch", "holds_dataset", "is_at", "reading", "turn_in", "unlock"]
 def turn_in(folder: str) -> int:
     """Waits until nobody else changes what is in a folder; a descriptor that keeps others from it."""
     while True:
-        fd = open_folder(folder)
-        with contextlib.suppress(OSError):  # a file system without locks, or without locks on folders
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        if is_at(fd, folder):
-            return fd
-        os.close(fd)  # somebody has exchanged it meanwhile
+        fd = forks.kept(open_folder(folder))
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks, or without locks on folders
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            if is_at(fd, folder):
+                return fd
+        except BaseException:
+            unlock(fd)
+            raise
+        unlock(fd)  # somebody has exchanged it meanwhile
 
 
 def is_at(fd: int, path: str) -> bool:
@@ -34,11 +39,11 @@ def is_at(fd: int, path: str) -> bool:
 
 
 def unlock(fd: int) -> None:
-    """Lets go of what was locked by a descriptor, if it is one."""
-    if fd >= 0:
+    """Lets go of what was locked by a descriptor that :func:`.forks.kept` was told of, if it is one."""
+    if forks.is_kept(fd):
         with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough where a child was forked meanwhile
-        os.close(fd)
+            fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough where a child is forked just now
+        forks.close(fd)
 
 
 _PATIENCE = 60.0
@@ -63,7 +68,7 @@ def _shared_lock(folder: str) -> int:
     deadline = 0.0
     while True:
         try:
-            fd = open_folder(folder)
+            fd = forks.kept(open_folder(folder))
         except (OSError, ValueError):
             return -1
         try:
@@ -73,11 +78,11 @@ def _shared_lock(folder: str) -> int:
         except BlockingIOError:
             deadline = deadline or time.monotonic() + _PATIENCE
             if time.monotonic() > deadline:
-                os.close(fd)
+                forks.close(fd)
                 return -1
             time.sleep(0.001)
         except OSError:  # a file system without locks, or without locks on folders
-            os.close(fd)
+            forks.close(fd)
             return -1
         unlock(fd)  # not this folder, or not yet
 

@@ -1,0 +1,43 @@
+"""Descriptors whose locks and leases last as long as anybody has them: a forked child gives its copies back.
+
+Who holds a lock lets go of it in so many words. But who is killed does not, and then a child that was forked meanwhile,
+by any thread, would keep others waiting for as long as it lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+__all__ = ["close", "is_kept", "kept"]
+
+_kept: set[int] = set()
+
+
+def kept(fd: int) -> int:
+    """``fd``, of which no child that is forked from now on has a copy."""
+    _kept.add(fd)
+    return fd
+
+
+def is_kept(fd: int) -> bool:
+    """Whether it is still there: not in a child that was forked meanwhile."""
+    return fd in _kept
+
+
+def close(fd: int) -> None:
+    """Closes what :func:`kept` was told of, if it is still there."""
+    if fd in _kept:
+        _kept.discard(fd)
+        os.close(fd)
+
+
+def _in_child() -> None:
+    for fd in _kept:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    _kept.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
