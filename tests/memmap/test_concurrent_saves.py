@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tensordict_lite import TensorDict
-from tests.processes import forked
+from tests.memmap.test_crash import STEPS
+from tests.processes import forked, kill_at
 
 PROCESSES, LEAVES, ROUNDS = 4, 8, 6
 
@@ -39,6 +42,36 @@ def test_concurrent_saves_do_not_mix(tmp_path: Path, existing: bool, options: di
         assert forked(save, PROCESSES) == [0] * PROCESSES
         last = TensorDict.load_memmap(folder)
         assert is_whole(last, len(last) - 300)
+
+
+@pytest.mark.parametrize("length", [300, 309], ids=["in place", "moved in"])
+def test_an_atomic_save_works_after_one_that_was_killed_at_any_step(tmp_path: Path, length: int) -> None:
+    number, killed = 0, True
+    while killed:
+        number += 1
+        folder = tmp_path / f"d{number}"
+        rows(0).memmap(folder)
+        killed = kill_at(number, lambda folder=folder: rows(length - 300).memmap(folder), STEPS)
+        rows(7).memmap(folder, atomic=True)
+        assert is_whole(TensorDict.load_memmap(folder), 7)
+        assert not [name for name in os.listdir(folder) if "tdlite" in name]
+    assert number > 20
+
+
+def test_a_save_whose_folder_is_exchanged_beneath_it_begins_anew(tmp_path: Path, monkeypatch: Any) -> None:
+    """What a path leads to while a folder is made in it may be the old one, which is being removed."""
+    rows(1).memmap(tmp_path / "d")
+    real = os.mkdir
+
+    def mkdir(path: Any, *args: Any) -> None:
+        if os.path.dirname(path) == str(tmp_path / "d"):
+            monkeypatch.setattr(os, "mkdir", real)
+            raise FileNotFoundError(errno.ENOENT, "removed", path)
+        real(path, *args)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    assert is_whole(rows(2).memmap(tmp_path / "d"), 2)
+    assert os.mkdir is real and is_whole(TensorDict.load_memmap(tmp_path / "d"), 2)
 
 
 def test_a_save_does_not_follow_a_link_in_place_of_a_nested_folder(tmp_path: Path) -> None:

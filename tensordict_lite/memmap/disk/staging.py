@@ -98,22 +98,28 @@ class Staging:
             raise NotADirectoryError(errno.ENOTDIR, "a dataset is a folder, and this is a file", self.prefix)
         there = os.listdir(self.prefix) if self.exists else []
         occupied = any(not is_temporary(name) for name in there)
-        if atomic and occupied and not holds_dataset(self.prefix):
-            raise RuntimeError(
-                f"{self.prefix} holds files but no dataset; atomic=True would remove them. Give an empty folder."
-            )
+        is_left = any(_STALE.search(name) for name in there)
         self.exchange = atomic and occupied
+        if self.exchange and not holds_dataset(self.prefix):
+            if not is_left:
+                raise RuntimeError(
+                    f"{self.prefix} holds files but no dataset; atomic=True would remove them. Give an empty folder."
+                )
+            self.exchange = False  # a killed save has left no dataset, whose place is taken as without `atomic`
         beside = not occupied or self.exchange
         if beside and ((self.exists and os.path.ismount(self.prefix)) or not os.access(parent, os.W_OK)):
             beside = self.exchange = False
         self.inside = not beside
         tag = temporary_name()
         where = self.prefix if self.inside else parent
-        if not self.inside or any(_STALE.search(name) for name in there):
+        if not self.inside or is_left:
             remove_stale(where)
         self.root = f"{where}/{tag}" if self.inside else f"{where}/.{name[:100]}{tag}"
-        os.mkdir(self.root)
+        if not self.inside:
+            os.mkdir(self.root)
         try:
+            if self.inside:
+                os.mkdir(self.root)
             self._lock = forks.kept(open_folder(self.root))
         except FileNotFoundError as err:
             raise Superseded(self.prefix) from err
