@@ -201,13 +201,16 @@ def pack_memmap(
     for attempt in range(_ATTEMPTS):
         keeping_out = reading(root) if attempt >= _WITHOUT_LOCK else contextlib.nullcontext()
         try:
-            with keeping_out, Watch(root) as watch, staged_file(path) as fd:
+            with keeping_out, Watch(root) as watch, contextlib.ExitStack() as held, staged_file(path) as fd:
                 try:
-                    write_archive(fd, path, _members_below(root), method, compresslevel, num_threads)
+                    members, files = _members_below(root, held)
+                    write_archive(fd, path, members, method, compresslevel, num_threads)
                 except OSError:
                     if watch.is_settled():
                         raise
-                if not watch.finds_dataset or not watch.is_same():
+                    raise _Changed from None
+                # Where one file of a dataset is exchanged, or a page written in place, the metadata stay.
+                if not watch.finds_dataset or not watch.is_same() or not all(file.is_same() for file in files):
                     raise _Changed
             return Path(archive_path)
         except _Changed:
@@ -215,10 +218,14 @@ def pack_memmap(
     raise DatasetError(root, f"was changed {_ATTEMPTS} times while it was packed: pack it when nobody writes to it")
 
 
-def _members_below(root: str) -> list[Member]:
+def _members_below(root: str, held: contextlib.ExitStack) -> tuple[list[Member], list[FileData]]:
+    """What goes into the archive of a folder, and its files, of which many stay open until the stack unwinds."""
     names = sorted(_files_below(root), key=lambda name: (not name.endswith(META), name.count("/"), name))
-    data = [FileData(os.path.join(root, name)) for name in names]
-    return [Member(name, file, file.nbytes, name.endswith(SUFFIX)) for name, file in zip(names, data)]
+    data: list[FileData] = []
+    for number, name in enumerate(names):
+        data.append(FileData(os.path.join(root, name), held=number < _HELD))
+        held.callback(data[-1].close)
+    return [Member(name, file, file.nbytes, name.endswith(SUFFIX)) for name, file in zip(names, data)], data
 
 
 def _require_dataset(root: str) -> None:
@@ -227,6 +234,8 @@ def _require_dataset(root: str) -> None:
         raise ArchiveError(root, f"is not the folder of a saved dataset: it has no {META}")
 
 
+_HELD = 200
+"""Files that are open at one time."""
 _ATTEMPTS = 20
 _WITHOUT_LOCK = 3
 """Attempts that do not keep saves waiting while the files are read."""

@@ -43,14 +43,40 @@ _PART = 512 << 10  # what is summed, and then written: it stays in the second-le
 _PART_OF_THREAD = 4 << 20
 _BLOCK = 8 << 20  # what is deflated at a time
 _WHOLE = 64 << 20  # data that is compressed by other methods in one go
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class FileData:
-    """The content of a file, as long as it was when it was opened."""
+    """The content of a file, as long as it was when it was opened.
 
-    def __init__(self, path: str) -> None:
+    Args:
+        path: of the file.
+        held: whether it stays open until :meth:`close`: a file that a save puts into its place is not read then.
+    """
+
+    def __init__(self, path: str, *, held: bool = False) -> None:
         self.path = path
-        self.nbytes = os.stat(path).st_size
+        self._fd = os.open(path, _READ) if held else -1
+        info = os.fstat(self._fd) if held else os.stat(path)
+        self.nbytes = info.st_size
+        self._stamp = self._stamp_of(info)
+
+    def close(self) -> None:
+        """Lets go of it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def is_same(self) -> bool:
+        """Whether the file at the path is the one that it was, and nobody has written another content into it."""
+        try:
+            return self._stamp_of(os.stat(self.path)) == self._stamp
+        except FileNotFoundError:
+            return False
+
+    def _stamp_of(self, info: os.stat_result) -> tuple[int, ...]:
+        """Nobody else gets the number of a file that is held, nor writes it in place; of others, times tell as well."""
+        return (info.st_dev, info.st_ino, *(() if self._fd >= 0 else (info.st_ctime_ns, info.st_mtime_ns)))
 
     def read(self, start: int, stop: int) -> memoryview:
         """A part of it.
@@ -58,16 +84,21 @@ class FileData:
         Raises:
             OSError: the file has become shorter.
         """
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        if self._fd >= 0:
+            return self._part(self._fd, start, stop)
+        fd = os.open(self.path, _READ)
         try:
-            view, done = memoryview(bytearray(stop - start)), 0
-            while done < len(view):
-                count = os.preadv(fd, [view[done:]], start + done)
-                if not count:
-                    raise OSError(f"{self.path} has become shorter while it was packed")
-                done += count
+            return self._part(fd, start, stop)
         finally:
             os.close(fd)
+
+    def _part(self, fd: int, start: int, stop: int) -> memoryview:
+        view, done = memoryview(bytearray(stop - start)), 0
+        while done < len(view):
+            count = os.preadv(fd, [view[done:]], start + done)
+            if not count:
+                raise OSError(f"{self.path} has become shorter while it was packed")
+            done += count
         return view
 
 
