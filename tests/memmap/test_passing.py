@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import pickle
 import sys
+import threading
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -23,6 +24,7 @@ from tensordict_lite import (
     tensorclass,
 )
 from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap.disk.cells import Arena
 from tests.descriptors import descriptors
 
 
@@ -198,3 +200,23 @@ def test_operations_of_the_engine_take_what_was_received() -> None:
     data = ours.recv()
     out = tdmap.map(data, lambda chunk: {"z": chunk["x"] * 2}, num_workers=2, chunksize=1)
     assert torch.equal(out["z"], data["x"] * 2)
+
+
+def waits_for_a_lock(process: Any) -> bool:
+    with open("/proc/locks") as lines:
+        return any(line.split()[1] == "->" and str(process.pid) in line.split() for line in lines)
+
+
+def test_a_writer_of_shared_objects_keeps_others_out_while_a_thread_sends_them() -> None:
+    """A descriptor travels with what is sent; that one is closed must not end the lock of a writer."""
+    arena = Arena(1)
+    other = multiprocessing.get_context("fork").Process(target=arena.write, args=(0, b"theirs"))
+    with arena._locked():
+        sender = threading.Thread(target=lambda: pickle.loads(bytes(ForkingPickler.dumps(arena))))
+        sender.start()
+        sender.join()
+        other.start()
+        while not waits_for_a_lock(other):
+            assert other.is_alive() and arena.generation(0) == 0, "it has written"
+    other.join()
+    assert arena.read(0) == (1, b"theirs")

@@ -19,15 +19,16 @@ import fcntl
 import mmap
 import os
 import pickle
-import threading
 import weakref
 from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap.disk import forks
 from tensordict_lite.memmap.disk.mapping import anonymous_file, path_of
 from tensordict_lite.memmap.disk.passing import fetch, offer
+from tensordict_lite.memmap.disk.turns import unlock
 
 __all__ = ["Arena", "Cell"]
 
@@ -68,7 +69,6 @@ class Arena:
         self.identity = (info.st_dev, info.st_ino)
         if address is None:
             self._words[0] = size
-        self._pid, self._thread_lock = os.getpid(), threading.Lock()
         _arenas[self.identity] = self
         closing = weakref.finalize(self, _close, os.getpid(), self._fd, unlink)
         closing.atexit = unlink is not None
@@ -114,15 +114,22 @@ class Arena:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """One writer at a time, of all threads and processes; a lock of the kernel ends with its process."""
-        if self._pid != os.getpid():  # a forked child: another thread of the parent may have held the lock
-            self._pid, self._thread_lock = os.getpid(), threading.Lock()
-        with self._thread_lock:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX)
-            try:
-                yield
-            finally:
-                fcntl.lockf(self._fd, fcntl.LOCK_UN)
+        """One writer at a time, of all threads and processes; a lock of the kernel ends with its process.
+
+        By a descriptor of its own: what `lockf` locks would be free as soon as another thread closed any descriptor of
+        the file, such as the one that travels when the arena is sent.
+        """
+        fd = forks.kept(self._opened_again())
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            unlock(fd)
+
+    def _opened_again(self) -> int:
+        with contextlib.suppress(OSError):
+            return os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
+        return os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
 
     def __reduce__(self) -> Any:
         return _arena, self.address
@@ -143,7 +150,7 @@ _arenas: weakref.WeakValueDictionary[tuple[int, int], Arena] = weakref.WeakValue
 
 
 def _arena(path: str, device: int, inode: int, count: int) -> Arena:
-    """The arena at an address; one object of it a process (closing a second would drop the lock of the first)."""
+    """The arena at an address; one object of it a process."""
     known = _arenas.get((device, inode))
     return Arena(count, (path, device, inode, count)) if known is None else known
 
