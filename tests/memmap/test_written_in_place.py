@@ -364,6 +364,46 @@ def test_readers_and_writers_beside_each_other(path: Path) -> None:
         assert one_value(kept) == value
 
 
+def take_leases(*lists: list[Any]) -> None:
+    """What the kernel does while a process is stopped and others wait."""
+    for _, fd, _ in itertools.chain(*lists):
+        inplace.fcntl.fcntl(fd, inplace.fcntl.F_SETLEASE, inplace.fcntl.F_UNLCK)
+
+
+@pytest.mark.parametrize("moment", ["before it writes", "while it writes"])
+def test_who_was_stopped_until_others_had_the_files_writes_none_of_them(
+    path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[TensorDict] = []
+    real_stale, real_write, real_all, opened = inplace._leased, inplace._write, inplace.write_all, []
+
+    def leased(*args: Any) -> Any:
+        opened.append(real_stale(*args))
+        if moment == "before it writes" and len(opened) == len(LEAVES):
+            take_leases([(*one, None) for one in opened])
+            kept.append(torch.from_file(str(path / "a.memmap"), True, ROWS * 3, dtype=torch.int64))
+        return opened[-1]
+
+    def write(stack: Any, prefix: str, files: list[Any], *rest: Any) -> None:
+        def stopped(*args: Any) -> None:
+            monkeypatch.setattr(inplace, "write_all", real_all)
+            real_all(*args)
+            take_leases(files)
+            kept.append(torch.from_file(str(path / LEAVES[1]), True, ROWS, dtype=torch.float32))
+
+        if moment == "while it writes":
+            monkeypatch.setattr(inplace, "write_all", stopped)
+        real_write(stack, prefix, files, *rest)
+
+    monkeypatch.setattr(inplace, "_leased", leased)
+    monkeypatch.setattr(inplace, "_write", write)
+    monkeypatch.setattr(inplace, "_longest_wait", lambda: -1, raising=False)
+    names = names_below(path)
+    dataset(2).memmap(path)
+    assert value_at(path) == 2 and names_below(path) == names
+    assert [tensor.unique().tolist() for tensor in kept] == [[1]]
+
+
 def test_a_child_that_was_forked_meanwhile_does_not_keep_others_waiting(path: Path, monkeypatch: Any) -> None:
     real, children = inplace._write, []
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import signal
 import stat
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -66,7 +68,7 @@ def overwritten(
     try:
         with contextlib.ExitStack() as stack, contextlib.suppress(_NotAlone):
             try:
-                turn = turn_in(prefix)
+                turn, since = turn_in(prefix), time.monotonic()
             except OSError:  # no such folder any more
                 raise _NotAlone from None
             if any(os.path.islink(f"{prefix}/{folder}") for folder in metadata if folder):
@@ -78,17 +80,23 @@ def overwritten(
             heads = [(*_leased(stack, below(prefix, folder, META)), metadata[folder]) for folder in order]
             if not is_current():
                 raise _NotAlone
+            if any(fcntl.fcntl(fd, fcntl.F_GETLEASE) != fcntl.F_WRLCK for _, fd, _ in files + heads):
+                raise _NotAlone  # somebody waits, or has waited for as long as the kernel lets anybody wait
             if heads:  # what is set aside may be left behind
                 remove_stale(prefix)
-            _write(stack, prefix, files, heads)
+            _write(stack, prefix, files, heads, since)
             is_done = True
         yield is_done
     finally:
         unlock(turn)
 
 
-def _write(stack: contextlib.ExitStack, prefix: str, files: list[_File], heads: list[_File]) -> None:
-    """Writes files and metadata, which are aside meanwhile; on an error, what they held before."""
+def _write(stack: contextlib.ExitStack, prefix: str, files: list[_File], heads: list[_File], since: float) -> None:
+    """Writes files and metadata, which are aside meanwhile; on an error, what they held before.
+
+    Raises:
+        _NotAlone: this process was stopped for so long that others may have a file open now. There is no dataset then.
+    """
     before = [os.pread(fd, os.fstat(fd).st_size, 0) for _, fd, _ in files + heads]
     moved: list[tuple[str, str]] = []
     try:
@@ -98,11 +106,15 @@ def _write(stack: contextlib.ExitStack, prefix: str, files: list[_File], heads: 
             moved.append((aside, place))
             os.rename(place, aside)
         for path, fd, content in files:
+            _require_lease(fd, since)
             write_all(fd, content, 0, path)
         for path, fd, content in heads:
+            _require_lease(fd, since)
             _replace_content(fd, content, path)
         for aside, place in reversed(moved):
             os.rename(aside, place)
+    except _NotAlone:
+        raise
     except BaseException:
         restored = [_is_restored(path, fd, content) for (path, fd, _), content in zip(files + heads, before)]
         if all(restored):
@@ -110,6 +122,20 @@ def _write(stack: contextlib.ExitStack, prefix: str, files: list[_File], heads: 
                 with contextlib.suppress(FileNotFoundError):  # it has not come to that, or it is there again
                     os.rename(aside, place)
         raise
+
+
+def _require_lease(fd: int, since: float) -> None:
+    """Raises where a file is not leased any more; since when it is, at the earliest. That others wait does no harm."""
+    if fcntl.fcntl(fd, fcntl.F_GETLEASE) != fcntl.F_WRLCK and time.monotonic() - since > _longest_wait():
+        raise _NotAlone
+
+
+def _longest_wait() -> float:
+    """Seconds that the kernel has others wait for a leased file, a little less: then it takes the lease away."""
+    seconds = 45
+    with contextlib.suppress(OSError, ValueError), open("/proc/sys/fs/lease-break-time") as file:
+        seconds = int(file.read())
+    return seconds - 1 if seconds else math.inf
 
 
 def _is_restored(path: str, fd: int, content: bytes) -> bool:
