@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tdmap.data.entries import require_entry
 from tdmap.data.kinds import is_data
+from tdmap.expressions.times import TimeType, beside, is_time, time_type
 from tensordict_lite import is_non_tensor
 
 Key: TypeAlias = "str | tuple[str, ...]"
@@ -45,6 +46,8 @@ _BINARY: dict[str, tuple[Callable[[Any, Any], Any], int]] = {
 }
 """What each sign does, and how tightly it binds: for parentheses in what is printed."""
 
+_COMPARISONS = frozenset({"<", "<=", ">", ">=", "==", "!="})
+
 _UNARY: dict[str, Callable[[Any], Any]] = {"~": operator.invert, "-": operator.neg}
 
 _METHODS: dict[str, Callable[..., Any]] = {
@@ -68,7 +71,8 @@ class Expression:
 
     It is a function of a chunk, so it goes wherever one does: a predicate of `tdmap.filter`, a key of
     `tdmap.group_by` and `tdmap.sort`, a function of `tdmap.map`. Arithmetic, comparisons, `&`, `|`, `^` and `~` work
-    on values as numpy has them; `and`, `or` and `0 < col("v") < 1` do not: use `&`, `|` and `between`.
+    on values as numpy has them; `and`, `or` and `0 < col("v") < 1` do not: use `&`, `|` and `between`. Columns of a
+    table that are times compare with times: `col("day") >= datetime.date(2024, 6, 1)`, or `>= "2024-06-01"`.
 
     Example:
         >>> from tensordict_lite import TensorDict
@@ -90,6 +94,10 @@ class Expression:
     def values(self, chunk: Any) -> Any:
         """Of the rows of a chunk: a numpy array, or a constant."""
         raise NotImplementedError
+
+    def time(self, chunk: Any) -> TimeType | None:
+        """What the numbers stand for, where they are the times of a table's column."""
+        return None
 
     def __call__(self, chunk: Any) -> Tensor:
         """The values as a tensor with the rows in dimension 0; a row alone, without it, has one value.
@@ -114,6 +122,8 @@ class Expression:
         """Whether each value is one of some."""
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise TypeError(f"isin takes several values, as a list: got {values!r}.")
+        if isinstance(values, np.ndarray) and values.dtype.kind in "mM":  # whose tolist is of numbers without a unit
+            return Method(self, "isin", (list(values),))
         return Method(self, "isin", (values.tolist() if isinstance(values, (Tensor, np.ndarray)) else list(values),))
 
     def between(self, low: Any, high: Any) -> Expression:
@@ -200,9 +210,16 @@ class Column(Expression):
     def keys(self) -> frozenset[Key]:
         return frozenset([self.key])
 
+    @property
+    def _name(self) -> str:
+        return self.key if isinstance(self.key, str) else ".".join(self.key)
+
+    def time(self, chunk: Any) -> TimeType | None:
+        return time_type(chunk.types.get(self._name, "")) if hasattr(chunk, "jagged") else None
+
     def values(self, chunk: Any) -> Any:
         if hasattr(chunk, "jagged"):  # a table, whose columns of text are no entries
-            name = self.key if isinstance(self.key, str) else ".".join(self.key)
+            name = self._name
             if name not in chunk.keys():
                 raise KeyError(f"there is no column {name!r}; there are {', '.join(map(repr, chunk.keys()))}.")
             column = chunk[name]
@@ -254,7 +271,16 @@ class Applied(Expression):
         return self.left.keys | self.right.keys
 
     def values(self, chunk: Any) -> Any:
+        sign: str = self.sign
         left, right = self.left.values(chunk), self.right.values(chunk)
+        kind, other = self.left.time(chunk), self.right.time(chunk)
+        if sign in _COMPARISONS and _is_time_beside(right, left, kind):
+            found = _beside(self, self.left, sign, right, kind)
+            if found is None:  # a time between two numbers of the column
+                return np.full(np.shape(left), sign == "!=")
+            sign, right = found
+        elif kind is not None and other is not None:
+            _require_alike(self, sign, kind, other)
         shapes = [np.shape(side) for side in (left, right)]
         if all(shapes) and shapes[0] != shapes[1]:
             raise TypeError(
@@ -263,10 +289,10 @@ class Applied(Expression):
             )
         for column, one, text in ((self.left, left, right), (self.right, right, left)):
             if isinstance(text, (str, bytes)) and isinstance(one, np.ndarray) and one.dtype.kind in "biufc":
-                kind = "a text" if isinstance(text, str) else "bytes"
-                raise TypeError(f"{self!r}: {column!r} holds numbers ({one.dtype}), and {text!r} is {kind}.")
+                said = "a text" if isinstance(text, str) else "bytes"
+                raise TypeError(f"{self!r}: {column!r} holds numbers ({one.dtype}), and {text!r} is {said}.")
         try:
-            return _BINARY[self.sign][0](_whole(left), _whole(right))
+            return _BINARY[sign][0](_whole(left), _whole(right))
         except TypeError as error:
             raise TypeError(f"{self!r} cannot be computed: {error}") from error
 
@@ -310,7 +336,16 @@ class Method(Expression):
         return self.operand.keys
 
     def values(self, chunk: Any) -> Any:
-        return _METHODS[self.name](self.operand.values(chunk), *map(_whole, self.arguments))
+        kind, arguments = self.operand.time(chunk), self.arguments
+        if self.name == "between" and (kind is not None or any(map(is_time, arguments))):
+            low, high = Applied(">=", self.operand, arguments[0]), Applied("<=", self.operand, arguments[1])
+            return low.values(chunk) & high.values(chunk)
+        if self.name == "isin" and kind is not None:
+            times = [one for one in arguments[0] if is_time(one) or isinstance(one, str)]
+            found = [_beside(self, self.operand, "==", one, kind) for one in times]
+            others = [one for one in arguments[0] if not (is_time(one) or isinstance(one, str))]
+            arguments = (others + [one[1] for one in found if one is not None],)
+        return _METHODS[self.name](self.operand.values(chunk), *map(_whole, arguments))
 
 
 def col(key: Key, *more: str) -> Expression:
@@ -339,6 +374,8 @@ def _operand(value: Any) -> Expression:
     if isinstance(value, Expression):
         return value
     if isinstance(value, (Tensor, np.ndarray, np.generic)):
+        if isinstance(value, (np.datetime64, np.timedelta64)):
+            return Constant(value)
         if value.ndim:
             raise TypeError(
                 f"a formula takes single values beside columns, and this is an array of shape {list(value.shape)}: "
@@ -346,6 +383,40 @@ def _operand(value: Any) -> Expression:
             )
         value = value.item()
     return Constant(value)
+
+
+def _is_time_beside(value: Any, column: Any, kind: TimeType | None) -> bool:
+    """Whether a value is a time that is compared with the numbers of a column; Python objects compare themselves."""
+    if kind is not None:
+        return is_time(value) or isinstance(value, str)
+    return is_time(value) and np.asarray(column).dtype.kind in "biufc"
+
+
+def _beside(
+    formula: Expression, column: Expression, sign: str, value: Any, kind: TimeType | None
+) -> tuple[str, int] | None:
+    """A comparison with a time as one with a number; see `beside`."""
+    if kind is None:
+        raise TypeError(
+            f"{formula!r}: {value!r} is a time, and {column!r} holds no times: the columns of a Table do that "
+            "table.types names as such. Compare with a value of the same kind."
+        )
+    try:
+        return beside(sign, value, kind)
+    except TypeError as error:
+        raise TypeError(f"{formula!r}: of {column!r}, {error}.") from None
+
+
+def _require_alike(formula: Expression, sign: str, kind: TimeType, other: TimeType) -> None:
+    """Raise TypeError where equal numbers of two columns are different times."""
+    same = kind.unit == other.unit and (
+        sign not in _COMPARISONS or (kind.family, kind.zoned) == (other.family, other.zoned)
+    )
+    if not same:
+        raise TypeError(
+            f"{formula!r}: one column is {kind.name} and the other {other.name}, whose numbers mean different times: "
+            "bring both to one unit before, as in col('seconds') * 1000, beside plain numbers."
+        )
 
 
 def _within(part: Expression, binds: int) -> str:

@@ -247,3 +247,36 @@ def test_dates_stay_dates_from_file_to_file(run, folder):
         run(f"group {name}-days count --by day --out {name}-groups")
         run(f"convert {name}-groups {name}-groups.csv")
         assert (folder / f"{name}-groups.csv").read_text().splitlines()[1] == "2023-12-31,1"
+
+
+def test_dates_are_shown_and_compared_as_dates(run, folder):
+    """In datasets with text beside them and without."""
+    days = ["2024-01-02", "2024-03-01", "2023-12-31", "2024-01-02"]
+    for name, first in (("bare", ""), ("beside", "word,")):
+        rows = [f"{'a,' * bool(first)}{number},{day},{day}T12:30:00\n" for number, day in enumerate(days)]
+        (folder / f"{name}.csv").write_text(f"{first}n,day,at\n" + "".join(rows))
+        run(f"convert {name}.csv {name}-dates")
+        shown = run(f"head {name}-dates -n 1").stdout
+        assert "day  2024-01-02  (date32[day])" in shown and "at  2024-01-02T12:30:00  (timestamp[s])" in shown
+        assert "int32, date32[day] [4]" in run(f"info {name}-dates").stdout
+        wanted = {
+            "day == 2024-01-02": [0, 3],
+            "day > '2024-01-02'": [1],
+            "day in ['2023-12-31', '2024-03-01']": [1, 2],
+            "day < 2024-01-02T12:00": [0, 2, 3],
+            "at >= 2024-01-02 12:30": [0, 1, 3],
+            "day != 19724": [1, 2],
+        }
+        for predicate, numbers in wanted.items():
+            for resume in ("", "--resume"):
+                out = f"{name}-{predicate.encode().hex()}{resume}"
+                run(f"filter {shlex.quote(predicate)} {name}-dates {out} --workers 0 {resume}")
+                found = TensorDict.load_memmap(folder / out) if not first else Table.open(folder / out)
+                assert found["n"].tolist() == numbers, predicate
+        for predicate, said in {
+            "day == 2024-01-02T12:00": "none of them is 2024-01-02T12:00: compare with < or >",
+            "day > 2024-13-01": "'2024-13-01' is not a date, such as '2024-06-01'",
+            "n > 2024-01-02": "'2024-01-02' in 'n > 2024-01-02' is no number",
+            "n > 1 and n < 3": "a combination of comparisons is a function",
+        }.items():
+            assert said in run(f"filter {shlex.quote(predicate)} {name}-dates {name}-refused", 2).stderr, predicate

@@ -9,7 +9,7 @@ import typer
 
 from tdmap.cli.answers import answer, asked, say
 from tdmap.cli.app import app, end_with_reader
-from tdmap.cli.describe import leaves_of, type_name
+from tdmap.cli.describe import leaves_of, time_types, type_name
 from tdmap.cli.requests import open_rows, refuse
 
 SHOWN = 6
@@ -31,6 +31,7 @@ def head(
 
     end_with_reader()
     data = open_rows(path)
+    times = time_types(data, path)
     length = len(data)
     first = max(start + length, 0) if start < 0 else start
     if first >= length > 0:
@@ -47,7 +48,9 @@ def head(
     for row in () if asked().json else chosen:
         typer.echo(f"row {row}")
         for key, leaf in entries:
-            typer.echo(f"  {printable('/'.join(key))}  {_short(leaf[row - shift], type_name(leaf))}")
+            typer.echo(
+                f"  {printable('/'.join(key))}  {_short(leaf[row - shift], type_name(leaf), times.get('.'.join(key)))}"
+            )
     pictures = [(key, leaf) for key, leaf in entries if looks_like_pictures(leaf)]
     if sheet is not None:
         if not pictures:
@@ -59,16 +62,20 @@ def head(
         typer.echo(f"{printable(names)}: pictures, by their shape; --sheet sheet.png draws them")
 
 
-def _short(value: Any, kind: str) -> str:
+def _short(value: Any, kind: str, times: Any = None) -> str:
     import torch
 
+    from tdmap.expressions.times import text_of
     from tdmap.memory.hidden import printable
 
     if not isinstance(value, torch.Tensor):
         found = getattr(value, "data", value)
         return printable(repr(found), 200)
     flat = value.reshape(-1)
-    texts = [f"{number:.4g}" if isinstance(number, float) else str(number) for number in flat[:SHOWN].tolist()]
+    numbers, kind = flat[:SHOWN].tolist(), kind if times is None else times.name
+    texts = [f"{number:.4g}" if isinstance(number, float) else str(number) for number in numbers]
+    if times is not None:
+        texts = [text_of(number, times) for number in numbers]
     if not value.dim():
         return f"{texts[0]}  ({kind})"
     more = f" ... {flat.numel() - SHOWN:,} more" if flat.numel() > SHOWN else ""

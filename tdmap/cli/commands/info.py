@@ -13,7 +13,17 @@ import typer
 
 from tdmap.cli.answers import DONE, FAILED, answer, asked, say
 from tdmap.cli.app import app, end_with_reader
-from tdmap.cli.describe import human_bytes, is_branch, is_table, leaves_of, outline, shape_of, size_of, type_name
+from tdmap.cli.describe import (
+    human_bytes,
+    is_branch,
+    is_table,
+    leaves_of,
+    outline,
+    shape_of,
+    size_of,
+    time_types,
+    type_name,
+)
 from tdmap.cli.requests import open_any, open_dataset, refuse
 
 # -------- tdmap info
@@ -46,7 +56,7 @@ def info(
     shape = _batch_size(data)
     rows = f"{shape[0]:,} rows" if shape else "no rows"
     tree = Tree(f"[bold]{escape(str(path))}[/bold]  {type(data).__name__} {shape}, {rows}")
-    _grow(tree, data.rows if is_table(data) else outline(data))
+    _grow(tree, data.rows if is_table(data) else outline(data), time_types(data, path))
     for name in sorted(data.jagged) if is_table(data) else ():
         _add(tree, name, data.jagged[name])
     console = Console(highlight=False, soft_wrap=True)
@@ -55,23 +65,24 @@ def info(
     console.print(f"total {human_bytes(total)} in {sum(1 for _ in leaves_of(data))} leaves")
 
 
-def _grow(tree: Any, data: Any) -> None:
+def _grow(tree: Any, data: Any, times: dict[str, Any], above: str = "") -> None:
     from rich.markup import escape
 
     for name in sorted(data.keys()):
         value = data.get(name)
         if is_branch(value):
             branch = tree.add(f"[bold]{escape(name)}[/bold]  {type(value).__name__} {list(value.batch_size)}")
-            _grow(branch, value)
+            _grow(branch, value, times, f"{above}{name}.")
         else:
-            _add(tree, name, value)
+            _add(tree, name, value, times.get(above + name))
 
 
-def _add(tree: Any, name: str, value: Any) -> None:
+def _add(tree: Any, name: str, value: Any, time: Any = None) -> None:
     from rich.markup import escape
 
     size = human_bytes(size_of(value)) if size_of(value) else "-"
-    tree.add(f"{escape(name)}  [cyan]{type_name(value)}[/cyan] {escape(str(list(shape_of(value))))}  {size}")
+    kind = type_name(value) if time is None else f"{type_name(value)}, {time.name}"
+    tree.add(f"{escape(name)}  [cyan]{escape(kind)}[/cyan] {escape(str(list(shape_of(value))))}  {size}")
 
 
 def _batch_size(data: Any) -> list[int]:

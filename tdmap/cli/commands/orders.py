@@ -16,7 +16,7 @@ import typer
 from tdmap.cli.answers import answer, asked
 from tdmap.cli.app import app
 from tdmap.cli.commands.map import CANNOT_WRITE, report_skipped, require_free
-from tdmap.cli.describe import is_table
+from tdmap.cli.describe import is_table, time_types
 from tdmap.cli.places import (
     AddressOption,
     ExecutorOption,
@@ -139,7 +139,8 @@ def filter_command(
     """Write the rows for which a predicate is true, in their order.
 
     A function gets a chunk of rows and returns a bool for each. Operators are ==, !=, <, <=, >, >= and in; they compare
-    an entry that has one value a row with a number, a text in quotes, or (in) a list of them.
+    an entry that has one value a row with a number, a text in quotes, or (in) a list of them. Dates and times are
+    written as 2024-06-01, '2024-06-01T12:30:00' or 12:30, with or without quotes.
     """
     from tdmap.rowerrors import RowErrors
 
@@ -209,23 +210,33 @@ class Where:
             return None
         name, sign, said = found.groups()
         key = key_of(name, data, path)
+        column = ".".join(key) if isinstance(key, tuple) else key
+        kind = time_types(data, path).get(column)
         try:
             value = ast.literal_eval(said)
         except (ValueError, SyntaxError):
-            refuse(f"{said!r} in {text!r} is no number, no text in quotes and no list of them")
+            if kind is None:
+                also = "; a combination of comparisons is a function" if re.search(r"\band\b|\bor\b|[&|]", said) else ""
+                refuse(f"{said!r} in {text!r} is no number, no text in quotes and no list of them{also}")
+            value = said
         if sign == "in" and not isinstance(value, (list, tuple, set)):
             refuse(f"{text!r}: `in` wants a list, such as [1, 2]")
         leaf = data[key] if is_table(data) else data.get(key)
         if getattr(leaf, "kind", None) == "tensor":
             refuse(f"{name} has rows of different lengths: a comparison needs one value a row")
+        if kind is not None:
+            try:
+                sign, value = _of_times(sign, value, kind, said)
+            except TypeError as error:
+                refuse(f"{text!r}: of {name}, {error}")
         if isinstance(leaf, torch.Tensor):
             if leaf.dim() != 1:
                 refuse(f"{name} has rows of shape {list(leaf.shape[1:])}: a comparison needs one value a row")
             if any(isinstance(one, str) for one in (value if sign == "in" else [value])):
                 refuse(f"{name} is {str(leaf.dtype).removeprefix('torch.')}, and {said} is a text")
-        kind = {"str": str, "bytes": bytes}.get(getattr(leaf, "kind", ""))
-        if kind is not None and not all(isinstance(one, kind) for one in (value if sign == "in" else [value])):
-            refuse(f"{name} is {leaf.kind}, and {said} is no {'text' if kind is str else 'bytes'}")
+        text_of = {"str": str, "bytes": bytes}.get(getattr(leaf, "kind", ""))
+        if text_of is not None and not all(isinstance(one, text_of) for one in (value if sign == "in" else [value])):
+            refuse(f"{name} is {leaf.kind}, and {said} is no {'text' if text_of is str else 'bytes'}")
         return Where(key, sign, value)
 
     def formula(self) -> Any:
@@ -240,13 +251,32 @@ class Where:
 
         column = chunk[self.key] if is_table(chunk) else chunk.get(self.key)
         if isinstance(column, torch.Tensor):
-            if self.operator == "in":
-                return torch.isin(column, torch.tensor(list(self.value)))
-            return _OPERATORS[self.operator](column, self.value)
+            return self.formula()(chunk)
         objects = list(column.tolist() if hasattr(column, "tolist") else column)
         if self.operator == "in":
             return [one in self.value for one in objects]
         return [bool(_OPERATORS[self.operator](one, self.value)) for one in objects]
+
+
+def _of_times(sign: str, value: Any, kind: Any, said: str) -> tuple[str, Any]:
+    """A comparison with times as one with the numbers of a column.
+
+    Raises:
+        TypeError: a value is no such time, or no row can be equal to it.
+    """
+    from tdmap.expressions.times import beside
+
+    several = isinstance(value, (list, tuple, set))
+    found = [
+        beside("==" if several else sign, one, kind) if isinstance(one, str) else (sign, one)
+        for one in (value if several else [value])
+    ]
+    numbers = [one[1] for one in found if one is not None]
+    if several:
+        return sign, numbers
+    if found[0] is None:
+        raise TypeError(f"its numbers are {kind.name}, and none of them is {said}: compare with < or >")
+    return found[0]
 
 
 # -------- tdmap join, tdmap sort, tdmap shuffle
