@@ -15,7 +15,7 @@ import torch
 import tdmap
 from tdmap.datasets import Jagged, Table, convert, from_arrow, from_pandas, read, to_arrow, to_pandas, write
 from tdmap.errors import OutputMismatch
-from tdmap.reducers import Count
+from tdmap.reducers import Count, First, Max, Mean, Min
 from tensordict_lite import TensorDict, is_non_tensor
 from tensordict_lite.errors import DatasetError
 from tests.memmap.test_planted import PLANTED
@@ -169,6 +169,13 @@ def test_operations_keep_order_and_types(tmp_path: Path, out: bool) -> None:
     }
     for name, one in keyed.items():
         assert one.types["day"] == "date32[day]" and one.keys()[0] == "day", name
+    ends = {"n": Count(), "from": Min("at"), "to": Max("at"), "begin": First("day"), "mean": Mean("at")}
+    figures = tdmap.group_by(table, "zebra").reduce(ends, out=place("ends"), **options)
+    times = {"zebra": "", "n": "", "from": "timestamp[s]", "to": "timestamp[s]", "begin": "date32[day]", "mean": ""}
+    assert list(figures.types.items()) == list(times.items())
+    named = table.group_by("zebra").agg({"at": ["min", "median"], "end": ("day", "last")}, out=place("ag"), **options)
+    assert named.types["at.min"] == "timestamp[s]" and named.types["end"] == "date32[day]"
+    assert named.types["at.median"] == ""
     outer = table.join(table.rename({"zebra": "other"}), "day", "outer", place("outer"), suffix="2", **options)
     assert outer.types["day"] == "date32[day]" and outer.types["at2"] == outer.types["at"] == "timestamp[s]"
 

@@ -259,6 +259,8 @@ def test_dates_are_shown_and_compared_as_dates(run, folder):
         shown = run(f"head {name}-dates -n 1").stdout
         assert "day  2024-01-02  (date32[day])" in shown and "at  2024-01-02T12:30:00  (timestamp[s])" in shown
         assert "int32, date32[day] [4]" in run(f"info {name}-dates").stdout
+        groups = run(f"group {name}-dates count --by day").stdout.splitlines()
+        assert [line.split() for line in groups[1:]] == [["2023-12-31", "1"], ["2024-01-02", "2"], ["2024-03-01", "1"]]
         wanted = {
             "day == 2024-01-02": [0, 3],
             "day > '2024-01-02'": [1],

@@ -29,7 +29,7 @@ from tdmap.cli.commands.orders import (
     run_into,
     worker_options,
 )
-from tdmap.cli.describe import is_table
+from tdmap.cli.describe import is_table, time_types
 from tdmap.cli.places import AddressOption, ExecutorOption, ShardOption, run_in_shards
 from tdmap.cli.requests import find_function, guard, open_rows, refuse
 
@@ -150,8 +150,12 @@ def group_command(
     columns = [*dict.fromkeys("/".join(key) if isinstance(key, tuple) else key for key in keys), *wanted]
     upto = count if not show else min(show, count)
     table = [{name: _cell(found, name, row) for name in columns} for row in range(upto)]
+    times = time_types(found if is_table(found) else data, source)
+    if not is_table(found):  # whose figures may have the name of any column
+        times = {name: kind for name, kind in times.items() if name in keys}
     more = [] if upto == count else [f"... and {count - upto:,} more groups: --show 0 shows all, --out writes them"]
-    answer({"groups": count, "rows": table}, _table(columns, table), *more)
+    dated = [{name: _dated(value, times.get(name.replace("/", "."))) for name, value in row.items()} for row in table]
+    answer({"groups": count, "rows": table}, _table(columns, dated), *more)
 
 
 def _tensors_of(table: Any, source: Path, reducers: list[str], function: str | None) -> Any:
@@ -172,6 +176,13 @@ def _cell(found: Any, name: str, row: int) -> Any:
         return found[name.replace("/", ".")][row] if name not in found.keys() else found[name][row]
     value = found.get(tuple(name.split("/")) if name not in found.keys() and "/" in name else name)[row]
     return value.data if is_non_tensor(value) else value
+
+
+def _dated(value: Any, kind: Any) -> Any:
+    """A value of a column of times as the text of that time; any other as it is."""
+    from tdmap.expressions.times import text_of
+
+    return value if kind is None else text_of(int(value), kind)
 
 
 def _table(columns: list[str], rows: list[dict[str, Any]]) -> str:

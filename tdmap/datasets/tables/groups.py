@@ -34,7 +34,7 @@ from tdmap.execution import Execution
 from tdmap.job import function_name
 from tdmap.operation import worker_options
 from tdmap.operations.output import travels
-from tdmap.reducers import Min
+from tdmap.reducers import First, Last, Max, Min, Reducer
 from tdmap.resume.stepwise import options_of, parts_of
 from tensordict_lite import TensorDict
 
@@ -85,7 +85,16 @@ class TableGroups:
             if name is not None and name not in self._table.keys() and key not in self._table.rows.keys(True):
                 raise KeyError(f"{call}: there is {no_column(name, self._table.keys())}")
 
-    def _with_keys(self, found: Any, out: Any, execution: Execution, call: str) -> Table:
+    def _types_of(self, reducers: Mapping[Any, Reducer[Any]]) -> dict[str, str]:
+        """What the numbers of figures stand for that are values of a column, as the earliest of several times is."""
+        found = {}
+        for path, reducer in reducers.items():
+            key = getattr(reducer, "key", None)
+            if type(reducer) in (Min, Max, First, Last) and key is not None:
+                found[joined(path)] = self._table.types.get(joined(key), "")
+        return {name: kind for name, kind in found.items() if kind}
+
+    def _with_keys(self, found: Any, types: Mapping[str, str], out: Any, execution: Execution, call: str) -> Table:
         """Figures of groups behind the key columns, which are those of the first row of each group."""
         first = found[ROW].clone()
         jagged = {name: column.take(first) for name, column in self._columns.items() if isinstance(column, Jagged)}
@@ -93,7 +102,9 @@ class TableGroups:
             name: column[first] for name, column in self._columns.items() if not isinstance(column, Jagged)
         }
         rows.update(found.exclude(ROW, *self._keys).items())
-        return written(Table(TensorDict(rows, [len(first)]), jagged, self._types), out, execution, call)
+        table = Table(TensorDict(rows, [len(first)]), jagged, self._types)
+        known = {name: types.get(name, kind) for name, kind in table.types.items()}
+        return written(Table(table.rows, jagged, known), out, execution, call)
 
     def _parts(self, **options: Any) -> dict[str, str]:
         """What the result of a method depends on besides the table."""
@@ -116,7 +127,8 @@ class TableGroups:
 
         def work(out: Any) -> Table:
             found = self._groups().reduce({**reducers, ROW: Min(ROW)}, **options)
-            return self._with_keys(found, out, Execution.of(**_workers(options)), "group_by.reduce")
+            types = self._types_of(reducers)
+            return self._with_keys(found, types, out, Execution.of(**_workers(options)), "group_by.reduce")
 
         def parts() -> dict[str, str]:
             found = self._parts(chunksize=options.get("chunksize"))
@@ -160,7 +172,8 @@ class TableGroups:
                 ranks = keys_of(self._table, key, "agg")[key] if key in different else torch.arange(len(self._table))
                 words[key] = ranks
             found = self._groups(**words).agg({**spec, ROW: (ROW, "min")}, **options)
-            return self._with_keys(found, out, Execution.of(**_workers(options)), "group_by.agg")
+            types = self._types_of(asked.reducers)
+            return self._with_keys(found, types, out, Execution.of(**_workers(options)), "group_by.agg")
 
         def parts() -> dict[str, str]:
             return self._parts(chunksize=options.get("chunksize")) | parts_of("statistics", asked)
