@@ -69,6 +69,8 @@ def map_iter(
     A bounded number of chunks is in flight, whatever the consumer does; leaving the loop stops the workers.
     The arguments are those of `map`, and `fn` may return any value that can be pickled. Results of tensors lie in
     shared memory that is used again when the consumer lets go of them.
+    Where `fn` runs in this process (`num_workers=0`, `executor="serial"` or `"thread"`), entries of the chunk that it
+    returns unchanged are views of `data`: clone them before they are changed, to keep `data` as it is.
 
     Args:
         with_indices: call `fn` with the numbers of the rows as second argument, int64 `[rows]`, or one int with
