@@ -99,7 +99,7 @@ class RowOps(Kernel):
                 raise ValueError(f"split: split_size must be positive, got {split_size}.")
             full, rest = length // split_size, length % split_size  # torch.compile has no divmod of symbols
             if full and not rest:
-                return self.chunk(full, dim)  # the same parts: Tensor.split is a function in Python, this is none
+                return self.chunk(int(full), dim)  # the same parts: Tensor.split is a function in Python, this is none
             same = torch.Size((*size[:dim], split_size, *size[dim + 1 :]))
             sizes = [same] * full
             if rest or not length:

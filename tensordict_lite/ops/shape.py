@@ -8,6 +8,7 @@ non-negative dimensions, and the batch size of the result is computed once, here
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -66,9 +67,12 @@ def permute_dims(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ..
 
 def infer_size(sizes: tuple[int, ...], numel: int) -> torch.Size:
     """``sizes`` with a -1 filled in; RuntimeError when they do not hold ``numel`` elements."""
-    if torch.compiler.is_compiling():  # the sizes may be symbols, which no cache knows
+    if torch.compiler.is_compiling():
         return _inferred(sizes, numel)
-    return _known_sizes(sizes, numel)
+    try:
+        return _known_sizes(sizes, numel)
+    except TypeError:  # sizes that are symbols, as those of tensors that are traced: no cache knows them
+        return _inferred(sizes, numel)
 
 
 def _inferred(sizes: tuple[int, ...], numel: int) -> torch.Size:
@@ -125,15 +129,22 @@ class ShapeOps(Kernel):
             out._last_op = (weakref.ref(self), inverse)
         return out
 
-    def _shapes(self, new: torch.Size) -> Callable[[torch.Size], tuple[int, ...]]:
-        """What gives the shape of an entry when ``new`` is the batch size."""
+    def _fitting(self, new: torch.Size, give: Callable[[Any, tuple[int, ...]], Any]) -> Callable[[Any], Any]:
+        """What gives an entry the shape that it has when ``new`` is the batch size, by ``give(entry, shape)``."""
         dims = len(self._batch_size)
-        find = lambda shape: (*new, *shape[dims:])  # noqa: E731
-        if len(self._source) < _MANY or torch.compiler.is_compiling():  # in a graph, they may be symbols
-            return find
+        if len(self._source) < _MANY or torch.compiler.is_compiling():
+            return lambda value: give(value, (*new, *value.shape[dims:]))
         known = _Shapes()
-        known.find = find
-        return known.__getitem__
+        known.find = find = lambda shape: (*new, *shape[dims:])
+
+        def fitted(value: Any) -> Any:
+            try:
+                shape = known[value.shape]
+            except TypeError:  # its sizes are symbols, which no dict knows
+                shape = find(value.shape)
+            return give(value, shape)
+
+        return fitted
 
     # -- same elements, other shape -----------------------------------------------------------------------
 
@@ -181,15 +192,12 @@ class ShapeOps(Kernel):
 
     def _viewed(self, sizes: tuple[int, ...], method: str) -> Self:
         old = self._batch_size
-        new = infer_size(sizes, old.numel())
+        new = infer_size(sizes, math.prod(old))
         if new == old:
             return self._unchanged()
-        shape_of = self._shapes(new)
         if method == "view":
-            # Sizes one by one take torch a fifth less than a tuple of them. Of no dimensions there is none.
-            fn = lambda value: value.view(*shape_of(value.shape)) if new else value.view(shape_of(value.shape))  # noqa: E731
-            return self._reshaped(fn, new, None, lambda out: out.view(*old))
-        return self._reshaped(lambda value: _reshaped_entry(value, shape_of(value.shape)), new)
+            return self._reshaped(self._fitting(new, _viewed_entry), new, None, lambda out: out.view(*old))
+        return self._reshaped(self._fitting(new, _reshaped_entry), new)
 
     def flatten(self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False) -> Self:
         """One dimension instead of the batch dimensions ``start_dim`` to ``end_dim`` (inclusive)."""
@@ -210,7 +218,7 @@ class ShapeOps(Kernel):
         if start < 0 or end >= ndim:
             raise IndexError(f"flatten: dims {start_dim} to {end_dim} leave the {ndim} batch dimension(s)")
         middle = size[start : end + 1]
-        new = torch.Size((*size[:start], middle.numel(), *size[end + 1 :]))
+        new = torch.Size((*size[:start], math.prod(middle), *size[end + 1 :]))
         names = None
         if self._names is not None:
             names = _names_or_none([*self._names[:start], None, *self._names[end + 1 :]])
@@ -267,12 +275,11 @@ class ShapeOps(Kernel):
             if 1 not in size:
                 return self._unchanged()
             new = torch.Size([n for n in size if n != 1])
-            shape_of = self._shapes(new)
             names = None
             if self._names is not None:
                 names = _names_or_none([name for name, n in zip(self._names, size) if n != 1])
             return self._reshaped(
-                lambda value: _reshaped_entry(value, shape_of(value.shape)),
+                self._fitting(new, _reshaped_entry),
                 new,
                 names,
                 _implicit_squeeze,
@@ -353,8 +360,7 @@ class ShapeOps(Kernel):
                     f"as the original length. target_shape = {tuple(sizes)}, existing_shape = {old}"
                 )
         names = None if self._names is None else [*([None] * ahead), *self._names]
-        shape_of = self._shapes(new)
-        return self._reshaped(lambda value: _expanded_entry(value, shape_of(value.shape)), new, names)
+        return self._reshaped(self._fitting(new, _expanded_entry), new, names)
 
     def expand_as(self, other: Any) -> Self:
         """:meth:`expand` to the (batch) shape of a tensor or collection.
@@ -577,6 +583,11 @@ class _Shapes(dict[torch.Size, "tuple[int, ...]"]):
     def __missing__(self, shape: torch.Size) -> tuple[int, ...]:
         self[shape] = found = self.find(shape)
         return found
+
+
+def _viewed_entry(value: Any, shape: tuple[int, ...]) -> Any:
+    """``view``. Sizes one by one take torch a fifth less than a tuple of them. Of no dimensions there is none."""
+    return value.view(*shape) if shape else value.view(shape)
 
 
 def _reshaped_entry(value: Any, shape: tuple[int, ...]) -> Any:
