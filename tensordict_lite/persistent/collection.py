@@ -446,6 +446,8 @@ class PersistentTensorDict(FileWrites, LoadedOps, DenseCollection, TensorDictBas
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """With a device: this file, with entries that are put there when they are read. Else as of a TensorDict."""
+        if kwargs.get("inplace"):
+            raise TypeError("to(inplace=True) would change the file: write what to() gives, update(data.to(...))")
         device, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs) if _parses(args, kwargs) else (None, None, 0, 0)
         if device is None or dtype is not None:
             return self._loaded().to(*args, **kwargs)

@@ -19,6 +19,11 @@ _KERNEL = frozenset(vars(Kernel)) | {"memmap_", "share_memory_", "is_memmap", "i
 _IN_PLACE = re.compile(
     r"[a-z]\w*[a-z0-9]_|clear|pop|popitem|setdefault|set_non_tensor|__i(?:add|sub|mul|truediv|floordiv|mod|pow|and|or|xor)__"
 )
+_ALSO = frozenset(
+    ("cat_tensors", "create_nested", "load_state_dict", "make_memmap", "make_memmap_from_storage")
+    + ("make_memmap_from_tensor", "refine_names", "separates", "stack_tensors")
+)
+"""What changes a collection in place, though its name does not end in an underscore."""
 _OPERATORS = re.compile(
     r"__r?(?:add|sub|mul|truediv|floordiv|mod|pow|matmul|and|or|xor|eq|ne|lt|le|gt|ge)__|__(?:neg|abs|invert)__"
 )
@@ -27,19 +32,31 @@ _OPERATORS = re.compile(
 def _through_memory(name: str) -> Callable[..., Any]:
     """A method of a TensorDict on the loaded entries; what it changes in place is written back."""
     inherited = getattr(TensorDict, name)
-    writes = _IN_PLACE.fullmatch(name) is not None
+    writes = name in _ALSO or _IN_PLACE.fullmatch(name) is not None
+    at = _position_of_inplace(inherited)
 
     @functools.wraps(inherited)
     def method(self: PersistentTensorDict, *args: Any, **kwargs: Any) -> Any:
         memory = self._loaded()
         if self._lock is not None:
             memory.lock_()
+        into = kwargs.get("out") is self
+        if into:
+            kwargs["out"] = memory
         result = getattr(memory, name)(*args, **kwargs)
-        if writes or kwargs.get("inplace"):
+        if writes or into or kwargs.get("inplace") or (at is not None and len(args) > at and args[at]):
             self._store(memory)
+            self._batch_size, self._names = memory._batch_size, memory._names
         return self if result is memory else result
 
     return method
+
+
+def _position_of_inplace(method: Any) -> int | None:
+    """Which positional argument after ``self`` says that a method works in place; ``None`` where none does."""
+    code = getattr(method, "__code__", None)
+    names = () if code is None else code.co_varnames[: code.co_argcount]
+    return names.index("inplace") - 1 if "inplace" in names else None
 
 
 def _refused(name: str) -> Callable[..., Any]:

@@ -140,7 +140,7 @@ class FileWrites:
         for option in ("non_blocking", "is_leaf", "update_batch_size", "ignore_lock"):
             kwargs.pop(option, None)
         wanted = None if wanted is None else {require_path(key) for key in wanted}
-        for key, value in {**dict((source or {}).items()), **kwargs}.items():
+        for key, value in {**dict(() if source is None else source.items()), **kwargs}.items():
             path = require_path(key)
             below = None if wanted is None else [rest[len(path) :] for rest in wanted if rest[: len(path)] == path]
             if below == []:

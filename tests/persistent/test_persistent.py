@@ -114,6 +114,18 @@ WRITES: dict[str, Callable[[Any], Any]] = {
     "rows of an entry": lambda data: data.set_at_("a", 7, 0),
     "update": lambda data: data.update({"a": data["a"] + 5, "n": {"b": data["n", "b"] + 1}, "new": data["a"]}),
     "update in place": lambda data: data.update_({"a": data["a"] + 5}),
+    "update by a tree": lambda data: data.update(data.to_tensordict().apply(lambda leaf: leaf + 1)),
+    "update by a tree, in place": lambda data: data.update_(data.to_tensordict().apply(lambda leaf: leaf + 1)),
+    "update by a file": lambda data: data.update(data),
+    "update below": lambda data: data.update({"n": data["n"].to_tensordict().zero_()}),
+    "state": lambda data: data.load_state_dict(data.to_tensordict().zero_().state_dict()),
+    "state below": lambda data: [data["n"].load_state_dict(data["n"].to_tensordict().zero_().state_dict()), data],
+    "nested level": lambda data: data.create_nested(("n", "new")),
+    "names": lambda data: [data.rename_(*"pq"[: data.ndim]), data.names],
+    "refined names": lambda data: [data.refine_names(*"pq"[: data.ndim]), data.names],
+    "out": lambda data: data.apply(torch.zeros_like, out=data),
+    "where": lambda data: data.where(torch.zeros(data.shape).bool(), data.to_tensordict().zero_(), out=data),
+    "cast in place": lambda data: data.to(torch.float64, inplace=True),
     "delete": lambda data: data.del_("a"),
     "delete below": lambda data: data.del_(("n", "b")),
     "rename": lambda data: data.rename_key_("a", "other"),
@@ -281,3 +293,27 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         TensorDict.from_h5(tmp_path / "a.h5", batch_size=[4])
     with pytest.raises(NotImplementedError, match="h5"):
         PersistentTensorDict(filename=tmp_path / "a.zarr", backend="zarr")
+
+
+IN_PLACE: dict[str, Callable[[Any], Any]] = {
+    "flatten_keys": lambda data: data.flatten_keys(".", True),
+    "flatten_keys by name": lambda data: data.flatten_keys(".", inplace=True),
+    "reshape": lambda data: data.reshape(2, 3, inplace=True),
+    "flatten": lambda data: data.flatten(inplace=True),
+    "separates": lambda data: data.separates("a"),
+    "cat_tensors": lambda data: data.cat_tensors("a", ("n", "c"), out_key="z", dim=1),
+    "stack_tensors": lambda data: data.stack_tensors("a", ("n", "c"), out_key="z", dim=1),
+    "create_nested": lambda data: data.create_nested("z"),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_what_works_in_place_changes_the_file_as_it_changes_a_tree(tmp_path: Path, name: str) -> None:
+    dense = tree(ours, (3, 2)).auto_batch_size_(1 if "_tensors" in name else 2)
+    dense.names = ["p", "q"][: dense.ndim]
+    data = dense.to_h5(tmp_path / "data.h5")
+    for each in (dense, data):
+        IN_PLACE[name](each)
+    assert data.batch_size == dense.batch_size and data.names == dense.names
+    assert plain(data.to_tensordict()) == plain(dense)
+    data.close()
