@@ -103,7 +103,7 @@ class _Arguments:
         self._in_dims = in_dims
         self.dims: Any = tuple(dims or ())
         self.plain: list[Any] = []
-        self._copies: list[tuple[Any, Any, list[int]]] = []
+        self._copies: list[tuple[Any, Any, list[int | Tensor]]] = []
 
     def take_apart(self, func: Any) -> int | None:
         """Makes ``dims`` those of torch, and ``plain`` its arguments; the number of rows.
@@ -175,13 +175,13 @@ class _Arguments:
                 ) from error
         cls = stack._plain_class()
         dense = _ROW_OF.get(cls, cls)._trusted(entries, stack._batch_size, stack._device, stack._names)
-        self._copies.append((stack, dense, [_version(leaf) for leaf in dense._leaves()]))
+        self._copies.append((stack, dense, [_mark(leaf) for leaf in dense._leaves()]))
         return dense
 
     def write_back(self) -> None:
         """Brings what was written in place into the members of lazy stacks."""
-        for stack, dense, versions in self._copies:
-            if any(_version(leaf) != version for leaf, version in zip(dense._leaves(), versions)):
+        for stack, dense, marks in self._copies:
+            if any(_is_written(leaf, mark) for leaf, mark in zip(dense._leaves(), marks)):
                 for member, row in zip(stack._source, dense.unbind(stack._stack_dim)):
                     member.update_(row)
 
@@ -256,9 +256,21 @@ def _without(size: torch.Size, dim: int) -> torch.Size:
     return torch.Size((*size[:dim], *size[dim + 1 :]))
 
 
-def _version(tensor: Tensor) -> int:
-    """Counts the writes in place; of a tensor that an outer transform wraps they cannot be counted."""
-    return 0 if torch._C._functorch.is_functorch_wrapped_tensor(tensor) else tensor._version
+def _mark(tensor: Tensor) -> int | Tensor:
+    """What tells later whether the tensor was written in place: the count of the writes, or its values.
+
+    Tensors of the inference mode do not count them. Of one that an outer transform wraps they cannot be counted.
+    """
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return 0
+    return tensor.clone() if tensor.is_inference() else tensor._version
+
+
+def _is_written(tensor: Tensor, mark: int | Tensor) -> bool:
+    now = _mark(tensor)
+    if isinstance(now, Tensor) and isinstance(mark, Tensor):
+        return not torch.equal(now, mark)
+    return bool(now != mark)
 
 
 def _name(func: Any) -> str:

@@ -160,3 +160,11 @@ for library in (tensordict, tensordict_lite):
     orders = [("tensordict", "tensordict_lite"), ("tensordict_lite", "tensordict")]
     runs = [subprocess.Popen([sys.executable, "-c", program.format(*order)]) for order in orders]
     assert [run.wait(100) for run in runs] == [0, 0]
+
+
+def test_lazy_stack_is_mapped_and_written_in_inference_mode() -> None:
+    stack = lazy_stack([TensorDict({"a": torch.ones(2) * i, "n": {"b": torch.ones(2)}}, []) for i in range(3)])
+    with torch.inference_mode():
+        assert torch.vmap(lambda td: td == 1)(stack)["a"][:, 0].tolist() == [False, True, False]
+        torch.vmap(lambda td: td["a"].add_(1))(stack)
+    assert [member["a"].tolist() for member in stack.tensordicts] == [[1, 1], [2, 2], [3, 3]]
