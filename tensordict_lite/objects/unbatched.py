@@ -28,6 +28,9 @@ __all__ = ["UnbatchedEntry", "UnbatchedTensor"]
 _new_object = object.__new__
 
 
+_BASE = Tensor._base.__get__  # type: ignore[attr-defined]
+
+
 class UnbatchedTensor(Tensor):
     """A tensor that a tree holds once for its whole batch, whatever its own shape.
 
@@ -73,7 +76,7 @@ class UnbatchedTensor(Tensor):
             out = func(*args, **(kwargs or {}))
         if type(out) is Tensor:
             source = _unbatched_among(args)
-            if source is not None:
+            if source is not None and func != _BASE:  # a view of which is a view: torch.compile asks for its base
                 return UnbatchedTensor(out, source._batch_size)
         return out
 

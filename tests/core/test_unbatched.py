@@ -329,3 +329,25 @@ def test_results_of_a_map_have_it_once() -> None:
     out = _tree().exclude("n").map(lambda chunk: chunk.set("u", UnbatchedTensor(RAW + 1)), num_workers=2, chunksize=1)
     assert out["u"].shape == (7, 11) and torch.equal(out["u"].as_subclass(torch.Tensor), RAW + 1)
     assert out["u"].batch_size == (3,)
+
+
+COMPILED: dict[str, Callable[[TensorDict], TensorDict]] = {
+    "row": lambda td: td[0],
+    "arithmetic": lambda td: td + 1,
+    "reshape": lambda td: td.reshape(-1),
+    "clone": lambda td: td.clone(),
+    "stack": lambda td: torch.stack([td, td]),
+    "comparison": lambda td: td == 1,
+    "update_": lambda td: td.clone().update_(td.clone().zero_()),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_as_it_is_run(name: str) -> None:
+    td = TensorDict({"a": torch.ones(2, 3), "u": UnbatchedTensor(RAW)}, [2, 3])
+    torch._dynamo.reset()
+    found, expected = torch.compile(COMPILED[name], backend="eager")(td), COMPILED[name](td)
+    assert type(found["u"]) is UnbatchedTensor and found.batch_size == expected.batch_size
+    for key in ("a", "u"):
+        assert torch.equal(found[key].as_subclass(torch.Tensor), expected[key].as_subclass(torch.Tensor))
+    assert type(td["u"]._base) is not UnbatchedTensor  # the base of a view is no view
