@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -162,9 +163,19 @@ class FileWrites:
         old, new = require_path(old_key), require_path(new_key)
         if not self._has(old):
             self._raise_missing(old)
+        if old == new:
+            return self
+        if safe and self._has(new):
+            raise KeyError(f"key {new_key!r} already present in {type(self).__name__}.")
+        for depth in range(1, len(new)):
+            level, leaves = new[:depth], new[: len(old)] == old and depth >= len(old)
+            if not leaves and self._has(level) and not entries.is_group(self._group["/".join(level)]):
+                raise KeyError(f"{level} is an entry, so {new} cannot be written below it")
+        if old[: len(new)] == new or new[: len(old)] == old:  # out of what it replaces, or into its own place
+            aside = next(name for name in map("_{}".format, itertools.count()) if name not in self._group)
+            self._group.move("/".join(old), aside)
+            old = (aside,)
         if self._has(new):
-            if safe:
-                raise KeyError(f"key {new_key!r} already present in {type(self).__name__}.")
             entries.delete_entry(self._group, "/".join(new))
         self._group.move("/".join(old), "/".join(new))
         return self

@@ -433,3 +433,14 @@ def test_a_list_of_names_says_how_entries_are_selected(index: Any) -> None:
     td = TensorDict({"a": torch.zeros(3, 2), "b": torch.zeros(3, 2)}, [3, 2])
     with pytest.raises(TypeError, match=r"td\.select\('a'"):
         td[index]
+
+
+@pytest.mark.parametrize("old", ["b", ("b", "c"), "s"])
+def test_a_key_that_has_no_place_under_its_new_name_stays(td: TensorDict, old: Any) -> None:
+    stack = lazy_stack([td.clone(), td.clone()])
+    for each in (td, stack):
+        before = each.clone()
+        with pytest.raises(KeyError, match="'a'"):
+            each.rename_key_(old, ("a", "q"))
+        assert set(each.keys(True, True)) == set(before.keys(True, True)) and (each == before).all()
+        assert each["s"] == before["s"]

@@ -158,12 +158,14 @@ class KeyedOps(Kernel):
         if safe and new[: len(old)] != old and entry_of(self, new) is not None:
             raise KeyError(f"key {new_key!r} is already present in {type(self).__name__}, and safe=True")
         value = self.pop(old)
-        if len(new) == 1:
-            if len(old) > 1:
-                value = self._fit(value, new[0])
-            self._set_str(new[0], value)
-        else:
-            self._put(new, value)
+        try:
+            if len(new) == 1:
+                self._set_str(new[0], self._fit(value, new[0]) if len(old) > 1 else value)
+            else:
+                self._put(new, value)
+        except Exception:  # it has no place there: below a tensor, or no field
+            self._put(old, value)
+            raise
         return self
 
     def _put(self, key: Any, value: Any) -> None:
