@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tensordict_lite import LazyStackedTensorDict, TensorDict
+from tensordict_lite import LazyStackedTensorDict, TensorDict, UnbatchedTensor, lazy_stack
 
 COMPARISONS = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
 
@@ -92,3 +92,12 @@ def test_collections_are_not_hashable_and_have_no_truth() -> None:
         hash(make())
     with pytest.raises(RuntimeError, match="bool"):
         bool(make() == make())
+
+
+def test_a_tensor_without_dimensions_is_compared_as_with_each_leaf() -> None:
+    tenth = torch.tensor(0.1, dtype=torch.float64)  # of which a leaf of float32 is the nearest, as torch compares them
+    dense = TensorDict({"a": torch.full((2, 3), 0.1), "n": {"b": torch.full((2,), 0.1)}}, [2])
+    for td in (dense, dense.unsqueeze(0), TensorDict({"a": torch.full((3,), 0.1)}), lazy_stack([dense, dense.clone()])):
+        assert (td == tenth).all() and not (td < tenth).any()
+    held = TensorDict({"a": torch.ones(2), "u": UnbatchedTensor(torch.zeros(4, 5))}, [2])
+    assert (held >= torch.tensor(1))["u"].shape == (4, 5) and not (held >= torch.tensor(1))["u"].any()

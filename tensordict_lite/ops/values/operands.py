@@ -165,7 +165,12 @@ def broadcast(left: torch.Size, right: torch.Size) -> torch.Size:
 
 
 def spread(node: Any, tensor: Tensor) -> list[Tensor]:
-    """``tensor``, which broadcasts to the batch size of ``node``, as one operand for each leaf."""
+    """``tensor``, which broadcasts to the batch size of ``node``, as one operand for each leaf.
+
+    One without dimensions is that for all leaves: with some, it would count as much as they for the dtype of a result.
+    """
+    if not tensor.ndim:
+        return [tensor] * len(node._leaves())
     out: list[Tensor] = []
     _spread(node, tensor, len(node._batch_size), {}, out)
     return out
