@@ -146,17 +146,20 @@ def _shared_entries(td: Any) -> list[tuple[str, Any]]:
     """Entries; for a lazy stack those of all members, with a shape instead of a value where shapes differ."""
     if type(td._source) is dict:
         return list(td._source.items())
-    out = []
-    for key in td._key_list():
+    return [(key, _entry_of(td, key)) for key in td._key_list()]
+
+
+def _entry_of(td: Any, key: str) -> Any:
+    """An entry of a stack, which may be one of stacks that are ragged themselves."""
+    try:
+        return td._get_str(key)
+    except (RuntimeError, TypeError):  # members that do not stack
+        first = _entry_of(td._source[0], key)
         try:
-            out.append((key, td._get_str(key)))
-        except (RuntimeError, TypeError):  # members that do not stack
-            try:
-                shape = td.get_item_shape(key)
-            except (RuntimeError, TypeError):  # of different numbers of dimensions, or kinds, even
-                shape = torch.Size((*td._batch_size, -1))
-            out.append((key, Ragged(td._source[0]._get_str(key), shape)))
-    return out
+            shape = td.get_item_shape(key)
+        except (RuntimeError, TypeError):  # of different numbers of dimensions, or kinds, even
+            shape = torch.Size((*td._batch_size, -1))
+        return Ragged(first.first if isinstance(first, Ragged) else first, shape)
 
 
 @dataclass
@@ -174,7 +177,7 @@ def exclusive_entries(td: Any) -> list[tuple[int, dict[str, Any]]]:
     common = set(td._key_list())
     out = []
     for i, member in enumerate(td._source):
-        own = {key: member._get_str(key) for key in sorted(member._key_list()) if key not in common}
+        own = {key: _entry_of(member, key) for key in sorted(member._key_list()) if key not in common}
         if own:
             out.append((i, own))
     return out

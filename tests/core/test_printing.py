@@ -131,3 +131,10 @@ def test_printed_form_parses_back(compact):
         assert repr(again) == text
     with pytest.raises(ValueError, match="cannot parse"):
         parse_tensor_dict_string("TensorDict(batch_size=[], fields={s: str})")
+
+
+def test_stacks_of_ragged_stacks_are_printed() -> None:
+    rows = [TensorDict({"a": torch.ones(2, i)}, [2]) for i in (1, 2)]
+    ragged = lazy_stack(rows)
+    assert "a: f32[-1]" in repr(lazy_stack([ragged, ragged.clone()]))
+    assert "0: {a: f32[-1]}" in repr(lazy_stack([ragged, ragged.exclude("a")]))
