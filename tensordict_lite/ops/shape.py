@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite.kernel import Kernel
+from tensordict_lite.ops.reshaping import Shapes, expanded_entry, reshaped_entry, viewed_entry
 from tensordict_lite.views import entry_of
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class ShapeOps(Kernel):
         dims = len(self._batch_size)
         if len(self._source) < _MANY or torch.compiler.is_compiling():
             return lambda value: give(value, (*new, *value.shape[dims:]))
-        known = _Shapes()
+        known = Shapes()
         known.find = find = lambda shape: (*new, *shape[dims:])
 
         def fitted(value: Any) -> Any:
@@ -196,8 +197,8 @@ class ShapeOps(Kernel):
         if new == old:
             return self._unchanged()
         if method == "view":
-            return self._reshaped(self._fitting(new, _viewed_entry), new, None, lambda out: out.view(*old))
-        return self._reshaped(self._fitting(new, _reshaped_entry), new)
+            return self._reshaped(self._fitting(new, viewed_entry), new, None, lambda out: out.view(*old))
+        return self._reshaped(self._fitting(new, reshaped_entry), new)
 
     def flatten(self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False) -> Self:
         """One dimension instead of the batch dimensions ``start_dim`` to ``end_dim`` (inclusive)."""
@@ -279,7 +280,7 @@ class ShapeOps(Kernel):
             if self._names is not None:
                 names = _names_or_none([name for name, n in zip(self._names, size) if n != 1])
             return self._reshaped(
-                self._fitting(new, _reshaped_entry),
+                self._fitting(new, reshaped_entry),
                 new,
                 names,
                 _implicit_squeeze,
@@ -360,7 +361,7 @@ class ShapeOps(Kernel):
                     f"as the original length. target_shape = {tuple(sizes)}, existing_shape = {old}"
                 )
         names = None if self._names is None else [*([None] * ahead), *self._names]
-        return self._reshaped(self._fitting(new, _expanded_entry), new, names)
+        return self._reshaped(self._fitting(new, expanded_entry), new, names)
 
     def expand_as(self, other: Any) -> Self:
         """:meth:`expand` to the (batch) shape of a tensor or collection.
@@ -573,37 +574,6 @@ class ShapeOps(Kernel):
             order[a], order[b] = b, a
         names = None if self._names is None else [self._names[d] for d in order]
         return self._reshaped(lambda value: value.rot90(k, (a, b)), torch.Size([size[d] for d in order]), names)
-
-
-class _Shapes(dict[torch.Size, "tuple[int, ...]"]):
-    """The shapes of entries with another batch size, by those they have: many have the same."""
-
-    __slots__ = ("find",)
-
-    def __missing__(self, shape: torch.Size) -> tuple[int, ...]:
-        self[shape] = found = self.find(shape)
-        return found
-
-
-def _viewed_entry(value: Any, shape: tuple[int, ...]) -> Any:
-    """``view``. Sizes one by one take torch a fifth less than a tuple of them. Of no dimensions there is none."""
-    return value.view(*shape) if shape else value.view(shape)
-
-
-def _reshaped_entry(value: Any, shape: tuple[int, ...]) -> Any:
-    """``reshape``; of a subclass of tensors a view where that does, which takes torch a third less.
-
-    Functions of torch take a tuple of sizes in a third less than methods do.
-    """
-    if type(value) is Tensor:
-        return torch.reshape(value, shape)
-    if isinstance(value, Tensor) and value.is_contiguous():
-        return value.view(shape)
-    return value.reshape(shape)
-
-
-def _expanded_entry(value: Any, shape: tuple[int, ...]) -> Any:
-    return torch.broadcast_to(value, shape) if type(value) is Tensor else value.expand(shape)
 
 
 def _implicit_squeeze(out: Any) -> Any:
