@@ -9,11 +9,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
+import threading
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
+
+from tdmap.process import hooks
 
 
 def derive(seed: int, row: int) -> int:
@@ -135,34 +139,104 @@ def seed_or_drawn(seed: Any) -> int:
     return int(torch.empty((), dtype=torch.int64).random_().item()) if given is None else given
 
 
-class preserved_generators(contextlib.AbstractContextManager[None]):
-    """Put the global generators back at the end, for work that runs in the caller's process.
+class own_streams(contextlib.AbstractContextManager[None]):
+    """The global generators for seeded work in the caller's process: nobody else's meanwhile, and put back at the end.
 
-    Iterations may end in any order, and the collector may end one within a chunk of another. Then the state that it
-    would put back waits until the last one of those that began later has ended.
+    All threads of a process share them, so whoever else has seeded work here waits until this is done: two iterations
+    draw the numbers that each draws alone. A thread that has them goes on at once. Who has waited `WAIT_SECONDS`
+    goes on too, with a warning: those who have them may be waiting for it.
+
+    Args:
+        lent: those who have them wait for this work: their threads need not ask.
 
     Example:
         >>> before = torch.get_rng_state()
-        >>> with preserved_generators():
+        >>> with own_streams():
         ...     seed_everything(1)
         >>> bool((torch.get_rng_state() == before).all())
         True
     """
 
+    def __init__(self, lent: bool = False) -> None:
+        self._lent = lent
+
     def __enter__(self) -> None:
-        self._states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-        _preserved.append(self)
+        self._taken = not self._lent and _turn.take()
+        try:
+            self._states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+        except BaseException:
+            self._give()
+            raise
 
     def __exit__(self, *error: object) -> None:
-        later = _preserved[_preserved.index(self) + 1 :]
-        _preserved.remove(self)
-        if later:
-            later[0]._states = self._states
-            return
-        torch_state, numpy_state, random_state = self._states
-        torch.set_rng_state(torch_state)
-        np.random.set_state(numpy_state)
-        random.setstate(random_state)
+        try:
+            torch_state, numpy_state, random_state = self._states
+            torch.set_rng_state(torch_state)
+            np.random.set_state(numpy_state)
+            random.setstate(random_state)
+        finally:
+            self._give()
+
+    def _give(self) -> None:
+        if self._taken:
+            _turn.give()
 
 
-_preserved: list[preserved_generators] = []
+def has_streams() -> bool:
+    """Whether this thread is within `own_streams`, as the function of a seeded chunk is."""
+    return _turn.is_mine()
+
+
+WAIT_SECONDS = 60.0
+"""Whoever has the streams keeps them for a lease, which is over long before, or waits for the one who waits."""
+
+
+class _Turn:
+    """Whose turn it is to draw from the global generators."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner = 0
+        self._takes = 0
+        self._overdue = 0
+        """Number of the take for whose end somebody has waited in vain: nobody waits for it again."""
+
+    def is_mine(self) -> bool:
+        return self._owner == threading.get_ident()
+
+    def take(self) -> bool:
+        """Wait for the turn; returns whether it has to be given back."""
+        if self.is_mine():
+            return False
+        if not self._lock.acquire(blocking=False):
+            takes = self._takes
+            if takes == self._overdue:
+                return False
+            if not self._lock.acquire(timeout=WAIT_SECONDS):
+                if self._takes == takes:
+                    self._overdue = takes
+                warnings.warn(
+                    f"seeded chunks of two iterations in this process go on at once, after a wait of "
+                    f"{WAIT_SECONDS:g} s: the random streams of both may differ from those that each has alone. Run "
+                    "one of them in processes (executor='process'), or one after the other.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+                return False
+        self._owner = threading.get_ident()
+        self._takes += 1
+        return True
+
+    def give(self) -> None:
+        """The turn is over."""
+        self._owner = 0
+        self._lock.release()
+
+    def forget(self) -> None:
+        """This process is a fork: other threads of its parent are not here to give anything back."""
+        if self._owner and not self.is_mine():
+            self._lock, self._owner = threading.Lock(), 0
+
+
+_turn = _Turn()
+hooks.in_child(hooks.TURN, _turn.forget)

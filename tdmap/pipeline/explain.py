@@ -16,7 +16,7 @@ from tdmap.pipeline.rounds import chunk_rows, default_ahead
 from tdmap.pipeline.rows import Joined, Pending, View, Zipped
 from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import Batch, Cache, Call, Shuffle, Stage
-from tdmap.seeding import preserved_generators
+from tdmap.seeding import own_streams
 
 if TYPE_CHECKING:
     from tdmap.pipeline.chain import Chain
@@ -198,7 +198,7 @@ def _locals(plan: Plan) -> Iterator[Stage]:
 def _probe(plan: Plan) -> Any:
     """One row of the result; None when it cannot be known."""
     try:
-        with preserved_generators():
+        with own_streams():
             row = running.dry_run(plan, 1)
     except Exception:  # a function that does not like the row, or a cache that is not there yet
         return None

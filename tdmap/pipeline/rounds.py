@@ -24,7 +24,7 @@ from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import Batch
 from tdmap.pipeline.work import Work
 from tdmap.plan import LEAD_ROWS, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
-from tdmap.seeding import derive, preserved_generators, seed_everything
+from tdmap.seeding import derive, own_streams, seed_everything
 from tdmap.sinks import Collect
 from tensordict_lite import is_tensor_collection
 
@@ -341,6 +341,6 @@ def seeded(seed: int | None, number: int) -> Iterator[None]:
     if seed is None:
         yield
         return
-    with preserved_generators():
+    with own_streams():
         seed_everything(derive(seed, number))
         yield

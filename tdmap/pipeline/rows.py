@@ -24,7 +24,7 @@ from tdmap.data.schema import join_pieces
 from tdmap.pipeline.stages import CALLING, Shard, Shuffle, Skip, Stage, Take
 from tdmap.pipeline.work import run_stages
 from tdmap.resume.run import folder_of
-from tdmap.seeding import derive, permutation, preserved_generators, seed_everything
+from tdmap.seeding import derive, own_streams, permutation, seed_everything
 from tensordict_lite import is_tensor_collection
 
 Picks: TypeAlias = "range | Tensor"
@@ -222,7 +222,7 @@ class Table:
         """`read`, with random streams that the seed and the first row decide."""
         if self.seed is None or not len(rows) or not self.calls:
             return self.read(rows)
-        with preserved_generators():
+        with own_streams():
             seed_everything(derive(self.seed, int(rows[0])))
             return self.read(rows)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import random
 import signal
+import threading
 
 import numpy as np
 import pytest
 import torch
 
 import tdmap
+import tdmap.seeding
 from tdmap.seeding import derive
 
 
@@ -88,3 +91,78 @@ def test_unseeded_workers_draw_different_numbers():
 def test_streams_of_neighbouring_rows_and_seeds_differ():
     values = {derive(seed, row) for seed in (-1, 0, 1, 2**63) for row in range(100)}
     assert len(values) == 400
+
+
+@pytest.mark.parametrize("other", ["serial", "thread", "process"])
+def test_two_iterations_at_once_draw_what_each_draws_alone(other):
+    def epoch(executor):
+        return tdmap.map_iter(torch.arange(90), noise, chunksize=3, seed=1, num_workers=2, executor=executor)
+
+    alone = [part.tolist() for part in epoch("serial")]
+    for _ in range(5):
+        pairs = [(a.tolist(), b.tolist()) for a, b in zip(epoch("thread"), epoch(other), strict=True)]
+        assert pairs == [(part, part) for part in alone]
+
+
+def test_maps_of_several_threads_draw_what_each_draws_alone():
+    alone = run(1)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        kinds = ["serial", "thread", "serial", "process"] * 6
+        for result in pool.map(lambda executor: run(1, executor=executor), kinds):
+            assert torch.equal(result, alone)
+
+
+@pytest.mark.parametrize("inner", ["serial", "thread", "process"])
+@pytest.mark.parametrize("outer", ["serial", "thread", "process"])
+def test_a_chunk_may_map_and_goes_on_with_its_own_stream(outer, inner):
+    def nested(x):
+        before = torch.rand(len(x), 1)
+        return torch.cat([before, run(7, executor=inner, num_workers=1)[: len(x)], torch.rand(len(x), 1)], 1)
+
+    def plain(x):
+        return torch.rand(2 * len(x), 1)
+
+    x = torch.arange(9)
+    result = tdmap.map(x, nested, chunksize=3, seed=2, num_workers=1, executor=outer)
+    own = tdmap.map(torch.arange(18), plain, chunksize=3, seed=2, num_workers=1, executor="serial")
+    assert torch.equal(result[:, 1:4], run(7)[:3].repeat(3, 1))
+    assert torch.equal(result[:3, 0], own[:3, 0]) and torch.equal(result[:3, 4], own[3:6, 0])
+
+
+def test_a_chunk_that_waits_for_a_thread_of_its_own_is_not_waited_for_for_ever(monkeypatch):
+    monkeypatch.setattr(tdmap.seeding, "WAIT_SECONDS", 0.1)
+
+    def waits(x):
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            return pool.submit(run, 1, executor="serial").result()[: len(x)]
+
+    with pytest.warns(RuntimeWarning, match="go on at once, after a wait of 0.1 s"):
+        result = tdmap.map(torch.arange(3), waits, chunksize=3, seed=2, executor="serial")
+    assert result.shape == (3, 3)
+    assert torch.equal(run(1, executor="thread"), run(1))
+
+
+def test_a_fork_does_not_wait_for_threads_of_its_parent():
+    inside, leave = threading.Event(), threading.Event()
+
+    def slow(x):
+        inside.set()
+        leave.wait(60)
+        return noise(x)
+
+    epoch = tdmap.map_iter(torch.arange(6), slow, chunksize=3, seed=1, num_workers=1, executor="thread")
+    reader = threading.Thread(target=lambda: list(epoch), daemon=True)
+    reader.start()
+    try:
+        assert inside.wait(60)
+        pid = os.fork()
+        if not pid:
+            ok = False
+            try:
+                ok = run(1, executor="serial", num_workers=0).shape == (50, 3)
+            finally:
+                os._exit(0 if ok else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        leave.set()
+        reader.join(60)

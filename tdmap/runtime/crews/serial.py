@@ -10,7 +10,7 @@ from tdmap.job import Job
 from tdmap.runtime.crews.base import Joined, LocalCrew, run_lease
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.wire.messages import Message
-from tdmap.seeding import preserved_generators
+from tdmap.seeding import own_streams
 from tdmap.sinks import Sink
 
 
@@ -42,7 +42,7 @@ class SerialCrew(LocalCrew):
     def wait(self, timeout: float) -> list[tuple[int, Message | Joined]]:
         if not self._inbox and self._leases:
             lease = self._leases.popleft()
-            with preserved_generators() if self._loop.policy.seed is not None else contextlib.nullcontext():
+            with own_streams() if self._loop.policy.seed is not None else contextlib.nullcontext():
                 self._emit(run_lease(self._loop, lease.id, lease.start, lease.stop))
         events = list(self._inbox)
         self._inbox.clear()

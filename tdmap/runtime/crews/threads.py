@@ -16,7 +16,7 @@ from tdmap.runtime.crews.base import Joined, LocalCrew, run_lease
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.wire.messages import Failed, Message
 from tdmap.runtime.workers import control as at
-from tdmap.seeding import preserved_generators
+from tdmap.seeding import has_streams, own_streams
 from tdmap.sinks import Sink
 
 LEAVE_SECONDS = 5.0
@@ -30,14 +30,17 @@ def _serve(
     inbox: queue.SimpleQueue[tuple[int, Message | Joined]],
     torch_threads: int,
     settings: ThreadSettings,
+    lent: bool,
 ) -> None:
     """What each thread does; it does not know its crew, which ends it when nobody holds it any more."""
+    seeded = loop.policy.seed is not None
     torch.set_num_threads(torch_threads)
     settings.enter()
     inbox.put((number, Joined()))
     while (lease := leases.get()) is not None:
         try:
-            report = run_lease(loop, lease.id, lease.start, lease.stop)
+            with own_streams(lent) if seeded else contextlib.nullcontext():
+                report = run_lease(loop, lease.id, lease.start, lease.stop)
         except BaseException as error:  # of the engine's own: without a word from here, nobody would ever know
             chunk = min(max(int(loop.control[at.COMMITTED]), lease.start), lease.stop - 1)
             report = Failed(loop.job, lease.id, chunk, error, False)
@@ -53,7 +56,7 @@ class ThreadCrew(LocalCrew):
         num_workers: how many threads.
         worker_threads: threads that torch uses in each of them.
         seeded: chunks have random streams. The global generators belong to the whole process, so there is one
-            thread then, and the caller's streams are put back at the end.
+            thread then, which takes turns with those of other iterations and puts the caller's streams back.
     """
 
     kind = "thread"
@@ -64,7 +67,6 @@ class ThreadCrew(LocalCrew):
         self.size = 1 if seeded else num_workers
         self._worker_threads = worker_threads
         self._torch_threads = torch.get_num_threads()
-        self._streams = preserved_generators() if seeded else contextlib.nullcontext()
         self._inbox: queue.SimpleQueue[tuple[int, Message | Joined]] = queue.SimpleQueue()
         self._leases: list[queue.SimpleQueue[Lease | None]] = []
         self._threads: list[threading.Thread] = []
@@ -74,12 +76,11 @@ class ThreadCrew(LocalCrew):
     def open(self, job: Job, sink: Sink) -> None:
         self._streaming = sink.demands(job.plan).ordered is not None
         self._opened_by = threading.get_ident()
-        self._streams.__enter__()
-        inbox, settings = self._inbox, ThreadSettings.with_streams()
+        inbox, settings, lent = self._inbox, ThreadSettings.with_streams(), has_streams()
         for number in range(self.size):
             loop = self.add_loop(job, lambda message, number=number: inbox.put((number, message)))  # type: ignore[misc]
             self._leases.append(queue.SimpleQueue())
-            work = number, loop, self._leases[number], inbox, self._worker_threads, settings
+            work = number, loop, self._leases[number], inbox, self._worker_threads, settings, lent
             self._threads.append(threading.Thread(target=_serve, args=work, name=f"tdmap-{number}", daemon=True))
         if sink.writer is not None:
             self.output(sink.writer)
@@ -118,11 +119,9 @@ class ThreadCrew(LocalCrew):
         self._join()
         if not any(thread.is_alive() for thread in self._threads):
             self._cuts.close()
-        if self._threads:
-            self._streams.__exit__(None, None, None)
-            if threading.get_ident() == self._opened_by:
-                # A thread's own setting is also what threads that start later begin with.
-                torch.set_num_threads(self._torch_threads)
+        if self._threads and threading.get_ident() == self._opened_by:
+            # A thread's own setting is also what threads that start later begin with.
+            torch.set_num_threads(self._torch_threads)
 
     def _join(self) -> None:
         """Wait until every thread has ended its chunk.
