@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tdmap.expressions.times import TimeType, about_text, length_text, time_type
 from tdmap.reducers import Quantile, Reducer
 from tdmap.reducers.base import Several
 
@@ -43,6 +44,26 @@ class ColumnStats:
 
     Of fewer than `BINS` whole numbers, one part each.
     """
+    time: str | None = None
+    """What the numbers are where they are times, as Arrow has it: `timestamp[us]`."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Minimum, maximum, mean, deviation and quantiles for a table.
+
+        Example:
+            >>> ColumnStats(3, 0, 0, 19875.0, 19905.0, 19885.0, 17.3, (), (2, 0, 1), "date32[day]").texts
+            ('2024-06-01', '2024-07-01', '2024-06-11', '17.3 d', '-', '-', '-')
+        """
+        kind = None if self.time is None else time_type(self.time)
+        span = 0.0 if self.min is None or self.max is None else self.max - self.min
+        texts = []
+        for place, value in enumerate((self.min, self.max, self.mean, self.std, *(self.quantiles or (None,) * 3))):
+            if kind is None or value is None:
+                texts.append(number(value))
+            else:
+                texts.append(length_text(value, kind) if place == 3 else about_text(value, kind, span))
+        return tuple(texts)
 
     @property
     def sparkline(self) -> str:
@@ -62,6 +83,8 @@ class Column(Reducer[Any]):
 
     Args:
         key: the entry; real numbers or bools, of any shape.
+        about: where they lie, as `Quantile` has it; see `about`.
+        time: what the numbers are where they are times, as Arrow has it.
 
     Example:
         >>> from tensordict_lite import TensorDict
@@ -72,9 +95,10 @@ class Column(Reducer[Any]):
         (3, 1, 2.0)
     """
 
-    def __init__(self, key: str | tuple[str, ...]) -> None:
+    def __init__(self, key: str | tuple[str, ...], about: float = 0.0, time: str | None = None) -> None:
         self.key = key
-        self._sketch = Quantile(None, QUANTILES)
+        self.time = time
+        self._sketch = Quantile(None, QUANTILES, about=about)
 
     def init(self) -> Any:
         return None
@@ -120,13 +144,13 @@ class Column(Reducer[Any]):
     def finish(self, state: Any) -> ColumnStats:
         if state is None or not state[3]:
             count, nan, infinite = (0, 0, 0) if state is None else state[:3]
-            return ColumnStats(count, nan, infinite, None, None, None, None, (), ())
+            return ColumnStats(count, nan, infinite, None, None, None, None, (), (), self.time)
         count, nan, infinite, n, mean, m2, low, high, sketch, whole = state
         std = math.sqrt(m2 / (n - 1)) if n > 1 else None
         near = self._sketch.finish(sketch).clamp(low, high)
         quantiles = tuple((near.round() if whole else near).tolist())
         parts = self._histogram(sketch, low, high, whole)
-        return ColumnStats(count, nan, infinite, low, high, mean, std, quantiles, parts)
+        return ColumnStats(count, nan, infinite, low, high, mean, std, quantiles, parts, self.time)
 
     def _histogram(self, sketch: tuple[Tensor, Tensor], low: float, high: float, whole: bool) -> tuple[int, ...]:
         counts = sketch[1]
@@ -134,13 +158,44 @@ class Column(Reducer[Any]):
         # the rank makes it that of a neighbour.
         total = max(int(counts.sum()) - 1, 1)
         ranks = (counts.cumsum(0) - (counts + 1) / 2).double() / total
-        values = Quantile(None, tuple(ranks.clamp(0.0, 1.0).tolist())).finish(sketch).clamp(low, high)
+        every = Quantile(None, tuple(ranks.clamp(0.0, 1.0).tolist()), about=self._sketch.about)
+        values = every.finish(sketch).clamp(low, high)
         if whole:
             values = values.round()
         bins = int(high - low) + 1 if whole and high - low < BINS - 1 else BINS
         span = bins if bins < BINS else max(high - low, 1e-300)
         place = ((values - low) / span * bins).long().clamp(0, bins - 1)
         return tuple(torch.zeros(bins, dtype=torch.int64).index_add_(0, place, counts).tolist())
+
+
+_SAMPLE, _ELEMENTS = 64, 16
+"""Rows that are looked at, and elements of each of them."""
+
+
+def about(leaf: Tensor, time: str | None = None) -> float:
+    """Where the numbers of an entry lie, if that is far from zero for how close they are; 0.0 for most entries.
+
+    Of numbers such as moments, whose distances are a thousandth of themselves, one percent says nothing. Some rows at
+    equal distances are looked at, so that every worker finds the same.
+
+    Args:
+        leaf: the entry, with rows in dimension 0.
+        time: what its numbers are where they are times.
+
+    Example:
+        >>> about(torch.arange(1_700_000_000, 1_700_000_100)), about(torch.arange(100))
+        (1700000000.0, 0.0)
+    """
+    if leaf.dtype.itemsize < 4 and time is None or not leaf.numel():
+        return 0.0
+    rows = {round(place * (len(leaf) - 1) / max(_SAMPLE - 1, 1)) for place in range(_SAMPLE)}
+    some = torch.cat([leaf[row].reshape(-1)[:_ELEMENTS] for row in sorted(rows)]).double()
+    some = some[some.isfinite()]
+    if not len(some):
+        return 0.0
+    low, high = some.aminmax()
+    nearest = 0.0 if low <= 0 <= high else min(abs(float(low)), abs(float(high)))
+    return float(low) if time is not None or float(high - low) < nearest / 8 else 0.0
 
 
 class Columns(Several):
@@ -158,6 +213,11 @@ def number(value: float | None) -> str:
         ('3', '0.1235', '-')
     """
     return "-" if value is None else f"{value:.4g}"
+
+
+def _ticks(kind: TimeType, span: float) -> Callable[[float, float], str]:
+    """What is written at a value of an axis of times."""
+    return lambda value, place: about_text(value, kind, span)
 
 
 def draw_columns(columns: Sequence[tuple[str, ColumnStats]], path: str) -> None:
@@ -190,6 +250,11 @@ def draw_columns(columns: Sequence[tuple[str, ColumnStats]], path: str) -> None:
         axes.stairs(stats.histogram, edges, fill=True, color="#4c78a8")
         axes.axvline(stats.mean or 0.0, color="#f58518", linewidth=1)
         nan = f", {stats.nan:,} NaN" if stats.nan else ""
-        axes.set_title(f"{name}\nmean {number(stats.mean)}, std {number(stats.std)}{nan}", fontsize=9)
+        mean, std = stats.texts[2:4]
+        axes.set_title(f"{name}\nmean {mean}, std {std}{nan}", fontsize=9)
         axes.tick_params(labelsize=7)
+        kind = None if stats.time is None else time_type(stats.time)
+        if kind is not None:
+            axes.locator_params(axis="x", nbins=3)
+            axes.xaxis.set_major_formatter(_ticks(kind, stats.max - stats.min))
     figure.savefig(path, dpi=110)

@@ -107,7 +107,7 @@ def text_of(number: int, kind: TimeType) -> str:
         >>> text_of(19875, time_type("date32[day]")), text_of(1717243200500, time_type("timestamp[ms, tz=UTC]"))
         ('2024-06-01', '2024-06-01T12:00:00.500Z')
     """
-    unit = next(unit for unit, size in _NANOSECONDS.items() if size == kind.unit and unit not in ("day", "W"))
+    unit = _unit_of(kind)
     if kind.family == SPAN:
         return f"{number} {unit}"
     shown = str(np.datetime_as_string(np.array(number, dtype=f"datetime64[{unit}]")))
@@ -115,6 +115,44 @@ def text_of(number: int, kind: TimeType) -> str:
     if kind.family == CLOCK:
         return clock
     return day if kind.name.startswith("date") else shown + "Z" * kind.zoned
+
+
+def about_text(number: float, kind: TimeType, span: float) -> str:
+    """A number of a column as a time in few characters, among others that are at most `span` of its units apart.
+
+    Example:
+        >>> hours = time_type("timestamp[s]")
+        >>> about_text(1717243200, hours, 86_400 * 30), about_text(1717243200, hours, 7200)
+        ('2024-06-01', '2024-06-01 12:00')
+        >>> about_text(5400, time_type("duration[s]"), 7200)
+        '1.5 h'
+    """
+    if kind.family == SPAN:
+        return length_text(number, kind)
+    text = text_of(round(number), kind).replace("T", " ")
+    wide = span * kind.unit
+    kept = 0 if wide >= _NANOSECONDS["h"] else 3 if wide >= _NANOSECONDS["m"] else len(text)
+    if kind.family == MOMENT:
+        return text[:10] if wide >= 10 * _NANOSECONDS["D"] else text[: 16 + kept]
+    return text[: 5 + kept]
+
+
+def length_text(number: float, kind: TimeType) -> str:
+    """So many units of a column as a length of time.
+
+    Example:
+        >>> length_text(90_000, time_type("timestamp[ms]")), length_text(0, time_type("timestamp[ms]"))
+        ('1.5 min', '0 ms')
+    """
+    length = number * kind.unit
+    for unit, name in (("D", "d"), ("h", "h"), ("m", "min"), ("s", "s"), ("ms", "ms"), ("us", "us")):
+        if abs(length) >= _NANOSECONDS[unit]:
+            return f"{length / _NANOSECONDS[unit]:.4g} {name}"
+    return f"{length:.4g} ns" if length else f"0 {_unit_of(kind)}"
+
+
+def _unit_of(kind: TimeType) -> str:
+    return next(unit for unit, size in _NANOSECONDS.items() if size == kind.unit and unit not in ("day", "W"))
 
 
 def _nanoseconds(value: Any, kind: TimeType) -> int:

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.diagnostics.columns import Column, Columns, number
+from tdmap.diagnostics.columns import Column, Columns, about
 from tdmap.execution import Execution
+from tdmap.expressions.times import time_type
 from tdmap.operation import operation
 from tdmap.operations.permute import permute
 from tdmap.operations.reduce import map_reduce
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 class Summary(dict[str, Any]):
     """Figures of each column by its name: `count`, `nan`, `infinite`, `min`, `max`, `mean`, `std`, `quantiles`,
-    `histogram`. Printed as a table.
+    `histogram`, and `time`, the type of times. Printed as a table.
 
     Attributes:
         rows: how many there are.
@@ -45,8 +46,7 @@ class Summary(dict[str, Any]):
         head = ("column", "count", "NaN", "min", "max", "mean", "std", "")
         lines: list[tuple[str, ...]] = [head]
         for name, one in self.items():
-            figures = (number(value) for value in (one.min, one.max, one.mean, one.std))
-            lines.append((name, f"{one.count:,}", f"{one.nan:,}", *figures, one.sparkline))
+            lines.append((name, f"{one.count:,}", f"{one.nan:,}", *one.texts[:4], one.sparkline))
         lines += [(name, *[""] * 6, kind) for name, kind in self.others.items()]
         widths = [max(len(line[column]) for line in lines) for column in range(7)]
         text = [
@@ -60,7 +60,8 @@ class Summary(dict[str, Any]):
 def describe(data: Any, **options: Unpack[WorkerOptions]) -> Summary:
     """Count, range, mean, deviation, quantiles and a small histogram of each column, in one pass.
 
-    All elements of a column count alike; figures are of the finite ones.
+    All elements of a column count alike; figures are of the finite ones. Those of times of a `Table` are printed as
+    times.
 
     Args:
         data: a collection with rows in dimension 0. Jagged columns of a `Table`, and a `Jagged`, count by the lengths
@@ -74,7 +75,7 @@ def describe(data: Any, **options: Unpack[WorkerOptions]) -> Summary:
         (2, 2.0, 3.0)
     """
     others: dict[str, str] = {}
-    rows: Any = data
+    rows, times = data, getattr(data, "types", {})
     if hasattr(data, "lengths"):
         rows = TensorDict({"rows (length)": data.lengths}, [len(data)])
     elif hasattr(data, "jagged"):
@@ -89,7 +90,9 @@ def describe(data: Any, **options: Unpack[WorkerOptions]) -> Summary:
             others[name] = str(leaf.dtype) if isinstance(leaf, Tensor) else "no numbers"
     found: dict[str, Any] = {}
     if wanted and len(rows):
-        reducers = Columns({name: Column(key) for name, key in wanted.items()})
+        kinds = {name: times[name] for name in wanted if time_type(times.get(name, "")) is not None}
+        places = {name: about(rows.get(key), kinds.get(name)) for name, key in wanted.items()}
+        reducers = Columns({name: Column(key, places[name], kinds.get(name)) for name, key in wanted.items()})
         reduced: Any = map_reduce
         found = dict(reduced(rows, None, reducers, **options))
     return Summary(found, len(rows), others)

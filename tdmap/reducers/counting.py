@@ -105,12 +105,25 @@ class Quantile(_Keyed):
         key: entry to reduce.
         q: quantiles in [0, 1]; the answer has one float64 for each.
         relative_error: of each answer with respect to the true value.
+        about: where values lie that are far from zero and close together, such as times: the error is then relative to
+            their distance from it. Anything that is the same for all parts, such as the first value.
+
+    Example:
+        >>> from tensordict_lite import TensorDict
+        >>> times = TensorDict({"t": 1_700_000_000 + torch.arange(101)}, [101])
+        >>> median = Quantile("t", about=1_700_000_000)
+        >>> round(median.finish(median.update(median.init(), times)).item()) - 1_700_000_000
+        50
     """
 
     _TINY = 1e-9
 
     def __init__(
-        self, key: Key | None = None, q: float | tuple[float, ...] = 0.5, relative_error: float = 0.01
+        self,
+        key: Key | None = None,
+        q: float | tuple[float, ...] = 0.5,
+        relative_error: float = 0.01,
+        about: float = 0.0,
     ) -> None:
         super().__init__(key, None)
         self.q = q
@@ -119,7 +132,10 @@ class Quantile(_Keyed):
                 raise ValueError(f"quantiles lie in [0, 1], got {one}")
         if not 0 < relative_error < 1:
             raise ValueError(f"relative_error lies in (0, 1), got {relative_error}")
+        if not math.isfinite(about):
+            raise ValueError(f"about is a finite number, got {about}")
         self.relative_error = relative_error
+        self.about = about
         self._gamma = (1 + relative_error) / (1 - relative_error)
 
     def of(self, values: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -130,7 +146,8 @@ class Quantile(_Keyed):
         return _counted(torch.cat([part[0] for part in found]), torch.cat([part[1] for part in found]))
 
     def _bucket_of(self, flat: Tensor) -> Tensor:
-        """Signed bucket numbers; zero for what is next to zero."""
+        """Signed bucket numbers; zero for what is next to `about`."""
+        flat = flat - self.about if self.about else flat
         nan = flat.isnan()
         flat = flat[~nan] if bool(nan.any()) else flat
         size = flat.abs()
@@ -150,7 +167,7 @@ class Quantile(_Keyed):
         values = torch.where(buckets == 0, 0.0, buckets.sign() * magnitude)
         ranks = torch.as_tensor(self.q, dtype=torch.float64) * (int(counts.sum()) - 1)
         where = torch.searchsorted(counts.cumsum(0), ranks.floor().long(), right=True)
-        return values[where.clamp(max=len(values) - 1)]
+        return values[where.clamp(max=len(values) - 1)] + self.about
 
 
 def _add_counts(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -136,3 +136,16 @@ def test_the_histogram_of_many_numbers_is_about_that_of_numpy(tmp_path):
     expected, _ = np.histogram(values.numpy(), bins=16)
     assert sum(told["histogram"]) == 200_000
     np.testing.assert_allclose(told["histogram"], expected, atol=0.02 * 200_000)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.int32])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_quantiles_of_numbers_that_are_far_from_zero_for_how_close_they_are(dtype, sign, tmp_path):
+    """Such as identifiers, or years: within a hundredth of their range, whatever the order of rows."""
+    values = sign * (1_000_000_000 + torch.randperm(3000, generator=torch.Generator().manual_seed(0))).to(dtype)
+    TensorDict({"id": values, "one": torch.full((3000,), 7e9)}, [3000]).memmap_(tmp_path / "ids")
+    ids, one = json.loads(run("stats", tmp_path / "ids", "--json", "--workers", 2).stdout)["keys"]
+    wanted = np.quantile(values.double().numpy(), [0.05, 0.5, 0.95])
+    assert np.abs(np.array(ids["quantiles"]) - wanted).max() <= 30
+    assert max(ids["histogram"]) < 2 * 3000 / 16 and min(ids["histogram"]) > 0
+    assert one["quantiles"] == [7e9] * 3 and ids["time"] is one["time"] is None

@@ -7,6 +7,8 @@ import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -282,3 +284,44 @@ def test_dates_are_shown_and_compared_as_dates(run, folder):
             "n > 1 and n < 3": "a combination of comparisons is a function",
         }.items():
             assert said in run(f"filter {shlex.quote(predicate)} {name}-dates {name}-refused", 2).stderr, predicate
+
+
+def test_figures_of_times_are_times(run, folder):
+    """An hour each, in the order of time and in none: as pandas has them, and quantiles to a hundredth of the range."""
+    times = pd.Series(pd.date_range("2024-01-01", periods=1000, freq="h"))
+    for name, order in (("sorted", times), ("mixed", times.sample(frac=1, random_state=0))):
+        frame = pd.DataFrame({"at": order.reset_index(drop=True), "g": [n % 2 for n in range(1000)]})
+        frame["took"] = pd.to_timedelta(range(1000), "min")
+        frame.to_parquet(folder / f"{name}.parquet")
+        run(f"convert {name}.parquet {name}-times")
+        lines = {
+            line.split()[0]: line.split()
+            for line in run(f"stats {name}-times").stdout.splitlines()
+            if line[1:2] != "\u2500" and line.strip()
+        }
+        assert lines["at"][1:8] == ["timestamp[us]", "1,000", "0", "2024-01-01", "2024-02-11", "2024-01-21", "12.03"]
+        assert lines["took"][1] == "duration[us]" and "16.65 h" in " ".join(lines["took"])
+        told = json.loads(run(f"stats {name}-times at --json").stdout)["keys"][0]
+        near = times.quantile([0.05, 0.5, 0.95]).astype("datetime64[us]").astype("int64")
+        error = np.abs(np.array(told["quantiles"]) - near.to_numpy()) / (told["max"] - told["min"])
+        assert told["time"] == "timestamp[us]" and error.max() < 0.012, error
+        assert sum(told["histogram"]) == 1000 and 50 < min(told["histogram"]) <= max(told["histogram"]) < 75
+
+        found = dict(
+            line.split(maxsplit=1)
+            for line in run(
+                f"reduce {name}-times min:at max:at mean:at std:at quantile:at sum:took min:g"
+            ).stdout.splitlines()
+        )
+        assert found["min:at"] == "2024-01-01T00:00:00.000000" and found["max:at"] == "2024-02-11T15:00:00.000000"
+        assert found["mean:at"] == "2024-01-21T19:30:00.000000" and found["std:at"] == "12.03 d"
+        assert (
+            found["quantile:at"].startswith("2024-01-21T") and found["sum:took"] == "346.9 d" and found["min:g"] == "0"
+        )
+        head, *groups = run(f"group {name}-times min:at mean:took quantile:at --by g").stdout.splitlines()
+        for g, line in enumerate(groups):
+            rows = frame[frame.g == g]
+            values = line.split(maxsplit=3)
+            assert values[1] == rows["at"].min().strftime("%Y-%m-%dT%H:%M:%S.%f")
+            assert int(values[2]) == round(rows["took"].mean().total_seconds() * 1e6)
+            assert "2024-01-" in line.split()[-1]

@@ -50,6 +50,18 @@ def test_quantiles_hold_their_bound_over_many_blocks(dtype: torch.dtype) -> None
     assert (np.abs(got - wanted) <= 0.01 * np.abs(wanted) + 1e-9).all()
 
 
+@pytest.mark.parametrize("about", [100, 1_700_000_000, -1_700_000_000, 10**15])
+@pytest.mark.parametrize("spread", [1, 1000, 90_000_000])
+def test_quantiles_about_a_number_are_relative_to_the_distance_from_it(about: int, spread: int) -> None:
+    x = about + torch.randint(-spread, spread, (5000,), generator=torch.Generator().manual_seed(0))
+    q = (0.0, 0.01, 0.5, 0.99, 1.0)
+    got = tdmap.reduce(x, r.Quantile(q=q, about=about), 2, chunksize=700).numpy()
+    wanted = np.quantile(x.numpy(), q, method="lower")
+    assert (np.abs(got - wanted) <= 0.01 * np.abs(wanted - about) + 1e-9).all()
+    small = tdmap.reduce((x - about).clamp(0, 100).to(torch.uint8), r.Quantile(q=q, about=50), 0).numpy()
+    assert (np.abs(small - np.quantile((x - about).clamp(0, 100).numpy(), q, method="lower")) <= 0.5).all()
+
+
 def test_quantile_ranks_infinity_beyond_all_numbers_and_leaves_nan_out() -> None:
     x = torch.tensor([torch.nan, -torch.inf, 1.0, 2.0, torch.inf])
     low, middle, high = tdmap.reduce(x, r.Quantile(q=(0.0, 0.5, 1.0)), 0).tolist()

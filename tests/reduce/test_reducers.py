@@ -191,6 +191,8 @@ def test_errors_say_what_was_asked() -> None:
         r.as_reducer(3)
     with pytest.raises(ValueError, match=r"quantiles lie in \[0, 1\]"):
         r.Quantile("x", 1.5)
+    with pytest.raises(ValueError, match="about is a finite number"):
+        r.Quantile("x", about=float("nan"))
 
 
 def test_checksum_tells_entries_whose_keys_begin_alike_apart():

@@ -29,7 +29,7 @@ from tdmap.cli.commands.orders import (
     run_into,
     worker_options,
 )
-from tdmap.cli.describe import is_table, time_types
+from tdmap.cli.describe import is_number, is_table, leaves_of, time_types
 from tdmap.cli.places import AddressOption, ExecutorOption, ShardOption, run_in_shards
 from tdmap.cli.requests import find_function, guard, open_rows, refuse
 
@@ -86,6 +86,7 @@ def reduce_command(
     import tdmap
 
     data = open_rows(source)
+    times = {} if function else time_types(data, source)
     if is_table(data):
         data = _tensors_of(data, source, reducers, function)
     wanted = {text: parse_reducer(text, None if function else data, source) for text in reducers}
@@ -100,7 +101,7 @@ def reduce_command(
     results = {text: found[text] for text in wanted}
     answer(
         {"rows": len(data), "results": results},
-        *(f"{text:<{width}}  {short(results[text])}" for text in wanted),
+        *(f"{text:<{width}}  {short(results[text], _writer(text, times))}" for text in wanted),
     )
 
 
@@ -150,11 +151,15 @@ def group_command(
     columns = [*dict.fromkeys("/".join(key) if isinstance(key, tuple) else key for key in keys), *wanted]
     upto = count if not show else min(show, count)
     table = [{name: _cell(found, name, row) for name in columns} for row in range(upto)]
-    times = time_types(found if is_table(found) else data, source)
+    times, kinds = time_types(found if is_table(found) else data, source), time_types(data, source)
     if not is_table(found):  # whose figures may have the name of any column
         times = {name: kind for name, kind in times.items() if name in keys}
     more = [] if upto == count else [f"... and {count - upto:,} more groups: --show 0 shows all, --out writes them"]
-    dated = [{name: _dated(value, times.get(name.replace("/", "."))) for name, value in row.items()} for row in table]
+    written = {name: _of_kind(times.get(name.replace("/", "."))) or _writer(name, kinds) for name in columns}
+    dated = [
+        {name: value if (how := written[name]) is None else short(value, how) for name, value in row.items()}
+        for row in table
+    ]
     answer({"groups": count, "rows": table}, _table(columns, dated), *more)
 
 
@@ -178,11 +183,26 @@ def _cell(found: Any, name: str, row: int) -> Any:
     return value.data if is_non_tensor(value) else value
 
 
-def _dated(value: Any, kind: Any) -> Any:
-    """A value of a column of times as the text of that time; any other as it is."""
+OF_TIMES = {"min", "max", "first", "last", "mean", "quantile", "unique"}
+"""Reducers whose answers are times where the values are; a deviation, and a sum of durations, is a length."""
+
+
+def _writer(text: str, times: dict[str, Any]) -> Callable[[Any], str] | None:
+    """How the numbers are written that a reducer makes of a column of times; None for the others."""
+    from tdmap.expressions.times import SPAN, length_text
+
+    name, *rest = text.split(":")
+    kind = next((times[part.replace("/", ".")] for part in rest if part.replace("/", ".") in times), None)
+    if kind is not None and (name == "std" or (name == "sum" and kind.family == SPAN)):
+        return lambda number: length_text(number, kind)
+    return _of_kind(kind) if name in OF_TIMES else None
+
+
+def _of_kind(kind: Any) -> Callable[[Any], str] | None:
+    """How numbers are written that are such times."""
     from tdmap.expressions.times import text_of
 
-    return value if kind is None else text_of(int(value), kind)
+    return None if kind is None else lambda number: text_of(round(number), kind) if number == number else "nan"
 
 
 def _table(columns: list[str], rows: list[dict[str, Any]]) -> str:
@@ -195,8 +215,8 @@ def _table(columns: list[str], rows: list[dict[str, Any]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def short(value: Any) -> str:
-    """A value for people: the first of its numbers.
+def short(value: Any, written: Callable[[Any], str] | None = None) -> str:
+    """A value for people: the first of its numbers, each as it is `written`.
 
     Example:
         >>> import torch
@@ -207,20 +227,21 @@ def short(value: Any) -> str:
 
     from tdmap.memory.hidden import printable
 
+    one = written or _number
     if isinstance(value, torch.Tensor):
         if not value.dim():
-            return _number(value.item())
+            return one(value.item())
         flat = value.reshape(-1)
         more = [f"... {flat.numel() - SHOWN:,} more"] if flat.numel() > SHOWN else []
         shape = f" {list(value.shape)}" if value.dim() > 1 else ""
-        return f"[{', '.join([*map(_number, flat[:SHOWN].tolist()), *more])}]{shape}"
+        return f"[{', '.join([*map(one, flat[:SHOWN].tolist()), *more])}]{shape}"
     if hasattr(value, "keys"):
-        return "  ".join(f"{name} {short(value.get(name))}" for name in sorted(value.keys()))
+        return "  ".join(f"{name} {short(value.get(name), written)}" for name in sorted(value.keys()))
     if hasattr(value, "tolist") or isinstance(value, (list, tuple)):
         objects = list(value.tolist() if hasattr(value, "tolist") else value)
         more = [f"... {len(objects) - SHOWN:,} more"] if len(objects) > SHOWN else []
         return f"[{', '.join([*map(short, objects[:SHOWN]), *more])}]"
-    return printable(str(value) if isinstance(value, str) else _number(value), 200)
+    return printable(str(value) if isinstance(value, str) else one(value), 200)
 
 
 def _number(value: Any) -> str:
@@ -241,6 +262,7 @@ def parse_reducer(text: str, data: Any, path: Path) -> Any:
     import difflib
 
     import tdmap.reducers
+    from tdmap.diagnostics.columns import about
 
     name, *rest = text.split(":")
     if name not in NAMES:
@@ -260,6 +282,11 @@ def parse_reducer(text: str, data: Any, path: Path) -> Any:
     if keys:
         parts = tuple(keys[0].split("/"))
         given["key"] = (parts if len(parts) > 1 else parts[0]) if data is None else entry_of(keys[0], data, path)
+    if name == "quantile" and data is not None:
+        leaf: Any = next((leaf for key, leaf, _ in leaves_of(data) if key == parts), None)
+        time = time_types(data, path).get(".".join(parts))
+        if is_number(leaf):
+            given.setdefault("about", about(leaf, None if time is None else time.name))
     try:
         return kind(**given)
     except (TypeError, ValueError) as error:

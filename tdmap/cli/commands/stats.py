@@ -10,7 +10,7 @@ import typer
 
 from tdmap.cli.answers import answer, asked, say
 from tdmap.cli.app import app, end_with_reader
-from tdmap.cli.describe import is_table, leaves_of, type_name
+from tdmap.cli.describe import is_number, is_table, leaves_of, time_types, type_name
 from tdmap.cli.requests import entries_named, guard, open_rows, refuse
 
 
@@ -24,18 +24,22 @@ def stats(
 ) -> None:
     """Show count, range, mean, deviation, quantiles and a small histogram of each entry, in one pass.
 
-    All elements of an entry count alike; statistics are of the finite ones. Quantiles are within one percent.
+    All elements of an entry count alike; statistics are of the finite ones. Quantiles are within one percent, those
+    of times and of other numbers far from zero within one percent of their range.
     """
     import tdmap
-    from tdmap.diagnostics.columns import Column, Columns, draw_columns
+    from tdmap.diagnostics.columns import Column, Columns, about, draw_columns
 
     end_with_reader()
     data = open_rows(path)
     wanted, others = _numbers_of(data, path, keys)
+    times = {key: kind.name for key in wanted if (kind := time_types(data, path).get(".".join(key))) is not None}
     data = data.rows if is_table(data) else data
     found: dict[tuple[str, ...], Any] = {}
     if wanted:
-        reducers = {"/".join(key): Column(key) for key in wanted}
+        leaves = {key: leaf for key, leaf, _ in leaves_of(data) if key in wanted}
+        places = {key: about(leaf, times.get(key)) for key, leaf in leaves.items()}
+        reducers = {"/".join(key): Column(key, places[key], times.get(key)) for key in wanted}
         values = guard(
             lambda: tdmap.map_reduce(data, None, Columns(reducers), workers, pbar=not quiet and not asked().json),
             f"{path} was only read",
@@ -59,16 +63,12 @@ def _numbers_of(
     data: Any, path: Path, keys: list[str] | None
 ) -> tuple[dict[tuple[str, ...], str], dict[tuple[str, ...], str]]:
     """The entries that are wanted and their types: real numbers, and others."""
-    import torch
-
     leaves = {key: leaf for key, leaf, _ in leaves_of(data)}
     chosen = entries_named(keys, data, path) if keys else list(leaves)
     numbers: dict[tuple[str, ...], str] = {}
     others: dict[tuple[str, ...], str] = {}
     for key in chosen:
-        leaf = leaves[key]
-        real = isinstance(leaf, torch.Tensor) and not leaf.is_complex() and not leaf.is_nested
-        (numbers if real else others)[key] = type_name(leaf)
+        (numbers if is_number(leaves[key]) else others)[key] = type_name(leaves[key])
     return numbers, others
 
 
@@ -77,7 +77,7 @@ def _print(found: dict[tuple[str, ...], Any], types: dict[tuple[str, ...], str],
     from rich.console import Console
     from rich.table import Table
 
-    from tdmap.diagnostics.columns import QUANTILES, number
+    from tdmap.diagnostics.columns import QUANTILES
 
     console = Console(highlight=False, markup=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
@@ -97,20 +97,20 @@ def _print(found: dict[tuple[str, ...], Any], types: dict[tuple[str, ...], str],
         table.add_column(name, justify="left" if name in ("key", "type", "histogram") else "right", no_wrap=True)
     for key, one in found.items():
         bad = f"{one.nan:,}" + (f" +{one.infinite:,} inf" if one.infinite else "")
-        quantiles = [number(value) for value in one.quantiles] or ["-"] * len(QUANTILES)
-        figures = [number(value) for value in (one.min, one.max, one.mean, one.std)]
-        table.add_row("/".join(key), types[key], f"{one.count:,}", bad, *figures, *quantiles, one.sparkline)
+        table.add_row("/".join(key), one.time or types[key], f"{one.count:,}", bad, *one.texts, one.sparkline)
     for key, kind in others.items():
         table.add_row("/".join(key), kind)
-    if console.width < 100 and not console.is_terminal:
-        console.width = 140  # a file has no edge
-    if console.width >= 100:
+    width = console.measure(table, options=console.options.update(max_width=1000)).maximum
+    if not console.is_terminal:
+        console.width = max(console.width, width)  # a file has no edge
+    if width <= console.width:
         console.print(table)
         return
     for key, one in found.items():
+        low, high, mean, std = one.texts[:4]
         console.print(
-            f"{'/'.join(key)}: {types[key]}, {one.count:,} values, {one.nan:,} NaN, {number(one.min)} to "
-            f"{number(one.max)}, mean {number(one.mean)}, std {number(one.std)}  {one.sparkline}"
+            f"{'/'.join(key)}: {one.time or types[key]}, {one.count:,} values, {one.nan:,} NaN, {low} to {high}, "
+            f"mean {mean}, std {std}  {one.sparkline}"
         )
     for key, kind in others.items():
         console.print(f"{'/'.join(key)}: {kind}")
