@@ -1,4 +1,4 @@
-"""Children for tests: that begin at one moment, that die at a step of their work."""
+"""Children for tests: that begin at one moment, that die at a step of their work; and what they leave behind."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 
 def in_child(work: Callable[[], Any]) -> int:
@@ -119,3 +122,38 @@ def seen_by(look: Callable[[], Any], times: int, kinds: int) -> set[Any]:
     while len(seen) < kinds:  # pytest's limit of time ends this
         seen.add(look())
     return seen
+
+
+def comes_true(condition: Callable[[], Any], seconds: float = 300.0) -> bool:
+    """Whether a condition holds by then; so late that no busy machine or slow disk makes a test fail."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def left_behind(session: int) -> list[int]:
+    """Processes of a session that go on and on."""
+
+    def alive() -> list[int]:
+        left = []
+        for process in psutil.process_iter():
+            try:
+                if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                    left.append(process.pid)
+            except (ProcessLookupError, psutil.NoSuchProcess):
+                continue
+        return left
+
+    return [] if comes_true(lambda: not alive(), 120) else alive()
+
+
+def left_in_shared_memory(before: Iterable[str]) -> set[str]:
+    """Files of ours in /dev/shm that were not there before, and stay. Those of tests beside this one go."""
+
+    def found() -> set[str]:
+        return {name for name in os.listdir("/dev/shm") if "tdmap" in name} - set(before)
+
+    return set() if comes_true(lambda: not found(), 120) else found()

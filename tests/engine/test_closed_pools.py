@@ -51,8 +51,8 @@ def test_a_map_in_another_thread():
     pool = tdmap.WorkerPool(2)
     thread = threading.Thread(target=work)
     thread.start()
-    assert running.wait(60)
+    assert running.wait(300)
     pool.close()
-    thread.join(30)
+    thread.join(300)
     assert not thread.is_alive()
     assert len(errors) == 1 and "closed while a job ran on it" in errors[0]

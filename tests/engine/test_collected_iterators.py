@@ -123,7 +123,7 @@ def test_in_another_thread(kind):
     thread = threading.Thread(target=collect)
     thread.start()
     got += list(rows)
-    thread.join(60)
+    thread.join(300)
     assert ended and torch.equal(torch.cat(got), 2 * X)
 
 
@@ -132,10 +132,10 @@ def test_in_a_thread_of_its_own_crew():
 
     def slow(part):
         if int(part[0]) == 0:
-            started.wait(30)
+            started.wait(300)
         elif int(part[0]) == 5:
             started.set()
-            collected.wait(30)
+            collected.wait(300)
             gc.collect()
         return part
 
@@ -150,7 +150,7 @@ def test_in_a_thread_of_its_own_crew():
     collected.set()
     for thread in threading.enumerate():
         if thread.name.startswith("tdmap-"):
-            thread.join(30)
+            thread.join(300)
     assert threading.active_count() < before
     assert torch.equal(tdmap.map(X, double, num_workers=2, executor="thread"), 2 * X)
 
@@ -161,7 +161,7 @@ def test_by_a_thread_that_holds_what_the_function_waits_for(monkeypatch):
 
     def locked(part):
         if int(part[0]) == 0:
-            started.wait(30)
+            started.wait(300)
         elif int(part[0]) == 5:
             started.set()
             with lock:
@@ -179,7 +179,7 @@ def test_by_a_thread_that_holds_what_the_function_waits_for(monkeypatch):
         del cycle
         gc.collect()  # must not wait for the lock for ever
         assert not ended.is_set()
-    assert ended.wait(30)
+    assert ended.wait(300)
     assert torch.equal(tdmap.map(X, double, num_workers=2), 2 * X)
 
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 HEAD = """
 import gc, os, signal, sys, time, warnings
-signal.alarm(170)  # a hang ends here, and in no child
+signal.alarm(360)  # a hang ends here, and in no child
 import torch, tdmap
 from tensordict_lite import TensorDict
 x = torch.arange(400)
@@ -51,7 +51,7 @@ def program(tmp_path, code, *arguments):
         start_new_session=True,
     )
     try:
-        out, err = process.communicate(timeout=180)
+        out, err = process.communicate(timeout=380)
     finally:
         try:
             os.killpg(process.pid, signal.SIGKILL)
@@ -340,7 +340,7 @@ def test_a_watch_of_memory_is_its_makers(tmp_path):
         print(fork(lambda: watch.__exit__(None, None, None)))
         pid = os.fork()
         if pid == 0:
-            time.sleep(60)  # it must not keep the watcher waiting for the end of its input
+            time.sleep(600)  # it must not keep the watcher waiting for the end of its input
     print(watch.peak.main > 0)
     os.kill(pid, 9)
     """

@@ -45,7 +45,7 @@ PROGRAM = """
 def run(arguments: list[str], folder: Path, stdin: str | None = None) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
-        [sys.executable, *arguments], input=stdin, cwd=folder, env=env, capture_output=True, text=True, timeout=110
+        [sys.executable, *arguments], input=stdin, cwd=folder, env=env, capture_output=True, text=True, timeout=300
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
@@ -67,7 +67,7 @@ def test_inside_an_event_loop() -> None:
 
     def wait(chunk: TensorDict) -> TensorDict:
         entered.set()
-        go_on.wait(60)
+        go_on.wait(300)
         return chunk * 2
 
     async def main() -> None:
@@ -76,7 +76,7 @@ def test_inside_an_event_loop() -> None:
         assert [int(result["x"].sum()) for result in await asyncio.gather(*calls)] == [9900] * 3
 
         task = asyncio.create_task(asyncio.to_thread(tdmap.map, data, wait, num_workers=1, executor="thread"))
-        await asyncio.to_thread(entered.wait, 60)
+        await asyncio.to_thread(entered.wait, 300)
         task.cancel()  # the thread goes on: its end must do no harm
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -140,7 +140,7 @@ def memory_group(nbytes: int) -> Iterator[Path]:
             yield group
             return
         finally:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 120
             while group.exists() and time.monotonic() < deadline:
                 try:
                     group.rmdir()

@@ -147,14 +147,14 @@ def test_a_fork_does_not_wait_for_threads_of_its_parent():
 
     def slow(x):
         inside.set()
-        leave.wait(60)
+        leave.wait(300)
         return noise(x)
 
     epoch = tdmap.map_iter(torch.arange(6), slow, chunksize=3, seed=1, num_workers=1, executor="thread")
     reader = threading.Thread(target=lambda: list(epoch), daemon=True)
     reader.start()
     try:
-        assert inside.wait(60)
+        assert inside.wait(300)
         pid = os.fork()
         if not pid:
             ok = False
@@ -165,4 +165,4 @@ def test_a_fork_does_not_wait_for_threads_of_its_parent():
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     finally:
         leave.set()
-        reader.join(60)
+        reader.join(300)

@@ -42,7 +42,7 @@ def test_workers_run_the_callers_python_and_none_of_the_working_folder(tmp_path:
         (tmp_path / f"{name}.py").write_text("raise SystemExit('this is not the module of Python')")
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-s", "-X", "utf8", "-W", "ignore", "bin/program.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 

@@ -53,7 +53,7 @@ def test_sessions_are_counted_and_timed(tmp_path):
     write(path, [(1, 2)])
     sessions = [r for r in journal.read(path).records if r.type is Type.SESSION]
     assert [r.session for r in sessions] == [1, 2]
-    assert all(abs(r.a - time.time()) < 60 for r in sessions)
+    assert all(abs(r.a - time.time()) < 3600 for r in sessions)
 
 
 @given(cut=st.integers(1, 3 * RECORD_BYTES), data=st.data())
@@ -107,7 +107,7 @@ def test_after_a_power_loss_only_what_reached_the_disk_counts(tmp_path):
     rows.write_bytes(b"rows")
     log = open_journal(path, files=[str(rows)], commit_seconds=0, sync_seconds=0)
     log.add(0, 10)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while not any(r.type is Type.DURABLE for r in journal.read(path).records):
         log.tick(time.monotonic())
         assert time.monotonic() < deadline
@@ -186,7 +186,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     env = {**os.environ, "PYTHONPATH": os.getcwd()}
     assert subprocess.run([sys.executable, "-c", code, str(path), str(rows)], env=env).returncode == -9
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while not journal.read(path).is_settled(journal.boot_number() + 1):
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -209,7 +209,7 @@ def begin(tmp_path: Path, mode: str) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         [sys.executable, str(script), str(tmp_path / "out"), mode], env=env, start_new_session=True
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not (tmp_path / "out.started").exists():
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)

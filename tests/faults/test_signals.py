@@ -10,11 +10,11 @@ import textwrap
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
 from tensordict_lite import TensorDict
+from tests.processes import left_behind, left_in_shared_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,26 +36,10 @@ def start(folder, code, *arguments):
 
 
 def wait_for(path, process):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not path.exists():
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
         time.sleep(0.01)
-
-
-def left_behind(session):
-    """Processes of a session that live on after some seconds."""
-    deadline = time.monotonic() + 10
-    while True:
-        left = []
-        for process in psutil.process_iter():
-            try:
-                if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
-                    left.append(process.pid)
-            except (ProcessLookupError, psutil.NoSuchProcess):
-                continue
-        if not left or time.monotonic() > deadline:
-            return left
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +71,7 @@ def test_a_terminated_driver_leaves_no_process_and_no_memory(tmp_path, method, n
     process.communicate(timeout=300)  # the function sleeps for ten minutes
     assert process.returncode == -number
     assert left_behind(process.pid) == []
-    assert not [name for name in set(os.listdir("/dev/shm")) - before if "tdmap" in name]
+    assert not left_in_shared_memory(before)
 
 
 def test_after_ctrl_c_no_descriptor_is_lost_and_the_workers_serve(tmp_path):
@@ -96,7 +80,7 @@ def test_after_ctrl_c_no_descriptor_is_lost_and_the_workers_serve(tmp_path):
         mark = sys.argv[1]
         def slow(x):
             open(mark, "w").close()
-            time.sleep(60)
+            time.sleep(600)
             return x
         def count():
             return len(os.listdir("/proc/self/fd"))
@@ -134,7 +118,7 @@ def test_an_in_place_run_that_was_stopped_goes_on_exactly(tmp_path, number):
             td["x"].add_(1)
             if td["x"][0] == 41:
                 (folder / "running").touch()
-                time.sleep(1 if (folder / "again").exists() else 60)
+                time.sleep(1 if (folder / "again").exists() else 600)
             td["x"].mul_(2)
         data = TensorDict.load_memmap(folder / "data")
         data.map(change, out=data, resume=True, num_workers=2, chunksize=4)

@@ -257,14 +257,14 @@ def test_dataloader_workers_send_rows_that_lie_in_files(source, tmp_path):
     rows = TensorDict({"x": torch.arange(40), "label": [f"row {n}" for n in range(40)]}, [40])
     pipeline = SOURCES[source](rows, str(tmp_path / "data")).pipeline()
     for chain in (pipeline.batch(16), pipeline.map(lambda rows: rows).batch(16), pipeline.take(40).batch(16)):
-        batches = list(DataLoader(chain, batch_size=None, num_workers=2, timeout=60))
+        batches = list(DataLoader(chain, batch_size=None, num_workers=2, timeout=300))
         assert sorted(rows_of(batches)) == list(range(40))
         assert all(
             label == f"row {x}"
             for batch in batches
             for x, label in zip(batch["x"].tolist(), batch["label"], strict=True)
         )
-    single = [row["x"].item() for row in DataLoader(pipeline, batch_size=None, num_workers=2, timeout=60)]
+    single = [row["x"].item() for row in DataLoader(pipeline, batch_size=None, num_workers=2, timeout=300)]
     assert sorted(single) == list(range(40))
 
 

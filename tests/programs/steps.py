@@ -56,7 +56,7 @@ class Fault:
             return
         if self.kind == "driver":
             os.kill(self.home, signal.SIGKILL)
-            time.sleep(60)  # the process ends with its driver
+            time.sleep(600)  # the process ends with its driver
         elif os.getpid() != self.home:
             os.kill(os.getpid(), signal.SIGKILL if self.kind == "kill" else signal.SIGSTOP)
 

@@ -251,7 +251,7 @@ def test_killed_driver_goes_on_where_it_was(cluster: Any, transport: str, tmp_pa
         data.map(fn, out=data, chunksize=10, resume=True, num_workers=1, executor=where, callbacks=[Ends()])
     """)
     command = [sys.executable, "-c", program, cluster.address, str(tmp_path / "data"), transport]
-    ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=110)
+    ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
 
     from tests.ray.growing import fn

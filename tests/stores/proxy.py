@@ -93,7 +93,7 @@ class FaultyProxy:
             if request.command != "HEAD":
                 request.wfile.write(text)
             return
-        upstream = http.client.HTTPConnection(self.target, timeout=60)
+        upstream = http.client.HTTPConnection(self.target, timeout=300)
         headers = {k: v for k, v in request.headers.items() if k.lower() not in ("connection", "expect")}
         upstream.request(request.command, request.path, body or None, headers)
         answer = upstream.getresponse()
