@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tdmap
@@ -59,3 +59,27 @@ class Steps:
 def spread(count: int, samples: int) -> list[int]:
     """So many numbers from 1 to `count`, evenly spread; the first and the last are among them."""
     return sorted({1 + round(n * (count - 1) / (samples - 1)) for n in range(samples)})
+
+
+def at_steps(samples: int, action: Callable[[], Any], work: Callable[[], Any], **options: Any) -> Iterator[Steps]:
+    """Blocks within which something happens at so many steps, spread over those that a piece of work takes.
+
+    How many steps it takes differs from run to run, with how often the driver looks whether anything has come: a
+    block that came to its end before its step is followed by one with a step that there was.
+
+    Args:
+        samples: how many times.
+        action: what happens.
+        work: what will run in each block; it runs once before, to be counted.
+        options: of `Steps`.
+    """
+    with Steps(**options) as counted:
+        work()
+    for number in range(samples):
+        share, count = number / max(samples - 1, 1), counted.count
+        while True:
+            steps = Steps(1 + round(share * (count - 1)), action, **options)
+            yield steps
+            if steps.acted:
+                break
+            count = steps.count  # fewer than were wanted of it

@@ -36,6 +36,11 @@ def test_an_iterator_when_all_pools_are_closed():
 
 def test_a_map_in_another_thread():
     errors = []
+
+    def endless(part):
+        if int(part[0]) > 500:
+            threading.Event().wait()  # so that the job is not over when the pool is closed
+        return part
     running = threading.Event()
 
     class Watch(tdmap.Callback):
@@ -44,7 +49,7 @@ def test_a_map_in_another_thread():
 
     def work():
         try:
-            tdmap.map(X, nap, pool=pool, chunksize=10, callbacks=[Watch()])
+            tdmap.map(X, endless, pool=pool, chunksize=10, callbacks=[Watch()])
         except RuntimeError as error:
             errors.append(str(error))
 

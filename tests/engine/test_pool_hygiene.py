@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import tdmap
+from tests.processes import comes_true
 
 METHODS = ["fork", "forkserver"]
 
@@ -94,8 +95,8 @@ def test_replaced_workers_leave_no_descriptors_and_no_processes():
     use()
     descriptors, children = psutil.Process().num_fds(), len(psutil.Process().children())
     use()  # replaces some twenty workers
-    assert psutil.Process().num_fds() < descriptors + 10
-    assert len(psutil.Process().children()) <= children
+    assert comes_true(lambda: psutil.Process().num_fds() < descriptors + 10)
+    assert comes_true(lambda: len(psutil.Process().children()) <= children)
 
 
 def test_stats_count_rows_chunks_and_memory():
@@ -106,7 +107,8 @@ def test_stats_count_rows_chunks_and_memory():
         stats = pool.stats()
     assert stats["total_rows"] == sum(stats["rows"].values()) == 150
     assert set(stats["rows"]) == set(stats["chunks"]) == set(stats["memory"]) == set(stats["pids"])
-    assert all(peak > 0 for peak in stats["peak_memory"].values())
+    # One worker may have done all before the other had come up.
+    assert all(stats["peak_memory"][pid] > 0 for pid, rows in stats["rows"].items() if rows)
     assert stats["started"] == 2 and stats["restarts"] == 0
 
 
@@ -136,43 +138,52 @@ def test_a_pool_cannot_be_sent():
             tdmap.map(torch.arange(4), lambda x: tdmap.map(x, torch.neg, pool=pool), pool=pool)
 
 
-def pause(x):
-    time.sleep(0.005)
-    return x
-
-
 @pytest.mark.parametrize("when", ["idle", "at work"])
-def test_a_worker_that_was_stopped_is_replaced_after_the_timeout(when, monkeypatch):
+def test_a_worker_that_was_stopped_is_replaced_after_the_timeout(when, monkeypatch, tmp_path):
     from tdmap.runtime.crews import processes
+
+    def stop(part):
+        """Stops the first worker that comes to the middle."""
+        if when == "at work" and int(part[0]) == 150:
+            with contextlib.suppress(FileExistsError):
+                (tmp_path / str(os.getpid())).touch()
+                (tmp_path / "stopped").mkdir()
+                os.kill(os.getpid(), signal.SIGSTOP)
+        return part
 
     monkeypatch.setattr(processes, "START_SECONDS", 0.5)
     x = torch.arange(300)
     with tdmap.WorkerPool(2) as pool:
         pool.warm_up()
-        pid = pool.stats()["pids"][0]
-        timer = threading.Timer(0.3, os.kill, (pid, signal.SIGSTOP))
+        stopped = pool.stats()["pids"][0]
         if when == "idle":
-            os.kill(pid, signal.SIGSTOP)
-        else:
-            timer.start()
-        try:
-            assert torch.equal(tdmap.map(x, pause, pool=pool, chunksize=1, timeout=0.5), x)
-        finally:
-            timer.cancel()
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-        assert pool.stats()["lost"] == 1
+            os.kill(stopped, signal.SIGSTOP)
+        # On a busy machine others may take as long: they have as many tries as they need.
+        assert torch.equal(tdmap.map(x, stop, pool=pool, chunksize=1, timeout=0.5, retries=1000), x)
+        if when == "at work":
+            stopped = int(next(path.name for path in tmp_path.iterdir() if path.name != "stopped"))
+        assert pool.stats()["lost"] >= 1 and stopped not in pool.stats()["pids"]
 
 
-def test_a_worker_that_was_stopped_and_goes_on_loses_nothing():
+def test_a_worker_that_was_stopped_and_goes_on_loses_nothing(tmp_path):
+    def stop_once(part):
+        if int(part[0]) == 20:
+            (tmp_path / str(os.getpid())).touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return part
+
+    def wake():
+        comes_true(lambda: os.listdir(tmp_path))
+        pid = int(os.listdir(tmp_path)[0])
+        comes_true(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+        time.sleep(0.7)
+        os.kill(pid, signal.SIGCONT)
+
     x = torch.arange(300)
     with tdmap.WorkerPool(2) as pool:
+        waker = threading.Thread(target=wake)
         pool.warm_up()
-        pid = pool.stats()["pids"][0]
-        timers = [threading.Timer(t, os.kill, (pid, n)) for t, n in ((0.2, signal.SIGSTOP), (0.9, signal.SIGCONT))]
-        for timer in timers:
-            timer.start()
-        assert torch.equal(tdmap.map(x, pause, pool=pool, chunksize=1), x)
-        for timer in timers:
-            timer.join()
+        waker.start()
+        assert torch.equal(tdmap.map(x, stop_once, pool=pool, chunksize=1), x)
+        waker.join()
         assert pool.stats()["lost"] == 0

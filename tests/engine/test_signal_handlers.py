@@ -13,7 +13,8 @@ import torch
 
 import tdmap
 from tdmap.runtime.workers import pool
-from tests.engine._steps import Steps, spread
+from tests.engine._steps import Steps, at_steps
+from tests.processes import comes_true
 
 X = torch.arange(400)
 KINDS = {
@@ -67,11 +68,9 @@ def test_a_map_in_a_handler_at_any_step_of_a_map(kind, inner):
 
     for fresh in (True, False) if kind in ("fork", "forkserver") else (False,):
         run(kind, fresh)
-        with Steps() as steps:
-            run(kind, fresh)
         with handling(handler):
-            for at in spread(steps.count, 12):
-                with Steps(at, interrupt):
+            for step in at_steps(12, interrupt, lambda fresh=fresh: run(kind, fresh)):
+                with step:
                     assert torch.equal(run(kind, fresh), 2 * X)
     assert len(answers) > 8 and all(answers)
 
@@ -90,10 +89,8 @@ def test_a_handler_that_wants_the_pool_that_is_at_work_is_told_so():
 
     with tdmap.WorkerPool(2) as pool, handling(handler):
         work()
-        with Steps() as steps:
-            work()
-        for at in spread(steps.count, 60):  # before and after the job, the handler gets the pool
-            with Steps(at, interrupt):
+        for step in at_steps(60, interrupt, work):  # before and after the job, the handler gets the pool
+            with step:
                 assert torch.equal(work(), 2 * X)
     assert len(errors) > 10 and all(errors)
 
@@ -109,14 +106,12 @@ def test_an_exception_of_a_handler_at_any_step_comes_as_itself_and_leaves_order(
         return tdmap.map(X, lambda part: part * 2, chunksize=20, **KINDS[kind])
 
     work()
-    with Steps() as steps:
-        work()
     gc.collect()
-    threads, processes = threading.active_count(), len(psutil.Process().children())
+    threads, processes = set(threading.enumerate()), len(psutil.Process().children())
     came = 0
     with handling(handler):
-        for at in spread(steps.count, 60):
-            with Steps(at, interrupt):
+        for step in at_steps(60, interrupt, work):
+            with step:
                 try:
                     work()
                 except TimeUp:
@@ -124,8 +119,9 @@ def test_an_exception_of_a_handler_at_any_step_comes_as_itself_and_leaves_order(
             assert torch.equal(work(), 2 * X)
     assert came > 30
     gc.collect()  # a traceback may hold a pool that was lost on its way to the job
-    assert threading.active_count() == threads
-    assert len(psutil.Process().children()) <= processes + 2  # at most one pool that this job has made
+    assert comes_true(lambda: set(threading.enumerate()) <= threads)
+    # At most one pool that this job has made.
+    assert comes_true(lambda: len(psutil.Process().children()) <= processes + 2)
 
 
 def test_a_handler_that_closes_all_pools_ends_the_job_with_words():
@@ -133,13 +129,11 @@ def test_a_handler_that_closes_all_pools_ends_the_job_with_words():
         tdmap.close_pools()
 
     run("fork", False)
-    with Steps() as steps:
-        run("fork", False)
     ended = 0
     with handling(handler):
-        for at in spread(steps.count, 40):
+        for step in at_steps(40, interrupt, lambda: run("fork", False)):
             run("fork", False)
-            with Steps(at, interrupt):
+            with step:
                 try:
                     assert torch.equal(run("fork", False), 2 * X)
                 except RuntimeError as error:

@@ -13,6 +13,7 @@ import torch
 
 import tdmap
 from tensordict_lite import TensorDict
+from tests.processes import comes_true
 
 METHODS = ["fork", "forkserver"]
 
@@ -97,7 +98,8 @@ def test_a_worker_killed_between_chunks_is_replaced(tmp_path):
 
     def slow(part):
         (tmp_path / str(os.getpid())).touch()
-        time.sleep(0.01)
+        # Nobody comes to the end before the one that takes the place of the killed one is there.
+        assert int(part[0]) < 30 or comes_true(lambda: len(os.listdir(tmp_path)) == 3)
         return part + 1
 
     class Killer(Log):
@@ -184,15 +186,17 @@ def test_a_stuck_chunk_is_stopped_and_named():
 
     log = Log()
     with pytest.raises(tdmap.ChunkTimeout, match=r"rows 48:52") as caught:
-        tdmap.map(torch.arange(100), stuck, num_workers=2, chunksize=4, timeout=0.3, retries=1, callbacks=[log])
+        tdmap.map(torch.arange(100), stuck, num_workers=2, chunksize=4, timeout=1, retries=1, callbacks=[log])
     assert caught.value.rows == (48, 52)
     assert isinstance(caught.value, TimeoutError)
-    assert len(log.retried) == 1
+    # On a busy machine another chunk may take as long, once.
+    assert [event.rows for event in log.retried].count((48, 52)) == 1
 
 
 def test_a_stuck_chunk_may_succeed_the_second_time(tmp_path):
     fn = dying(lambda: time.sleep(600), tmp_path / "stuck", times=1)
-    result = tdmap.map(torch.arange(100), fn, num_workers=2, chunksize=4, timeout=0.5)
+    # On a busy machine others may be stopped besides, which have as many tries as they need.
+    result = tdmap.map(torch.arange(100), fn, num_workers=2, chunksize=4, timeout=0.5, retries=1000)
     assert torch.equal(result, torch.arange(100) * 2)
 
 
@@ -249,7 +253,7 @@ def test_the_last_word_on_one_job_does_not_hide_what_the_next_one_runs():
     with tdmap.WorkerPool(1) as pool:
         assert list(tdmap.map_iter(torch.zeros(1), tell, pool=pool)) == ["told"]
         with pytest.raises(tdmap.ChunkTimeout):
-            tdmap.map(torch.zeros(1), lambda x: time.sleep(8), pool=pool, timeout=0.4, retries=0)
+            tdmap.map(torch.zeros(1), lambda x: time.sleep(600), pool=pool, timeout=0.4, retries=0)
         assert list(tdmap.map_iter(torch.zeros(1), tell, pool=pool)) == ["told"]
         with pytest.raises(tdmap.WorkerLost) as caught:
             tdmap.map(torch.zeros(1), lambda x: os._exit(3), pool=pool, retries=0)
