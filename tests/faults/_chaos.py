@@ -29,6 +29,7 @@ from tensordict_lite import TensorDict
 ROOT = Path(__file__).resolve().parents[2]
 CHUNK = 64
 PAUSE = 0.0015
+AHEAD = 60  # chunks: as far as workers go beyond a point, so that so many are seen to be done
 
 
 def make(folder: Path, rows: int) -> TensorDict:
@@ -41,18 +42,26 @@ def make(folder: Path, rows: int) -> TensorDict:
 # -- the jobs ----------------------------------------------------------------------------------------
 
 
+def work(row: torch.Tensor) -> None:
+    """Take some time; and behind the point at which the driver is to be killed, as long as it lives."""
+    time.sleep(PAUSE)
+    while PAUSE and int(row[0]) >= int(Path(os.environ["TDMAP_CHAOS_LIMIT"]).read_text()):
+        time.sleep(0.01)
+
+
 def double(td: TensorDict) -> TensorDict:
     """Out of place; draws random numbers too."""
-    time.sleep(PAUSE)
+    work(td["meta", "row"])
     noise = torch.rand(td.batch_size)
     return TensorDict({"y": td["x"] * 2, "noise": noise, "meta": {"row": td["meta", "row"] + 1}}, td.batch_size)
 
 
 def advance(td: TensorDict) -> None:
     """In place, and slow in the middle, where the rows are half changed."""
+    row = td["meta", "row"].clone()
     td["x"].add_(1)
     td["meta", "row"].mul_(3)
-    time.sleep(PAUSE)
+    work(row)
     td["x"].mul_(1.5)
     td["meta", "row"].add_(1)
 
@@ -72,7 +81,7 @@ class Total(Reducer):
 
 def slowly(td: TensorDict) -> TensorDict:
     """A mapper that takes its time."""
-    time.sleep(PAUSE)
+    work(td["meta", "row"])
     return td
 
 
@@ -112,6 +121,7 @@ class Chaos:
         self.mode, self.folder, self.chunks = mode, folder, chunks
         self.points = [chunks * (number + 1) // (driver_kills + 1) for number in range(driver_kills)]
         self.period = period
+        self.limit = folder / "limit"
         self.random = random.Random(seed)
         self.killed_workers = self.killed_drivers = 0
 
@@ -120,8 +130,9 @@ class Chaos:
         return 0 if contents is None else sum(stop - start for start, stop in contents.ranges())
 
     def run(self) -> None:
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "TDMAP_CHAOS_LIMIT": str(self.limit)}
         command = [sys.executable, __file__, self.mode, str(self.folder)]
+        self.set_limit()
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as template:
             try:
                 while not self.one_driver(template):
@@ -136,8 +147,9 @@ class Chaos:
         driver = int(template.stdout.readline())
         next_kill = time.monotonic() + self.period
         while not select.select([template.stdout], [], [], 0.01)[0]:
-            if self.points and self.done() >= self.points[0]:
+            if self.points and self.killed_workers > self.killed_drivers and self.done() >= self.points[0]:
                 self.points.pop(0)
+                self.set_limit()
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(driver, signal.SIGKILL)
                     self.killed_drivers += 1
@@ -148,6 +160,13 @@ class Chaos:
         status = int(template.stdout.readline())
         assert status in (0, -signal.SIGKILL), f"the driver ended with {status}"
         return status == 0
+
+    def set_limit(self) -> None:
+        """No job comes to its end before every driver that is to be killed has been, however seldom this one looks."""
+        row = (self.points[0] + AHEAD) * CHUNK if self.points else 1 << 62
+        new = self.limit.with_suffix(".new")
+        new.write_text(str(row))
+        new.replace(self.limit)
 
     def kill_a_worker(self, driver: int) -> None:
         with contextlib.suppress(psutil.Error):

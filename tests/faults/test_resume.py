@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 import warnings
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from tdmap.plan import subtract_ranges
 from tdmap.reducers import Mean, Reducer
 from tdmap.resume import journal
 from tensordict_lite import TensorDict
+from tests.processes import comes_true
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = {"num_workers": 2, "chunksize": 5}
@@ -420,13 +420,19 @@ SCRIPT = """
 
     helper = Helper(2)
 
+    def rest(row):
+        time.sleep(0.002)
+        while row >= 600 and os.path.exists(folder + "/hold"):  # until it is killed
+            time.sleep(0.01)
+
     def slow(td):
-        time.sleep(0.01)
+        rest(int(td["x"][0]))
         return TensorDict({"y": helper.raised(td["x"]) * SCALE + torch.rand(len(td))}, td.batch_size)
 
     def change(td):
+        row = int(td["x"][0])
         td["x"].add_(SCALE)
-        time.sleep(0.01)
+        rest(row)
         td["x"].mul_(2)
 
     data = TensorDict.load_memmap(folder + "/in")
@@ -445,6 +451,11 @@ def start(folder, mode, method):
     return subprocess.Popen([sys.executable, str(script), str(folder), mode, method], env=env, start_new_session=True)
 
 
+def chunks_done(path):
+    contents = journal.read(path)
+    return 0 if contents is None else sum(stop - start for start, stop in contents.ranges())
+
+
 @pytest.mark.parametrize(("mode", "method"), [("map", "forkserver"), ("in place", "spawn")])
 def test_a_killed_program_goes_on_and_yields_the_same_bytes(tmp_path, mode, method):
     (tmp_path / "quiet").mkdir()
@@ -452,13 +463,13 @@ def test_a_killed_program_goes_on_and_yields_the_same_bytes(tmp_path, mode, meth
         TensorDict({"x": torch.arange(800.0)}, [800]).memmap(folder / "in")
     assert start(tmp_path / "quiet", mode, method).wait(timeout=300) == 0
     path = tmp_path / ("out" if mode == "map" else "in") / ".tdmap" / "journal"
+    (tmp_path / "hold").touch()
     process = start(tmp_path, mode, method)
-    deadline = time.monotonic() + 300
-    while not path.exists() or sum(b - a for a, b in journal.read(path).ranges()) < 40:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
+    assert comes_true(lambda: process.poll() is not None or chunks_done(path) >= 40)
+    assert process.poll() is None
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    (tmp_path / "hold").unlink()
     assert start(tmp_path, mode, method).wait(timeout=300) == 0
     sessions = [r for r in journal.read(path).records if r.type is journal.Type.SESSION]
     assert len(sessions) == 2
@@ -468,7 +479,6 @@ def test_a_killed_program_goes_on_and_yields_the_same_bytes(tmp_path, mode, meth
 
 def test_nothing_is_left_running(data, tmp_path):
     tdmap.map(data, double, out=tmp_path / "out", resume=True, **OPTIONS)
-    deadline = time.monotonic() + 300
 
     def helpers():
         found = []
@@ -480,9 +490,7 @@ def test_nothing_is_left_running(data, tmp_path):
                 continue
         return found
 
-    while helpers():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert comes_true(lambda: not helpers())
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
