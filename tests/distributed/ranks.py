@@ -14,7 +14,7 @@ import multiprocess
 
 __all__ = ["Failure", "Ranks"]
 
-PATIENCE = 100.0
+PATIENCE = 300.0
 """Seconds until a test gives up waiting for a rank: less than the timeout of a test."""
 
 
@@ -39,7 +39,7 @@ class Ranks:
         timeout: of the group, in seconds.
     """
 
-    def __init__(self, size: int, folder: Path, timeout: float = 30.0) -> None:
+    def __init__(self, size: int, folder: Path, timeout: float = 200.0) -> None:
         context = multiprocess.get_context("spawn")
         self.size = size
         self.broken = False

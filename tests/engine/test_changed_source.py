@@ -62,7 +62,8 @@ def test_a_source_that_has_changed_beside_results_is_told_of(
     data = rows_of(tmp_path, mapped)
     with pytest.warns(RuntimeWarning, match="changed rows of the source in place, and returned results") as found:
         collected(data, fn, how, tmp_path, num_workers)
-    assert [warning.filename for warning in found] == [__file__]
+    # The collector may find things of other tests meanwhile, and warn of them.
+    assert [warning.filename for warning in found if warning.category is RuntimeWarning] == [__file__]
     assert torch.equal(data["x"], 2 * torch.arange(24).view(12, 2))
 
 

@@ -41,6 +41,7 @@ def test_a_map_in_another_thread():
         if int(part[0]) > 500:
             threading.Event().wait()  # so that the job is not over when the pool is closed
         return part
+
     running = threading.Event()
 
     class Watch(tdmap.Callback):
