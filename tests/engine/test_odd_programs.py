@@ -20,6 +20,7 @@ import torch
 
 import tdmap
 from tensordict_lite import DatasetWriter, TensorDict
+from tests.processes import comes_true
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -96,25 +97,30 @@ def test_rows_that_another_process_appends_meanwhile_do_not_count(tmp_path: Path
         writer.append(TensorDict({"x": torch.arange(50)}, [50]))
     data = TensorDict.load_memmap(tmp_path / "data")
     append = f"""
-import torch
+import itertools, os, time, torch
 from tensordict_lite import DatasetWriter, TensorDict
 with DatasetWriter({str(tmp_path / "data")!r}) as writer:
-    for start in range(50, 5000, 50):
+    for start in itertools.count(50, 50):
+        if os.path.exists({str(tmp_path / "enough")!r}):
+            break
         writer.append(TensorDict({{"x": torch.arange(start, start + 50)}}, [50]))
+        time.sleep(0.005)
 """
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     child = subprocess.Popen([sys.executable, "-c", append], env=env)
     try:
-        rounds = 0
-        while child.poll() is None or not rounds:
+        rows = 50
+        for _ in range(4):
+            assert comes_true(lambda rows=rows: len(TensorDict.load_memmap(tmp_path / "data")) > rows)
             for options in ({"num_workers": 2}, {"num_workers": 2, "mp_start_method": "spawn"}, {"executor": "thread"}):
                 assert tdmap.map(data, lambda c: c, **options)["x"].tolist() == [*range(50)]
             now = TensorDict.load_memmap(tmp_path / "data")  # whole appends, never a part of one
-            assert len(now) % 50 == 0 and tdmap.map(now, lambda c: c, num_workers=2)["x"].tolist() == [*range(len(now))]
-            rounds += 1
+            rows = len(now)
+            assert rows % 50 == 0 and tdmap.map(now, lambda c: c, num_workers=2)["x"].tolist() == [*range(rows)]
     finally:
-        child.wait(60)
-    assert child.returncode == 0 and len(TensorDict.load_memmap(tmp_path / "data")) == 5000
+        (tmp_path / "enough").touch()
+        child.wait(300)
+    assert child.returncode == 0 and len(TensorDict.load_memmap(tmp_path / "data")) >= rows
 
 
 @contextlib.contextmanager
