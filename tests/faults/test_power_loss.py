@@ -18,6 +18,7 @@ from tdmap.resume import journal
 from tdmap.resume.ledger import Ledger
 from tdmap.resume.status import describe, read_status
 from tensordict_lite import LazyStackedTensorDict, TensorDict
+from tests.processes import comes_true
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = {"num_workers": 2, "chunksize": 5}
@@ -123,6 +124,8 @@ def test_the_command_line_goes_on(tmp_path):
     line = ["map", "functions:negate", "in", "--in-place", "--chunksize", "5", "--workers", "1", "--resume", "--quiet"]
     assert command(*line).returncode == 1
     path = tmp_path / "in" / ".tdmap" / "journal"
+    # The program does not wait for the disk: what brings the rows there says so in the journal, some time later.
+    assert comes_true(lambda: journal.read(path).is_settled(journal.boot_number() + 1))
     contents = journal.read(path)
     records = [r._replace(b=r.b + 1) if r.type is journal.Type.SESSION else r for r in contents.records]
     kept = [r for r in records if r.type is not journal.Type.DURABLE]  # another boot, and nothing reached the disk
