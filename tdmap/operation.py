@@ -61,19 +61,21 @@ def operation(fn: Function, forwards_to: Callable[..., Any] | None = None) -> Fu
         unknown = kwargs.keys() - allowed()
         if unknown:
             raise unknown_option(fn.__name__, sorted(unknown)[0], allowed())
-        outermost = CURRENT.get() is None
-        token = CURRENT.set(Running(fn.__name__)) if outermost else None
+        outer = CURRENT.get()
+        running = outer or Running(fn.__name__)
+        # A handler of a signal may raise after any of these calls; whatever happens, the operation is over then.
         try:
+            CURRENT.set(running)
             return fn(*args, **kwargs)
         except Exception as error:
             hide_engine(error)
             raise
         finally:
-            if token is not None:
-                operation = CURRENT.get()
-                CURRENT.reset(token)
-                if operation is not None:
-                    operation.end()
+            try:
+                CURRENT.set(outer)
+            finally:
+                if outer is None:
+                    running.end()
 
     @functools.cache
     def allowed() -> frozenset[str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tdmap
+from tdmap.process.calls import CURRENT
 
 ENGINE = os.path.dirname(tdmap.__file__) + os.sep
 
@@ -19,7 +20,8 @@ class Steps:
     """Counts what the engine's functions call and return, and acts at one of these steps.
 
     Calls of a lock's release do not count: Python handles a signal after such a call, never between a block and the
-    release of its lock, and an exception that came there would leave the lock held for good.
+    release of its lock, and an exception that came there would leave the lock held for good. Nor do those of the
+    variable that says which operation runs.
 
     Args:
         at: the number of the step; None only counts.
@@ -46,7 +48,7 @@ class Steps:
         name = frame.f_code.co_filename
         if not (name.startswith(ENGINE) and name.endswith(self._files)) or threading.get_ident() != self._thread:
             return
-        if event == "c_call" and argument.__name__ in _RELEASES:
+        if event == "c_call" and (argument.__name__ in _RELEASES or getattr(argument, "__self__", None) is CURRENT):
             return
         self.count += 1
         if self.count == self._at:

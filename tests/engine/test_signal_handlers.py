@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import tdmap
+from tdmap.process.calls import CURRENT
 from tdmap.runtime.workers import pool
 from tests.engine._steps import Steps, at_steps
 from tests.processes import comes_true
@@ -122,6 +123,26 @@ def test_an_exception_of_a_handler_at_any_step_comes_as_itself_and_leaves_order(
     assert comes_true(lambda: set(threading.enumerate()) <= threads)
     # At most one pool that this job has made.
     assert comes_true(lambda: len(psutil.Process().children()) <= processes + 2)
+
+
+def test_after_an_exception_of_a_handler_at_any_step_no_operation_is_taken_to_run():
+    """Later calls would be parts of it, which have no bar and no profile of their own."""
+
+    def handler(number, frame):
+        raise TimeUp
+
+    def work():
+        return tdmap.map(X, double, num_workers=0)
+
+    work()
+    with Steps(files=("operation.py",)) as steps:
+        work()
+    with handling(handler):
+        for at in range(1, steps.count + 1):
+            with contextlib.suppress(TimeUp), Steps(at, interrupt, files=("operation.py",)):
+                work()
+            assert CURRENT.get() is None
+    assert steps.count > 8
 
 
 def test_a_handler_that_closes_all_pools_ends_the_job_with_words():
