@@ -104,7 +104,7 @@ JOBS = {
     "writing": (run_writing, "writing", "results are written at"),
     "dispatch": (run_dispatch, "dispatch", r"set chunksize=\d+"),
     "consumer": (run_consumer, "consumer", "loop over the results faster.*set num_workers=1"),
-    "too few chunks": (run_chunks, "chunks", "1 chunk for 2 workers: set chunksize=12"),
+    "too few chunks": (run_chunks, "chunks", "1 chunk for 2 workers: set chunksize=12|2 workers for 1 cores"),
 }
 
 
