@@ -214,7 +214,9 @@ def hashable(column):
     return [tuple(row) if isinstance(row, list) else row for row in column.tolist()]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(st.lists(KEY_COLUMNS, min_size=1, max_size=3), st.integers(1, 400), st.integers(1, 300), st.integers(0, 9))
 def test_any_keys(small_pieces, kinds, rows, spread, seed):
     random = np.random.default_rng(seed)

@@ -63,7 +63,9 @@ def test_all_pairs_in_the_order_of_the_first(executor, how, spread, small_pieces
     check(result, a, b, pairs(a["k"].tolist(), b["k"].tolist(), how), how)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     st.sampled_from(["bool", "uint8", "int64", "float32"]),
     st.integers(0, 60),

@@ -121,7 +121,9 @@ def test_strings_functions_tensors_and_nested_keys():
     assert tdmap.sort(x, lambda chunk: chunk % 3, num_workers=2).tolist() == [0, 3, 6, 9, 1, 4, 7, 2, 5, 8]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     st.sampled_from(["bool", "uint8", "int16", "int64", "uint32", "float16", "float64"]),
     st.integers(0, 500),
