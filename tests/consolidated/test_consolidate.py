@@ -324,7 +324,7 @@ def test_early_return(tmp_path: Path) -> None:
         td = small()
         future = td.consolidate(return_early=True, num_threads=2, **options)
         assert type(future) is TensorDictFuture
-        out = future.result(60)
+        out = future.result()
         assert out.is_consolidated() and out["a"].tolist() == [0, 1, 2] and (out is td) is bool(options.get("inplace"))
     assert type(small().consolidate(return_early=True)) is TensorDict  # nothing to wait for without threads
     for td in pair(small):

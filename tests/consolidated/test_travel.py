@@ -108,7 +108,7 @@ def test_queues_carry_one_storage_without_a_copy(tmp_path: Path, method: str) ->
             assert td["k3"].tolist() == [4, 4, 4], "a copy-on-write mapping is no shared memory"
     finally:
         there.put(None)
-        process.join(60)
+        process.join()
 
 
 def test_few_descriptors_and_bytes_go_through_a_pipe(tmp_path: Path) -> None:

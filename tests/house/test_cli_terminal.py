@@ -63,7 +63,7 @@ class Terminal:
         return True
 
     def until(self, word: str) -> None:
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 300
         while word not in self.text and time.monotonic() < deadline:
             if not self.read():
                 break

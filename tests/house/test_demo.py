@@ -43,7 +43,7 @@ def test_same_seed_gives_the_same_bytes_for_any_number_of_workers(
     env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "160", "OMP_NUM_THREADS": "1"}
     options = ["--rows", "1_200", "--workers", "1", "--seed", "5", "--dir", str(tmp_path / "one")]
     command = [sys.executable, "examples/preprocess_images.py", *options]
-    alone = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=110)
+    alone = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=360)
     assert alone.returncode == 0, alone.stderr
     assert "1,000 random rows equal the plain-torch answer" in alone.stdout
     with Image.open(tmp_path / "one" / "before_after.png") as sheet:

@@ -122,7 +122,6 @@ def test_edited_checksums_are_an_error(folder: Path, name: str, entry: Any) -> N
         verify(folder)
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("what", ["fifo", "link", "linked folder"])
 def test_what_took_the_place_of_a_file_is_reported_and_not_read(folder: Path, tmp_path: Path, what: str) -> None:
     target = folder / ("b" if what == "linked folder" else "a.memmap")
@@ -133,7 +132,6 @@ def test_what_took_the_place_of_a_file_is_reported_and_not_read(folder: Path, tm
     assert all("link" in problem.reason or "regular" in problem.reason for problem in problems)
 
 
-@pytest.mark.timeout(20)
 def test_special_files_beside_the_data_are_left_alone(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
     assert "pipe" not in store(folder)

@@ -107,7 +107,7 @@ def test_unlocked_collection_and_removed_folder_keep_the_change_to_themselves(tm
 def in_child(work: Callable[[], Any]) -> None:
     process = multiprocessing.get_context("fork").Process(target=work)
     process.start()
-    process.join(60)
+    process.join()
     assert process.exitcode == 0
 
 

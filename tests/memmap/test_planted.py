@@ -1,4 +1,7 @@
-"""FIFOs, devices, huge and deep files in place of any file of a dataset: no reader waits, and none believes them."""
+"""FIFOs, devices, huge and deep files in place of any file of a dataset: no reader waits, and none believes them.
+
+Who waits for a FIFO waits for ever: pytest's limit of time ends that.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,7 @@ import contextlib
 import json
 import os
 import shutil
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,18 +19,6 @@ from tensordict_lite import NonTensorData, TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import checksum
 from tensordict_lite.memmap.writer import DatasetWriter
-
-
-@pytest.fixture(autouse=True)
-def _nothing_hangs() -> Iterator[None]:
-    def late(number: int, frame: object) -> None:
-        raise AssertionError("it hangs")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(50)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 def build(folder: Path) -> TensorDict:
