@@ -30,7 +30,11 @@ def arrivals(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("executor", ["process", "thread", "serial"])
-def test_few_states_travel_for_many_chunks_and_the_bits_stay(executor: str, arrivals: list[int]) -> None:
+def test_few_states_travel_for_many_chunks_and_the_bits_stay(
+    executor: str, arrivals: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Leases hold what is done in so many seconds: few chunks on a busy machine, and so a state for each of them.
+    monkeypatch.setattr("tdmap.runtime.driver.TARGET_SECONDS", 3600.0)
     x = torch.randn(3001, 3, generator=torch.Generator().manual_seed(0))
     tree = r.MergeTree(3001, r.Var().merge)
     for row in range(3001):

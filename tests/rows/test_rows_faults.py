@@ -119,9 +119,10 @@ def test_a_function_that_kills_its_worker_gives_its_rows_once(tmp_path):
 # -- the whole program ---------------------------------------------------------------------------------
 
 SCRIPT = """
-    import os, signal, sys, time, warnings
-    import tdmap, tdmap.operations.append, tdmap.operations.permute
+    import os, signal, sys, warnings
+    import tdmap, tdmap.operations.append, tdmap.operations.permute, tdmap.resume.journal
     from tensordict_lite import TensorDict
+    tdmap.resume.journal.COMMIT_SECONDS = 0  # what is done is noted at once, however late the caller is
     tdmap.operations.append.TASK_BYTES = tdmap.operations.permute.BLOCK_BYTES = 1 << 9
     warnings.simplefilter("error")
 
@@ -137,7 +138,6 @@ SCRIPT = """
     name, job, source, out, log = sys.argv[1], int(sys.argv[2]), *sys.argv[3:]
 
     def third(td):
-        time.sleep(0.01)  # so that the journal is written a few times
         with open(log, "a") as file:
             file.write("x" * len(td))
         return td["x"] % 3 == 0
