@@ -441,7 +441,7 @@ warnings.simplefilter("ignore")
 from tdmap.datasets import read
 read({str(tmp_path / "x.parquet")!r}, {str(tmp_path / "out")!r}, resume=True, num_workers=2)
 """
-    kills = kill_until_done(script, tmp_path / "out", 1)
+    kills = kill_until_done(script, 1)
     read(tmp_path / "x.parquet", tmp_path / "whole", num_workers=0)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert kills == 1

@@ -46,7 +46,7 @@ warnings.simplefilter("ignore")
 from tdmap.datasets import images
 images.ingest({str(tmp_path / "in")!r}, {str(tmp_path / "out")!r}, on_error="skip", num_workers=2, **{options!r})
 """
-    kills = kill_until_done(script, tmp_path / "out")
+    kills = kill_until_done(script)
     with pytest.warns(images.SkippedPictures):
         whole = images.ingest(tmp_path / "in", tmp_path / "whole", on_error="skip", num_workers=2, **options)
     assert len(whole) == 1500 - 50 and len(whole.skipped) == 50
@@ -69,7 +69,7 @@ warnings.simplefilter("ignore")
 from tdmap.datasets import images
 images.ingest({str(tmp_path / "in")!r}, {str(tmp_path / "out")!r}, size=64, on_error="skip", num_workers=2)
 """
-    kills = kill_until_done(script, tmp_path / "out", most=5)
+    kills = kill_until_done(script, most=5)
     with pytest.warns(images.SkippedPictures):
         whole = images.ingest(tmp_path / "in", tmp_path / "whole", size=64, on_error="skip", num_workers=2)
     assert kills == 5 and len(found) > 20
@@ -90,7 +90,7 @@ def fn(rows):
 
 Jagged.open({str(tmp_path / "in")!r}).map(fn, {str(tmp_path / "out")!r}, resume=True, num_workers=2, chunksize=100)
 """
-    kills = kill_until_done(script, tmp_path / "out")
+    kills = kill_until_done(script)
 
     def fn(rows: Jagged) -> list[str]:
         return [row[::-1] * (len(row) % 3) for row in rows]
@@ -117,7 +117,7 @@ warnings.simplefilter("ignore")
 {program}
 Table.open({str(tmp_path / "in")!r}).map(fn, {str(tmp_path / "out")!r}, resume=True, num_workers=2, chunksize=100)
 """
-    kills = kill_until_done(script, tmp_path / "out")
+    kills = kill_until_done(script)
     names: dict[str, Any] = {}
     exec(program, names)
     whole = Table.open(tmp_path / "in").map(names["fn"], tmp_path / "whole", num_workers=0)
