@@ -23,6 +23,15 @@ def _forks_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "start_methods", lambda: ("fork",))
 
 
+@pytest.fixture(autouse=True)
+def _a_machine_with_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little memory and disk other tests have left, and however long a worker takes to begin beside them."""
+    usage = type(shutil.disk_usage("/"))
+    monkeypatch.setattr(doctor, "system_memory", lambda: 8 << 30)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(8 << 30, 0, 8 << 30))
+    monkeypatch.setattr(doctor, "SECONDS", 3600.0)
+
+
 def checks(folder: Path) -> dict[str, doctor.Check]:
     return {check.name: check for check in doctor.examine(folder).checks}
 
