@@ -120,9 +120,11 @@ def test_a_function_that_kills_its_worker_gives_its_rows_once(tmp_path):
 
 SCRIPT = """
     import os, signal, sys, warnings
-    import tdmap, tdmap.operations.append, tdmap.operations.permute, tdmap.resume.journal
+    import tdmap, tdmap.operations.append, tdmap.operations.permute
+    import tdmap.resume.journal, tdmap.resume.rowlog
     from tensordict_lite import TensorDict
-    tdmap.resume.journal.COMMIT_SECONDS = 0  # what is done is noted at once, however late the caller is
+    # What is done is noted at once, however late the caller is.
+    tdmap.resume.journal.COMMIT_SECONDS = tdmap.resume.rowlog.SECONDS = 0
     tdmap.operations.append.TASK_BYTES = tdmap.operations.permute.BLOCK_BYTES = 1 << 9
     warnings.simplefilter("error")
 
