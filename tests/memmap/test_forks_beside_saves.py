@@ -54,6 +54,8 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_child_of_a_killed_process_keeps_no_folder_locked(tmp_path: Path, case: str) -> None:
+    if case == "in place" and not os.major(tmp_path.stat().st_dev):
+        pytest.skip("the temporary folder is not on a disk of this machine")
     work, owner, name = CASES[case]
     (TensorDict({"x": torch.zeros(5000).long()}, [5000]) if case == "one file" else dataset(1)).memmap(tmp_path / "d")
     (tells, told), (waits, goes) = os.pipe(), os.pipe()
