@@ -211,13 +211,17 @@ class Execution:
         """The crew that runs the job, and a function to call when the job is over."""
         if self.executor == "serial" or (self.in_processes and _nested()):
             return SerialCrew(), _nothing
+        if self.executor == "thread" and job.policy.seed is not None:
+            # The global generators belong to the whole process. A thread would draw from them while the consumer of an
+            # iteration does, and neither would draw the numbers that it draws alone.
+            return SerialCrew(), _nothing
         count = self._count()
         wanted = min(count, job.plan.num_chunks)
         if isinstance(self.executor, RayCluster):
             actors, finish = borrow_ray_pool(self.executor, count, self.worker_threads)
             return RayCrew(actors, wanted), finish
         if self.executor == "thread":
-            return ThreadCrew(wanted, self.worker_threads, job.policy.seed is not None), _nothing
+            return ThreadCrew(wanted, self.worker_threads), _nothing
         if isinstance(self.pool, WorkerPool):
             self.pool.reserve()
             wanted = min(self.pool.num_workers, job.plan.num_chunks)

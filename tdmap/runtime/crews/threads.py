@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import time
@@ -16,7 +15,6 @@ from tdmap.runtime.crews.base import Joined, LocalCrew, run_lease
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.wire.messages import Failed, Message
 from tdmap.runtime.workers import control as at
-from tdmap.seeding import has_streams, own_streams
 from tdmap.sinks import Sink
 
 LEAVE_SECONDS = 5.0
@@ -30,17 +28,14 @@ def _serve(
     inbox: queue.SimpleQueue[tuple[int, Message | Joined]],
     torch_threads: int,
     settings: ThreadSettings,
-    lent: bool,
 ) -> None:
     """What each thread does; it does not know its crew, which ends it when nobody holds it any more."""
-    seeded = loop.policy.seed is not None
     torch.set_num_threads(torch_threads)
     settings.enter()
     inbox.put((number, Joined()))
     while (lease := leases.get()) is not None:
         try:
-            with own_streams(lent) if seeded else contextlib.nullcontext():
-                report = run_lease(loop, lease.id, lease.start, lease.stop)
+            report = run_lease(loop, lease.id, lease.start, lease.stop)
         except BaseException as error:  # of the engine's own: without a word from here, nobody would ever know
             chunk = min(max(int(loop.control[at.COMMITTED]), lease.start), lease.stop - 1)
             report = Failed(loop.job, lease.id, chunk, error, False)
@@ -50,21 +45,19 @@ def _serve(
 
 
 class ThreadCrew(LocalCrew):
-    """Threads of this process, for one job.
+    """Threads of this process, for one job whose chunks have no random streams (see `Execution`).
 
     Args:
         num_workers: how many threads.
         worker_threads: threads that torch uses in each of them.
-        seeded: chunks have random streams. The global generators belong to the whole process, so there is one
-            thread then, which takes turns with those of other iterations and puts the caller's streams back.
     """
 
     kind = "thread"
     forks = False
 
-    def __init__(self, num_workers: int, worker_threads: int, seeded: bool = False) -> None:
+    def __init__(self, num_workers: int, worker_threads: int) -> None:
         super().__init__()
-        self.size = 1 if seeded else num_workers
+        self.size = num_workers
         self._worker_threads = worker_threads
         self._torch_threads = torch.get_num_threads()
         self._inbox: queue.SimpleQueue[tuple[int, Message | Joined]] = queue.SimpleQueue()
@@ -76,11 +69,11 @@ class ThreadCrew(LocalCrew):
     def open(self, job: Job, sink: Sink) -> None:
         self._streaming = sink.demands(job.plan).ordered is not None
         self._opened_by = threading.get_ident()
-        inbox, settings, lent = self._inbox, ThreadSettings.with_streams(), has_streams()
+        inbox, settings = self._inbox, ThreadSettings.with_streams()
         for number in range(self.size):
             loop = self.add_loop(job, lambda message, number=number: inbox.put((number, message)))  # type: ignore[misc]
             self._leases.append(queue.SimpleQueue())
-            work = number, loop, self._leases[number], inbox, self._worker_threads, settings, lent
+            work = number, loop, self._leases[number], inbox, self._worker_threads, settings
             self._threads.append(threading.Thread(target=_serve, args=work, name=f"tdmap-{number}", daemon=True))
         if sink.writer is not None:
             self.output(sink.writer)
