@@ -10,7 +10,9 @@ import contextlib
 import hashlib
 import random
 import threading
+import time
 import warnings
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -136,18 +138,25 @@ def seed_or_drawn(seed: Any) -> int:
         True
     """
     given = checked_seed(seed)
-    return int(torch.empty((), dtype=torch.int64).random_().item()) if given is None else given
+    return drawn_seed() if given is None else given
+
+
+def drawn_seed() -> int:
+    """A seed out of torch's global random stream: that of the caller, and not of a seeded chunk in another thread."""
+    place = _Place()
+    try:
+        _turn.take(place)
+        return int(torch.empty((), dtype=torch.int64).random_().item())
+    finally:
+        _turn.leave(place)
 
 
 class own_streams(contextlib.AbstractContextManager[None]):
     """The global generators for seeded work in the caller's process: nobody else's meanwhile, and put back at the end.
 
     All threads of a process share them, so whoever else has seeded work here waits until this is done: two iterations
-    draw the numbers that each draws alone. A thread that has them goes on at once. Who has waited `WAIT_SECONDS`
-    goes on too, with a warning: those who have them may be waiting for it.
-
-    Args:
-        lent: those who have them wait for this work: their threads need not ask.
+    draw the numbers that each draws alone. A thread that has them goes on at once. Who has waited `WAIT_SECONDS` for
+    one and the same work goes on too, with a warning: that work may be waiting for it.
 
     Example:
         >>> before = torch.get_rng_state()
@@ -157,85 +166,120 @@ class own_streams(contextlib.AbstractContextManager[None]):
         True
     """
 
-    def __init__(self, lent: bool = False) -> None:
-        self._lent = lent
+    _states: tuple[torch.Tensor, Any, Any] | None = None
+
+    def __init__(self) -> None:
+        self._place = _Place()
 
     def __enter__(self) -> None:
-        self._taken = not self._lent and _turn.take()
         try:
+            _turn.take(self._place)
             self._states = torch.get_rng_state(), np.random.get_state(), random.getstate()
         except BaseException:
-            self._give()
+            self._end()
             raise
 
     def __exit__(self, *error: object) -> None:
         try:
+            self._end()
+        except BaseException:  # out of a signal handler, in the middle of it
+            self._end()
+            raise
+
+    def _end(self) -> None:
+        """Put the streams back, and let the next one have them. May be called again."""
+        if self._states is not None:
             torch_state, numpy_state, random_state = self._states
             torch.set_rng_state(torch_state)
             np.random.set_state(numpy_state)
             random.setstate(random_state)
-        finally:
-            self._give()
+            self._states = None
+        _turn.leave(self._place)
 
-    def _give(self) -> None:
-        if self._taken:
-            _turn.give()
-
-
-def has_streams() -> bool:
-    """Whether this thread is within `own_streams`, as the function of a seeded chunk is."""
-    return _turn.is_mine()
+    def __del__(self) -> None:  # an exception from a signal handler has come before the first line of `__exit__`
+        if self._states is not None:
+            self._end()
 
 
 WAIT_SECONDS = 60.0
 """Whoever has the streams keeps them for a lease, which is over long before, or waits for the one who waits."""
 
+LONGEST_NAP = 0.05
+"""Seconds after which one who waits looks whether an exception has kept the one before from waking it."""
 
-class _Turn:
-    """Whose turn it is to draw from the global generators."""
+
+class _Place:
+    """One who has the turn, or waits for it."""
+
+    __slots__ = ("overdue", "thread", "woken")
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._owner = 0
-        self._takes = 0
-        self._overdue = 0
-        """Number of the take for whose end somebody has waited in vain: nobody waits for it again."""
+        self.thread = threading.get_ident()
+        self.woken = threading.Lock()
+        self.overdue = False
+        """Somebody has waited for its end in vain: nobody waits for it again."""
 
-    def is_mine(self) -> bool:
-        return self._owner == threading.get_ident()
 
-    def take(self) -> bool:
-        """Wait for the turn; returns whether it has to be given back."""
-        if self.is_mine():
-            return False
-        if not self._lock.acquire(blocking=False):
-            takes = self._takes
-            if takes == self._overdue:
-                return False
-            if not self._lock.acquire(timeout=WAIT_SECONDS):
-                if self._takes == takes:
-                    self._overdue = takes
-                warnings.warn(
-                    f"seeded chunks of two iterations in this process go on at once, after a wait of "
-                    f"{WAIT_SECONDS:g} s: the random streams of both may differ from those that each has alone. Run "
-                    "one of them in processes (executor='process'), or one after the other.",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-                return False
-        self._owner = threading.get_ident()
-        self._takes += 1
-        return True
+class _Turn:
+    """Whose turn it is to draw from the global generators: that of the first in a line, so that nobody is passed over.
 
-    def give(self) -> None:
-        """The turn is over."""
-        self._owner = 0
-        self._lock.release()
+    A signal handler may ask for the turn at any instruction, and an exception of one may come at any. So being in the
+    line is one operation of the interpreter, and leaving it is another, which may be done again. The collector may do
+    it in another thread.
+    """
+
+    def __init__(self) -> None:
+        self._line: deque[_Place] = deque()
+
+    def take(self, place: _Place) -> None:
+        """Wait for the turn, unless this thread has it already. `leave` is due then, whatever has been raised here."""
+        first = self._first()
+        if first is not None and first.thread == place.thread:
+            return
+        place.woken.acquire(blocking=False)
+        self._line.append(place)
+        awaited, end = None, 0.0
+        while (first := self._first()) is not place and first is not None:
+            if first.thread == place.thread:  # we are a signal handler, on top of one who waits: it has the turn now
+                return self.leave(place)
+            now = time.monotonic()
+            if first is not awaited:
+                awaited, end = first, now + WAIT_SECONDS
+            if first.overdue or now >= end:
+                is_news, first.overdue = not first.overdue, True
+                self.leave(place)
+                return _warn_of_both() if is_news else None
+            place.woken.acquire(timeout=min(end - now, LONGEST_NAP))
+        return None
+
+    def leave(self, place: _Place) -> None:
+        """The turn is over, or nobody waits for it any more."""
+        with contextlib.suppress(ValueError):  # it has left already
+            self._line.remove(place)
+        first = self._first()
+        if first is not None:
+            with contextlib.suppress(RuntimeError):  # it was woken already
+                first.woken.release()
 
     def forget(self) -> None:
-        """This process is a fork: other threads of its parent are not here to give anything back."""
-        if self._owner and not self.is_mine():
-            self._lock, self._owner = threading.Lock(), 0
+        """This process is a fork: other threads of its parent are not here to leave."""
+        me = threading.get_ident()
+        self._line = deque(place for place in self._line if place.thread == me)
+
+    def _first(self) -> _Place | None:
+        with contextlib.suppress(IndexError):
+            return self._line[0]
+        return None
+
+
+def _warn_of_both() -> None:
+    warnings.warn(
+        f"seeded chunks of two iterations in this process go on at once, after a wait of {WAIT_SECONDS:g} s: the "
+        "random streams of both may differ from those that each has alone. Run one of them in processes "
+        "(executor='process'), or one after the other.",
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 _turn = _Turn()

@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from tdmap.data.alike import describe_difference, fits
 from tdmap.data.kinds import Data, is_data
 from tdmap.data.store import OutputFolder, destination
@@ -48,6 +46,7 @@ from tdmap.pipeline.torchloader import Sendable, for_loader, worker_place
 from tdmap.ranks.shard import ShardLike, rank_of
 from tdmap.reducers import Reducer, as_reducer
 from tdmap.resume.inshards import or_in_shards
+from tdmap.seeding import drawn_seed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -175,7 +174,7 @@ class Pipeline(Chain):
                 (see `set_epoch`). None draws one from torch's random stream, now.
             buffer: shuffle rows as they come, with so many of them in memory; needed where rows cannot be numbered.
         """
-        drawn = int(torch.empty((), dtype=torch.int64).random_()) if seed is None else seed
+        drawn = drawn_seed() if seed is None else seed
         return self._then(Shuffle(drawn, buffer, drawn=seed is None))
 
     def repeat(self, n: int | None = None) -> Pipeline:
@@ -282,7 +281,7 @@ class Pipeline(Chain):
         target = None if device is None else resolve_device(device)
         context = self._context(dict(options), epoch, prefetch, chunksize, retries, timeout)
         if context.seed is None and self._calls:
-            context = context.starting(int(torch.empty((), dtype=torch.int64).random_()), epoch)
+            context = context.starting(drawn_seed(), epoch)
         if target is not None and target.type == "cpu":
             target = None
         if target is not None and context.execution is not None:

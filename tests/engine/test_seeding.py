@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
 import random
 import signal
+import sys
 import threading
 
 import numpy as np
@@ -166,3 +168,143 @@ def test_a_fork_does_not_wait_for_threads_of_its_parent():
     finally:
         leave.set()
         reader.join(300)
+
+
+@pytest.mark.parametrize("executor", ["serial", "thread", "process"])
+def test_who_consumes_a_seeded_iteration_draws_as_without_it(executor):
+    torch.manual_seed(3)
+    own = [torch.rand(4).tolist() for _ in range(60)]
+    alone = [part.tolist() for part in tdmap.map_iter(torch.arange(180), noise, chunksize=3, seed=1, num_workers=0)]
+    torch.manual_seed(3)
+    epoch = tdmap.map_iter(torch.arange(180), noise, chunksize=3, seed=1, num_workers=2, executor=executor)
+    assert [(part.tolist(), torch.rand(4).tolist()) for part in epoch] == list(zip(alone, own, strict=True))
+
+
+def begun_in_a_thread(fn):
+    """A thread that runs `fn` in a seeded chunk, and is in it."""
+    inside = threading.Event()
+
+    def chunk(x):
+        inside.set()
+        fn()
+        return x
+
+    thread = threading.Thread(target=lambda: tdmap.map(torch.arange(3), chunk, chunksize=3, seed=1, num_workers=0))
+    thread.start()
+    assert inside.wait(300)
+    return thread
+
+
+def until(condition, released):
+    """Wait for something, or until a test has nothing more to say."""
+    while not (condition() or released.wait(0.01)):
+        pass
+
+
+@pytest.mark.parametrize("name", ["shuffle", "map_iter", "pipeline", "stage", "sample"])
+def test_a_seed_that_is_drawn_is_not_of_a_seeded_chunk_elsewhere(name):
+    x = torch.arange(40)
+    calls = {
+        "shuffle": lambda: tdmap.shuffle(x, num_workers=0),
+        "map_iter": lambda: torch.cat(list(tdmap.map_iter(x, lambda c: c * 2, shuffle=True, num_workers=0))),
+        "pipeline": lambda: torch.cat(list(tdmap.Pipeline(x).map(noise).batch(8).iter(num_workers=0))),
+        "stage": lambda: torch.cat(list(tdmap.Pipeline(x).shuffle().batch(8).iter(num_workers=0))),
+        "sample": lambda: tdmap.sample(x, 5, num_workers=0),
+    }
+    torch.manual_seed(5)
+    wanted = calls[name]()
+    torch.manual_seed(5)
+    released = threading.Event()
+    thread = begun_in_a_thread(lambda: until(lambda: len(tdmap.seeding._turn._line) > 1, released))
+    try:
+        found = calls[name]()
+    finally:
+        released.set()
+        thread.join()
+    assert torch.equal(found, wanted)
+
+
+def test_who_waits_for_the_streams_is_not_passed_over():
+    order, line = [], tdmap.seeding._turn._line
+
+    def wait():
+        with tdmap.seeding.own_streams():
+            order.append("waited")
+
+    with tdmap.seeding.own_streams():
+        thread = threading.Thread(target=wait)
+        thread.start()
+        until(lambda: len(line) == 2, threading.Event())
+    with tdmap.seeding.own_streams():
+        order.append("came back")
+    thread.join()
+    assert order == ["waited", "came back"]
+
+
+def test_ctrl_c_ends_the_wait_for_the_streams():
+    released = threading.Event()
+    thread = begun_in_a_thread(lambda: released.wait(60))
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        asks = threading.Thread(
+            target=lambda: (
+                until(lambda: len(tdmap.seeding._turn._line) > 1, released),
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1),
+            )
+        )
+        asks.start()
+        with pytest.raises(KeyboardInterrupt):
+            run(1, executor="thread")
+        assert thread.is_alive()
+    finally:
+        released.set()
+        asks.join()
+        signal.signal(signal.SIGUSR1, before)
+        thread.join()
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt before the n-th instruction in `seeding.py`; a context."""
+
+    def __init__(self, at):
+        self.at, self.count = at, 0
+
+    def __enter__(self):
+        self._before = sys.gettrace()
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *error):
+        sys.settrace(self._before)
+
+    def _trace(self, frame, event, _):
+        if frame.f_code.co_filename != tdmap.seeding.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.count += 1
+            if self.count == self.at:
+                raise KeyboardInterrupt
+        return self._trace
+
+
+def test_an_interrupt_at_any_instruction_leaves_the_streams_to_others(monkeypatch):
+    def use(at):
+        with Interrupt(at) as interrupt, tdmap.seeding.own_streams():
+            torch.rand(3)
+        return interrupt.count
+
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    steps = use(0)
+    assert steps > 100
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # in `__del__`, which nobody can interrupt but this test
+    for at in range(1, steps + 1):
+        with contextlib.suppress(KeyboardInterrupt):
+            use(at)
+        assert not tdmap.seeding._turn._line, at
+        assert torch.equal(torch.get_rng_state(), before), at
