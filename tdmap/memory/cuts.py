@@ -3,7 +3,8 @@
 Reading a mapped page beyond the end of its file raises SIGBUS. Handlers of the `signal` module run too late: the
 instruction would fault again and again. So while jobs run, a handler of the C library is set. It maps a page of zeros
 over the missing one, notes the file, and lets the instruction go on. The code that runs chunks looks for such notes
-before a chunk counts as done, and raises an error. When the last job has ended, the original mappings are restored.
+before a chunk counts as done, and raises an error. When another job begins, and when the last one has ended, the
+original mappings are restored: who reads there next meets the cut itself.
 
 This works on Linux with the usual signal layout. Elsewhere SIGBUS ends the process. It also ends worker processes,
 which are replaced.
@@ -77,9 +78,12 @@ class _Catcher:
         self._lock = threading.RLock()
         self.cuts: list[_Cut] = []
         """The cuts found since the first running job set the handler."""
+        self._filled: list[_Cut] = []
+        """Those of them whose zeros are still there."""
 
     def acquire(self, user: Cuts) -> None:
         with self._lock:
+            self._restore_all()  # what other jobs have met is no news for this one, and it must not read their zeros
             self._users.add(user)
             if not self._is_set:
                 self._is_set = True
@@ -91,9 +95,8 @@ class _Catcher:
             self._users.discard(user)
             if not self._users:
                 self._step_back()
-                cuts, self.cuts = self.cuts, []
-                for cut in cuts:
-                    self._restore(cut)
+                self.cuts = []
+                self._restore_all()
 
     def forget(self) -> None:
         """In a forked child: no job of its own would ask for the notes."""
@@ -109,8 +112,9 @@ class _Catcher:
         try:
             # After three numbers, aligned: the address that was read.
             address = ctypes.c_uint64.from_address(info + 16).value
-            if not self._users or not self._fill(address):
-                self._step_back()  # and fault again
+            with self._lock:  # whoever begins a job just now would take zeros that are not there yet for restored
+                if not self._users or not self._fill(address):
+                    self._step_back()  # and fault again
         except BaseException:
             self._step_back()
 
@@ -118,14 +122,16 @@ class _Catcher:
         page = address // mmap.PAGESIZE * mmap.PAGESIZE
         mapping = _mapping_at(address)
         if mapping is None:  # perhaps another thread has been here meanwhile
-            return any(cut.start <= page < cut.mapping.stop for cut in self.cuts)
+            return any(cut.start <= page < cut.mapping.stop for cut in self._filled)
         stop, reason = page + mmap.PAGESIZE, "a page of it could not be read or written: there is no room, or an error"
         with contextlib.suppress(OSError):  # removed meanwhile, or memory that never had a name
             info = os.stat(mapping.path)
             if info.st_ino == mapping.inode and info.st_size <= mapping.offset + page - mapping.start:
                 stop = mapping.stop
                 reason = f"it has {info.st_size:,} bytes now: somebody has cut it since it was opened. Load it again"
-        self.cuts.append(_Cut(page, mapping._replace(stop=stop), reason))  # before other threads see the zeros
+        cut = _Cut(page, mapping._replace(stop=stop), reason)
+        self._filled.append(cut)
+        self.cuts.append(cut)  # before other threads see the zeros
         fd = os.open(_ZEROS, os.O_RDWR | os.O_CLOEXEC)
         try:
             flags = mmap.MAP_PRIVATE | _FIXED
@@ -134,12 +140,17 @@ class _Catcher:
             os.close(fd)
         return bool(done != _FAILED)
 
-    def _restore(self, cut: _Cut) -> None:
-        """Map the file again: code outside of jobs must not read zeros."""
+    def _restore_all(self) -> None:
+        """Map the files again: nobody else must read zeros."""
+        cuts, self._filled = self._filled, []
+        self._filled += [cut for cut in cuts if not self._restore(cut)]
+
+    def _restore(self, cut: _Cut) -> bool:
+        """Map a file again; False where that would end a job that runs."""
         mapping = cut.mapping
         zeros = next((there for there in _mappings() if there.start <= cut.start < there.stop), None)
         if zeros is None or zeros.path != _ZEROS:
-            return  # the file is no longer mapped there, and another mapping may use these addresses
+            return True  # the file is no longer mapped there, and another mapping may use these addresses
         mode, protection = os.O_RDONLY, mmap.PROT_READ
         if mapping.writable:
             mode, protection = os.O_RDWR, mmap.PROT_READ | mmap.PROT_WRITE
@@ -149,10 +160,15 @@ class _Catcher:
             fd = -1
         flags, offset = mmap.MAP_SHARED | _FIXED, mapping.offset + cut.start - mapping.start
         if fd < 0 or os.fstat(fd).st_ino != mapping.inode:  # then nobody may read it
+            if self._users:  # no page of it would be filled again
+                if fd >= 0:
+                    os.close(fd)
+                return False
             flags, protection = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED, 0
         self._mmap(cut.start, min(mapping.stop, zeros.stop) - cut.start, protection, flags, fd, offset)
         if fd >= 0:
             os.close(fd)
+        return True
 
 
 def _mappings() -> Iterator[_Mapping]:

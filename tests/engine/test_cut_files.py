@@ -200,6 +200,29 @@ def test_what_was_given_in_place_of_a_cut_file_is_gone_after_the_job(tmp_path):
     assert program(tmp_path, code) == ["cut", "7"]
 
 
+def test_each_job_meets_the_cut_itself_while_another_one_goes_on(tmp_path):
+    code = """
+    def add(c):
+        return c["x"] + 1
+
+    for number, other in enumerate([{"num_workers": 0}, {"num_workers": 2, "executor": "thread"}, {"num_workers": 2}]):
+        whole, data = dataset(f"whole-{number}"), dataset(f"in-{number}")
+        rows = tdmap.map_iter(whole, lambda c: c["k"] + 0, chunksize=10, **other)
+        next(rows)  # it is open as long as the others run
+        os.truncate(f"in-{number}/x.memmap", 4096)
+        for _ in range(2):
+            for options in ({"num_workers": 0}, {"num_workers": 2, "executor": "thread"}):
+                refused("map", lambda: tdmap.map(data, add, **options))
+                refused("map_iter", lambda: list(tdmap.map_iter(data, add, **options)))
+                refused("reduce", lambda: tdmap.reduce(data, Sum("x"), **options))
+                refused("pipeline", lambda: data.pipeline().map(add).batch(100).collect(**options))
+                assert torch.equal(tdmap.map(whole, add, **options), made["x"] + 1)
+        rows.close()
+    """
+    lines = program(tmp_path, code)
+    assert lines == ["map", "map_iter", "reduce", "pipeline"] * 12
+
+
 def test_other_bus_errors_end_the_program_as_before(tmp_path):
     code = """
     import faulthandler, mmap
