@@ -149,7 +149,7 @@ def _tried(head: Head, context: Context) -> int:
     found: list[int] = []
     with contextlib.suppress(Exception):  # the iteration itself will raise it, and say for which rows
         plain = Head(_first_rows(head.view), tail=head.tail)
-        job = head_job(Rounds(plain, LEAD_ROWS), 0, replace(context, seed=None, shared=None), then=_measured)
+        job = head_job(Rounds(plain, LEAD_ROWS), 0, replace(context, shared=None), then=_measured)
         quiet = replace(context.execution, callbacks=(), pbar=False)
         found = [size for size in quiet.run(job, Collect()) if isinstance(size, int)]
     if not found:
